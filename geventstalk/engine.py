@@ -1,0 +1,848 @@
+"""Tubes, jobs and waiting lines: every state transition, its counters, and check(), which proves them.
+
+This room must not know clocks, sockets, the grammar or the journal: time comes in as monotonic integer nanoseconds,
+changes go out to a ledger, answers to waiting clients through Client.answer(). No call here ever yields.
+Whatever can be large takes a limit and says whether more is left, so that the caller can give others a turn.
+Invariant: a job is in exactly one place, the one its state names, and no unpaused tube has both a ready job and a
+waiting client, except between two slices of work that is not finished yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from geventstalk.heap import EMPTY, Heap
+from geventstalk.job import (
+    BURIED,
+    DELAYED,
+    DELETED,
+    READY,
+    RESERVED,
+    SECOND_NS,
+    URGENT_PRI_MAX,
+    Job,
+    Ledger,
+)
+from geventstalk.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
+from geventstalk.timerwheel import Timer, TimerWheel
+
+# Outcomes, named as on the wire. A waiting client's answer is one of the first three.
+RESERVED_JOB: Final = 1
+TIMED_OUT: Final = 2
+DEADLINE_SOON: Final = 3
+INSERTED: Final = 4
+DRAINING: Final = 5
+OUT_OF_MEMORY: Final = 6
+
+DEADLINE_MARGIN_NS: Final = SECOND_NS
+"""A reserve is refused with DEADLINE_SOON when a job of the client has no more time left than this."""
+
+_ID_BITS: Final = 64
+_ID_MASK: Final = (1 << _ID_BITS) - 1
+_NUMBER_BITS: Final = 40
+_NUMBER_MASK: Final = (1 << _NUMBER_BITS) - 1
+_LINE_PRUNE_AT: Final = 64
+
+DEFAULT_TUBE: Final = b"default"
+
+
+class Tube(Timer):
+    """A named set of jobs and the line of clients that wait for one. As a timer it fires when a delay or a pause ends.
+
+    The heaps hold `rank << 64 | id`. `line` holds `wait number << 40 | client number`, at most one entry a client, and
+    no entry is later than the client's true place: an entry that surfaces is dropped when its client does not wait,
+    and put at the client's true place when it waits anew. So a client that watches many tubes leaves all their lines
+    by a change of its own state, and comes back to those only from which its entry was taken.
+    """
+
+    __slots__ = (
+        "buried",
+        "delayed",
+        "in_line",
+        "jobs",
+        "line",
+        "name",
+        "number",
+        "pause_s",
+        "paused_until_ns",
+        "ready",
+        "reserved",
+        "total_deletes",
+        "total_jobs",
+        "total_pauses",
+        "urgent",
+        "using",
+        "watchers",
+    )
+
+    def __init__(self, number: int, name: bytes) -> None:
+        super().__init__()
+        self.number = number
+        self.name = name
+        self.ready = Heap()
+        self.delayed = Heap()
+        self.buried = Heap()
+        self.line: list[int] = []
+        self.in_line: set[int] = set()
+        self.watchers: dict[int, None] = {}
+        self.using = 0
+        self.jobs = 0  # in any state, also while they are uploaded
+        self.reserved = 0
+        self.urgent = 0
+        self.pause_s = 0
+        self.paused_until_ns = 0  # 0: not paused
+        self.total_jobs = 0
+        self.total_deletes = 0
+        self.total_pauses = 0
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Client(Timer):
+    """What the engine keeps of a connection. As a timer it fires for its jobs' deadlines and for its waiting.
+
+    `reserved` is in order of reservation; `deadlines` holds `deadline << 64 | id` of the same jobs.
+    """
+
+    __slots__ = (
+        "absent",
+        "deadlines",
+        "leaving",
+        "number",
+        "producer",
+        "reserved",
+        "used",
+        "wait_number",
+        "wait_until_ns",
+        "waiting",
+        "watched",
+        "worker",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+        self.used: Tube | None = None
+        self.watched: dict[int, Tube] = {}  # by tube number, in order of watching
+        self.absent: list[Tube] = []  # tubes whose line may lack an entry of this client
+        self.reserved: dict[int, Job] = {}
+        self.leaving: list[Job] = []  # what is still to be given back of a client that is gone, last one first
+        self.deadlines = Heap()
+        self.waiting = False
+        self.wait_number = 0
+        self.wait_until_ns = NEVER
+        self.producer = False
+        self.worker = False
+
+    def answer(self, outcome: int, job: Job | None) -> None:
+        """Called once for each wait that ends: with RESERVED_JOB and the job, TIMED_OUT or DEADLINE_SOON."""
+        raise NotImplementedError
+
+
+_PAGE_BITS: Final = 10
+_PAGE_SLOTS: Final = 1 << _PAGE_BITS
+_PAGE_MASK: Final = _PAGE_SLOTS - 1
+
+
+class _Page:
+    __slots__ = ("count", "slots")
+
+    def __init__(self) -> None:
+        self.slots: list[Job | None] = [None] * _PAGE_SLOTS
+        self.count = 0
+
+
+class JobTable:
+    """Jobs by id, in pages of 1,024 sequential ids.
+
+    A dict that grows to millions of entries stops everything while it is resized; this grows and shrinks by a page.
+    """
+
+    __slots__ = ("_count", "_pages")
+
+    def __init__(self) -> None:
+        self._pages: dict[int, _Page] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get(self, id: int) -> Job | None:
+        page = self._pages.get(id >> _PAGE_BITS)
+        return None if page is None else page.slots[id & _PAGE_MASK]
+
+    def add(self, job: Job) -> None:
+        """Adds a job whose id is not in the table."""
+        number = job.id >> _PAGE_BITS
+        page = self._pages.get(number)
+        if page is None:
+            page = self._pages[number] = _Page()
+        page.slots[job.id & _PAGE_MASK] = job
+        page.count += 1
+        self._count += 1
+
+    def remove(self, id: int) -> None:
+        """Removes the job of an id that is in the table."""
+        number = id >> _PAGE_BITS
+        page = self._pages[number]
+        page.slots[id & _PAGE_MASK] = None
+        page.count -= 1
+        self._count -= 1
+        if not page.count:
+            del self._pages[number]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter([job for page in self._pages.values() for job in page.slots if job is not None])
+
+
+class Engine:
+    """All tubes, jobs and clients of a server. Counters are per process, as upstream."""
+
+    def __init__(self, now_ns: int, ledger: Ledger | None = None) -> None:
+        self.ledger = ledger if ledger is not None else Ledger()
+        self.jobs = JobTable()
+        self.next_id = 1
+        self.tubes: dict[bytes, Tube] = {}  # in order of creation
+        self.clients: dict[int, Client] = {}
+        self.served: list[Client] = []  # clients answered since the caller emptied this list
+        self.draining = False
+        self.started_ns = now_ns
+        self.ready_count = 0
+        self.urgent_count = 0
+        self.reserved_count = 0
+        self.delayed_count = 0
+        self.buried_count = 0
+        self.waiting_count = 0
+        self.producer_count = 0
+        self.worker_count = 0
+        self.total_jobs = 0
+        self.total_timeouts = 0
+        self.total_clients = 0
+        self._wheel = TimerWheel(now_ns)
+        self._tube_by_number: dict[int, Tube] = {}
+        self._stocked: dict[int, Tube] = {}  # unpaused tubes with ready jobs, by number
+        self._tube_number = 0
+        self._wait_number = 0
+        self._bury_number = 0
+        self._default = self._tube(DEFAULT_TUBE)
+
+    # --- clients and tubes
+
+    def join(self, client: Client) -> None:
+        """A new client: it uses and watches the default tube."""
+        self.total_clients += 1
+        client.number = self.total_clients
+        self.clients[client.number] = client
+        client.used = self._default
+        self._default.using += 1
+        self._watch(client, self._default)
+
+    def leave(self, client: Client, now_ns: int, limit: int) -> bool:
+        """The client is gone: it stops waiting and up to `limit` of its jobs go ready, in the order it reserved them.
+
+        Returns whether that is done; call again until it is.
+        """
+        self.stop_waiting(client)
+        if client.reserved and not client.leaving:
+            client.leaving = list(client.reserved.values())
+            client.leaving.reverse()
+        while client.leaving and limit > 0:
+            limit -= 1
+            job = client.leaving.pop()
+            if job.id in client.reserved:  # its ttr may have ended since the last slice
+                self._leave_place(job)
+                self._make_ready(job, now_ns)
+        if client.leaving:
+            return False
+        self._wheel.cancel(client)
+        self.producer_count -= client.producer
+        self.worker_count -= client.worker
+        del self.clients[client.number]
+        used = client.used
+        assert used is not None
+        client.used = None
+        used.using -= 1
+        self._forget_if_unused(used)
+        for tube in list(client.watched.values()):
+            del tube.watchers[client.number]
+            self._forget_if_unused(tube)
+        client.watched.clear()
+        client.absent.clear()
+        return True
+
+    def use(self, client: Client, name: bytes) -> None:
+        """The client's puts, kicks and peeks go to this tube, which comes into being when it does not exist."""
+        tube = self._tube(name)
+        before = client.used
+        assert before is not None
+        tube.using += 1
+        before.using -= 1
+        client.used = tube
+        self._forget_if_unused(before)
+
+    def watch(self, client: Client, name: bytes) -> int:
+        """Adds a tube to those the client reserves from. Returns how many it watches now."""
+        tube = self._tube(name)
+        if tube.number not in client.watched:
+            self._watch(client, tube)
+        return len(client.watched)
+
+    def ignore(self, client: Client, name: bytes) -> int:
+        """Takes a tube away. Returns how many are watched now, or 0 when it is the only one and therefore stays."""
+        tube = self.tubes.get(name)
+        if tube is not None and tube.number in client.watched:
+            if len(client.watched) == 1:
+                return 0
+            del client.watched[tube.number]
+            del tube.watchers[client.number]
+            self._forget_if_unused(tube)
+        return len(client.watched)
+
+    def pause(self, name: bytes, delay_s: int, now_ns: int) -> bool:
+        """Nobody reserves from the tube for `delay_s` seconds; 0 ends a pause. Returns whether the tube exists."""
+        tube = self.tubes.get(name)
+        if tube is None:
+            return False
+        tube.total_pauses += 1
+        tube.pause_s = delay_s
+        tube.paused_until_ns = now_ns + delay_s * SECOND_NS
+        self._stocked.pop(tube.number, None)
+        self._arm(tube, tube.paused_until_ns)  # also a pause of 0 ends through the timer, which serves in slices
+        return True
+
+    # --- put
+
+    def open_put(self, client: Client, pri: int, delay_s: int, ttr_s: int) -> Job:
+        """A put has begun: its id and its tube are settled now, although the body is still to come."""
+        if not client.producer:
+            client.producer = True
+            self.producer_count += 1
+        tube = client.used
+        assert tube is not None
+        tube.jobs += 1
+        job = Job(self.next_id, tube.number, pri, delay_s, ttr_s)
+        self.next_id += 1
+        return job
+
+    def abandon_put(self, job: Job) -> None:
+        """The body did not arrive or was refused; the id stays spent."""
+        tube = self._tube_by_number[job.tube]
+        tube.jobs -= 1
+        self._forget_if_unused(tube)
+
+    def put(self, job: Job, body: bytes, now_ns: int) -> int:
+        """The body (with its CRLF) is complete. Returns INSERTED, DRAINING or OUT_OF_MEMORY."""
+        tube = self._tube_by_number[job.tube]
+        if self.draining or not self.ledger.admits(len(body), tube.name):
+            self.abandon_put(job)
+            return DRAINING if self.draining else OUT_OF_MEMORY
+        job.body = body
+        job.created_ns = now_ns
+        self.jobs.add(job)
+        self.total_jobs += 1
+        tube.total_jobs += 1
+        if job.delay_s:
+            self._make_delayed(job, tube, now_ns + job.delay_s * SECOND_NS)
+            self.ledger.put(job, tube.name)
+        else:
+            # The ledger hears of the job before it is handed to somebody who waits: what it keeps is a ready job.
+            job.state = READY
+            self.ledger.put(job, tube.name)
+            self._make_ready(job, now_ns)
+        return INSERTED
+
+    def restore(self, job: Job, tube_name: bytes, now_ns: int) -> None:
+        """Puts a job back that a journal kept. Its state is READY, or BURIED or DELAYED with the rank set."""
+        tube = self._tube(tube_name)
+        tube.jobs += 1
+        job.tube = tube.number
+        self.jobs.add(job)
+        self.next_id = max(self.next_id, job.id + 1)
+        if job.state == BURIED:
+            self._bury_number = max(self._bury_number, job.rank)
+            tube.buried.push(job.rank << _ID_BITS | job.id)
+            self.buried_count += 1
+        elif job.state == DELAYED and job.rank > now_ns:
+            self._make_delayed(job, tube, job.rank)
+        else:
+            self._make_ready(job, now_ns)
+
+    # --- reserve and wait
+
+    def reserve(self, client: Client, now_ns: int) -> Job | None:
+        """Reserves the ready job of the smallest (pri, id) in the watched tubes that are not paused."""
+        self._become_worker(client)
+        tube = self._best_tube(client)
+        if tube is None:
+            return None
+        job = self.jobs.get(tube.ready.first() & _ID_MASK)
+        assert job is not None
+        self._leave_place(job)
+        self._hold(client, job, now_ns)
+        return job
+
+    def deadline_soon(self, client: Client, now_ns: int) -> bool:
+        """Whether a job that the client holds has no more than the margin left."""
+        first = client.deadlines.first()
+        return first != EMPTY and now_ns >= (first >> _ID_BITS) - DEADLINE_MARGIN_NS
+
+    def wait(self, client: Client, now_ns: int, timeout_s: int) -> None:
+        """Stands the client at the end of the line of each tube it watches; `timeout_s` of -1 is for ever.
+
+        The wait ends through Client.answer(), or silently through stop_waiting().
+        """
+        client.waiting = True
+        self.waiting_count += 1
+        self._wait_number += 1
+        client.wait_number = self._wait_number
+        entry = self._wait_number << _NUMBER_BITS | client.number
+        for tube in client.absent:
+            if client.number not in tube.in_line and tube.number in client.watched:
+                self._line_up(tube, entry)
+        client.absent.clear()
+        client.wait_until_ns = NEVER if timeout_s < 0 else now_ns + timeout_s * SECOND_NS
+        if client.wait_until_ns != NEVER:
+            self._arm(client, client.wait_until_ns)
+        first = client.deadlines.first()
+        if first != EMPTY:
+            self._arm(client, (first >> _ID_BITS) - DEADLINE_MARGIN_NS)
+
+    def stop_waiting(self, client: Client) -> None:
+        """The client no longer waits; it gets no answer. Nothing happens when it does not wait."""
+        if client.waiting:
+            client.waiting = False
+            self.waiting_count -= 1
+
+    def reserve_job(self, client: Client, id: int, now_ns: int) -> Job | None:
+        """Reserves this very job, when it is ready, delayed or buried; tube, watches and pauses do not matter."""
+        job = self.jobs.get(id)
+        if job is None or job.state == RESERVED:
+            return None
+        self._become_worker(client)
+        before = job.state
+        self._leave_place(job)
+        self._hold(client, job, now_ns)
+        if before != READY:
+            self.ledger.change(job)  # so that a crash brings it back ready, as every reserved job
+        return job
+
+    # --- what a worker does with a job
+
+    def delete(self, client: Client, id: int) -> bool:
+        """Deletes a job that the client holds or that nobody holds. Returns whether there was one."""
+        job = self.jobs.get(id)
+        if job is None or (job.state == RESERVED and job.holder != client.number):
+            return False
+        self._leave_place(job)
+        tube = self._tube_by_number[job.tube]
+        job.state = DELETED
+        self.jobs.remove(id)
+        tube.jobs -= 1
+        tube.total_deletes += 1
+        self.ledger.delete(job)
+        self._forget_if_unused(tube)
+        return True
+
+    def release(self, client: Client, id: int, pri: int, delay_s: int, now_ns: int) -> bool:
+        """Gives a job back with a new priority, at once or after a delay. Returns whether the client held it."""
+        job = client.reserved.get(id)
+        if job is None:
+            return False
+        self._leave_place(job)
+        job.pri = pri
+        job.delay_s = delay_s
+        job.counts().releases += 1
+        if delay_s:
+            self._make_delayed(job, self._tube_by_number[job.tube], now_ns + delay_s * SECOND_NS)
+            self.ledger.change(job)
+        else:
+            job.state = READY
+            self.ledger.change(job)
+            self._make_ready(job, now_ns)
+        return True
+
+    def bury(self, client: Client, id: int, pri: int) -> bool:
+        """Sets a job aside at the end of its tube's buried jobs. Returns whether the client held it."""
+        job = client.reserved.get(id)
+        if job is None:
+            return False
+        self._leave_place(job)
+        job.pri = pri
+        job.counts().buries += 1
+        self._bury_number += 1
+        job.state = BURIED
+        job.rank = self._bury_number
+        self._tube_by_number[job.tube].buried.push(job.rank << _ID_BITS | job.id)
+        self.buried_count += 1
+        self.ledger.change(job)
+        return True
+
+    def touch(self, client: Client, id: int, now_ns: int) -> bool:
+        """Starts the job's ttr anew. Returns whether the client held it."""
+        job = client.reserved.get(id)
+        if job is None:
+            return False
+        client.deadlines.discard(job.rank << _ID_BITS | job.id)
+        self._start_ttr(client, job, now_ns)
+        return True
+
+    def kick(self, tube: Tube, buried: bool, limit: int, now_ns: int) -> int:
+        """Makes up to `limit` buried (else delayed) jobs of the tube ready, first ones first. Returns how many."""
+        heap = tube.buried if buried else tube.delayed
+        kicked = 0
+        while kicked < limit and heap.first() != EMPTY:
+            job = self.jobs.get(heap.first() & _ID_MASK)
+            assert job is not None
+            self._kick(job, now_ns)
+            kicked += 1
+        return kicked
+
+    def kick_job(self, id: int, now_ns: int) -> bool:
+        """Makes this job ready. Returns whether it was buried or delayed."""
+        job = self.jobs.get(id)
+        if job is None or (job.state != BURIED and job.state != DELAYED):
+            return False
+        self._kick(job, now_ns)
+        return True
+
+    def tube_of(self, job: Job) -> Tube:
+        """The tube of a job that exists."""
+        return self._tube_by_number[job.tube]
+
+    def peek(self, client: Client, state: int) -> Job | None:
+        """The first READY, DELAYED or BURIED job of the tube that the client uses, left where it is."""
+        tube = client.used
+        assert tube is not None
+        first = (tube.ready if state == READY else tube.delayed if state == DELAYED else tube.buried).first()
+        return None if first == EMPTY else self.jobs.get(first & _ID_MASK)
+
+    # --- time
+
+    def next_deadline_ns(self) -> int:
+        """When advance() is due: never later than anything that is to happen, or NEVER."""
+        return self._wheel.next_ns()
+
+    def advance(self, now_ns: int, limit: int) -> bool:
+        """Lets happen what is due: ttrs, delays, pauses, timeouts of waiting; about `limit` of them at most.
+
+        Returns whether everything due was done. What was left is due at once.
+        """
+        while limit > 0:
+            timer = self._wheel.pop_due(now_ns)
+            if timer is None:
+                return True
+            if isinstance(timer, Tube):
+                limit -= 1 + self._tube_due(timer, now_ns, limit)
+            else:
+                assert isinstance(timer, Client)
+                limit -= 1 + self._client_due(timer, now_ns, limit)
+        return False
+
+    def _tube_due(self, tube: Tube, now_ns: int, limit: int) -> int:
+        """Ends the pause, serves those who waited for that, matures delays. Returns how many jobs moved."""
+        moved = 0
+        if tube.paused_until_ns:
+            if tube.paused_until_ns <= now_ns:
+                tube.paused_until_ns = 0
+                tube.pause_s = 0
+                if len(tube.ready):
+                    self._stocked[tube.number] = tube
+            else:
+                self._arm(tube, tube.paused_until_ns)
+        moved += self._serve(tube, now_ns, limit)
+        delayed = tube.delayed
+        while moved < limit and delayed.first() != EMPTY and delayed.first() >> _ID_BITS <= now_ns:
+            job = self.jobs.get(delayed.first() & _ID_MASK)
+            assert job is not None
+            self._leave_place(job)
+            self._make_ready(job, now_ns)
+            moved += 1
+        if moved >= limit:
+            self._arm(tube, now_ns)
+        elif delayed.first() != EMPTY:
+            self._arm(tube, delayed.first() >> _ID_BITS)
+        return moved
+
+    def _client_due(self, client: Client, now_ns: int, limit: int) -> int:
+        """Takes overdue jobs away, then ends a wait that has to end. Returns how many jobs moved.
+
+        In this order: a client whose own job has just expired may be the one that gets it again.
+        """
+        moved = 0
+        deadlines = client.deadlines
+        while moved < limit and deadlines.first() != EMPTY and deadlines.first() >> _ID_BITS <= now_ns:
+            job = self.jobs.get(deadlines.first() & _ID_MASK)
+            assert job is not None
+            self._leave_place(job)
+            job.counts().timeouts += 1
+            self.total_timeouts += 1
+            self._make_ready(job, now_ns)
+            moved += 1
+        if client.waiting and moved < limit:
+            if self.deadline_soon(client, now_ns):
+                self._answer(client, DEADLINE_SOON, None)
+            elif client.wait_until_ns != NEVER and client.wait_until_ns <= now_ns:
+                self._answer(client, TIMED_OUT, None)
+        first = deadlines.first()
+        if first != EMPTY:
+            margin = DEADLINE_MARGIN_NS if client.waiting else 0
+            self._arm(client, (first >> _ID_BITS) - margin)
+        if client.waiting and client.wait_until_ns != NEVER:
+            self._arm(client, client.wait_until_ns)
+        return moved
+
+    # --- transitions
+
+    def _leave_place(self, job: Job) -> None:
+        """Takes the job out of the place its state names; the caller puts it into another."""
+        tube = self._tube_by_number[job.tube]
+        entry = job.rank << _ID_BITS | job.id
+        state = job.state
+        if state == READY:
+            tube.ready.discard(entry)
+            self.ready_count -= 1
+            if job.pri <= URGENT_PRI_MAX:
+                self.urgent_count -= 1
+                tube.urgent -= 1
+            if not len(tube.ready):
+                self._stocked.pop(tube.number, None)
+        elif state == RESERVED:
+            holder = self.clients[job.holder]
+            job.holder = 0
+            del holder.reserved[job.id]
+            holder.deadlines.discard(entry)
+            self.reserved_count -= 1
+            tube.reserved -= 1
+        elif state == DELAYED:
+            tube.delayed.discard(entry)
+            self.delayed_count -= 1
+        else:
+            tube.buried.discard(entry)
+            self.buried_count -= 1
+
+    def _make_ready(self, job: Job, now_ns: int) -> None:
+        tube = self._tube_by_number[job.tube]
+        job.state = READY
+        job.rank = job.pri
+        tube.ready.push(job.pri << _ID_BITS | job.id)
+        self.ready_count += 1
+        if job.pri <= URGENT_PRI_MAX:
+            self.urgent_count += 1
+            tube.urgent += 1
+        if not tube.paused_until_ns:
+            self._stocked[tube.number] = tube
+            if tube.line:
+                self._serve(tube, now_ns, 1)
+
+    def _make_delayed(self, job: Job, tube: Tube, deadline_ns: int) -> None:
+        job.state = DELAYED
+        job.rank = deadline_ns
+        tube.delayed.push(deadline_ns << _ID_BITS | job.id)
+        self.delayed_count += 1
+        self._arm(tube, deadline_ns)
+
+    def _hold(self, client: Client, job: Job, now_ns: int) -> None:
+        job.state = RESERVED
+        job.holder = client.number
+        job.counts().reserves += 1
+        client.reserved[job.id] = job
+        self.reserved_count += 1
+        self._tube_by_number[job.tube].reserved += 1
+        self._start_ttr(client, job, now_ns)
+
+    def _start_ttr(self, client: Client, job: Job, now_ns: int) -> None:
+        job.rank = now_ns + job.ttr_s * SECOND_NS
+        client.deadlines.push(job.rank << _ID_BITS | job.id)
+        self._arm(client, job.rank)
+
+    def _kick(self, job: Job, now_ns: int) -> None:
+        self._leave_place(job)
+        job.counts().kicks += 1
+        job.state = READY
+        self.ledger.change(job)
+        self._make_ready(job, now_ns)
+
+    def _become_worker(self, client: Client) -> None:
+        if not client.worker:
+            client.worker = True
+            self.worker_count += 1
+
+    # --- waiting lines
+
+    def _best_tube(self, client: Client) -> Tube | None:
+        """The watched, unpaused tube whose first ready job is the smallest; looks at the smaller of two sets."""
+        watched = client.watched
+        stocked = self._stocked
+        few, many = (watched, stocked) if len(watched) <= len(stocked) else (stocked, watched)
+        best: Tube | None = None
+        best_entry = 0
+        for number, tube in few.items():
+            if number in many:
+                entry = tube.ready.first()
+                if best is None or entry < best_entry:
+                    best, best_entry = tube, entry
+        return best
+
+    def _serve(self, tube: Tube, now_ns: int, limit: int) -> int:
+        """Hands ready jobs of an unpaused tube to those who wait for them, first come, first served."""
+        served = 0
+        while served < limit and not tube.paused_until_ns and len(tube.ready):
+            client = self._first_in_line(tube)
+            if client is None:
+                break
+            heappop(tube.line)
+            tube.in_line.discard(client.number)
+            client.absent.append(tube)
+            job = self.jobs.get(tube.ready.first() & _ID_MASK)
+            assert job is not None
+            self._leave_place(job)
+            self._hold(client, job, now_ns)
+            self._answer(client, RESERVED_JOB, job)
+            served += 1
+        return served
+
+    def _answer(self, client: Client, outcome: int, job: Job | None) -> None:
+        self.stop_waiting(client)
+        self.served.append(client)
+        client.answer(outcome, job)
+
+    def _line_up(self, tube: Tube, entry: int) -> None:
+        tube.in_line.add(entry & _NUMBER_MASK)
+        heappush(tube.line, entry)
+        if len(tube.line) > _LINE_PRUNE_AT + 2 * len(tube.watchers):
+            tube.line = [entry for entry in tube.line if entry & _NUMBER_MASK in tube.watchers]
+            tube.in_line = {entry & _NUMBER_MASK for entry in tube.line}
+            heapify(tube.line)
+
+    def _first_in_line(self, tube: Tube) -> Client | None:
+        """The client that has waited longest for this tube; its entry is then the first of the line."""
+        line = tube.line
+        while line:
+            entry = line[0]
+            number = entry & _NUMBER_MASK
+            client = self.clients.get(number)
+            if client is None or tube.number not in client.watched or not client.waiting:
+                heappop(line)
+                tube.in_line.discard(number)
+                if client is not None and tube.number in client.watched:
+                    client.absent.append(tube)
+            elif client.wait_number != entry >> _NUMBER_BITS:
+                heapreplace(line, client.wait_number << _NUMBER_BITS | number)
+            else:
+                return client
+        return None
+
+    def _arm(self, timer: Timer, deadline_ns: int) -> None:
+        """Sees to it that the timer fires at the latest then. One that fires too early finds out and is armed anew.
+
+        So a worker's timer is armed once a ttr, not once a job.
+        """
+        if not timer.armed or deadline_ns < timer.deadline_ns:
+            self._wheel.add(timer, deadline_ns)
+
+    # --- tubes come and go
+
+    def _tube(self, name: bytes) -> Tube:
+        tube = self.tubes.get(name)
+        if tube is None:
+            self._tube_number += 1
+            tube = Tube(self._tube_number, name)
+            self.tubes[name] = tube
+            self._tube_by_number[tube.number] = tube
+        return tube
+
+    def _watch(self, client: Client, tube: Tube) -> None:
+        client.watched[tube.number] = tube
+        tube.watchers[client.number] = None
+        client.absent.append(tube)
+        if len(client.absent) > _LINE_PRUNE_AT + 2 * len(client.watched):
+            client.absent = list(client.watched.values())  # grown by watching and ignoring without ever waiting
+
+    def _forget_if_unused(self, tube: Tube) -> None:
+        """A tube ends with its last job, user and watcher, and its counters and pause with it. `default` never ends."""
+        if tube.jobs or tube.using or tube.watchers or tube is self._default:
+            return
+        self._wheel.cancel(tube)
+        del self.tubes[tube.name]
+        del self._tube_by_number[tube.number]
+
+    # --- proof
+
+    def waiting_in(self, tube: Tube) -> int:
+        """How many clients wait for a job of this tube. O(watchers)."""
+        return sum(self.clients[number].waiting for number in tube.watchers)
+
+    def check(self) -> None:
+        """Asserts every invariant by a recount: O(everything), for tests."""
+        self._wheel.check()
+        places = self._check_places()
+        counted = dict.fromkeys((READY, RESERVED, BURIED, DELAYED), 0)
+        urgent = 0
+        for job in self.jobs:
+            assert job.state in counted and job.id < self.next_id
+            counted[job.state] += 1
+            urgent += job.state == READY and job.pri <= URGENT_PRI_MAX
+            assert places.pop((job.state, job.rank << _ID_BITS | job.id)) == job.tube, "a job is not in its place"
+            assert (job.state == RESERVED) == (job.holder != 0)
+        assert not places, f"places name jobs that do not exist: {places}"
+        assert counted[READY] == self.ready_count and counted[RESERVED] == self.reserved_count
+        assert counted[BURIED] == self.buried_count and counted[DELAYED] == self.delayed_count
+        assert urgent == self.urgent_count == sum(tube.urgent for tube in self.tubes.values())
+        assert len(self.tubes) == len(self._tube_by_number)
+        for tube in self.tubes.values():
+            self._check_tube(tube)
+        for client in self.clients.values():
+            self._check_client(client)
+        assert self.waiting_count == sum(client.waiting for client in self.clients.values())
+        assert self.producer_count == sum(client.producer for client in self.clients.values())
+        assert self.worker_count == sum(client.worker for client in self.clients.values())
+
+    def _check_places(self) -> dict[tuple[int, int], int]:
+        """Every entry of every heap as (state, entry) with its tube, each only once."""
+        places: dict[tuple[int, int], int] = {}
+        for tube in self.tubes.values():
+            for state, heap in ((READY, tube.ready), (DELAYED, tube.delayed), (BURIED, tube.buried)):
+                for entry in heap.smallest(len(heap)):
+                    assert (state, entry) not in places
+                    places[state, entry] = tube.number
+        for client in self.clients.values():
+            held = [job.rank << _ID_BITS | job.id for job in client.reserved.values()]
+            assert sorted(held) == client.deadlines.smallest(len(held) + 1)
+            for job in client.reserved.values():
+                assert job.holder == client.number
+                places[RESERVED, job.rank << _ID_BITS | job.id] = job.tube
+        return places
+
+    def _check_tube(self, tube: Tube) -> None:
+        assert self._tube_by_number[tube.number] is tube
+        placed = len(tube.ready) + len(tube.delayed) + len(tube.buried) + tube.reserved
+        assert tube.jobs >= placed, "jobs that are uploaded count, so a tube may have more than are placed"
+        assert tube.jobs or tube.using or tube.watchers or tube is self._default
+        stocked = len(tube.ready) > 0 and not tube.paused_until_ns
+        assert stocked == (tube.number in self._stocked)
+        assert not (stocked and self.waiting_in(tube)), "a ready job and a client that waits for it"
+        first = tube.delayed.first()
+        if first != EMPTY:
+            assert tube.armed and tube.deadline_ns <= first >> _ID_BITS
+        if tube.paused_until_ns:
+            assert tube.armed and tube.deadline_ns <= tube.paused_until_ns
+        assert {entry & _NUMBER_MASK for entry in tube.line} == tube.in_line and len(tube.line) == len(tube.in_line)
+        for entry in tube.line:
+            client = self.clients.get(entry & _NUMBER_MASK)
+            assert client is None or entry >> _NUMBER_BITS <= client.wait_number
+        for number in tube.watchers:
+            client = self.clients[number]
+            assert number in tube.in_line or not client.waiting
+
+    def _check_client(self, client: Client) -> None:
+        assert client.used is not None and self.tubes[client.used.name] is client.used
+        assert client.watched and all(client.number in tube.watchers for tube in client.watched.values())
+        first = client.deadlines.first()
+        if first != EMPTY:
+            due_ns = (first >> _ID_BITS) - (DEADLINE_MARGIN_NS if client.waiting else 0)
+            assert client.armed and client.deadline_ns <= due_ns
+        if client.waiting and client.wait_until_ns != NEVER:
+            assert client.armed and client.deadline_ns <= client.wait_until_ns

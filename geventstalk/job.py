@@ -1,0 +1,108 @@
+"""A job, its states and its numeric limits, and the ledger that hears of every change to one.
+
+This room must not know where jobs are kept, what time it is, or how anything is written down.
+Invariant: `rank` is the key that orders a job in the place its state names.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+UPLOADING: Final = 0
+READY: Final = 1
+RESERVED: Final = 2
+BURIED: Final = 3
+DELAYED: Final = 4
+DELETED: Final = 5
+
+STATE_NAMES: Final = ("invalid", "ready", "reserved", "buried", "delayed", "deleted")
+
+U32_MAX: Final = 2**32 - 1
+U64_MAX: Final = 2**64 - 1
+URGENT_PRI_MAX: Final = 1023
+"""A ready job of this priority or a smaller number counts as urgent."""
+SECOND_NS: Final = 1_000_000_000
+
+
+@mypyc_attr(acyclic=True)
+class Tally:
+    """How often a job was reserved, timed out, released, buried and kicked. Most jobs in a backlog have none."""
+
+    __slots__ = ("buries", "kicks", "releases", "reserves", "timeouts")
+
+    def __init__(
+        self, reserves: int = 0, timeouts: int = 0, releases: int = 0, buries: int = 0, kicks: int = 0
+    ) -> None:
+        self.reserves = reserves
+        self.timeouts = timeouts
+        self.releases = releases
+        self.buries = buries
+        self.kicks = kicks
+
+
+@mypyc_attr(acyclic=True)
+class Job:
+    """One job. `body` includes its trailing CRLF; delay and ttr are the seconds the client gave.
+
+    `rank` is the priority of a ready job, the deadline (monotonic ns) of a delayed or reserved one, and the number of
+    its burying for a buried one. `holder` is the number of the client that has it reserved, 0 for nobody. `segment`
+    is the journal segment that holds its whole record, 0 for none. `tube` is a number too: this room knows no tubes.
+    """
+
+    __slots__ = (
+        "body",
+        "created_ns",
+        "delay_s",
+        "holder",
+        "id",
+        "pri",
+        "rank",
+        "segment",
+        "state",
+        "tally",
+        "ttr_s",
+        "tube",
+    )
+
+    def __init__(self, id: int, tube: int, pri: int, delay_s: int, ttr_s: int) -> None:
+        self.id = id
+        self.tube = tube
+        self.pri = pri
+        self.delay_s = delay_s
+        self.ttr_s = ttr_s
+        self.body = b""
+        self.created_ns = 0
+        self.state: int = UPLOADING
+        self.rank = 0
+        self.holder = 0
+        self.segment = 0
+        self.tally: Tally | None = None
+
+    def counts(self) -> Tally:
+        """The job's tally, made now when it had none."""
+        tally = self.tally
+        if tally is None:
+            tally = self.tally = Tally()
+        return tally
+
+
+class Ledger:
+    """Hears of every change of a job that must outlive the process. This one keeps nothing: jobs live in memory only.
+
+    The engine calls it after the change is made in memory and before anybody is told of it.
+    """
+
+    def admits(self, body_bytes: int, tube_name: bytes) -> bool:
+        """Whether there is room for a job of this size and for all that may still happen to it."""
+        return True
+
+    def put(self, job: Job, tube_name: bytes) -> None:
+        """The job is new: all of it must be kept."""
+
+    def change(self, job: Job) -> None:
+        """State, priority, delay, order or counts of the job changed."""
+
+    def delete(self, job: Job) -> None:
+        """The job is gone."""
