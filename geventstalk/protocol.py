@@ -1,0 +1,293 @@
+"""The grammar of the beanstalk protocol: lines to command codes and arguments, results to reply bytes.
+
+This room must not know the engine, sockets or time. Reference: upstream's doc/protocol.txt and the behaviour of its
+server, version 1.13, including what its prefix matching accepts.
+Invariant: whatever the bytes, a function here returns or raises ProtocolError, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+LINE_BYTES_MAX: Final = 224
+"""The longest command line with its CRLF: `pause-tube`, a name of 200 characters and a number of ten digits."""
+TUBE_NAME_BYTES_MAX: Final = 200
+CRLF: Final = b"\r\n"
+
+_U32_MAX: Final = 2**32 - 1
+_U64_MAX: Final = 2**64 - 1
+_TIMEOUT_MAX: Final = 2**31 - 1
+
+PUT: Final = 1
+PEEK: Final = 2
+PEEK_READY: Final = 3
+PEEK_DELAYED: Final = 4
+PEEK_BURIED: Final = 5
+RESERVE: Final = 6
+RESERVE_WITH_TIMEOUT: Final = 7
+RESERVE_JOB: Final = 8
+DELETE: Final = 9
+RELEASE: Final = 10
+BURY: Final = 11
+KICK: Final = 12
+KICK_JOB: Final = 13
+TOUCH: Final = 14
+STATS: Final = 15
+STATS_JOB: Final = 16
+STATS_TUBE: Final = 17
+USE: Final = 18
+WATCH: Final = 19
+IGNORE: Final = 20
+LIST_TUBES: Final = 21
+LIST_TUBE_USED: Final = 22
+LIST_TUBES_WATCHED: Final = 23
+QUIT: Final = 24
+PAUSE_TUBE: Final = 25
+COMMANDS: Final = 26
+"""One more than the largest command code."""
+
+# First match wins, in upstream's order. A verb that takes an argument owns the space behind it.
+_PREFIXES: Final = (
+    (b"put ", PUT),
+    (b"peek ", PEEK),
+    (b"peek-ready", PEEK_READY),
+    (b"peek-delayed", PEEK_DELAYED),
+    (b"peek-buried", PEEK_BURIED),
+    (b"reserve-with-timeout ", RESERVE_WITH_TIMEOUT),
+    (b"reserve-job ", RESERVE_JOB),
+    (b"reserve", RESERVE),
+    (b"delete ", DELETE),
+    (b"release ", RELEASE),
+    (b"bury ", BURY),
+    (b"kick ", KICK),
+    (b"kick-job ", KICK_JOB),
+    (b"touch ", TOUCH),
+    (b"stats-job ", STATS_JOB),
+    (b"stats-tube ", STATS_TUBE),
+    (b"stats", STATS),
+    (b"use ", USE),
+    (b"watch ", WATCH),
+    (b"ignore ", IGNORE),
+    (b"list-tubes-watched", LIST_TUBES_WATCHED),
+    (b"list-tube-used", LIST_TUBE_USED),
+    (b"list-tubes", LIST_TUBES),
+    (b"quit", QUIT),
+    (b"pause-tube", PAUSE_TUBE),
+)
+# Commands without arguments: nothing may follow their verb.
+_BARE: Final = frozenset(
+    {PEEK_READY, PEEK_DELAYED, PEEK_BURIED, RESERVE, STATS, LIST_TUBES, LIST_TUBE_USED, LIST_TUBES_WATCHED}
+)
+_CODE_BY_WORD: Final = {prefix.rstrip(b" "): code for prefix, code in _PREFIXES if prefix.endswith(b" ")}
+_CODE_BY_LINE: Final = {prefix: code for prefix, code in _PREFIXES if code in _BARE}
+
+_NAME_CHARACTERS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-+/;.$_()"
+_SPACES_OF_KICK: Final = b" \t\n\v\f\r"  # what C's strtoul skips
+
+# Replies that never change.
+R_BAD_FORMAT: Final = b"BAD_FORMAT\r\n"
+R_UNKNOWN_COMMAND: Final = b"UNKNOWN_COMMAND\r\n"
+R_EXPECTED_CRLF: Final = b"EXPECTED_CRLF\r\n"
+R_JOB_TOO_BIG: Final = b"JOB_TOO_BIG\r\n"
+R_DRAINING: Final = b"DRAINING\r\n"
+R_OUT_OF_MEMORY: Final = b"OUT_OF_MEMORY\r\n"
+R_INTERNAL_ERROR: Final = b"INTERNAL_ERROR\r\n"
+R_NOT_FOUND: Final = b"NOT_FOUND\r\n"
+R_NOT_IGNORED: Final = b"NOT_IGNORED\r\n"
+R_DELETED: Final = b"DELETED\r\n"
+R_RELEASED: Final = b"RELEASED\r\n"
+R_BURIED: Final = b"BURIED\r\n"
+R_KICKED: Final = b"KICKED\r\n"
+R_TOUCHED: Final = b"TOUCHED\r\n"
+R_PAUSED: Final = b"PAUSED\r\n"
+R_TIMED_OUT: Final = b"TIMED_OUT\r\n"
+R_DEADLINE_SOON: Final = b"DEADLINE_SOON\r\n"
+
+
+class ProtocolError(Exception):
+    """What the client sent cannot be a command. `reply` is what it is told; the connection lives on."""
+
+    reply = R_INTERNAL_ERROR
+
+
+class BadFormat(ProtocolError):
+    """The command is known, its arguments are wrong, or the line is too long."""
+
+    reply = R_BAD_FORMAT
+
+
+class UnknownCommand(ProtocolError):
+    """No command begins like this line."""
+
+    reply = R_UNKNOWN_COMMAND
+
+
+def command_code(line: bytes) -> int:
+    """The code of a line without its CRLF. Raises UnknownCommand, or BadFormat for a verb that must stand alone."""
+    space = line.find(b" ")
+    code = _CODE_BY_LINE.get(line, 0) if space < 0 else _CODE_BY_WORD.get(line[:space], 0)
+    if code:
+        # A NUL is an error everywhere; where nothing may stand behind the digits or the name, it fails on that anyway.
+        if code in (RESERVE_WITH_TIMEOUT, KICK) and b"\0" in line:
+            raise BadFormat
+        return code
+    if b"\0" in line:
+        raise BadFormat
+    for prefix, code in _PREFIXES:
+        if line.startswith(prefix):
+            if code in _BARE and len(line) != len(prefix):
+                raise BadFormat
+            return code
+    raise UnknownCommand
+
+
+def _number(word: bytes, limit: int) -> int:
+    if not word.isdigit():
+        raise BadFormat
+    value = int(word)
+    if value > limit:
+        raise BadFormat
+    return value
+
+
+def _words(line: bytes, count: int) -> list[bytes]:
+    """The verb and `count` arguments. Any number of spaces may stand between them, none behind the last."""
+    words = line.split(b" ")
+    if len(words) != count + 1:
+        words = [word for word in words if word]
+        if len(words) != count + 1 or line.endswith(b" "):
+            raise BadFormat
+    return words
+
+
+def id_argument(line: bytes) -> int:
+    """`<verb> <id>`: an unsigned 64-bit number."""
+    return _number(_words(line, 1)[1], _U64_MAX)
+
+
+def bury_arguments(line: bytes) -> tuple[int, int]:
+    """`bury <id> <pri>`."""
+    words = _words(line, 2)
+    return _number(words[1], _U64_MAX), _number(words[2], _U32_MAX)
+
+
+def release_arguments(line: bytes) -> tuple[int, int, int]:
+    """`release <id> <pri> <delay>`."""
+    words = _words(line, 3)
+    return _number(words[1], _U64_MAX), _number(words[2], _U32_MAX), _number(words[3], _U32_MAX)
+
+
+def put_arguments(line: bytes) -> tuple[int, int, int, int]:
+    """`put <pri> <delay> <ttr> <bytes>`. Raises BadFormat where the body must not be skipped either."""
+    words = _words(line, 4)
+    return (
+        _number(words[1], _U32_MAX),
+        _number(words[2], _U32_MAX),
+        _number(words[3], _U32_MAX),
+        _number(words[4], _U32_MAX),
+    )
+
+
+def put_size_with_garbage(line: bytes) -> int:
+    """The size of a put line that has something behind its size; -1 when the line is wrong before that.
+
+    Upstream counts such a put, and for a size over the limit it even skips the body.
+    """
+    words = [word for word in line.split(b" ") if word]
+    if len(words) < 5 or b"\0" in line:
+        return -1
+    digits = words[4][: len(words[4]) - len(words[4].lstrip(b"0123456789"))]
+    try:
+        for word in words[1:4]:
+            _number(word, _U32_MAX)
+        return _number(digits, _U32_MAX)
+    except BadFormat:
+        return -1
+
+
+def timeout_argument(line: bytes) -> int:
+    """`reserve-with-timeout <seconds>`: whatever follows the digits is ignored, as upstream does."""
+    text = line[len(b"reserve-with-timeout ") :].lstrip(b" ")
+    digits = text[: len(text) - len(text.lstrip(b"0123456789"))]
+    return _number(digits, _TIMEOUT_MAX)
+
+
+def kick_argument(line: bytes) -> int:
+    """`kick <bound>`, read like C's strtoul and cut to 32 bits, as upstream does: -1 is 4,294,967,295."""
+    text = line[len(b"kick ") :].lstrip(_SPACES_OF_KICK)
+    negative = text.startswith(b"-")
+    if text.startswith((b"-", b"+")):
+        text = text[1:]
+    digits = text[: len(text) - len(text.lstrip(b"0123456789"))]
+    value = _number(digits, _U64_MAX)
+    return (-value if negative else value) & _U32_MAX
+
+
+def is_tube_name(name: bytes) -> bool:
+    """1 to 200 characters of the allowed set, the first of them not `-`."""
+    if not 0 < len(name) <= TUBE_NAME_BYTES_MAX or name.startswith(b"-"):
+        return False
+    return not name.translate(None, _NAME_CHARACTERS)
+
+
+def name_argument(line: bytes) -> bytes:
+    """`<verb> <tube>`: exactly one space, then a tube name."""
+    name = line[line.find(b" ") + 1 :]
+    if not is_tube_name(name):
+        raise BadFormat
+    return name
+
+
+def pause_arguments(line: bytes) -> tuple[bytes, int]:
+    """`pause-tube <tube> <delay>`: no space is needed before the name, which may still prove not to be a tube name."""
+    text = line[len(b"pause-tube") :].lstrip(b" ")
+    rest = text.lstrip(_NAME_CHARACTERS)
+    if not rest.startswith(b" "):
+        raise BadFormat
+    return text[: len(text) - len(rest)], _number(rest.lstrip(b" "), _U32_MAX)
+
+
+def inserted(id: int) -> bytes:
+    return b"INSERTED %d\r\n" % id
+
+
+def reserved(id: int, body: bytes) -> bytes:
+    """`body` includes its CRLF, which the announced size does not count."""
+    return b"RESERVED %d %d\r\n%b" % (id, len(body) - 2, body)
+
+
+def found(id: int, body: bytes) -> bytes:
+    """`body` includes its CRLF, which the announced size does not count."""
+    return b"FOUND %d %d\r\n%b" % (id, len(body) - 2, body)
+
+
+def using(name: bytes) -> bytes:
+    return b"USING %b\r\n" % name
+
+
+def watching(count: int) -> bytes:
+    return b"WATCHING %d\r\n" % count
+
+
+def kicked(count: int) -> bytes:
+    return b"KICKED %d\r\n" % count
+
+
+def ok(text: bytes) -> bytes:
+    """`text` is YAML and ends with a newline; the announced size counts that."""
+    return b"OK %d\r\n%b\r\n" % (len(text), text)
+
+
+def yaml_list(names: Iterable[bytes]) -> bytes:
+    """Names as a YAML list, unquoted as upstream."""
+    return b"".join([b"---\n", *[b"- %b\n" % name for name in names]])
+
+
+def yaml_map(items: Iterable[tuple[str, object]]) -> bytes:
+    """Keys and values as a YAML map. Bytes are quoted, as upstream quotes what is not a number; text goes as it is."""
+    lines = ["---\n"]
+    for key, value in items:
+        shown = f'"{value.decode("latin-1")}"' if isinstance(value, bytes) else value
+        lines.append(f"{key}: {shown}\n")
+    return "".join(lines).encode("latin-1")
