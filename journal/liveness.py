@@ -1,0 +1,93 @@
+"""Which keys are live, in which segment their records stand, and how many bytes those take.
+
+This room must not know payloads or files. Sixteen bytes a key, in pages of sequential keys.
+Invariant: the live bytes of a segment are those of the records that a replay still needs.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+_PAGE_BITS: Final = 10
+_PAGE_KEYS: Final = 1 << _PAGE_BITS
+_PAGE_MASK: Final = _PAGE_KEYS - 1
+_BYTES_BITS: Final = 32
+_BYTES_MASK: Final = (1 << _BYTES_BITS) - 1
+_ZEROS: Final = array("Q", bytes(8 * _PAGE_KEYS))
+
+
+class _Page:
+    """For each key `segment << 32 | bytes` of its whole record and of its last change; 0 where there is none."""
+
+    __slots__ = ("changes", "count", "wholes")
+
+    def __init__(self) -> None:
+        self.wholes = array("Q", _ZEROS)
+        self.changes = array("Q", _ZEROS)
+        self.count = 0
+
+
+class Liveness:
+    """Live keys and live bytes, in all and by segment."""
+
+    def __init__(self) -> None:
+        self.keys = 0
+        self.total_bytes = 0
+        self.by_segment: dict[int, int] = {}
+        self._pages: dict[int, _Page] = {}
+
+    def whole(self, key: int, segment: int, size: int) -> None:
+        """A whole record was written: what stood for the key before is dead."""
+        page = self._pages.get(key >> _PAGE_BITS)
+        if page is None:
+            page = self._pages[key >> _PAGE_BITS] = _Page()
+        at = key & _PAGE_MASK
+        if page.wholes[at]:
+            self._drop(page, at)
+        else:
+            page.count += 1
+            self.keys += 1
+        page.wholes[at] = segment << _BYTES_BITS | size
+        self._grow(segment, size)
+
+    def change(self, key: int, segment: int, size: int) -> None:
+        """A change of a live key was written: the change before it is dead."""
+        page = self._pages[key >> _PAGE_BITS]
+        at = key & _PAGE_MASK
+        before = page.changes[at]
+        if before:
+            self._shrink(before)
+        page.changes[at] = segment << _BYTES_BITS | size
+        self._grow(segment, size)
+
+    def delete(self, key: int) -> None:
+        """The key is dead, and all that stood for it."""
+        page = self._pages[key >> _PAGE_BITS]
+        at = key & _PAGE_MASK
+        self._drop(page, at)
+        page.wholes[at] = 0
+        page.count -= 1
+        self.keys -= 1
+        if not page.count:
+            del self._pages[key >> _PAGE_BITS]
+
+    def segment_of(self, key: int) -> int:
+        """The segment of the key's whole record; 0 when the key is not live."""
+        page = self._pages.get(key >> _PAGE_BITS)
+        return 0 if page is None else page.wholes[key & _PAGE_MASK] >> _BYTES_BITS
+
+    def _drop(self, page: _Page, at: int) -> None:
+        self._shrink(page.wholes[at])
+        if page.changes[at]:
+            self._shrink(page.changes[at])
+            page.changes[at] = 0
+
+    def _grow(self, segment: int, size: int) -> None:
+        self.total_bytes += size
+        self.by_segment[segment] = self.by_segment.get(segment, 0) + size
+
+    def _shrink(self, record: int) -> None:
+        size = record & _BYTES_MASK
+        self.total_bytes -= size
+        self.by_segment[record >> _BYTES_BITS] -= size

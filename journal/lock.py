@@ -1,0 +1,36 @@
+"""The lock on a journal's directory: one process at a time, released by the kernel whatever way the process ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+from journal.errors import JournalLocked
+
+LOCK_NAME = "lock"
+
+
+class DirectoryLock:
+    """Holds `DIR/lock`, the same file and kind of lock that beanstalkd uses, until close()."""
+
+    def __init__(self, directory: str) -> None:
+        """Takes the lock, making the directory when only its last component is missing. Raises JournalLocked."""
+        self.created = False
+        try:
+            if not os.path.isdir(directory):
+                os.mkdir(directory, 0o750)
+                self.created = True
+            self._file = os.open(os.path.join(directory, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise JournalLocked(f"cannot use journal directory {directory}: {error.strerror}") from error
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise JournalLocked(f"journal directory {directory} is in use by another process") from error
+            raise JournalLocked(f"cannot lock journal directory {directory}: {error.strerror}") from error
+
+    def close(self) -> None:
+        os.close(self._file)

@@ -1,0 +1,67 @@
+"""The journal's own thread: one piece of work after the other, results and failures handed back when asked.
+
+This room must not know what the work is. Invariant: `done` callbacks run in the thread that calls check() or close().
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+
+from journal.errors import JournalError, JournalFailed
+
+
+class Worker:
+    """Runs submitted work in order. The first failure is final: nothing is run after it, and check() raises it."""
+
+    def __init__(self) -> None:
+        self._todo: SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = SimpleQueue()
+        self._done: deque[Callable[[], None]] = deque()
+        self._failure: JournalError | None = None
+        self._thread: Thread | None = None
+
+    def submit(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+        """Has `work` run in the thread, and then `done` by the next check()."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="journal", daemon=True)
+            self._thread.start()
+        self._todo.put((work, done))
+
+    def check(self) -> None:
+        """Runs the `done` of finished work. Raises the failure of work that failed."""
+        while self._done:
+            self._done.popleft()()
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Waits until all work is done, then as check()."""
+        if self._thread is not None:
+            self._todo.put(None)
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def abandon(self) -> None:
+        """Ends the thread after the work it is at; what is still to do is forgotten."""
+        self._failure = self._failure or JournalFailed("the journal was given up")
+        if self._thread is not None:
+            self._todo.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (item := self._todo.get()) is not None:
+            work, done = item
+            if self._failure is not None:
+                continue
+            try:
+                work()
+            except JournalError as error:
+                self._failure = error
+            except OSError as error:
+                self._failure = JournalFailed(f"journal: {error.strerror}: {error.filename}")
+            else:
+                self._done.append(done)
