@@ -1,0 +1,101 @@
+"""Jobs to journal payloads and back, and the wall clock of the journal to the monotonic clock of the engine.
+
+This room must not know the engine, SQLite or gevent. Layout, little-endian, format version 1:
+  change: state u8 | pri u32 | delay u32 | rank i64 | [tally 5 x u32]
+  whole:  all of a change | ttr u32 | created i64 (wall clock, ns) | name length u8 | name | body
+The state's high bit says that a tally follows: reserves, timeouts, releases, buries, kicks. `rank` is the deadline of a
+delayed job (wall clock, ns) or the number of the burying of a buried one. `body` includes its CRLF.
+To change the format: raise FORMAT_VERSION in journal/segment.py, keep the old reader beside the new one, chosen by the
+segment's version, and add a file of the old version to the tests' data.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from geventstalk.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
+
+_HEAD: Final = Struct("<BIIq")
+_TALLY: Final = Struct("<5I")
+_WHOLE: Final = Struct("<IqB")
+_HAS_TALLY: Final = 0x80
+_U32_MAX: Final = 2**32 - 1
+
+
+class Epoch:
+    """Turns monotonic nanoseconds of this process into wall-clock nanoseconds and back."""
+
+    def __init__(self, wall_ns: int, monotonic_ns: int) -> None:
+        self.offset_ns = wall_ns - monotonic_ns
+
+    def to_wall(self, monotonic_ns: int) -> int:
+        return monotonic_ns + self.offset_ns
+
+    def to_monotonic(self, wall_ns: int) -> int:
+        return wall_ns - self.offset_ns
+
+
+def encode_change(job: Job, epoch: Epoch) -> bytes:
+    """What of a job can change. A reserved job is kept as a ready one: that is what a restart makes of it."""
+    state, rank = job.state, 0
+    if state == DELAYED:
+        rank = epoch.to_wall(job.rank)
+    elif state == BURIED:
+        rank = job.rank
+    elif state == RESERVED:
+        state = READY
+    tally = job.tally
+    if tally is None:
+        return _HEAD.pack(state, job.pri, job.delay_s, rank)
+    return _HEAD.pack(state | _HAS_TALLY, job.pri, job.delay_s, rank) + _TALLY.pack(
+        tally.reserves & _U32_MAX,
+        tally.timeouts & _U32_MAX,
+        tally.releases & _U32_MAX,
+        tally.buries & _U32_MAX,
+        tally.kicks & _U32_MAX,
+    )
+
+
+def encode_whole(job: Job, tube_name: bytes, epoch: Epoch) -> bytes:
+    """All of a job."""
+    rest = _WHOLE.pack(job.ttr_s, epoch.to_wall(job.created_ns), len(tube_name))
+    return b"".join((encode_change(job, epoch), rest, tube_name, job.body))
+
+
+def apply_change(job: Job, payload: bytes, epoch: Epoch) -> int:
+    """Sets what a change says. Returns where its bytes end. Raises ValueError when they are not a change."""
+    if len(payload) < _HEAD.size:
+        raise ValueError("record is too short")
+    state, pri, delay_s, rank = _HEAD.unpack_from(payload)
+    at = _HEAD.size
+    job.tally = None
+    if state & _HAS_TALLY:
+        if len(payload) < at + _TALLY.size:
+            raise ValueError("record is too short")
+        job.tally = Tally(*_TALLY.unpack_from(payload, at))
+        at += _TALLY.size
+        state &= ~_HAS_TALLY
+    if state not in (READY, DELAYED, BURIED):
+        raise ValueError(f"unknown state {state}")
+    job.state = state
+    job.pri = pri
+    job.delay_s = delay_s
+    job.rank = epoch.to_monotonic(rank) if state == DELAYED else rank
+    return at
+
+
+def decode_whole(id: int, payload: bytes, epoch: Epoch) -> tuple[Job, bytes]:
+    """The job, not yet in a tube, and the name of its tube. Raises ValueError when the bytes are not a whole job."""
+    job = Job(id, 0, 0, 0, 0)
+    at = apply_change(job, payload, epoch)
+    if len(payload) < at + _WHOLE.size:
+        raise ValueError("record is too short")
+    job.ttr_s, created, length = _WHOLE.unpack_from(payload, at)
+    job.created_ns = epoch.to_monotonic(created)
+    at += _WHOLE.size
+    name = payload[at : at + length]
+    job.body = payload[at + length :]
+    if len(name) < length or not job.body.endswith(b"\r\n"):
+        raise ValueError("record is too short")
+    return job, name

@@ -1,0 +1,147 @@
+"""Durability: hears of every change, writes it to the journal in batches, and brings the jobs back after a restart.
+
+This room must not know gevent, sockets or SQLite. It decides when something is safe to acknowledge; who waits for that,
+and where, is the server's business. Invariant: what commit() returned from survives the end of the process, and what
+was committed before a SyncPoint that has run survives the loss of power.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from geventstalk.job import Job, Ledger
+from geventstalk.records import Epoch, apply_change, decode_whole, encode_change, encode_whole
+from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, SyncPoint
+
+ALWAYS: Final = 0
+"""The fsync period of `-f0`: before each reply."""
+MS_NS: Final = 1_000_000
+
+
+class Store(Ledger):
+    """The engine's ledger over a journal. `fsync_ms` is None for never, 0 for before each reply, else a period."""
+
+    def __init__(self, journal: Journal, fsync_ms: int | None, epoch: Epoch) -> None:
+        self._journal = journal
+        self._fsync_ms = fsync_ms
+        self._epoch = epoch
+        self._find: Callable[[int], tuple[Job, bytes] | None] = _nothing
+        self._sync_due_ns = 0  # 0: nothing is committed that is not on the device
+
+    # --- the ledger
+
+    def put(self, job: Job, tube_name: bytes) -> None:
+        job.segment = self._journal.current
+        self._journal.append(job.id, FULL, encode_whole(job, tube_name, self._epoch))
+
+    def change(self, job: Job) -> None:
+        self._journal.append(job.id, CHANGE, encode_change(job, self._epoch))
+
+    def delete(self, job: Job) -> None:
+        self._journal.append(job.id, DELETE, b"")
+
+    # --- start
+
+    def replay(self) -> Iterator[tuple[Job, bytes]]:
+        """Every job that the journal kept, with the name of its tube, in order of id. Raises JournalDamaged."""
+        jobs: dict[int, tuple[Job, bytes]] = {}
+        for record in self._journal.replay():
+            try:
+                if record.kind == FULL:
+                    job, name = decode_whole(record.key, record.payload, self._epoch)
+                    job.segment = record.segment
+                    jobs[record.key] = job, name
+                elif record.kind == CHANGE:
+                    apply_change(jobs[record.key][0], record.payload, self._epoch)
+                else:
+                    del jobs[record.key]
+            except (ValueError, KeyError) as error:
+                where = f"segment {record.segment}, job {record.key}"
+                raise JournalDamaged(f"journal record is not a job's ({where}): {error}") from error
+        for id in sorted(jobs):
+            yield jobs.pop(id)
+
+    def start(self, find: Callable[[int], tuple[Job, bytes] | None]) -> int:
+        """Ready to write. `find` gives a job and its tube's name by id. Returns the first id that was never used."""
+        self._find = find
+        self._journal.start()
+        return self._journal.high_water + 1
+
+    # --- every turn
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something happened that commit() has not written yet."""
+        return self._journal.dirty
+
+    @property
+    def appended(self) -> int:
+        """Counts changes; two equal readings mean that nothing changed between them."""
+        return self._journal.appended
+
+    @property
+    def syncs_before_replies(self) -> bool:
+        """Whether a reply to a change has to wait for a SyncPoint."""
+        return self._fsync_ms == ALWAYS
+
+    def commit(self, now_ns: int) -> None:
+        """Writes all changes since the last time in one transaction. Raises JournalFailed: then none is safe."""
+        self._journal.commit()
+        if self._fsync_ms and not self._sync_due_ns:
+            self._sync_due_ns = now_ns + self._fsync_ms * MS_NS
+
+    @property
+    def sync_due_ns(self) -> int:
+        """When the policy wants a sync of what was committed; 0 when it wants none."""
+        return self._sync_due_ns
+
+    def sync_point(self) -> SyncPoint | None:
+        """What is to be synced now, by the caller, wherever it may wait; None when there is nothing."""
+        self._sync_due_ns = 0
+        return self._journal.sync_point()
+
+    # --- compaction
+
+    def wants_compaction(self) -> bool:
+        """Whether compact_slice() has something to do."""
+        return self._journal.wants_compaction()
+
+    def compact_slice(self) -> None:
+        """Moves some live jobs out of the oldest segment; about a millisecond. Raises JournalFailed."""
+        self._journal.compact_slice(self._payload_of)
+
+    def _payload_of(self, id: int) -> bytes | None:
+        found = self._find(id)
+        if found is None:
+            return None
+        job, name = found
+        job.segment = self._journal.current
+        return encode_whole(job, name, self._epoch)
+
+    # --- numbers and end
+
+    def facts(self) -> dict[str, object]:
+        """Statistics by their key."""
+        journal = self._journal
+        return {
+            "binlog-oldest-index": journal.oldest,
+            "binlog-current-index": journal.current,
+            "binlog-records-migrated": journal.records_moved,
+            "binlog-records-written": journal.records_written,
+            "binlog-max-size": journal.segment_bytes,
+            "journal-bytes": journal.disk_bytes,
+            "journal-live-bytes": journal.live.total_bytes,
+        }
+
+    def close(self) -> None:
+        """Writes, syncs and seals everything. Raises JournalFailed."""
+        self._journal.close()
+
+    def abandon(self) -> None:
+        """Gives up after a failure, writing nothing more."""
+        self._journal.abandon()
+
+
+def _nothing(id: int) -> tuple[Job, bytes] | None:
+    raise AssertionError(f"job {id} is asked for before start()")
