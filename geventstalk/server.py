@@ -1,0 +1,462 @@
+"""gevent: listeners, a greenlet for each connection, the clock greenlet, the commit at the end of a turn, the end.
+
+A turn of the event loop: every connection that is readable gives its bytes to its session, under the one lock and
+without yielding; then _end_turn() commits what all of them changed in one transaction, and only then their replies
+leave. Under `-f0` replies to changes also wait for an fsync, which happens in a thread unless everybody waits for it.
+Invariant: no reply leaves before the commit that covers it; after a failed commit no reply leaves at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import time
+from typing import Any
+
+import gevent
+from gevent.event import Event
+from gevent.lock import BoundedSemaphore
+from gevent.server import StreamServer
+
+from geventstalk._version import __version__
+from geventstalk.config import Settings
+from geventstalk.connection import Connection
+from geventstalk.engine import NEVER, Engine
+from geventstalk.job import Job
+from geventstalk.logs import Trace, make_trace
+from geventstalk.records import Epoch
+from geventstalk.session import MOVE_SLICE, Service, Session
+from geventstalk.store import Store
+from journal import Journal, JournalError, JournalLocked
+
+EXIT_OK = 0
+EXIT_REPLAY = 1
+EXIT_LOCKED = 10
+EXIT_JOURNAL = 74
+
+HOUSEKEEPING_S = 0.05
+PROGRESS_EVERY_S = 2.0
+ACCEPT_RETRY_S = 0.1
+
+
+class Server:
+    """Serves on listening sockets until stop(). A server runs once."""
+
+    def __init__(self, settings: Settings, listeners: list[socket.socket], log: logging.Logger) -> None:
+        self._settings = settings
+        self._listeners = listeners
+        self._log = log
+        self._trace = make_trace(settings.verbose)
+        self._lock = BoundedSemaphore(1)
+        self._loop: Any = gevent.get_hub().loop
+        self._store: Store | None = None
+        self._engine = Engine(time.monotonic_ns())
+        self._service = Service(self._engine, settings.max_job_bytes, self._facts)
+        self._connections: dict[int, Connection] = {}
+        self._touched: list[Connection] = []
+        self._turn_scheduled = False
+        self._armed_ns = NEVER
+        self._nudge = Event()
+        self._written = Event()
+        self._held: list[tuple[Connection, bytes]] = []
+        self._sync_wanted = Event()
+        self._stopped = Event()
+        self._exit_code = EXIT_OK
+        self._id = secrets.token_hex(8)
+        self._uname = os.uname()
+
+    def run(self) -> int:
+        """Opens the journal, brings its jobs back, serves until stopped. Returns the exit code of the process."""
+        try:
+            self._open_journal()
+        except JournalError as error:
+            self._log.error("%s", error)
+            return EXIT_LOCKED if isinstance(error, JournalLocked) else EXIT_REPLAY
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                gevent.signal_handler(number, self.stop)
+        gevent.signal_handler(signal.SIGUSR1, self.drain, True)
+        gevent.signal_handler(signal.SIGUSR2, self.drain, False)
+        greenlets = [gevent.spawn(self._keep_time)]
+        if self._store is not None:
+            greenlets += [gevent.spawn(self._sync_when_due), gevent.spawn(self._keep_house)]
+        # Jobs, tubes and sessions are free of cycles, and a collection with a million jobs stops everything for
+        # 200 ms. What a connection leaves behind is taken apart by hand in Connection.close().
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        acceptors = [_Acceptor(listener, self) for listener in self._listeners]
+        for acceptor in acceptors:
+            acceptor.start()
+        self._stopped.wait()
+        for acceptor in acceptors:
+            acceptor.stop()
+        gevent.killall(greenlets)
+        return self._finish()
+
+    def stop(self) -> None:
+        """Ends run() cleanly: what was answered is safe, what was not answered is not done."""
+        self._stopped.set()
+
+    def drain(self, on: bool) -> None:
+        """While draining, puts are refused; everything else goes on."""
+        with self._lock:
+            self._engine.draining = on
+        self._log.info("draining" if on else "no longer draining")
+
+    # --- start and end
+
+    def _open_journal(self) -> None:
+        directory = self._settings.journal
+        if directory is None:
+            return
+        journal = Journal(directory, segment_bytes=self._settings.segment_bytes, compact=self._settings.compact)
+        if journal.created:
+            self._log.info("created journal directory %s", directory)
+        _warn_of_binlog(directory, self._log)
+        now_ns = time.monotonic_ns()
+        store = Store(journal, self._settings.fsync_ms, Epoch(time.time_ns(), now_ns))
+        engine = self._engine
+        begun_s = shown_s = time.monotonic()
+        count = 0
+        for job, tube_name in store.replay():
+            engine.restore(job, tube_name, now_ns)
+            count += 1
+            if not count & 0xFFF and time.monotonic() - shown_s > PROGRESS_EVERY_S:
+                shown_s = time.monotonic()
+                self._log.info("replaying the journal: %d jobs so far", count)
+        engine.next_id = max(engine.next_id, store.start(self._find))
+        engine.ledger = store
+        self._store = store
+        self._log.info(
+            "replayed the journal: %d jobs in %.1f s (%d ready, %d delayed, %d buried)",
+            count,
+            time.monotonic() - begun_s,
+            engine.ready_count,
+            engine.delayed_count,
+            engine.buried_count,
+        )
+
+    def _find(self, id: int) -> tuple[Job, bytes] | None:
+        job = self._engine.jobs.get(id)
+        return None if job is None else (job, self._engine.tube_of(job).name)
+
+    def _finish(self) -> int:
+        if self._exit_code == EXIT_OK:
+            try:
+                self._end_turn()
+                if self._store is not None:
+                    point = self._store.sync_point()
+                    if point is not None:
+                        point.run()
+                    self._release(self._held)
+                    self._store.close()
+            except JournalError as error:
+                self._fail(error)
+        for connection in list(self._connections.values()):
+            connection.close()
+        return self._exit_code
+
+    def _fail(self, error: JournalError) -> None:
+        """The journal cannot be written: nothing since the last commit is acknowledged, and the process ends."""
+        if self._exit_code == EXIT_OK:
+            self._log.error("%s; stopping, nothing since the last commit was acknowledged", error)
+            self._exit_code = EXIT_JOURNAL
+        self._stopped.set()
+
+    # --- connections
+
+    def serve(self, sock: socket.socket) -> None:
+        """A connection's whole life; runs in its greenlet."""
+        fd = sock.fileno()
+        if self._trace:
+            self._trace.accept(fd)
+        with self._lock:
+            session = Session(self._service)
+        if self._trace and self._trace.wire:
+            session.trace = _WireTrace(self._trace, fd)
+        connection = Connection(sock, session, self._step)
+        self._connections[session.number] = connection
+        try:
+            connection.serve()
+        finally:
+            if not self._stopped.is_set():
+                connection.close()
+                self._give_back(session)
+            if self._trace:
+                self._trace.close(fd)
+
+    def _give_back(self, session: Session) -> None:
+        """Returns what a client held that is gone, slice by slice."""
+        while True:
+            with self._lock:
+                done = session.leave(time.monotonic_ns())
+            self._schedule_turn()
+            if done:
+                self._connections.pop(session.number)
+                return
+            gevent.sleep(0)
+
+    def _step(self, connection: Connection, data: bytes | None) -> None:
+        """Gives bytes to a session; none (b"") lets it go on, None is the end of what the client sends."""
+        session = connection.session
+        store = self._store
+        before = 0 if store is None else store.appended
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            try:
+                if data is None:
+                    session.hang_up(now_ns)
+                elif data:
+                    session.receive(data, now_ns)
+                else:
+                    session.run(now_ns)
+            except Exception:
+                self._log.exception("a command failed in a way it must not; closing its connection")
+                session.out.append(b"INTERNAL_ERROR\r\n")
+                session.closed = True
+        if store is not None and store.appended != before:
+            connection.changed = True
+        if not connection.touched:
+            connection.touched = True
+            self._touched.append(connection)
+        if not self._turn_scheduled:
+            self._schedule_turn()
+
+    # --- the end of a turn
+
+    def _schedule_turn(self) -> None:
+        if not self._turn_scheduled:
+            self._turn_scheduled = True
+            self._loop.run_callback(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._turn_scheduled = False
+        if self._exit_code:
+            return
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            self._collect_served()
+            touched = self._touched
+            self._touched = []
+            store = self._store
+            if store is not None and store.dirty:
+                try:
+                    store.commit(now_ns)
+                except JournalError as error:
+                    self._fail(error)
+                    return
+                self._written.set()
+        if store is not None and store.syncs_before_replies:
+            self._flush_durably(touched)
+        else:
+            for connection in touched:
+                connection.touched = False
+                session = connection.session
+                if session.out:
+                    connection.send(session.take_out())
+                connection.after_flush()
+        self._arm(now_ns)
+
+    def _collect_served(self) -> None:
+        """Clients whose wait ended in this turn have replies, too."""
+        served = self._engine.served
+        if served:
+            for client in served:
+                connection = self._connections.get(client.number)
+                if connection is not None and not connection.touched:
+                    connection.touched = True
+                    self._touched.append(connection)
+            served.clear()
+
+    def _flush_durably(self, touched: list[Connection]) -> None:
+        """Under `-f0`: replies to changes, and what comes behind them, wait until the changes are on the device."""
+        for connection in touched:
+            connection.touched = False
+            session = connection.session
+            if session.out:
+                data = session.take_out()
+                if connection.changed or connection.holds:
+                    connection.changed = False
+                    connection.hold(data)
+                    self._held.append((connection, data))
+                else:
+                    connection.send(data)
+            connection.after_flush()
+        if self._held and not self._sync_wanted.is_set():
+            if len(self._held) + self._engine.waiting_count >= len(self._connections):
+                self._sync_here()
+            else:
+                self._sync_wanted.set()
+
+    def _sync_here(self) -> None:
+        """Nobody is connected who would not wait for this fsync anyway, so it needs no thread."""
+        assert self._store is not None
+        held = self._held
+        self._held = []
+        point = self._store.sync_point()
+        try:
+            if point is not None:
+                point.run()
+        except JournalError as error:
+            self._fail(error)
+            return
+        self._release(held)
+
+    def _release(self, held: list[tuple[Connection, bytes]]) -> None:
+        for connection, data in held:
+            connection.release(data)
+
+    # --- greenlets
+
+    def _keep_time(self) -> None:
+        """Sleeps until the next deadline of the engine, and lets happen what is due, in slices."""
+        while True:
+            now_ns = time.monotonic_ns()
+            with self._lock:
+                done = self._engine.advance(now_ns, MOVE_SLICE)
+                deadline_ns = self._engine.next_deadline_ns()
+            if self._engine.served:
+                self._schedule_turn()
+            if not done:
+                gevent.sleep(0)
+                continue
+            self._armed_ns = deadline_ns
+            self._nudge.clear()
+            timeout_s = None if deadline_ns == NEVER else max(0, deadline_ns - time.monotonic_ns()) / 1e9
+            self._nudge.wait(timeout_s)
+
+    def _arm(self, now_ns: int) -> None:
+        """Wakes the clock when something is due earlier than it knows."""
+        deadline_ns = self._engine.next_deadline_ns()
+        if deadline_ns != NEVER and (self._armed_ns == NEVER or deadline_ns < self._armed_ns):
+            self._nudge.set()
+
+    def _sync_when_due(self) -> None:
+        """fsyncs in a thread: under `-fMS` MS after the first commit that needs it, under `-f0` when replies wait."""
+        store = self._store
+        assert store is not None
+        pool = gevent.get_hub().threadpool
+        while True:
+            if store.syncs_before_replies:
+                self._sync_wanted.wait()
+            else:
+                self._written.wait()
+                due_ns = store.sync_due_ns
+                if due_ns:
+                    gevent.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+            held = self._held
+            self._held = []
+            point = store.sync_point()
+            try:
+                if point is not None:
+                    pool.apply(point.run)
+            except JournalError as error:
+                self._fail(error)
+                return
+            self._release(held)
+            if not self._held:
+                self._sync_wanted.clear()
+                self._written.clear()
+
+    def _keep_house(self) -> None:
+        """Compacts in slices, one a turn, as long as there is something to compact."""
+        store = self._store
+        assert store is not None
+        while True:
+            gevent.sleep(HOUSEKEEPING_S)
+            try:
+                while store.wants_compaction():
+                    with self._lock:
+                        store.compact_slice()
+                    gevent.sleep(0)
+            except JournalError as error:
+                self._fail(error)
+                return
+
+    # --- statistics
+
+    def _facts(self) -> dict[str, object]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        uname = self._uname
+        facts: dict[str, object] = {
+            "pid": os.getpid(),
+            "version": __version__.encode(),
+            "rusage-utime": f"{usage.ru_utime:.6f}",
+            "rusage-stime": f"{usage.ru_stime:.6f}",
+            "id": self._id,
+            "hostname": uname.nodename.encode(),
+            "os": uname.version.encode(),
+            "platform": uname.machine.encode(),
+        }
+        if self._store is not None:
+            return facts | self._store.facts()
+        return facts | {
+            "binlog-oldest-index": 0,
+            "binlog-current-index": 0,
+            "binlog-records-migrated": 0,
+            "binlog-records-written": 0,
+            "binlog-max-size": self._settings.segment_bytes,
+        }
+
+
+class _Acceptor(StreamServer):
+    """Accepts connections; when there is no descriptor left for one, it waits and tries again."""
+
+    def __init__(self, listener: socket.socket, server: Server) -> None:
+        base: Any = super()  # its stubs know neither raw greenlets nor its own hooks
+        base.__init__(listener, server.serve, spawn=gevent.spawn_raw)
+        self._log = server._log
+        self._refused = False
+
+    def do_read(self) -> Any:
+        """The next connection as (socket,), or None when there is none to be had now."""
+        listener: Any = self.socket
+        try:
+            fd, _ = listener._accept()
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                self._pause(error)
+            return None
+        self._refused = False
+        sock = socket.socket(listener.family, listener.type, listener.proto, fileno=fd)
+        sock.setblocking(False)
+        return (sock,)
+
+    def _pause(self, error: OSError) -> None:
+        if not self._refused:
+            self._refused = True
+            self._log.warning("cannot accept a connection: %s; others are served, trying again", error.strerror)
+        self.stop_accepting()
+        base: Any = self
+        base._timer = base.loop.timer(ACCEPT_RETRY_S)
+        base._timer.start(base._start_accepting_if_started)
+
+
+class _WireTrace:
+    """Turns a session's lines into those of `-VV`."""
+
+    def __init__(self, trace: Trace, fd: int) -> None:
+        self._trace = trace
+        self._fd = fd
+
+    def __call__(self, direction: str, data: bytes) -> None:
+        if direction == "<":
+            self._trace.command(self._fd, data)
+        else:
+            self._trace.reply(self._fd, data.partition(b"\r\n")[0])
+
+
+def _warn_of_binlog(directory: str, log: logging.Logger) -> None:
+    """beanstalkd's files are not read; somebody who replaced it must hear of that before missing the jobs."""
+    names = [name for name in os.listdir(directory) if name.startswith("binlog.")]
+    if names:
+        log.warning("%s holds %d binlog files of beanstalkd, which are not read", directory, len(names))
