@@ -107,7 +107,7 @@ class Connection:
     def after_flush(self) -> None:
         """The turn is over for this connection: whatever it could not do in it goes on in the next one."""
         session = self.session
-        stopped = not session.waiting and not self._reader.active
+        stopped = not self._reader.active and not self._check.active
         if session.closed or (not self._unsent and (session.unfinished or stopped)):
             self.poke()
 

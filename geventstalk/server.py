@@ -63,7 +63,9 @@ class Server:
         self._turn_scheduled = False
         self._armed_ns = NEVER
         self._nudge = Event()
-        self._written = Event()
+        self._written = Event()  # there is something to fsync
+        self._grown = Event()  # there may be something to compact
+        self._grown.set()
         self._held: list[tuple[Connection, bytes]] = []
         self._sync_wanted = Event()
         self._stopped = Event()
@@ -85,7 +87,11 @@ class Server:
         gevent.signal_handler(signal.SIGUSR2, self.drain, False)
         greenlets = [gevent.spawn(self._keep_time)]
         if self._store is not None:
-            greenlets += [gevent.spawn(self._sync_when_due), gevent.spawn(self._keep_house)]
+            greenlets.append(gevent.spawn(self._keep_house))
+            if self._store.syncs_before_replies:
+                greenlets.append(gevent.spawn(self._sync_for_replies))
+            elif self._settings.fsync_ms is not None:
+                greenlets.append(gevent.spawn(self._sync_when_due))
         # Jobs, tubes and sessions are free of cycles, and a collection with a million jobs stops everything for
         # 200 ms. What a connection leaves behind is taken apart by hand in Connection.close().
         gc.collect()
@@ -253,6 +259,7 @@ class Server:
                     self._fail(error)
                     return
                 self._written.set()
+                self._grown.set()
         if store is not None and store.syncs_before_replies:
             self._flush_durably(touched)
         else:
@@ -339,37 +346,47 @@ class Server:
             self._nudge.set()
 
     def _sync_when_due(self) -> None:
-        """fsyncs in a thread: under `-fMS` MS after the first commit that needs it, under `-f0` when replies wait."""
+        """Under `-fMS`: an fsync in a thread, MS after the first commit that it covers."""
         store = self._store
         assert store is not None
-        pool = gevent.get_hub().threadpool
-        while True:
-            if store.syncs_before_replies:
-                self._sync_wanted.wait()
-            else:
-                self._written.wait()
-                due_ns = store.sync_due_ns
-                if due_ns:
-                    gevent.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+        while self._exit_code == EXIT_OK:
+            self._written.wait()
+            self._written.clear()
+            if store.sync_due_ns:
+                gevent.sleep(max(0, store.sync_due_ns - time.monotonic_ns()) / 1e9)
+                self._sync_away()
+
+    def _sync_for_replies(self) -> None:
+        """Under `-f0`: an fsync in a thread for all replies that wait, then one for those that came meanwhile."""
+        while self._exit_code == EXIT_OK:
+            self._sync_wanted.wait()
             held = self._held
             self._held = []
-            point = store.sync_point()
-            try:
-                if point is not None:
-                    pool.apply(point.run)
-            except JournalError as error:
-                self._fail(error)
-                return
-            self._release(held)
+            if self._sync_away():
+                self._release(held)
             if not self._held:
                 self._sync_wanted.clear()
-                self._written.clear()
+
+    def _sync_away(self) -> bool:
+        """fsyncs what is committed, in a thread; returns whether it is on the device. A failure ends the server."""
+        assert self._store is not None
+        try:
+            point = self._store.sync_point()
+            if point is not None:
+                gevent.get_hub().threadpool.apply(point.run)
+        except JournalError as error:
+            self._fail(error)
+            return False
+        return True
 
     def _keep_house(self) -> None:
-        """Compacts in slices, one a turn, as long as there is something to compact."""
+        """Compacts in slices, one a turn, while there is something to compact; sleeps while nothing is written."""
         store = self._store
         assert store is not None
         while True:
+            if not store.settling:
+                self._grown.clear()
+                self._grown.wait()
             gevent.sleep(HOUSEKEEPING_S)
             try:
                 while store.wants_compaction():

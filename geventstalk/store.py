@@ -107,6 +107,11 @@ class Store(Ledger):
         """Whether compact_slice() has something to do."""
         return self._journal.wants_compaction()
 
+    @property
+    def settling(self) -> bool:
+        """Whether segments are being made, sealed or removed, so that wants_compaction() may change by itself."""
+        return self._journal.settling
+
     def compact_slice(self) -> None:
         """Moves some live jobs out of the oldest segment; about a millisecond. Raises JournalFailed."""
         self._journal.compact_slice(self._payload_of)

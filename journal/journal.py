@@ -268,6 +268,11 @@ class Journal:
         standing = sum(sealed.bytes for sealed in self._sealed[self._retiring :])
         return not self.live.by_segment.get(victim.number) or standing > 2 * self.live.total_bytes
 
+    @property
+    def settling(self) -> bool:
+        """Whether the worker has something to do or to report."""
+        return self._worker.busy
+
     def compact_slice(self, payload_of: Callable[[int], bytes | None]) -> None:
         """Appends some live keys of the oldest segment anew, from their current whole payload, and commits.
 

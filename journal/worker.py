@@ -19,6 +19,7 @@ class Worker:
     def __init__(self) -> None:
         self._todo: SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = SimpleQueue()
         self._done: deque[Callable[[], None]] = deque()
+        self._open = 0  # submitted, and its `done` not run yet
         self._failure: JournalError | None = None
         self._thread: Thread | None = None
 
@@ -27,11 +28,18 @@ class Worker:
         if self._thread is None:
             self._thread = Thread(target=self._run, name="journal", daemon=True)
             self._thread.start()
+        self._open += 1
         self._todo.put((work, done))
+
+    @property
+    def busy(self) -> bool:
+        """Whether work was submitted whose `done` has not been run."""
+        return self._open > 0
 
     def check(self) -> None:
         """Runs the `done` of finished work. Raises the failure of work that failed."""
         while self._done:
+            self._open -= 1
             self._done.popleft()()
         if self._failure is not None:
             raise self._failure
