@@ -20,6 +20,8 @@ _HEAD: Final = Struct("<BIIq")
 _TALLY: Final = Struct("<5I")
 _WHOLE: Final = Struct("<IqB")
 _HAS_TALLY: Final = 0x80
+WHOLE_BYTES: Final = _HEAD.size + _TALLY.size + _WHOLE.size
+"""What a whole job takes beside its body and the name of its tube, at the most."""
 _U32_MAX: Final = 2**32 - 1
 
 

@@ -122,7 +122,12 @@ class Server:
         directory = self._settings.journal
         if directory is None:
             return
-        journal = Journal(directory, segment_bytes=self._settings.segment_bytes, compact=self._settings.compact)
+        journal = Journal(
+            directory,
+            segment_bytes=self._settings.segment_bytes,
+            compact=self._settings.compact,
+            log=self._log.warning,
+        )
         if journal.created:
             self._log.info("created journal directory %s", directory)
         _warn_of_binlog(directory, self._log)

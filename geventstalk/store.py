@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from geventstalk.job import Job, Ledger
-from geventstalk.records import Epoch, apply_change, decode_whole, encode_change, encode_whole
+from geventstalk.records import WHOLE_BYTES, Epoch, apply_change, decode_whole, encode_change, encode_whole
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, SyncPoint
 
 ALWAYS: Final = 0
@@ -30,6 +30,9 @@ class Store(Ledger):
         self._sync_due_ns = 0  # 0: nothing is committed that is not on the device
 
     # --- the ledger
+
+    def admits(self, body_bytes: int, tube_name: bytes) -> bool:
+        return self._journal.admits(WHOLE_BYTES + len(tube_name) + body_bytes)
 
     def put(self, job: Job, tube_name: bytes) -> None:
         job.segment = self._journal.current
@@ -56,7 +59,7 @@ class Store(Ledger):
                     apply_change(jobs[record.key][0], record.payload, self._epoch)
                 else:
                     del jobs[record.key]
-            except (ValueError, KeyError) as error:
+            except ValueError as error:
                 where = f"segment {record.segment}, job {record.key}"
                 raise JournalDamaged(f"journal record is not a job's ({where}): {error}") from error
         for id in sorted(jobs):
@@ -66,6 +69,7 @@ class Store(Ledger):
         """Ready to write. `find` gives a job and its tube's name by id. Returns the first id that was never used."""
         self._find = find
         self._journal.start()
+        self._journal.heal(self._payload_of)
         return self._journal.high_water + 1
 
     # --- every turn

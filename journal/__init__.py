@@ -8,7 +8,8 @@ while it is open. Compaction appends the live keys of the oldest segment anew, s
 """
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked
-from journal.journal import Journal, Record, SyncPoint
+from journal.journal import Journal, SyncPoint
+from journal.replay import Record
 from journal.segment import CHANGE, DELETE, FULL
 
 __all__ = [

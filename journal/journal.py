@@ -1,4 +1,4 @@
-"""The journal of one directory: append, commit, sync, rotate, compact, replay.
+"""The journal of one directory: append, commit, sync, rotate, compact, replay, and room for all of it.
 
 This room must not know SQL nor what a payload means. Not thread-safe: one thread calls it; the journal's own worker
 thread creates, seals and removes segments meanwhile, and run() of a SyncPoint may be called anywhere.
@@ -9,56 +9,72 @@ everything that replaced it is on the device.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final
 
-from journal.errors import JournalDamaged, JournalFull
+from journal.errors import JournalDamaged, JournalFailed, JournalFull
 from journal.liveness import Liveness
 from journal.lock import DirectoryLock
+from journal.replay import (
+    ASIDE_SUFFIX,
+    WATERMARK_NAME,
+    Record,
+    Replay,
+    segment_path,
+    write_watermark,
+)
 from journal.segment import (
     CHANGE,
     DELETE,
     FULL,
-    PART,
+    PAGE_BYTES,
     PART_BYTES,
     ROW_BYTES,
-    Row,
     SegmentReader,
     SegmentWriter,
     WalFile,
     disk_bytes,
     fsync_path,
     remove_files,
+    seal_left_over,
+    split,
 )
+from journal.space import Space
 from journal.worker import Worker
 
-_NAME: Final = re.compile(r"segment-(\d{8,})\.db")
 _SCAN_KEYS: Final = 512
 """Keys of the oldest segment that one slice of compaction looks at."""
 _MOVE_BYTES: Final = 1 << 18
 """Bytes that one slice of compaction moves, give or take a record."""
-
-
-class Record(NamedTuple):
-    """What a replay gives back, in the order it was appended. `segment` is where it stands."""
-
-    key: int
-    kind: int
-    payload: bytes
-    segment: int
+_SEAL_AT_END_BYTES: Final = 1 << 24
+"""A larger WAL is left to the next start, so that a stop takes no longer than it may."""
+_SEGMENT_BYTES_MIN: Final = 1 << 15
+_CAPACITY_SHARE: Final = 16
+"""A segment takes at most this share of the disk or budget, so that a small one can still rotate and compact."""
+_RESERVE_KEY_BYTES: Final = 48
+"""What deleting a key takes in the end, kept in the reserve for each live key."""
+_ADMIT_CHECK_EVERY: Final = 256
+"""Puts between two looks at the disk; what others take of it meanwhile, the reserve covers."""
 
 
 class SyncPoint:
     """Everything that was committed before this was made. run() may be called once, in any thread."""
 
-    def __init__(self, files: list[WalFile]) -> None:
+    def __init__(self, files: list[WalFile], watermark: int, segment: int, records: int) -> None:
         self._files = files
+        self._watermark = watermark
+        self._segment = segment
+        self._records = records
 
     def run(self) -> None:
         """Waits until all of it is on the device. Raises JournalFailed: then nothing waiting for it may be promised."""
         for file in self._files:
             file.sync()
+        try:
+            write_watermark(self._watermark, self._segment, self._records)
+        except OSError as error:
+            raise JournalFailed(f"write to the journal's watermark failed: {error.strerror}") from error
 
 
 class _Sealed:
@@ -72,72 +88,130 @@ class _Sealed:
 
 
 class Journal:
-    """Opens and locks a directory. First exhaust replay(), then start(), then append and commit."""
+    """Opens and locks a directory. First exhaust replay(), then start(), then append and commit.
 
-    def __init__(self, directory: str, *, segment_bytes: int, compact: bool = True) -> None:
+    `budget` is the most the directory may come to, in bytes, None for as much as the disk gives. With `accept_damage`
+    a damaged segment does not stop the start: what it still gives is used, and its file is set aside by heal().
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        segment_bytes: int,
+        compact: bool = True,
+        budget: int | None = None,
+        accept_damage: bool = False,
+        log: Callable[[str], None] = lambda text: None,
+    ) -> None:
         """Raises JournalLocked when the directory cannot be had."""
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.compact = compact
         self.records_written = 0
-        self.appended = 0
         self.records_moved = 0
+        self.appended = 0
         self.high_water = 0
         self.live = Liveness()
+        self._accept_damage = accept_damage
+        self._log = log
         self._lock = DirectoryLock(directory)
         self.created = self._lock.created
         self._worker = Worker()
+        self._space = Space(directory, budget)
         self._sealed: list[_Sealed] = []  # oldest first
+        self._damaged: list[_Sealed] = []
         self._writer: SegmentWriter | None = None
         self._next: SegmentWriter | None = None
         self._preparing = False
-        self._batch: list[Row] = []
+        self._batch: list[tuple[int, int, bytes]] = []
         self._estimate = 0  # bytes of WAL that were surely written to the current segment
         self._unsynced: list[WalFile] = []
+        self._watermark = -1
         self._scanned_seq = 0
         self._victim: SegmentReader | None = None
         self._retiring = 0  # segments handed to the worker for removal
+        self._segment_limit = segment_bytes
+        self._slack = 0
+        self._admitted = 0
+        self._tight = False  # the reserve had to be given back: no puts until it stands again
+        self._resizing = False
 
     # --- start
 
-    def segments(self) -> list[tuple[int, str]]:
-        """Number and path of every segment in the directory, oldest first."""
-        found = [(int(match[1]), name) for name in os.listdir(self.directory) if (match := _NAME.fullmatch(name))]
-        return [(number, os.path.join(self.directory, name)) for number, name in sorted(found)]
-
     def replay(self) -> Iterator[Record]:
-        """Every record of every segment, oldest first. Raises JournalDamaged; nothing on disk is changed."""
-        for number, path in self.segments():
-            reader = SegmentReader(path)
-            if reader.number != number:
-                raise JournalDamaged(f"{path} says that it is segment {reader.number}")
-            self.high_water = max(self.high_water, reader.high_water)
-            parts: list[bytes] = []
-            for key, kind, payload in reader.rows():
-                self.high_water = max(self.high_water, key)
-                if kind == PART:
-                    parts.append(payload)
-                    continue
-                if parts:
-                    payload = b"".join([*parts, payload])
-                    parts = []
-                self._account(key, kind, payload, number)
-                yield Record(key, kind, payload, number)
-            sealed = _Sealed(path, number)
-            if os.path.exists(path + "-wal"):
-                self._seal(sealed, reader.seal)
-            else:
-                reader.close()
-                sealed.ready = True
+        """Every record of every segment, oldest first. Raises JournalDamaged behind the last one; changes nothing."""
+        if self._space.free() < 4 * _SEGMENT_BYTES_MIN:
+            self._space.give_back()  # even reading takes some room: SQLite's index of a WAL
+        replay = Replay(self.directory)
+        for record in replay.records():
+            self._account(record.key, record.kind, record.payload, record.segment)
+            yield record
+        self.high_water = replay.high_water
+        for finding in replay.findings:
+            self._log(f"journal: {finding}")
+        if replay.findings and not self._accept_damage:
+            raise JournalDamaged(
+                f"the journal in {self.directory} is damaged ({len(replay.findings)} findings, "
+                f"{self.live.keys} jobs intact); nothing was changed, --accept-damage starts without what is lost"
+            )
+        for found in replay.found:
+            sealed = _Sealed(found.path, found.number)
+            if found.damaged:
+                self._damaged.append(sealed)
+                continue
             self._sealed.append(sealed)
+            if os.path.exists(found.path + "-wal"):
+                self._seal(sealed, partial(self._seal_left_over, found.path, found.records))
+            else:
+                sealed.ready = True
 
     def start(self) -> None:
         """Opens a new segment behind all others. Raises JournalFull or JournalFailed."""
-        number = self._sealed[-1].number + 1 if self._sealed else 1
-        self._writer = SegmentWriter(self._path(number), number, self.high_water)
-        self._unsynced.append(self._writer.wal)
+        number = max([0, *(sealed.number for sealed in (*self._sealed, *self._damaged))]) + 1
+        self._fit_segments()
+        path = segment_path(self.directory, number)
+        try:
+            self._writer = SegmentWriter(path, number, self.high_water)
+        except JournalFull:
+            if not self._space.give_back():
+                raise
+            self._writer = SegmentWriter(path, number, self.high_water)
+        try:
+            self._watermark = os.open(
+                os.path.join(self.directory, WATERMARK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
+        except OSError as error:
+            raise JournalFailed(f"cannot create the journal's watermark: {error.strerror}") from error
         fsync_path(self.directory)
+        if not self._space.resize(self._reserve_target()):
+            self._tight = True
         self._prepare()
+
+    def heal(self, payload_of: Callable[[int], bytes | None]) -> int:
+        """Writes the live keys of damaged segments anew, then sets those files aside under another name.
+
+        Returns how many keys there were. Nothing is deleted. Raises JournalFailed.
+        """
+        keys = 0
+        for sealed in self._damaged:
+            for key in self.live.keys_in(sealed.number):
+                payload = payload_of(key)
+                assert payload is not None, "a live key has a payload"
+                self.append(key, FULL, payload)
+                keys += 1
+        self.commit()
+        if self._damaged:
+            self._guard().run()
+        for sealed in self._damaged:
+            for suffix in ("-wal", "-shm", ""):
+                if os.path.exists(sealed.path + suffix):
+                    os.rename(sealed.path + suffix, sealed.path + ASIDE_SUFFIX + suffix)
+            self._log(f"journal: {sealed.path} is set aside as {sealed.path + ASIDE_SUFFIX}")
+        if self._damaged:
+            fsync_path(self.directory)
+        self._damaged = []
+        return keys
 
     # --- every turn
 
@@ -149,6 +223,7 @@ class Journal:
 
     @property
     def oldest(self) -> int:
+        """The number of the oldest segment."""
         return self._sealed[0].number if self._sealed else self.current
 
     @property
@@ -163,11 +238,9 @@ class Journal:
         self._account(key, kind, payload, writer.number)
         self.appended += 1
         if len(payload) > PART_BYTES:
-            last = (len(payload) - 1) // PART_BYTES * PART_BYTES
-            for at in range(0, last, PART_BYTES):
-                self._batch.append(writer.row(key, PART, payload[at : at + PART_BYTES]))
-            payload = payload[last:]
-        self._batch.append(writer.row(key, kind, payload))
+            self._batch += split(key, payload)
+        else:
+            self._batch.append((key, kind, payload))
         self._estimate += len(payload)
         if key > self.high_water:
             self.high_water = key
@@ -175,36 +248,104 @@ class Journal:
     def commit(self) -> None:
         """Writes the batch in one transaction: from now on it survives the process. Raises JournalFailed."""
         self._worker.check()
-        rows = self._batch
-        if not rows:
+        batch = self._batch
+        if not batch:
             return
         writer = self._writer
         assert writer is not None
         self._batch = []
-        writer.append(rows)
-        self.records_written += len(rows)
+        self._with_room(lambda: writer.append(writer.rows(batch)))
+        self.records_written += len(batch)
         if writer.wal not in self._unsynced:
             self._unsynced.append(writer.wal)
-        self._estimate += 1024  # a commit writes at least one page of 2 KiB, half of it anew on average
-        if self._estimate >= self.segment_bytes // 2:
+        self._estimate += PAGE_BYTES // 2  # a commit writes at least one page, half of it anew on average
+        if self._estimate >= self._segment_limit // 2 or self._tight:
             self._rotate_if_full(writer)
 
     def sync_point(self) -> SyncPoint | None:
         """What is committed and not yet asked to be on the device; None when there is nothing."""
         if not self._unsynced:
             return None
-        point = SyncPoint(self._unsynced)
+        assert self._writer is not None
+        point = SyncPoint(self._unsynced, self._watermark, self._writer.number, self._writer.records)
         self._unsynced = []
         return point
+
+    # --- room
+
+    def admits(self, size: int) -> bool:
+        """Whether there is room for a new key of this payload and for all that may still happen to all keys.
+
+        The directory stays below twice the live bytes and four segments: that is what has to fit.
+        """
+        if self._tight:
+            return False
+        need = 2 * (size + ROW_BYTES) + _RESERVE_KEY_BYTES
+        self._admitted += 1
+        if self._slack < need or self._admitted >= _ADMIT_CHECK_EVERY:
+            self._admitted = 0
+            used = self.disk_bytes
+            bound = 2 * self.live.total_bytes + 4 * self._segment_limit + self._reserve_target()
+            self._slack = self._space.capacity(used) - bound
+        if self._slack < need:
+            return False
+        self._slack -= need
+        return True
+
+    def _reserve_target(self) -> int:
+        return self._segment_limit // 2 + _RESERVE_KEY_BYTES * self.live.keys
+
+    def _fit_segments(self) -> None:
+        """Small segments on a small disk, so that it can rotate and compact at all."""
+        share = self._space.capacity(self.disk_bytes) // _CAPACITY_SHARE
+        self._segment_limit = min(self.segment_bytes, max(share, _SEGMENT_BYTES_MIN))
+
+    def _with_room(self, write: Callable[[], None]) -> None:
+        """Does a write; on a full disk gives the reserve back and does it once more: nothing had been written."""
+        try:
+            write()
+        except JournalFull as full:
+            if not self._space.give_back():
+                raise JournalFailed(str(full)) from full
+            if not self._tight:
+                self._log("journal: the disk is full; puts are refused until there is room again")
+            self._tight = True
+            try:
+                write()
+            except JournalFull as error:
+                raise JournalFailed(str(error)) from error
+
+    def _tend_reserve(self) -> None:
+        """Lets the reserve grow and shrink with the live keys, and stand again when a full disk has room."""
+        target = self._reserve_target()
+        far = abs(target - self._space.reserved) > self._segment_limit // 4
+        if self._resizing or not (far or self._tight):
+            return
+        if self._tight and self._space.free() < target + 2 * self._segment_limit:
+            return
+        self._resizing = True
+        reached: list[bool] = []
+
+        def done() -> None:
+            self._resizing = False
+            if reached[0] and self._tight:
+                self._tight = False
+                self._log("journal: there is room again; puts are accepted")
+
+        self._worker.submit(lambda: reached.append(self._space.resize(target)), done)
 
     # --- segments come and go
 
     def _rotate_if_full(self, writer: SegmentWriter) -> None:
-        if writer.wal.size() < self.segment_bytes or self._next is None:
+        limit = self._segment_limit // 4 if self._tight else self._segment_limit
+        if writer.wal.size() < limit:
+            return
+        if self._next is None:
+            self._prepare()
             return
         fresh = self._next
         self._next = None
-        fresh.set_high_water(self.high_water)
+        self._with_room(lambda: fresh.set_high_water(self.high_water))
         self._unsynced.append(fresh.wal)
         self._writer = fresh
         self._estimate = 0
@@ -214,11 +355,24 @@ class Journal:
         self._prepare()
 
     def _seal(self, sealed: _Sealed, work: Callable[[], None]) -> None:
+        def seal() -> None:
+            try:
+                work()
+            except JournalFull:
+                if not self._space.give_back():
+                    raise
+                work()
+
         def done() -> None:
             sealed.ready = True
             sealed.bytes = disk_bytes(sealed.path)
 
-        self._worker.submit(work, done)
+        self._worker.submit(seal, done)
+
+    def _seal_left_over(self, path: str, records: int) -> None:
+        torn = seal_left_over(path, records)
+        if torn:
+            self._log(f"journal: {path} ended in a torn write of {torn} bytes, which nobody was told of")
 
     def _prepare(self) -> None:
         """Has the worker create the next segment, so that rotation costs no time. A full disk only puts it off."""
@@ -231,7 +385,7 @@ class Journal:
 
         def work() -> None:
             try:
-                made.append(SegmentWriter(self._path(number), number, 0))
+                made.append(SegmentWriter(segment_path(self.directory, number), number, 0))
                 fsync_path(self.directory)
             except JournalFull:
                 return
@@ -242,9 +396,6 @@ class Journal:
 
         self._worker.submit(work, done)
 
-    def _path(self, number: int) -> str:
-        return os.path.join(self.directory, f"segment-{number:08d}.db")
-
     # --- compaction
 
     @property
@@ -253,11 +404,17 @@ class Journal:
         writer = self._writer
         return sum(sealed.bytes for sealed in self._sealed) + (disk_bytes(writer.path) if writer else 0)
 
+    @property
+    def settling(self) -> bool:
+        """Whether the worker has something to do or to report, or the disk is full."""
+        return self._worker.busy or self._tight
+
     def wants_compaction(self) -> bool:
         """Whether compact_slice() has something worth doing: sealed segments hold more garbage than live records."""
         self._worker.check()
         if self._next is None:
             self._prepare()
+        self._tend_reserve()
         if not self.compact or len(self._sealed) <= self._retiring:
             return False
         if self._victim is not None:
@@ -266,12 +423,8 @@ class Journal:
         if not victim.ready:
             return False
         standing = sum(sealed.bytes for sealed in self._sealed[self._retiring :])
-        return not self.live.by_segment.get(victim.number) or standing > 2 * self.live.total_bytes
-
-    @property
-    def settling(self) -> bool:
-        """Whether the worker has something to do or to report."""
-        return self._worker.busy
+        factor = 1.25 if self._tight else 2
+        return not self.live.by_segment.get(victim.number) or standing > factor * self.live.total_bytes
 
     def compact_slice(self, payload_of: Callable[[int], bytes | None]) -> None:
         """Appends some live keys of the oldest segment anew, from their current whole payload, and commits.
@@ -300,15 +453,20 @@ class Journal:
         if not self.live.by_segment.get(victim.number):
             self._retire(victim)
 
+    def _guard(self) -> SyncPoint:
+        """A sync of all that was committed. The policy's own sync may be on its way in another thread, so this one
+
+        asks again. Segments before the current one are sealed, and thereby synced, earlier in the worker's order.
+        """
+        assert self._writer is not None
+        return SyncPoint([self._writer.wal], self._watermark, self._writer.number, self._writer.records)
+
     def _retire(self, victim: _Sealed) -> None:
         if self._victim is not None:
             self._victim.close()
             self._victim = None
         self._retiring += 1
-        # The policy's own sync may be on its way in another thread, so this one asks again for what guards the unlink.
-        # Segments before the current one are sealed, and thereby synced, earlier in the worker's order.
-        assert self._writer is not None
-        point = SyncPoint([self._writer.wal])
+        point = self._guard()
 
         def work() -> None:
             point.run()
@@ -327,14 +485,21 @@ class Journal:
     def close(self) -> None:
         """Commits, syncs and seals everything and gives the directory back. Raises JournalFailed."""
         try:
-            if self._writer is not None:
+            writer = self._writer
+            if writer is not None:
                 self.commit()
-                self._worker.submit(self._writer.seal, lambda: None)
+                self._guard().run()
                 if self._victim is not None:
                     self._victim.close()
+                if writer.records == 0 and self._sealed:
+                    self._worker.submit(writer.discard, lambda: None)
+                elif writer.wal.size() <= _SEAL_AT_END_BYTES:
+                    self._worker.submit(writer.seal, lambda: None)
             self._worker.close()
             if self._next is not None:
                 self._next.discard()
+        except JournalFull as error:
+            raise JournalFailed(str(error)) from error
         finally:
             self._lock.close()
 

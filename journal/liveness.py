@@ -52,9 +52,11 @@ class Liveness:
         self._grow(segment, size)
 
     def change(self, key: int, segment: int, size: int) -> None:
-        """A change of a live key was written: the change before it is dead."""
-        page = self._pages[key >> _PAGE_BITS]
+        """A change was written: the change before it is dead. Nothing happens for a key that is not live."""
+        page = self._pages.get(key >> _PAGE_BITS)
         at = key & _PAGE_MASK
+        if page is None or not page.wholes[at]:
+            return
         before = page.changes[at]
         if before:
             self._shrink(before)
@@ -62,9 +64,11 @@ class Liveness:
         self._grow(segment, size)
 
     def delete(self, key: int) -> None:
-        """The key is dead, and all that stood for it."""
-        page = self._pages[key >> _PAGE_BITS]
+        """The key is dead, and all that stood for it. Nothing happens for a key that is not live."""
+        page = self._pages.get(key >> _PAGE_BITS)
         at = key & _PAGE_MASK
+        if page is None or not page.wholes[at]:
+            return
         self._drop(page, at)
         page.wholes[at] = 0
         page.count -= 1
@@ -76,6 +80,15 @@ class Liveness:
         """The segment of the key's whole record; 0 when the key is not live."""
         page = self._pages.get(key >> _PAGE_BITS)
         return 0 if page is None else page.wholes[key & _PAGE_MASK] >> _BYTES_BITS
+
+    def keys_in(self, segment: int) -> list[int]:
+        """The live keys whose whole record, or whose last change, stands in a segment. O(keys)."""
+        return [
+            number << _PAGE_BITS | at
+            for number, page in self._pages.items()
+            for at in range(_PAGE_KEYS)
+            if page.wholes[at] and segment in (page.wholes[at] >> _BYTES_BITS, page.changes[at] >> _BYTES_BITS)
+        ]
 
     def _drop(self, page: _Page, at: int) -> None:
         self._shrink(page.wholes[at])

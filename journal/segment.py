@@ -1,9 +1,11 @@
 """One segment: a plain SQLite file of records, written in WAL mode. The only room that speaks SQL.
 
 This room must not know what a payload means, nor of other segments. Schema, format version 1:
-  record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ... without a gap; kind is FULL, CHANGE, DELETE or PART;
+  record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ... without a gap; kind is FULL, CHANGE or DELETE, or
+  PART ... LAST for a FULL one that is too large for a row: LAST begins with the number of its PARTs (u32);
   crc is the CRC-32 of the payload, begun with a number made of seq, key and kind.
-  meta(name, value): `segment` its number, `high_water` the largest key ever written before it.
+  meta(name, value): `segment` its number, `high_water` the largest key ever written before it, and, once the segment is
+  sealed, `records` their count.
 Commits never wait for the device (synchronous=OFF); sync() does, on the `-wal` file, from any thread. SQLite's locks
 are on the database and `-shm` files, so a descriptor of the `-wal` file may come and go without losing them.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
+from struct import Struct
 from typing import Final
 from urllib.parse import quote
 from zlib import crc32
@@ -23,16 +26,21 @@ FULL: Final = 1
 CHANGE: Final = 2
 DELETE: Final = 3
 PART: Final = 4
+LAST: Final = 5
 
 APPLICATION_ID: Final = 0x67767374  # "gvst"
 FORMAT_VERSION: Final = 1
 PAGE_BYTES: Final = 2048
 """A commit writes whole pages to the WAL: small ones waste less on a single record, large ones less on large bodies."""
 PART_BYTES: Final = 1 << 24
-"""A larger payload is written as PART records before its FULL one: SQLite holds at most 10**9 bytes in a value."""
+"""A larger payload is written in parts: SQLite holds at most 10**9 bytes in a value."""
 ROW_BYTES: Final = 24
 """About what a record takes on disk beside its payload."""
 
+_PARTS: Final = Struct("<I")
+_WAL_HEAD_BYTES: Final = 32
+_FRAME_HEAD_BYTES: Final = 24
+_INDEX_BYTES: Final = 1 << 15  # by so much SQLite's index of a WAL grows
 _INSERT: Final = "INSERT INTO record(seq, key, kind, crc, payload) VALUES(?, ?, ?, ?, ?)"
 _SCHEMA: Final = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -47,6 +55,30 @@ Row = tuple[int, int, int, int, bytes]
 def checksum(seq: int, key: int, kind: int, payload: bytes) -> int:
     """CRC-32 of the payload that also depends on where it stands, so that a moved record does not pass for another."""
     return crc32(payload, (key ^ (key >> 32) ^ (kind << 29) ^ (seq << 3)) & 0xFFFFFFFF)
+
+
+def split(key: int, payload: bytes) -> list[tuple[int, int, bytes]]:
+    """A whole record that is too large for one row, as the batch of rows that join() makes one again."""
+    parts = [payload[at : at + PART_BYTES] for at in range(0, len(payload), PART_BYTES)]
+    last = parts.pop()
+    return [*((key, PART, part) for part in parts), (key, LAST, _PARTS.pack(len(parts)) + last)]
+
+
+def join(reader: SegmentReader) -> Iterator[tuple[int, int, bytes]]:
+    """The reader's records with those that were split made whole; one that misses a part is skipped."""
+    parts: list[bytes] = []
+    for key, kind, payload in reader.rows():
+        if kind == PART:
+            parts.append(payload)
+        elif kind == LAST:
+            if len(payload) >= _PARTS.size and _PARTS.unpack_from(payload)[0] == len(parts):
+                yield key, FULL, b"".join([*parts, payload[_PARTS.size :]])
+            else:
+                reader.skipped += 1
+            parts = []
+        else:
+            parts = []
+            yield key, kind, payload
 
 
 class WalFile:
@@ -73,33 +105,42 @@ class SegmentWriter:
     """A new segment, open for appending."""
 
     def __init__(self, path: str, number: int, high_water: int) -> None:
-        """Creates the file. Raises JournalFull or JournalFailed; what was begun is removed then."""
+        """Creates the file, synced. Raises JournalFull or JournalFailed; what was begun is removed then."""
         self.path = path
         self.number = number
         self.records = 0
         try:
+            # Job bodies are nobody else's business; SQLite gives its own files the mode of this one.
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             # check_same_thread: the connection is handed to one other thread once, to be sealed there.
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=16)
+            # The database file must be on the device before the WAL is worth anything: beside an empty database, as
+            # a loss of power may leave it, SQLite deletes the WAL.
             self._db.executescript(
-                f"PRAGMA page_size={PAGE_BYTES}; PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"
+                f"PRAGMA page_size={PAGE_BYTES}; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
                 f"PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-256;"
                 f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION};"
                 f"BEGIN; {_SCHEMA}"
                 f"INSERT INTO meta VALUES('segment', {number}), ('high_water', {high_water}); COMMIT;"
+                f"PRAGMA wal_checkpoint(TRUNCATE); PRAGMA synchronous=OFF;"
             )
             self.wal = WalFile(path + "-wal")
         except (sqlite3.Error, OSError) as error:
             remove_files(path)
-            raise _failure(error, f"cannot create journal segment {path}") from error
+            raise _failure(error, "cannot create journal segment", path) from error
 
-    def row(self, key: int, kind: int, payload: bytes) -> Row:
-        """The next record, to be written by the next append() in the order of these calls."""
-        self.records += 1
-        seq = self.records
-        return (seq, key, kind, checksum(seq, key, kind, payload), payload)
+    def rows(self, batch: Sequence[tuple[int, int, bytes]]) -> list[Row]:
+        """What append() is to write for a batch of (key, kind, payload)."""
+        return [
+            (seq, key, kind, checksum(seq, key, kind, payload), payload)
+            for seq, (key, kind, payload) in enumerate(batch, self.records + 1)
+        ]
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Commits the rows in one transaction, without waiting for the device. Raises JournalFailed."""
+        """Commits the rows in one transaction, without waiting for the device.
+
+        Raises JournalFull, when nothing was written and it may be tried again with more room, or JournalFailed.
+        """
         execute = self._db.execute
         try:
             if len(rows) == 1:
@@ -108,15 +149,24 @@ class SegmentWriter:
                 execute("BEGIN")
                 self._db.executemany(_INSERT, rows)
                 execute("COMMIT")
+            self.records += len(rows)
         except sqlite3.Error as error:
-            raise JournalFailed(f"write to journal segment {self.path} failed: {error}") from error
+            try:
+                if self._db.in_transaction:
+                    execute("ROLLBACK")
+            except sqlite3.Error as worse:
+                raise JournalFailed(f"cannot write to journal segment {self.path}: {worse}") from error
+            raise _failure(error, "cannot write to journal segment", self.path) from error
 
     def set_high_water(self, key: int) -> None:
-        """Notes the largest key written before this segment, which was made ahead of time. Raises JournalFailed."""
+        """Notes the largest key written before this segment, which was made ahead of time.
+
+        Raises JournalFull or JournalFailed.
+        """
         try:
             self._db.execute("UPDATE meta SET value = ? WHERE name = 'high_water'", (key,))
         except sqlite3.Error as error:
-            raise JournalFailed(f"write to journal segment {self.path} failed: {error}") from error
+            raise _failure(error, "cannot write to journal segment", self.path) from error
 
     def discard(self) -> None:
         """Closes and removes a segment that was never used."""
@@ -124,31 +174,26 @@ class SegmentWriter:
         remove_files(self.path)
 
     def seal(self) -> None:
-        """Moves everything from the WAL into the database file, synced, and closes. For a thread away from the hub."""
-        try:
-            self._db.execute("PRAGMA synchronous=FULL")
-            busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._db.close()
-        except sqlite3.Error as error:
-            raise JournalFailed(f"sealing journal segment {self.path} failed: {error}") from error
-        if busy:
-            # Somebody reads the file (sqlite3, a backup); closing left the WAL beside it, which is as good.
-            fsync_path(self.path + "-wal")
+        """Moves everything from the WAL into the database file, synced, and closes. For a thread away from the hub.
+
+        Raises JournalFull, when it may be tried again with more room, or JournalFailed.
+        """
+        _seal(self._db, self.path, self.records)
 
 
 class SegmentReader:
-    """A segment opened for reading; a WAL that a crash left beside it is part of it."""
+    """A segment opened for reading; a WAL that a crash left beside it is part of it, and stays as it is."""
 
     def __init__(self, path: str) -> None:
         """Raises JournalDamaged when this is not a segment of a version that we know."""
         self.path = path
-        # Without a WAL nobody writes to the file, so no lock is needed and nothing is created beside it.
-        mode = "mode=rw" if os.path.exists(path + "-wal") else "mode=ro&immutable=1"
+        # Read-only, so that closing merges nothing. Without a WAL nobody writes to the file: then no lock is needed and
+        # nothing is created beside it.
+        mode = "mode=ro" if os.path.exists(path + "-wal") else "mode=ro&immutable=1"
         try:
             self._db = sqlite3.connect(
                 f"file:{quote(path)}?{mode}", uri=True, isolation_level=None, check_same_thread=False
             )
-            self._db.execute("PRAGMA wal_autocheckpoint=0")
             (application,) = self._db.execute("PRAGMA application_id").fetchone()
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if application != APPLICATION_ID:
@@ -158,41 +203,70 @@ class SegmentReader:
             meta = dict(self._db.execute("SELECT name, value FROM meta"))
             self.number = int(meta["segment"])
             self.high_water = int(meta["high_water"])
-        except sqlite3.Error as error:
-            raise JournalDamaged(f"journal segment {path} cannot be read: {error}") from error
+            self._expected = int(meta["records"]) if "records" in meta else None
+        except (sqlite3.Error, KeyError, TypeError, ValueError) as error:
+            raise JournalDamaged(f"{path} cannot be read as a journal segment: {error}") from error
+        self.records = 0  # the last one that rows() found
+        self.skipped = 0  # how many it left out because they are damaged
 
     def rows(self) -> Iterator[tuple[int, int, bytes]]:
-        """Every record in order as (key, kind, payload). Raises JournalDamaged at the first one that is not intact."""
-        expected = 0
+        """Every intact record in order as (key, kind, payload); the others are counted in `skipped`.
+
+        Raises JournalDamaged where it cannot go on, and behind the last record when some are missing there.
+        """
         try:
             for seq, key, kind, crc, payload in self._db.execute(
                 "SELECT seq, key, kind, crc, payload FROM record ORDER BY seq"
             ):
-                expected += 1
-                if seq != expected or crc != checksum(seq, key, kind, payload):
-                    raise JournalDamaged(f"journal segment {self.path} is damaged at record {expected}")
-                yield key, kind, payload
-        except sqlite3.Error as error:
-            raise JournalDamaged(f"journal segment {self.path} is damaged: {error}") from error
+                self.skipped += seq - self.records - 1
+                self.records = seq
+                if FULL <= kind <= LAST and crc == checksum(seq, key, kind, payload):
+                    yield key, kind, payload
+                else:
+                    self.skipped += 1
+        except (sqlite3.Error, TypeError, OverflowError) as error:
+            raise JournalDamaged(f"{self.path} is damaged behind record {self.records}: {error}") from error
+        if self._expected is not None and self.records != self._expected:
+            raise JournalDamaged(f"{self.path} was sealed with {self._expected} records and has {self.records}")
 
     def keys_after(self, seq: int, limit: int) -> list[tuple[int, int]]:
         """Up to `limit` pairs (seq, key) of whole records behind `seq`, in order."""
         found = self._db.execute(
-            "SELECT seq, key FROM record WHERE seq > ? AND kind = ? ORDER BY seq LIMIT ?", (seq, FULL, limit)
+            "SELECT seq, key FROM record WHERE seq > ? AND kind IN (?, ?) ORDER BY seq LIMIT ?",
+            (seq, FULL, LAST, limit),
         )
         return list(found)
 
-    def seal(self) -> None:
-        """Merges a WAL that a crash left, synced, and closes. For a thread away from the hub."""
-        try:
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._db.close()
-        except sqlite3.Error as error:
-            raise JournalFailed(f"sealing journal segment {self.path} failed: {error}") from error
-
     def close(self) -> None:
         self._db.close()
+
+
+def _seal(db: sqlite3.Connection, path: str, records: int) -> None:
+    try:
+        db.execute("INSERT OR REPLACE INTO meta VALUES('records', ?)", (records,))
+        db.execute("PRAGMA synchronous=FULL")
+        busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        db.close()
+    except sqlite3.Error as error:
+        raise _failure(error, "cannot seal journal segment", path) from error
+    if busy:
+        # Somebody reads the file (sqlite3, a backup); closing left the WAL beside it, which is as good.
+        fsync_path(path + "-wal")
+
+
+def seal_left_over(path: str, records: int) -> int:
+    """Merges the WAL that a crash left beside a segment of so many records, as SegmentWriter.seal() does.
+
+    Returns how many bytes of that WAL were torn, that is, no part of a whole transaction.
+    """
+    try:
+        db = sqlite3.connect(path, isolation_level=None)
+        _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        torn = os.path.getsize(path + "-wal") - _WAL_HEAD_BYTES - frames * (_FRAME_HEAD_BYTES + PAGE_BYTES)
+    except (sqlite3.Error, OSError) as error:
+        raise _failure(error, "cannot seal journal segment", path) from error
+    _seal(db, path, records)
+    return max(0, int(torn))
 
 
 def fsync_path(path: str) -> None:
@@ -227,8 +301,14 @@ def disk_bytes(path: str) -> int:
     return total
 
 
-def _failure(error: Exception, what: str) -> JournalError:
+def _failure(error: Exception, what: str, path: str) -> JournalError:
+    """What an error of SQLite or the system means. sqlite3 has error codes from Python 3.11 on only."""
     text = str(error)
-    if "full" in text or "No space" in text:
-        return JournalFull(f"{what}: no space left on device")
-    return JournalFailed(f"{what}: {text}")
+    full = "full" in text or "No space" in text
+    if text == "disk I/O error":
+        # So SQLite also says when the index of its WAL cannot grow on a full disk.
+        disk = os.statvfs(os.path.dirname(path) or ".")
+        full = disk.f_bavail * disk.f_frsize < _INDEX_BYTES
+    if full:
+        return JournalFull(f"{what} {path}: no space left on device")
+    return JournalFailed(f"{what} {path}: {text}")

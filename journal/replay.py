@@ -1,0 +1,142 @@
+"""Reads all segments of a directory in order, and finds out what is wrong with them. Changes nothing on disk.
+
+This room must not know what a payload means. A torn tail is what a crash leaves of writes that were never acknowledged
+under the policy in force; SQLite drops it and it is no damage. Everything else that is not as it was written is.
+Invariant: a record is given back only when its checksum, its place and its segment are those it was written with.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from journal.errors import JournalDamaged
+from journal.segment import CHANGE, DELETE, FULL, SegmentReader, join
+
+ASIDE_SUFFIX: Final = ".damaged"
+WATERMARK_NAME: Final = "synced"
+_NAME: Final = re.compile(r"segment-(\d{8,18})\.db")
+_WATERMARK: Final = re.compile(rb"(\d{20}) (\d{20})\n")
+
+
+class Record(NamedTuple):
+    """What a replay gives back, in the order it was appended. `segment` is where it stands."""
+
+    key: int
+    kind: int
+    payload: bytes
+    segment: int
+
+
+class Found(NamedTuple):
+    """A segment that was read. `damaged` ones are to be set aside once their records stand elsewhere."""
+
+    number: int
+    path: str
+    records: int
+    damaged: bool
+
+
+def segment_path(directory: str, number: int) -> str:
+    """Where the segment of this number stands."""
+    return os.path.join(directory, f"segment-{number:08d}.db")
+
+
+def segment_paths(directory: str) -> list[tuple[int, str]]:
+    """Number and path of every segment in the directory, oldest first."""
+    found = [(int(match[1]), name) for name in os.listdir(directory) if (match := _NAME.fullmatch(name))]
+    return [(number, os.path.join(directory, name)) for number, name in sorted(found)]
+
+
+def write_watermark(file: int, segment: int, records: int) -> None:
+    """Notes that so many records of a segment are on the device. Not synced itself: what it says is a lower bound."""
+    os.pwrite(file, b"%020d %020d\n" % (segment, records), 0)
+
+
+def read_watermark(directory: str) -> tuple[int, int]:
+    """Segment and records of the last watermark; (0, 0) when there is none to be read."""
+    try:
+        with open(os.path.join(directory, WATERMARK_NAME), "rb") as file:
+            match = _WATERMARK.fullmatch(file.read(64))
+    except OSError:
+        return 0, 0
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+class Replay:
+    """One reading of a directory. Exhaust records(), then look at `findings`, `found` and `high_water`."""
+
+    def __init__(self, directory: str) -> None:
+        self.findings: list[str] = []
+        self.found: list[Found] = []
+        self.high_water = 0
+        self._directory = directory
+        self._watermark = read_watermark(directory)
+        self._orphans: set[int] = set()
+        self._live: set[int] = set()
+
+    def records(self) -> Iterator[Record]:
+        """Every intact record, oldest first. CHANGE and DELETE of keys without a whole record are left out."""
+        before = 0
+        for number, path in segment_paths(self._directory):
+            if before and number != before + 1:
+                self._find_missing(before + 1, number - 1)
+            before = number
+            yield from self._read(number, path)
+        if self._watermark[0] > before:
+            self._find_missing(before + 1, self._watermark[0])
+        if self._orphans:
+            self.findings.append(
+                f"{len(self._orphans)} jobs are known by their changes only: the segment that held them is missing"
+            )
+
+    def _read(self, number: int, path: str) -> Iterator[Record]:
+        problems = len(self.findings)
+        records = 0
+        try:
+            reader = SegmentReader(path)
+        except JournalDamaged as error:
+            self.findings.append(f"{error}")
+        else:
+            try:
+                if reader.number != number:
+                    raise JournalDamaged(f"{path} says that it is segment {reader.number}")
+                self.high_water = max(self.high_water, reader.high_water)
+                for key, kind, payload in join(reader):
+                    if self._belongs(key, kind):
+                        yield Record(key, kind, payload, number)
+            except JournalDamaged as error:
+                self.findings.append(f"{error}")
+            records = reader.records
+            if reader.skipped:
+                self.findings.append(f"{path} has {reader.skipped} damaged records, which are left out")
+            reader.close()
+        synced = self._watermark[1] if self._watermark[0] == number else 0
+        if records < synced and len(self.findings) == problems:
+            self.findings.append(f"{path} ends after record {records}, but {synced} were on the device")
+        self.found.append(Found(number, path, records, len(self.findings) > problems))
+
+    def _belongs(self, key: int, kind: int) -> bool:
+        """Whether the record is part of a key's history. One whose whole record was compacted away is dead."""
+        self.high_water = max(self.high_water, key)
+        if kind == FULL:
+            self._live.add(key)
+            self._orphans.discard(key)
+            return True
+        if key in self._live:
+            if kind == DELETE:
+                self._live.discard(key)
+            return True
+        if kind == CHANGE:
+            self._orphans.add(key)  # dead, unless neither a delete nor a whole record follows
+        else:
+            self._orphans.discard(key)
+        return False
+
+    def _find_missing(self, first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            path = segment_path(self._directory, number)
+            if not os.path.exists(path + ASIDE_SUFFIX):
+                self.findings.append(f"{path} is missing")
