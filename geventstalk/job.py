@@ -88,6 +88,7 @@ class Job:
         return tally
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Ledger:
     """Hears of every change of a job that must outlive the process. This one keeps nothing: jobs live in memory only.
 

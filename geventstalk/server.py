@@ -126,6 +126,8 @@ class Server:
             directory,
             segment_bytes=self._settings.segment_bytes,
             compact=self._settings.compact,
+            budget=self._settings.max_journal_bytes,
+            accept_damage=self._settings.accept_damage,
             log=self._log.warning,
         )
         if journal.created:

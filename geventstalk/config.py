@@ -1,0 +1,415 @@
+"""The options: one table that makes flags, YAML keys, environment names and help, and the settings they give.
+
+It must not know click, sockets or the server, and it imports yaml only when a file is named: the port is not
+open yet.
+Every value of every source is validated, also one that a later source overrides, and nothing is bound before.
+Order of the sources, each overriding those before it: default, file, environment, flag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+ENV_PREFIX = "GEVENTSTALK_"
+ENV_CONFIG = "GEVENTSTALK_CONFIG"
+
+MAX_JOB_BYTES_CAP = 1_073_741_824  # as upstream
+SEGMENT_BYTES_MIN = 4096  # upstream rounds a smaller file up to this page on disk
+SEGMENT_BYTES_CAP = 1 << 40
+MAX_JOURNAL_BYTES_MIN = 1 << 20  # room for the segments that are there without any job
+FSYNC_MS_CAP = (1 << 32) - 1
+VERBOSE_CAP = 100
+
+# Read by the build of the package, not by the program.
+_ENV_IGNORED = frozenset({"GEVENTSTALK_COMPILE"})
+# What Kubernetes sets in every pod beside a service called "geventstalk"; nobody configures the program so.
+_ENV_OF_SERVICE_LINKS = re.compile(
+    r"GEVENTSTALK_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+
+_BOOLEANS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+_SHOWN_CHARS = 100
+
+
+class ConfigError(Exception):
+    """Options the program cannot run with; the text names the option and where it came from."""
+
+    exit_code = 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the program runs with. The values here are the defaults."""
+
+    listen: tuple[str, ...] = ()  # host names, addresses or unix:PATH; empty: all addresses of the host
+    port: str = "11300"  # a number or the name of a service
+    journal: str | None = None  # directory; None: jobs live in memory only
+    fsync_ms: int | None = 50  # 0: before every reply; None: never
+    segment_bytes: int = 10_485_760
+    compact: bool = True
+    max_journal_bytes: int | None = None  # None: as much as the disk gives
+    accept_damage: bool = False
+    max_job_bytes: int = 65_535
+    user: str | None = None
+    verbose: int = 0
+    log_format: Literal["text", "json"] = "text"
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What the words of the command line say: `flags` holds the given options by key, as they were given."""
+
+    flags: dict[str, object] = field(default_factory=dict)
+    config: str | None = None
+    check_config: bool = False
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting: how the command line, a file and the environment give it, and how it is validated.
+
+    `parse` takes what a source holds (text, or a YAML value) and returns the setting; its ValueError is a
+    text for the user. `negative` are flags without a value that stand for `negative_value`.
+    """
+
+    key: str
+    flags: tuple[str, ...]
+    kind: Literal["value", "list", "switch", "count"]
+    metavar: str
+    parse: Callable[[object], object]
+    help: str
+    negative: tuple[str, ...] = ()
+    negative_value: str = ""
+    negative_help: str = ""
+
+    @property
+    def env(self) -> str:
+        """Name of the environment variable."""
+        return ENV_PREFIX + self.key.upper()
+
+    @property
+    def default(self) -> object:
+        """The setting when no source gives one."""
+        return getattr(Settings(), self.key)
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = value if isinstance(value, str) else repr(value)
+    if not text:
+        return "(empty)"
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+
+
+def _number(value: object, what: str, highest: int) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    elif isinstance(value, str) and re.fullmatch(r"[0-9]{1,40}", value):
+        number = int(value)
+    else:
+        raise ValueError(f"invalid {what}: {_shown(value)}")
+    if number < 0:
+        raise ValueError(f"invalid {what}: {_shown(value)}")
+    if number > highest:
+        raise ValueError(f"invalid {what}: {_shown(value)}, the highest is {highest}")
+    return number
+
+
+def _max_job_bytes(value: object) -> int:
+    return _number(value, "size", 10**40)  # capped later, with a warning, as upstream
+
+
+def _segment_bytes(value: object) -> int:
+    return _number(value, "size", SEGMENT_BYTES_CAP)
+
+
+def _max_journal_bytes(value: object) -> int | None:
+    if value is None:
+        return None
+    number = _number(value, "size", 1 << 60)
+    if number < MAX_JOURNAL_BYTES_MIN:
+        raise ValueError(f"invalid size: {_shown(value)}, the lowest is {MAX_JOURNAL_BYTES_MIN}")
+    return number
+
+
+def _verbose(value: object) -> int:
+    return _number(value, "verbosity", VERBOSE_CAP)
+
+
+def _fsync_ms(value: object) -> int | None:
+    if value == "never":
+        return None
+    try:
+        return _number(value, "size", FSYNC_MS_CAP)
+    except ValueError as error:
+        raise ValueError(f"{error}; give milliseconds or never") from None
+
+
+def _port(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_+.-]*", value) and not value.isdecimal():
+        return value
+    return str(_number(value, "port", 65_535))
+
+
+def _plain_text(value: object, what: str) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError(f"invalid {what}: {_shown(value)}")
+    return value
+
+
+def _journal(value: object) -> str | None:
+    return None if value is None else _plain_text(value, "directory")
+
+
+def _user(value: object) -> str | None:
+    return None if value is None else _plain_text(value, "user")
+
+
+def _listen(value: object) -> tuple[str, ...]:
+    addresses = value if isinstance(value, (list, tuple)) else (value,)
+    for address in addresses:
+        if _plain_text(address, "address") == "unix:":
+            raise ValueError(f"invalid address: {address}, the path is missing")
+    return tuple(addresses)
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _BOOLEANS:
+        return _BOOLEANS[value.lower()]
+    raise ValueError(f"invalid switch: {_shown(value)}, it is true or false")
+
+
+def _log_format(value: object) -> str:
+    if value not in ("text", "json"):
+        raise ValueError(f"invalid log format: {_shown(value)}, it is text or json")
+    return str(value)
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        key="journal",
+        flags=("-b", "--journal"),
+        kind="value",
+        metavar="DIR",
+        parse=_journal,
+        help="Keep jobs in a journal in this directory; without it they live in memory only.",
+    ),
+    Option(
+        key="fsync_ms",
+        flags=("-f", "--fsync-ms"),
+        kind="value",
+        metavar="MS",
+        parse=_fsync_ms,
+        help="Sync the journal to the device every MS milliseconds; 0: before every reply; or never.",
+        negative=("-F", "--no-fsync"),
+        negative_value="never",
+        negative_help="Never sync, the same as --fsync-ms never. Of several -f and -F the last one counts.",
+    ),
+    Option(
+        key="listen",
+        flags=("-l", "--listen"),
+        kind="list",
+        metavar="ADDR",
+        parse=_listen,
+        help="Listen on this address, host name or unix:PATH; may be given several times. Default: 0.0.0.0.",
+    ),
+    Option(
+        key="port",
+        flags=("-p", "--port"),
+        kind="value",
+        metavar="PORT",
+        parse=_port,
+        help="Listen on this TCP port, a number up to 65535 or the name of a service; 0 takes a free one.",
+    ),
+    Option(
+        key="user",
+        flags=("-u", "--user"),
+        kind="value",
+        metavar="USER",
+        parse=_user,
+        help="Become this user, with its groups, once the sockets are open.",
+    ),
+    Option(
+        key="max_job_bytes",
+        flags=("-z", "--max-job-bytes"),
+        kind="value",
+        metavar="BYTES",
+        parse=_max_job_bytes,
+        help=f"Largest body of a job. Values above {MAX_JOB_BYTES_CAP} become that, with a warning.",
+    ),
+    Option(
+        key="segment_bytes",
+        flags=("-s", "--segment-bytes"),
+        kind="value",
+        metavar="BYTES",
+        parse=_segment_bytes,
+        help=f"Size of each journal file. Values below {SEGMENT_BYTES_MIN} become that, with a warning.",
+    ),
+    Option(
+        key="compact",
+        flags=("-c", "--compact"),
+        kind="switch",
+        metavar="",
+        parse=_switch,
+        help="Compact the journal: move the few jobs left in old files, so that the files can go.",
+        negative=("-n", "--no-compact"),
+        negative_value="false",
+        negative_help="Do not compact: every journal file is kept.",
+    ),
+    Option(
+        key="max_journal_bytes",
+        flags=("--max-journal-bytes",),
+        kind="value",
+        metavar="BYTES",
+        parse=_max_journal_bytes,
+        help="Most that the journal may take on disk; puts that have no room get OUT_OF_MEMORY.",
+    ),
+    Option(
+        key="accept_damage",
+        flags=("--accept-damage",),
+        kind="switch",
+        metavar="",
+        parse=_switch,
+        help="Start with what a damaged journal still holds; damaged files are set aside, none is deleted.",
+        negative=("--refuse-damage",),
+        negative_value="false",
+        negative_help="Do not start on a damaged journal.",
+    ),
+    Option(
+        key="verbose",
+        flags=("-V", "--verbose"),
+        kind="count",
+        metavar="",
+        parse=_verbose,
+        help="Print connections to stdout; twice: also commands, replies and jobs.",
+    ),
+    Option(
+        key="log_format",
+        flags=("--log-format",),
+        kind="value",
+        metavar="FORMAT",
+        parse=_log_format,
+        help="Format of the log lines on stderr: text or json.",
+    ),
+)
+
+_BY_KEY = {option.key: option for option in OPTIONS}
+_BY_ENV = {option.env: option for option in OPTIONS}
+
+
+def load(
+    flags: Mapping[str, object], environ: Mapping[str, str], config: str | None = None
+) -> tuple[Settings, tuple[str, ...]]:
+    """The settings of this run, and warnings to print.
+
+    `flags` holds what the command line gave, by key; `config` is the file it named. Raises ConfigError.
+    """
+    path = config if config is not None else environ.get(ENV_CONFIG)
+    values: dict[str, Any] = {}
+    if path is not None:
+        values.update(_from_file(path))
+    values.update(_from_environment(environ))
+    for key, value in flags.items():
+        option = _BY_KEY[key]
+        values[key] = _parsed(option, value, ", ".join(option.flags))
+    return _within_limits(replace(Settings(), **values))
+
+
+def _within_limits(settings: Settings) -> tuple[Settings, tuple[str, ...]]:
+    warnings = []
+    if settings.max_job_bytes > MAX_JOB_BYTES_CAP:
+        settings = replace(settings, max_job_bytes=MAX_JOB_BYTES_CAP)
+        warnings.append(f"maximum job size was set to {MAX_JOB_BYTES_CAP}")
+    if settings.segment_bytes < SEGMENT_BYTES_MIN:
+        settings = replace(settings, segment_bytes=SEGMENT_BYTES_MIN)
+        warnings.append(f"size of journal files was set to {SEGMENT_BYTES_MIN}")
+    return settings, tuple(warnings)
+
+
+def _parsed(option: Option, value: object, origin: str) -> object:
+    try:
+        return option.parse(value)
+    except ValueError as error:
+        raise ConfigError(f"{error} ({origin})") from None
+
+
+def _did_you_mean(name: str, known: Mapping[str, Option]) -> str:
+    from difflib import get_close_matches  # slow to import, and only a mistake needs it
+
+    close = get_close_matches(name, known, n=1)
+    return f", did you mean {close[0]}?" if close else ""
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for name, text in sorted(environ.items()):
+        if not name.startswith(ENV_PREFIX) or name == ENV_CONFIG or name in _ENV_IGNORED:
+            continue
+        option = _BY_ENV.get(name)
+        if _ENV_OF_SERVICE_LINKS.fullmatch(name) or (name == "GEVENTSTALK_PORT" and _SERVICE_LINK.match(text)):
+            continue
+        if option is None:
+            raise ConfigError(f"unknown environment variable: {name}{_did_you_mean(name, _BY_ENV)}")
+        value = text.split(",") if option.kind == "list" else text
+        values[option.key] = _parsed(option, value, f"environment variable {name}")
+    return values
+
+
+def _from_file(path: str) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for key, value, line in _read_yaml(path):
+        option = _BY_KEY.get(key)
+        if option is None:
+            raise ConfigError(f"unknown key: {key}{_did_you_mean(key, _BY_KEY)} ({path}, line {line})")
+        if key in values:
+            raise ConfigError(f"key given twice: {key} ({path}, line {line})")
+        values[key] = _parsed(option, value, f"{key} in {path}, line {line}")
+    return values
+
+
+def _read_yaml(path: str) -> Iterator[tuple[str, object, int]]:
+    """Each key of the file, its value and the number of its line."""
+    import yaml  # here: most runs have no file, and it takes 15 ms
+
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+        # The node tree knows lines and doubled keys, which the finished dict has lost.
+        root = yaml.compose(content, yaml.SafeLoader)
+        values = yaml.safe_load(content)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {_yaml_problem(error)}") from None
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        # SafeLoader lets these out when a date or an explicit tag does not fit its text.
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    if values is None:
+        return  # an empty file, or comments only
+    if root is None or not isinstance(values, dict):
+        raise ConfigError(f"{path} does not hold keys and values")
+    for key_node, _ in root.value:
+        key = key_node.value if isinstance(key_node.value, str) else "(not text)"
+        yield key, values.get(key), key_node.start_mark.line + 1
+
+
+def _yaml_problem(error: Any) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    return f"line {mark.line + 1}: {problem}" if mark else " ".join(problem.split())

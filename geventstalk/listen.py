@@ -1,0 +1,318 @@
+"""Listening sockets and the user to run as: what needs the rights the program was started with.
+
+It must not import gevent nor know the server: the port is open before either is loaded. The sockets it
+returns are bound, listening and non-blocking. A unix socket is taken over only when nobody answers on it, and
+two starters on one path are kept apart by a lock on its directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import pwd
+import socket
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from geventstalk.config import Settings
+
+if TYPE_CHECKING:
+    import logging
+
+BACKLOG = 1024
+UNIX_PREFIX = "unix:"
+UNIX_PATH_BYTES_MAX = 107  # one less than sockaddr_un holds
+
+_FIRST_INHERITED_FD = 3
+_LOCK_WAIT_S = 0.5
+_LOCK_RETRY_S = 0.01
+# The host does not have this address, so the next one of the same name is tried. Not so when a port is in
+# use: two servers would share one name.
+_ADDRESS_UNAVAILABLE = frozenset({errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EADDRNOTAVAIL})
+
+_AddressInfo = tuple[int, int, int, str, Any]  # as getaddrinfo gives it
+
+
+class ListenError(Exception):
+    """The program cannot listen where it was told to."""
+
+    exit_code = 111
+
+
+class UserError(Exception):
+    """The program cannot become the user it was told to; `exit_code` says why, as upstream."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class UnixListener(socket.socket):
+    """A unix socket that this process bound, and the file it made by that.
+
+    The descriptor `pin` keeps the file's inode number from being used again, also after the socket is closed:
+    as long as it is open, a path with that number is this socket's and nobody else's.
+    """
+
+    path = ""
+    pin = -1
+
+    def bind_pinned(self, path: str) -> None:
+        """Binds, and remembers the file."""
+        self.bind(path)
+        self.path = path
+        self.pin = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def remove_file(self) -> None:
+        """Removes the file if it is still this socket's and the process may; otherwise does nothing."""
+        if self.pin < 0:
+            return
+        with contextlib.suppress(OSError), _directory_lock(self.path) as locked:
+            if locked and os.path.samestat(os.fstat(self.pin), os.lstat(self.path)):
+                os.unlink(self.path)
+        os.close(self.pin)
+        self.pin = -1
+
+
+def open_listeners(
+    settings: Settings, log: logging.Logger, environ: Mapping[str, str] = os.environ
+) -> list[socket.socket]:
+    """Sockets for every address of the settings, or those that the service manager passed.
+
+    All names are resolved before the first socket is bound. After a ListenError nothing is left behind.
+    """
+    listeners: list[socket.socket] = []
+    try:
+        inherited = _inherited_fds(environ)
+        if inherited:
+            _warn_of_ignored(settings, log)
+            listeners.extend(map(_adopt, inherited))
+        else:
+            listeners.extend(_open_all(settings, log))
+    except ListenError:
+        close_listeners(listeners)
+        raise
+    return listeners
+
+
+def close_listeners(listeners: Iterable[socket.socket]) -> None:
+    """Closes the sockets and removes the files of those unix sockets that this process bound."""
+    for listener in listeners:
+        listener.close()
+        if isinstance(listener, UnixListener):
+            listener.remove_file()
+
+
+def address_of(listener: socket.socket) -> str:
+    """Where the socket listens: `127.0.0.1:11300`, `[::1]:11300` or a path."""
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return "@" + os.fsdecode(name[1:]) if name[:1] == b"\0" else os.fsdecode(name)
+    host, port = name[:2]
+    return f"[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{host}:{port}"
+
+
+def drop_privileges(user: str) -> None:
+    """Makes the process run as this user: its groups, its primary group, its id. Raises UserError.
+
+    Who already is that user, and not root, stays as it is: only root may set groups.
+    """
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise UserError(f'getpwnam("{user}"): no such user', 33) from None
+    except OSError as error:
+        raise UserError(f'getpwnam("{user}"): {error.strerror}', 32) from None
+    if os.geteuid() != 0 and os.getresuid() == (entry.pw_uid,) * 3 and os.getresgid() == (entry.pw_gid,) * 3:
+        return
+    try:
+        os.initgroups(entry.pw_name, entry.pw_gid)
+        os.setgid(entry.pw_gid)
+        os.setuid(entry.pw_uid)
+    except OSError as error:
+        raise UserError(f"cannot become user {user}: {error.strerror}", 34) from None
+
+
+def _warn_of_ignored(settings: Settings, log: logging.Logger) -> None:
+    ignored = [f"-l {address}" for address in settings.listen]
+    if settings.port != Settings.port:
+        ignored.append(f"-p {settings.port}")
+    for option in ignored:
+        log.warning("inherited listen fd; ignoring option: %s", option)
+
+
+def _open_all(settings: Settings, log: logging.Logger) -> Iterator[socket.socket]:
+    plans: list[str | Sequence[_AddressInfo]] = []
+    for address in settings.listen or (None,):
+        if address is not None and address.startswith(UNIX_PREFIX):
+            plans.append(_unix_path(address))
+        else:
+            plans.append(_resolve(address, settings.port))
+    ipv4_apart = any(not isinstance(plan, str) and plan[0][0] == socket.AF_INET for plan in plans)
+    for plan in plans:
+        yield _open_unix(plan, log) if isinstance(plan, str) else _open_tcp(plan, ipv4_apart)
+
+
+def _resolve(host: str | None, port: str) -> Sequence[_AddressInfo]:
+    # ASCII as bytes: text would go through the idna codec, which costs 5 ms to import.
+    try:
+        name = None if host is None else host.encode("ascii" if host.isascii() else "idna")
+        return socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise ListenError(f"cannot resolve {host or 'any address'} port {port}: {reason}") from None
+
+
+def _open_tcp(candidates: Sequence[_AddressInfo], ipv4_apart: bool) -> socket.socket:
+    problem = ""
+    for family, kind, protocol, _, address in candidates:
+        try:
+            return _bind_tcp(family, kind, protocol, address, ipv4_apart)
+        except OSError as error:
+            problem = problem or f"cannot listen on {address[0]} port {address[1]}: {error.strerror}"
+            if error.errno not in _ADDRESS_UNAVAILABLE:
+                break
+    raise ListenError(problem)
+
+
+def _bind_tcp(family: int, kind: int, protocol: int, address: Any, ipv4_apart: bool) -> socket.socket:
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _set_connection_options(listener)
+        if family == socket.AF_INET6 and address[0] == "::":
+            # The wildcard serves IPv4 too, unless IPv4 has addresses of its own: those would collide with it.
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(ipv4_apart))
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _set_connection_options(listener: socket.socket) -> None:
+    # Accepted sockets inherit both.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _inherited_fds(environ: Mapping[str, str]) -> range:
+    """File descriptors that the service manager passed to this very process (sd_listen_fds(3))."""
+    pid, count = environ.get("LISTEN_PID"), environ.get("LISTEN_FDS")
+    if pid is None or count is None or pid != str(os.getpid()):
+        return range(0)
+    if not (count.isascii() and count.isdecimal() and len(count) < 7):
+        raise ListenError(f"LISTEN_FDS is not a number: {count}")
+    return range(_FIRST_INHERITED_FD, _FIRST_INHERITED_FD + int(count))
+
+
+def _adopt(fd: int) -> socket.socket:
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError:
+        raise ListenError(f"inherited fd {fd} is not a TCP or UNIX listening socket") from None
+    listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    known = listener.family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+    if not known or listener.type != socket.SOCK_STREAM or not listens:
+        listener.close()
+        raise ListenError(f"inherited fd {fd} is not a TCP or UNIX listening socket")
+    listener.set_inheritable(False)
+    listener.setblocking(False)
+    if listener.family != socket.AF_UNIX:
+        _set_connection_options(listener)
+    return listener
+
+
+def _unix_path(address: str) -> str:
+    path = address[len(UNIX_PREFIX) :]
+    size = len(os.fsencode(path))
+    if size > UNIX_PATH_BYTES_MAX:
+        limit = f"where maximum allowed is {UNIX_PATH_BYTES_MAX}"
+        raise ListenError(f"socket path {path} is too long ({size} characters), {limit}")
+    return path
+
+
+def _open_unix(path: str, log: logging.Logger) -> UnixListener:
+    with _directory_lock(path) as locked:
+        _make_way(path, locked, log)
+        listener = UnixListener(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.setblocking(False)
+            listener.bind_pinned(path)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            close_listeners([listener])
+            raise ListenError(f"cannot listen on {UNIX_PREFIX}{path}: {error.strerror}") from None
+    return listener
+
+
+def _make_way(path: str, locked: bool, log: logging.Logger) -> None:
+    """Removes a socket that a dead server left at the path; any other file there is an error."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ListenError(f"cannot listen on {UNIX_PREFIX}{path}: {error.strerror}") from None
+    if not stat.S_ISSOCK(mode):
+        raise ListenError(f"another file already exists in the given path: {path}")
+    if not locked:
+        # Without the lock the socket may be one that another starter has bound, but not yet opened.
+        raise ListenError(f"local socket {path} exists, and its directory cannot be locked to replace it")
+    user = _who_answers(path)
+    if user is not None:
+        raise ListenError(f"local socket {path} is in use: {user}")
+    log.warning("removing existing local socket to replace it: %s", path)
+    try:
+        os.unlink(path)
+    except OSError as error:
+        raise ListenError(f"cannot remove local socket {path}: {error.strerror}") from None
+
+
+def _who_answers(path: str) -> str | None:
+    """Why the socket at the path may be a live one; None when it certainly is not."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return None
+        except BlockingIOError:
+            return "a server listens on it"  # and has a full backlog
+        except OSError as error:
+            return str(error.strerror)
+    return "a server listens on it"
+
+
+@contextlib.contextmanager
+def _directory_lock(path: str) -> Iterator[bool]:
+    """Holds the advisory lock of the directory the path is in; yields whether that was possible."""
+    try:
+        fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _locked(fd)
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOCK_RETRY_S)
+        except OSError:
+            return False

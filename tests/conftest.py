@@ -1,0 +1,51 @@
+"""Options and fixtures shared by all test modules."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.process import GEVENTSTALK, ServerProcess, beanstalkd_path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="seed of the random tests (default: drawn, and printed)")
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of a random test; shown with the captured output when the test fails, and repeated by --seed."""
+    given = request.config.getoption("--seed")
+    value = int(given) if given is not None else random.SystemRandom().randrange(2**32)
+    print(f"--seed {value}")
+    return value
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts geventstalk processes with the given flags; each answers when returned and is stopped at the end."""
+    yield from _starter(GEVENTSTALK)
+
+
+@pytest.fixture
+def start_beanstalkd() -> Iterator[Callable[..., ServerProcess]]:
+    """The same for the reference server; skips the test where it is not installed."""
+    path = beanstalkd_path()
+    if path is None:
+        pytest.skip("beanstalkd is not installed")
+    yield from _starter([path])
+
+
+def _starter(command: list[str]) -> Iterator[Callable[..., ServerProcess]]:
+    running: list[ServerProcess] = []
+
+    def start(*args: str, **options: object) -> ServerProcess:
+        server = ServerProcess(command, args, **options)  # type: ignore[arg-type]  # options pass through as they are
+        running.append(server)
+        return server.wait_ready()
+
+    yield start
+    for server in running:
+        server.stop()

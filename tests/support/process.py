@@ -1,0 +1,120 @@
+"""Servers as child processes: geventstalk and, where it is installed, Debian's beanstalkd.
+
+Every server listens on 127.0.0.1 or on a unix socket, is stopped by its own pid, and is bounded in time by its caller.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 10.0
+
+GEVENTSTALK = [sys.executable, "-m", "geventstalk"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def beanstalkd_path() -> str | None:
+    """Path of the reference server: $BEANSTALKD, or `beanstalkd` from PATH; None when there is none."""
+    return os.environ.get("BEANSTALKD") or shutil.which("beanstalkd")
+
+
+def free_port() -> int:
+    """A TCP port that was free on 127.0.0.1 a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """A running server. `command` is the program with its leading words, `args` the flags after `-l`/`-p`."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        args: Sequence[str] = (),
+        *,
+        unix_path: str | None = None,
+        port: int | None = None,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        stderr: Path | None = None,
+    ) -> None:
+        self.unix_path = unix_path
+        self.port = 0 if unix_path else (port or free_port())
+        where = ["-l", f"unix:{unix_path}"] if unix_path else ["-l", "127.0.0.1", "-p", str(self.port)]
+        environment = {**os.environ, **(env or {})}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
+        self._stderr = stderr.open("ab") if stderr else None
+        self.process = subprocess.Popen(
+            [*command, *where, *args],
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._stderr or subprocess.DEVNULL,
+            stderr=self._stderr or subprocess.DEVNULL,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def connect(self, timeout_s: float = 10.0) -> socket.socket:
+        """A new connected stream socket with a timeout on each operation."""
+        if self.unix_path:
+            client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            client.settimeout(timeout_s)
+            try:
+                client.connect(self.unix_path)
+            except OSError:
+                client.close()
+                raise
+            return client
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return client
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> ServerProcess:
+        """Returns once the server answers a command (not only accepts); fails when it exits or stays silent."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"server ended at start with exit code {self.process.returncode}")
+            try:
+                with self.connect(timeout_s=max(0.1, deadline - time.monotonic())) as client:
+                    client.sendall(b"list-tube-used\r\n")
+                    if client.recv(64).startswith(b"USING"):
+                        return self
+            except OSError:
+                time.sleep(0.01)
+        raise RuntimeError("server did not answer in time")
+
+    def kill(self) -> None:
+        """kill -9, and wait for the end."""
+        self.process.kill()
+        self.process.wait(STOP_TIMEOUT_S)
+        self._close_log()
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for the end; kill -9 when that does not come. Returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(STOP_TIMEOUT_S)
+        self._close_log()
+        return int(self.process.returncode)
+
+    def _close_log(self) -> None:
+        if self._stderr:
+            self._stderr.close()

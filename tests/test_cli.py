@@ -1,0 +1,459 @@
+"""The program as its user meets it: words, exit codes, output, early signals; and some real starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from geventstalk import __version__, cli
+from geventstalk.config import OPTIONS, CommandLine, ConfigError
+from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
+
+# A server that does what the test wants instead of serving, so that what happens around it can be seen.
+_STAND_IN = """
+import os, sys, threading, types
+
+class Server:
+    def __init__(self, settings, listeners, log):
+        if BEHAVIOUR == "fail to start":
+            raise RuntimeError("two\\nlines")
+        self.listeners = listeners
+
+    def run(self):
+        if BEHAVIOUR == "modules":
+            slow = {"gevent", "yaml", "sqlite3", "json", "asyncio", "encodings.idna"}
+            print(*sorted(slow & set(sys.modules)), flush=True)
+            return 0
+        if BEHAVIOUR == "end":
+            return 74
+        print("running", flush=True)
+        while True:  # as a replay does, without the event loop
+            sum(range(1000))
+
+BEHAVIOUR = sys.argv.pop(1)
+module = types.ModuleType("geventstalk.server")
+module.Server = Server
+if BEHAVIOUR != "missing":
+    sys.modules["geventstalk.server"] = module
+else:
+    sys.modules["geventstalk.server"] = None
+
+from geventstalk.cli import main
+sys.exit(main())
+"""
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GEVENTSTALK_")}
+    return {**inherited, "PYTHONPATH": str(ROOT), **(extra or {})}
+
+
+def run(*words: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the program, which must end by itself."""
+    done = subprocess.run(
+        [*GEVENTSTALK, *words],
+        env=environment(env),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        stdin=subprocess.DEVNULL,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def refused(*words: str, env: dict[str, str] | None = None) -> str:
+    """The only line the program prints when it refuses these words."""
+    code, out, err = run(*words, env=env)
+    assert (code, out) == (5, "")
+    assert err.count("\n") == 1 and err.startswith("geventstalk: ")
+    return err[len("geventstalk: ") : -1]
+
+
+class StandIn:
+    """The program with a stand-in server, as a child process."""
+
+    def __init__(self, behaviour: str, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _STAND_IN, behaviour, *words],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_running(self) -> None:
+        assert self.process.stdout is not None
+        while self.process.stdout.readline() not in ("running\n", ""):
+            pass
+
+    def end(self, timeout_s: float = 20) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def stand_in() -> Iterator[Callable[..., StandIn]]:
+    started: list[StandIn] = []
+
+    def start(behaviour: str, *words: str) -> StandIn:
+        started.append(StandIn(behaviour, *words))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate(timeout=20)
+
+
+# The words
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        ("", {}),
+        ("-p 11300", {"port": "11300"}),
+        ("-p11300", {"port": "11300"}),
+        ("--port 11300", {"port": "11300"}),
+        ("--port=11300", {"port": "11300"}),
+        ("-VFVp11300", {"verbose": 2, "fsync_ms": "never", "port": "11300"}),
+        ("-VFVukr", {"verbose": 2, "fsync_ms": "never", "user": "kr"}),
+        ("-f0 -b/x=y", {"fsync_ms": "0", "journal": "/x=y"}),
+        ("-b --", {"journal": "--"}),
+        ("-b -p -p 5", {"journal": "-p", "port": "5"}),
+        ("-f 5 -F", {"fsync_ms": "never"}),
+        ("-F -f 5", {"fsync_ms": "5"}),
+        ("-f 5 -F -f 7", {"fsync_ms": "7"}),
+        ("--no-fsync --fsync-ms 3", {"fsync_ms": "3"}),
+        ("-c", {"compact": True}),
+        ("-n", {"compact": False}),
+        ("-n -c -n", {"compact": False}),
+        ("--no-compact", {"compact": False}),
+        ("-l unix:PATH", {"listen": ("unix:PATH",)}),
+        ("-lunix:PATH -l 127.0.0.1 --listen=::1", {"listen": ("unix:PATH", "127.0.0.1", "::1")}),
+        ("-z 5 -s 6", {"max_job_bytes": "5", "segment_bytes": "6"}),
+        ("-z -5", {"max_job_bytes": "-5"}),
+        ("--verbose -V", {"verbose": 2}),
+        ("--log-format json", {"log_format": "json"}),
+        ("-p 1 -p 2", {"port": "2"}),
+        ("--port=", {"port": ""}),
+    ],
+)
+def test_words(words: str, flags: dict[str, object]) -> None:
+    assert cli.parse(words.split()) == CommandLine(flags)
+
+
+def test_words_that_are_no_settings() -> None:
+    assert cli.parse(["--config", "a"]) == CommandLine(config="a")
+    assert cli.parse(["--check-config"]) == CommandLine(check_config=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("-x", "unknown flag: -x"),
+        ("-Vx", "unknown flag: -x"),
+        ("--foo", "unknown flag: --foo"),
+        ("--por 1", "unknown flag: --por"),
+        ("foo", "unknown argument: foo"),
+        ("-p 1 foo -V", "unknown argument: foo"),
+        ("-", "unknown argument: -"),
+        ("-- -V", "unknown argument: -V"),
+        ("-p", "flag requires an argument: -p"),
+        ("-Vp", "flag requires an argument: -p"),
+        ("--port", "flag requires an argument: --port"),
+        ("--config", "flag requires an argument: --config"),
+        ("--no-fsync=1", "flag takes no argument: --no-fsync"),
+        ("--compact=no", "flag takes no argument: --compact"),
+        ("--verbose=2", "flag takes no argument: --verbose"),
+    ],
+)
+def test_words_that_are_refused(words: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        cli.parse(words.split())
+    assert str(caught.value) == text
+
+
+def test_each_option_has_its_flags_and_help_in_the_usage_text() -> None:
+    code, out, err = run("-h")
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: geventstalk ")
+    text = " ".join(out.split())
+    for option in OPTIONS:
+        for flag in option.flags + option.negative:
+            assert flag in text
+        assert option.help in text
+        assert option.negative_help in text
+        if option.kind == "value" and option.default is not None:
+            assert f"Default: {option.default}." in text
+    assert run("--help") == (code, out, err)
+
+
+# Ends that need no server
+
+
+def test_version() -> None:
+    assert run("-v") == run("--version") == run("-Vv", "-p", "99999") == (0, f"geventstalk {__version__}\n", "")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", __version__), "client libraries split it at the dots"
+
+
+def test_refusals_are_one_line_with_exit_code_5() -> None:
+    assert refused("-x") == "unknown flag: -x"
+    assert refused("-z", "10k") == "invalid size: 10k (-z, --max-job-bytes)"
+    assert refused("-p99999") == "invalid port: 99999, the highest is 65535 (-p, --port)"
+    assert refused("-p", "-1") == "invalid port: -1 (-p, --port)"
+    assert refused(env={"GEVENTSTALK_PROT": "1"}).startswith("unknown environment variable: GEVENTSTALK_PROT")
+    assert refused("--config", "/nonexistent/x") == "cannot read /nonexistent/x: No such file or directory"
+    assert refused("one\ntwo\x1b") == "unknown argument: one\\ntwo\\x1b"
+
+
+def test_bad_settings_are_refused_before_anything_is_bound(tmp_path: Path) -> None:
+    path, settings = tmp_path / "s", tmp_path / "settings.yaml"
+    settings.write_text("verbose: loud\n", encoding="utf-8")
+    assert refused("-l", f"unix:{path}", "--config", str(settings)).startswith("invalid verbosity: loud (verbose in ")
+    assert not path.exists()
+
+
+def test_check_config_says_fine_and_binds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    example = str(ROOT / "conf" / "geventstalk.yaml")
+    fine = (0, "geventstalk: configuration is fine\n", "")
+    assert run("--check-config", "--config", example, "-l", f"unix:{path}") == fine
+    assert run("--check-config", env={"GEVENTSTALK_CONFIG": example}) == fine
+    assert not path.exists()
+    code, out, err = run("--check-config", "-z", "2000000000", "-s1")
+    assert (code, out) == (0, fine[1])
+    assert [line.split(" ", 1)[1] for line in err.splitlines()] == [
+        "WARNING maximum job size was set to 1073741824",
+        "WARNING size of journal files was set to 4096",
+    ]
+    assert refused("--check-config", "-p", "x y") == "invalid port: x y (-p, --port)"
+
+
+def test_switches_about_compaction_print_nothing() -> None:
+    assert run("--check-config", "-c") == run("--check-config", "-n") == run("--check-config")
+
+
+def test_an_address_that_cannot_be_listened_on(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        text = f"cannot listen on 127.0.0.1 port {port}: Address already in use"
+        words = ("-l", f"unix:{tmp_path}/s", "-l", "127.0.0.1", "-p", str(port))
+        assert run(*words) == (111, "", f"geventstalk: {text}\n")
+        code, out, err = run(*words, "--log-format=json")
+        assert (code, out) == (111, "")
+        line = json.loads(err)
+        assert (line["level"], line["message"]) == ("ERROR", text)
+        code, out, err = run("-V", *words)
+        assert code == 111
+        assert re.fullmatch(r"pid \d+\n", out)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_unknown_user(tmp_path: Path) -> None:
+    code, out, err = run("-u", "no such user", "-l", f"unix:{tmp_path}/s")
+    assert (code, out, err) == (33, "", 'geventstalk: getpwnam("no such user"): no such user\n')
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_console_script_and_the_module_are_one_program() -> None:
+    script = "import sys; from geventstalk.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "-v"], env=environment(), capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stdout, done.stderr) == run("-v")
+
+
+# Around a stand-in server
+
+
+def test_nothing_slow_is_imported_before_the_port_is_open(stand_in: Callable[..., StandIn]) -> None:
+    assert stand_in("modules", "-l", "127.0.0.1", "-p", "0").end() == (0, "\n", "")
+
+
+def test_little_is_imported_before_the_signal_handlers_are_set() -> None:
+    """Until then a signal kills, and passes a process with pid 1 by."""
+    script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import geventstalk.cli; print(*sys.modules)"
+    command = [sys.executable, "-I", "-S", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    slow = {"typing", "dataclasses", "inspect", "re", "logging", "socket", "click"}
+    assert not slow & set(done.stdout.split())
+
+
+def test_verbosity_prints_pid_and_addresses(stand_in: Callable[..., StandIn], tmp_path: Path) -> None:
+    one = stand_in("end", "-V", "-l", "127.0.0.1", "-l", "::1", "-l", f"unix:{tmp_path}/s", "-p0")
+    code, out, err = one.end()
+    assert (code, err) == (74, "")
+    lines = out.splitlines()
+    assert lines[0] == f"pid {one.process.pid}"
+    assert re.fullmatch(r"bind \d+ 127\.0\.0\.1:\d+", lines[1])
+    assert re.fullmatch(r"bind \d+ \[::1\]:\d+", lines[2])
+    assert re.fullmatch(rf"bind \d+ {re.escape(str(tmp_path))}/s", lines[3])
+    assert len(lines) == 4
+
+
+def test_the_servers_exit_code_is_the_programs_and_its_socket_is_removed(
+    stand_in: Callable[..., StandIn], tmp_path: Path
+) -> None:
+    assert stand_in("end", "-l", f"unix:{tmp_path}/s").end() == (74, "", "")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_nobody_expected_is_one_line(stand_in: Callable[..., StandIn], tmp_path: Path) -> None:
+    code, out, err = stand_in("fail to start", "-l", f"unix:{tmp_path}/s").end()
+    assert (code, out, err) == (1, "", "geventstalk: unexpected error: RuntimeError: two\\nlines\n")
+    assert os.listdir(tmp_path) == []
+    code, _, err = stand_in("fail to start", "-VV", "-l", f"unix:{tmp_path}/s").end()
+    assert code == 1
+    assert err.startswith("Traceback (most recent call last):\n")
+
+
+def test_a_server_that_cannot_be_loaded_is_one_line(stand_in: Callable[..., StandIn], tmp_path: Path) -> None:
+    code, out, err = stand_in("missing", "-l", f"unix:{tmp_path}/s").end()
+    assert (code, out) == (1, "")
+    assert err.startswith("geventstalk: unexpected error: ModuleNotFoundError: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", cli.STOP_SIGNALS)
+def test_a_stop_signal_before_the_server_runs_ends_cleanly(
+    number: signal.Signals, stand_in: Callable[..., StandIn], tmp_path: Path
+) -> None:
+    one = stand_in("replay", "-l", f"unix:{tmp_path}/s", "-l", "127.0.0.1", "-p0")
+    one.wait_running()
+    assert os.listdir(tmp_path) == ["s"]
+    one.process.send_signal(number)
+    assert one.end(timeout_s=1) == (0, "", "")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", cli.DRAIN_SIGNALS)
+def test_a_drain_signal_before_the_server_runs_does_no_harm(
+    number: signal.Signals, stand_in: Callable[..., StandIn], tmp_path: Path
+) -> None:
+    one = stand_in("replay", "-l", f"unix:{tmp_path}/s")
+    one.wait_running()
+    one.process.send_signal(number)
+    one.process.send_signal(signal.SIGTERM)
+    assert one.end(timeout_s=1) == (0, "", "")
+
+
+def test_an_ignored_hangup_stays_ignored(tmp_path: Path) -> None:
+    """As under nohup."""
+    script = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); sys.argv.pop(0)\n" + _STAND_IN
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "", "replay", "-l", f"unix:{tmp_path}/s"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"running\n"
+            process.send_signal(signal.SIGHUP)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        finally:
+            process.kill()
+
+
+# The real server
+
+
+def ask(server: ServerProcess, request: bytes) -> bytes:
+    with server.connect() as client:
+        client.sendall(request + b"quit\r\n")
+        return client.makefile("rb").read()
+
+
+def test_settings_reach_the_server(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("max_job_bytes: 5\nport: 1\nsegment_bytes: 8192\n", encoding="utf-8")
+    server = start_server(
+        "--config",
+        str(settings),
+        "-s",
+        "16384",
+        "-b",
+        str(tmp_path / "data"),
+        env={"GEVENTSTALK_MAX_JOB_BYTES": "3"},
+    )
+    reply = ask(server, b"put 0 0 1 4\r\nabcd\r\nstats\r\n")
+    assert reply.startswith(b"JOB_TOO_BIG\r\n")
+    assert b"max-job-size: 3\n" in reply
+    assert b"binlog-max-size: 16384\n" in reply
+
+
+def test_a_real_server_on_several_addresses(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    server = start_server("-l", f"unix:{path}", "-l", "::1")
+    for family, address in ((socket.AF_UNIX, str(path)), (socket.AF_INET6, ("::1", server.port))):
+        with socket.socket(family) as client:
+            client.settimeout(10)
+            client.connect(address)
+            client.sendall(b"list-tube-used\r\n")
+            assert client.recv(100) == b"USING default\r\n"
+    assert server.stop() == 0
+    assert not path.exists()
+
+
+def test_a_second_server_does_not_take_the_first_ones_socket(
+    start_server: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "s")
+    server = start_server(unix_path=path)
+    code, out, err = run("-l", f"unix:{path}")
+    assert (code, out, err) == (
+        111,
+        "",
+        f"geventstalk: local socket {path} is in use: a server listens on it\n",
+    )
+    assert ask(server, b"list-tube-used\r\n") == b"USING default\r\n"
+    server.kill()
+    heir = start_server(unix_path=path)
+    assert ask(heir, b"list-tube-used\r\n") == b"USING default\r\n"
+
+
+@pytest.mark.parametrize("number", cli.STOP_SIGNALS)
+def test_a_real_server_ends_within_a_second(number: signal.Signals, start_server: Callable[..., ServerProcess]) -> None:
+    server = start_server()
+    with server.connect():
+        server.process.send_signal(number)
+        assert server.process.wait(1) == 0
+
+
+def test_a_client_that_comes_early_is_served() -> None:
+    """The port answers while the server is still being imported; the request waits for it."""
+    port = free_port()
+    process = subprocess.Popen(
+        [*GEVENTSTALK, "-l", "127.0.0.1", "-p", str(port)], env=environment(), stdin=subprocess.DEVNULL
+    )
+    try:
+        client = None
+        tries = threading.Event()
+        for _ in range(4000):
+            try:
+                client = socket.create_connection(("127.0.0.1", port), timeout=10)
+                break
+            except ConnectionRefusedError:
+                tries.wait(0.001)
+        assert client is not None
+        with client:
+            client.sendall(b"list-tube-used\r\n")
+            assert client.recv(100) == b"USING default\r\n"
+    finally:
+        process.terminate()
+        assert process.wait(10) == 0

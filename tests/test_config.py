@@ -1,0 +1,429 @@
+"""The options: every source, their order, what is refused and in which words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from geventstalk import config, logs
+from geventstalk.config import OPTIONS, ConfigError, Option, Settings, load
+from tests.support.process import ROOT
+
+EXAMPLE = ROOT / "conf" / "geventstalk.yaml"
+
+# For each setting: text as a flag or a variable gives it, a YAML value, and what both become.
+VALUES: dict[str, tuple[str, str, object]] = {
+    "listen": ("127.0.0.1", "127.0.0.1", ("127.0.0.1",)),
+    "port": ("7", "7", "7"),
+    "journal": ("/d", "/d", "/d"),
+    "fsync_ms": ("0", "0", 0),
+    "segment_bytes": ("8192", "8192", 8192),
+    "compact": ("false", "false", False),
+    "max_journal_bytes": ("2000000", "2000000", 2_000_000),
+    "accept_damage": ("true", "true", True),
+    "max_job_bytes": ("100", "100", 100),
+    "user": ("nobody", "nobody", "nobody"),
+    "verbose": ("2", "2", 2),
+    "log_format": ("json", "json", "json"),
+}
+
+BAD: dict[str, list[tuple[object, str]]] = {
+    "listen": [
+        ("", "invalid address: (empty)"),
+        ("unix:", "invalid address: unix:"),
+        (5, "invalid address: 5"),
+    ],
+    "port": [
+        ("-1", "invalid port: -1"),
+        (-1, "invalid port: -1"),
+        ("65536", "invalid port: 65536"),
+        ("99999", "invalid port: 99999"),
+        ("", "invalid port: (empty)"),
+        ("a b", "invalid port: a b"),
+        (True, "invalid port: true"),
+        (None, "invalid port: null"),
+        (1.5, "invalid port: 1.5"),
+    ],
+    "journal": [
+        ("", "invalid directory: (empty)"),
+        ("a\0b", "invalid directory: a\0b"),
+        (3, "invalid directory: 3"),
+    ],
+    "fsync_ms": [
+        ("-5", "invalid size: -5"),
+        ("10k", "invalid size: 10k"),
+        ("", "invalid size: (empty)"),
+        ("4294967296", "invalid size: 4294967296"),
+        (None, "invalid size: null"),
+        ("Never", "invalid size: Never"),
+    ],
+    "segment_bytes": [("-1", "invalid size: -1"), ("1e6", "invalid size: 1e6"), (1 << 41, "invalid size: ")],
+    "compact": [("maybe", "invalid switch: maybe"), (2, "invalid switch: 2"), (None, "invalid switch: null")],
+    "max_journal_bytes": [("1000", "invalid size: 1000, the lowest is 1048576"), ("1G", "invalid size: 1G")],
+    "accept_damage": [("perhaps", "invalid switch: perhaps")],
+    "max_job_bytes": [
+        ("-1", "invalid size: -1"),
+        ("+5", "invalid size: +5"),
+        (" 5", "invalid size:  5"),
+        ("\u0665", "invalid size: \u0665"),
+        ("9" * 5000, "invalid size: " + "9" * 100 + "..."),
+    ],
+    "user": [("", "invalid user: (empty)"), (0, "invalid user: 0")],
+    "verbose": [
+        ("x", "invalid verbosity: x"),
+        (True, "invalid verbosity: true"),
+        (-1, "invalid verbosity: -1"),
+    ],
+    "log_format": [("xml", "invalid log format: xml"), (None, "invalid log format: null")],
+}
+
+
+def by_key(key: str) -> Option:
+    (option,) = [option for option in OPTIONS if option.key == key]
+    return option
+
+
+def from_yaml(tmp_path: Path, text: str) -> Settings:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text, encoding="utf-8")
+    settings, _ = load({}, {}, str(path))
+    return settings
+
+
+def refusal(flags: dict[str, object], environ: dict[str, str], path: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(flags, environ, None if path is None else str(path))
+    assert caught.value.exit_code == 5
+    return str(caught.value)
+
+
+def test_defaults_are_those_of_upstream() -> None:
+    settings, warnings = load({}, {})
+    assert settings == Settings()
+    assert warnings == ()
+    assert (settings.port, settings.listen, settings.journal) == ("11300", (), None)
+    assert (settings.fsync_ms, settings.segment_bytes, settings.max_job_bytes) == (50, 10_485_760, 65_535)
+    assert settings.compact and settings.user is None and settings.verbose == 0
+
+
+def test_every_setting_has_a_row_in_the_table_and_every_row_is_complete() -> None:
+    fields = [field.name for field in dataclasses.fields(Settings)]
+    assert sorted(option.key for option in OPTIONS) == sorted(fields)
+    for option in OPTIONS:
+        assert f"--{option.key.replace('_', '-')}" in option.flags
+        assert option.env == f"GEVENTSTALK_{option.key.upper()}"
+        assert option.default == getattr(Settings(), option.key)
+        assert option.help.endswith(".") and len(option.help) > 20
+        assert bool(option.negative) == bool(option.negative_help) == bool(option.negative_value)
+        assert (option.metavar == "") == (option.kind in ("switch", "count"))
+    flags = [flag for option in OPTIONS for flag in option.flags + option.negative]
+    assert len(flags) == len(set(flags))
+    assert set("bfFlpuzscnV") == {flag[1] for flag in flags if len(flag) == 2}, "the letters of upstream"
+
+
+def test_the_example_file_holds_exactly_the_defaults_of_exactly_these_options() -> None:
+    content = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    assert sorted(content) == sorted(option.key for option in OPTIONS)
+    settings, warnings = load({}, {}, str(EXAMPLE))
+    assert settings == Settings()
+    assert warnings == ()
+
+
+def test_the_example_file_explains_each_option_with_its_flags() -> None:
+    blocks = EXAMPLE.read_text(encoding="utf-8").split("\n\n")
+    explained = {block.splitlines()[-1].partition(":")[0]: block for block in blocks}
+    for option in OPTIONS:
+        for flag in option.flags + option.negative:
+            assert flag in explained[option.key], f"{flag} is missing above {option.key}"
+
+
+@pytest.mark.parametrize("key", VALUES)
+def test_each_source_gives_each_setting(key: str, tmp_path: Path) -> None:
+    text, in_yaml, expected = VALUES[key]
+    option = by_key(key)
+    assert expected != option.default, "the value must differ from the default to prove anything"
+    flag: object = {"list": (text,), "count": 2, "switch": False}.get(option.kind, text)
+    assert getattr(load({key: flag}, {})[0], key) == expected
+    assert getattr(load({}, {option.env: text})[0], key) == expected
+    assert getattr(from_yaml(tmp_path, f"{key}: {in_yaml}\n"), key) == expected
+
+
+def test_a_later_source_overrides_an_earlier_one(tmp_path: Path, seed: int) -> None:
+    """Each source sets a random part of the options; the last one that sets an option decides."""
+    rng = random.Random(seed)
+    path = tmp_path / "settings.yaml"
+    for _ in range(100):
+        expected: dict[str, Any] = {}
+        sources: list[dict[str, Any]] = []
+        for _ in range(3):
+            chosen = [key for key in ("port", "max_job_bytes", "segment_bytes", "verbose") if rng.random() < 0.5]
+            sources.append(
+                {key: rng.randrange(4096, 65536) if key != "verbose" else rng.randrange(9) for key in chosen}
+            )
+            expected.update(sources[-1])
+        path.write_text(yaml.safe_dump(sources[0]), encoding="utf-8")
+        environ = {by_key(key).env: str(value) for key, value in sources[1].items()}
+        settings, _ = load({key: str(value) for key, value in sources[2].items()}, environ, str(path))
+        for option in OPTIONS:
+            wanted = expected.get(option.key, option.default)
+            assert getattr(settings, option.key) == (str(wanted) if option.key == "port" else wanted)
+
+
+@pytest.mark.parametrize(("key", "value", "words"), [(key, *case) for key, cases in BAD.items() for case in cases])
+def test_bad_values_are_refused_from_every_source(key: str, value: object, words: str, tmp_path: Path) -> None:
+    option = by_key(key)
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"# first line\n{key}: {json.dumps(value)}\n", encoding="utf-8")
+    text = refusal({}, {}, path)
+    assert text.startswith(words)
+    assert text.endswith(f"({key} in {path}, line 2)")
+    if isinstance(value, str):
+        assert refusal({}, {option.env: value}).startswith(words)
+        assert refusal({}, {option.env: value}).endswith(f"(environment variable {option.env})")
+        text = refusal({key: (value,) if option.kind == "list" else value}, {})
+        assert text.startswith(words)
+        assert text.endswith(f"({', '.join(option.flags)})")
+
+
+def test_a_bad_value_is_refused_also_when_it_would_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("port: many\nverbose: loud\n", encoding="utf-8")
+    assert "verbose in" in refusal({"verbose": 1}, {"GEVENTSTALK_VERBOSE": "2"}, path)
+    assert "GEVENTSTALK_VERBOSE" in refusal({"verbose": 1}, {"GEVENTSTALK_VERBOSE": "loud"})
+
+
+def test_unknown_keys_and_variables_are_refused_with_a_suggestion(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("port: 1\nfsync-ms: 3\n", encoding="utf-8")
+    assert refusal({}, {}, path) == f"unknown key: fsync-ms, did you mean fsync_ms? ({path}, line 2)"
+    path.write_text("zzzz: 1\n", encoding="utf-8")
+    assert refusal({}, {}, path) == f"unknown key: zzzz ({path}, line 1)"
+    wanted = "unknown environment variable: GEVENTSTALK_PROT, did you mean GEVENTSTALK_PORT?"
+    assert refusal({}, {"GEVENTSTALK_PROT": "1"}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"port: 1\nport: 2\n", "key given twice: port ("),
+        (b"- port\n", "does not hold keys and values"),
+        (b"just text\n", "does not hold keys and values"),
+        (b"port: [1\n", "is not YAML: line "),
+        (b"a: b: c\n", "is not YAML: line 1: "),
+        (b"port: 1\n---\nport: 2\n", "is not YAML: line "),
+        (b"port: \xff\xfe\n", "is not YAML: "),
+        (b"port: !!int x\n", "is not YAML: "),
+        (b"port: !!bool x\n", "is not YAML: "),
+        (b"port: !!timestamp x\n", "is not YAML: "),
+        (b"port: 2001-13-45\n", "is not YAML: "),
+        (b"port: !!python/object:os.system x\n", "is not YAML: line 1: "),
+        (b"? {a: b}\n: c\n", "is not YAML: line 1: "),
+        (b"1: 2\n", "unknown key: 1 ("),
+        (b"<<: {port: 1}\n", "unknown key: << ("),
+        (b"port: *nobody\n", "is not YAML: line 1: "),
+        (b"[" * 1500, "is not YAML: "),
+    ],
+)
+def test_files_that_are_no_settings_are_refused(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(content)
+    text = refusal({}, {}, path)
+    assert words in text
+    assert str(path) in text
+    assert "\n" not in text
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "none.yaml"
+    assert refusal({}, {}, path) == f"cannot read {path}: No such file or directory"
+    assert refusal({}, {}, tmp_path) == f"cannot read {tmp_path}: Is a directory"
+    assert refusal({}, {"GEVENTSTALK_CONFIG": str(path)}) == f"cannot read {path}: No such file or directory"
+    assert refusal({}, {"GEVENTSTALK_CONFIG": ""}).startswith("cannot read : ")
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    assert from_yaml(tmp_path, "") == from_yaml(tmp_path, "# nothing\n") == from_yaml(tmp_path, "---\n") == Settings()
+
+
+def test_the_named_file_counts_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "geventstalk.yaml"
+    first.write_text("port: 1\n", encoding="utf-8")
+    second.write_text("port: 2\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert load({}, {})[0].port == "11300"
+    assert load({}, {"GEVENTSTALK_CONFIG": str(first)})[0].port == "1"
+    assert load({}, {"GEVENTSTALK_CONFIG": str(first)}, str(second))[0].port == "2"
+
+
+def test_yaml_values_keep_their_meaning(tmp_path: Path) -> None:
+    assert from_yaml(tmp_path, "listen: [127.0.0.1, 'unix:/a,b', '::1']").listen == (
+        "127.0.0.1",
+        "unix:/a,b",
+        "::1",
+    )
+    assert from_yaml(tmp_path, "listen: []").listen == ()
+    assert from_yaml(tmp_path, "fsync_ms: never").fsync_ms is None
+    assert from_yaml(tmp_path, "journal: null\nuser: null").journal is None
+    assert from_yaml(tmp_path, "compact: no").compact is False
+    assert from_yaml(tmp_path, "port: beanstalk").port == "beanstalk"
+
+
+def test_environment_values_keep_their_meaning() -> None:
+    environ = {
+        "GEVENTSTALK_LISTEN": "127.0.0.1,unix:/s,::1",
+        "GEVENTSTALK_FSYNC_MS": "never",
+        "GEVENTSTALK_COMPACT": "No",
+    }
+    settings, _ = load({}, environ)
+    assert settings.listen == ("127.0.0.1", "unix:/s", "::1")
+    assert settings.fsync_ms is None
+    assert settings.compact is False
+
+
+def test_variables_that_are_not_meant_for_the_program_are_left_alone() -> None:
+    """The build has one, and Kubernetes adds these for a service that is called geventstalk."""
+    environ = {
+        "GEVENTSTALK_COMPILE": "1",
+        "GEVENTSTALK_SERVICE_HOST": "10.0.0.1",
+        "GEVENTSTALK_SERVICE_PORT": "11300",
+        "GEVENTSTALK_SERVICE_PORT_BEANSTALK": "11300",
+        "GEVENTSTALK_PORT": "tcp://10.0.0.1:11300",
+        "GEVENTSTALK_PORT_11300_TCP": "tcp://10.0.0.1:11300",
+        "GEVENTSTALK_PORT_11300_TCP_PROTO": "tcp",
+        "GEVENTSTALK_PORT_11300_TCP_PORT": "11300",
+        "GEVENTSTALK_PORT_11300_TCP_ADDR": "10.0.0.1",
+        "PORT": "x",
+    }
+    assert load({}, environ) == (Settings(), ())
+
+
+def test_the_size_of_a_job_is_capped_with_upstreams_warning() -> None:
+    for given in ("1073741825", "99999999999999999999"):
+        settings, warnings = load({"max_job_bytes": given}, {})
+        assert settings.max_job_bytes == 1_073_741_824
+        assert warnings == ("maximum job size was set to 1073741824",)
+    assert load({"max_job_bytes": "1073741824"}, {})[1] == ()
+    assert load({"max_job_bytes": "0"}, {})[0].max_job_bytes == 0
+
+
+def test_small_journal_files_become_a_page_with_a_warning() -> None:
+    """Upstream takes any size and rounds the file up to 4096 bytes on disk; its users pass such sizes."""
+    for given in ("0", "1", "1024", "4095"):
+        settings, warnings = load({"segment_bytes": given}, {})
+        assert settings.segment_bytes == 4096
+        assert warnings == ("size of journal files was set to 4096",)
+    settings, warnings = load({"segment_bytes": "4096"}, {})
+    assert (settings.segment_bytes, warnings) == (4096, ())
+
+
+def test_port_zero_and_service_names_are_kept_and_numbers_lose_leading_zeros() -> None:
+    for given, kept in [
+        ("0", "0"),
+        ("http", "http"),
+        ("011300", "11300"),
+        ("65535", "65535"),
+        ("3com-tsmux", None),
+    ]:
+        assert load({"port": given}, {})[0].port == (kept or given)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().port = "1"  # type: ignore[misc]  # that is the point
+
+
+# The room beside it: log lines and the trace.
+
+
+def test_log_lines_have_time_and_level_and_stay_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logs.make_logger()
+    log.info("listening on %s", "a\nb\x1b[31m\u2028")
+    log.debug("not wanted")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO listening on a\\nb\\x1b\[31m\\u2028\n", err)
+
+
+def test_json_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logs.make_logger("json", verbose=2)
+    log.debug("a\n%s", "b")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.exception("failed")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (first["level"], first["message"]) == ("DEBUG", "a\nb")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
+    assert "ValueError: broken" in second["traceback"]
+
+
+def test_a_text_log_keeps_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logs.make_logger()
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.exception("failed")
+    assert capsys.readouterr().err.rstrip().endswith("ValueError: broken")
+
+
+class _Gone:
+    """A stream whose reader left."""
+
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def test_streams_that_are_gone_cost_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for gone in (_Gone(), None):
+        monkeypatch.setattr("sys.stderr", gone)
+        monkeypatch.setattr("sys.stdout", gone)
+        logs.make_logger().error("lost")
+        logs.print_error("lost")
+        trace = logs.make_trace(1)
+        if trace:
+            trace.accept(5)
+
+
+def test_the_trace_prints_upstreams_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert logs.make_trace(0) is None
+    connections = logs.make_trace(1)
+    assert connections is not None and not connections.wire
+    trace = logs.make_trace(2)
+    assert trace is not None and trace.wire
+    trace.bind(3, "0.0.0.0:11300")
+    trace.accept(5)
+    trace.command(5, b"put ")
+    trace.job_in(5, 1)
+    trace.reply(5, b"INSERTED 1")
+    trace.reply(5, "USING a\rb")
+    trace.job_out(5, 1)
+    trace.close(5)
+    assert capsys.readouterr().out.splitlines() == [
+        "bind 3 0.0.0.0:11300",
+        "accept 5",
+        "<5 command put ",
+        "<5 job 1",
+        ">5 reply INSERTED 1",
+        ">5 reply USING a\\rb",
+        ">5 job 1",
+        "close 5",
+    ]
+
+
+def test_the_logger_is_the_programs_own() -> None:
+    log = logs.make_logger()
+    assert log is logging.getLogger("geventstalk")
+    assert not log.propagate
+    assert len(logs.make_logger("json").handlers) == 1
+    assert config.ENV_PREFIX == "GEVENTSTALK_"
