@@ -65,22 +65,39 @@ def read_watermark(directory: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
+class Source:
+    """Where a replay finds segments: those of a directory, each opened when its turn comes."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.watermark = read_watermark(directory)
+
+    def paths(self) -> list[tuple[int, str]]:
+        """Number and path of every segment, oldest first."""
+        return segment_paths(self.directory)
+
+    def open(self, path: str) -> SegmentReader:
+        """Raises JournalDamaged when it cannot be read as a segment."""
+        return SegmentReader(path)
+
+
 class Replay:
     """One reading of a directory. Exhaust records(), then look at `findings`, `found` and `high_water`."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, source: Source | None = None) -> None:
         self.findings: list[str] = []
         self.found: list[Found] = []
         self.high_water = 0
         self._directory = directory
-        self._watermark = read_watermark(directory)
+        self._source = source or Source(directory)
+        self._watermark = self._source.watermark
         self._orphans: set[int] = set()
         self._live: set[int] = set()
 
     def records(self) -> Iterator[Record]:
         """Every intact record, oldest first. CHANGE and DELETE of keys without a whole record are left out."""
         before = 0
-        for number, path in segment_paths(self._directory):
+        for number, path in self._source.paths():
             if before and number != before + 1:
                 self._find_missing(before + 1, number - 1)
             before = number
@@ -96,7 +113,7 @@ class Replay:
         problems = len(self.findings)
         records = 0
         try:
-            reader = SegmentReader(path)
+            reader = self._source.open(path)
         except JournalDamaged as error:
             self.findings.append(f"{error}")
         else:

@@ -16,6 +16,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from struct import Struct
+from struct import error as StructError
 from typing import Final
 from urllib.parse import quote
 from zlib import crc32
@@ -41,6 +42,8 @@ _PARTS: Final = Struct("<I")
 _WAL_HEAD_BYTES: Final = 32
 _FRAME_HEAD_BYTES: Final = 24
 _INDEX_BYTES: Final = 1 << 15  # by so much SQLite's index of a WAL grows
+_FRAMES: Final = Struct("=I")
+_FRAMES_AT: Final = 16  # where that index has the number of frames that belong to whole transactions
 _INSERT: Final = "INSERT INTO record(seq, key, kind, crc, payload) VALUES(?, ?, ?, ?, ?)"
 _SCHEMA: Final = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -237,8 +240,54 @@ class SegmentReader:
         )
         return list(found)
 
+    def pin(self) -> None:
+        """Makes every later reading see the segment as it is now, whatever its writer does meanwhile.
+
+        The file may even be unlinked. Raises JournalDamaged.
+        """
+        try:
+            self._db.execute("BEGIN")
+            self._db.execute("SELECT count(*) FROM meta").fetchone()
+        except sqlite3.Error as error:
+            raise JournalDamaged(f"{self.path} cannot be read as a journal segment: {error}") from error
+
+    def copy_to(self, path: str) -> int:
+        """Writes the segment as it is now to a new file, sealed and synced. Returns how many records it has.
+
+        Raises JournalDamaged when it cannot be read, JournalFull or JournalFailed when the copy cannot be written.
+        """
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            copy = sqlite3.connect(path, isolation_level=None)
+            self._db.backup(copy)
+        except (sqlite3.Error, OSError) as error:
+            failure = _failure(error, "cannot copy a journal segment to", path)
+            if isinstance(failure, JournalFailed) and isinstance(error, sqlite3.DatabaseError):
+                raise JournalDamaged(f"{self.path} cannot be copied: {error}") from error
+            raise failure from error
+        try:
+            (records,) = copy.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
+        except sqlite3.Error as error:
+            raise JournalDamaged(f"{self.path} cannot be copied: {error}") from error
+        _seal(copy, path, int(records))
+        return int(records)
+
     def close(self) -> None:
         self._db.close()
+
+
+def torn_bytes(path: str) -> int:
+    """How many bytes at the end of a segment's WAL are no part of a whole transaction; 0 when that is not known.
+
+    For a segment that was just read and that this process does not have open: closing a file drops SQLite's locks.
+    """
+    try:
+        size = os.path.getsize(path + "-wal")  # before the index: a writer only makes the number of frames grow
+        with open(path + "-shm", "rb") as index:
+            frames = _FRAMES.unpack(index.read(_FRAMES_AT + _FRAMES.size)[_FRAMES_AT:])[0]
+    except (OSError, StructError):
+        return 0
+    return max(0, size - _WAL_HEAD_BYTES - frames * (_FRAME_HEAD_BYTES + PAGE_BYTES)) if size else 0
 
 
 def _seal(db: sqlite3.Connection, path: str, records: int) -> None:

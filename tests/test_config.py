@@ -150,7 +150,7 @@ def test_each_source_gives_each_setting(key: str, tmp_path: Path) -> None:
     text, in_yaml, expected = VALUES[key]
     option = by_key(key)
     assert expected != option.default, "the value must differ from the default to prove anything"
-    flag: object = {"list": (text,), "count": 2, "switch": False}.get(option.kind, text)
+    flag: object = {"list": (text,), "count": 2, "switch": expected}.get(option.kind, text)
     assert getattr(load({key: flag}, {})[0], key) == expected
     assert getattr(load({}, {option.env: text})[0], key) == expected
     assert getattr(from_yaml(tmp_path, f"{key}: {in_yaml}\n"), key) == expected
