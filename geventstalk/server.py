@@ -136,14 +136,18 @@ class Server:
         now_ns = time.monotonic_ns()
         store = Store(journal, self._settings.fsync_ms, Epoch(time.time_ns(), now_ns))
         engine = self._engine
-        begun_s = shown_s = time.monotonic()
+        begun_s = time.monotonic()
+        shown_s = [begun_s]
+
+        def progress(records: int) -> None:
+            if time.monotonic() - shown_s[0] > PROGRESS_EVERY_S:
+                shown_s[0] = time.monotonic()
+                self._log.info("replaying the journal: %d records so far", records)
+
         count = 0
-        for job, tube_name in store.replay():
+        for job, tube_name in store.replay(progress):
             engine.restore(job, tube_name, now_ns)
             count += 1
-            if not count & 0xFFF and time.monotonic() - shown_s > PROGRESS_EVERY_S:
-                shown_s = time.monotonic()
-                self._log.info("replaying the journal: %d jobs so far", count)
         engine.next_id = max(engine.next_id, store.start(self._find))
         engine.ledger = store
         self._store = store

@@ -17,6 +17,7 @@ from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, SyncPoint
 ALWAYS: Final = 0
 """The fsync period of `-f0`: before each reply."""
 MS_NS: Final = 1_000_000
+_PROGRESS_MASK: Final = (1 << 15) - 1
 
 
 class Store(Ledger):
@@ -46,24 +47,37 @@ class Store(Ledger):
 
     # --- start
 
-    def replay(self) -> Iterator[tuple[Job, bytes]]:
-        """Every job that the journal kept, with the name of its tube, in order of id. Raises JournalDamaged."""
-        jobs: dict[int, tuple[Job, bytes]] = {}
-        for record in self._journal.replay():
+    def replay(self, progress: Callable[[int], None] = lambda records: None) -> Iterator[tuple[Job, bytes]]:
+        """Every job that the journal kept, with the name of its tube, in order of id. Raises JournalDamaged.
+
+        `progress` hears now and then how many records have been read.
+        """
+        jobs: dict[int, Job] = {}
+        names: list[bytes] = []
+        numbers: dict[bytes, int] = {}  # until a job is in its tube, it knows the name's place in `names`
+        for count, (key, kind, payload, segment) in enumerate(self._journal.replay(), 1):
+            if not count & _PROGRESS_MASK:
+                progress(count)
             try:
-                if record.kind == FULL:
-                    job, name = decode_whole(record.key, record.payload, self._epoch)
-                    job.segment = record.segment
-                    jobs[record.key] = job, name
-                elif record.kind == CHANGE:
-                    apply_change(jobs[record.key][0], record.payload, self._epoch)
+                if kind == FULL:
+                    job, name = decode_whole(key, payload, self._epoch)
+                    job.segment = segment
+                    number = numbers.get(name)
+                    if number is None:
+                        number = numbers[name] = len(names)
+                        names.append(name)
+                    job.tube = number
+                    jobs[key] = job
+                elif kind == CHANGE:
+                    apply_change(jobs[key], payload, self._epoch)
                 else:
-                    del jobs[record.key]
+                    del jobs[key]
             except ValueError as error:
-                where = f"segment {record.segment}, job {record.key}"
+                where = f"segment {segment}, job {key}"
                 raise JournalDamaged(f"journal record is not a job's ({where}): {error}") from error
         for id in sorted(jobs):
-            yield jobs.pop(id)
+            job = jobs.pop(id)
+            yield job, names[job.tube]
 
     def start(self, find: Callable[[int], tuple[Job, bytes] | None]) -> int:
         """Ready to write. `find` gives a job and its tube's name by id. Returns the first id that was never used."""

@@ -144,9 +144,8 @@ class Journal:
         if self._space.free() < 4 * _SEGMENT_BYTES_MIN:
             self._space.give_back()  # even reading takes some room: SQLite's index of a WAL
         replay = Replay(self.directory)
-        for record in replay.records():
-            self._account(record.key, record.kind, record.payload, record.segment)
-            yield record
+        self.live = replay.live
+        yield from replay.records()
         self.high_water = replay.high_water
         for finding in replay.findings:
             self._log(f"journal: {finding}")

@@ -7,6 +7,7 @@ Invariant: the live bytes of a segment are those of the records that a replay st
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from typing import Final
 
 _PAGE_BITS: Final = 10
@@ -34,7 +35,7 @@ class Liveness:
     def __init__(self) -> None:
         self.keys = 0
         self.total_bytes = 0
-        self.by_segment: dict[int, int] = {}
+        self.by_segment: defaultdict[int, int] = defaultdict(int)
         self._pages: dict[int, _Page] = {}
 
     def whole(self, key: int, segment: int, size: int) -> None:
@@ -49,7 +50,8 @@ class Liveness:
             page.count += 1
             self.keys += 1
         page.wholes[at] = segment << _BYTES_BITS | size
-        self._grow(segment, size)
+        self.total_bytes += size
+        self.by_segment[segment] += size
 
     def change(self, key: int, segment: int, size: int) -> None:
         """A change was written: the change before it is dead. Nothing happens for a key that is not live."""
@@ -61,7 +63,8 @@ class Liveness:
         if before:
             self._shrink(before)
         page.changes[at] = segment << _BYTES_BITS | size
-        self._grow(segment, size)
+        self.total_bytes += size
+        self.by_segment[segment] += size
 
     def delete(self, key: int) -> None:
         """The key is dead, and all that stood for it. Nothing happens for a key that is not live."""
@@ -95,10 +98,6 @@ class Liveness:
         if page.changes[at]:
             self._shrink(page.changes[at])
             page.changes[at] = 0
-
-    def _grow(self, segment: int, size: int) -> None:
-        self.total_bytes += size
-        self.by_segment[segment] = self.by_segment.get(segment, 0) + size
 
     def _shrink(self, record: int) -> None:
         size = record & _BYTES_MASK

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from journal.errors import JournalDamaged
-from journal.segment import CHANGE, DELETE, FULL, SegmentReader, join
+from journal.liveness import Liveness
+from journal.segment import CHANGE, DELETE, FULL, ROW_BYTES, SegmentReader, join
 
 ASIDE_SUFFIX: Final = ".damaged"
 WATERMARK_NAME: Final = "synced"
@@ -82,9 +83,10 @@ class Source:
 
 
 class Replay:
-    """One reading of a directory. Exhaust records(), then look at `findings`, `found` and `high_water`."""
+    """One reading of a directory. Exhaust records(), then look at `findings`, `found`, `live` and `high_water`."""
 
     def __init__(self, directory: str, source: Source | None = None) -> None:
+        self.live = Liveness()
         self.findings: list[str] = []
         self.found: list[Found] = []
         self.high_water = 0
@@ -92,7 +94,6 @@ class Replay:
         self._source = source or Source(directory)
         self._watermark = self._source.watermark
         self._orphans: set[int] = set()
-        self._live: set[int] = set()
 
     def records(self) -> Iterator[Record]:
         """Every intact record, oldest first. CHANGE and DELETE of keys without a whole record are left out."""
@@ -122,7 +123,7 @@ class Replay:
                     raise JournalDamaged(f"{path} says that it is segment {reader.number}")
                 self.high_water = max(self.high_water, reader.high_water)
                 for key, kind, payload in join(reader):
-                    if self._belongs(key, kind):
+                    if self._belongs(key, kind, len(payload) + ROW_BYTES, number):
                         yield Record(key, kind, payload, number)
             except JournalDamaged as error:
                 self.findings.append(f"{error}")
@@ -135,16 +136,20 @@ class Replay:
             self.findings.append(f"{path} ends after record {records}, but {synced} were on the device")
         self.found.append(Found(number, path, records, len(self.findings) > problems))
 
-    def _belongs(self, key: int, kind: int) -> bool:
+    def _belongs(self, key: int, kind: int, size: int, segment: int) -> bool:
         """Whether the record is part of a key's history. One whose whole record was compacted away is dead."""
-        self.high_water = max(self.high_water, key)
+        if key > self.high_water:
+            self.high_water = key
         if kind == FULL:
-            self._live.add(key)
-            self._orphans.discard(key)
+            self.live.whole(key, segment, size)
+            if self._orphans:
+                self._orphans.discard(key)
             return True
-        if key in self._live:
+        if self.live.segment_of(key):
             if kind == DELETE:
-                self._live.discard(key)
+                self.live.delete(key)
+            else:
+                self.live.change(key, segment, size)
             return True
         if kind == CHANGE:
             self._orphans.add(key)  # dead, unless neither a delete nor a whole record follows

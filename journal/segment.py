@@ -259,17 +259,22 @@ class SegmentReader:
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             copy = sqlite3.connect(path, isolation_level=None)
-            self._db.backup(copy)
         except (sqlite3.Error, OSError) as error:
-            failure = _failure(error, "cannot copy a journal segment to", path)
-            if isinstance(failure, JournalFailed) and isinstance(error, sqlite3.DatabaseError):
-                raise JournalDamaged(f"{self.path} cannot be copied: {error}") from error
-            raise failure from error
+            raise _failure(error, "cannot create", path) from error
         try:
+            self._db.backup(copy)
             (records,) = copy.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
         except sqlite3.Error as error:
+            copy.close()
+            failure = _failure(error, "cannot write", path)
+            if isinstance(failure, JournalFull):
+                raise failure from error
             raise JournalDamaged(f"{self.path} cannot be copied: {error}") from error
-        _seal(copy, path, int(records))
+        if self._expected is None:
+            _seal(copy, path, int(records))
+        else:  # it says itself how many it should have
+            copy.close()
+            fsync_path(path)
         return int(records)
 
     def close(self) -> None:

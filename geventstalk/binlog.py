@@ -1,0 +1,179 @@
+"""Reads beanstalkd's binlog: the bytes of its files in, jobs out. Version 7, and 5 of beanstalkd 1.4.6 and before.
+
+This room must not know files or clocks: it is given bytes, and gives jobs whose times are nanoseconds of the wall clock.
+What comes out is what beanstalkd would have after a restart, but for its faults: a restart does not count as a burying,
+and a torn rewrite of a job does not lose it. A file that ends in a torn record is what a crash leaves (`notes`);
+everything else that beanstalkd did not write is damage (`findings`), and the rest of that file is not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from mmap import mmap
+from struct import Struct
+from typing import Final, NamedTuple
+
+from geventstalk.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, U32_MAX, Job, Tally
+
+Data = bytes | mmap
+
+_INVALID: Final = 0  # the state of a deleted job
+_NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
+_NAME_BYTES_MAX: Final = 200
+_VERSION: Final = Struct("<i")
+_CRLF: Final = b"\r\n"
+_CHUNK: Final = 1 << 20
+
+
+class _Layout(NamedTuple):
+    """How one version writes a record: length of the tube's name, the name, the fields, the body."""
+
+    length: Struct
+    fields: Struct
+    unit_ns: int
+
+
+_LAYOUTS: Final = {
+    5: _Layout(Struct("<Q"), Struct("<QI4xqqi4xqq5IB"), 1000),
+    7: _Layout(Struct("<i"), Struct("<QI4xqqi4xqq5IB3x"), 1),
+}
+
+
+class _Kept(NamedTuple):
+    """A job without its body, and where that is."""
+
+    job: Job
+    tube: bytes
+    data: Data
+    body_at: int
+    body_end: int
+
+
+class _Torn(Exception):
+    """The file ends within a record."""
+
+
+class _Damaged(Exception):
+    """These bytes are no record."""
+
+
+class Binlog:
+    """What the files add up to. They are read one after the other, in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.findings: list[str] = []
+        self.high_water = 0
+        """The largest id in any record, also of jobs long gone."""
+        self._kept: dict[int, _Kept] = {}  # in the order of their first records
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def read(self, name: str, data: Data) -> None:
+        """Reads one file. `name` is for messages; `data` has to stay until jobs() is done."""
+        version = _VERSION.unpack_from(data)[0] if len(data) >= _VERSION.size else 0
+        if not version and _zeros(data, 0):
+            self.notes.append(f"{name} was not begun")
+            return
+        layout = _LAYOUTS.get(version)
+        if layout is None:
+            self.findings.append(f"{name} has format version {version}; 5 and 7 can be read")
+            return
+        at = _VERSION.size
+        try:
+            while not _zeros(data, at, layout.length.size + layout.fields.size):
+                at = self._record(data, at, layout)
+            if not _zeros(data, at):
+                raise _Damaged("something behind the end")
+        except _Torn as error:
+            self.notes.append(f"{name} ends in a torn record at byte {at}: {error}")
+        except _Damaged as error:
+            self.findings.append(f"{name} is damaged at byte {at}: {error}; nothing behind it is read")
+
+    def jobs(self) -> Iterator[tuple[Job, bytes]]:
+        """Every job with the name of its tube, in the order in which beanstalkd restores them; one body at a time.
+
+        Buried jobs are numbered in that order, so that they are kicked in it.
+        """
+        buryings = 0
+        for job, tube, data, at, end in self._kept.values():
+            if job.state == BURIED:
+                buryings += 1
+                job.rank = buryings
+            job.body = data[at:end]
+            yield job, tube
+            job.body = b""
+
+    def _record(self, data: Data, at: int, layout: _Layout) -> int:
+        """Takes in the record at a place. Returns where it ends."""
+        if len(data) - at < layout.length.size:
+            raise _Torn("length of the tube's name")
+        (length,) = layout.length.unpack_from(data, at)
+        if not 0 <= length <= _NAME_BYTES_MAX:
+            raise _Damaged(f"length {length} of a tube's name")
+        at += layout.length.size
+        name = data[at : at + length]
+        at += length
+        if len(data) - at < layout.fields.size:
+            raise _Torn("name of the tube" if len(data) < at else "fields of the job")
+        if _zeros(data, at):  # a file has zeros where nothing was written yet
+            raise _Torn("fields of the job")
+        if length and not _NAME.fullmatch(name):
+            raise _Damaged(f"name {name!r} of a tube")
+        job, state, size = _decode(data, at, layout)
+        at += layout.fields.size
+        if length:
+            if len(data) - at < size or _zeros(data, at):
+                raise _Torn("body of the job")
+            if data[at + size - 2 : at + size] != _CRLF:
+                if _zeros(data, at + size - 2):
+                    raise _Torn("body of the job")
+                raise _Damaged(f"job {job.id}: the body has no end")
+        self.high_water = max(self.high_water, job.id)
+        self._take(job, state, _Kept(job, name, data, at, at + size) if length else None, size)
+        return at + size if length else at
+
+    def _take(self, job: Job, state: int, whole: _Kept | None, size: int) -> None:
+        known = self._kept.get(job.id)
+        if state == _INVALID:
+            self._kept.pop(job.id, None)
+        elif whole is not None:
+            self._kept[job.id] = whole if known is None else whole._replace(tube=known.tube)
+        elif known is not None:
+            if known.body_end - known.body_at != size:
+                raise _Damaged(f"job {job.id}: the size of its body changed")
+            self._kept[job.id] = known._replace(job=job)
+        # Else a whole record stood in a file that is gone: the job was deleted, or comes again further on.
+
+
+def _decode(data: Data, at: int, layout: _Layout) -> tuple[Job, int, int]:
+    """The job in the fields at a place, the state they name, and the size of the body with its CRLF."""
+    id, pri, delay, ttr, size, created, deadline, *counts, state = layout.fields.unpack_from(data, at)
+    if not id:
+        raise _Damaged("a record without an id")
+    if state not in (_INVALID, READY, RESERVED, BURIED, DELAYED):
+        raise _Damaged(f"job {id}: unknown state {state}")
+    delay_s, ttr_s = delay * layout.unit_ns // SECOND_NS, ttr * layout.unit_ns // SECOND_NS
+    if size < len(_CRLF) or not 0 <= delay_s <= U32_MAX or not 0 <= ttr_s <= U32_MAX or created < 0 or deadline < 0:
+        raise _Damaged(f"job {id}: impossible values")
+    job = Job(id, 0, pri, delay_s, ttr_s)
+    job.created_ns = created * layout.unit_ns
+    job.state = READY if state == RESERVED else state
+    if state == DELAYED:
+        job.rank = deadline * layout.unit_ns
+    if any(counts):
+        job.tally = Tally(*counts)
+    return job, state, size
+
+
+def _zeros(data: Data, at: int, size: int | None = None) -> bool:
+    """Whether there are only zeros from a place on, or up to the end of the data, or nothing at all."""
+    end = len(data) if size is None else min(len(data), at + size)
+    while at < end:
+        upto = min(end, at + _CHUNK)
+        if data[at:upto].count(0) != upto - at:
+            return False
+        at = upto
+    return True
