@@ -308,9 +308,13 @@ class Engine:
             return False
         tube.total_pauses += 1
         tube.pause_s = delay_s
-        tube.paused_until_ns = now_ns + delay_s * SECOND_NS
-        self._stocked.pop(tube.number, None)
-        self._arm(tube, tube.paused_until_ns)  # also a pause of 0 ends through the timer, which serves in slices
+        if delay_s:
+            tube.paused_until_ns = now_ns + delay_s * SECOND_NS
+            self._stocked.pop(tube.number, None)
+            self._arm(tube, tube.paused_until_ns)
+        else:
+            self._unpause(tube)
+            self._arm(tube, now_ns)  # those who wait are served through the timer, in slices
         return True
 
     # --- put
@@ -546,10 +550,7 @@ class Engine:
         moved = 0
         if tube.paused_until_ns:
             if tube.paused_until_ns <= now_ns:
-                tube.paused_until_ns = 0
-                tube.pause_s = 0
-                if len(tube.ready):
-                    self._stocked[tube.number] = tube
+                self._unpause(tube)
             else:
                 self._arm(tube, tube.paused_until_ns)
         moved += self._serve(tube, now_ns, limit)
@@ -593,6 +594,12 @@ class Engine:
         if client.waiting and client.wait_until_ns != NEVER:
             self._arm(client, client.wait_until_ns)
         return moved
+
+    def _unpause(self, tube: Tube) -> None:
+        tube.paused_until_ns = 0
+        tube.pause_s = 0
+        if len(tube.ready):
+            self._stocked[tube.number] = tube
 
     # --- transitions
 

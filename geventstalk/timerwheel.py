@@ -16,6 +16,7 @@ TICK_BITS: Final = 20
 _LEVEL_BITS: Final = 6
 _SLOTS: Final = 1 << _LEVEL_BITS
 _LEVELS: Final = 8
+_DUE: Final = _SLOTS * _LEVELS  # the slot of those that pop_due() has found due and not given back yet
 NEVER: Final = -1
 """What next_ns() returns when no timer is armed."""
 
@@ -41,7 +42,7 @@ class TimerWheel:
 
     def __init__(self, now_ns: int) -> None:
         self._tick = now_ns >> TICK_BITS
-        self._slots: list[list[Timer]] = [[] for _ in range(_SLOTS * _LEVELS)]
+        self._slots: list[list[Timer]] = [[] for _ in range(_SLOTS * _LEVELS + 1)]
         self._occupied: list[int] = [0] * _LEVELS  # one bit for each slot that holds a timer
         self._next_ns = NEVER  # a lower bound of the next deadline, valid while _next_known
         self._next_known = True
@@ -70,12 +71,12 @@ class TimerWheel:
         if last is not timer:
             slot[timer._place] = last
             last._place = timer._place
-        elif not slot:
+        elif not slot and number != _DUE:
             self._occupied[number >> _LEVEL_BITS] &= ~(1 << (number & (_SLOTS - 1)))
         timer._slot = -1
         self._count -= 1
         # The bound may be too early now; it is never too late, and the next look at it puts it right.
-        if timer.deadline_ns == self._next_ns:
+        if not self._count or timer.deadline_ns == self._next_ns:
             self._next_known = False
 
     def next_ns(self) -> int:
@@ -91,7 +92,12 @@ class TimerWheel:
         Time never runs backwards from call to call.
         """
         now_tick = now_ns >> TICK_BITS
+        due = self._slots[_DUE]
         while self._count:
+            if due:
+                timer = due[-1]
+                self.cancel(timer)
+                return timer
             number = self._first_slot()
             level = number >> _LEVEL_BITS
             tick = self._start_of(number)
@@ -102,14 +108,28 @@ class TimerWheel:
                 self._cascade(number)
                 continue
             self._tick = max(self._tick, tick)
-            for timer in self._slots[number]:
-                if timer.deadline_ns <= now_ns:
-                    self.cancel(timer)
-                    return timer
-            break
+            if not self._gather_due(number, now_ns):
+                break
         self._tick = max(self._tick, now_tick)
         self._next_known = False
         return None
+
+    def _gather_due(self, number: int, now_ns: int) -> bool:
+        """Moves all timers of a slot that are due out of it, looking at each once. Returns whether there were any."""
+        due = self._slots[_DUE]
+        rest: list[Timer] = []
+        for timer in self._slots[number]:
+            if timer.deadline_ns <= now_ns:
+                timer._slot = _DUE
+                timer._place = len(due)
+                due.append(timer)
+            else:
+                timer._place = len(rest)
+                rest.append(timer)
+        self._slots[number] = rest
+        if not rest:
+            self._occupied[0] &= ~(1 << number)
+        return bool(due)
 
     def _place(self, timer: Timer) -> None:
         tick = max(timer.deadline_ns >> TICK_BITS, self._tick)
@@ -148,6 +168,8 @@ class TimerWheel:
     def _earliest(self) -> int:
         if not self._count:
             return NEVER
+        if self._slots[_DUE]:
+            return min(timer.deadline_ns for timer in self._slots[_DUE])
         number = self._first_slot()
         if number < _SLOTS:
             return min(timer.deadline_ns for timer in self._slots[number])
@@ -156,7 +178,7 @@ class TimerWheel:
     def check(self) -> None:
         """Asserts that every timer stands where its deadline belongs."""
         counted = 0
-        for number, slot in enumerate(self._slots):
+        for number, slot in enumerate(self._slots[:_DUE]):
             level, digit = number >> _LEVEL_BITS, number & (_SLOTS - 1)
             assert bool(slot) == bool(self._occupied[level] >> digit & 1)
             counted += len(slot)
@@ -165,7 +187,9 @@ class TimerWheel:
                 assert timer._slot == number and timer._place == place
                 tick = max(timer.deadline_ns >> TICK_BITS, self._tick)
                 assert tick >> (level * _LEVEL_BITS) == start >> (level * _LEVEL_BITS)
-        assert counted == self._count
+        for place, timer in enumerate(self._slots[_DUE]):
+            assert timer._slot == _DUE and timer._place == place
+        assert counted + len(self._slots[_DUE]) == self._count
         if self._next_known and self._count:
             deadlines = [timer.deadline_ns for slot in self._slots for timer in slot]
             assert self._next_ns <= min(deadlines)

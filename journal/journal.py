@@ -28,6 +28,7 @@ from journal.segment import (
     CHANGE,
     DELETE,
     FULL,
+    NEW_SUFFIX,
     PAGE_BYTES,
     PART_BYTES,
     ROW_BYTES,
@@ -167,6 +168,9 @@ class Journal:
 
     def start(self) -> None:
         """Opens a new segment behind all others. Raises JournalFull or JournalFailed."""
+        for name in os.listdir(self.directory):
+            if NEW_SUFFIX in name:  # a crash left it half made
+                os.unlink(os.path.join(self.directory, name))
         number = max([0, *(sealed.number for sealed in (*self._sealed, *self._damaged))]) + 1
         self._fit_segments()
         path = segment_path(self.directory, number)

@@ -29,6 +29,8 @@ DELETE: Final = 3
 PART: Final = 4
 LAST: Final = 5
 
+NEW_SUFFIX: Final = ".new"
+"""What the name of a segment ends in while it is made."""
 APPLICATION_ID: Final = 0x67767374  # "gvst"
 FORMAT_VERSION: Final = 1
 PAGE_BYTES: Final = 2048
@@ -113,22 +115,15 @@ class SegmentWriter:
         self.number = number
         self.records = 0
         try:
-            # Job bodies are nobody else's business; SQLite gives its own files the mode of this one.
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            _create(path + NEW_SUFFIX, number, high_water)
+            os.rename(path + NEW_SUFFIX, path)
             # check_same_thread: the connection is handed to one other thread once, to be sealed there.
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=16)
-            # The database file must be on the device before the WAL is worth anything: beside an empty database, as
-            # a loss of power may leave it, SQLite deletes the WAL.
-            self._db.executescript(
-                f"PRAGMA page_size={PAGE_BYTES}; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
-                f"PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-256;"
-                f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION};"
-                f"BEGIN; {_SCHEMA}"
-                f"INSERT INTO meta VALUES('segment', {number}), ('high_water', {high_water}); COMMIT;"
-                f"PRAGMA wal_checkpoint(TRUNCATE); PRAGMA synchronous=OFF;"
-            )
+            self._db.executescript("PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-256;")
+            self._db.execute("SELECT count(*) FROM meta").fetchone()  # makes the WAL
             self.wal = WalFile(path + "-wal")
         except (sqlite3.Error, OSError) as error:
+            remove_files(path + NEW_SUFFIX)
             remove_files(path)
             raise _failure(error, "cannot create journal segment", path) from error
 
@@ -182,6 +177,27 @@ class SegmentWriter:
         Raises JournalFull, when it may be tried again with more room, or JournalFailed.
         """
         _seal(self._db, self.path, self.records)
+
+
+def _create(path: str, number: int, high_water: int) -> None:
+    """Makes an empty segment, complete and on the device; it gets its own name only then.
+
+    So whatever a crash leaves under that name is whole, and a WAL never stands beside an empty database, as a loss of
+    power might leave it: SQLite would delete the WAL.
+    """
+    # Job bodies are nobody else's business; SQLite gives its own files the mode of this one.
+    os.close(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        db.executescript(
+            f"PRAGMA page_size={PAGE_BYTES}; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
+            f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION};"
+            f"BEGIN; {_SCHEMA}"
+            f"INSERT INTO meta VALUES('segment', {number}), ('high_water', {high_water}); COMMIT;"
+        )
+    finally:
+        db.close()  # and with the last connection the WAL is merged and gone
+    fsync_path(path)
 
 
 class SegmentReader:

@@ -1,0 +1,74 @@
+"""JobTable: jobs by id in pages, which come and go with their jobs."""
+
+from __future__ import annotations
+
+import random
+
+from geventstalk.engine import JobTable
+from geventstalk.job import U64_MAX, Job
+
+PAGE = 1024
+
+
+def job(id: int) -> Job:
+    return Job(id, 1, 0, 0, 1)
+
+
+def test_empty() -> None:
+    table = JobTable()
+    assert len(table) == 0
+    assert list(table) == []
+    for id in (0, 1, PAGE, U64_MAX):
+        assert table.get(id) is None
+
+
+def test_borders_of_pages() -> None:
+    table = JobTable()
+    jobs = {id: job(id) for id in (0, 1, PAGE - 1, PAGE, 2 * PAGE - 1, 2 * PAGE, 2**32, U64_MAX)}
+    for one in jobs.values():
+        table.add(one)
+    assert len(table) == len(jobs)
+    for id, one in jobs.items():
+        assert table.get(id) is one
+    for id in (2, PAGE + 1, 3 * PAGE, 2**32 + 1, U64_MAX - 1):
+        assert table.get(id) is None
+    for id in jobs:
+        table.remove(id)
+        assert table.get(id) is None
+    assert len(table) == 0
+
+
+def test_keeps_no_page_without_jobs() -> None:
+    """Ids only grow; a server that has seen a billion jobs must not keep a page for each thousand of them."""
+    table = JobTable()
+    for id in range(1, 20 * PAGE):
+        table.add(job(id))
+        table.remove(id)
+    assert len(table) == 0 and not table._pages
+    table.add(job(5))
+    assert [one.id for one in table] == [5]
+
+
+def test_iterating_survives_changes() -> None:
+    table = JobTable()
+    for id in range(3 * PAGE):
+        table.add(job(id))
+    for one in table:
+        table.remove(one.id)
+    assert len(table) == 0
+
+
+def test_random_against_a_dict(seed: int) -> None:
+    draw = random.Random(seed)
+    table, model = JobTable(), dict[int, Job]()
+    for _ in range(5_000):
+        id = draw.randrange(3 * PAGE)
+        if id in model:
+            table.remove(id)
+            del model[id]
+        else:
+            model[id] = job(id)
+            table.add(model[id])
+        assert len(table) == len(model)
+        assert table.get(id) is model.get(id)
+    assert {one.id: one for one in table} == model
