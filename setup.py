@@ -28,6 +28,7 @@ TEST = [
     "pystalk>=0.9",
     "pytest>=8.2",
     "pytest-timeout>=2.3.1",
+    "rich>=13.7",
     "setuptools>=77",
 ]
 DEV = [

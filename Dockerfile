@@ -1,0 +1,34 @@
+# geventstalk in a container:
+#
+#   docker build -t geventstalk .
+#   docker run -p 11300:11300 -v geventstalk:/data geventstalk                    journal on the volume
+#   docker run -p 11300:11300 -v geventstalk:/data geventstalk -b /data -f0 -V    flags of your own, in place of `-b /data`
+
+# Any base with `python`, `pip` and venv will do: --build-arg BASE=...
+ARG BASE=python:3.13-slim-bookworm
+
+FROM ${BASE} AS build
+WORKDIR /src
+COPY setup.py pyproject.toml README.md LICENSE ./
+COPY geventstalk geventstalk
+COPY journal journal
+# The wheel is built and installed here; the image gets the finished environment without pip and build tools.
+RUN pip wheel --no-cache-dir --wheel-dir /wheels . \
+    && python -m venv --without-pip /opt/geventstalk \
+    && pip --python /opt/geventstalk/bin/python install --no-cache-dir --no-index /wheels/*.whl
+
+FROM ${BASE}
+# A number of its own, so that volumes keep their owner from image to image and `runAsNonRoot` can be verified.
+RUN groupadd --gid 11300 geventstalk \
+    && useradd --uid 11300 --gid 11300 --no-create-home --home-dir /data --shell /usr/sbin/nologin geventstalk \
+    && install -d -o geventstalk -g geventstalk -m 0750 /data
+COPY --from=build /opt/geventstalk /opt/geventstalk
+ENV PATH=/opt/geventstalk/bin:$PATH
+USER 11300:11300
+VOLUME /data
+EXPOSE 11300
+STOPSIGNAL SIGTERM
+# Asks `stats` where the server listens by default; GEVENTSTALK_PORT moves both. A long replay at the start is no illness.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=10m --retries=3 CMD ["python", "-c", "import os, socket; s = socket.create_connection(('127.0.0.1', os.environ.get('GEVENTSTALK_PORT') or '11300'), 4); s.sendall(b'stats\\r\\n'); raise SystemExit(not s.recv(64).startswith(b'OK '))"]
+ENTRYPOINT ["geventstalk"]
+CMD ["-b", "/data"]

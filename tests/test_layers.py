@@ -1,0 +1,163 @@
+"""The house of DESIGN.md: the import contracts know every room and bite, and what they cannot say is checked here.
+
+`lint-imports` itself runs in scripts/test; here violations are planted in a copy to see that it would find them.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("geventstalk", "journal")
+FUNCTION_LINES_MAX = 70
+HEADER_LINES_MAX = 10
+WALL_CLOCK = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
+
+
+def sources() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def source_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two packages and their contracts in a folder where they may be broken."""
+    folder = tmp_path_factory.mktemp("house")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200", "NO_COLOR": "1"}
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    command = [sys.executable, "-c", program, "--no-cache", "--no-logo"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("geventstalk/job.py", "import geventstalk.heap"),
+        ("geventstalk/heap.py", "import geventstalk.job"),
+        ("geventstalk/timerwheel.py", "import time"),
+        ("geventstalk/engine.py", "from geventstalk import protocol"),
+        ("geventstalk/engine.py", "import random"),
+        ("geventstalk/protocol.py", "import geventstalk.engine"),
+        ("geventstalk/session.py", "import geventstalk.store"),
+        ("geventstalk/session.py", "def late() -> None:\n    import socket"),
+        ("geventstalk/records.py", "import os"),
+        ("geventstalk/store.py", "import sqlite3"),
+        ("geventstalk/store.py", "import gevent.event"),
+        ("geventstalk/config.py", "import geventstalk.server"),
+        ("geventstalk/listen.py", "import gevent"),
+        ("geventstalk/logs.py", "import geventstalk.config"),
+        ("geventstalk/server.py", "import sqlite3"),
+        ("geventstalk/server.py", "import geventstalk.heap"),
+        ("geventstalk/connection.py", "import geventstalk.engine"),
+        ("geventstalk/connection.py", "import journal"),
+        ("geventstalk/cli.py", "import geventstalk.engine"),
+        ("journal/__init__.py", "import geventstalk.job"),
+        ("journal/__init__.py", "import gevent"),
+        ("journal/__init__.py", "import sqlite3"),
+    ],
+)
+def test_a_wrong_import_is_found(copy: Path, room: str, line: str) -> None:
+    path = copy / room
+    sound = path.read_text(encoding="utf-8")
+    path.write_text(f"{sound}\n\n{line}\n", encoding="utf-8")
+    try:
+        result = lint(copy)
+    finally:
+        path.write_text(sound, encoding="utf-8")
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert re.search(r"Contracts: \d+ kept, [1-9]\d* broken", result.stdout), result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_the_copy_is_sound(copy: Path) -> None:
+    result = lint(copy)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "geventstalk").glob("*.py")), ids=source_id)
+def test_the_contracts_know_every_room(path: Path) -> None:
+    """A new module has to be given its place in the table: who may import it."""
+    if path.stem in {"__init__", "__main__", "_version"}:
+        return
+    protected = re.findall(r"^protected_modules = \[(.*?)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert f'"{module_name(path)}"' in ", ".join(protected)
+
+
+def test_the_wall_clock_is_read_in_one_file() -> None:
+    readers = {source_id(path) for path in sources() for _ in wall_clock_reads(parse(path))}
+    assert len(readers) <= 1, readers
+
+
+def wall_clock_reads(tree: ast.Module) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+            if (owner, node.attr) in WALL_CLOCK:
+                yield node
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield from (name for name in node.names if ("time", name.name) in WALL_CLOCK)
+
+
+def test_wall_clock_reads_are_recognised() -> None:
+    text = (
+        "import time, datetime\nfrom time import time_ns\ntime.time()\ndatetime.datetime.now()\ntime.monotonic_ns()\n"
+    )
+    assert len(list(wall_clock_reads(ast.parse(text)))) == 3
+
+
+@pytest.mark.parametrize("path", sources(), ids=source_id)
+def test_functions_fit_on_a_screen(path: Path) -> None:
+    functions = (node for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    long = {node.name: lines for node in functions if (lines := function_lines(node)) > FUNCTION_LINES_MAX}
+    assert not long
+
+
+def function_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+@pytest.mark.parametrize("path", sources(), ids=source_id)
+def test_modules_open_with_a_short_header(path: Path) -> None:
+    header = ast.get_docstring(parse(path))
+    assert header
+    assert len(header.splitlines()) <= HEADER_LINES_MAX
+
+
+@pytest.mark.parametrize("path", sources(), ids=source_id)
+def test_no_exception_vanishes(path: Path) -> None:
+    """No handler swallows everything without a word: a broken invariant would disappear in it."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ExceptHandler) and catches_all(node):
+            assert not all(isinstance(line, ast.Pass | ast.Continue) for line in node.body), node.lineno
+
+
+def catches_all(node: ast.ExceptHandler) -> bool:
+    return node.type is None or (isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"})
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))

@@ -1,0 +1,278 @@
+"""What is shipped and how it starts: the wheel, the clone's own environment, the scripts, the container image."""
+
+from __future__ import annotations
+
+import email.message
+import email.parser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.clients.programs import missing
+from tests.support.process import ROOT, ServerProcess, free_port
+
+LEFT_BEHIND = shutil.ignore_patterns(
+    ".git", ".venv*", "*.egg-info", "build", "dist", "__pycache__", "node_modules", ".*_cache", ".hypothesis", "data"
+)
+MAKE_LIMIT_S = 180
+SHELL_SCRIPTS = ("scripts/run", "scripts/test", "scripts/environment", ".ci/run")
+
+
+def clone(folder: Path) -> Path:
+    """A copy of the tree without what tools and runs leave in it."""
+    shutil.copytree(ROOT, folder, ignore=LEFT_BEHIND, symlinks=True)
+    return folder
+
+
+def run(
+    command: Sequence[str | Path], cwd: Path, timeout_s: float = 120, environment: dict[str, str] | None = None
+) -> str:
+    """Standard output of a command that has to succeed."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(kind: str, tree: Path, into: Path) -> Path:
+    """Builds a wheel or an sdist with the backend that pyproject.toml names, as installed beside the tests."""
+    into.mkdir()
+    program = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
+    run([sys.executable, "-W", "ignore", "-c", program, into], cwd=tree)
+    (made,) = into.iterdir()
+    return made
+
+
+def wheel_names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    return build("wheel", clone(folder / "tree"), folder / "dist")
+
+
+@pytest.fixture
+def metadata(wheel: Path) -> email.message.Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.parser.Parser().parsestr(archive.read(name).decode())
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_two_packages_and_nothing_else(wheel: Path) -> None:
+    names = {name for name in wheel_names(wheel) if ".dist-info/" not in name}
+    sources = {str(path.relative_to(ROOT)) for top in ("geventstalk", "journal") for path in (ROOT / top).rglob("*.py")}
+    assert names == sources | {"geventstalk/py.typed", "journal/py.typed"}
+
+
+@pytest.mark.slow
+def test_the_wheel_says_what_it_needs(metadata: email.message.Message) -> None:
+    namespace: dict[str, str] = {}
+    exec((ROOT / "geventstalk" / "_version.py").read_text(), namespace)
+    assert metadata["Name"] == "geventstalk"
+    assert metadata["Version"] == namespace["__version__"]
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    needs = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    names = sorted(re.split(r"[^A-Za-z_]", line)[0].lower() for line in needs)
+    assert names == ["click", "gevent", "mypy_extensions", "pyyaml"]
+
+
+@pytest.mark.slow
+def test_the_wheel_works_without_the_tree(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+        (entry,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/entry_points.txt"))
+    assert "geventstalk = geventstalk.cli:main" in entry.splitlines()
+    place = {"PYTHONPATH": str(tmp_path / "site")}
+    program = "import geventstalk.cli, journal; print(geventstalk.__file__, journal.__file__)"
+    found = run([sys.executable, "-c", program], cwd=tmp_path, environment=place)
+    assert found.split() == [str(tmp_path / "site" / name / "__init__.py") for name in ("geventstalk", "journal")]
+    assert run([sys.executable, "-m", "geventstalk", "-v"], cwd=tmp_path, environment=place).startswith("geventstalk ")
+
+
+@pytest.mark.slow
+def test_a_source_archive_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    archive = build("sdist", clone(tmp_path / "tree"), tmp_path / "dist")
+    run(["tar", "-xf", archive], cwd=tmp_path)
+    (tree,) = (path for path in tmp_path.iterdir() if path.name.startswith("geventstalk-"))
+    assert wheel_names(build("wheel", tree, tmp_path / "again")) == wheel_names(wheel)
+
+
+def test_there_is_one_place_of_metadata() -> None:
+    """Beside setup.py a [project] table, in pyproject.toml or setup.cfg, would silently drop the requirements."""
+    assert not re.search(r"^\[project\b", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert not (ROOT / "setup.cfg").exists()
+
+
+@pytest.mark.parametrize("script", SHELL_SCRIPTS)
+def test_shellcheck(script: str) -> None:
+    run([shutil.which("shellcheck") or missing("shellcheck is not installed"), script], cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def spaced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clone(tmp_path_factory.mktemp("run") / "a clone")
+
+
+class TestRun:
+    """scripts/run in a clone of its own, in a folder whose name has a space. One test builds on the other."""
+
+    @pytest.fixture
+    def tree(self, spaced: Path) -> Path:
+        return spaced
+
+    def start(self, tree: Path, cwd: Path) -> ServerProcess:
+        """Starts a server with a journal in ./data; not yet ready."""
+        return ServerProcess([str(tree / "scripts" / "run")], ["-b", "./data"], cwd=cwd, stderr=cwd / "log")
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(2 * MAKE_LIMIT_S)
+    def test_makes_its_environment_even_twice_at_once(self, tree: Path, tmp_path: Path) -> None:
+        (tree / ".venv" / "bin").mkdir(parents=True)  # what a run left that was killed half-way
+        (tree / ".venv" / "bin" / "python").symlink_to("/bin/false")
+        places = [tmp_path / "one", tmp_path / "two"]
+        servers = []
+        for place in places:
+            place.mkdir()
+            servers.append(self.start(tree, place))
+        try:
+            for server in servers:
+                server.wait_ready(MAKE_LIMIT_S)
+        finally:
+            codes = [server.stop() for server in servers]
+        assert codes == [0, 0]
+        assert all(any((place / "data").iterdir()) for place in places)
+        logs = "".join((place / "log").read_text() for place in places)
+        assert logs.count("making the environment") == 1, logs
+        assert not (tree / "data").exists()
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(2 * MAKE_LIMIT_S)
+    def test_starts_again_without_making_anything(self, tree: Path, tmp_path: Path) -> None:
+        before = self.marks(tree)
+        assert before, "runs after the test that makes the environment"
+        server = self.start(tree, tmp_path).wait_ready()
+        assert server.stop() == 0
+        assert "environment" not in (tmp_path / "log").read_text()
+        assert self.marks(tree) == before
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(2 * MAKE_LIMIT_S)
+    def test_notices_a_changed_setup(self, tree: Path, tmp_path: Path) -> None:
+        before = self.marks(tree)
+        with (tree / "setup.py").open("a") as setup:
+            setup.write("# changed\n")
+        assert "up to date" in self.say_version(tree, tmp_path)
+        assert self.marks(tree) != before
+        assert "environment" not in self.say_version(tree, tmp_path)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(2 * MAKE_LIMIT_S)
+    def test_works_through_a_link_and_after_a_move(self, tree: Path, tmp_path: Path) -> None:
+        (tmp_path / "moved").mkdir()
+        moved = tree.rename(tmp_path / "moved" / "clone")
+        link = tmp_path / "geventstalk"
+        link.symlink_to(moved / "scripts" / "run")
+        done = subprocess.run([link, "-v"], cwd="/", capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=True)
+        assert done.stdout.startswith("geventstalk ")
+        assert "making the environment" in done.stderr
+
+    def marks(self, tree: Path) -> set[tuple[str, int]]:
+        return {(path.name, path.stat().st_mtime_ns) for path in (tree / ".venv").glob("made-for-*")}
+
+    def say_version(self, tree: Path, cwd: Path) -> str:
+        """What `scripts/run -v` says on standard error."""
+        done = subprocess.run(
+            [tree / "scripts" / "run", "-v"], cwd=cwd, capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=True
+        )
+        assert done.stdout.startswith("geventstalk ")
+        return done.stderr
+
+
+class TestRunWithoutPython:
+    """scripts/run where no Python will do: one line that says what is missing, and nothing left behind."""
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Path:
+        return clone(tmp_path / "tree")
+
+    def refusal(self, tree: Path, **environment: str) -> str:
+        """The one line on standard error, with only the shell's own tools and tree/bin on PATH."""
+        tools = tree / "bin"
+        tools.mkdir(exist_ok=True)
+        for name in ("sh", "cat", "readlink"):
+            with suppress(FileExistsError):
+                (tools / name).symlink_to(shutil.which(name) or "/nowhere")
+        done = subprocess.run(
+            [tree / "scripts" / "run", "-p", str(free_port())],
+            env={"PATH": str(tools), **environment},
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert not (tree / ".venv").exists()
+        (line,) = done.stderr.splitlines()
+        return line
+
+    def fake(self, tree: Path, name: str, text: str) -> None:
+        (tree / "bin").mkdir(exist_ok=True)
+        program = tree / "bin" / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+
+    def test_none(self, tree: Path) -> None:
+        assert "no usable Python >= 3.10 found" in self.refusal(tree)
+
+    def test_only_names_that_do_not_run(self, tree: Path) -> None:
+        self.fake(tree, "python3", "exit 127")
+        assert "no usable Python >= 3.10 found" in self.refusal(tree)
+
+    def test_too_old(self, tree: Path) -> None:
+        self.fake(tree, "python3", "echo")  # what the question for the version prints there
+        assert "no usable Python >= 3.10 found" in self.refusal(tree)
+
+    def test_without_venv(self, tree: Path) -> None:
+        self.fake(tree, "python3", f'case $2 in *ensurepip*) exit 1 ;; *) echo "{tree}/bin/python3" ;; esac')
+        assert "apt-get install python3-venv" in self.refusal(tree)
+
+    def test_the_named_one(self, tree: Path) -> None:
+        assert "at PYTHON=/nowhere/python" in self.refusal(tree, PYTHON="/nowhere/python")
+
+    def test_a_clone_that_cannot_be_written(self, tree: Path) -> None:
+        self.fake(tree, "python3", f'exec "{sys.executable}" "$@"')
+        (tree / ".venv.lock").mkdir()  # root may write everywhere, but not open this
+        assert "cannot make the environment" in self.refusal(tree)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_image() -> None:
+    """scripts/check-image, from Debian's packages where that is possible, otherwise from the Dockerfile's own base."""
+    if shutil.which("podman") is None and shutil.which("docker") is None:
+        missing("podman or docker is not installed")
+    from_debian = os.geteuid() == 0 and shutil.which("mmdebstrap") is not None
+    output = run([ROOT / "scripts" / "check-image", *(["--debian-base"] if from_debian else [])], ROOT, timeout_s=600)
+    assert "SIGTERM ends it within a second" in output
