@@ -1,0 +1,1 @@
+"""Small programs in other languages that take real client libraries through a whole round."""
