@@ -48,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
     """As main(), without the early signals. Sockets that it opens are added to `listeners`."""
+    if arguments and not arguments[0].startswith("-"):
+        from geventstalk import tools
+
+        if arguments[0] in tools.COMMANDS:
+            return tools.main(list(arguments))
     from geventstalk import config, listen, logs
 
     settings = config.Settings()

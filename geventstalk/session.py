@@ -64,6 +64,7 @@ class Session(Client):
         "_service",
         "_skip_left",
         "_skip_line",
+        "_skip_reply",
         "_upload",
         "closed",
         "eof",
@@ -81,7 +82,8 @@ class Session(Client):
         self._upload: Job | None = None
         self._body = bytearray()
         self._body_left = 0
-        self._skip_left = 0  # bytes still to be thrown away of a body that is too big
+        self._skip_left = 0  # bytes still to be thrown away of a body that is refused
+        self._skip_reply = p.R_JOB_TOO_BIG  # and what is said behind them
         self._skip_line = False  # within a line that is too long
         self._kick_left = 0
         self._kicked = 0
@@ -159,7 +161,7 @@ class Session(Client):
                 if self._take_body(now_ns):
                     continue
                 break
-            if self._skip_left and not self._skip():
+            if self._skip_left and not self._skip_some():
                 break
             end = self._inbox.find(p.CRLF, self._at)
             if end < 0:
@@ -189,14 +191,21 @@ class Session(Client):
             self._inbox = b"\r" if self._inbox.endswith(b"\r") else b""
             self._at = 0
 
-    def _skip(self) -> bool:
-        """Throws away a body that is too big; returns whether all of it has come."""
+    def _skip(self, size: int, reply: bytes) -> None:
+        """Has so many bytes of a refused body thrown away as they come, and then the client told why."""
+        self._skip_left = size
+        self._skip_reply = reply
+        if not size:
+            self._reply(reply)
+
+    def _skip_some(self) -> bool:
+        """Throws away a body that is refused; returns whether all of it has come."""
         skipped = min(self._skip_left, self.pending_bytes)
         self._at += skipped
         self._skip_left -= skipped
         if self._skip_left:
             return False
-        self._reply(p.R_JOB_TOO_BIG)
+        self._reply(self._skip_reply)
         return True
 
     def _take_body(self, now_ns: int) -> bool:
@@ -205,15 +214,22 @@ class Session(Client):
         part = self._inbox[self._at : self._at + taken]
         self._at += taken
         self._body_left -= taken
-        if self._body_left:
-            self._body += part
-            return False
-        if self._body:
-            self._body += part
-            part = bytes(self._body)
-            self._body = bytearray()
         job = self._upload
         assert job is not None
+        try:
+            if self._body_left:
+                self._body += part
+                return False
+            if self._body:
+                self._body += part
+                part = bytes(self._body)
+                self._body = bytearray()
+        except MemoryError:
+            self._body = bytearray()
+            self._upload = None
+            self._service.engine.abandon_put(job)
+            self._skip(self._body_left, p.R_OUT_OF_MEMORY)
+            return True
         self._upload = None
         if not part.endswith(p.CRLF):
             self._service.engine.abandon_put(job)
@@ -293,11 +309,11 @@ class Session(Client):
                 self._count(p.PUT)
             if size <= self._service.max_job_bytes:
                 raise
-            self._skip_left = size + 2
+            self._skip(size + 2, p.R_JOB_TOO_BIG)
             return
         self._count(p.PUT)
         if size > self._service.max_job_bytes:
-            self._skip_left = size + 2
+            self._skip(size + 2, p.R_JOB_TOO_BIG)
             return
         self._upload = self._service.engine.open_put(self, pri, delay_s, max(ttr_s, 1))
         self._body_left = size + 2

@@ -103,7 +103,7 @@ class Replay:
                 self._find_missing(before + 1, number - 1)
             before = number
             yield from self._read(number, path)
-        if self._watermark[0] > before:
+        if self._watermark[0] > before and self._watermark[1]:  # an empty last segment does not stay
             self._find_missing(before + 1, self._watermark[0])
         if self._orphans:
             self.findings.append(
