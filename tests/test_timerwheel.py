@@ -213,6 +213,35 @@ def test_many_at_one_moment() -> None:
     assert fired == set(timers)
 
 
+def test_a_slice_of_what_is_due_leaves_the_rest_due() -> None:
+    wheel = Wheel()
+    timers = [wheel.arm(BOOT_NS + SECOND + number) for number in range(10)]
+    now_ns = BOOT_NS + SECOND + 6
+    fired = {wheel.pop_due(now_ns) for _ in range(3)}
+    assert len(wheel) == 7 and wheel.next_ns() <= now_ns
+    wheel.check()
+    left = [timer for timer in timers if timer not in fired and timer.deadline_ns <= now_ns]
+    wheel.cancel(left[0])
+    wheel.add(left[1], now_ns + SECOND)  # moved while it was due
+    assert wheel.next_ns() <= now_ns
+    wheel.check()
+    assert set(wheel.advance(now_ns)) == set(left[2:])
+    assert set(wheel.advance(now_ns + SECOND)) == {left[1], *timers[7:]}
+    assert len(wheel) == 0
+
+
+def test_one_that_is_overdue_comes_to_those_a_slice_left() -> None:
+    wheel = Wheel()
+    timers = [wheel.arm(BOOT_NS + SECOND + number) for number in range(3)]
+    now_ns = BOOT_NS + 2 * SECOND
+    first = wheel.pop_due(now_ns)
+    wheel.cancel(timers[0])  # so that the bound has to be found anew
+    overdue = wheel.arm(BOOT_NS)
+    assert wheel.next_ns() <= BOOT_NS
+    wheel.check()
+    assert {first, *wheel.advance(now_ns)} | {timers[0]} == {*timers, overdue}
+
+
 def test_fires_in_the_order_of_ticks() -> None:
     """After a stall, what was due earlier comes first; within one tick any order will do."""
     draw = random.Random(1)
@@ -256,6 +285,11 @@ def test_random_against_a_list(seed: int) -> None:
                 timer = draw.choice(list(armed))
                 armed[timer] = wheel.now_ns + delays_of(draw)
                 wheel.add(timer, armed[timer])
+            elif choice < 6 and armed:
+                for _ in range(draw.randrange(1, 4)):  # a slice: what else is due stays in the wheel
+                    if (due := wheel.pop_due(wheel.now_ns)) is not None:
+                        assert armed.pop(due) <= wheel.now_ns
+                        spare.append(due)
             elif choice < 7 and armed:
                 timer = draw.choice(list(armed))
                 wheel.cancel(timer)
@@ -264,7 +298,14 @@ def test_random_against_a_list(seed: int) -> None:
             else:
                 near = [max(0, deadline - wheel.now_ns) for deadline in armed.values()]
                 step = draw.choice([*near, draw.randrange(SECOND), 0]) + draw.choice((-1, 0, 1))
-                fired = wheel.advance(wheel.now_ns + max(0, step))
+                now_ns = wheel.now_ns + max(0, step)
+                if draw.random() < 0.3 and (due := wheel.pop_due(now_ns)) is not None:
+                    assert armed.pop(due) <= now_ns
+                    spare.append(due)
+                    wheel.now_ns = now_ns
+                    wheel.check()
+                    continue
+                fired = wheel.advance(now_ns)
                 assert set(fired) == {timer for timer, at in armed.items() if at <= wheel.now_ns}
                 assert len(fired) == len(set(fired))
                 for timer in fired:

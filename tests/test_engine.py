@@ -1,0 +1,1634 @@
+"""Every rule of tubes, jobs and waiting lines, with a clock that stands still and an engine that is checked at the end.
+
+`Bench` plays what a session does with an engine; its log holds, in order, what the ledger heard and whom the engine
+answered. Deadlines are tried a nanosecond before, at, and a nanosecond after.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from geventstalk.engine import (
+    DEADLINE_SOON,
+    DRAINING,
+    INSERTED,
+    OUT_OF_MEMORY,
+    RESERVED_JOB,
+    TIMED_OUT,
+    Client,
+    Engine,
+)
+from geventstalk.job import (
+    BURIED,
+    DELAYED,
+    READY,
+    RESERVED,
+    U32_MAX,
+    U64_MAX,
+    Job,
+    Ledger,
+)
+from geventstalk.timerwheel import NEVER
+from tests.support.clock import SECOND, ManualClock
+
+MANY = 1_000_000
+WORDS = {RESERVED_JOB: "RESERVED", TIMED_OUT: "TIMED_OUT", DEADLINE_SOON: "DEADLINE_SOON"}
+
+Event = tuple[str | int, ...]
+
+
+class Worker(Client):
+    """A client that writes down what it is answered."""
+
+    def __init__(self, name: str, log: list[Event]) -> None:
+        super().__init__()
+        self.name = name
+        self.log = log
+
+    def answer(self, outcome: int, job: Job | None) -> None:
+        assert not self.waiting, "a wait is over before its client hears of it"
+        assert (outcome == RESERVED_JOB) == (job is not None)
+        if job is None:
+            self.log.append((self.name, WORDS[outcome]))
+        else:
+            assert job.state == RESERVED and job.holder == self.number
+            self.log.append((self.name, WORDS[outcome], job.id))
+
+
+class RecordingLedger(Ledger):
+    """Writes down what it hears; refuses puts while `full`."""
+
+    def __init__(self, log: list[Event]) -> None:
+        self.log = log
+        self.full = False
+
+    def admits(self, body_bytes: int, tube_name: bytes) -> bool:
+        return not self.full
+
+    def put(self, job: Job, tube_name: bytes) -> None:
+        assert job.state in (READY, DELAYED) and job.body.endswith(b"\r\n")
+        self.log.append(("put", job.id, job.state, tube_name.decode()))
+
+    def change(self, job: Job) -> None:
+        self.log.append(("change", job.id, job.state, job.pri, job.delay_s))
+
+    def delete(self, job: Job) -> None:
+        self.log.append(("delete", job.id))
+
+
+class Bench:
+    """An engine, its clock, and its clients by name."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.log: list[Event] = []
+        self.ledger = RecordingLedger(self.log)
+        self.engine = Engine(self.clock.ns, self.ledger)
+
+    def join(self, name: str, *tubes: bytes) -> Worker:
+        """A new client; with tubes, it watches exactly these and uses the first."""
+        client = Worker(name, self.log)
+        self.engine.join(client)
+        for tube in tubes:
+            self.engine.watch(client, tube)
+        if tubes:
+            self.engine.use(client, tubes[0])
+            if b"default" not in tubes:
+                self.engine.ignore(client, b"default")
+        return client
+
+    def put(self, client: Client, pri: int = 0, delay_s: int = 0, ttr_s: int = 60, body: bytes = b"x\r\n") -> int:
+        job = self.engine.open_put(client, pri, delay_s, ttr_s)
+        assert self.engine.put(job, body, self.clock.ns) == INSERTED
+        return job.id
+
+    def reserve(self, client: Client, timeout_s: int = -1) -> int | str | None:
+        """A job's id, a refusal, or None: the client waits now."""
+        job = self.engine.reserve(client, self.clock.ns)
+        if job is not None:
+            return job.id
+        if self.engine.deadline_soon(client, self.clock.ns):
+            return "DEADLINE_SOON"
+        if timeout_s == 0:
+            return "TIMED_OUT"
+        self.engine.wait(client, self.clock.ns, timeout_s)
+        return None
+
+    def buried(self, client: Client, pri: int = 0) -> int:
+        """Puts a job and buries it."""
+        id = self.put(client, pri)
+        assert self.engine.reserve_job(client, id, self.clock.ns) is not None
+        assert self.engine.bury(client, id, pri)
+        return id
+
+    def advance(self, seconds: float = 0, ns: int = 0) -> None:
+        """Lets time pass at one blow, and everything happen that is due then."""
+        self.clock.pass_ns(round(seconds * SECOND) + ns)
+        assert self.engine.advance(self.clock.ns, MANY)
+        self.engine.check()
+        next_ns = self.engine.next_deadline_ns()
+        assert next_ns == NEVER or next_ns > self.clock.ns
+
+    def leave(self, client: Client) -> None:
+        assert self.engine.leave(client, self.clock.ns, MANY)
+
+    def answers(self) -> list[Event]:
+        """Whom the engine answered, in order, since the last time; the ledger's part of the log is dropped with it."""
+        answers = [event for event in self.log if event[0] not in ("put", "change", "delete")]
+        self.log.clear()
+        assert [client.name for client in self.engine.served if isinstance(client, Worker)] == [
+            event[0] for event in answers
+        ]
+        self.engine.served.clear()
+        return answers
+
+    def take_log(self) -> list[Event]:
+        log = list(self.log)
+        self.log.clear()
+        self.engine.served.clear()
+        return log
+
+    def state(self, id: int) -> int | None:
+        job = self.engine.jobs.get(id)
+        return None if job is None else job.state
+
+    def job(self, id: int) -> Job:
+        job = self.engine.jobs.get(id)
+        assert job is not None
+        return job
+
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """Ready, urgent, reserved, delayed, buried."""
+        engine = self.engine
+        return (
+            engine.ready_count,
+            engine.urgent_count,
+            engine.reserved_count,
+            engine.delayed_count,
+            engine.buried_count,
+        )
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    """A bench whose engine is proved right when the test is over."""
+    bench = Bench()
+    yield bench
+    bench.engine.check()
+
+
+# --- which job (SPEC 3.1)
+
+
+def test_the_smallest_priority_then_the_oldest_id(bench: Bench) -> None:
+    a = bench.join("a")
+    for pri in (5, 0, 5, U32_MAX, 0):
+        bench.put(a, pri)
+    assert [bench.reserve(a) for _ in range(5)] == [2, 5, 1, 3, 4]
+
+
+def test_the_smallest_of_all_watched_tubes(bench: Bench) -> None:
+    a = bench.join("a", b"one")
+    b = bench.join("b", b"two")
+    c = bench.join("c", b"three", b"one", b"two")
+    bench.put(a, 7)
+    bench.put(b, 3)
+    bench.put(a, 3)
+    bench.put(c, 5)
+    bench.put(bench.join("d"), 0)  # of a tube that c does not watch
+    assert [bench.reserve(c) for _ in range(4)] == [2, 3, 4, 1]
+    assert bench.reserve(c, 0) == "TIMED_OUT"
+
+
+@pytest.mark.parametrize("watched", [1, 20])
+def test_the_smallest_job_whether_few_or_many_tubes_are_watched(bench: Bench, watched: int) -> None:
+    """The engine looks at the smaller of two sets: the watched tubes, or those that have something."""
+    names = [b"t%d" % number for number in range(watched)]
+    a = bench.join("a", *names)
+    other = bench.join("b", b"t0")
+    for pri, name in ((9, b"t0"), (2, b"elsewhere"), (4, b"t0"), (1, b"far"), (0, b"off")):
+        bench.engine.use(other, name)
+        bench.put(other, pri)
+    assert [bench.reserve(a, 0) for _ in range(3)] == [3, 1, "TIMED_OUT"]
+
+
+def test_an_old_job_keeps_its_place(bench: Bench) -> None:
+    a = bench.join("a")
+    b = bench.join("b")
+    ids = [bench.put(a, ttr_s=10 if number == 3 else 60) for number in range(6)]
+    assert [bench.reserve(a) for _ in range(4)] == ids[:4]
+    assert bench.engine.release(a, 3, 0, 0, bench.clock.ns)
+    assert bench.engine.bury(a, 2, 0)
+    assert bench.engine.kick_job(2, bench.clock.ns)
+    assert bench.engine.release(a, 1, 0, 5, bench.clock.ns)
+    assert [bench.reserve(b) for _ in range(2)] == [2, 3]
+    bench.advance(5)
+    assert bench.reserve(b) == 1
+    bench.advance(5)  # the ttr of 4 is over
+    assert [bench.reserve(b) for _ in range(3)] == [4, 5, 6]
+
+
+def test_delayed_jobs_mature_in_order_of_deadline_then_id(bench: Bench) -> None:
+    a = bench.join("a")
+    for delay in (3, 1, 2, 1):
+        bench.put(a, delay_s=delay)
+    tube = bench.engine.tubes[b"default"]
+    order = []
+    while (job := bench.engine.peek(a, DELAYED)) is not None:
+        order.append(job.id)
+        assert bench.engine.kick(tube, False, 1, bench.clock.ns) == 1
+    assert order == [2, 4, 3, 1]
+
+
+def test_buried_jobs_are_kicked_in_the_order_of_burying(bench: Bench) -> None:
+    a = bench.join("a")
+    for _ in range(4):
+        bench.put(a)
+    for id, pri in ((3, 9), (1, 0), (4, 5), (2, 1)):
+        assert bench.engine.reserve_job(a, id, bench.clock.ns)
+        assert bench.engine.bury(a, id, pri)
+    tube = bench.engine.tubes[b"default"]
+    order = []
+    while (job := bench.engine.peek(a, BURIED)) is not None:
+        order.append(job.id)
+        assert bench.engine.kick(tube, True, 1, bench.clock.ns) == 1
+    assert order == [3, 1, 4, 2]
+
+
+def test_peek_leaves_everything_where_it_is(bench: Bench) -> None:
+    a = bench.join("a")
+    for state in (READY, DELAYED, BURIED):
+        assert bench.engine.peek(a, state) is None
+    bench.put(a, 2)
+    bench.put(a, 1)
+    bench.put(a, delay_s=9)
+    bench.put(a, delay_s=8)
+    bench.buried(a)
+    bench.buried(a)
+    before = bench.counts()
+    bench.engine.use(a, b"t")
+    assert bench.engine.peek(a, READY) is None
+    bench.engine.use(a, b"default")
+    for state, id in ((READY, 2), (DELAYED, 4), (BURIED, 5)):
+        job = bench.engine.peek(a, state)
+        assert job is not None and job.id == id
+    assert bench.counts() == before == (2, 2, 0, 2, 2)
+
+
+# --- which waiting client (SPEC 3.2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 50])
+def test_w37_waiting_clients_are_served_first_come_first_served(bench: Bench, count: int) -> None:
+    """Where upstream serves four as 1 2 4 3 and six as 1 2 3 6 5 4."""
+    producer = bench.join("p")
+    for number in range(count):
+        assert bench.reserve(bench.join(str(number))) is None
+    for _ in range(count):
+        bench.put(producer)
+    assert bench.answers() == [(str(number), "RESERVED", number + 1) for number in range(count)]
+
+
+def test_w37_two_clients_that_wait_again_and_again_take_turns(bench: Bench) -> None:
+    """Where upstream serves A A B B A A."""
+    producer = bench.join("p")
+    clients = {name: bench.join(name) for name in ("a", "b", "c")}
+    for client in clients.values():
+        bench.reserve(client)
+    served = []
+    for _ in range(12):
+        bench.put(producer)
+        ((name, _, _),) = bench.answers()
+        served.append(name)
+        assert bench.reserve(clients[str(name)]) is None
+    assert served == ["a", "b", "c"] * 4
+
+
+def test_the_line_of_each_of_many_tubes_is_in_order_of_waiting(bench: Bench) -> None:
+    tubes = [b"t%d" % number for number in range(100)]
+    producer = bench.join("p")
+    a = bench.join("a", *tubes)
+    b = bench.join("b", *reversed(tubes))
+    c = bench.join("c", *tubes)
+    for client in (b, c, a):
+        assert bench.reserve(client) is None
+    for number, expected in ((7, "b"), (99, "c"), (50, "a")):
+        bench.engine.use(producer, tubes[number])
+        bench.put(producer)
+        ((name, _, _),) = bench.answers()
+        assert name == expected
+        assert bench.reserve({"a": a, "b": b, "c": c}[expected]) is None
+    for number in range(100):
+        bench.engine.use(producer, tubes[number])
+        bench.put(producer)
+    assert [event[0] for event in bench.answers()] == ["b", "c", "a"]
+    assert bench.engine.ready_count == 97
+
+
+def test_an_early_place_in_another_line_is_worth_nothing_after_being_served(bench: Bench) -> None:
+    """`a` still has an entry of its first wait in the line of `two`; it must count from its second wait."""
+    producer = bench.join("p", b"one")
+    a = bench.join("a", b"one", b"two")
+    b = bench.join("b", b"two")
+    bench.reserve(a)
+    bench.reserve(b)
+    bench.put(producer)
+    assert bench.answers() == [("a", "RESERVED", 1)]
+    bench.reserve(a)
+    bench.engine.use(producer, b"two")
+    bench.put(producer)
+    bench.put(producer)
+    assert bench.answers() == [("b", "RESERVED", 2), ("a", "RESERVED", 3)]
+
+
+def test_who_no_longer_waits_gets_nothing(bench: Bench) -> None:
+    producer = bench.join("p")
+    a, b, c = (bench.join(name) for name in "abc")
+    for client in (a, b, c):
+        bench.reserve(client)
+    bench.engine.stop_waiting(a)
+    bench.engine.stop_waiting(a)  # which changes nothing
+    bench.leave(b)
+    assert bench.engine.waiting_count == 1
+    bench.put(producer)
+    assert bench.answers() == [("c", "RESERVED", 1)]
+    assert bench.reserve(a) is None
+    bench.put(producer)
+    assert bench.answers() == [("a", "RESERVED", 2)]
+
+
+def test_a_client_that_stopped_waiting_comes_back_at_the_end(bench: Bench) -> None:
+    producer = bench.join("p")
+    a, b = bench.join("a"), bench.join("b")
+    bench.reserve(a)
+    bench.reserve(b)
+    bench.engine.stop_waiting(a)
+    bench.reserve(a)
+    bench.put(producer)
+    bench.put(producer)
+    assert [event[0] for event in bench.answers()] == ["b", "a"]
+
+
+def test_ignoring_and_watching_again_between_two_waits(bench: Bench) -> None:
+    """An entry of an earlier wait is still in the line of the tube; it must neither serve nor hide the client."""
+    producer = bench.join("p", b"t")
+    a = bench.join("a", b"t", b"u")
+    b = bench.join("b", b"t")
+    bench.reserve(a)
+    bench.engine.stop_waiting(a)
+    bench.engine.ignore(a, b"t")
+    bench.reserve(a)
+    bench.reserve(b)
+    bench.put(producer)
+    assert bench.answers() == [("b", "RESERVED", 1)]
+    bench.engine.stop_waiting(a)
+    bench.engine.watch(a, b"t")
+    bench.reserve(b)
+    bench.reserve(a)
+    bench.put(producer)
+    bench.put(producer)
+    assert [event[0] for event in bench.answers()] == ["b", "a"]
+
+
+def test_watching_again_before_the_old_entry_surfaced(bench: Bench) -> None:
+    producer = bench.join("p", b"t")
+    a = bench.join("a", b"t", b"u")
+    b = bench.join("b", b"t")
+    bench.reserve(a)
+    bench.reserve(b)
+    bench.engine.stop_waiting(a)
+    for _ in range(200):
+        bench.engine.ignore(a, b"t")
+        bench.engine.watch(a, b"t")
+        bench.engine.check()
+    bench.reserve(a)
+    bench.put(producer)
+    bench.put(producer)
+    assert [event[0] for event in bench.answers()] == ["b", "a"]
+
+
+def test_a_tube_that_ended_and_began_again_while_somebody_was_in_its_line(bench: Bench) -> None:
+    a = bench.join("a", b"t", b"u")
+    bench.reserve(a)
+    bench.engine.stop_waiting(a)
+    bench.engine.use(a, b"u")
+    bench.engine.ignore(a, b"t")
+    assert b"t" not in bench.engine.tubes
+    bench.engine.watch(a, b"t")
+    bench.reserve(a)
+    bench.put(bench.join("p", b"t"))
+    assert bench.answers() == [("a", "RESERVED", 1)]
+
+
+def test_lines_do_not_grow_with_what_has_been(bench: Bench) -> None:
+    """Thousands of clients came, waited and went, and one watched and ignored; nothing of that stays."""
+    a = bench.join("a", b"t", b"u")
+    for _ in range(3_000):
+        passing = bench.join("x", b"t")
+        bench.reserve(passing)
+        bench.leave(passing)
+        bench.engine.ignore(a, b"t")
+        bench.engine.watch(a, b"t")
+    bench.reserve(a)
+    tube = bench.engine.tubes[b"t"]
+    assert len(tube.line) < 200
+    assert len(a.absent) < 200
+    bench.put(bench.join("p", b"t"))
+    assert bench.answers() == [("a", "RESERVED", 1)]
+
+
+def test_pruning_a_line_keeps_everybody_and_their_order(bench: Bench) -> None:
+    stay = [bench.join(f"s{number}", b"t") for number in range(30)]
+    for number in range(500):
+        passing = bench.join("x", b"t")
+        bench.reserve(passing)
+        if number % 20 == 0 and stay:
+            bench.reserve(stay[number // 20])
+        bench.leave(passing)
+    for client in stay[25:]:
+        bench.reserve(client)
+    bench.engine.check()
+    producer = bench.join("p", b"t")
+    for _ in range(30):
+        bench.put(producer)
+    assert [event[0] for event in bench.answers()] == [f"s{number}" for number in range(30)]
+
+
+def test_a_job_wakes_exactly_one_client(bench: Bench) -> None:
+    producer = bench.join("p")
+    for number in range(10):
+        bench.reserve(bench.join(str(number)))
+    bench.put(producer)
+    assert len(bench.answers()) == 1
+    assert bench.engine.waiting_count == 9
+    assert bench.engine.waiting_in(bench.engine.tubes[b"default"]) == 9
+
+
+@pytest.mark.parametrize("how", ["put", "release", "kick", "kick-job", "leave", "mature", "expire", "delayed release"])
+def test_whatever_makes_a_job_ready_serves_who_waits(bench: Bench, how: str) -> None:
+    a, w = bench.join("a"), bench.join("w")
+    engine, clock = bench.engine, bench.clock
+    if how == "mature":
+        bench.put(a, delay_s=1)
+    elif how in ("kick", "kick-job"):
+        bench.buried(a)
+    elif how != "put":
+        bench.put(a, ttr_s=1)
+        assert bench.reserve(a) == 1
+    assert bench.reserve(w) is None
+    bench.take_log()
+    match how:
+        case "put":
+            bench.put(a)
+        case "release":
+            assert engine.release(a, 1, 0, 0, clock.ns)
+        case "delayed release":
+            assert engine.release(a, 1, 0, 1, clock.ns)
+        case "kick":
+            assert engine.kick(engine.tubes[b"default"], True, 5, clock.ns) == 1
+        case "kick-job":
+            assert engine.kick_job(1, clock.ns)
+        case "leave":
+            bench.leave(a)
+    if how in ("mature", "expire", "delayed release"):
+        bench.advance(1, -1)
+        assert bench.answers() == []
+        bench.advance(ns=1)
+    assert bench.answers() == [("w", "RESERVED", 1)]
+    assert bench.job(1).holder == w.number
+
+
+def test_a_client_that_already_holds_jobs_waits_for_more(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.put(a)
+    assert bench.reserve(a) == 1
+    assert bench.reserve(a) is None
+    bench.put(a)
+    assert bench.answers() == [("a", "RESERVED", 2)]
+    assert list(a.reserved) == [1, 2]
+
+
+# --- pause (SPEC 3.3)
+
+
+@pytest.mark.parametrize(("ns", "served"), [(-1, False), (0, True), (1, True)])
+def test_a_pause_ends_at_its_time(bench: Bench, ns: int, served: bool) -> None:
+    a, w = bench.join("a"), bench.join("w")
+    bench.put(a)
+    assert bench.engine.pause(b"default", 10, bench.clock.ns)
+    assert bench.reserve(w) is None
+    bench.answers()
+    bench.advance(10, ns)
+    assert bench.answers() == [("w", "RESERVED", 1)] * served
+    tube = bench.engine.tubes[b"default"]
+    assert tube.pause_s == (0 if served else 10)
+    assert (tube.paused_until_ns == 0) == served
+
+
+def test_a_pause_blocks_reserving_and_nothing_else(bench: Bench) -> None:
+    a, b = bench.join("a"), bench.join("b")
+    engine, clock = bench.engine, bench.clock
+    for _ in range(5):
+        bench.put(a, ttr_s=2)
+    assert bench.reserve(a) == 1
+    bench.put(a, delay_s=1)
+    engine.pause(b"default", U32_MAX, clock.ns)
+    assert bench.reserve(b, 0) == "TIMED_OUT"
+    assert engine.reserve_job(b, 2, clock.ns) is not None
+    assert engine.bury(b, 2, 0)
+    assert engine.kick(engine.tubes[b"default"], True, 1, clock.ns) == 1
+    assert engine.delete(b, 3)
+    bench.advance(1)  # the delay of 6 is over, paused or not
+    assert bench.state(6) == READY
+    bench.advance(1)  # and so is the ttr of 1
+    assert bench.state(1) == READY
+    bench.put(b)
+    assert bench.counts() == (6, 6, 0, 0, 0)
+    assert bench.reserve(b, 0) == "TIMED_OUT"
+
+
+def test_other_watched_tubes_go_on_during_a_pause(bench: Bench) -> None:
+    a = bench.join("a", b"paused", b"open")
+    bench.put(a, 0)
+    bench.engine.use(a, b"open")
+    bench.put(a, 9)
+    bench.engine.pause(b"paused", 5, bench.clock.ns)
+    assert bench.reserve(a) == 2
+    assert bench.reserve(a) is None
+    bench.put(a, 9)
+    assert bench.answers() == [("a", "RESERVED", 3)]
+    bench.reserve(a)
+    bench.advance(5)
+    assert bench.answers() == [("a", "RESERVED", 1)]
+
+
+def test_a_new_pause_replaces_the_old_one(bench: Bench) -> None:
+    a, w = bench.join("a"), bench.join("w")
+    bench.put(a)
+    bench.engine.pause(b"default", 10, bench.clock.ns)
+    bench.reserve(w)
+    bench.answers()
+    bench.advance(5)
+    bench.engine.pause(b"default", 10, bench.clock.ns)
+    bench.advance(10, -1)
+    assert bench.answers() == []
+    bench.engine.pause(b"default", 1, bench.clock.ns)
+    bench.advance(1, -1)
+    assert bench.answers() == []
+    bench.advance(ns=1)
+    assert bench.answers() == [("w", "RESERVED", 1)]
+    assert bench.engine.tubes[b"default"].total_pauses == 3
+
+
+def test_pause_of_zero_resumes(bench: Bench) -> None:
+    a, w = bench.join("a"), bench.join("w")
+    bench.put(a)
+    bench.engine.pause(b"default", 100, bench.clock.ns)
+    bench.reserve(w)
+    bench.answers()
+    assert bench.engine.pause(b"default", 0, bench.clock.ns)
+    tube = bench.engine.tubes[b"default"]
+    assert tube.pause_s == 0 and tube.total_pauses == 2
+    bench.advance()
+    assert bench.answers() == [("w", "RESERVED", 1)]
+    assert tube.paused_until_ns == 0
+
+
+@pytest.mark.parametrize("count", [1, 50, 3_000])
+def test_pause_of_zero_serves_any_number_of_clients(bench: Bench, count: int) -> None:
+    """Few at once; what is too much for one command is done in slices, and nobody is forgotten."""
+    producer = bench.join("p")
+    bench.engine.pause(b"default", 100, bench.clock.ns)
+    for number in range(count):
+        bench.reserve(bench.join(str(number)))
+        bench.put(producer)
+    bench.answers()
+    assert bench.engine.pause(b"default", 0, bench.clock.ns)
+    assert bench.engine.reserved_count <= 1_000
+    while bench.engine.reserved_count < count:
+        next_ns = bench.engine.next_deadline_ns()
+        assert next_ns != NEVER and next_ns <= bench.clock.ns
+        bench.engine.advance(bench.clock.ns, 100)
+    bench.advance()
+    assert bench.answers() == [(str(number), "RESERVED", number + 1) for number in range(count)]
+
+
+def test_pause_of_zero_resumes_for_the_very_next_command(bench: Bench) -> None:
+    """Upstream answers RESERVED to a reserve sent in one packet with the `pause-tube default 0` before it."""
+    a = bench.join("a")
+    bench.put(a)
+    bench.engine.pause(b"default", 0, bench.clock.ns)
+    assert bench.reserve(a, 0) == 1
+    bench.advance()
+
+
+def test_pause_of_zero_of_a_tube_that_is_not_paused(bench: Bench) -> None:
+    a = bench.join("a")
+    assert bench.engine.pause(b"default", 0, bench.clock.ns)
+    bench.advance(ns=1)
+    bench.put(a)
+    assert bench.reserve(a) == 1
+    bench.advance(10)
+
+
+def test_an_unknown_tube_cannot_be_paused(bench: Bench) -> None:
+    assert not bench.engine.pause(b"nothing", 5, bench.clock.ns)
+    assert b"nothing" not in bench.engine.tubes
+
+
+def test_the_end_of_a_pause_serves_in_order(bench: Bench) -> None:
+    """The best job to the first in line, as long as there are both."""
+    producer = bench.join("p")
+    clients = [bench.join(name) for name in "abcd"]
+    bench.engine.pause(b"default", 5, bench.clock.ns)
+    for client in clients:
+        assert bench.reserve(client) is None
+    for pri in (3, 1, 2):
+        bench.put(producer, pri)
+    bench.answers()
+    bench.advance(5)
+    assert bench.answers() == [("a", "RESERVED", 2), ("b", "RESERVED", 3), ("c", "RESERVED", 1)]
+    bench.put(producer, 9)
+    assert bench.answers() == [("d", "RESERVED", 4)]
+
+
+def test_a_pause_dies_with_its_tube(bench: Bench) -> None:
+    a = bench.join("a", b"t")
+    bench.engine.pause(b"t", 1000, bench.clock.ns)
+    bench.leave(a)
+    assert bench.engine.next_deadline_ns() == NEVER
+    b = bench.join("b", b"t")
+    bench.put(b)
+    assert bench.engine.tubes[b"t"].total_pauses == 0
+    assert bench.reserve(b) == 1
+
+
+# --- DEADLINE_SOON (SPEC 3.4)
+
+
+@pytest.mark.parametrize(("ns", "soon"), [(-1, False), (0, True), (1, True)])
+def test_deadline_soon_begins_a_second_before(bench: Bench, ns: int, soon: bool) -> None:
+    a = bench.join("a")
+    bench.put(a, ttr_s=3)
+    assert bench.reserve(a) == 1
+    bench.advance(2, ns)
+    assert bench.reserve(a, 0) == ("DEADLINE_SOON" if soon else "TIMED_OUT")
+
+
+@pytest.mark.parametrize(("ns", "soon"), [(-1, False), (0, True), (1, True)])
+def test_deadline_soon_ends_a_wait(bench: Bench, ns: int, soon: bool) -> None:
+    a = bench.join("a")
+    bench.put(a, ttr_s=3)
+    assert bench.reserve(a) == 1
+    assert bench.reserve(a) is None
+    bench.answers()
+    bench.advance(2, ns)
+    assert bench.answers() == [("a", "DEADLINE_SOON")] * soon
+    assert bench.engine.waiting_count == (not soon)
+
+
+def test_a_job_that_can_be_had_comes_before_deadline_soon(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.put(a, ttr_s=1)
+    assert bench.reserve(a) == 1
+    bench.put(a)
+    assert bench.reserve(a) == 2
+    assert [bench.reserve(a) for _ in range(3)] == ["DEADLINE_SOON"] * 3
+
+
+def test_a_job_in_a_paused_tube_does_not_keep_deadline_soon_away(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.put(a, ttr_s=1)
+    assert bench.reserve(a) == 1
+    bench.put(a)
+    bench.engine.pause(b"default", 5, bench.clock.ns)
+    assert bench.reserve(a) == "DEADLINE_SOON"
+
+
+def test_deadline_soon_wins_over_a_timeout_at_the_same_moment(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.put(a, ttr_s=3)
+    assert bench.reserve(a) == 1
+    assert bench.reserve(a, 2) is None
+    bench.answers()
+    bench.advance(2)
+    assert bench.answers() == [("a", "DEADLINE_SOON")]
+
+
+def test_the_earliest_of_several_deadlines_counts(bench: Bench) -> None:
+    a = bench.join("a")
+    for ttr in (100, 5, 50):
+        bench.put(a, ttr_s=ttr)
+    for _ in range(3):
+        bench.reserve(a)
+    bench.reserve(a)
+    bench.answers()
+    bench.advance(4, -1)
+    assert bench.answers() == []
+    bench.advance(ns=1)
+    assert bench.answers() == [("a", "DEADLINE_SOON")]
+    assert bench.engine.delete(a, 2)
+    assert bench.reserve(a) is None
+    bench.advance(49 - 4, -1)
+    assert bench.answers() == []
+    bench.advance(ns=1)
+    assert bench.answers() == [("a", "DEADLINE_SOON")]
+
+
+def test_only_the_holder_is_warned(bench: Bench) -> None:
+    a, b = bench.join("a"), bench.join("b")
+    bench.put(a, ttr_s=1)
+    assert bench.reserve(a) == 1
+    assert bench.reserve(b, 0) == "TIMED_OUT"
+    assert bench.engine.release(a, 1, 0, 100, bench.clock.ns)
+    assert bench.reserve(a, 0) == "TIMED_OUT"
+
+
+def test_w2_deadline_soon_does_not_disarm_the_ttr(bench: Bench) -> None:
+    """After DEADLINE_SOON and a touch, the timeout of the wait that ended must not take the ttr's timer with it."""
+    a = bench.join("a")
+    bench.put(a, ttr_s=3)
+    assert bench.reserve(a) == 1
+    bench.advance(0.5)
+    assert bench.reserve(a, 2) is None
+    bench.answers()
+    bench.advance(1.5)
+    assert bench.answers() == [("a", "DEADLINE_SOON")]
+    assert bench.engine.touch(a, 1, bench.clock.ns)
+    bench.advance(0.5)  # when the wait would have timed out
+    assert bench.answers() == []
+    bench.advance(2.5, -1)
+    assert bench.state(1) == RESERVED
+    bench.advance(ns=1)
+    assert bench.state(1) == READY
+
+
+def test_w14_a_stall_does_not_reserve_behind_the_clients_back(bench: Bench) -> None:
+    """The loop stood still past the ttr while the holder waited: it gets the job, and is told that it did."""
+    a = bench.join("a")
+    bench.put(a, ttr_s=2)
+    assert bench.reserve(a) == 1
+    assert bench.reserve(a) is None
+    bench.answers()
+    bench.advance(2.5)
+    assert bench.answers() == [("a", "RESERVED", 1)]
+    job = bench.job(1)
+    assert job.state == RESERVED and job.holder == a.number
+    assert job.counts().reserves == 2 and job.counts().timeouts == 1
+    assert not a.waiting
+
+
+def test_w14_a_stall_with_somebody_else_in_line(bench: Bench) -> None:
+    a, b = bench.join("a"), bench.join("b")
+    bench.put(a, ttr_s=2)
+    assert bench.reserve(a) == 1
+    assert bench.reserve(b) is None
+    assert bench.reserve(a) is None
+    bench.answers()
+    bench.advance(2.5)
+    assert bench.answers() == [("b", "RESERVED", 1)]
+    assert a.waiting and not a.reserved
+
+
+# --- waiting and its timeout (SPEC 3.5)
+
+
+@pytest.mark.parametrize(("ns", "over"), [(-1, False), (0, True), (1, True)])
+def test_a_wait_times_out(bench: Bench, ns: int, over: bool) -> None:
+    a = bench.join("a")
+    assert bench.reserve(a, 5) is None
+    bench.advance(5, ns)
+    assert bench.answers() == [("a", "TIMED_OUT")] * over
+    assert a.waiting == (not over) == bool(bench.engine.waiting_count)
+
+
+def test_waits_time_out_in_their_order(bench: Bench) -> None:
+    for seconds in (3, 1, 2, 2**31 - 1):
+        assert bench.reserve(bench.join(str(seconds)), seconds) is None
+    for expected in ("1", "2", "3"):
+        bench.advance(1)
+        assert bench.answers() == [(expected, "TIMED_OUT")]
+    bench.advance(2**31 - 4)
+    assert bench.answers() == [(str(2**31 - 1), "TIMED_OUT")]
+
+
+def test_a_wait_for_ever_has_no_timer(bench: Bench) -> None:
+    a = bench.join("a")
+    assert bench.reserve(a) is None
+    assert bench.engine.next_deadline_ns() == NEVER
+    bench.advance(2**33)
+    assert a.waiting
+
+
+def test_the_timeout_of_an_earlier_wait_does_not_end_a_later_one(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.reserve(a, 5)
+    bench.put(a)
+    assert bench.answers() == [("a", "RESERVED", 1)]
+    bench.advance(1)
+    bench.reserve(a, 10)
+    bench.advance(4)
+    assert bench.answers() == []
+    bench.engine.stop_waiting(a)
+    bench.advance(1)
+    assert bench.reserve(a) is None
+    bench.advance(30)
+    assert bench.answers() == []
+
+
+def test_a_shorter_wait_after_a_longer_one(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.reserve(a, 1000)
+    bench.engine.stop_waiting(a)
+    bench.reserve(a, 1)
+    bench.advance(1)
+    assert bench.answers() == [("a", "TIMED_OUT")]
+
+
+# --- ttr (SPEC 3.6)
+
+
+@pytest.mark.parametrize(("ns", "over"), [(-1, False), (0, True), (1, True)])
+@pytest.mark.parametrize("how", ["reserve", "reserve-job", "waiting", "touch"])
+def test_a_ttr_ends(bench: Bench, how: str, ns: int, over: bool) -> None:
+    a = bench.join("a")
+    if how == "waiting":
+        bench.reserve(a)
+    bench.put(a, 7, ttr_s=10)
+    if how == "reserve-job":
+        bench.advance(3)
+        assert bench.engine.reserve_job(a, 1, bench.clock.ns)
+    elif how != "waiting":
+        bench.advance(3)
+        assert bench.reserve(a) == 1
+    if how == "touch":
+        bench.advance(9.5)
+        assert bench.engine.touch(a, 1, bench.clock.ns)
+    bench.advance(10, ns)
+    job = bench.job(1)
+    assert job.state == (READY if over else RESERVED)
+    assert bench.engine.total_timeouts == job.counts().timeouts == over
+    assert job.pri == 7 and job.delay_s == 0 and job.counts().releases == 0
+    assert bench.engine.touch(a, 1, bench.clock.ns) == (not over)
+    if over:
+        assert not bench.engine.release(a, 1, 0, 0, bench.clock.ns)
+        assert not bench.engine.bury(a, 1, 0)
+        assert bench.engine.delete(a, 1)  # as anybody may
+
+
+def test_w1_no_expiry_is_lost_at_the_very_deadline(bench: Bench) -> None:
+    """A thousand holders, and a clock that comes by at exactly each deadline: no job stays reserved past its ttr."""
+    holders = [bench.join(str(number)) for number in range(1_000)]
+    deadlines = []
+    for holder in holders:
+        bench.put(holder, ttr_s=1)
+        assert bench.reserve(holder) is not None
+        deadlines.append(bench.clock.ns + SECOND)
+        bench.clock.pass_ns(777)
+    for expired, deadline in enumerate(deadlines):
+        next_ns = bench.engine.next_deadline_ns()
+        while next_ns < deadline:  # the wheel may ask to be called on the way
+            bench.engine.advance(bench.clock.to(next_ns), MANY)
+            next_ns = bench.engine.next_deadline_ns()
+        assert next_ns == deadline
+        assert bench.engine.ready_count == expired
+        assert bench.engine.advance(bench.clock.to(deadline), MANY)
+        assert bench.engine.ready_count == expired + 1
+    assert bench.engine.reserved_count == 0
+
+
+def test_touch_extends_one_job_only(bench: Bench) -> None:
+    a, b = bench.join("a"), bench.join("b")
+    for _ in range(3):
+        bench.put(a, ttr_s=10)
+        bench.reserve(a)
+    assert not bench.engine.touch(b, 2, bench.clock.ns)
+    assert not bench.engine.touch(a, 9, bench.clock.ns)
+    bench.advance(5)
+    assert bench.engine.touch(a, 2, bench.clock.ns)
+    bench.advance(5)
+    assert [bench.state(id) for id in (1, 2, 3)] == [READY, RESERVED, READY]
+    bench.advance(5, -1)
+    assert bench.state(2) == RESERVED
+    bench.advance(ns=1)
+    assert bench.state(2) == READY
+    assert [bench.job(id).counts().timeouts for id in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_the_longest_ttr_and_delay(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.put(a, delay_s=U32_MAX)
+    bench.put(a, ttr_s=U32_MAX)
+    assert bench.reserve(a) == 2
+    bench.advance(U32_MAX, -1)
+    assert (bench.state(1), bench.state(2)) == (DELAYED, RESERVED)
+    bench.advance(ns=1)
+    assert (bench.state(1), bench.state(2)) == (READY, READY)
+
+
+def test_several_of_one_client_expire_together(bench: Bench) -> None:
+    a = bench.join("a")
+    for _ in range(5):
+        bench.put(a, ttr_s=2)
+        bench.reserve(a)
+    bench.advance(2)
+    assert bench.counts() == (5, 5, 0, 0, 0)
+    assert bench.engine.total_timeouts == 5
+
+
+# --- release, bury, kick (SPEC 3.7)
+
+
+def test_release_sets_priority_and_delay(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.put(a, 9)
+    bench.reserve(a)
+    assert bench.engine.release(a, 1, 5, 0, bench.clock.ns)
+    job = bench.job(1)
+    assert (job.state, job.pri, job.delay_s, job.counts().releases) == (READY, 5, 0, 1)
+    bench.reserve(a)
+    assert bench.engine.release(a, 1, U32_MAX, 7, bench.clock.ns)
+    assert (job.state, job.pri, job.delay_s, job.counts().releases) == (DELAYED, U32_MAX, 7, 2)
+    bench.advance(7, -1)
+    assert job.state == DELAYED
+    bench.advance(ns=1)
+    assert (job.state, job.pri, job.delay_s) == (READY, U32_MAX, 7)
+
+
+@pytest.mark.parametrize("verb", ["release", "bury", "touch"])
+def test_only_the_holder_may(bench: Bench, verb: str) -> None:
+    a, b = bench.join("a"), bench.join("b")
+    engine, now_ns = bench.engine, bench.clock.ns
+
+    def tried(client: Client, id: int) -> bool:
+        if verb == "release":
+            return engine.release(client, id, 1, 0, now_ns)
+        return engine.bury(client, id, 1) if verb == "bury" else engine.touch(client, id, now_ns)
+
+    ready, delayed, buried = bench.put(a, 4), bench.put(a, 4, delay_s=9), bench.buried(a)
+    held = bench.put(a, 0)
+    assert bench.engine.reserve_job(a, held, now_ns)
+    bench.take_log()
+    before = bench.counts()
+    for id in (ready, delayed, buried, 99, 0, U64_MAX):
+        assert not tried(a, id)
+    assert not tried(b, held)
+    assert bench.counts() == before and bench.take_log() == []
+    assert tried(a, held)
+
+
+def test_bury_sets_the_priority_and_counts(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.put(a, 9)
+    bench.reserve(a)
+    assert bench.engine.bury(a, 1, 3)
+    job = bench.job(1)
+    assert (job.state, job.pri, job.counts().buries) == (BURIED, 3, 1)
+    assert bench.counts() == (0, 0, 0, 0, 1)
+    bench.advance(1000)  # a buried job has no ttr
+    assert job.state == BURIED and bench.engine.total_timeouts == 0
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2, 3, 100])
+def test_kick_takes_buried_jobs_first_come_first_served(bench: Bench, bound: int) -> None:
+    a = bench.join("a")
+    for _ in range(3):
+        bench.buried(a, 5)
+    bench.put(a, delay_s=9)
+    tube = bench.engine.tubes[b"default"]
+    kicked = min(bound, 3)
+    assert bench.engine.kick(tube, True, bound, bench.clock.ns) == kicked
+    assert [bench.state(id) for id in (1, 2, 3)] == [READY] * kicked + [BURIED] * (3 - kicked)
+    assert bench.state(4) == DELAYED, "a kick of buried jobs never goes on with delayed ones"
+    assert [bench.job(id).counts().kicks for id in (1, 2, 3, 4)] == [1] * kicked + [0] * (4 - kicked)
+
+
+def test_kick_of_delayed_jobs_keeps_their_numbers(bench: Bench) -> None:
+    a = bench.join("a")
+    for delay in (30, 10, 20):
+        bench.put(a, 4, delay_s=delay)
+    tube = bench.engine.tubes[b"default"]
+    assert bench.engine.kick(tube, False, 2, bench.clock.ns) == 2
+    assert [bench.state(id) for id in (1, 2, 3)] == [DELAYED, READY, READY]
+    job = bench.job(2)
+    assert (job.pri, job.delay_s, job.counts().kicks) == (4, 10, 1)
+    bench.advance(30)
+    assert bench.counts() == (3, 3, 0, 0, 0)
+
+
+def test_kick_counts_what_waiting_clients_take(bench: Bench) -> None:
+    a = bench.join("a")
+    for _ in range(4):
+        bench.buried(a)
+    for name in ("w", "v"):
+        bench.reserve(bench.join(name))
+    bench.answers()
+    assert bench.engine.kick(bench.engine.tubes[b"default"], True, 3, bench.clock.ns) == 3
+    assert bench.answers() == [("w", "RESERVED", 1), ("v", "RESERVED", 2)]
+    assert bench.counts() == (1, 1, 2, 0, 1)
+
+
+def test_kick_leaves_other_tubes_alone(bench: Bench) -> None:
+    a = bench.join("a", b"t")
+    bench.buried(a)
+    assert bench.engine.kick(bench.engine.tubes[b"default"], True, 5, bench.clock.ns) == 0
+    assert bench.state(1) == BURIED
+
+
+def test_kick_job(bench: Bench) -> None:
+    a = bench.join("a", b"t")
+    buried, delayed, ready = bench.buried(a), bench.put(a, delay_s=5), bench.put(a)
+    held = bench.put(a)
+    assert bench.engine.reserve_job(a, held, bench.clock.ns)
+    assert bench.engine.kick_job(buried, bench.clock.ns)
+    assert bench.engine.kick_job(delayed, bench.clock.ns)
+    for id in (ready, held, buried, 99):
+        assert not bench.engine.kick_job(id, bench.clock.ns)
+    assert bench.counts() == (3, 3, 1, 0, 0)
+    assert bench.job(delayed).delay_s == 5 and bench.job(ready).tally is None
+
+
+def test_a_kicked_job_does_not_mature_again(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.put(a, delay_s=5)
+    bench.engine.kick_job(1, bench.clock.ns)
+    assert bench.reserve(a) == 1
+    bench.advance(5)
+    assert bench.state(1) == RESERVED
+
+
+# --- reserve-job and delete (SPEC 2, 3.8)
+
+
+def test_reserve_job_takes_any_job_that_nobody_holds(bench: Bench) -> None:
+    a = bench.join("a", b"t")
+    b = bench.join("b")
+    ids = bench.put(a), bench.put(a, delay_s=9), bench.buried(a)
+    bench.engine.pause(b"t", 100, bench.clock.ns)
+    for id in ids:
+        job = bench.engine.reserve_job(b, id, bench.clock.ns)
+        assert job is not None and job.id == id and job.holder == b.number
+        assert bench.engine.reserve_job(b, id, bench.clock.ns) is None
+        assert bench.engine.reserve_job(a, id, bench.clock.ns) is None
+    assert bench.counts() == (0, 0, 3, 0, 0)
+    assert list(b.reserved) == list(ids)
+    bench.advance(9)  # the delay has gone
+    assert bench.state(ids[1]) == RESERVED
+
+
+def test_reserve_job_makes_a_worker_only_when_it_succeeds(bench: Bench) -> None:
+    a = bench.join("a")
+    assert bench.engine.reserve_job(a, 1, bench.clock.ns) is None
+    assert bench.engine.worker_count == 0
+    bench.put(a)
+    assert bench.engine.reserve_job(a, 1, bench.clock.ns)
+    assert bench.engine.worker_count == 1
+
+
+def test_delete(bench: Bench) -> None:
+    a, b = bench.join("a", b"t"), bench.join("b")
+    ready, delayed, buried = bench.put(a), bench.put(a, delay_s=5), bench.buried(a)
+    mine, theirs = bench.put(a), bench.put(a)
+    assert bench.engine.reserve_job(b, mine, bench.clock.ns)
+    assert bench.engine.reserve_job(a, theirs, bench.clock.ns)
+    for id in (ready, delayed, buried, mine):
+        assert bench.engine.delete(b, id)
+        assert bench.state(id) is None
+        assert not bench.engine.delete(b, id)
+    assert not bench.engine.delete(b, theirs)
+    assert bench.engine.tubes[b"t"].total_deletes == 4
+    assert bench.counts() == (0, 0, 1, 0, 0)
+    assert bench.engine.delete(a, theirs)
+    assert len(bench.engine.jobs) == 0
+    bench.advance(10)
+
+
+# --- disconnect (SPEC 3.9)
+
+
+def test_leaving_gives_back_in_order_of_reservation(bench: Bench) -> None:
+    a = bench.join("a")
+    for pri in (3, 1, 2):
+        bench.put(a, pri)
+    for id in (3, 1, 2):
+        assert bench.engine.reserve_job(a, id, bench.clock.ns)
+    for name in "xyz":
+        bench.reserve(bench.join(name))
+    bench.answers()
+    bench.leave(a)
+    assert bench.answers() == [("x", "RESERVED", 3), ("y", "RESERVED", 1), ("z", "RESERVED", 2)]
+    assert bench.engine.total_timeouts == 0
+    tally = bench.job(1).counts()
+    assert (tally.reserves, tally.releases, tally.timeouts) == (2, 0, 0)
+
+
+def test_leaving_takes_the_counters_along(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.put(a)
+    bench.reserve(a, 0)
+    engine = bench.engine
+    assert (engine.producer_count, engine.worker_count, len(engine.clients), engine.total_clients) == (1, 1, 1, 1)
+    bench.leave(a)
+    assert (engine.producer_count, engine.worker_count, len(engine.clients), engine.total_clients) == (0, 0, 0, 1)
+    assert engine.ready_count == 1
+    bench.advance(100)
+    assert engine.total_timeouts == 0 and engine.next_deadline_ns() == NEVER
+
+
+def test_leaving_in_slices(bench: Bench) -> None:
+    """Others take, kick and delete in between, and a ttr ends, while a client that held ten jobs goes."""
+    a, b = bench.join("a", b"t"), bench.join("b", b"t")
+    for number in range(10):
+        bench.put(a, 9 - number, ttr_s=5 if number == 8 else 100)
+    for id in range(1, 11):
+        assert bench.engine.reserve_job(a, id, bench.clock.ns)
+    now_ns = bench.clock.ns
+    assert not bench.engine.leave(a, now_ns, 2)
+    bench.engine.check()
+    assert [bench.state(id) for id in range(1, 11)] == [READY] * 2 + [RESERVED] * 8
+    assert bench.reserve(b) == 2
+    assert bench.reserve(b) == 1
+    assert bench.reserve(b) is None
+    bench.answers()
+    assert not bench.engine.leave(a, now_ns, 3)
+    assert bench.answers() == [("b", "RESERVED", 3)]
+    assert bench.engine.delete(b, 4)
+    assert not bench.engine.delete(b, 9), "what was not given back yet is still held"
+    bench.advance(5)
+    assert bench.state(9) == READY
+    assert bench.reserve(b) == 9
+    bench.engine.check()
+    assert not bench.engine.leave(a, bench.clock.ns, 1)
+    assert bench.state(6) == READY
+    assert bench.engine.leave(a, bench.clock.ns, 4)
+    assert a.number not in bench.engine.clients
+    assert [bench.state(id) for id in (7, 8, 9, 10)] == [READY, READY, RESERVED, READY]
+    assert bench.engine.total_timeouts == 1
+
+
+def test_leaving_in_slices_after_every_ttr_is_over(bench: Bench) -> None:
+    a = bench.join("a", b"t")
+    for _ in range(4):
+        bench.put(a, ttr_s=1)
+        bench.reserve(a)
+    assert not bench.engine.leave(a, bench.clock.ns, 1)
+    bench.advance(1)
+    assert bench.engine.ready_count == 4
+    assert bench.engine.leave(a, bench.clock.ns, 3)
+    assert bench.engine.tubes[b"t"].watchers == {}
+    assert bench.engine.total_timeouts == 3
+
+
+def test_leaving_while_waiting(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.reserve(a, 5)
+    bench.leave(a)
+    assert bench.engine.waiting_count == 0
+    bench.put(bench.join("p"))
+    bench.advance(5)
+    assert bench.answers() == [] and bench.engine.ready_count == 1
+
+
+# --- tubes (SPEC 3.10, 3.11, 3.12)
+
+
+def test_a_new_client_uses_and_watches_default(bench: Bench) -> None:
+    a = bench.join("a")
+    tube = bench.engine.tubes[b"default"]
+    assert a.used is tube and list(a.watched.values()) == [tube]
+    assert (tube.using, len(tube.watchers)) == (1, 1)
+
+
+def test_using_and_watching_twice_is_harmless(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.engine.use(a, b"t")
+    bench.engine.use(a, b"t")
+    assert bench.engine.tubes[b"t"].using == 1
+    assert [bench.engine.watch(a, name) for name in (b"t", b"t", b"u", b"default")] == [2, 2, 3, 3]
+    assert [tube.name for tube in a.watched.values()] == [b"default", b"t", b"u"]
+    assert bench.engine.ignore(a, b"v") == 3 and b"v" not in bench.engine.tubes
+    assert [bench.engine.ignore(a, name) for name in (b"t", b"default", b"u", b"t")] == [2, 1, 0, 1]
+    assert [tube.name for tube in a.watched.values()] == [b"u"]
+
+
+def test_a_tube_lives_as_long_as_anything_refers_to_it(bench: Bench) -> None:
+    a, b = bench.join("a"), bench.join("b")
+    engine = bench.engine
+    engine.use(a, b"t")
+    engine.watch(b, b"t")
+    job = engine.open_put(a, 0, 0, 1)
+    engine.use(a, b"default")
+    assert b"t" in engine.tubes
+    engine.ignore(b, b"t")
+    assert b"t" in engine.tubes, "a job on its way holds it"
+    assert engine.put(job, b"x\r\n", bench.clock.ns) == INSERTED
+    for step in ("reserve", "bury", "kick", "release", "delete"):
+        assert b"t" in engine.tubes
+        match step:
+            case "reserve":
+                assert engine.reserve_job(b, 1, bench.clock.ns)
+            case "bury":
+                assert engine.bury(b, 1, 0)
+            case "kick":
+                assert engine.kick_job(1, bench.clock.ns)
+            case "release":
+                assert engine.reserve_job(b, 1, bench.clock.ns)
+                assert engine.release(b, 1, 0, 10, bench.clock.ns)
+            case "delete":
+                assert engine.delete(b, 1)
+    assert b"t" not in engine.tubes
+    bench.advance(100)
+    assert engine.next_deadline_ns() == NEVER, "nothing of it is left in the wheel"
+    engine.use(a, b"t")
+    tube = engine.tubes[b"t"]
+    assert (tube.total_jobs, tube.total_deletes, tube.total_pauses) == (0, 0, 0)
+
+
+def test_default_never_ends(bench: Bench) -> None:
+    a = bench.join("a", b"t")
+    tube = bench.engine.tubes[b"default"]
+    bench.leave(a)
+    assert bench.engine.tubes == {b"default": tube}
+
+
+def test_an_abandoned_put_ends_its_tube(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.engine.use(a, b"t")
+    job = bench.engine.open_put(a, 0, 0, 1)
+    bench.engine.use(a, b"default")
+    assert b"t" in bench.engine.tubes
+    bench.engine.abandon_put(job)
+    assert b"t" not in bench.engine.tubes
+
+
+@pytest.mark.parametrize(("pri", "urgent"), [(0, 1), (1023, 1), (1024, 0), (U32_MAX, 0)])
+def test_urgent_are_ready_jobs_below_1024(bench: Bench, pri: int, urgent: int) -> None:
+    a = bench.join("a")
+    tube = bench.engine.tubes[b"default"]
+    bench.put(a, pri)
+    assert bench.engine.urgent_count == tube.urgent == urgent
+    bench.reserve(a)
+    assert bench.engine.urgent_count == tube.urgent == 0
+    bench.engine.release(a, 1, pri, 5, bench.clock.ns)
+    assert bench.engine.urgent_count == tube.urgent == 0
+    bench.advance(5)
+    assert bench.engine.urgent_count == tube.urgent == urgent
+    bench.reserve(a)
+    bench.engine.release(a, 1, 1023 if not urgent else 1024, 0, bench.clock.ns)
+    assert bench.engine.urgent_count == tube.urgent == 1 - urgent
+    bench.engine.delete(a, 1)
+    assert bench.engine.urgent_count == tube.urgent == 0
+
+
+def test_counters_of_a_tube(bench: Bench) -> None:
+    a = bench.join("a", b"t")
+    tube = bench.engine.tubes[b"t"]
+    bench.put(a)
+    bench.put(a, delay_s=9)
+    bench.buried(a)
+    bench.put(a)
+    bench.reserve(a)
+    assert (len(tube.ready), tube.reserved, len(tube.delayed), len(tube.buried)) == (1, 1, 1, 1)
+    assert (tube.jobs, tube.total_jobs, bench.engine.total_jobs) == (4, 4, 4)
+    bench.engine.delete(a, 2)
+    bench.engine.delete(a, 99)
+    assert (tube.jobs, tube.total_jobs, tube.total_deletes) == (3, 4, 1)
+
+
+# --- put (SPEC 2.1), drain (SPEC 3.13), room
+
+
+def test_id_and_tube_are_settled_when_the_put_begins(bench: Bench) -> None:
+    a, b = bench.join("a"), bench.join("b")
+    first = bench.engine.open_put(a, 0, 0, 1)
+    bench.engine.use(a, b"t")
+    assert bench.put(b) == 2
+    assert bench.engine.put(first, b"x\r\n", bench.clock.ns) == INSERTED
+    assert bench.engine.tube_of(first).name == b"default"
+    assert [bench.reserve(b) for _ in range(2)] == [1, 2]
+
+
+def test_w13_a_job_on_its_way_cannot_be_seen_or_taken(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.engine.open_put(a, 0, 0, 1)
+    now_ns = bench.clock.ns
+    assert bench.state(1) is None
+    assert bench.engine.reserve_job(a, 1, now_ns) is None
+    assert not bench.engine.kick_job(1, now_ns)
+    assert not bench.engine.delete(a, 1)
+    assert not bench.engine.touch(a, 1, now_ns)
+    assert bench.reserve(a, 0) == "TIMED_OUT"
+    assert bench.counts() == (0, 0, 0, 0, 0)
+    assert bench.engine.tubes[b"default"].jobs == 1
+
+
+def test_draining_refuses_puts_and_nothing_else(bench: Bench) -> None:
+    a = bench.join("a")
+    bench.put(a)
+    job = bench.engine.open_put(a, 0, 0, 1)
+    bench.engine.draining = True
+    assert bench.engine.put(job, b"x\r\n", bench.clock.ns) == DRAINING
+    assert bench.state(2) is None and bench.engine.tubes[b"default"].jobs == 1
+    assert bench.engine.total_jobs == 1
+    assert bench.reserve(a) == 1
+    assert bench.engine.release(a, 1, 0, 0, bench.clock.ns)
+    bench.engine.draining = False
+    assert bench.put(a) == 3
+
+
+def test_w7_a_refused_put_leaves_nothing_behind(bench: Bench) -> None:
+    """No room: not buried, not in the ready heap, nothing that a reserve could run around in circles about."""
+    a = bench.join("a")
+    bench.reserve(bench.join("w"))
+    bench.ledger.full = True
+    job = bench.engine.open_put(a, 0, 0, 1)
+    assert bench.engine.put(job, b"x\r\n", bench.clock.ns) == OUT_OF_MEMORY
+    assert bench.take_log() == []
+    assert bench.counts() == (0, 0, 0, 0, 0) and len(bench.engine.jobs) == 0
+    assert bench.reserve(a, 0) == "TIMED_OUT"
+    assert bench.engine.total_jobs == 0 and bench.engine.tubes[b"default"].jobs == 0
+    bench.ledger.full = False
+    assert bench.put(a) == 2
+    assert bench.answers() == [("w", "RESERVED", 2)]
+
+
+def test_a_refused_put_may_end_its_tube(bench: Bench) -> None:
+    a = bench.join("a", b"t")
+    job = bench.engine.open_put(a, 0, 0, 1)
+    bench.engine.use(a, b"default")
+    bench.engine.watch(a, b"default")
+    bench.engine.ignore(a, b"t")
+    bench.ledger.full = True
+    assert bench.engine.put(job, b"x\r\n", bench.clock.ns) == OUT_OF_MEMORY
+    assert b"t" not in bench.engine.tubes
+
+
+def test_w12_ids_only_grow(bench: Bench) -> None:
+    a = bench.join("a")
+    assert bench.put(a) == 1
+    bench.engine.abandon_put(bench.engine.open_put(a, 0, 0, 1))
+    bench.engine.delete(a, 1)
+    assert bench.put(a) == 3
+    job = Job(1_000_000, 0, 0, 0, 1)
+    job.state, job.body = READY, b"x\r\n"
+    bench.engine.restore(job, b"default", bench.clock.ns)
+    assert bench.put(a) == 1_000_001
+    early = Job(500, 0, 0, 0, 1)
+    early.state, early.body = READY, b"x\r\n"
+    bench.engine.restore(early, b"default", bench.clock.ns)
+    assert bench.put(a) == 1_000_002
+
+
+def test_producers_are_those_whose_put_began(bench: Bench) -> None:
+    a, b = bench.join("a"), bench.join("b")
+    bench.engine.abandon_put(bench.engine.open_put(a, 0, 0, 1))
+    bench.put(a)
+    assert bench.engine.producer_count == 1
+    assert bench.reserve(b) == 2
+    assert bench.reserve(b, 0) == "TIMED_OUT"
+    assert bench.engine.worker_count == 1
+
+
+# --- what a journal brings back
+
+
+def restored(bench: Bench, id: int, state: int, pri: int = 0, rank: int = 0, tube: bytes = b"t") -> None:
+    job = Job(id, 0, pri, 0, 1)
+    job.state, job.rank, job.body = state, rank, b"x\r\n"
+    bench.engine.restore(job, tube, bench.clock.ns)
+
+
+def test_restore(bench: Bench) -> None:
+    now_ns = bench.clock.ns
+    restored(bench, 3, READY, 5)
+    restored(bench, 4, READY, 2)
+    restored(bench, 5, DELAYED, 1, now_ns + 2 * SECOND)
+    restored(bench, 6, DELAYED, 1, now_ns - SECOND)
+    restored(bench, 7, DELAYED, 9, now_ns)
+    restored(bench, 10, BURIED, 1, rank=8)
+    restored(bench, 11, BURIED, 1, rank=2)
+    bench.engine.check()
+    tube = bench.engine.tubes[b"t"]
+    assert (len(tube.ready), len(tube.delayed), len(tube.buried), tube.jobs, tube.total_jobs) == (4, 1, 2, 7, 0)
+    assert bench.engine.total_jobs == 0
+    assert bench.take_log() == [], "the ledger knows them already"
+    a = bench.join("a", b"t")
+    assert [bench.reserve(a) for _ in range(4)] == [6, 4, 3, 7]
+    assert bench.engine.bury(a, 6, 0)
+    assert [job & U64_MAX for job in tube.buried.smallest(3)] == [11, 10, 6]
+    bench.advance(2)
+    assert bench.state(5) == READY
+
+
+# --- the ledger
+
+
+def test_the_ledger_hears_of_every_change_that_must_last(bench: Bench) -> None:
+    a = bench.join("a", b"t")
+    engine, now_ns = bench.engine, bench.clock.ns
+    bench.put(a, 5)
+    bench.put(a, 6, delay_s=9)
+    assert bench.take_log() == [("put", 1, READY, "t"), ("put", 2, DELAYED, "t")]
+    assert bench.reserve(a) == 1
+    assert engine.touch(a, 1, now_ns)
+    assert bench.take_log() == [], "a reservation ends with the process anyway"
+    assert engine.release(a, 1, 7, 0, now_ns)
+    assert bench.take_log() == [("change", 1, READY, 7, 0)]
+    assert bench.reserve(a) == 1
+    assert engine.release(a, 1, 8, 3, now_ns)
+    assert bench.take_log() == [("change", 1, DELAYED, 8, 3)]
+    assert engine.reserve_job(a, 1, now_ns)
+    assert [event[:2] for event in bench.take_log()] == [("change", 1)], "a restart must not find it delayed again"
+    assert engine.bury(a, 1, 9)
+    assert bench.take_log() == [("change", 1, BURIED, 9, 3)]
+    assert engine.kick(engine.tubes[b"t"], True, 1, now_ns) == 1
+    assert bench.take_log() == [("change", 1, READY, 9, 3)]
+    assert engine.kick_job(2, now_ns)
+    assert bench.take_log() == [("change", 2, READY, 6, 9)]
+    assert engine.delete(a, 1)
+    assert bench.take_log() == [("delete", 1)]
+    for refused in (engine.delete(a, 1), engine.kick_job(2, now_ns), engine.bury(a, 2, 0), engine.touch(a, 2, now_ns)):
+        assert not refused
+    assert bench.take_log() == []
+
+
+def test_the_ledger_hears_before_anybody_else(bench: Bench) -> None:
+    """What a waiting client is handed was told to the ledger as a ready job before."""
+    a, w = bench.join("a"), bench.join("w")
+    engine, now_ns = bench.engine, bench.clock.ns
+    bench.reserve(w)
+    bench.put(a, 1)
+    assert bench.take_log() == [("put", 1, READY, "default"), ("w", "RESERVED", 1)]
+    bench.reserve(a)
+    assert engine.release(w, 1, 2, 0, now_ns)
+    assert bench.take_log() == [("change", 1, READY, 2, 0), ("a", "RESERVED", 1)]
+    assert engine.bury(a, 1, 3)
+    bench.reserve(w)
+    bench.take_log()
+    assert engine.kick_job(1, now_ns)
+    assert bench.take_log() == [("change", 1, READY, 3, 0), ("w", "RESERVED", 1)]
+    assert engine.bury(w, 1, 3)
+    bench.reserve(w)
+    bench.take_log()
+    assert engine.kick(engine.tubes[b"default"], True, 9, now_ns) == 1
+    assert bench.take_log() == [("change", 1, READY, 3, 0), ("w", "RESERVED", 1)]
+
+
+# --- time in slices
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7])
+def test_delays_that_fall_due_together_mature_in_slices(bench: Bench, limit: int) -> None:
+    a, b = bench.join("a"), bench.join("b")
+    for _ in range(20):
+        bench.put(a, delay_s=5)
+    now_ns = bench.clock.pass_s(5)
+    slices, taken = 0, []
+    while not bench.engine.advance(now_ns, limit):
+        slices += 1
+        assert bench.engine.ready_count <= limit + 1, "a slice moves about as many as it may"
+        bench.engine.check()
+        if bench.engine.delayed_count:
+            assert bench.engine.next_deadline_ns() <= now_ns, "what is left is due at once"
+        while (id := bench.reserve(b, 0)) != "TIMED_OUT":
+            taken.append(id)
+    while (id := bench.reserve(b, 0)) != "TIMED_OUT":
+        taken.append(id)
+    assert taken == list(range(1, 21))
+    assert slices >= 20 // (limit + 1) - 1
+
+
+def test_ttrs_that_end_together_in_slices(bench: Bench) -> None:
+    a, b = bench.join("a"), bench.join("b")
+    for _ in range(10):
+        bench.put(a, ttr_s=2)
+        bench.reserve(a)
+    now_ns = bench.clock.pass_s(2)
+    slices = 0
+    while not bench.engine.advance(now_ns, 3):
+        slices += 1
+        bench.engine.check()
+        if slices == 1:
+            assert bench.engine.delete(b, 1), "given back in the first slice"
+            assert bench.engine.touch(a, 10, now_ns), "not yet taken away"
+            assert bench.engine.release(a, 9, 0, 0, now_ns)
+    assert slices >= 2
+    assert bench.state(10) == RESERVED and bench.engine.ready_count == 8
+    assert bench.engine.total_timeouts == 8
+    bench.advance(2)
+    assert bench.state(10) == READY
+
+
+def test_a_waiting_holder_whose_jobs_end_in_slices(bench: Bench) -> None:
+    """It gets one of its own jobs again; the rest of its ttrs end all the same."""
+    a = bench.join("a")
+    for _ in range(6):
+        bench.put(a, ttr_s=2)
+        bench.reserve(a)
+    bench.reserve(a, 1000)
+    bench.answers()
+    now_ns = bench.clock.pass_s(2)
+    while not bench.engine.advance(now_ns, 1):
+        bench.engine.check()
+    assert bench.answers() == [("a", "RESERVED", 1)]
+    assert bench.counts() == (5, 5, 1, 0, 0)
+    bench.advance(2)
+    assert bench.engine.ready_count == 6
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_the_end_of_a_pause_in_slices(bench: Bench, limit: int) -> None:
+    """Many wait, many jobs are ready: they meet in order, and a new pause in the middle is obeyed at once."""
+    producer = bench.join("p")
+    bench.engine.pause(b"default", 5, bench.clock.ns)
+    for number in range(12):
+        bench.reserve(bench.join(str(number)))
+        bench.put(producer)
+    bench.answers()
+    now_ns = bench.clock.pass_s(5)
+    assert not bench.engine.advance(now_ns, limit)
+    bench.engine.pause(b"default", 5, now_ns)
+    while not bench.engine.advance(now_ns, limit):
+        pass
+    bench.engine.check()
+    first = bench.answers()
+    assert 0 < len(first) <= limit + 1
+    now_ns = bench.clock.pass_s(5)
+    while not bench.engine.advance(now_ns, limit):
+        pass
+    served = first + bench.answers()
+    assert served == [(str(number), "RESERVED", number + 1) for number in range(12)]
+
+
+def test_kick_in_slices(bench: Bench) -> None:
+    a, b = bench.join("a"), bench.join("b")
+    for _ in range(9):
+        bench.buried(a)
+    tube = bench.engine.tubes[b"default"]
+    assert bench.engine.kick(tube, True, 4, bench.clock.ns) == 4
+    assert bench.reserve(b) == 1
+    assert bench.engine.delete(b, 7)
+    bench.engine.check()
+    assert bench.engine.kick(tube, True, 4, bench.clock.ns) == 4
+    assert bench.engine.kick(tube, True, 4, bench.clock.ns) == 0
+    assert bench.counts() == (7, 7, 1, 0, 0)
+
+
+def test_random_commands_between_slices(seed: int) -> None:
+    """Everything at once with limits of a few jobs: whenever the work is finished, everything is in its place."""
+    draw = random.Random(seed)
+    for _ in range(25):
+        bench = Bench()
+        engine, clock = bench.engine, bench.clock
+        tubes = (b"default", b"t", b"u")
+        clients: list[Worker] = []
+        leaving: list[Worker] = []
+        alive = set[int]()
+        for _ in range(150):
+            while len(clients) < 4:
+                clients.append(bench.join("c", *draw.sample(tubes, draw.randrange(1, 4))))
+            client = draw.choice(clients)
+            engine.use(client, draw.choice(tubes))
+            held = draw.choice([*client.reserved, 0])
+            id = draw.choice([*alive, 0])
+            choice = draw.randrange(12)
+            if client.waiting:
+                choice = draw.choice((9, 10, 11, 12))
+            if choice < 3:
+                alive.add(bench.put(client, draw.randrange(3), draw.choice((0, 0, 1, 2)), draw.choice((1, 2))))
+            elif choice < 5:
+                bench.reserve(client, draw.choice((-1, 0, 1, 2)))
+            elif choice == 5:
+                engine.release(client, held, draw.randrange(3), draw.choice((0, 1)), clock.ns)
+            elif choice == 6:
+                engine.bury(client, held, draw.randrange(3))
+            elif choice == 7:
+                engine.kick(engine.tubes[draw.choice([*engine.tubes])], draw.random() < 0.5, 2, clock.ns)
+            elif choice == 8:
+                if engine.delete(client, id):
+                    alive.remove(id)
+            elif choice == 9:
+                engine.pause(draw.choice(tubes), draw.randrange(3), clock.ns)
+            elif choice == 10:
+                clients.remove(client)
+                leaving.append(client)
+            else:
+                clock.pass_ns(draw.choice((0, SECOND // 3, SECOND, 3 * SECOND)))
+            leaving = [gone for gone in leaving if not engine.leave(gone, clock.ns, draw.randrange(1, 3))]
+            if engine.advance(clock.ns, draw.randrange(1, 4)):
+                engine.check()
+        while not engine.advance(clock.ns, 1):
+            pass
+        engine.check()
+        assert {job.id for job in engine.jobs} == alive
+        for client in clients + leaving:
+            while not engine.leave(client, clock.ns, 1):
+                pass
+        clock.pass_s(10)
+        assert engine.advance(clock.ns, MANY)
+        engine.check()
+        assert engine.ready_count + engine.buried_count == len(alive)
+        assert engine.next_deadline_ns() == NEVER and not engine.clients

@@ -1,0 +1,822 @@
+"""The journal by itself, against a dict: append, commit, sync, rotate, compact, reopen, and failures at every moment.
+
+What the records mean, and the random life that is killed and given errors, is in tests/support/faults.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalError, JournalFailed, JournalLocked
+from tests.support.faults import (
+    FAILED,
+    Life,
+    Model,
+    Rig,
+    check_life,
+    filler,
+    inject,
+    payload,
+    read_sound,
+    run_driver,
+    strace_problem,
+)
+
+needs_strace = pytest.mark.skipif(bool(strace_problem()), reason=strace_problem() or "strace works")
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path / "journal")
+
+
+def reopened(rig: Rig) -> Rig:
+    """After a clean end; opening proves that everything is there."""
+    rig.close()
+    rig.open()
+    return rig
+
+
+# What a journal holds
+
+
+def test_what_was_committed_is_there_again(rig: Rig) -> None:
+    for key in (1, 2, 3, 4):
+        rig.put(key)
+    rig.change(2)
+    rig.change(2)
+    rig.delete(3)
+    rig.put(5, 0)
+    rig.journal.commit()
+    reopened(rig).close()
+
+
+def test_what_was_not_committed_is_not_there(rig: Rig, tmp_path: Path) -> None:
+    rig.put(1)
+    rig.journal.commit()
+    held = dict(rig.model)
+    rig.put(2)
+    rig.change(1)
+    shutil.copytree(rig.directory, tmp_path / "copy")
+    assert read_sound(tmp_path / "copy").model == held
+    rig.close()
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_restart_after_restart_changes_nothing(rig: Rig, times: int) -> None:
+    rig.put(1)
+    rig.put(2)
+    rig.change(1)
+    rig.journal.commit()
+    for _ in range(times):
+        reopened(rig)
+        assert rig.journal.high_water == 2
+        assert rig.said == []
+    rig.close()
+    assert len(rig.segments()) == 1, "a start that writes nothing leaves nothing"
+
+
+def test_an_empty_journal_can_be_started_and_ended_again_and_again(rig: Rig) -> None:
+    for _ in range(4):
+        reopened(rig)
+        assert rig.said == []
+    rig.close()
+
+
+def test_kill_after_kill_does_not_pile_up_segments(rig: Rig, tmp_path: Path) -> None:
+    rig.put(1)
+    rig.journal.commit()
+    for number in range(6):
+        rig.crash(tmp_path / f"copy-{number}").open()
+        assert rig.said == []
+        rig.compact_all()
+    assert len(rig.segments()) <= 4, rig.segments()
+    rig.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2047, 2048, 2049, 65_535, 1 << 20])
+def test_bodies_of_every_size_come_back(rig: Rig, size: int) -> None:
+    rig.put(1, size)
+    rig.put(2, 10)
+    rig.change(1)
+    rig.journal.commit()
+    reopened(rig).close()
+
+
+@pytest.mark.slow
+def test_a_body_larger_than_a_row_can_be_is_split_and_made_whole(rig: Rig, tmp_path: Path) -> None:
+    """Parts are 16 MiB; compaction moves such a record as any other, and a kill leaves all of it or nothing."""
+    for key, size in ((1, (1 << 24) - 8), (2, (1 << 24) - 7), (3, (1 << 25) + 5)):
+        rig.put(key, size)
+        rig.put(key + 10, 5)
+        rig.journal.commit()
+    reopened(rig)
+    rig.rotate(11)
+    for key in (11, 12, 13, 2):
+        rig.delete(key)
+    rig.journal.commit()
+    rig.compact_all()
+    rig.crash(tmp_path / "copy").open()
+    rig.close()
+
+
+def test_a_record_larger_than_a_segment_gets_its_own(rig: Rig) -> None:
+    rig.put(1, 10)
+    rig.put(2, 10 * rig.segment_bytes)
+    rig.journal.commit()
+    rig.settle()
+    rig.rotate(1)
+    assert rig.journal.current >= 2
+    reopened(rig).close()
+
+
+def test_keys_may_be_as_large_as_ids_can_be(rig: Rig) -> None:
+    for key in (1, 2**32, 2**53 + 1, 2**63 - 1):
+        rig.put(key)
+    rig.delete(2**53 + 1)
+    rig.journal.commit()
+    reopened(rig)
+    assert rig.journal.high_water == 2**63 - 1
+    rig.close()
+
+
+def test_a_second_journal_is_locked_out(rig: Rig) -> None:
+    code = os.spawnlp(  # another process: locks of one process do not exclude each other
+        os.P_WAIT,
+        "python3",
+        "python3",
+        "-c",
+        "import fcntl, sys\n"
+        f"file = open({str(rig.directory / 'lock')!r}, 'a')\n"
+        "try: fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "except OSError: sys.exit(7)\n",
+    )
+    assert code == 7
+    rig.close()
+
+
+def test_a_directory_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for where in (tmp_path / "a" / "b", tmp_path / "file"):
+        with pytest.raises(JournalLocked) as caught:
+            Journal(str(where), segment_bytes=1 << 15)
+        assert str(where) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_directory_belongs_to_its_owner_alone(rig: Rig) -> None:
+    """Job bodies are nobody else's business."""
+    rig.put(1)
+    rig.journal.commit()
+    rig.rotate(1)
+    for path in rig.directory.iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path
+    rig.close()
+
+
+# The largest key
+
+
+def test_the_largest_key_is_remembered_after_everything_is_deleted_and_compacted(rig: Rig) -> None:
+    """W12: an id is never given twice."""
+    rig.put(1000)
+    rig.journal.commit()
+    for _ in range(3):
+        for key in list(rig.model):
+            rig.delete(key)
+        rig.journal.commit()
+        rig.compact_all()
+        reopened(rig)
+        assert rig.journal.high_water == 1000
+        rig.compact_all()
+    rig.close()
+
+
+def test_the_largest_key_is_remembered_when_the_end_meets_the_last_removal(rig: Rig) -> None:
+    """The end comes while the worker removes the only segment that had a record."""
+    for key in range(1, 11):
+        rig.put(key)
+    for key in range(1, 11):
+        rig.delete(key)
+    rig.journal.commit()
+    reopened(rig)
+    deadline = time.monotonic() + 5
+    while not rig.journal.wants_compaction():
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+    rig.journal.compact_slice(rig.payload_of)
+    rig.close()
+    assert read_sound(rig.directory).high_water == 10
+    rig.open()
+    assert rig.journal.high_water == 10
+    rig.close()
+
+
+def test_the_largest_key_is_in_the_segment_before_the_one_with_its_record_goes(rig: Rig, tmp_path: Path) -> None:
+    rig.put(1)
+    rig.put(5000)
+    rig.delete(5000)
+    rig.journal.commit()
+    rig.rotate(1)
+    rig.compact_all()
+    rig.crash(tmp_path / "copy").open()
+    assert rig.journal.high_water == 5000
+    rig.close()
+
+
+# Segments
+
+
+def test_segments_stay_about_as_large_as_asked(rig: Rig) -> None:
+    for key in range(1, 601):
+        rig.put(key, 100)
+        rig.journal.commit()
+        rig.settle()
+    sizes = [path.stat().st_size for path in rig.directory.glob("segment-*.db")]
+    assert len(sizes) > 5
+    assert max(sizes) < 2 * rig.segment_bytes, sizes
+    reopened(rig).close()
+
+
+def test_compaction_leaves_what_is_live(rig: Rig, seed: int) -> None:
+    draw = random.Random(seed)
+    for key in range(1, 301):
+        rig.put(key, 200)
+        rig.journal.commit()
+        rig.settle()
+    for key in draw.sample(range(1, 301), 250):
+        rig.delete(key)
+    rig.journal.commit()
+    before = len(rig.segments())
+    rig.compact_all()
+    assert len(rig.segments()) < before
+    assert rig.journal.records_moved > 0
+    reopened(rig).close()
+
+
+def test_a_segment_that_grew_too_large_is_left_behind_also_when_nothing_is_written(rig: Rig) -> None:
+    """The next segment was not ready when this one was full; it is soon, and what is dead here is given back then."""
+    for key in range(1, 41):
+        rig.put(key, 5000)
+    rig.journal.commit()
+    for key in range(2, 41):
+        rig.delete(key)
+    rig.journal.commit()
+    deadline = time.monotonic() + 2
+    while rig.journal.current == 1 and time.monotonic() < deadline:
+        rig.compact_all()
+        time.sleep(0.005)
+    rig.compact_all()
+    total = sum(path.stat().st_size for path in rig.directory.iterdir())
+    assert total < 3 * rig.journal.live.total_bytes + 3 * rig.segment_bytes + (1 << 16), total  # two indexes of WALs
+    rig.close()
+
+
+def test_without_compaction_every_segment_stays(tmp_path: Path) -> None:
+    """-n: nothing is removed, whatever is dead."""
+    rig = Rig(tmp_path / "journal", compact=False)
+    rig.put(1)
+    for key in range(2, 200):
+        rig.put(key, 1000)
+        rig.delete(key)
+        rig.journal.commit()
+        rig.settle()
+    assert not rig.journal.wants_compaction()
+    numbers = [int(name[8:16]) for name in rig.segments()]
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 5
+    rig.close()
+    rig.open()
+    rig.close()
+
+
+def test_a_segment_goes_only_when_what_replaced_it_is_on_the_device(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W4: the order of what compaction does, as the system sees it."""
+    calls: list[tuple[str, str]] = []
+    real_sync, real_unlink = os.fdatasync, os.unlink
+
+    def fdatasync(fd: int) -> None:
+        real_sync(fd)
+        calls.append(("sync", os.readlink(f"/proc/self/fd/{fd}")))
+
+    def unlink(path: str) -> None:
+        calls.append(("unlink", str(path)))
+        real_unlink(path)
+
+    rig.put(1, 500)
+    rig.rotate(1)
+    rig.rotate(1)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    monkeypatch.setattr(os, "unlink", unlink)
+    rig.compact_all()
+    removed = [place for place, call in enumerate(calls) if call[0] == "unlink" and call[1].endswith("00000001.db")]
+    assert removed, calls
+    current = f"segment-{rig.journal.current:08d}.db-wal"
+    assert any(call[0] == "sync" and call[1].endswith(current) for call in calls[: removed[0]]), calls
+    rig.close()
+
+
+def test_a_delete_that_is_not_committed_does_not_let_its_segment_go(rig: Rig, tmp_path: Path) -> None:
+    """A slice of compaction may come between a change and its commit; a kill right then loses neither key nor order."""
+    rig.put(1)
+    rig.put(2)
+    rig.journal.commit()
+    rig.rotate(1)
+    rig.change(2)
+    rig.delete(1)
+    rig.journal.commit()
+    rig.rotate(2)
+    rig.put(3)
+    rig.journal.commit()
+    held = dict(rig.model)
+    rig.delete(2)
+    first = rig.directory / rig.segments()[0]
+    if rig.journal.wants_compaction():
+        rig.journal.compact_slice(rig.payload_of)
+    deadline = time.monotonic() + 0.5
+    while first.exists() and time.monotonic() < deadline:  # that it stays is as well
+        time.sleep(0.002)
+    shutil.copytree(rig.directory, tmp_path / "copy")
+    found = read_sound(tmp_path / "copy").model
+    assert found in (held, rig.model)
+    rig.close()
+
+
+def test_a_reader_of_a_segment_that_is_sealed_does_no_harm(rig: Rig, tmp_path: Path) -> None:
+    """sqlite3 or a backup reads the current segment when it is sealed: its WAL stays, and must go last or never."""
+    rig.put(1)
+    rig.put(2)
+    rig.journal.commit()
+    reader = sqlite3.connect(f"file:{rig.directory / rig.segments()[0]}?mode=ro", uri=True, isolation_level=None)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM record").fetchone()[0] >= 2
+    rig.change(2)
+    rig.delete(1)
+    rig.journal.commit()
+    rig.rotate(2)
+    rig.crash(tmp_path / "copy-1").open()
+    reader.close()
+    rig.rotate(2)
+    rig.compact_all()
+    rig.crash(tmp_path / "copy-2").open()
+    rig.close()
+
+
+@needs_strace
+def test_a_kill_between_the_removals_of_a_segment_with_its_wal_brings_nothing_back(tmp_path: Path) -> None:
+    """A left-over WAL holds the deletes of its segment: without it, the rest of the segment would be believed."""
+    home = tmp_path / "home"
+    rig = Rig(home)
+    rig.put(1)
+    rig.put(2)
+    rig.journal.commit()
+    reader = sqlite3.connect(f"file:{home / rig.segments()[0]}?mode=ro", uri=True, isolation_level=None)
+    rig.delete(1)
+    rig.journal.commit()
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM record").fetchone()[0] == 3
+    rig.put(3)
+    rig.delete(3)
+    rig.journal.commit()
+    rig.rotate(2)
+    calls: list[str] = []
+    real = os.unlink
+
+    def unlink(path: str) -> None:
+        real(path)
+        calls.append(str(path))
+        if "00000001" in str(path):
+            shutil.copytree(home, tmp_path / f"cut-{len(calls)}")
+
+    os.unlink = unlink  # type: ignore[assignment]
+    try:
+        rig.rotate(2)
+        rig.compact_all()
+    finally:
+        os.unlink = real
+    reader.close()
+    cuts = sorted(tmp_path.glob("cut-*"))
+    assert cuts, "the segment was not removed"
+    for cut in cuts:
+        assert read_sound(cut).model == rig.model, cut
+    rig.close()
+
+
+# Sync
+
+
+def counted_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    real = os.fdatasync
+
+    def fdatasync(fd: int) -> None:
+        names.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    return names
+
+
+def test_one_sync_covers_all_that_was_committed_before(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W28: one fsync for everybody who waits."""
+    rig.settle()
+    names = counted_syncs(monkeypatch)
+    for key in range(1, 5):
+        rig.put(key)
+        rig.journal.commit()
+    point = rig.journal.sync_point()
+    assert point is not None
+    assert rig.journal.sync_point() is None, "there is nothing more to sync"
+    point.run()
+    assert names == ["segment-00000001.db-wal"]
+    rig.close()
+
+
+def test_commit_waits_for_no_device(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.settle()
+    caller = threading.get_ident()
+    waits: list[str] = []
+    for name in ("fdatasync", "fsync"):
+        real: Callable[[int], None] = getattr(os, name)
+
+        def sync(fd: int, real: Callable[[int], None] = real) -> None:
+            if threading.get_ident() == caller:
+                waits.append(os.readlink(f"/proc/self/fd/{fd}"))
+            real(fd)
+
+        monkeypatch.setattr(os, name, sync)
+    for key in range(1, 300):
+        rig.put(key, 500)
+        rig.journal.commit()
+        rig.settle()
+        if rig.journal.wants_compaction():
+            rig.journal.compact_slice(rig.payload_of)
+    assert rig.journal.current > 2
+    assert waits == []
+    monkeypatch.undo()
+    rig.close()
+
+
+def test_a_sync_after_rotation_covers_both_segments(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W5: what the old segment got last is not forgotten. The worker, which seals it, is slower than the sync."""
+    rig.put(1)
+    rig.journal.commit()
+    rig.settle()
+    before = rig.journal.current
+    sealing = threading.Event()
+    real_submit = rig.journal._worker.submit
+    later: list[tuple[Callable[[], None], Callable[[], None]]] = []
+    monkeypatch.setattr(rig.journal._worker, "submit", lambda work, done: later.append((work, done)))
+    while rig.journal.current == before:
+        rig.change(1, 2000)
+        rig.journal.commit()
+    names = counted_syncs(monkeypatch)
+    point = rig.journal.sync_point()
+    assert point is not None
+    point.run()
+    assert f"segment-{before:08d}.db-wal" in names
+    assert f"segment-{before + 1:08d}.db-wal" in names
+    monkeypatch.undo()
+    for work, done in later:
+        real_submit(work, done)
+    sealing.set()
+    rig.settle()
+    rig.close()
+
+
+# Failures
+
+
+class Failing:
+    """Makes the n-th call of a function of `os` fail; counts all calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, at: int, error: int) -> None:
+        self.calls = 0
+        self.failed = False
+        real = getattr(os, name)
+
+        def call(*args: object, **named: object) -> object:
+            self.calls += 1
+            if self.calls == at:
+                self.failed = True
+                raise OSError(error, os.strerror(error))
+            return real(*args, **named)
+
+        monkeypatch.setattr(os, name, call)
+
+
+def test_after_a_failed_sync_nothing_is_written_synced_or_removed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux forgets what it could not write: a second fdatasync would say that all is well."""
+    rig.put(1)
+    rig.put(2)
+    rig.journal.commit()
+    rig.rotate(1)
+    rig.rotate(2)
+    rig.change(1)
+    rig.journal.commit()
+    point = rig.journal.sync_point()
+    assert point is not None
+    segments = rig.segments()
+    syncs = Failing(monkeypatch, "fdatasync", 1, 5)
+    with pytest.raises(JournalFailed) as caught:
+        point.run()
+    assert "\n" not in str(caught.value)
+    with pytest.raises(JournalError):
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            rig.put(9)
+            rig.journal.commit()
+            if rig.journal.wants_compaction():
+                rig.journal.compact_slice(rig.payload_of)
+            time.sleep(0.001)
+    rig.journal.abandon()
+    assert syncs.calls == 1, "it was synced again"
+    assert [name for name in segments if name not in rig.segments()] == []
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "fsync", "unlink", "pwrite", "rename"])
+def test_a_failure_in_the_worker_is_final(rig: Rig, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    rig.put(1)
+    rig.journal.commit()
+    rig.settle()
+    failing = Failing(monkeypatch, call, 1, 5)
+    deadline = time.monotonic() + 10
+    with pytest.raises(JournalFailed) as caught:
+        while time.monotonic() < deadline:
+            rig.change(1, 2000)
+            rig.journal.commit()
+            if rig.journal.wants_compaction():
+                rig.journal.compact_slice(rig.payload_of)
+    assert failing.failed
+    assert "\n" not in str(caught.value)
+    with pytest.raises(JournalFailed):
+        rig.put(2)
+        rig.journal.commit()
+    rig.journal.abandon()
+
+
+def test_after_a_failure_the_next_start_has_all_that_was_committed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.put(1)
+    rig.journal.commit()
+    rig.settle()
+    Failing(monkeypatch, "fdatasync", 1, 5)
+    held = dict(rig.model)
+    with pytest.raises(JournalFailed):
+        while True:
+            rig.change(1, 2000)
+            rig.journal.commit()
+            held = dict(rig.model)
+            if rig.journal.wants_compaction():
+                rig.journal.compact_slice(rig.payload_of)
+    rig.journal.abandon()
+    monkeypatch.undo()
+    rig.model = held
+    rig.open()
+    rig.close()
+
+
+# Damage that is accepted
+
+
+def damage(path: Path, what: bytes, by: bytes) -> None:
+    """Replaces bytes that must be there, once."""
+    content = path.read_bytes()
+    assert content.count(what) >= 1, "there is nothing to damage"
+    path.write_bytes(content.replace(what, by, 1))
+
+
+def test_a_missing_oldest_segment_is_found(rig: Rig, tmp_path: Path) -> None:
+    """Compaction removes from that end: what it removed must be told from what somebody else did."""
+    for key in range(1, 60):
+        rig.put(key, 1000)
+        rig.journal.commit()
+        rig.settle()
+    rig.sync()
+    rig.close()
+    assert len(rig.segments()) >= 2
+    (rig.directory / rig.segments()[0]).unlink()
+    with pytest.raises(JournalDamaged):
+        rig.replayed()
+
+
+def test_a_garbled_watermark_is_no_reason_to_count_to_infinity(rig: Rig) -> None:
+    rig.put(1)
+    rig.journal.commit()
+    rig.close()
+    path = rig.directory / "synced"
+    content = path.read_bytes()
+    assert content.startswith(b"00000000000000000001")
+    path.write_bytes(content.replace(b"00000000000000000001", b"00000000000000020001", 1))
+    with pytest.raises(JournalDamaged):
+        rig.replayed()
+    assert len(rig.said) < 10, len(rig.said)
+
+
+def test_damage_is_refused_and_nothing_is_changed(rig: Rig) -> None:
+    rig.put(1)
+    rig.put(2)
+    rig.journal.commit()
+    rig.close()
+    segment = rig.directory / rig.segments()[0]
+    damage(segment, filler(2, 32), filler(3, 32))
+    content = segment.read_bytes()
+    with pytest.raises(JournalDamaged) as caught:
+        rig.replayed()
+    assert "\n" not in str(caught.value) and "1 jobs" in str(caught.value)
+    assert [line for line in rig.said if segment.name in line], rig.said
+    assert segment.read_bytes() == content
+
+
+def test_accepted_damage_sets_the_file_aside_and_keeps_the_rest(rig: Rig) -> None:
+    rig.put(1)
+    rig.put(2)
+    rig.journal.commit()
+    rig.close()
+    segment = rig.directory / rig.segments()[0]
+    damage(segment, filler(2, 32), filler(3, 32))
+    content = segment.read_bytes()
+    rig.open(accept_damage=True)
+    assert rig.model.keys() == {1}
+    assert (rig.directory / (segment.name + ".damaged")).read_bytes() == content
+    for _ in range(2):
+        reopened(rig)
+        assert rig.said == []
+    rig.compact_all()
+    reopened(rig).close()
+
+
+def test_accepted_damage_does_not_bring_back_what_its_file_had_deleted(rig: Rig) -> None:
+    """The deletes in the damaged segment were the only ones: set aside with it, they would be forgotten."""
+    rig.put(1)
+    rig.put(2)
+    rig.put(3)
+    rig.journal.commit()
+    rig.rotate(3)
+    rig.delete(1)
+    rig.change(2)
+    rig.put(4)
+    rig.journal.commit()
+    place = rig.directory / f"segment-{rig.journal.current:08d}.db"
+    rig.rotate(3)
+    rig.close()
+    damage(place, filler(4, 32), filler(5, 32))
+    rig.open(accept_damage=True)
+    assert rig.model.keys() == {2, 3}
+    for _ in range(2):
+        reopened(rig)
+        assert rig.said == []
+    rig.close()
+
+
+# The random model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("round", range(4))
+def test_random_lives_against_a_dict(tmp_path: Path, seed: int, round: int) -> None:
+    draw = random.Random(seed + round)
+    rig = Rig(tmp_path / "journal-0", segment_bytes=draw.choice([8192, 20_000, 100_000]))
+    next_key = 1
+    for life in range(1, 6):
+        for _ in range(draw.randrange(5, 100)):
+            for _ in range(draw.randrange(1, 30)):
+                kind = draw.random()
+                if kind < 0.4 or not rig.model:
+                    rig.put(next_key, draw.choice([0, 10, 200, 5000]))
+                    next_key += 1
+                elif kind < 0.7:
+                    rig.change(draw.choice(list(rig.model)), draw.choice([0, 20]))
+                else:
+                    rig.delete(draw.choice(list(rig.model)))
+            if draw.random() < 0.2 and rig.journal.wants_compaction():
+                rig.journal.compact_slice(rig.payload_of)
+            rig.journal.commit()
+            if draw.random() < 0.3:
+                rig.sync()
+            if draw.random() < 0.6:
+                for _ in range(5):
+                    if rig.journal.wants_compaction():
+                        rig.journal.compact_slice(rig.payload_of)
+        if draw.random() < 0.5:
+            rig.compact_all()
+        if draw.random() < 0.5:
+            rig.close()
+        else:
+            rig.crash(tmp_path / f"journal-{life}")
+        rig.open()
+        assert rig.journal.high_water >= next_key - 1
+    rig.close()
+
+
+CALLS = ["pwrite64", "fdatasync", "fsync", "ftruncate", "unlink", "rename", "fallocate", "openat"]
+
+
+def some_moment(draw: random.Random, directory: Path) -> tuple[str, int, list[Path]]:
+    """A kind of system call, which one of them, and the paths that count."""
+    call = draw.choice(CALLS)
+    only = []
+    if call == "openat":  # Python opens so much itself
+        suffixes = ["", "-wal", "-shm", ".new", ".new-wal", ".new-shm", ".new-journal"]
+        only = [directory / f"segment-{number:08d}.db{suffix}" for number in range(1, 60) for suffix in suffixes]
+    reach = {"pwrite64": 1500, "fdatasync": 120, "unlink": 60, "openat": 60}.get(call, 15)
+    return call, draw.randint(1, draw.choice([3, reach // 4 + 1, reach])), only
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_killed_at_any_system_call_all_that_was_committed_is_there(tmp_path: Path, seed: int) -> None:
+    """Life after life in one directory, each ended by SIGKILL at the entry of some system call of the journal."""
+    draw = random.Random(seed)
+    directory = tmp_path / "journal"
+    directory.mkdir()
+    before: Model = {}
+    killed = 0
+    for number in range(1, 41):
+        life = Life(
+            str(directory),
+            seed + number,
+            number=number,
+            batches=draw.choice([5, 60]),
+            segment_bytes=draw.choice([8192, 20_000]),
+            sync_share=draw.choice([0.0, 0.3, 1.0]),
+            close=draw.random() < 0.7,
+        )
+        call, count, only = some_moment(draw, directory)
+        told = run_driver(life, inject(call, "signal=KILL", count, only=only))
+        assert told.code in (-9, 0), (call, count, told)
+        killed += told.code == -9
+        print(f"life {number}: {call} {count}: {told}")
+        found = read_sound(directory)
+        check_life(before, life, told, found)
+        before = found.model
+    assert killed > 5, "hardly anything was killed"
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_an_error_of_any_system_call_loses_nothing_that_was_committed(tmp_path: Path, seed: int, error: str) -> None:
+    """It may end the life, in one line and with the documented code, or not; what was promised is there."""
+    draw = random.Random(seed)
+    directory = tmp_path / "journal"
+    directory.mkdir()
+    before: Model = {}
+    for number in range(1, 21):
+        life = Life(str(directory), seed + number, number=number, batches=40, segment_bytes=8192, sync_share=0.5)
+        call, count, only = some_moment(draw, directory)
+        told = run_driver(life, inject(call, f"error={error}", count, only=only))
+        print(f"life {number}: {call} {count}: {told}")
+        assert told.stderr == "", told.stderr
+        assert told.code == (FAILED if told.failure else 0), told
+        assert told.ended != bool(told.failure), told
+        found = read_sound(directory)
+        check_life(before, life, told, found)
+        before = found.model
+
+
+def test_the_check_of_a_life_sees_what_is_lost_added_or_old(tmp_path: Path) -> None:
+    """Of the tool: a life is told from one that lost, kept or changed a single key."""
+    life = Life(str(tmp_path / "journal"), 7, batches=30)
+    told = run_driver(life)
+    assert told.ended and told.committed == 30, told
+    found = read_sound(tmp_path / "journal")
+    check_life({}, life, told, found)
+    key = next(iter(found.model))
+    version, size = found.model[key]
+    for wrong in (
+        {other: value for other, value in found.model.items() if other != key},
+        found.model | {10**6: (1, 1)},
+        found.model | {key: (version - 1, size)},
+    ):
+        with pytest.raises(AssertionError):
+            check_life({}, life, told, found._replace(model=wrong))
+    with pytest.raises(AssertionError):
+        check_life({}, life, told, found._replace(high_water=key - 1))
+
+
+def test_records_of_all_kinds_are_given_back_in_order(tmp_path: Path) -> None:
+    """The interface itself, without the tools above."""
+    journal = Journal(str(tmp_path / "journal"), segment_bytes=1 << 15)
+    assert journal.created
+    assert list(journal.replay()) == []
+    journal.start()
+    written = [(1, FULL, payload(1, 1, 3)), (2, FULL, b""), (1, CHANGE, b"x" * 9), (2, DELETE, b"")]
+    for key, kind, data in written:
+        journal.append(key, kind, data)
+    journal.commit()
+    assert journal.records_written == 4
+    journal.close()
+    again = Journal(str(tmp_path / "journal"), segment_bytes=1 << 15)
+    assert not again.created
+    assert [record[:3] for record in again.replay()] == written
+    again.start()
+    again.close()

@@ -1,0 +1,796 @@
+"""Conversations in memory: every transcript and much random input, in every chunking, with a clock that stands still.
+
+Whatever the pieces in which input arrives, the output is the same; what is not executed yet stays small; and nothing
+that a client sends makes a session raise.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from geventstalk import protocol as p
+from geventstalk.engine import Engine
+from geventstalk.job import BURIED, Job, Ledger
+from geventstalk.session import COMMAND_SLICE, MOVE_SLICE, OUT_BYTES_MAX, Service, Session
+from geventstalk.timerwheel import NEVER
+from tests.support.clock import SECOND, ManualClock
+from tests.support.wire import (
+    Expect,
+    Send,
+    Step,
+    Transcript,
+    load_transcripts,
+    play,
+    split_randomly,
+)
+
+FACTS: dict[str, object] = {
+    "pid": 4711,
+    "version": b"1.13",
+    "rusage-utime": "0.000001",
+    "rusage-stime": "12.345678",
+    "id": "0123456789abcdef",
+    "hostname": b"host",
+    "os": b"#1 SMP",
+    "platform": b"x86_64",
+    "binlog-oldest-index": 0,
+    "binlog-current-index": 0,
+    "binlog-records-migrated": 0,
+    "binlog-records-written": 0,
+    "binlog-max-size": 10485760,
+}
+
+Chunking = Callable[[bytes], Iterator[bytes]]
+
+
+def whole(data: bytes) -> Iterator[bytes]:
+    yield data
+
+
+def single_bytes(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + 1] for at in range(len(data)))
+
+
+def randomly(draw: random.Random) -> Chunking:
+    return lambda data: split_randomly(data, draw.randint)
+
+
+def flags(session: Session) -> set[str]:
+    """Which of the session's flags are up."""
+    return {name for name in ("waiting", "unfinished", "eof", "closed") if getattr(session, name)}
+
+
+class House:
+    """A service with a clock; its sessions get their input in pieces and their turn until they have finished."""
+
+    def __init__(self, chunking: Chunking = whole, max_job_bytes: int = 65535) -> None:
+        self.clock = ManualClock()
+        self.engine = Engine(self.clock.ns)
+        self.service = Service(self.engine, max_job_bytes, lambda: FACTS)
+        self.chunking = chunking
+        self.sessions: list[Session] = []
+
+    def connect(self) -> Session:
+        session = Session(self.service)
+        self.sessions.append(session)
+        return session
+
+    def feed(self, session: Session, data: bytes) -> bytes:
+        """Sends to a session, piece by piece, and returns what it answers, also to what came before."""
+        out = b""
+        for piece in self.chunking(data):
+            session.receive(piece, self.clock.ns)
+            out += self.finish(session)
+        return out
+
+    def finish(self, session: Session) -> bytes:
+        """Gives a session its turns until it has nothing more to do."""
+        out = session.take_out()
+        while session.unfinished:
+            session.run(self.clock.ns)
+            out += session.take_out()
+        assert session.out_bytes == 0
+        return out
+
+    def hang_up(self, session: Session) -> bytes:
+        session.hang_up(self.clock.ns)
+        return self.finish(session)
+
+    def leave(self, session: Session) -> None:
+        while not session.leave(self.clock.ns):
+            pass
+        self.sessions.remove(session)
+
+    def check_that_nobody_is_left(self) -> None:
+        """No session, and nothing that only a session can refer to; an upload that was dropped must not count."""
+        self.engine.check()
+        assert not self.engine.clients and not self.engine.waiting_count and not self.engine.reserved_count
+        for tube in self.engine.tubes.values():
+            assert tube.jobs == len(tube.ready) + len(tube.delayed) + len(tube.buried)
+            assert not tube.using and not tube.watchers
+
+    def settle(self) -> None:
+        while not self.engine.advance(self.clock.ns, MOVE_SLICE):
+            pass
+
+    def advance(self, ns: int) -> None:
+        """Time passes from deadline to deadline, as it does for a server that has nothing else to do."""
+        end_ns = self.clock.ns + ns
+        while (next_ns := self.engine.next_deadline_ns()) != NEVER and next_ns <= end_ns:
+            self.clock.to(next_ns)
+            self.settle()
+        self.clock.to(end_ns)
+        self.settle()
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    house = House()
+    yield house
+    house.engine.check()
+
+
+# --- transcripts
+
+
+class MemoryDriver:
+    """Plays a transcript against sessions; `record` keeps all output of each connection."""
+
+    def __init__(self, chunking: Chunking, max_job_bytes: int) -> None:
+        self.house = House(chunking, max_job_bytes)
+        self.sessions: dict[str, Session] = {}
+        self.arrived: dict[str, bytes] = {}
+        self.closed: set[str] = set()
+        self.record: dict[str, bytes] = {}
+
+    def open(self, name: str) -> None:
+        self.sessions[name] = self.house.connect()
+        self.arrived[name] = b""
+        self.record.setdefault(name, b"")
+
+    def send(self, name: str, data: bytes) -> None:
+        if name not in self.closed:
+            self._note(name, self.house.feed(self.sessions[name], data))
+
+    def receive(self, name: str, *, wait: bool) -> bytes | None:
+        self.settle()
+        data, self.arrived[name] = self.arrived[name], b""
+        return data or (None if name in self.closed else b"")
+
+    def settle(self) -> None:
+        self.house.settle()
+        for name, session in list(self.sessions.items()):
+            if name not in self.closed:
+                self._note(name, self.house.finish(session))
+
+    def advance(self, ns: int) -> None:
+        self.settle()
+        self.house.advance(ns)
+        self.settle()
+
+    def act(self, name: str, verb: str) -> None:
+        match verb:
+            case "half-close":
+                if name not in self.closed:
+                    self._note(name, self.house.hang_up(self.sessions[name]))
+            case "drain" | "undrain":
+                self.house.engine.draining = verb == "drain"
+            case "close" | "reset":
+                if name not in self.closed:
+                    if verb == "close":
+                        self.house.hang_up(self.sessions[name])
+                    self.house.leave(self.sessions[name])
+                self.closed.discard(name)
+                del self.sessions[name]
+        self.settle()
+
+    def _note(self, name: str, data: bytes) -> None:
+        self.arrived[name] += data
+        self.record[name] += data
+        session = self.sessions[name]
+        if session.closed:
+            self.closed.add(name)
+            self.house.leave(session)
+
+
+def pipelined(transcript: Transcript) -> Transcript:
+    """The same conversation with each client's commands sent ahead of the replies to them, as far as nobody else acts
+    in between and no command depends on a reply: so every command arrives with the next ones on its heels.
+    """
+    steps: list[Step] = []
+    sends: list[Send] = []
+    expects: list[Expect] = []
+    speaks = ""
+
+    def end_run() -> None:
+        if sends:
+            text = "".join(send.text for send in sends)
+            steps.append(Send(sends[0].connection, text, sends[0].line))
+        steps.extend(expects)
+        sends.clear()
+        expects.clear()
+
+    for step in transcript.steps:
+        if not isinstance(step, Send | Expect):
+            end_run()
+            steps.append(step)
+            continue
+        if step.connection != speaks:
+            end_run()
+        speaks = step.connection
+        if isinstance(step, Expect):
+            expects.append(step)
+        else:
+            if re.search(r"\{[a-z]", step.text):
+                end_run()
+            sends.append(step)
+    end_run()
+    return Transcript(transcript.name, tuple(steps), transcript.reference, transcript.max_job_bytes)
+
+
+def played(transcript: Transcript, chunking: Chunking) -> dict[str, bytes]:
+    driver = MemoryDriver(chunking, transcript.max_job_bytes)
+    play(transcript, driver)
+    driver.settle()
+    driver.house.engine.check()
+    for session in list(driver.house.sessions):
+        driver.house.leave(session)
+    driver.house.check_that_nobody_is_left()
+    return driver.record
+
+
+TRANSCRIPTS = load_transcripts()
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda transcript: transcript.name)
+def test_transcript_in_every_chunking(transcript: Transcript, seed: int) -> None:
+    record = played(transcript, whole)
+    assert played(transcript, single_bytes) == record
+    draw = random.Random(seed)
+    for _ in range(3):
+        assert played(transcript, randomly(draw)) == record
+
+
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda transcript: transcript.name)
+def test_transcript_with_the_next_command_on_its_heels(transcript: Transcript) -> None:
+    assert played(pipelined(transcript), whole) == played(transcript, whole)
+
+
+def test_transcripts_are_there() -> None:
+    assert len(TRANSCRIPTS) > 50
+    assert sum(len(pipelined(transcript).steps) < len(transcript.steps) for transcript in TRANSCRIPTS) > 40
+
+
+# --- random input
+
+
+def command_soup(draw: random.Random) -> bytes:
+    """Commands and what is nearly one: right and wrong numbers, names and bodies, lines too long, garbage."""
+    id = draw.choice((1, 2, 3, draw.randrange(1, 9), 99))
+    pri, small = draw.choice((0, 1, 1023, 1024, 2**32 - 1)), draw.randrange(3)
+    tube = draw.choice((b"default", b"t", b"u", b"t" * 200, b"t" * 201, b"-t", b"a,b", b""))
+    size = draw.choice((0, 1, 5, 30, 60, 300, 1000))
+    body = draw.choice((b"x" * size, draw.randbytes(size), (b"peek 1\r\n" * 130)[:size]))
+    ending = draw.choice((b"\r\n", b"\r\n", b"\r\n", b"\r\n", b"xx", b"\n\n", b"\r\r", b""))
+    lines = [
+        b"put %d %d %d %d" % (pri, small % 2, small, size) + b"\r\n" + body + ending,
+        b"put 0 0 9 %d%b" % (size, draw.choice((b" ", b"x", b" 1"))),
+        b"put 0 0 %d" % id,
+        b"reserve",
+        b"reserve-with-timeout %d" % small,
+        b"reserve-job %d" % id,
+        b"delete %d" % id,
+        b"release %d %d %d" % (id, pri, small % 2),
+        b"bury %d %d" % (id, pri),
+        b"touch %d" % id,
+        b"kick %d" % small,
+        b"kick-job %d" % id,
+        b"peek %d" % id,
+        b"peek-ready",
+        b"peek-delayed",
+        b"peek-buried",
+        b"use " + tube,
+        b"watch " + tube,
+        b"ignore " + tube,
+        b"pause-tube %b %d" % (tube, small * 5 + 1),
+        b"stats",
+        b"stats-job %d" % id,
+        b"stats-tube " + tube,
+        b"list-tubes",
+        b"list-tube-used",
+        b"list-tubes-watched",
+        b"x" * draw.choice((221, 222, 223, 224, 225, 446, 447, 448, 449, 450, 672, 673, 1000)),
+        b"peek 1\r",
+        b"\r\r",
+        b"peek\0 1",
+        b"",
+        draw.randbytes(draw.randrange(40)),
+        draw.randbytes(draw.randrange(40)).replace(b"\r", b"\n"),
+    ]
+    line = lines[0] if draw.random() < 0.3 else draw.choice(lines)
+    return line + draw.choice((b"\r\n",) * 30 + (b"\n", b"\r", b""))
+
+
+def conversation(data: bytes, chunking: Chunking, max_job_bytes: int) -> bytes:
+    """All that a session says to this and then to the end of input."""
+    house = House(chunking, max_job_bytes)
+    session = house.connect()
+    out = house.feed(session, data)
+    assert session.pending_bytes == 0 or session.waiting or session.pending_bytes <= p.LINE_BYTES_MAX
+    house.engine.check()
+    out += house.hang_up(session)
+    assert session.closed and not session.waiting
+    house.leave(session)
+    house.check_that_nobody_is_left()
+    return out
+
+
+def test_random_commands_in_every_chunking(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(150):
+        data = b"".join(command_soup(draw) for _ in range(draw.randrange(1, 60)))
+        limit = draw.choice((0, 50, 65535))
+        expected = conversation(data, whole, limit)
+        assert conversation(data, single_bytes, limit) == expected
+        assert conversation(data, randomly(draw), limit) == expected
+
+
+def test_random_bytes_in_every_chunking(seed: int) -> None:
+    draw = random.Random(seed)
+    alphabet = [b"\r\n", b"\r", b"\n", b"\0", b" ", b"put 0 0 0 3\r\n", b"peek ", b"1", b"x" * 100, b"use "]
+    for number in range(150):
+        length = draw.randrange(200)
+        data = draw.randbytes(length * 5)
+        if number % 3:
+            data = b"".join(draw.choice(alphabet) for _ in range(length))
+        expected = conversation(data, whole, 65535)
+        assert conversation(data, single_bytes, 65535) == expected
+        assert conversation(data, randomly(draw), 65535) == expected
+
+
+def test_several_sessions_at_once(seed: int) -> None:
+    """They interfere in any way they like: no exception, every wait ends, and the engine stays sound."""
+    draw = random.Random(seed)
+    for _ in range(20):
+        house = House(randomly(draw), 50)
+        for _ in range(80):
+            while len(house.sessions) < 4:
+                house.connect()
+            session = draw.choice(house.sessions)
+            match draw.randrange(14):
+                case 0:
+                    house.hang_up(session)
+                case 1:
+                    house.leave(session)
+                case 2:
+                    house.advance(draw.choice((1, SECOND // 2, SECOND, 5 * SECOND)))
+                case 3:
+                    house.engine.draining = draw.random() < 0.3
+                case _:
+                    if not session.eof:
+                        house.feed(session, command_soup(draw))
+            for session in list(house.sessions):
+                house.finish(session)
+                if session.closed:
+                    house.leave(session)
+            house.engine.check()
+        for session in list(house.sessions):
+            house.leave(session)
+        house.check_that_nobody_is_left()
+
+
+# --- memory
+
+
+@pytest.mark.parametrize("piece", [b"x", b"\r", b"\n", b"use ", b"\0", b"a\r", b"put 0 0 0 9\n"])
+def test_an_endless_line_costs_no_memory(house: House, piece: bytes) -> None:
+    session = house.connect()
+    for _ in range(300):
+        assert house.feed(session, piece * 2_000) == b""
+        assert session.pending_bytes <= p.LINE_BYTES_MAX
+        assert len(session._inbox) <= p.LINE_BYTES_MAX
+    assert house.feed(session, b"\r\nlist-tube-used\r\n") in (
+        b"BAD_FORMAT\r\nUSING default\r\n",
+        b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\nUSING default\r\n",  # the CR that was there already ended the line
+    )
+
+
+def test_a_body_that_is_too_big_costs_no_memory(house: House) -> None:
+    session = house.connect()
+    size = 4_000_000
+    assert house.feed(session, b"put 0 0 1 %d\r\n" % size) == b""
+    for _ in range(size // 2_000):
+        assert house.feed(session, b"peek 1\r\n" * 250) == b""
+        assert session.pending_bytes == 0 and not session._body
+    assert house.feed(session, b"x") == b""
+    assert house.feed(session, b"ylist-tube-used\r\n") == b"JOB_TOO_BIG\r\nUSING default\r\n"
+    assert house.engine.next_id == 1 and house.engine.producer_count == 0
+
+
+def test_the_largest_body_that_may_be_announced(house: House) -> None:
+    session = house.connect()
+    assert house.feed(session, b"put 0 0 1 4294967295\r\n" + b"x" * 70_000) == b""
+    assert session.pending_bytes == 0
+    assert house.hang_up(session) == b"" and session.closed
+
+
+def test_a_body_in_pieces_is_kept_once(house: House) -> None:
+    session = house.connect()
+    body = bytes(range(256)) * 200
+    house.feed(session, b"put 0 0 1 %d\r\n" % len(body))
+    for at in range(0, len(body), 1_000):
+        assert house.feed(session, body[at : at + 1_000]) == b""
+        assert session.pending_bytes == 0
+    assert house.feed(session, b"\r\n") == b"INSERTED 1\r\n"
+    assert not session._body
+    assert house.feed(session, b"peek 1\r\n") == b"FOUND 1 %d\r\n%b\r\n" % (len(body), body)
+
+
+# --- turns
+
+
+def test_one_client_gives_others_their_turn(house: House) -> None:
+    session = house.connect()
+    count = 2 * COMMAND_SLICE + 10
+    session.receive(b"list-tube-used\r\n" * count, house.clock.ns)
+    slices = []
+    while True:
+        slices.append(session.take_out().count(b"USING"))
+        if not session.unfinished:
+            break
+        session.run(house.clock.ns)
+    assert slices == [COMMAND_SLICE, COMMAND_SLICE, 10]
+    assert session.pending_bytes == 0
+
+
+def test_what_comes_while_unfinished_waits_its_turn(house: House) -> None:
+    session = house.connect()
+    session.receive(b"list-tube-used\r\n" * (COMMAND_SLICE + 5) + b"put 0 0 1 3\r\nab", house.clock.ns)
+    assert session.unfinished
+    out = session.take_out()
+    session.receive(b"c\r\nquit\r\n", house.clock.ns)
+    out += house.finish(session)
+    assert out == b"USING default\r\n" * (COMMAND_SLICE + 5) + b"INSERTED 1\r\n"
+    assert session.closed
+
+
+def test_a_slow_reader_is_not_served_further(house: House) -> None:
+    """With enough replies unsent, nothing more is executed until they were taken."""
+    session = house.connect()
+    body = b"x" * 60_000
+    house.feed(session, b"put 0 0 1 60000\r\n" + body + b"\r\n")
+    session.receive(b"peek 1\r\n" * 50 + b"delete 1\r\n", house.clock.ns)
+    reply = b"FOUND 1 60000\r\n" + body + b"\r\n"
+    assert session.unfinished
+    assert OUT_BYTES_MAX <= session.out_bytes < OUT_BYTES_MAX + len(reply)
+    before = session.out_bytes
+    for _ in range(3):
+        session.run(house.clock.ns)
+        assert session.out_bytes == before and session.unfinished
+    assert house.engine.jobs.get(1) is not None
+    out = session.take_out()
+    assert out == reply * (len(out) // len(reply))
+    assert house.finish(session) == reply * (50 - len(out) // len(reply)) + b"DELETED\r\n"
+
+
+def bury_many(house: House, count: int) -> None:
+    for id in range(1, count + 1):
+        job = Job(id, 0, 0, 0, 1)
+        job.state, job.rank, job.body = BURIED, id, b"x\r\n"
+        house.engine.restore(job, b"default", house.clock.ns)
+
+
+@pytest.mark.parametrize("bound", [2 * MOVE_SLICE + 5, 4294967295])
+def test_kick_of_many_in_slices(house: House, bound: int) -> None:
+    count = min(bound, 3 * MOVE_SLICE)
+    bury_many(house, 3 * MOVE_SLICE)
+    session, other = house.connect(), house.connect()
+    session.receive(b"kick %d\r\nlist-tube-used\r\n" % bound, house.clock.ns)
+    assert session.unfinished and session.take_out() == b""
+    assert house.engine.ready_count == MOVE_SLICE
+    house.engine.check()
+    assert house.feed(other, b"peek-ready\r\n") == b"FOUND 1 1\r\nx\r\n", "others have their turn in between"
+    assert house.feed(other, b"reserve-job %d\r\ndelete %d\r\n" % (count, count)).endswith(b"DELETED\r\n")
+    left = min(bound, 3 * MOVE_SLICE - 1)
+    assert house.finish(session) == b"KICKED %d\r\nUSING default\r\n" % left
+    assert house.engine.ready_count == left and house.engine.buried_count == 3 * MOVE_SLICE - 1 - left
+
+
+def test_kick_of_many_does_not_go_on_with_delayed_jobs(house: House) -> None:
+    bury_many(house, MOVE_SLICE)
+    session = house.connect()
+    house.feed(session, b"put 0 9 9 1\r\nx\r\n")
+    assert house.feed(session, b"kick 5000\r\n") == b"KICKED %d\r\n" % MOVE_SLICE
+    assert house.engine.delayed_count == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, MOVE_SLICE - 1, MOVE_SLICE, MOVE_SLICE + 1])
+def test_kick_around_the_border_of_a_slice(house: House, count: int) -> None:
+    bury_many(house, count)
+    session = house.connect()
+    assert house.feed(session, b"kick %d\r\n" % MOVE_SLICE) == b"KICKED %d\r\n" % min(count, MOVE_SLICE)
+    assert house.feed(session, b"kick 0\r\nkick 9\r\n") == b"KICKED 0\r\nKICKED %d\r\n" % max(count - MOVE_SLICE, 0)
+
+
+def test_a_kick_in_the_middle_survives_more_input_and_the_end_of_it(house: House) -> None:
+    bury_many(house, 3 * MOVE_SLICE)
+    session = house.connect()
+    session.receive(b"kick 99999\r\nlist-", house.clock.ns)
+    session.receive(b"tube-used\r\n", house.clock.ns)
+    out = session.take_out()
+    session.hang_up(house.clock.ns)
+    assert flags(session) == {"unfinished", "eof"}
+    assert out + house.finish(session) == b"KICKED %d\r\nUSING default\r\n" % (3 * MOVE_SLICE)
+    assert flags(session) == {"closed", "eof"}
+
+
+def test_a_client_that_vanishes_during_its_kick(house: House) -> None:
+    bury_many(house, 3 * MOVE_SLICE)
+    session = house.connect()
+    session.receive(b"kick 99999\r\n", house.clock.ns)
+    house.leave(session)
+    assert house.engine.ready_count + house.engine.buried_count == 3 * MOVE_SLICE
+    assert house.engine.buried_count > 0
+
+
+def test_a_client_with_many_reservations_leaves_in_slices(house: House) -> None:
+    count = 2 * MOVE_SLICE + 1
+    session = house.connect()
+    house.feed(session, b"put 0 0 99 0\r\n\r\nreserve\r\n" * count)
+    assert house.engine.reserved_count == count
+    assert not session.leave(house.clock.ns)
+    assert house.engine.ready_count == MOVE_SLICE
+    house.engine.check()
+    house.leave(session)
+    assert house.engine.ready_count == count
+
+
+# --- waiting and the end of a conversation
+
+
+def test_nothing_is_executed_while_a_reserve_waits(house: House) -> None:
+    session, producer = house.connect(), house.connect()
+    assert house.feed(session, b"reserve\r\nlist-tube-used\r\nquit\r\nlist-tube-used\r\n") == b""
+    assert house.feed(session, b"list-tubes\r\n") == b""
+    assert flags(session) == {"waiting"}
+    house.feed(producer, b"put 0 0 1 1\r\na\r\n")
+    assert flags(session) == {"unfinished"} and session in house.engine.served
+    assert house.finish(session) == b"RESERVED 1 1\r\na\r\nUSING default\r\n"
+    assert flags(session) == {"closed"}
+
+
+def test_quit_drops_the_rest(house: House) -> None:
+    session = house.connect()
+    assert house.feed(session, b"put 0 0 9 1\r\na\r\nreserve\r\nquit\r\ndelete 1\r\nput 0 0 1 1\r\nb\r\n") == (
+        b"INSERTED 1\r\nRESERVED 1 1\r\na\r\n"
+    )
+    assert session.closed
+    assert house.feed(session, b"delete 1\r\n") == b""
+    house.leave(session)
+    assert (house.engine.ready_count, len(house.engine.jobs), house.engine.next_id) == (1, 1, 2)
+
+
+def test_half_close_while_waiting(house: House) -> None:
+    session = house.connect()
+    house.feed(session, b"reserve-with-timeout 1000\r\nlist-tube-used\r\nreserve\r\nlist-tub")
+    assert session.waiting
+    assert house.hang_up(session) == b"TIMED_OUT\r\nUSING default\r\nTIMED_OUT\r\n"
+    assert session.closed
+    house.leave(session)
+    assert house.engine.waiting_count == 0
+    house.advance(2_000 * SECOND)
+
+
+def test_half_close_with_a_job_at_hand(house: House) -> None:
+    session = house.connect()
+    house.feed(session, b"put 0 0 9 1\r\na\r\n")
+    session.receive(b"reserve\r\n", house.clock.ns)
+    assert house.hang_up(session) == b"RESERVED 1 1\r\na\r\n"
+    house.leave(session)
+    job = house.engine.jobs.get(1)
+    assert job is not None and house.engine.ready_count == 1
+    assert job.counts().reserves == 1 and job.counts().releases == 0
+
+
+def test_half_close_executes_all_complete_commands(house: House) -> None:
+    session = house.connect()
+    session.receive(b"list-tube-used\r\n" * (3 * COMMAND_SLICE) + b"put 0 0 1 5\r\nabc", house.clock.ns)
+    session.hang_up(house.clock.ns)
+    assert flags(session) == {"unfinished", "eof"}
+    assert house.finish(session).count(b"USING") == 3 * COMMAND_SLICE
+    assert flags(session) == {"closed", "eof"}
+    house.leave(session)
+    assert len(house.engine.jobs) == 0 and house.engine.tubes[b"default"].jobs == 0
+
+
+def test_half_close_of_a_slow_reader(house: House) -> None:
+    session = house.connect()
+    house.feed(session, b"put 0 0 1 60000\r\n" + b"x" * 60_000 + b"\r\n")
+    session.receive(b"peek 1\r\n" * 30, house.clock.ns)
+    session.hang_up(house.clock.ns)
+    assert flags(session) == {"unfinished", "eof"}
+    assert house.finish(session).count(b"FOUND 1 60000") == 30
+    assert flags(session) == {"closed", "eof"}
+
+
+def test_deadline_soon_and_timeout_while_waiting(house: House) -> None:
+    session = house.connect()
+    house.feed(session, b"put 0 0 3 1\r\na\r\nreserve\r\nreserve-with-timeout 9\r\nlist-tube-used\r\n")
+    house.advance(2 * SECOND)
+    assert house.finish(session) == b"DEADLINE_SOON\r\nUSING default\r\n"
+    assert house.feed(session, b"delete 1\r\nreserve-with-timeout 9\r\nlist-tube-used\r\n") == b"DELETED\r\n"
+    house.advance(9 * SECOND)
+    assert house.finish(session) == b"TIMED_OUT\r\nUSING default\r\n"
+
+
+def test_pause_of_zero_in_one_packet_with_a_reserve(house: House) -> None:
+    """As upstream answers it; the pause is over before the next command."""
+    session = house.connect()
+    assert house.feed(session, b"put 0 0 9 1\r\na\r\npause-tube default 0\r\nreserve-with-timeout 0\r\n") == (
+        b"INSERTED 1\r\nPAUSED\r\nRESERVED 1 1\r\na\r\n"
+    )
+
+
+# --- puts
+
+
+def test_an_upload_that_is_cut_off(house: House) -> None:
+    session, other = house.connect(), house.connect()
+    house.feed(session, b"use t\r\nput 0 0 1 10\r\nabc")
+    assert house.feed(other, b"peek 1\r\nstats-job 1\r\ndelete 1\r\n") == b"NOT_FOUND\r\n" * 3
+    assert b"t" in house.engine.tubes
+    house.leave(session)
+    assert b"t" not in house.engine.tubes
+    assert house.feed(other, b"put 0 0 1 1\r\na\r\n") == b"INSERTED 2\r\n"
+
+
+def test_a_body_without_its_end_leaves_nothing_behind(house: House) -> None:
+    session = house.connect()
+    assert house.feed(session, b"use t\r\nput 0 0 1 1\r\nabcuse default\r\n") == (
+        b"USING t\r\nEXPECTED_CRLF\r\nUSING default\r\n"
+    )
+    assert list(house.engine.tubes) == [b"default"]
+    assert house.feed(session, b"put 0 0 1 1\r\na\r\n") == b"INSERTED 2\r\n"
+
+
+def test_refused_puts(house: House) -> None:
+    class Full(Ledger):
+        def admits(self, body_bytes: int, tube_name: bytes) -> bool:
+            return body_bytes <= 3
+
+    house.engine.ledger = Full()
+    session = house.connect()
+    assert house.feed(session, b"put 0 0 1 2\r\nab\r\nput 0 0 1 1\r\na\r\n") == b"OUT_OF_MEMORY\r\nINSERTED 2\r\n"
+    house.engine.draining = True
+    assert house.feed(session, b"put 0 0 1 1\r\na\r\n") == b"DRAINING\r\n"
+
+
+def test_counters_of_commands(house: House) -> None:
+    """Counted once the arguments are accepted, before anything is looked for; a put and a pause even earlier."""
+    session = house.connect()
+    counted = {
+        b"put 0 0 1 1 \r\n": "cmd-put",
+        b"put 0 0 1 1\r\naxx\r\n": "cmd-put",
+        b"put 0 0 1 70000 x\r\n" + b"y" * 70_002: "cmd-put",
+        b"peek 9\r\n": "cmd-peek",
+        b"delete 9\r\n": "cmd-delete",
+        b"release 9 0 0\r\n": "cmd-release",
+        b"bury 9 0\r\n": "cmd-bury",
+        b"touch 9\r\n": "cmd-touch",
+        b"kick 0\r\n": "cmd-kick",
+        b"ignore nothing\r\n": "cmd-ignore",
+        b"reserve-with-timeout 0\r\n": "cmd-reserve-with-timeout",
+        b"stats-job 9\r\n": "cmd-stats-job",
+        b"stats-tube nothing\r\n": "cmd-stats-tube",
+        b"pause-tube nothing 1\r\n": "cmd-pause-tube",
+        b"pause-tube -bad 1\r\n": "cmd-pause-tube",
+        b"use default\r\n": "cmd-use",
+        b"watch default\r\n": "cmd-watch",
+        b"list-tubes\r\n": "cmd-list-tubes",
+        b"list-tube-used\r\n": "cmd-list-tube-used",
+        b"list-tubes-watched\r\n": "cmd-list-tubes-watched",
+        b"peek-ready\r\n": "cmd-peek-ready",
+        b"peek-delayed\r\n": "cmd-peek-delayed",
+        b"peek-buried\r\n": "cmd-peek-buried",
+    }
+    for command, key in counted.items():
+        before = counters(house, session)
+        house.feed(session, command)
+        after = counters(house, session)
+        changed = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+        assert changed == {key: 1, "cmd-stats": 1}, command
+    for command in (
+        b"peek x",
+        b"put 0 0 x 1",
+        b"use -",
+        b"release 1 1",
+        b"kick",
+        b"kick-job 1",
+        b"reserve-job 1",
+        b"pause-tube t",
+    ):
+        before = counters(house, session)
+        house.feed(session, command + b"\r\n")
+        after = counters(house, session)
+        assert after == before | {"cmd-stats": before["cmd-stats"] + 1}, command
+
+
+def counters(house: House, session: Session) -> dict[str, int]:
+    text = house.feed(session, b"stats\r\n").decode()
+    return {name: int(value) for name, value in re.findall(r"^(cmd-[\w-]+): (\d+)$", text, re.MULTILINE)}
+
+
+# --- statistics
+
+UPSTREAM_KEYS = """
+    current-jobs-urgent current-jobs-ready current-jobs-reserved current-jobs-delayed current-jobs-buried
+    cmd-put cmd-peek cmd-peek-ready cmd-peek-delayed cmd-peek-buried
+    cmd-reserve cmd-reserve-with-timeout cmd-delete cmd-release cmd-use
+    cmd-watch cmd-ignore cmd-bury cmd-kick cmd-touch cmd-stats cmd-stats-job cmd-stats-tube cmd-list-tubes
+    cmd-list-tube-used cmd-list-tubes-watched cmd-pause-tube job-timeouts total-jobs max-job-size current-tubes
+    current-connections current-producers current-workers current-waiting total-connections pid version rusage-utime
+    rusage-stime uptime binlog-oldest-index binlog-current-index binlog-records-migrated binlog-records-written
+    binlog-max-size draining id hostname os platform
+"""
+
+
+def test_stats_name_every_key_in_upstreams_order(house: House) -> None:
+    house.advance(5 * SECOND)
+    session = house.connect()
+    reply = house.feed(session, b"stats\r\n")
+    header, _, body = reply.partition(b"\r\n")
+    assert header == b"OK %d" % (len(body) - 2)
+    lines = body.decode().splitlines()
+    assert lines[0] == "---"
+    keys = [line.partition(": ")[0] for line in lines[1:-1]]
+    assert keys == UPSTREAM_KEYS.split()
+    assert {'version: "1.13"', 'os: "#1 SMP"', "uptime: 5", "pid: 4711", "draining: false"} <= set(lines)
+
+
+def test_more_facts_come_after_upstreams_keys(house: House) -> None:
+    house.service.facts = lambda: FACTS | {"journal-bytes": 7, "another": b"x"}
+    reply = house.feed(house.connect(), b"stats\r\n").decode()
+    assert reply.endswith('platform: "x86_64"\njournal-bytes: 7\nanother: "x"\n\r\n')
+
+
+def test_stats_of_a_job(house: House) -> None:
+    session = house.connect()
+    house.feed(session, b"use t\r\nwatch t\r\nput 5 0 100 1\r\na\r\n")
+    house.advance(3 * SECOND)
+    house.feed(session, b"reserve\r\n")
+    house.advance(4 * SECOND + 1)
+    text = (
+        '---\nid: 1\ntube: "t"\nstate: reserved\npri: 5\nage: 7\ndelay: 0\nttr: 100\ntime-left: 95\nfile: 0\n'
+        "reserves: 1\ntimeouts: 0\nreleases: 0\nburies: 0\nkicks: 0\n"
+    )
+    assert house.feed(session, b"stats-job 1\r\n").decode() == f"OK {len(text)}\r\n{text}\r\n"
+
+
+def test_time_left_right_after_a_command(house: House) -> None:
+    """Upstream says 9 right after `pause-tube t 10`, and one less than the largest ttr."""
+    session = house.connect()
+    house.feed(session, b"put 0 0 4294967295 0\r\n\r\nreserve\r\nput 0 10 1 0\r\n\r\npause-tube default 10\r\n")
+    assert b"\ntime-left: 4294967294\n" in house.feed(session, b"stats-job 1\r\n")
+    assert b"\ntime-left: 9\n" in house.feed(session, b"stats-job 2\r\n")
+    assert b"\npause: 10\npause-time-left: 9\n" in house.feed(session, b"stats-tube default\r\n")
+    house.feed(session, b"pause-tube default 0\r\n")
+    assert b"\npause: 0\npause-time-left: 0\n" in house.feed(session, b"stats-tube default\r\n")
+
+
+def test_trace_sees_commands_and_replies(house: House) -> None:
+    session = house.connect()
+    seen: list[tuple[str, bytes]] = []
+    session.trace = lambda direction, data: seen.append((direction, data))
+    house.feed(session, b"use t\r\nput 0 0 1 1\r\na\r\npeek 1\r\n")
+    assert seen == [
+        ("<", b"use t"),
+        (">", b"USING t\r\n"),
+        ("<", b"put 0 0 1 1"),
+        (">", b"INSERTED 1\r\n"),
+        ("<", b"peek 1"),
+        (">", b"FOUND 1 1\r\na\r\n"),
+    ]

@@ -1,0 +1,213 @@
+"""The store over a real journal: what it promises when, and what it brings back. No server, no clock of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from geventstalk.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
+from geventstalk.records import Epoch
+from geventstalk.store import MS_NS, Store
+from journal import FULL, Journal, JournalDamaged
+
+NOW_NS = 5_000_000_000
+WALL_NS = 1_700_000_000_000_000_000
+
+
+class Jobs:
+    """A store and the jobs that it is asked about, as an engine has them."""
+
+    def __init__(self, directory: Path, fsync_ms: int | None = 50, *, segment_bytes: int = 1 << 15) -> None:
+        self.jobs: dict[int, Job] = {}
+        self.names: dict[int, bytes] = {}
+        self.journal = Journal(str(directory), segment_bytes=segment_bytes)
+        self.store = Store(self.journal, fsync_ms, Epoch(WALL_NS, NOW_NS))
+        for job, name in self.store.replay():
+            self.jobs[job.id] = job
+            self.names[job.id] = name
+        self.first_id = self.store.start(self.find)
+
+    def find(self, id: int) -> tuple[Job, bytes] | None:
+        return (self.jobs[id], self.names[id]) if id in self.jobs else None
+
+    def put(self, id: int, body: bytes = b"body", *, tube: bytes = b"default", state: int = READY) -> Job:
+        job = Job(id, 0, 10, 20, 30)
+        job.body = body + b"\r\n"
+        job.state = state
+        job.rank = NOW_NS + 7_000_000_000 if state == DELAYED else 0
+        job.created_ns = NOW_NS - 1_000_000_000
+        self.jobs[id] = job
+        self.names[id] = tube
+        self.store.put(job, tube)
+        return job
+
+    def delete(self, id: int) -> None:
+        self.store.delete(self.jobs.pop(id))
+
+    def settle(self) -> None:
+        deadline = time.monotonic() + 10
+        while self.store.settling and not self.store.wants_compaction():
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+
+    def rotate(self) -> None:
+        """Changes of one job until the next segment takes over."""
+        before = self.journal.current
+        while self.journal.current == before:
+            for job in list(self.jobs.values())[:200]:
+                self.store.change(job)
+            self.store.commit(NOW_NS)
+            self.settle()
+
+    def close(self) -> None:
+        self.store.close()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    jobs = Jobs(tmp_path / "journal")
+    yield jobs
+    jobs.store.abandon()
+
+
+def test_a_commit_makes_a_sync_due_one_period_later(jobs: Jobs) -> None:
+    assert jobs.store.sync_due_ns == 0
+    jobs.put(1)
+    assert jobs.store.sync_due_ns == 0
+    jobs.store.commit(NOW_NS)
+    assert jobs.store.sync_due_ns == NOW_NS + 50 * MS_NS
+    jobs.put(2)
+    jobs.store.commit(NOW_NS + 30 * MS_NS)
+    assert jobs.store.sync_due_ns == NOW_NS + 50 * MS_NS, "the first commit decides"
+    point = jobs.store.sync_point()
+    assert point is not None and jobs.store.sync_due_ns == 0
+    point.run()
+    assert jobs.store.sync_point() is None
+
+
+@pytest.mark.parametrize("fsync_ms", [None, 0])
+def test_without_a_period_no_sync_is_due(tmp_path: Path, fsync_ms: int | None) -> None:
+    jobs = Jobs(tmp_path / "journal", fsync_ms)
+    jobs.put(1)
+    jobs.store.commit(NOW_NS)
+    assert jobs.store.sync_due_ns == 0
+    assert jobs.store.syncs_before_replies == (fsync_ms == 0)
+    jobs.close()
+
+
+def test_what_compaction_commits_for_a_client_is_synced_in_time_too(jobs: Jobs) -> None:
+    """W5: a slice of compaction writes the whole batch, a client's change in it; the period begins then."""
+    jobs.put(1, b"x" * 100)
+    jobs.store.commit(NOW_NS)
+    jobs.rotate()
+    for id in range(100, 140):
+        jobs.put(id, b"x" * 500)
+    jobs.store.commit(NOW_NS)
+    jobs.rotate()
+    for id in range(101, 140):
+        jobs.delete(id)
+    jobs.store.commit(NOW_NS)
+    jobs.settle()
+    point = jobs.store.sync_point()
+    assert point is not None
+    point.run()
+    assert jobs.store.sync_due_ns == 0
+    jobs.put(2)
+    assert jobs.store.wants_compaction()
+    jobs.store.compact_slice()
+    if jobs.store.dirty:
+        jobs.store.commit(NOW_NS)
+    assert jobs.store.sync_due_ns > 0, "a put is committed and nobody will sync it"
+
+
+def test_jobs_come_back_as_they_were(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path / "journal")
+    ready = jobs.put(1, b"")
+    ready.tally = Tally(1, 2, 3, 4, 5)
+    jobs.store.change(ready)
+    buried = jobs.put(2, b"b" * 70_000, tube=b"t" * 200)
+    buried.state, buried.rank = BURIED, 77
+    jobs.store.change(buried)
+    jobs.put(3, state=DELAYED)
+    reserved = jobs.put(4)
+    reserved.state, reserved.pri, reserved.delay_s = RESERVED, 2**32 - 1, 2**32 - 1
+    jobs.store.change(reserved)
+    jobs.put(5)
+    jobs.delete(5)
+    jobs.store.commit(NOW_NS)
+    jobs.close()
+    again = Jobs(tmp_path / "journal")
+    assert sorted(again.jobs) == [1, 2, 3, 4]
+    assert again.first_id == 6
+    for id, job in again.jobs.items():
+        before = jobs.jobs[id]
+        for name in ("pri", "delay_s", "ttr_s", "body", "created_ns"):
+            assert getattr(job, name) == getattr(before, name), (id, name)
+        assert again.names[id] == jobs.names[id]
+    assert [again.jobs[id].state for id in (1, 2, 3, 4)] == [READY, BURIED, DELAYED, READY]
+    assert again.jobs[2].rank == 77
+    assert again.jobs[3].rank == NOW_NS + 7_000_000_000
+    tally = again.jobs[1].tally
+    assert tally is not None
+    assert (tally.reserves, tally.timeouts, tally.releases, tally.buries, tally.kicks) == (1, 2, 3, 4, 5)
+    again.close()
+
+
+def test_a_job_that_was_compacted_is_the_same(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path / "journal")
+    jobs.put(1, b"old", tube=b"first")
+    buried = jobs.put(2, b"buried")
+    buried.state, buried.rank = BURIED, 5
+    jobs.store.change(buried)
+    for id in range(3, 60):
+        jobs.put(id, b"x" * 400)
+    jobs.store.commit(NOW_NS)
+    jobs.rotate()
+    for id in range(3, 60):
+        jobs.delete(id)
+    jobs.store.commit(NOW_NS)
+    deadline = time.monotonic() + 10
+    while jobs.store.settling or jobs.store.wants_compaction():
+        assert time.monotonic() < deadline
+        if jobs.store.wants_compaction():
+            jobs.store.compact_slice()
+        else:
+            time.sleep(0.0005)
+    assert jobs.journal.records_moved >= 2
+    assert jobs.journal.oldest > 1
+    assert {job.segment for job in jobs.jobs.values()} == {jobs.journal.current}
+    jobs.close()
+    again = Jobs(tmp_path / "journal")
+    assert sorted(again.jobs) == [1, 2]
+    assert (again.jobs[1].body, again.names[1]) == (b"old\r\n", b"first")
+    assert (again.jobs[2].state, again.jobs[2].rank) == (BURIED, 5)
+    again.close()
+
+
+def test_a_record_that_is_no_job_is_damage_and_not_a_traceback(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path / "journal"), segment_bytes=1 << 15)
+    assert list(journal.replay()) == []
+    journal.start()
+    journal.append(1, FULL, b"\xff" * 40)
+    journal.commit()
+    journal.close()
+    with pytest.raises(JournalDamaged) as caught:
+        Jobs(tmp_path / "journal")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_facts_are_those_of_the_journal(jobs: Jobs) -> None:
+    for id in range(1, 11):
+        jobs.put(id, b"x" * 1000)
+    jobs.store.commit(NOW_NS)
+    facts = jobs.store.facts()
+    assert facts["binlog-oldest-index"] == facts["binlog-current-index"] == 1
+    assert facts["binlog-records-written"] == 10
+    assert facts["binlog-records-migrated"] == 0
+    assert facts["binlog-max-size"] == 1 << 15
+    live, standing = facts["journal-live-bytes"], facts["journal-bytes"]
+    assert isinstance(live, int) and isinstance(standing, int)
+    assert 10_000 < live < standing
