@@ -1,6 +1,6 @@
 """Reads beanstalkd's binlog: the bytes of its files in, jobs out. Version 7, and 5 of beanstalkd 1.4.6 and before.
 
-This room must not know files or clocks: it is given bytes, and gives jobs whose times are nanoseconds of the wall clock.
+This room must not know files or clocks: it is given bytes, and gives jobs with times in nanoseconds of the wall clock.
 What comes out is what beanstalkd would have after a restart, but for its faults: a restart does not count as a burying,
 and a torn rewrite of a job does not lose it. A file that ends in a torn record is what a crash leaves (`notes`);
 everything else that beanstalkd did not write is damage (`findings`), and the rest of that file is not read.
@@ -17,10 +17,12 @@ from typing import Final, NamedTuple
 from geventstalk.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, U32_MAX, Job, Tally
 
 Data = bytes | mmap
+TUBE_NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
+"""What a tube may be called."""
 
 _INVALID: Final = 0  # the state of a deleted job
-_NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 _NAME_BYTES_MAX: Final = 200
+_I64_MAX: Final = 2**63 - 1
 _VERSION: Final = Struct("<i")
 _CRLF: Final = b"\r\n"
 _CHUNK: Final = 1 << 20
@@ -73,10 +75,10 @@ class Binlog:
 
     def read(self, name: str, data: Data) -> None:
         """Reads one file. `name` is for messages; `data` has to stay until jobs() is done."""
-        version = _VERSION.unpack_from(data)[0] if len(data) >= _VERSION.size else 0
-        if not version and _zeros(data, 0):
+        if len(data) < _VERSION.size or _zeros(data, 0):
             self.notes.append(f"{name} was not begun")
             return
+        (version,) = _VERSION.unpack_from(data)
         layout = _LAYOUTS.get(version)
         if layout is None:
             self.findings.append(f"{name} has format version {version}; 5 and 7 can be read")
@@ -88,9 +90,12 @@ class Binlog:
             if not _zeros(data, at):
                 raise _Damaged("something behind the end")
         except _Torn as error:
-            self.notes.append(f"{name} ends in a torn record at byte {at}: {error}")
+            self.notes.append(f"{name} ends in a torn record at byte {at} of {len(data)}: {error}")
         except _Damaged as error:
-            self.findings.append(f"{name} is damaged at byte {at}: {error}; nothing behind it is read")
+            if _is_last(data, at, layout):
+                self.notes.append(f"{name} ends in a torn record at byte {at} of {len(data)}: {error}")
+            else:
+                self.findings.append(f"{name} is damaged at byte {at}: {error}; nothing behind it is read")
 
     def jobs(self) -> Iterator[tuple[Job, bytes]]:
         """Every job with the name of its tube, in the order in which beanstalkd restores them; one body at a time.
@@ -118,17 +123,19 @@ class Binlog:
         at += length
         if len(data) - at < layout.fields.size:
             raise _Torn("name of the tube" if len(data) < at else "fields of the job")
-        if _zeros(data, at):  # a file has zeros where nothing was written yet
+        if _zeros(data, at, layout.fields.size) and _zeros(data, at):  # where nothing was written yet
             raise _Torn("fields of the job")
-        if length and not _NAME.fullmatch(name):
+        if length and not TUBE_NAME.fullmatch(name):
             raise _Damaged(f"name {name!r} of a tube")
         job, state, size = _decode(data, at, layout)
+        if length and state == _INVALID:
+            raise _Damaged(f"job {job.id}: a whole record of a deleted job")
         at += layout.fields.size
         if length:
-            if len(data) - at < size or _zeros(data, at):
+            if len(data) - at < size:
                 raise _Torn("body of the job")
             if data[at + size - 2 : at + size] != _CRLF:
-                if _zeros(data, at + size - 2):
+                if _zeros(data, at + size):
                     raise _Torn("body of the job")
                 raise _Damaged(f"job {job.id}: the body has no end")
         self.high_water = max(self.high_water, job.id)
@@ -148,6 +155,15 @@ class Binlog:
         # Else a whole record stood in a file that is gone: the job was deleted, or comes again further on.
 
 
+def _is_last(data: Data, at: int, layout: _Layout) -> bool:
+    """Whether there are only zeros behind the fields of the record at a place: nobody wrote on after it."""
+    (length,) = layout.length.unpack_from(data, at)
+    at += layout.length.size
+    if 0 <= length <= _NAME_BYTES_MAX:
+        at += length + layout.fields.size
+    return _zeros(data, at)
+
+
 def _decode(data: Data, at: int, layout: _Layout) -> tuple[Job, int, int]:
     """The job in the fields at a place, the state they name, and the size of the body with its CRLF."""
     id, pri, delay, ttr, size, created, deadline, *counts, state = layout.fields.unpack_from(data, at)
@@ -156,7 +172,9 @@ def _decode(data: Data, at: int, layout: _Layout) -> tuple[Job, int, int]:
     if state not in (_INVALID, READY, RESERVED, BURIED, DELAYED):
         raise _Damaged(f"job {id}: unknown state {state}")
     delay_s, ttr_s = delay * layout.unit_ns // SECOND_NS, ttr * layout.unit_ns // SECOND_NS
-    if size < len(_CRLF) or not 0 <= delay_s <= U32_MAX or not 0 <= ttr_s <= U32_MAX or created < 0 or deadline < 0:
+    numbers = [id, created * layout.unit_ns, deadline * layout.unit_ns]
+    sound = all(0 <= number <= _I64_MAX for number in numbers) and 0 <= delay_s <= U32_MAX and 0 <= ttr_s <= U32_MAX
+    if not sound or size < len(_CRLF):
         raise _Damaged(f"job {id}: impossible values")
     job = Job(id, 0, pri, delay_s, ttr_s)
     job.created_ns = created * layout.unit_ns

@@ -38,10 +38,13 @@ class Connection:
         self._unsent: list[memoryview] = []
         self._held_bytes = 0
         self._gone = False
+        self._ending = False  # the client's end was seen behind input that is not read yet
         self._hub: Any = get_hub()
         self._wake: Any = getcurrent().switch
         self._reader: Any = self._hub.loop.io(self._fd, 1)
         self._writer: Any = self._hub.loop.io(self._fd, 2)
+        # Not run_callback(): gevent runs up to 50 of those before it looks at any socket again.
+        self._poke: Any = self._hub.loop.timer(0)
         self._check: Any = self._hub.loop.timer(HANGUP_CHECK_S, HANGUP_CHECK_S)
 
     def serve(self) -> None:
@@ -62,7 +65,7 @@ class Connection:
                     self._step(self, b"")
             elif session.eof:
                 self._reader.stop()
-            elif session.waiting and session.pending_bytes >= INBOX_BYTES_MAX:
+            elif session.waiting and session.pending_bytes >= INBOX_BYTES_MAX and not self._ending:
                 self._look_for_hangup()
             else:
                 self._check.stop()
@@ -72,7 +75,7 @@ class Connection:
     def poke(self) -> None:
         """Has the greenlet look at its state again, in the next turn."""
         if not self._gone:
-            self._hub.loop.run_callback(self._wake)
+            self._poke.start(self._wake)
 
     def send(self, data: bytes) -> None:
         """Writes as much as the socket takes; the rest follows when it takes more. Until then nothing is read."""
@@ -114,7 +117,7 @@ class Connection:
     def close(self) -> None:
         """Closes the socket; serve() must have returned, or never run again."""
         self._gone = True
-        for watcher in (self._reader, self._writer, self._check):
+        for watcher in (self._reader, self._writer, self._check, self._poke):
             watcher.stop()
             watcher.close()
         self._wake = None
@@ -153,7 +156,9 @@ class Connection:
         poll = select.poll()
         poll.register(self._fd, select.POLLRDHUP)
         if poll.poll(0):
-            self._step(self, None)
+            self._ending = True  # nothing more will come than what the system holds, and that may be taken in
+            self._reader.start(self._wake)
+            self._read()
         else:
             self._check.start(self._wake)
 

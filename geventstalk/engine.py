@@ -46,6 +46,7 @@ _ID_MASK: Final = (1 << _ID_BITS) - 1
 _NUMBER_BITS: Final = 40
 _NUMBER_MASK: Final = (1 << _NUMBER_BITS) - 1
 _LINE_PRUNE_AT: Final = 64
+_SERVE_SLICE: Final = 250
 
 DEFAULT_TUBE: Final = b"default"
 
@@ -314,7 +315,8 @@ class Engine:
             self._arm(tube, tube.paused_until_ns)
         else:
             self._unpause(tube)
-            self._arm(tube, now_ns)  # those who wait are served through the timer, in slices
+            if self._serve(tube, now_ns, _SERVE_SLICE) == _SERVE_SLICE:
+                self._arm(tube, now_ns)  # the rest of those who wait are served through the timer
         return True
 
     # --- put

@@ -33,16 +33,19 @@ from geventstalk.logs import Trace, make_trace
 from geventstalk.records import Epoch
 from geventstalk.session import MOVE_SLICE, Service, Session
 from geventstalk.store import Store
-from journal import Journal, JournalError, JournalLocked
+from journal import Journal, JournalError, JournalLocked, SyncPoint
 
 EXIT_OK = 0
 EXIT_REPLAY = 1
 EXIT_LOCKED = 10
 EXIT_JOURNAL = 74
 
+NEXT_TURN_S = 1e-9
+"""Lets all others have their turn: after sleep(0) gevent comes back up to 50 times before it looks at any socket."""
 HOUSEKEEPING_S = 0.05
 PROGRESS_EVERY_S = 2.0
 ACCEPT_RETRY_S = 0.1
+SPARE_DESCRIPTORS = 24
 
 
 class Server:
@@ -218,7 +221,7 @@ class Server:
             if done:
                 self._connections.pop(session.number)
                 return
-            gevent.sleep(0)
+            gevent.sleep(NEXT_TURN_S)
 
     def _step(self, connection: Connection, data: bytes | None) -> None:
         """Gives bytes to a session; none (b"") lets it go on, None is the end of what the client sends."""
@@ -343,7 +346,7 @@ class Server:
             if self._engine.served:
                 self._schedule_turn()
             if not done:
-                gevent.sleep(0)
+                gevent.sleep(NEXT_TURN_S)
                 continue
             self._armed_ns = deadline_ns
             self._nudge.clear()
@@ -381,14 +384,11 @@ class Server:
     def _sync_away(self) -> bool:
         """fsyncs what is committed, in a thread; returns whether it is on the device. A failure ends the server."""
         assert self._store is not None
-        try:
-            point = self._store.sync_point()
-            if point is not None:
-                gevent.get_hub().threadpool.apply(point.run)
-        except JournalError as error:
+        point = self._store.sync_point()
+        error = None if point is None else gevent.get_hub().threadpool.apply(_run, (point,))
+        if error is not None:
             self._fail(error)
-            return False
-        return True
+        return error is None
 
     def _keep_house(self) -> None:
         """Compacts in slices, one a turn, while there is something to compact; sleeps while nothing is written."""
@@ -402,8 +402,9 @@ class Server:
             try:
                 while store.wants_compaction():
                     with self._lock:
-                        store.compact_slice()
-                    gevent.sleep(0)
+                        store.compact_slice(time.monotonic_ns())
+                    self._written.set()
+                    gevent.sleep(NEXT_TURN_S)
             except JournalError as error:
                 self._fail(error)
                 return
@@ -434,6 +435,15 @@ class Server:
         }
 
 
+def _run(point: SyncPoint) -> JournalError | None:
+    """In a thread: what is raised there, gevent would print as well as raise here."""
+    try:
+        point.run()
+    except JournalError as error:
+        return error
+    return None
+
+
 class _Acceptor(StreamServer):
     """Accepts connections; when there is no descriptor left for one, it waits and tries again."""
 
@@ -442,11 +452,13 @@ class _Acceptor(StreamServer):
         base.__init__(listener, server.serve, spawn=gevent.spawn_raw)
         self._log = server._log
         self._refused = False
+        self._spare = SPARE_DESCRIPTORS if server._store is not None else 0
 
     def do_read(self) -> Any:
         """The next connection as (socket,), or None when there is none to be had now."""
         listener: Any = self.socket
         try:
+            self._require_descriptors(listener.fileno())
             fd, _ = listener._accept()
         except BlockingIOError:
             return None
@@ -458,6 +470,14 @@ class _Acceptor(StreamServer):
         sock = socket.socket(listener.family, listener.type, listener.proto, fileno=fd)
         sock.setblocking(False)
         return (sock,)
+
+    def _require_descriptors(self, any_fd: int) -> None:
+        """Leaves some descriptors to the journal, whose segments come and go. Raises OSError when no more are left."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        lowest = os.dup(any_fd)
+        os.close(lowest)
+        if self._spare and lowest >= limit - min(self._spare, limit // 4):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _pause(self, error: OSError) -> None:
         if not self._refused:

@@ -24,10 +24,10 @@ from geventstalk.engine import (
 )
 from geventstalk.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
 
-COMMAND_SLICE: Final = 256
+COMMAND_SLICE: Final = 128
 """Commands of one client that run before others get their turn."""
-MOVE_SLICE: Final = 1_000
-"""Jobs that one slice of a kick, a disconnect or of passing time moves: a few milliseconds in pure Python."""
+MOVE_SLICE: Final = 250
+"""Jobs that one slice of a kick, a disconnect or of passing time moves: two or three milliseconds in pure Python."""
 OUT_BYTES_MAX: Final = 1 << 18
 """With so many bytes of replies unsent, a client's further commands wait."""
 

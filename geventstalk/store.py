@@ -106,6 +106,9 @@ class Store(Ledger):
     def commit(self, now_ns: int) -> None:
         """Writes all changes since the last time in one transaction. Raises JournalFailed: then none is safe."""
         self._journal.commit()
+        self._want_sync(now_ns)
+
+    def _want_sync(self, now_ns: int) -> None:
         if self._fsync_ms and not self._sync_due_ns:
             self._sync_due_ns = now_ns + self._fsync_ms * MS_NS
 
@@ -130,9 +133,10 @@ class Store(Ledger):
         """Whether segments are being made, sealed or removed, so that wants_compaction() may change by itself."""
         return self._journal.settling
 
-    def compact_slice(self) -> None:
-        """Moves some live jobs out of the oldest segment; about a millisecond. Raises JournalFailed."""
+    def compact_slice(self, now_ns: int) -> None:
+        """Commits, and moves some live jobs out of the oldest segment; about a millisecond. Raises JournalFailed."""
         self._journal.compact_slice(self._payload_of)
+        self._want_sync(now_ns)
 
     def _payload_of(self, id: int) -> bytes | None:
         found = self._find(id)

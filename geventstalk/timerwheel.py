@@ -168,12 +168,14 @@ class TimerWheel:
     def _earliest(self) -> int:
         if not self._count:
             return NEVER
-        if self._slots[_DUE]:
-            return min(timer.deadline_ns for timer in self._slots[_DUE])
-        number = self._first_slot()
-        if number < _SLOTS:
-            return min(timer.deadline_ns for timer in self._slots[number])
-        return self._start_of(number) << TICK_BITS
+        due_ns = [timer.deadline_ns for timer in self._slots[_DUE]]
+        if len(due_ns) < self._count:
+            number = self._first_slot()
+            if number < _SLOTS:
+                due_ns += [timer.deadline_ns for timer in self._slots[number]]
+            else:
+                due_ns.append(self._start_of(number) << TICK_BITS)
+        return min(due_ns)
 
     def check(self) -> None:
         """Asserts that every timer stands where its deadline belongs."""

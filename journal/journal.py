@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from journal.errors import JournalDamaged, JournalFailed, JournalFull
+from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
 from journal.liveness import Liveness
 from journal.lock import DirectoryLock
 from journal.replay import (
     ASIDE_SUFFIX,
+    MISSING_SUFFIX,
     WATERMARK_NAME,
+    Found,
     Record,
     Replay,
+    aside_numbers,
     segment_path,
     write_watermark,
 )
@@ -55,6 +59,12 @@ _CAPACITY_SHARE: Final = 16
 """A segment takes at most this share of the disk or budget, so that a small one can still rotate and compact."""
 _RESERVE_KEY_BYTES: Final = 48
 """What deleting a key takes in the end, kept in the reserve for each live key."""
+_LOST_KEYS: Final = 1 << 20
+"""Keys that are skipped when damage was accepted, so that none is used again that only the damage knew."""
+_INDEX_BYTES: Final = 1 << 15
+"""SQLite's index of a WAL, which it keeps in a file as well."""
+_INDEXES_MAX: Final = 5
+"""WALs that may be open at once: the current one, the next, one being sealed, two that others look at."""
 _ADMIT_CHECK_EVERY: Final = 256
 """Puts between two looks at the disk; what others take of it meanwhile, the reserve covers."""
 
@@ -62,20 +72,33 @@ _ADMIT_CHECK_EVERY: Final = 256
 class SyncPoint:
     """Everything that was committed before this was made. run() may be called once, in any thread."""
 
-    def __init__(self, files: list[WalFile], watermark: int, segment: int, records: int) -> None:
+    def __init__(
+        self,
+        files: list[WalFile],
+        failed: Callable[[JournalError], None],
+        watermark: int,
+        segment: int,
+        records: int,
+    ) -> None:
         self._files = files
+        self._failed = failed
         self._watermark = watermark
         self._segment = segment
         self._records = records
 
     def run(self) -> None:
-        """Waits until all of it is on the device. Raises JournalFailed: then nothing waiting for it may be promised."""
-        for file in self._files:
-            file.sync()
+        """Waits until all of it is on the device.
+
+        Raises JournalFailed: then nothing waiting for it may be promised, and the journal takes nothing more.
+        """
         try:
+            for file in self._files:
+                file.sync()
+        except JournalFailed as error:
+            self._failed(error)
+            raise
+        with suppress(OSError):  # it only helps to tell a torn tail from damage, and an older one is as true
             write_watermark(self._watermark, self._segment, self._records)
-        except OSError as error:
-            raise JournalFailed(f"write to the journal's watermark failed: {error.strerror}") from error
 
 
 class _Sealed:
@@ -121,7 +144,9 @@ class Journal:
         self._worker = Worker()
         self._space = Space(directory, budget)
         self._sealed: list[_Sealed] = []  # oldest first
-        self._damaged: list[_Sealed] = []
+        self._damaged: list[Found] = []
+        self._orphans: list[int] = []
+        self._missing: list[tuple[int, int]] = []
         self._writer: SegmentWriter | None = None
         self._next: SegmentWriter | None = None
         self._preparing = False
@@ -155,11 +180,15 @@ class Journal:
                 f"the journal in {self.directory} is damaged ({len(replay.findings)} findings, "
                 f"{self.live.keys} jobs intact); nothing was changed, --accept-damage starts without what is lost"
             )
+        if replay.findings:
+            self.high_water += _LOST_KEYS  # a damaged file may have held later ones
+        self._orphans = list(replay.orphans)
+        self._missing = replay.missing
         for found in replay.found:
-            sealed = _Sealed(found.path, found.number)
             if found.damaged:
-                self._damaged.append(sealed)
+                self._damaged.append(found)
                 continue
+            sealed = _Sealed(found.path, found.number)
             self._sealed.append(sealed)
             if os.path.exists(found.path + "-wal"):
                 self._seal(sealed, partial(self._seal_left_over, found.path, found.records))
@@ -171,7 +200,8 @@ class Journal:
         for name in os.listdir(self.directory):
             if NEW_SUFFIX in name:  # a crash left it half made
                 os.unlink(os.path.join(self.directory, name))
-        number = max([0, *(sealed.number for sealed in (*self._sealed, *self._damaged))]) + 1
+        numbers = [sealed.number for sealed in self._sealed] + [found.number for found in self._damaged]
+        number = max([0, *numbers, *aside_numbers(self.directory), *(last for _, last in self._missing)]) + 1
         self._fit_segments()
         path = segment_path(self.directory, number)
         try:
@@ -180,10 +210,13 @@ class Journal:
             if not self._space.give_back():
                 raise
             self._writer = SegmentWriter(path, number, self.high_water)
+        writer, oldest = self._writer, self._oldest_needed()
+        self._with_room(lambda: writer.note(self.high_water, oldest))
         try:
             self._watermark = os.open(
                 os.path.join(self.directory, WATERMARK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
             )
+            write_watermark(self._watermark, number, 0)  # the old one belongs to a segment that is sealed by now
         except OSError as error:
             raise JournalFailed(f"cannot create the journal's watermark: {error.strerror}") from error
         fsync_path(self.directory)
@@ -192,29 +225,44 @@ class Journal:
         self._prepare()
 
     def heal(self, payload_of: Callable[[int], bytes | None]) -> int:
-        """Writes the live keys of damaged segments anew, then sets those files aside under another name.
+        """Makes accepted damage good: what damaged segments still say is written anew, then they are set aside.
 
         Returns how many keys there were. Nothing is deleted. Raises JournalFailed.
         """
         keys = 0
-        for sealed in self._damaged:
-            for key in self.live.keys_in(sealed.number):
+        for found in self._damaged:
+            for key in self.live.keys_in(found.number):
                 payload = payload_of(key)
                 assert payload is not None, "a live key has a payload"
                 self.append(key, FULL, payload)
                 keys += 1
+            for key in found.deleted:
+                if not self.live.segment_of(key):
+                    self.append(key, DELETE, b"")
+        for key in self._orphans:
+            self.append(key, DELETE, b"")
         self.commit()
-        if self._damaged:
+        if self._damaged or self._missing:
             self._guard().run()
-        for sealed in self._damaged:
-            for suffix in ("-wal", "-shm", ""):
-                if os.path.exists(sealed.path + suffix):
-                    os.rename(sealed.path + suffix, sealed.path + ASIDE_SUFFIX + suffix)
-            self._log(f"journal: {sealed.path} is set aside as {sealed.path + ASIDE_SUFFIX}")
-        if self._damaged:
-            fsync_path(self.directory)
-        self._damaged = []
+            self._set_aside()
         return keys
+
+    def _set_aside(self) -> None:
+        try:
+            for found in self._damaged:
+                for suffix in ("-wal", "-shm", ""):
+                    if os.path.exists(found.path + suffix):
+                        os.rename(found.path + suffix, found.path + ASIDE_SUFFIX + suffix)
+                self._log(f"journal: {found.path} is set aside as {found.path + ASIDE_SUFFIX}")
+            for first, last in self._missing:
+                for number in range(first, last + 1):
+                    mark = segment_path(self.directory, number) + MISSING_SUFFIX
+                    os.close(os.open(mark, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise JournalFailed(f"cannot set damaged segments aside: {error.strerror}") from error
+        fsync_path(self.directory)
+        self._damaged = []
+        self._missing = []
 
     # --- every turn
 
@@ -270,7 +318,8 @@ class Journal:
         if not self._unsynced:
             return None
         assert self._writer is not None
-        point = SyncPoint(self._unsynced, self._watermark, self._writer.number, self._writer.records)
+        writer = self._writer
+        point = SyncPoint(self._unsynced, self._worker.fail, self._watermark, writer.number, writer.records)
         self._unsynced = []
         return point
 
@@ -288,7 +337,12 @@ class Journal:
         if self._slack < need or self._admitted >= _ADMIT_CHECK_EVERY:
             self._admitted = 0
             used = self.disk_bytes
-            bound = 2 * self.live.total_bytes + 4 * self._segment_limit + self._reserve_target()
+            bound = (
+                2 * self.live.total_bytes
+                + 4 * self._segment_limit
+                + _INDEXES_MAX * _INDEX_BYTES
+                + self._reserve_target()
+            )
             self._slack = self._space.capacity(used) - bound
         if self._slack < need:
             return False
@@ -296,7 +350,8 @@ class Journal:
         return True
 
     def _reserve_target(self) -> int:
-        return self._segment_limit // 2 + _RESERVE_KEY_BYTES * self.live.keys
+        # Sealing a full segment writes it once more before its WAL goes, and the next one needs an index of its WAL.
+        return self._segment_limit + _INDEX_BYTES + _RESERVE_KEY_BYTES * self.live.keys
 
     def _fit_segments(self) -> None:
         """Small segments on a small disk, so that it can rotate and compact at all."""
@@ -348,7 +403,8 @@ class Journal:
             return
         fresh = self._next
         self._next = None
-        self._with_room(lambda: fresh.set_high_water(self.high_water))
+        oldest = self._oldest_needed()
+        self._with_room(lambda: fresh.note(self.high_water, oldest))
         self._unsynced.append(fresh.wal)
         self._writer = fresh
         self._estimate = 0
@@ -417,6 +473,8 @@ class Journal:
         self._worker.check()
         if self._next is None:
             self._prepare()
+        elif self._writer is not None and not self._batch:
+            self._rotate_if_full(self._writer)  # it may have had to wait for the next segment, and nobody writes now
         self._tend_reserve()
         if not self.compact or len(self._sealed) <= self._retiring:
             return False
@@ -435,6 +493,7 @@ class Journal:
         A segment that holds nothing live any more is handed to the worker, which syncs what was moved and then
         removes it. One slice takes about a millisecond. Raises JournalFailed.
         """
+        self.commit()  # what is live must be so on disk before anything goes for being dead
         victim = self._sealed[self._retiring]
         if self.live.by_segment.get(victim.number):
             if self._victim is None:
@@ -456,19 +515,29 @@ class Journal:
         if not self.live.by_segment.get(victim.number):
             self._retire(victim)
 
-    def _guard(self) -> SyncPoint:
-        """A sync of all that was committed. The policy's own sync may be on its way in another thread, so this one
+    def _oldest_needed(self) -> int:
+        """The first segment that is not on its way out."""
+        return self._sealed[self._retiring].number if len(self._sealed) > self._retiring else self.current
 
-        asks again. Segments before the current one are sealed, and thereby synced, earlier in the worker's order.
+    def _guard(self) -> SyncPoint:
+        """A sync of all that was committed.
+
+        The policy's own sync may be on its way in another thread, so this one asks again. Segments before the current
+        one are sealed, and thereby synced, earlier in the worker's order.
         """
         assert self._writer is not None
-        return SyncPoint([self._writer.wal], self._watermark, self._writer.number, self._writer.records)
+        writer = self._writer
+        return SyncPoint([writer.wal], self._worker.fail, self._watermark, writer.number, writer.records)
 
     def _retire(self, victim: _Sealed) -> None:
         if self._victim is not None:
             self._victim.close()
             self._victim = None
         self._retiring += 1
+        writer = self._writer
+        assert writer is not None
+        oldest = self._oldest_needed()
+        self._with_room(lambda: writer.note(self.high_water, oldest))
         point = self._guard()
 
         def work() -> None:
@@ -494,7 +563,7 @@ class Journal:
                 self._guard().run()
                 if self._victim is not None:
                     self._victim.close()
-                if writer.records == 0 and self._sealed:
+                if writer.records == 0 and len(self._sealed) > self._retiring:
                     self._worker.submit(writer.discard, lambda: None)
                 elif writer.wal.size() <= _SEAL_AT_END_BYTES:
                     self._worker.submit(writer.seal, lambda: None)
@@ -503,6 +572,8 @@ class Journal:
                 self._next.discard()
         except JournalFull as error:
             raise JournalFailed(str(error)) from error
+        except OSError as error:
+            raise JournalFailed(f"cannot close the journal: {error.strerror}") from error
         finally:
             self._lock.close()
 

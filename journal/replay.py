@@ -11,15 +11,18 @@ import os
 import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from journal.errors import JournalDamaged
 from journal.liveness import Liveness
 from journal.segment import CHANGE, DELETE, FULL, ROW_BYTES, SegmentReader, join
 
 ASIDE_SUFFIX: Final = ".damaged"
+MISSING_SUFFIX: Final = ".missing"
+"""An empty file with this name says that a segment is known to be missing, and that this was accepted."""
 WATERMARK_NAME: Final = "synced"
 _NAME: Final = re.compile(r"segment-(\d{8,18})\.db")
-_WATERMARK: Final = re.compile(rb"(\d{20}) (\d{20})\n")
+_WATERMARK: Final = re.compile(rb"(\d{20}) (\d{20}) (\d{10})\n")
 
 
 class Record(NamedTuple):
@@ -38,6 +41,7 @@ class Found(NamedTuple):
     path: str
     records: int
     damaged: bool
+    deleted: list[int]  # of a damaged one: keys of other segments that its records say are deleted
 
 
 def segment_path(directory: str, number: int) -> str:
@@ -51,9 +55,17 @@ def segment_paths(directory: str) -> list[tuple[int, str]]:
     return [(number, os.path.join(directory, name)) for number, name in sorted(found)]
 
 
+def aside_numbers(directory: str) -> list[int]:
+    """The numbers of segments that were set aside because they were damaged, or are known to be missing."""
+    names = {name.removesuffix(ASIDE_SUFFIX).removesuffix(MISSING_SUFFIX) for name in os.listdir(directory)}
+    numbers = [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
+    return [number for number in numbers if not os.path.exists(segment_path(directory, number))]
+
+
 def write_watermark(file: int, segment: int, records: int) -> None:
     """Notes that so many records of a segment are on the device. Not synced itself: what it says is a lower bound."""
-    os.pwrite(file, b"%020d %020d\n" % (segment, records), 0)
+    text = b"%020d %020d" % (segment, records)
+    os.pwrite(file, b"%b %010d\n" % (text, crc32(text)), 0)
 
 
 def read_watermark(directory: str) -> tuple[int, int]:
@@ -63,7 +75,9 @@ def read_watermark(directory: str) -> tuple[int, int]:
             match = _WATERMARK.fullmatch(file.read(64))
     except OSError:
         return 0, 0
-    return (int(match[1]), int(match[2])) if match else (0, 0)
+    if not match or crc32(match[0][:41]) != int(match[3]):
+        return 0, 0
+    return int(match[1]), int(match[2])
 
 
 class Source:
@@ -93,26 +107,34 @@ class Replay:
         self._directory = directory
         self._source = source or Source(directory)
         self._watermark = self._source.watermark
-        self._orphans: set[int] = set()
+        self.missing: list[tuple[int, int]] = []  # first and last number of each gap
+        self.orphans: set[int] = set()  # keys of which only changes are left
+        self._oldest = 0  # what the newest segment says is the first one needed
+        self._deleted: list[int] = []
 
     def records(self) -> Iterator[Record]:
         """Every intact record, oldest first. CHANGE and DELETE of keys without a whole record are left out."""
         before = 0
         for number, path in self._source.paths():
-            if before and number != before + 1:
+            if not before:
+                first = number
+            elif number != before + 1:
                 self._find_missing(before + 1, number - 1)
             before = number
             yield from self._read(number, path)
         if self._watermark[0] > before and self._watermark[1]:  # an empty last segment does not stay
             self._find_missing(before + 1, self._watermark[0])
-        if self._orphans:
+        if before and self._oldest < first:
+            self._find_missing(self._oldest, first - 1)
+        if self.orphans:
             self.findings.append(
-                f"{len(self._orphans)} jobs are known by their changes only: the segment that held them is missing"
+                f"{len(self.orphans)} jobs are known by their changes only: the segment that held them is missing"
             )
 
     def _read(self, number: int, path: str) -> Iterator[Record]:
         problems = len(self.findings)
         records = 0
+        self._deleted = []
         try:
             reader = self._source.open(path)
         except JournalDamaged as error:
@@ -122,6 +144,7 @@ class Replay:
                 if reader.number != number:
                     raise JournalDamaged(f"{path} says that it is segment {reader.number}")
                 self.high_water = max(self.high_water, reader.high_water)
+                self._oldest = max(self._oldest, reader.oldest)
                 for key, kind, payload in join(reader):
                     if self._belongs(key, kind, len(payload) + ROW_BYTES, number):
                         yield Record(key, kind, payload, number)
@@ -134,7 +157,8 @@ class Replay:
         synced = self._watermark[1] if self._watermark[0] == number else 0
         if records < synced and len(self.findings) == problems:
             self.findings.append(f"{path} ends after record {records}, but {synced} were on the device")
-        self.found.append(Found(number, path, records, len(self.findings) > problems))
+        damaged = len(self.findings) > problems
+        self.found.append(Found(number, path, records, damaged, self._deleted if damaged else []))
 
     def _belongs(self, key: int, kind: int, size: int, segment: int) -> bool:
         """Whether the record is part of a key's history. One whose whole record was compacted away is dead."""
@@ -142,23 +166,26 @@ class Replay:
             self.high_water = key
         if kind == FULL:
             self.live.whole(key, segment, size)
-            if self._orphans:
-                self._orphans.discard(key)
+            if self.orphans:
+                self.orphans.discard(key)
             return True
         if self.live.segment_of(key):
             if kind == DELETE:
                 self.live.delete(key)
+                self._deleted.append(key)
             else:
                 self.live.change(key, segment, size)
             return True
         if kind == CHANGE:
-            self._orphans.add(key)  # dead, unless neither a delete nor a whole record follows
+            self.orphans.add(key)  # dead, unless neither a delete nor a whole record follows
         else:
-            self._orphans.discard(key)
+            self.orphans.discard(key)
         return False
 
     def _find_missing(self, first: int, last: int) -> None:
-        for number in range(first, last + 1):
-            path = segment_path(self._directory, number)
-            if not os.path.exists(path + ASIDE_SUFFIX):
-                self.findings.append(f"{path} is missing")
+        aside = sum(first <= number <= last for number in aside_numbers(self._directory))
+        if aside < last - first + 1:
+            self.missing.append((first, last))
+            path = segment_path(self._directory, first)
+            more = f", and {last - first} more behind it" if last > first else ""
+            self.findings.append(f"{path} is missing{more}")

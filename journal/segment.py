@@ -4,8 +4,8 @@ This room must not know what a payload means, nor of other segments. Schema, for
   record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ... without a gap; kind is FULL, CHANGE or DELETE, or
   PART ... LAST for a FULL one that is too large for a row: LAST begins with the number of its PARTs (u32);
   crc is the CRC-32 of the payload, begun with a number made of seq, key and kind.
-  meta(name, value): `segment` its number, `high_water` the largest key ever written before it, and, once the segment is
-  sealed, `records` their count.
+  meta(name, value): `segment` its number, `high_water` the largest key ever written before it, `oldest` the first
+  segment that a replay needs, and, once the segment is sealed, `records` their count.
 Commits never wait for the device (synchronous=OFF); sync() does, on the `-wal` file, from any thread. SQLite's locks
 are on the database and `-shm` files, so a descriptor of the `-wal` file may come and go without losing them.
 """
@@ -90,6 +90,7 @@ class WalFile:
     """A descriptor of a `-wal` file for fdatasync; closed when nobody refers to it any more."""
 
     def __init__(self, path: str) -> None:
+        self._file = -1
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def sync(self) -> None:
@@ -103,7 +104,8 @@ class WalFile:
         return os.fstat(self._file).st_size
 
     def __del__(self) -> None:
-        os.close(self._file)
+        if self._file >= 0:
+            os.close(self._file)
 
 
 class SegmentWriter:
@@ -156,13 +158,16 @@ class SegmentWriter:
                 raise JournalFailed(f"cannot write to journal segment {self.path}: {worse}") from error
             raise _failure(error, "cannot write to journal segment", self.path) from error
 
-    def set_high_water(self, key: int) -> None:
-        """Notes the largest key written before this segment, which was made ahead of time.
+    def note(self, high_water: int, oldest: int) -> None:
+        """Notes the largest key written before this segment, and the oldest segment that a replay needs.
 
         Raises JournalFull or JournalFailed.
         """
         try:
-            self._db.execute("UPDATE meta SET value = ? WHERE name = 'high_water'", (key,))
+            self._db.execute(
+                "INSERT OR REPLACE INTO meta VALUES('high_water', ?), ('oldest', ?)",
+                (high_water, oldest),
+            )
         except sqlite3.Error as error:
             raise _failure(error, "cannot write to journal segment", self.path) from error
 
@@ -222,8 +227,11 @@ class SegmentReader:
             meta = dict(self._db.execute("SELECT name, value FROM meta"))
             self.number = int(meta["segment"])
             self.high_water = int(meta["high_water"])
+            self.oldest = int(meta.get("oldest", self.number))
             self._expected = int(meta["records"]) if "records" in meta else None
-        except (sqlite3.Error, KeyError, TypeError, ValueError) as error:
+        except sqlite3.Error as error:
+            raise _unreadable(error, f"{path} cannot be read as a journal segment") from error
+        except (KeyError, TypeError, ValueError) as error:
             raise JournalDamaged(f"{path} cannot be read as a journal segment: {error}") from error
         self.records = 0  # the last one that rows() found
         self.skipped = 0  # how many it left out because they are damaged
@@ -243,7 +251,9 @@ class SegmentReader:
                     yield key, kind, payload
                 else:
                     self.skipped += 1
-        except (sqlite3.Error, TypeError, OverflowError) as error:
+        except sqlite3.Error as error:
+            raise _unreadable(error, f"{self.path} is damaged behind record {self.records}") from error
+        except (TypeError, OverflowError) as error:
             raise JournalDamaged(f"{self.path} is damaged behind record {self.records}: {error}") from error
         if self._expected is not None and self.records != self._expected:
             raise JournalDamaged(f"{self.path} was sealed with {self._expected} records and has {self.records}")
@@ -255,6 +265,11 @@ class SegmentReader:
             (seq, FULL, LAST, limit),
         )
         return list(found)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether nobody writes to it any more."""
+        return self._expected is not None
 
     def pin(self) -> None:
         """Makes every later reading see the segment as it is now, whatever its writer does meanwhile.
@@ -286,7 +301,7 @@ class SegmentReader:
             if isinstance(failure, JournalFull):
                 raise failure from error
             raise JournalDamaged(f"{self.path} cannot be copied: {error}") from error
-        if self._expected is None:
+        if not self.sealed:
             _seal(copy, path, int(records))
         else:  # it says itself how many it should have
             copy.close()
@@ -369,6 +384,14 @@ def disk_bytes(path: str) -> int:
         except FileNotFoundError:
             continue
     return total
+
+
+def _unreadable(error: sqlite3.Error, what: str) -> JournalError:
+    """A device or a limit of the system that fails is no damage: the file may be whole the next time."""
+    text = str(error)
+    if "I/O error" in text or "unable to open" in text or "locked" in text or isinstance(error, sqlite3.InternalError):
+        return JournalFailed(f"{what}: {text}")
+    return JournalDamaged(f"{what}: {text}")
 
 
 def _failure(error: Exception, what: str, path: str) -> JournalError:

@@ -44,6 +44,10 @@ class Worker:
         if self._failure is not None:
             raise self._failure
 
+    def fail(self, error: JournalError) -> None:
+        """Something outside of the thread failed for good: no more work is run, and check() raises it from now on."""
+        self._failure = self._failure or error
+
     def close(self) -> None:
         """Waits until all work is done, then as check()."""
         if self._thread is not None:

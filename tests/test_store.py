@@ -117,7 +117,7 @@ def test_what_compaction_commits_for_a_client_is_synced_in_time_too(jobs: Jobs) 
     assert jobs.store.sync_due_ns == 0
     jobs.put(2)
     assert jobs.store.wants_compaction()
-    jobs.store.compact_slice()
+    jobs.store.compact_slice(NOW_NS)
     if jobs.store.dirty:
         jobs.store.commit(NOW_NS)
     assert jobs.store.sync_due_ns > 0, "a put is committed and nobody will sync it"
@@ -173,7 +173,7 @@ def test_a_job_that_was_compacted_is_the_same(tmp_path: Path) -> None:
     while jobs.store.settling or jobs.store.wants_compaction():
         assert time.monotonic() < deadline
         if jobs.store.wants_compaction():
-            jobs.store.compact_slice()
+            jobs.store.compact_slice(NOW_NS)
         else:
             time.sleep(0.0005)
     assert jobs.journal.records_moved >= 2
