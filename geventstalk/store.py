@@ -106,6 +106,7 @@ class Store(Ledger):
     def commit(self, now_ns: int) -> None:
         """Writes all changes since the last time in one transaction. Raises JournalFailed: then none is safe."""
         self._journal.commit()
+        self._journal.catch_up(self._payload_of)
         self._want_sync(now_ns)
 
     def _want_sync(self, now_ns: int) -> None:

@@ -59,12 +59,17 @@ _CAPACITY_SHARE: Final = 16
 """A segment takes at most this share of the disk or budget, so that a small one can still rotate and compact."""
 _RESERVE_KEY_BYTES: Final = 48
 """What deleting a key takes in the end, kept in the reserve for each live key."""
+_CATCH_UP_SLICES: Final = 4
+_WAIT_S: Final = 0.02
+"""How long the worker is waited for where going on would break the bound of the directory."""
 _LOST_KEYS: Final = 1 << 20
 """Keys that are skipped when damage was accepted, so that none is used again that only the damage knew."""
 _INDEX_BYTES: Final = 1 << 15
 """SQLite's index of a WAL, which it keeps in a file as well."""
 _INDEXES_MAX: Final = 5
 """WALs that may be open at once: the current one, the next, one being sealed, two that others look at."""
+_CHANGE_BYTES: Final = 64 + ROW_BYTES
+"""What a change of a key may add to what is live of it; callers keep their changes within that."""
 _ADMIT_CHECK_EVERY: Final = 256
 """Puts between two looks at the disk; what others take of it meanwhile, the reserve covers."""
 
@@ -162,6 +167,7 @@ class Journal:
         self._admitted = 0
         self._tight = False  # the reserve had to be given back: no puts until it stands again
         self._resizing = False
+        self._behind = False
 
     # --- start
 
@@ -332,18 +338,14 @@ class Journal:
         """
         if self._tight:
             return False
-        need = 2 * (size + ROW_BYTES) + _RESERVE_KEY_BYTES
+        need = 2 * (size + ROW_BYTES + _CHANGE_BYTES) + _RESERVE_KEY_BYTES
         self._admitted += 1
         if self._slack < need or self._admitted >= _ADMIT_CHECK_EVERY:
             self._admitted = 0
             used = self.disk_bytes
-            bound = (
-                2 * self.live.total_bytes
-                + 4 * self._segment_limit
-                + _INDEXES_MAX * _INDEX_BYTES
-                + self._reserve_target()
-            )
-            self._slack = self._space.capacity(used) - bound
+            grown = self.live.total_bytes + self.live.keys * _CHANGE_BYTES
+            around = 4 * self._segment_limit + _INDEXES_MAX * _INDEX_BYTES + self._reserve_target()
+            self._slack = self._space.capacity(used) - 2 * grown - around
         if self._slack < need:
             return False
         self._slack -= need
@@ -396,10 +398,14 @@ class Journal:
 
     def _rotate_if_full(self, writer: SegmentWriter) -> None:
         limit = self._segment_limit // 4 if self._tight else self._segment_limit
-        if writer.wal.size() < limit:
+        size = writer.wal.size()
+        if size < limit:
             return
         if self._next is None:
             self._prepare()
+            if size >= 2 * limit:
+                self._worker.wait(_WAIT_S)
+        if self._next is None:
             return
         fresh = self._next
         self._next = None
@@ -412,6 +418,10 @@ class Journal:
         self._sealed.append(sealed)
         self._seal(sealed, writer.seal)
         self._prepare()
+        self._behind = self._is_behind()
+
+    def _is_behind(self) -> bool:
+        return self.compact and self.disk_bytes > 2.5 * self.live.total_bytes + 2 * self._segment_limit
 
     def _seal(self, sealed: _Sealed, work: Callable[[], None]) -> None:
         def seal() -> None:
@@ -486,6 +496,21 @@ class Journal:
         standing = sum(sealed.bytes for sealed in self._sealed[self._retiring :])
         factor = 1.25 if self._tight else 2
         return not self.live.by_segment.get(victim.number) or standing > factor * self.live.total_bytes
+
+    def catch_up(self, payload_of: Callable[[int], bytes | None]) -> None:
+        """Compacts here and now when garbage has come faster than slices at leisure can clear it away.
+
+        Without that, the directory would outgrow its bound under a load that never pauses. Takes a few milliseconds at
+        most. Raises JournalFailed.
+        """
+        for _ in range(_CATCH_UP_SLICES):
+            if not self._behind:
+                return
+            if self.wants_compaction():
+                self.compact_slice(payload_of)
+            else:
+                self._worker.wait(_WAIT_S)
+            self._behind = self._is_behind()
 
     def compact_slice(self, payload_of: Callable[[int], bytes | None]) -> None:
         """Appends some live keys of the oldest segment anew, from their current whole payload, and commits.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 
 from journal.errors import JournalError, JournalFailed
 
@@ -22,6 +22,7 @@ class Worker:
         self._open = 0  # submitted, and its `done` not run yet
         self._failure: JournalError | None = None
         self._thread: Thread | None = None
+        self._progress = Event()
 
     def submit(self, work: Callable[[], None], done: Callable[[], None]) -> None:
         """Has `work` run in the thread, and then `done` by the next check()."""
@@ -38,11 +39,16 @@ class Worker:
 
     def check(self) -> None:
         """Runs the `done` of finished work. Raises the failure of work that failed."""
-        while self._done:
-            self._open -= 1
-            self._done.popleft()()
+        self._report()
         if self._failure is not None:
             raise self._failure
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until a piece of work is done and runs its `done`; a failure is left to check()."""
+        if self._open and not self._done and self._failure is None:
+            self._progress.wait(timeout_s)
+        self._progress.clear()
+        self._report()
 
     def fail(self, error: JournalError) -> None:
         """Something outside of the thread failed for good: no more work is run, and check() raises it from now on."""
@@ -64,6 +70,11 @@ class Worker:
             self._thread.join()
             self._thread = None
 
+    def _report(self) -> None:
+        while self._done:
+            self._open -= 1
+            self._done.popleft()()
+
     def _run(self) -> None:
         while (item := self._todo.get()) is not None:
             work, done = item
@@ -77,3 +88,4 @@ class Worker:
                 self._failure = JournalFailed(f"journal: {error.strerror}: {error.filename}")
             else:
                 self._done.append(done)
+            self._progress.set()
