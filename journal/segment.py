@@ -218,6 +218,19 @@ class SegmentReader:
             self._db = sqlite3.connect(
                 f"file:{quote(path)}?{mode}", uri=True, isolation_level=None, check_same_thread=False
             )
+        except sqlite3.Error as error:
+            raise _unreadable(error, f"{path} cannot be read as a journal segment") from error
+        try:
+            self._read_head()
+        except BaseException:
+            self._db.close()
+            raise
+        self.records = 0  # the last one that rows() found
+        self.skipped = 0  # how many it left out because they are damaged
+
+    def _read_head(self) -> None:
+        path = self.path
+        try:
             (application,) = self._db.execute("PRAGMA application_id").fetchone()
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if application != APPLICATION_ID:
@@ -233,8 +246,6 @@ class SegmentReader:
             raise _unreadable(error, f"{path} cannot be read as a journal segment") from error
         except (KeyError, TypeError, ValueError) as error:
             raise JournalDamaged(f"{path} cannot be read as a journal segment: {error}") from error
-        self.records = 0  # the last one that rows() found
-        self.skipped = 0  # how many it left out because they are damaged
 
     def rows(self) -> Iterator[tuple[int, int, bytes]]:
         """Every intact record in order as (key, kind, payload); the others are counted in `skipped`.

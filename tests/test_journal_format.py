@@ -1,0 +1,159 @@
+"""Journals of every format version are read for ever. tests/data/journal-vN is one that was written by version N.
+
+It has jobs in all states, with and without tallies, jobs changed and deleted, a record split into parts, and a newest
+segment that a crash left with its WAL. To write it anew, which only a new format version is a reason for:
+GEVENTSTALK_WRITE_TEST_DATA=1 python -m pytest tests/test_journal_format.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import zlib
+from pathlib import Path
+
+import pytest
+
+from geventstalk.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job, Tally
+from geventstalk.records import Epoch
+from geventstalk.store import Store
+from journal import Journal
+from journal.segment import APPLICATION_ID, FORMAT_VERSION
+
+DATA = Path(__file__).parent / "data"
+SECOND = 1_000_000_000
+WALL = 1_700_000_000 * SECOND
+PART = 512
+VERSIONS = [1]
+FILES = ("segment-00000001.db", "segment-00000002.db", "segment-00000002.db-wal", "synced")
+
+
+def make_job(id: int, state: int, body: bytes, rank: int = 0, tally: Tally | None = None) -> Job:
+    job = Job(id, 0, 100 + id, 10 * id, 60 + id)
+    job.body = body + b"\r\n"
+    job.created_ns = id * SECOND
+    job.state = state
+    job.rank = rank
+    job.tally = tally
+    return job
+
+
+def write_journal(scratch: Path, into: Path) -> None:
+    """Two segments: one sealed, one that is left as `kill -9` leaves it."""
+    folder = scratch / "running"
+    scratch.mkdir(exist_ok=True)
+    epoch = Epoch(WALL, 0)
+
+    def opened() -> Store:
+        store = Store(Journal(str(folder), segment_bytes=1 << 20), None, epoch)
+        kept = {job.id: (job, tube) for job, tube in store.replay()}
+        store.start(kept.get)
+        return store
+
+    store = opened()
+    store.put(make_job(1, READY, b"ready"), b"default")
+    store.put(make_job(2, DELAYED, b"delayed", 5000 * SECOND), b"default")
+    store.put(make_job(3, READY, b"to be buried"), b"work")
+    store.put(make_job(4, READY, b"to be deleted"), b"work")
+    store.put(make_job(5, READY, bytes(range(256)) * 10), b"t" * 200)  # split
+    store.put(make_job(6, READY, b""), b"a-+/;.$_()")
+    store.commit(0)
+    store.change(make_job(3, BURIED, b"", 7, Tally(reserves=1, buries=1)))
+    store.change(make_job(1, RESERVED, b"", 123, Tally(1, 2, 3, 4, 5)))
+    store.delete(make_job(4, READY, b""))
+    store.commit(0)
+    store.close()
+
+    store = opened()
+    store.change(make_job(2, DELAYED, b"", 9000 * SECOND, Tally(reserves=1, releases=1)))
+    store.put(make_job(7, BURIED, b"buried from the start", 8, Tally(0, 0, 0, 2**32 - 1, 0)), b"work")
+    store.put(make_job(8, READY, b"the highest id, and gone"), b"work")
+    store.commit(0)
+    store.delete(make_job(8, READY, b""))
+    store.commit(0)
+    point = store.sync_point()
+    assert point is not None
+    point.run()
+    into.mkdir()
+    for name in FILES:
+        shutil.copy(folder / name, into)
+    store.close()
+
+
+def content(folder: Path) -> dict[str, object]:
+    """What the present code finds in a journal. May change the folder."""
+    journal = Journal(str(folder), segment_bytes=1 << 20)
+    jobs = []
+    for job, tube in Store(journal, None, Epoch(0, 0)).replay():
+        tally = job.tally
+        counts = tally and [tally.reserves, tally.timeouts, tally.releases, tally.buries, tally.kicks]
+        times = {"created_ns": job.created_ns, "rank": job.rank}
+        numbers = {"pri": job.pri, "delay": job.delay_s, "ttr": job.ttr_s, "counts": counts}
+        where = {"id": job.id, "tube": tube.decode(), "state": STATE_NAMES[job.state]}
+        jobs.append({**where, **numbers, **times, "body": job.body.decode("latin-1")})
+    high_water = journal.high_water
+    journal.abandon()
+    return {"high_water": high_water, "jobs": jobs}
+
+
+@pytest.fixture(params=VERSIONS)
+def committed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the committed journal of a version."""
+    data = DATA / f"journal-v{request.param}"
+    if os.environ.get("GEVENTSTALK_WRITE_TEST_DATA") and request.param == FORMAT_VERSION:
+        monkeypatch.setattr("journal.journal.PART_BYTES", PART)
+        monkeypatch.setattr("journal.segment.PART_BYTES", PART)
+        shutil.rmtree(data, ignore_errors=True)
+        write_journal(tmp_path / "first", data)
+        shutil.copytree(data, tmp_path / "written")
+        (data / "expected.json").write_text(json.dumps(content(tmp_path / "written"), indent=1) + "\n")
+    folder = tmp_path / "journal"
+    shutil.copytree(data, folder)
+    return folder
+
+
+def test_a_committed_journal_is_read_as_ever(committed: Path) -> None:
+    expected = json.loads((committed / "expected.json").read_text())
+    assert content(committed) == expected
+    jobs = {job["id"]: job for job in expected["jobs"]}
+    assert sorted(jobs) == [1, 2, 3, 5, 6, 7] and expected["high_water"] == 8
+    assert [jobs[id]["state"] for id in (1, 2, 3, 7)] == ["ready", "delayed", "buried", "buried"]
+    assert jobs[2]["rank"] == WALL + 9000 * SECOND and jobs[1]["counts"] == [1, 2, 3, 4, 5]
+    assert jobs[5]["body"] == (bytes(range(256)) * 10 + b"\r\n").decode("latin-1")
+    assert jobs[1]["created_ns"] == WALL + SECOND and [jobs[3]["rank"], jobs[7]["rank"]] == [7, 8]
+
+
+def test_the_present_code_writes_what_it_wrote(
+    tmp_path: Path, committed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of the format that forgot to raise its version is found here: the records differ byte by byte."""
+    monkeypatch.setattr("journal.journal.PART_BYTES", PART)
+    monkeypatch.setattr("journal.segment.PART_BYTES", PART)
+    write_journal(tmp_path, tmp_path / "made")
+    for name in ("segment-00000001.db", "segment-00000002.db"):
+        assert rows(tmp_path / "made" / name) == rows(committed / name)
+
+
+def test_the_committed_journal_is_as_the_documents_say(committed: Path) -> None:
+    kinds = set()
+    for number in (1, 2):
+        path = committed / f"segment-{number:08d}.db"
+        with open(path, "rb") as file:
+            head = file.read(100)
+        assert int.from_bytes(head[68:72], "big") == APPLICATION_ID == 0x67767374
+        assert int.from_bytes(head[60:64], "big") == 1
+        for at, (seq, key, kind, crc, payload) in enumerate(rows(path), 1):
+            assert seq == at
+            assert crc == zlib.crc32(payload, (key ^ key >> 32 ^ kind << 29 ^ seq << 3) & 0xFFFFFFFF)
+            kinds.add(kind)
+    assert kinds == {1, 2, 3, 4, 5}
+
+
+def rows(path: Path) -> list[tuple[int, int, int, int, bytes]]:
+    db = sqlite3.connect(path)
+    try:
+        return db.execute("SELECT seq, key, kind, crc, payload FROM record ORDER BY seq").fetchall()
+    finally:
+        db.close()

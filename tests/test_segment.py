@@ -1,0 +1,387 @@
+"""One segment: what it keeps, what it says of damage, and how it is created, sealed and given up."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalError, JournalFailed, JournalFull
+from journal import segment as room
+from journal.segment import (
+    LAST,
+    NEW_SUFFIX,
+    PART,
+    SegmentReader,
+    SegmentWriter,
+    checksum,
+    join,
+    seal_left_over,
+    split,
+    torn_bytes,
+)
+
+Row = tuple[int, int, bytes]
+ROWS: list[Row] = [
+    (1, FULL, b"one"),
+    (2, FULL, b""),
+    (1, CHANGE, b"\x00" * 21),
+    (2**63 - 1, FULL, bytes(range(256)) * 20),
+    (2, DELETE, b""),
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "segment-00000007.db"
+
+
+def write(path: Path, rows: list[Row] = ROWS) -> SegmentWriter:
+    """A segment with each row in a transaction of its own, left open."""
+    writer = SegmentWriter(str(path), 7, 99)
+    for row in rows:
+        writer.append(writer.rows([row]))
+    return writer
+
+
+def sealed(path: Path, rows: list[Row] = ROWS) -> Path:
+    write(path, rows).seal()
+    return path
+
+
+def left(path: Path, into: Path, rows: list[Row] = ROWS) -> Path:
+    """The segment as kill -9 leaves it, in another folder."""
+    writer = write(path, rows)
+    into.mkdir()
+    for name in (path.name, path.name + "-wal"):
+        shutil.copy(path.parent / name, into)
+    writer.discard()
+    return into / path.name
+
+
+def read(path: Path) -> tuple[list[Row], SegmentReader]:
+    reader = SegmentReader(str(path))
+    try:
+        return list(reader.rows()), reader
+    finally:
+        reader.close()
+
+
+def alter(path: Path, statement: str, *values: object) -> None:
+    """Damage by way of SQLite: every page is well-formed, what stands in them is not what was written."""
+    db = sqlite3.connect(path, isolation_level=None)
+    changed = db.execute(statement, values).rowcount
+    db.close()
+    assert changed != 0, "there was nothing to damage"
+
+
+# Writing and reading
+
+
+def test_rows_come_back_in_order(path: Path) -> None:
+    rows, reader = read(sealed(path))
+    assert rows == ROWS
+    assert (reader.records, reader.skipped, reader.number, reader.high_water) == (5, 0, 7, 99)
+    assert reader.sealed
+
+
+def test_an_open_segment_is_read_with_its_wal(path: Path, tmp_path: Path) -> None:
+    rows, reader = read(left(path, tmp_path / "crash"))
+    assert rows == ROWS
+    assert not reader.sealed
+
+
+def test_reading_changes_nothing(path: Path, tmp_path: Path) -> None:
+    """The WAL that a crash left stays as it is, until a start that goes through seals it."""
+    place = left(path, tmp_path / "crash")
+    before = {file.name: file.read_bytes() for file in place.parent.iterdir()}
+    read(place)
+    assert before == {file.name: file.read_bytes() for file in place.parent.iterdir() if "-shm" not in file.name}
+
+
+def test_a_segment_says_what_it_is(path: Path) -> None:
+    write(path).discard()
+    sealed(path)
+    head = path.read_bytes()[:100]
+    assert head.startswith(b"SQLite format 3\0")
+    assert head[68:72] == b"gvst"
+    assert int.from_bytes(head[60:64], "big") == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_note_is_what_the_reader_finds(path: Path) -> None:
+    writer = write(path)
+    writer.note(12345, 3)
+    writer.seal()
+    _, reader = read(path)
+    assert (reader.high_water, reader.oldest) == (12345, 3)
+
+
+def test_keys_after_looks_at_whole_records_only(path: Path) -> None:
+    reader = SegmentReader(str(sealed(path)))
+    assert reader.keys_after(0, 100) == [(1, 1), (2, 2), (4, 2**63 - 1)]
+    assert reader.keys_after(0, 2) == [(1, 1), (2, 2)]
+    assert reader.keys_after(2, 100) == [(4, 2**63 - 1)]
+    reader.close()
+
+
+# Transactions
+
+
+def test_a_batch_is_whole_or_absent_wherever_its_write_was_cut(path: Path, tmp_path: Path) -> None:
+    """W30: each length of the WAL gives so many whole batches, and never a part of one."""
+    writer = SegmentWriter(str(path), 7, 0)
+    ends = [os.path.getsize(f"{path}-wal")]
+    batches = [[(1, FULL, b"a" * 100), (2, FULL, b"b" * 5000)], [(3, FULL, b"c" * 9000)], [(1, DELETE, b"")]]
+    for batch in batches:
+        writer.append(writer.rows(batch))
+        ends.append(os.path.getsize(f"{path}-wal"))
+    wal = Path(f"{path}-wal").read_bytes()
+    place = tmp_path / "cut" / path.name
+    place.parent.mkdir()
+    shutil.copy(path, place)
+    writer.discard()
+    for size in [*range(0, len(wal), 97), *(end + by for end in ends[1:] for by in (-1, 0, 1))]:
+        Path(f"{place}-shm").unlink(missing_ok=True)
+        Path(f"{place}-wal").write_bytes(wal[:size])
+        whole = sum(size >= end for end in ends[1:])
+        rows, _ = read(place)
+        assert rows == [row for batch in batches[:whole] for row in batch], size
+
+
+def test_after_a_full_disk_the_same_batch_goes_through(path: Path) -> None:
+    """Nothing of it was written; it has the same place as before."""
+    writer = write(path)
+    limit, *_ = writer._db.execute("PRAGMA page_count").fetchone()
+    writer._db.execute(f"PRAGMA max_page_count={limit + 1}")
+    batch: list[Row] = [(10, FULL, b"x" * 100), (11, FULL, b"y" * 60_000)]
+    rows = writer.rows(batch)
+    for _ in range(2):
+        with pytest.raises(JournalFull) as caught:
+            writer.append(rows)
+        assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+        assert writer.records == 5
+    writer._db.execute("PRAGMA max_page_count=1000000")
+    writer.append(rows)
+    writer.seal()
+    assert read(path)[0] == ROWS + batch
+
+
+# Payloads that are larger than a row
+
+
+@pytest.mark.parametrize("size", [9, 10, 11, 20, 21, 95])
+def test_a_large_payload_is_split_and_joined(path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(room, "PART_BYTES", 10)
+    payload = bytes(range(size))
+    rows = split(5, payload)
+    assert [kind for _, kind, _ in rows] == [PART] * (len(rows) - 1) + [LAST]
+    reader = SegmentReader(str(sealed(path, [(1, FULL, b"before"), *rows, (6, FULL, b"behind")])))
+    assert list(join(reader)) == [(1, FULL, b"before"), (5, FULL, payload), (6, FULL, b"behind")]
+    assert reader.skipped == 0
+    assert [key for _, key in reader.keys_after(0, 100)] == [1, 5, 6], "such a key is moved like any other"
+    reader.close()
+
+
+@pytest.mark.parametrize("gone", [1, 2, 3, 4])
+def test_a_split_payload_that_misses_a_part_is_no_payload(
+    path: Path, monkeypatch: pytest.MonkeyPatch, gone: int
+) -> None:
+    monkeypatch.setattr(room, "PART_BYTES", 10)
+    rows = split(5, bytes(35))
+    assert len(rows) == 4
+    alter(sealed(path, [*rows, (6, FULL, b"behind")]), "DELETE FROM record WHERE seq = ?", gone)
+    reader = SegmentReader(str(path))
+    assert list(join(reader)) == [(6, FULL, b"behind")]
+    assert reader.skipped > 0
+    reader.close()
+
+
+# Damage
+
+
+def test_the_checksum_depends_on_all_that_it_stands_for() -> None:
+    one = checksum(1, 2, FULL, b"payload")
+    others = [(2, 2, FULL, b"payload"), (1, 3, FULL, b"payload"), (1, 2, CHANGE, b"payload"), (1, 2, FULL, b"pazload")]
+    assert one not in [checksum(*other) for other in others]
+    assert checksum(1, 2**40, FULL, b"") != checksum(1, 0, FULL, b"")
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["payload = x'6f6e66'", "key = 3", "kind = 3", "kind = 9", "kind = 0", "crc = crc + 1", "crc = NULL"],
+)
+def test_a_changed_record_is_left_out_and_counted(path: Path, change: str) -> None:
+    sealed(path)
+    if "NULL" in change:  # the schema forbids it; a file that somebody made need not have it
+        alter(path, "CREATE TABLE other AS SELECT * FROM record")
+        for statement in ("DROP TABLE record", "ALTER TABLE other RENAME TO record"):
+            alter(path, statement)
+    alter(path, f"UPDATE record SET {change} WHERE seq = 1")
+    rows, reader = read(path)
+    assert rows == ROWS[1:]
+    assert (reader.skipped, reader.records) == (1, 5)
+
+
+def test_two_records_that_changed_places_are_both_left_out(path: Path) -> None:
+    sealed(path)
+    for old, new in ((1, 100), (4, 1), (100, 4)):
+        alter(path, "UPDATE record SET seq = ? WHERE seq = ?", new, old)
+    rows, reader = read(path)
+    assert rows == [ROWS[1], ROWS[2], ROWS[4]]
+    assert reader.skipped == 2
+
+
+def test_records_that_are_gone_in_the_middle_are_counted(path: Path) -> None:
+    alter(sealed(path), "DELETE FROM record WHERE seq IN (2, 3)")
+    rows, reader = read(path)
+    assert rows == [ROWS[0], ROWS[3], ROWS[4]]
+    assert reader.skipped == 2
+
+
+def test_records_that_are_gone_at_the_end_of_a_sealed_segment_are_missed(path: Path) -> None:
+    alter(sealed(path), "DELETE FROM record WHERE seq > 3")
+    with pytest.raises(JournalDamaged, match="was sealed with 5 records and has 3"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("PRAGMA application_id=1", "not a journal segment"),
+        ("PRAGMA user_version=2", "format version 2"),
+        ("PRAGMA user_version=0", "format version 0"),
+        ("DELETE FROM meta", "cannot be read"),
+        ("UPDATE meta SET value = 'x'", "cannot be read"),
+        ("DROP TABLE meta", "cannot be read"),
+        ("DROP TABLE record", "is damaged behind record 0"),
+    ],
+)
+def test_what_is_no_segment_of_this_format_is_told_in_one_line(path: Path, statement: str, says: str) -> None:
+    alter(sealed(path), statement)
+    with pytest.raises(JournalDamaged) as caught:
+        read(path)
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"binlog\n" * 1000, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_foreign_file_is_told_in_one_line(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(JournalDamaged) as caught:
+        read(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert path.read_bytes() == content
+
+
+def test_types_that_somebody_else_put_into_the_columns_are_damage(path: Path) -> None:
+    """SQLite would store text in an integer column; nobody is to see a TypeError for that."""
+    for column, value in (("key", "'x'"), ("kind", "'x'"), ("crc", "x'00'"), ("payload", "'text'"), ("payload", "7")):
+        path.unlink(missing_ok=True)
+        alter(sealed(path), f"UPDATE record SET {column} = {value} WHERE seq = 3")
+        try:
+            rows, reader = read(path)
+        except JournalDamaged as error:
+            assert "\n" not in str(error)
+        else:
+            assert rows == ROWS[:2] + ROWS[3:], column
+            assert reader.skipped == 1
+
+
+# Sealing
+
+
+def test_sealing_merges_the_wal(path: Path) -> None:
+    sealed(path)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_reader_delays_the_merge_and_loses_nothing(path: Path) -> None:
+    writer = write(path)
+    reader = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM record").fetchone() == (5,)
+    writer.append(writer.rows([(8, FULL, b"late")]))
+    writer._db.execute("PRAGMA busy_timeout=20")  # or the merge waits 5 s for the reader
+    writer.seal()
+    assert os.path.exists(f"{path}-wal"), "nothing was held up"
+    reader.close()
+    rows, found = read(path)
+    assert rows == [*ROWS, (8, FULL, b"late")] and found.sealed
+
+
+def test_a_left_over_segment_is_sealed_as_the_writer_would_have(path: Path, tmp_path: Path) -> None:
+    place = left(path, tmp_path / "crash")
+    assert seal_left_over(str(place), 5) == 0
+    assert [file.name for file in place.parent.iterdir()] == [path.name]
+    rows, reader = read(place)
+    assert rows == ROWS and reader.sealed
+
+
+@pytest.mark.parametrize("torn", [1, 100, 3000])
+def test_a_torn_end_is_measured_and_dropped(path: Path, tmp_path: Path, seed: int, torn: int) -> None:
+    place = left(path, tmp_path / "crash")
+    with open(f"{place}-wal", "ab") as file:
+        file.write(random.Random(seed).randbytes(torn))
+    assert read(place)[0] == ROWS
+    assert torn_bytes(str(place)) == torn
+    assert seal_left_over(str(place), 5) == torn
+    assert read(place)[0] == ROWS
+
+
+# Creation
+
+
+def test_a_segment_gets_its_name_when_it_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever stands under its name is a segment, whenever the process ended."""
+    seen: list[str] = []
+    real = os.rename
+
+    def rename(source: str, target: str) -> None:
+        seen.append(os.path.basename(source))
+        assert not os.path.exists(target)
+        rows, reader = read(Path(source))
+        assert rows == [] and reader.number == 7 and reader.high_water == 99
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    SegmentWriter(str(path), 7, 99).discard()
+    assert seen == [path.name + NEW_SUFFIX]
+
+
+def test_what_cannot_be_created_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename(source: str, target: str) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(JournalFailed) as caught:
+        SegmentWriter(str(path), 7, 0)
+    assert "\n" not in str(caught.value)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_is_told_as_such(path: Path) -> None:
+    with pytest.raises(JournalError) as caught:
+        SegmentWriter(str(path.parent / "gone" / path.name), 7, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unused_segment_goes_without_a_trace(path: Path) -> None:
+    SegmentWriter(str(path), 7, 0).discard()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_copy_of_an_open_segment_is_a_sealed_one(path: Path, tmp_path: Path) -> None:
+    writer = write(path)
+    reader = SegmentReader(str(path))
+    assert reader.copy_to(str(tmp_path / "copy")) == 5
+    reader.close()
+    rows, copy = read(tmp_path / "copy")
+    assert rows == ROWS and copy.sealed
+    writer.append(writer.rows([(8, FULL, b"later")]))
+    writer.seal()
+    assert len(read(path)[0]) == 6

@@ -1,0 +1,1066 @@
+"""The commands beside the server: check, dump, stats, backup, repair, export, import and import-binlog.
+
+Journals are made by a real server or by the store itself, damaged on purpose, and looked at afterwards byte by byte.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+import journal.tools
+from geventstalk.job import BURIED, DELAYED, READY, Job, Tally
+from geventstalk.records import Epoch
+from geventstalk.store import Store
+from geventstalk.tools import COMMANDS, main
+from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
+from journal.segment import SegmentReader
+from journal.tools import LOST_KEYS, Builder, Survey, backup
+from tests.support.binlogs import fill_beanstalkd, stats_of
+from tests.support.process import GEVENTSTALK, ROOT, ServerProcess
+from tests.support.wire import Client
+
+SECOND = 1_000_000_000
+Jobs = dict[int, dict[str, object]]
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Runs a command in this process and returns its exit code and output."""
+
+    def run(*words: object, stdin: str = "") -> Ran:
+        streams = {name: io.TextIOWrapper(io.BytesIO()) for name in ("stdout", "stderr")}
+        with monkeypatch.context() as patch:
+            for name, stream in streams.items():
+                patch.setattr(sys, name, stream)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+            code = main([str(word) for word in words])
+        texts = []
+        for stream in streams.values():
+            stream.flush()
+            stream.seek(0)
+            texts.append(stream.read())
+        assert "Traceback" not in texts[1]
+        return Ran(code, *texts)
+
+    return run
+
+
+def exported(ran: Ran) -> Jobs:
+    header, *lines = map(json.loads, ran.out.splitlines())
+    assert header["jobs"] == len(lines)
+    return {job["id"]: job for job in lines}
+
+
+def start(*words: object) -> subprocess.Popen[bytes]:
+    """A command in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    command = [*GEVENTSTALK, *map(str, words)]
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+# --- journals to look at
+
+
+def make_job(id: int, state: int = READY, body: bytes = b"body", rank: int = 0, tally: Tally | None = None) -> Job:
+    job = Job(id, 0, id % 7, 0, 60)
+    job.body = body + b"\r\n"
+    job.created_ns = 1000 * SECOND
+    job.state = state
+    job.rank = rank
+    job.tally = tally
+    return job
+
+
+def open_store(folder: Path, *, accept_damage: bool = False) -> Store:
+    journal = Journal(str(folder), segment_bytes=1 << 15, compact=False, accept_damage=accept_damage)
+    store = Store(journal, None, Epoch(0, 0))
+    jobs = {job.id: (job, tube) for job, tube in store.replay()}
+    store.start(jobs.get)
+    return store
+
+
+def fill(store: Store, jobs: int = 60) -> None:
+    """Several segments: jobs in all states, changed and deleted in later segments than they were put in."""
+    for id in range(1, jobs + 1):
+        store.put(make_job(id, body=bytes([id]) * 3000), b"tube-%d" % (id % 3))
+        settle(store)
+        if id > 10:
+            if id % 5 == 0:
+                store.delete(make_job(id - 10))
+            elif id % 5 == 1:
+                store.change(make_job(id - 10, BURIED, rank=id, tally=Tally(1, 0, 0, 1, 0)))
+            elif id % 5 == 2:
+                store.change(make_job(id - 10, DELAYED, rank=4_000_000_000 * SECOND))
+        settle(store)
+    store.put(make_job(jobs + 1), b"the highest id, and gone")
+    store.delete(make_job(jobs + 1))
+    settle(store)
+
+
+def settle(store: Store) -> None:
+    """Commits, and waits until the segments are made and sealed that this called for."""
+    store.commit(0)
+    deadline = time.monotonic() + 10
+    while store.wants_compaction() or store.settling:
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A journal of some segments, closed."""
+    folder = tmp_path / "journal"
+    store = open_store(folder)
+    fill(store)
+    store.close()
+    assert len(segments(folder)) > 3
+    return folder
+
+
+@pytest.fixture
+def crashed(tmp_path: Path) -> Path:
+    """A journal whose newest segments have a WAL, as `kill -9` leaves it; its tail is torn."""
+    running = tmp_path / "running"
+    store = open_store(running)
+    fill(store)
+    folder = tmp_path / "crashed"
+    shutil.copytree(running, folder)
+    store.close()
+    wal = max(folder.glob("*-wal"), key=lambda path: (path.stat().st_size > 100, path.name))
+    os.truncate(wal, wal.stat().st_size - 100)
+    for index in folder.glob("*-shm"):
+        index.unlink()
+    return folder
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("segment-*.db"))
+
+
+def prints(folder: Path) -> dict[str, str]:
+    """What is in every file but SQLite's indexes of WALs, which are made anew at need."""
+    files = (path for path in folder.iterdir() if not path.name.endswith("-shm"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def flip(path: Path, what: bytes) -> None:
+    """Damages a record: changes one byte of a payload that has these bytes in it."""
+    data = bytearray(path.read_bytes())
+    data[data.index(what) + len(what) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+# --- reading
+
+
+@pytest.mark.parametrize("words", [["journal", "check"], ["journal", "dump"], ["journal", "stats"], ["export"]])
+def test_reading_changes_nothing(words: list[str], folder: Path, crashed: Path, tool: Callable[..., Ran]) -> None:
+    for path in (folder, crashed):
+        before = prints(path)
+        assert tool(*words, path).code == 0
+        assert prints(path) == before
+
+
+def test_check_of_a_sound_journal(folder: Path, tool: Callable[..., Ran]) -> None:
+    ran = tool("journal", "check", folder)
+    assert ran.code == 0 and ran.err == ""
+    assert ran.out.endswith(" jobs, 0 findings\n") and "note" not in ran.out
+
+
+def test_a_torn_tail_is_a_note(crashed: Path, tool: Callable[..., Ran]) -> None:
+    ran = tool("journal", "check", crashed)
+    assert ran.code == 0
+    assert "ends in a torn write of" in ran.out and ", 0 findings" in ran.out
+    assert tool("export", crashed).code == 0
+
+
+def remove_one(folder: Path) -> str:
+    segments(folder)[2].unlink()
+    return "segment-00000003.db is missing"
+
+
+def cut_one(folder: Path) -> str:
+    path = segments(folder)[1]
+    os.truncate(path, path.stat().st_size // 2048 // 2 * 2048)
+    return "segment-00000002.db"
+
+
+def flip_one(folder: Path) -> str:
+    flip(segments(folder)[0], b"\x02" * 1000)
+    return "has 1 damaged records"
+
+
+def foreign(folder: Path) -> str:
+    segments(folder)[1].write_bytes(b"not a database at all" * 100)
+    return "cannot be read as a journal segment"
+
+
+def foreign_database(folder: Path) -> str:
+    segments(folder)[1].unlink()
+    db = sqlite3.connect(segments(folder)[0].parent / "segment-00000002.db")
+    db.execute("CREATE TABLE mine(x)")
+    db.close()
+    return "is not a journal segment"
+
+
+def future(folder: Path) -> str:
+    db = sqlite3.connect(segments(folder)[1])
+    db.execute("PRAGMA user_version=99")
+    db.close()
+    return "format version 99"
+
+
+def lose_rows(folder: Path) -> str:
+    db = sqlite3.connect(segments(folder)[1])
+    db.execute("DELETE FROM record WHERE seq = (SELECT max(seq) FROM record)")
+    db.commit()
+    db.close()
+    return "was sealed with"
+
+
+def renumber(folder: Path) -> str:
+    shutil.copy(segments(folder)[0], segments(folder)[2])
+    return "says that it is segment 1"
+
+
+def lose_the_newest(folder: Path) -> str:
+    segments(folder)[-1].unlink()
+    return f"segment-{len(segments(folder)) + 1:08d}.db is missing"
+
+
+def not_a_job(folder: Path) -> str:
+    path = segments(folder)[-1]
+    path.unlink()
+    with_payload = Builder(str(folder), first=int(path.stem[-8:]))
+    with_payload.append(1000, b"no job")
+    with_payload.finish()
+    return "a record of job 1000 is not a job's"
+
+
+DAMAGES = [
+    remove_one, cut_one, flip_one, foreign, foreign_database, future, lose_rows, renumber, lose_the_newest, not_a_job
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_found_and_repaired(
+    damage: Callable[[Path], str], folder: Path, tmp_path: Path, tool: Callable[..., Ran]
+) -> None:
+    whole = exported(tool("export", folder))
+    highest = yaml.safe_load(tool("journal", "stats", folder).out)["highest-id"]
+    text = damage(folder)
+    before = prints(folder)
+    ran = tool("journal", "check", folder)
+    assert ran.code == 1
+    assert text in "".join(line for line in ran.out.splitlines() if line.startswith("finding: "))
+    assert tool("journal", "stats", folder).code == 1
+    refused = tool("export", folder)
+    assert refused.code == 1 and refused.out == "" and "finding" in refused.err
+    accepted = tool("export", "--accept-damage", folder)
+    intact = exported(accepted)
+    assert len(intact) > 5
+    for id, job in intact.items():
+        assert job["body"] == whole[id]["body"] if id in whole else id <= highest
+
+    target = tmp_path / "repaired"
+    ran = tool("journal", "repair", folder, target)
+    assert ran.code == 0 and "finding" in ran.err
+    assert prints(folder) == before
+    sound(target, intact, tool)
+    assert json.loads(tool("export", target).out.splitlines()[0]) == json.loads(accepted.out.splitlines()[0])
+
+    other = tmp_path / "in-place"
+    shutil.copytree(folder, other)
+    assert tool("journal", "repair", "--in-place", other).code == 0
+    aside = {name.removesuffix(".damaged"): sha for name, sha in prints(other).items() if name.endswith(".damaged")}
+    assert aside == {name: sha for name, sha in before.items() if name.startswith("segment")}
+    sound(other, intact, tool)
+
+
+def sound(folder: Path, jobs: Jobs, tool: Callable[..., Ran]) -> None:
+    """The journal is without findings, has these jobs, and a server starts on it."""
+    ran = tool("journal", "check", folder)
+    assert ran.code == 0, ran.out
+    assert exported(tool("export", folder)) == jobs
+    store = open_store(folder)
+    store.close()
+    assert exported(tool("export", folder)) == jobs
+
+
+def test_repair_of_a_sound_journal_does_nothing(folder: Path, tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    before = prints(folder)
+    assert tool("journal", "repair", folder, tmp_path / "target").out.startswith("nothing to repair")
+    assert tool("journal", "repair", "--in-place", folder).code == 0
+    assert prints(folder) == before and not (tmp_path / "target").exists()
+
+
+def test_repair_in_place_uses_no_number_twice(folder: Path, tool: Callable[..., Ran]) -> None:
+    """Also when nothing but a file that was set aside tells of the highest one."""
+    newest = segments(folder)[-1]
+    newest.rename(newest.with_name(newest.name + ".damaged"))
+    (folder / "synced").unlink()
+    for job in (b"\x03", b"\x04"):
+        flip(segments(folder)[0], job * 1000)
+        assert tool("journal", "repair", "--in-place", folder).code == 0
+        assert segments(folder)[0].name > newest.name
+    assert len(list(folder.glob("*.damaged"))) > 3
+
+
+def test_dump_has_every_record(folder: Path, tool: Callable[..., Ran]) -> None:
+    ran = tool("journal", "dump", folder)
+    assert ran.code == 0
+    records = [json.loads(line) for line in ran.out.splitlines()]
+    expected = []
+    for path in segments(folder):
+        db = sqlite3.connect(f"file:{path}?immutable=1", uri=True)
+        number = int(path.stem[-8:])
+        expected += [(number, *row) for row in db.execute("SELECT seq, key, kind FROM record ORDER BY seq")]
+        db.close()
+    kinds = ["", "whole", "change", "delete"]
+    assert [(r["segment"], r["seq"], r["id"], kinds.index(r["kind"])) for r in records] == expected
+    first = records[0]
+    assert (first["tube"], first["state"], first["ttr"], first["size"]) == ("tube-1", "ready", 60, 3000)
+    assert base64.b64decode(first["body"]) == b"\x01" * 3000
+    assert {record["state"] for record in records if record["kind"] == "change"} == {"buried", "delayed"}
+    assert '"body"' not in tool("journal", "dump", "--no-bodies", folder).out
+
+
+def test_dump_goes_on_behind_damage(folder: Path, tool: Callable[..., Ran]) -> None:
+    whole = tool("journal", "dump", folder).out.splitlines()
+    flip_one(folder)
+    foreign(folder)
+    ran = tool("journal", "dump", folder)
+    assert ran.code == 1 and len(ran.err.splitlines()) == 2
+    assert set(ran.out.splitlines()) < set(whole)
+    assert {json.loads(line)["segment"] for line in ran.out.splitlines()} >= {1, 3, 4}
+
+
+def test_stats_agree_with_the_jobs(folder: Path, tool: Callable[..., Ran]) -> None:
+    ran = tool("journal", "stats", folder)
+    stats = yaml.safe_load(ran.out)
+    jobs = exported(tool("export", folder))
+    counts: dict[str, dict[str, int]] = {}
+    for job in jobs.values():
+        of_tube = counts.setdefault(str(job["tube"]), {"ready": 0, "delayed": 0, "buried": 0})
+        of_tube[str(job["state"])] += 1
+    assert stats["tubes"] == counts and stats["jobs"] == len(jobs) and stats["highest-id"] == 61
+    assert all(stats["tubes"][tube][state] for tube in counts for state in ("ready", "buried", "delayed"))
+    assert stats["bytes"] == sum(path.stat().st_size for path in segments(folder))
+    assert stats["bytes"] == stats["live-bytes"] + stats["dead-bytes"]
+    assert [entry["number"] for entry in stats["segments"]] == list(range(1, len(segments(folder)) + 1))
+    assert sum(entry["live-bytes"] for entry in stats["segments"]) == stats["live-bytes"]
+
+
+def test_a_large_journal_is_dumped_without_holding_it(tmp_path: Path) -> None:
+    builder = Builder(str(make_folder(tmp_path / "large")))
+    encoder = Store(Journal(str(tmp_path / "other"), segment_bytes=1 << 20), None, Epoch(0, 0))
+    list(encoder.replay())
+    encoder.abandon()
+    from geventstalk.records import encode_whole
+
+    for id in range(1, 1001):
+        builder.append(id, encode_whole(make_job(id, body=bytes(100_000)), b"t", Epoch(0, 0)))
+    builder.finish()
+    program = (
+        "import sys; from geventstalk.tools import main\n"
+        "for word in (['journal', 'check'], ['journal', 'stats'], ['export'], ['journal', 'dump']):\n"
+        "    assert main([*word, sys.argv[1]]) == 0\n"
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "large")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60,
+        check=True,
+    )  # fmt: skip
+    assert int(done.stderr) < 80_000  # KiB, of 100 MB of bodies
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 15, 1 << 20])
+def test_what_is_built_knows_its_beginning_and_its_highest_id(segment_bytes: int, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "built")
+    builder = Builder(str(folder), first=3, segment_bytes=segment_bytes)
+    for id in range(1, 3001):
+        builder.append(id, b"whole " + bytes(50))
+    builder.high_water = 1_000_000
+    builder.finish()
+    survey = Survey(str(folder), lambda record: None)
+    assert sum(1 for _ in survey.read()) == 3000
+    survey.close()
+    assert survey.high_water == 1_000_000 and not survey.findings
+    assert segments(folder)[0].name == "segment-00000003.db"
+    if len(segments(folder)) == 1:
+        return
+    segments(folder)[0].unlink()
+    survey = Survey(str(folder), lambda record: None)
+    assert 0 < sum(1 for _ in survey.read()) < 3000
+    survey.close()
+    assert "segment-00000003.db is missing" in survey.findings[0]
+
+
+def test_a_survey_sees_one_moment(tmp_path: Path, seed: int) -> None:
+    live = LiveJournal(tmp_path / "live", random.Random(seed))
+    live.steps(40)
+    survey = Survey(str(live.folder), lambda record: None)
+    live.steps(40)
+    found = {record.key: (change or record.payload).split(b" ", 1)[1] for record, change in survey.live_records()}
+    survey.close()
+    assert found == live.history[40]
+    live.journal.close()
+
+
+# --- backup
+
+
+def test_backup_of_a_journal_at_rest(folder: Path, crashed: Path, tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    for number, source in enumerate((folder, crashed)):
+        before = prints(source)
+        target = tmp_path / f"backup-{number}"
+        ran = tool("journal", "backup", source, target)
+        assert ran.code == 0, ran.err
+        assert prints(source) == before
+        assert not list(target.glob("*-wal")) and not list(target.glob("*.new"))
+        sound(target, exported(tool("export", source)), tool)
+        assert {path.stat().st_mode & 0o777 for path in segments(target)} == {0o600}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_backup_does_not_hide_damage(
+    damage: Callable[[Path], str], folder: Path, tmp_path: Path, tool: Callable[..., Ran]
+) -> None:
+    damage(folder)
+    ran = tool("journal", "backup", folder, tmp_path / "target")
+    assert ran.code == 1
+    if (tmp_path / "target").exists():
+        assert tool("journal", "check", tmp_path / "target").code == 1
+        assert exported(tool("export", "--accept-damage", tmp_path / "target")) == exported(
+            tool("export", "--accept-damage", folder)
+        )
+    else:
+        assert "cannot be" in ran.err or "is not a" in ran.err or "format version" in ran.err
+
+
+def test_a_backup_has_what_was_set_aside(folder: Path, tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    flip(segments(folder)[0], b"\x03" * 1000)
+    open_store(folder, accept_damage=True).close()
+    assert list(folder.glob("*.damaged"))
+    assert tool("journal", "check", folder).code == 0
+    assert tool("journal", "backup", folder, tmp_path / "target").code == 0
+    assert (tmp_path / "target" / "segment-00000001.db.damaged").exists()
+
+
+class Traffic:
+    """One client that puts and deletes, first in, first out: after `n` commands it is known which jobs there are."""
+
+    def __init__(self, client: Client, draw: random.Random) -> None:
+        self.asked = self.answered = 0
+        self.states: list[tuple[int, int]] = [(1, 1)]  # the first and one past the last job, after each command
+        self._client = client
+        self._draw = draw
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._error: Exception | None = None
+
+    def __enter__(self) -> Traffic:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert self._error is None
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._step()
+        except Exception as error:
+            self._error = error
+
+    def _step(self) -> None:
+        first, end = self.states[-1]
+        put = end - first < 20 or (end - first < 60 and self._draw.random() < 0.5)
+        self.states.append((first, end + 1) if put else (first + 1, end))
+        self.asked += 1
+        if put:
+            assert self._client.put(b"%d " % end * self._draw.choice((1, 100, 300)), ttr=9) == end
+        else:
+            assert self._client.ask(b"delete %d" % first) == b"DELETED\r\n"
+        self.answered += 1
+
+
+class LiveJournal:
+    """A journal that a test moves on, and the content that it has had after each commit."""
+
+    def __init__(self, folder: Path, draw: random.Random) -> None:
+        self.history: list[dict[int, bytes]] = [{}]
+        self.folder = folder
+        self._draw = draw
+        self._next = 1
+        self.journal = Journal(str(folder), segment_bytes=1 << 15)
+        list(self.journal.replay())
+        self.journal.start()
+
+    def steps(self, count: int) -> None:
+        """So many changes; segments come and go as they would under a server that has time."""
+        for _ in range(count):
+            content = dict(self.history[-1])
+            self._change(content)
+            self.journal.commit()
+            self.history.append(content)
+            while self.journal.wants_compaction():
+                self.journal.compact_slice(self._whole)
+            self._settle()
+
+    def _whole(self, key: int) -> bytes:
+        return b"whole " + self.history[-1][key]
+
+    def _change(self, content: dict[int, bytes]) -> None:
+        value = self._draw.randbytes(self._draw.choice((10, 3000, 9000)))
+        kind = self._draw.choice((FULL, FULL, CHANGE, DELETE))
+        if kind == FULL or len(content) < 4:
+            content[self._next] = value
+            self.journal.append(self._next, FULL, b"whole " + value)
+            self._next += 1
+            return
+        key = self._draw.choice(sorted(content))
+        if kind == CHANGE and len(content) < 12:
+            content[key] = value
+            self.journal.append(key, CHANGE, b"change " + value)
+        else:
+            del content[key]
+            self.journal.append(key, DELETE, b"")
+
+    def _settle(self) -> None:
+        """Mostly waits for the segments; a reader may hold one, then not for long."""
+        deadline = time.monotonic() + self._draw.choice((0, 0.01))
+        while self.journal.settling and time.monotonic() < deadline:
+            self.journal.wants_compaction()
+
+
+def content_of(folder: Path) -> dict[int, bytes]:
+    survey = Survey(str(folder), lambda record: None)
+    content = {}
+    for record, change in survey.live_records():
+        content[record.key] = (change or record.payload).split(b" ", 1)[1]
+    assert not survey.findings
+    survey.close()
+    return content
+
+
+def moving(base: type[SegmentReader], live: LiveJournal, draw: random.Random) -> type[SegmentReader]:
+    """A reader of segments before and behind whose opening the journal may move on."""
+
+    class Moving(base):  # type: ignore[misc, valid-type]  # it is a class
+        def __init__(self, path: str) -> None:
+            if draw.random() < 0.5:
+                live.steps(draw.choice((1, 2, 15)))
+            super().__init__(path)
+            if draw.random() < 0.3:
+                live.steps(1)
+
+        def rows(self) -> Iterator[tuple[int, int, bytes]]:
+            live.steps(draw.choice((0, 0, 1, 2)))
+            yield from super().rows()
+
+    return Moving
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["SegmentReader", "_Pinned"])
+def test_copies_between_any_two_steps(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The journal moves on around the opening of each segment. Every copy or snapshot is a state it had meanwhile."""
+    draw = random.Random(seed)
+    removed = 0
+    for number in range(5):
+        live = LiveJournal(tmp_path / f"live-{number}", draw)
+        live.steps(draw.randrange(60))
+        for _ in range(4):
+            target = make_folder(tmp_path / "target")
+            least = len(live.history) - 1
+            with monkeypatch.context() as patch:
+                patch.setattr(f"journal.tools.{way}", moving(getattr(journal.tools, way), live, draw))
+                if way == "_Pinned":
+                    found = content_of(live.folder)
+                else:
+                    backup(str(live.folder), str(target))
+            if way != "_Pinned":
+                found = content_of(target)
+            shutil.rmtree(target)
+            assert found in live.history[least:]
+            live.steps(5)
+        removed += live.journal.oldest - 1
+        live.journal.close()
+    assert removed > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["backup", "export"])
+def test_a_copy_made_while_the_server_runs_is_a_state_it_had(
+    command: str, start_server: Callable[..., ServerProcess], tmp_path: Path, tool: Callable[..., Ran], seed: int
+) -> None:
+    """Small segments: they come and go while the copy is made."""
+    server = start_server("-b", str(tmp_path / "live"), "-s", "32768", "-F")
+    copies = 0
+    with Client(server.connect()) as client, Traffic(client, random.Random(seed)) as traffic:
+        patience = time.monotonic() + 30
+        while traffic.answered < 2000:
+            assert time.monotonic() < patience
+            time.sleep(0.01)
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            target = tmp_path / "target"
+            least = traffic.answered
+            if command == "backup":
+                ran = tool("journal", "backup", tmp_path / "live", target)
+            else:
+                ran = tool("export", tmp_path / "live")
+            most = traffic.asked
+            assert ran.code == 0, ran.err
+            if command == "backup":
+                ran = tool("export", target)
+                shutil.rmtree(target)
+            found = exported(ran)
+            copies += 1
+            ids = sorted(found)
+            assert ids == list(range(ids[0], ids[-1] + 1))
+            assert (ids[0], ids[-1] + 1) in traffic.states[least : most + 1]
+            for id, job in found.items():
+                assert base64.b64decode(str(job["body"])).startswith(b"%d " % id)
+    assert copies > 1
+    assert server.stop() == 0
+    assert tool("journal", "check", tmp_path / "live").code == 0
+    assert segments(tmp_path / "live")[0].name > "segment-00000001.db"  # compaction was at work
+
+
+# --- export and import
+
+
+def test_export_and_import_keep_everything(folder: Path, tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    text = tool("export", folder).out
+    ran = tool("import", tmp_path / "new", stdin=text)
+    assert ran.code == 0 and ran.out.endswith("the next id is 62\n"), ran.err
+    assert tool("export", tmp_path / "new").out == text
+    sound(tmp_path / "new", exported(tool("export", folder)), tool)
+
+
+@pytest.mark.slow
+def test_what_was_imported_is_served(
+    folder: Path, tmp_path: Path, tool: Callable[..., Ran], start_server: Callable[..., ServerProcess]
+) -> None:
+    assert tool("import", tmp_path / "new", stdin=tool("export", folder).out).code == 0
+    server = start_server("-b", str(tmp_path / "new"))
+    with Client(server.connect()) as client:
+        for id, job in exported(tool("export", folder)).items():
+            stats = stats_of(client, id)
+            assert [stats[key] for key in ("tube", "state")] == [job["tube"], job["state"]]
+            assert [int(stats[key]) for key in ("pri", "ttr")] == [job["pri"], job["ttr"]]
+            assert int(stats["reserves"]) == job.get("reserves", 0)
+            assert base64.b64decode(str(job["body"])) in client.ask(b"peek %d" % id)
+        assert client.put(b"new") == 62
+
+
+HEADER = '{"format":"geventstalk-jobs","version":1}\n'
+JOB = '{"id":5,"tube":"t","ttr":60,"body":"aGk="}\n'
+
+
+def test_a_minimal_import(tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    """What others write needs no more than this."""
+    assert tool("import", tmp_path / "new", stdin=HEADER + JOB).code == 0
+    (job,) = exported(tool("export", tmp_path / "new")).values()
+    numbers = {"pri": 0, "delay": 0, "ttr": 60, "created_ns": 0}
+    assert job == {"id": 5, "tube": "t", "state": "ready", "body": "aGk=", **numbers}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "line 1: not the first line"),
+        (JOB, "line 1: not the first line"),
+        ("[" * 100_000, "line 1: not the first line"),
+        (HEADER.replace('"version":1', '"version":2') + JOB, "line 1: version 2"),
+        (HEADER.replace("}", ',"jobs":-1}') + JOB, "line 1: jobs"),
+        (HEADER.replace("}", ',"jobs":2}') + JOB, "there are 1 jobs where 2 were announced"),
+        (HEADER.replace("}", ',"highest_id":1e30}') + JOB, "line 1: highest_id"),
+        (HEADER + JOB + JOB, "job 5 is there twice"),
+        (HEADER + JOB + JOB[:20], "line 3: not a job"),
+        (HEADER + "[" * 100_000, "line 2: not a job"),
+        (HEADER + "7\n", "line 2: not a job"),
+        (HEADER + JOB.replace("aGk=", "aGk"), "line 2: not a job"),
+        (HEADER + JOB.replace("aGk=", "a*=="), "line 2: not a job"),
+        (HEADER + JOB.replace('"t"', '"-t"'), "line 2: no name for a tube"),
+        (HEADER + JOB.replace('"t"', '"\\u00e9"'), "line 2: not a job"),
+        (HEADER + JOB.replace('"t"', f'"{"t" * 201}"'), "line 2: no name for a tube"),
+        (HEADER + JOB.replace(":5", ":0"), "line 2: 0 is no id"),
+        (HEADER + JOB.replace(":5", ":true"), "line 2: id is no number"),
+        (HEADER + JOB.replace(":5", f":{2**63}"), "line 2: id is no number"),
+        (HEADER + JOB.replace(":60", f":{2**32}"), "line 2: ttr is no number"),
+        (HEADER + JOB.replace("}", ',"state":"reserved"}'), "line 2: not a job"),
+        (HEADER + JOB.replace("}", ',"state":"delayed"}'), "line 2: deadline_ns is no number"),
+        (HEADER + JOB.replace("}", f',"state":"buried","burying":{2**63 - 1}}}'), "line 2: burying is no number"),
+    ],
+)
+def test_what_is_no_export_is_refused_and_leaves_nothing(
+    text: str, error: str, tmp_path: Path, tool: Callable[..., Ran]
+) -> None:
+    ran = tool("import", tmp_path / "new", stdin=text)
+    assert ran.code == 1 and error in ran.err and ran.err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_import_into_a_journal_without_jobs(tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    """As a server leaves it that was started too early. Its ids are not used again."""
+    store = open_store(tmp_path / "used")
+    store.put(make_job(900), b"t")
+    store.commit(0)
+    store.delete(make_job(900))
+    store.close()
+    before = prints(tmp_path / "used")
+    assert tool("import", tmp_path / "used", stdin=HEADER + JOB + "x").code == 1
+    assert prints(tmp_path / "used") == before
+    ran = tool("import", tmp_path / "used", stdin=HEADER + JOB)
+    assert ran.code == 0 and "the next id is 901" in ran.out
+    assert list(exported(tool("export", tmp_path / "used"))) == [5]
+    ran = tool("import", tmp_path / "used", stdin=HEADER + JOB)
+    assert ran.code == 10 and "has 1 jobs already" in ran.err
+
+
+def test_an_import_that_was_killed_does_not_pass_for_a_whole(tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    """Whatever is there of it: a server refuses it, and check says why."""
+    folder = make_folder(tmp_path / "new")
+    builder = Builder(str(folder), segment_bytes=1 << 15)
+    for id in range(1, 3000):
+        builder.append(id, bytes(100))
+    assert len(segments(folder)) > 1
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    assert "is missing" in tool("journal", "check", copy).out
+    journal = Journal(str(copy), segment_bytes=1 << 20)
+    with pytest.raises(JournalDamaged):
+        list(journal.replay())
+    journal.abandon()
+    builder.finish()
+    journal = Journal(str(folder), segment_bytes=1 << 20)
+    assert sum(record.kind == FULL for record in journal.replay()) == 2999
+    journal.abandon()
+
+
+def test_an_import_that_fails_late_leaves_nothing(folder: Path, tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    store = open_store(tmp_path / "used")
+    store.close()
+    before = prints(tmp_path / "used")
+    jobs = "".join(JOB.replace("5", str(id), 1).replace("aGk=", "AAAA" * 2000) for id in range(10, 3000))
+    for directory in ("used", "new"):
+        ran = tool("import", tmp_path / directory, stdin=HEADER + jobs + "x")
+        assert ran.code == 1 and "line 2992: not a job" in ran.err
+    assert prints(tmp_path / "used") == before
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_clears_an_import_away(tmp_path: Path) -> None:
+    process = start("import", tmp_path / "new")
+    assert process.stdin
+    process.stdin.write((HEADER + JOB).encode())
+    process.stdin.flush()
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "new" / "synced").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM and err == b""
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_is_no_traceback(folder: Path) -> None:
+    process = start("journal", "dump", folder)
+    assert process.stdout and process.stderr
+    process.stdout.read(100)
+    process.stdout.close()
+    assert process.wait(20) == 1 and process.stderr.read() == b""
+    process.stderr.close()
+    assert process.stdin
+    process.stdin.close()
+
+
+# --- import-binlog
+
+
+@pytest.mark.slow
+def test_a_beanstalkd_moves_in(
+    start_beanstalkd: Callable[..., ServerProcess],
+    start_server: Callable[..., ServerProcess],
+    tmp_path: Path,
+    tool: Callable[..., Ran],
+) -> None:
+    """The same jobs, asked over the wire, of beanstalkd restarted on its binlog and of geventstalk."""
+    theirs = make_folder(tmp_path / "beanstalkd")
+    server = start_beanstalkd("-b", str(theirs), "-s", "8192", "-F")
+    with Client(server.connect()) as client:
+        fill_beanstalkd(client)
+        highest = client.put(b"last and gone")
+        client.ask(b"delete %d" % highest)
+        ran = tool("import-binlog", theirs, tmp_path / "ours")
+        assert ran.code == 10 and "stop beanstalkd first" in ran.err
+    server.kill()
+    before = prints(theirs)
+    ran = tool("import-binlog", theirs, tmp_path / "ours")
+    assert ran.code == 0, ran.err
+    assert ran.out.endswith(f"the next id is {highest + 1}\n")
+    assert prints(theirs) == before
+    assert tool("journal", "check", tmp_path / "ours").code == 0
+
+    reference = start_beanstalkd("-b", str(theirs))
+    subject = start_server("-b", str(tmp_path / "ours"))
+    with Client(reference.connect()) as one, Client(subject.connect()) as two:
+        states = set()
+        for id in range(1, highest + 1):
+            assert one.ask(b"peek %d" % id) == two.ask(b"peek %d" % id)
+            if one.ask(b"peek %d" % id) == b"NOT_FOUND\r\n":
+                continue
+            expected, found = stats_of(one, id), stats_of(two, id)
+            states.add(found["state"])
+            if found["state"] == "buried":  # a restart of beanstalkd counts as a burying
+                expected["buries"] = str(int(expected["buries"]) - 1)
+            for key in ("age", "time-left"):
+                assert abs(int(expected[key]) - int(found[key])) <= 2, (id, key)
+            same = [{key: stats[key] for key in stats if key not in ("age", "time-left", "file")}
+                    for stats in (expected, found)]  # fmt: skip
+            assert same[0] == same[1]
+        assert states == {"ready", "delayed", "buried"}
+        for client in (one, two):
+            client.ask(b"use work")
+        while (reply := one.ask(b"peek-buried")) != b"NOT_FOUND\r\n":
+            assert two.ask(b"peek-buried") == reply
+            assert one.ask(b"kick 1") == two.ask(b"kick 1")
+        assert two.put(b"new") == highest + 1
+
+
+DATA = ROOT / "tests" / "data" / "binlog-v7"
+
+
+def test_the_committed_binlog_moves_in(tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    ran = tool("import-binlog", DATA, tmp_path / "new")
+    assert ran.code == 0 and ran.err == ""
+    expected = json.loads((DATA / "expected.json").read_text())
+    found = exported(tool("export", tmp_path / "new"))
+    assert sorted(found) == sorted(job["id"] for job in expected["jobs"])
+    for job in expected["jobs"]:
+        ours = found[job["id"]]
+        assert [ours[key] for key in ("tube", "state", "pri", "delay", "ttr", "created_ns")] == [
+            job[key] for key in ("tube", "state", "pri", "delay", "ttr", "created_ns")
+        ]
+        rank = ours.get("deadline_ns", ours.get("burying", 0))
+        assert rank == job["rank"]
+        counts = [ours.get(key, 0) for key in ("reserves", "timeouts", "releases", "buries", "kicks")]
+        assert counts == job["counts"]
+        assert base64.b64decode(str(ours["body"])) + b"\r\n" == base64.b64decode(job["body"])
+
+
+@pytest.mark.parametrize("damage", ["missing", "garbled", "version"])
+def test_a_damaged_binlog_is_refused(damage: str, tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    theirs = tmp_path / "binlog"
+    shutil.copytree(DATA, theirs)
+    if damage == "missing":
+        (theirs / "binlog.2").unlink()
+    else:
+        data = bytearray((theirs / "binlog.2").read_bytes())
+        data[0 if damage == "version" else 100] ^= 0x80
+        (theirs / "binlog.2").write_bytes(data)
+    ran = tool("import-binlog", theirs, tmp_path / "new")
+    assert ran.code == 1 and "binlog.2" in ran.err and "--accept-damage" in ran.err
+    assert not (tmp_path / "new").exists()
+    ran = tool("import-binlog", "--accept-damage", theirs, tmp_path / "new")
+    assert ran.code == 0 and tool("journal", "check", tmp_path / "new").code == 0
+
+
+def test_a_torn_binlog_is_a_note(tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    theirs = tmp_path / "binlog"
+    shutil.copytree(DATA, theirs)
+    newest = max(theirs.glob("binlog.*"))
+    data = newest.read_bytes().rstrip(b"\0")
+    newest.write_bytes(data[:-30])
+    ran = tool("import-binlog", theirs, tmp_path / "new")
+    assert ran.code == 0 and ran.err.startswith(f"note: {newest.name} ends in a torn record")
+
+
+# --- usage, locks
+
+
+def test_main_belongs_to_these_words() -> None:
+    assert COMMANDS == ("journal", "import-binlog", "export", "import")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["journal"],
+        ["journal", "nonsense"],
+        ["journal", "check"],
+        ["journal", "check", "a", "b"],
+        ["journal", "check", "--nonsense", "a"],
+        ["journal", "repair", "a"],
+        ["journal", "repair", "--in-place", "a", "b"],
+        ["journal", "backup", "a"],
+        ["import"],
+        ["export"],
+        ["import-binlog", "a"],
+        ["import-binlog", ".", "."],
+    ],
+)
+def test_wrong_usage(words: Sequence[str], tool: Callable[..., Ran]) -> None:
+    ran = tool(*words)
+    assert ran.code == 5 and ran.out == ""
+    assert ran.err.startswith("geventstalk: ") and ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["journal", "--help"], ["journal", "check", "--help"], ["import-binlog", "--help"]])
+def test_help(words: Sequence[str], tool: Callable[..., Ran]) -> None:
+    ran = tool(*words)
+    assert ran.code == 0 and "Usage: geventstalk" in ran.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["journal", "check", "{}/absent"],
+        ["journal", "dump", "{}/absent"],
+        ["journal", "stats", "{}/absent"],
+        ["journal", "backup", "{}/absent", "{}/target"],
+        ["journal", "repair", "{}/absent", "{}/target"],
+        ["journal", "repair", "--in-place", "{}/absent"],
+        ["export", "{}/absent"],
+        ["import", "{}/absent/absent"],
+        ["import-binlog", "{}/absent", "{}/target"],
+        ["journal", "check", "{}/empty"],
+        ["journal", "backup", "{}/empty", "{}/target"],
+        ["import-binlog", "{}/empty", "{}/target"],
+        ["journal", "backup", "{}/journal", "{}/full"],
+        ["journal", "backup", "{}/journal", "{}/journal"],
+    ],
+)
+def test_directories_that_cannot_be_used(
+    words: Sequence[str], folder: Path, tmp_path: Path, tool: Callable[..., Ran]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (make_folder(tmp_path / "full") / "file").touch()
+    ran = tool(*(word.format(tmp_path) for word in words), stdin=HEADER + JOB)
+    assert ran.code == 10 and ran.err.startswith("geventstalk: ") and ran.err.count("\n") == 1
+    assert not (tmp_path / "absent").exists() and not (tmp_path / "target").exists()
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose lock another process has."""
+    folder = make_folder(tmp_path / "held")
+    program = (
+        "import sys; from journal.lock import DirectoryLock; lock = DirectoryLock(sys.argv[1]);"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)], env=environment, stdin=pipe, stdout=pipe
+    ) as process:
+        assert process.stdout and process.stdout.readline() == b"held\n"
+        yield folder
+        process.communicate(timeout=10)
+
+
+def test_what_writes_respects_the_lock(folder: Path, held: Path, tool: Callable[..., Ran]) -> None:
+    for path in folder.iterdir():
+        if path.name != "lock":
+            shutil.copy(path, held)
+    flip_one(held)
+    assert tool("journal", "repair", "--in-place", held).code == 10
+    assert tool("import", held, stdin=HEADER + JOB).code == 10
+    for path in held.iterdir():
+        if path.name != "lock":
+            path.unlink()
+    for words in (["journal", "backup", folder, held], ["import", held], ["import-binlog", DATA, held]):
+        ran = tool(*words, stdin=HEADER + JOB)
+        assert ran.code == 10 and "in use by another process" in ran.err
+    assert [path.name for path in held.iterdir()] == ["lock"]
+
+
+def test_reading_needs_no_lock(folder: Path, held: Path, tool: Callable[..., Ran]) -> None:
+    for path in folder.iterdir():
+        if path.name != "lock":
+            shutil.copy(path, held)
+    for words in (["journal", "check"], ["journal", "dump"], ["journal", "stats"], ["export"]):
+        assert tool(*words, held).code == 0
+
+
+def test_ids_behind_an_empty_journal_are_kept(tmp_path: Path, tool: Callable[..., Ran]) -> None:
+    """No job is left, and yet the next id is known: exported, imported, repaired, backed up."""
+    header = HEADER.replace("}", ',"jobs":0,"highest_id":77}')
+    assert "the next id is 78" in tool("import", tmp_path / "a", stdin=header).out
+    assert tool("journal", "backup", tmp_path / "a", tmp_path / "b").code == 0
+    text = tool("export", tmp_path / "b").out
+    assert json.loads(text)["highest_id"] == 77
+    assert tool("import", tmp_path / "c", stdin=text).code == 0
+    shutil.copy(segments(tmp_path / "c")[0], tmp_path / "c" / "segment-00000003.db")  # damage
+    assert tool("journal", "repair", tmp_path / "c", tmp_path / "d").code == 0
+    # What was damaged may have had later ids.
+    assert json.loads(tool("export", tmp_path / "d").out)["highest_id"] == 77 + LOST_KEYS
+
+
+# --- the document
+
+
+def test_the_document_is_true(tmp_path: Path) -> None:
+    """Every command in docs/journal.md runs and prints what stands there; `...` stands for anything."""
+    if shutil.which("sqlite3") is None:
+        pytest.skip("sqlite3 is not installed")
+    programs = make_folder(tmp_path / "bin")
+    program = programs / "geventstalk"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m geventstalk "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    text = (ROOT / "docs" / "journal.md").read_text(encoding="utf-8")
+    count = 0
+    for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for example in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, expected = re.fullmatch(r"(.*?\n(?:> .*?\n)*)(.*)", example, re.DOTALL).groups()  # type: ignore[union-attr]
+            command = command.replace("\n> ", "\n").replace("/var/lib/beanstalkd", str(DATA))
+            environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+            done = subprocess.run(
+                ["sh", "-c", command], cwd=tmp_path, env=environment, text=True, timeout=30, check=False,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            pattern = ".*".join(map(re.escape, expected.rstrip("\n").split("...")))
+            assert re.fullmatch(pattern, done.stdout.rstrip("\n"), re.DOTALL), f"{command}{done.stdout}"
+            count += 1
+    assert count >= 16
