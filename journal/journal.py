@@ -203,9 +203,12 @@ class Journal:
 
     def start(self) -> None:
         """Opens a new segment behind all others. Raises JournalFull or JournalFailed."""
-        for name in os.listdir(self.directory):
-            if NEW_SUFFIX in name:  # a crash left it half made
-                os.unlink(os.path.join(self.directory, name))
+        try:
+            for name in os.listdir(self.directory):
+                if NEW_SUFFIX in name:  # a crash left it half made
+                    os.unlink(os.path.join(self.directory, name))
+        except OSError as error:
+            raise JournalFailed(f"cannot tidy the journal's directory: {error.strerror}") from error
         numbers = [sealed.number for sealed in self._sealed] + [found.number for found in self._damaged]
         number = max([0, *numbers, *aside_numbers(self.directory), *(last for _, last in self._missing)]) + 1
         self._fit_segments()

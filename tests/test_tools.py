@@ -28,7 +28,7 @@ import yaml
 
 import journal.tools
 from geventstalk.job import BURIED, DELAYED, READY, Job, Tally
-from geventstalk.records import Epoch
+from geventstalk.records import Epoch, encode_whole
 from geventstalk.store import Store
 from geventstalk.tools import COMMANDS, main
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
@@ -379,11 +379,6 @@ def test_stats_agree_with_the_jobs(folder: Path, tool: Callable[..., Ran]) -> No
 
 def test_a_large_journal_is_dumped_without_holding_it(tmp_path: Path) -> None:
     builder = Builder(str(make_folder(tmp_path / "large")))
-    encoder = Store(Journal(str(tmp_path / "other"), segment_bytes=1 << 20), None, Epoch(0, 0))
-    list(encoder.replay())
-    encoder.abandon()
-    from geventstalk.records import encode_whole
-
     for id in range(1, 1001):
         builder.append(id, encode_whole(make_job(id, body=bytes(100_000)), b"t", Epoch(0, 0)))
     builder.finish()
