@@ -205,7 +205,8 @@ class Journal:
         """Opens a new segment behind all others. Raises JournalFull or JournalFailed."""
         try:
             for name in os.listdir(self.directory):
-                if NEW_SUFFIX in name:  # a crash left it half made
+                alone = name.endswith(("-wal", "-shm")) and not os.path.exists(os.path.join(self.directory, name[:-4]))
+                if NEW_SUFFIX in name or alone:  # a crash left it half made, or half removed
                     os.unlink(os.path.join(self.directory, name))
         except OSError as error:
             raise JournalFailed(f"cannot tidy the journal's directory: {error.strerror}") from error

@@ -341,6 +341,7 @@ def _seal(db: sqlite3.Connection, path: str, records: int) -> None:
     try:
         db.execute("INSERT OR REPLACE INTO meta VALUES('records', ?)", (records,))
         db.execute("PRAGMA synchronous=FULL")
+        db.execute("PRAGMA busy_timeout=0")  # who reads the file is not waited for
         busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         db.close()
     except sqlite3.Error as error:
@@ -378,8 +379,11 @@ def fsync_path(path: str) -> None:
 
 
 def remove_files(path: str) -> None:
-    """Unlinks a segment with what SQLite keeps beside it; what is not there is no error."""
-    for suffix in ("-wal", "-shm", ""):
+    """Unlinks a segment with what SQLite keeps beside it; what is not there is no error.
+
+    The database first: without its WAL, which may hold deletes, the rest of it would be believed.
+    """
+    for suffix in ("", "-wal", "-shm"):
         try:
             os.unlink(path + suffix)
         except FileNotFoundError:

@@ -791,7 +791,8 @@ class Generator:
             verbs = b"| |put|put |peek|reservex|STATS|quit|quitx|stats-job|list|peek-readyx|pause-tube".split(b"|")
             return rng.choice(verbs) + b"\r\n"
         if draw < 0.3:
-            return self.command()[:-2] + b"x" * rng.choice((190, 221, 222, 224, 300, 450)) + b"\r\n"
+            size = LINE_BYTES_MAX * rng.choice((1, 1, 1, 2)) + rng.choice((-1, 0, 2, 3, 100))
+            return self.command()[:-2].ljust(size - 2, b"x") + b"\r\n"
         line = bytearray(rng.choice((self.put, self.of_job, self.kick, self.look, self.tube, self.pause))())
         for _ in range(rng.choice((1, 1, 2))):
             at = rng.randrange(len(line))
