@@ -498,9 +498,15 @@ class _WireTrace:
 
     def __call__(self, direction: str, data: bytes) -> None:
         if direction == "<":
-            self._trace.command(self._fd, data)
-        else:
-            self._trace.reply(self._fd, data.partition(b"\r\n")[0])
+            self._trace.command(self._fd, data.partition(b" ")[0])
+            return
+        line = data.partition(b"\r\n")[0]
+        words = line.split(b" ")
+        if words[0] == b"INSERTED":
+            self._trace.job_in(self._fd, int(words[1]))
+        self._trace.reply(self._fd, line)
+        if words[0] in (b"RESERVED", b"FOUND"):
+            self._trace.job_out(self._fd, int(words[1]))
 
 
 def _warn_of_binlog(directory: str, log: logging.Logger) -> None:

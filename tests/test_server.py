@@ -725,3 +725,20 @@ def test_the_journal_goes_on_at_the_limit_of_descriptors(launch_tcp: Launch, tmp
             other.close()
         for other in others[80:]:
             other.sync()
+
+
+def test_the_trace_of_vv(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
+    """Commands by their name, replies by their first line, and the jobs between, as upstream's -VV."""
+    log = tmp_path / "log"
+    server = start_server("-VV", stderr=log)
+    with Client(server.connect()) as client:
+        client.put(b"one")
+        assert client.ask(b"peek 1") == b"FOUND 1 3\r\none\r\n"
+        assert client.ask(b"delete 7") == b"NOT_FOUND\r\n"
+    lines = [line[:1] + line.partition(" ")[2] for line in log.read_text().splitlines() if line[:1] in "<>"]
+    wanted = [
+        *("<command put", "<job 1", ">reply INSERTED 1"),
+        *("<command peek", ">reply FOUND 1 3", ">job 1"),
+        *("<command delete", ">reply NOT_FOUND"),
+    ]
+    assert lines[-len(wanted) :] == wanted
