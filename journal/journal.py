@@ -168,6 +168,7 @@ class Journal:
         self._tight = False  # the reserve had to be given back: no puts until it stands again
         self._resizing = False
         self._behind = False
+        self._noted = False  # the current segment alone knows which ones are gone
 
     # --- start
 
@@ -417,6 +418,7 @@ class Journal:
         self._with_room(lambda: fresh.note(self.high_water, oldest))
         self._unsynced.append(fresh.wal)
         self._writer = fresh
+        self._noted = False
         self._estimate = 0
         sealed = _Sealed(writer.path, writer.number)
         self._sealed.append(sealed)
@@ -498,8 +500,13 @@ class Journal:
         if not victim.ready:
             return False
         standing = sum(sealed.bytes for sealed in self._sealed[self._retiring :])
-        factor = 1.25 if self._tight else 2
-        return not self.live.by_segment.get(victim.number) or standing > factor * self.live.total_bytes
+        alive = self.live.by_segment.get(victim.number, 0)
+        if not alive:
+            return True
+        if self._tight:
+            # Moving takes room before it gives any back, and what is left belongs to the jobs' own changes.
+            return standing > 1.25 * self.live.total_bytes and self._space.free() > 2 * alive + 2 * self._segment_limit
+        return standing > 2 * self.live.total_bytes
 
     def catch_up(self, payload_of: Callable[[int], bytes | None]) -> None:
         """Compacts here and now when garbage has come faster than slices at leisure can clear it away.
@@ -567,6 +574,7 @@ class Journal:
         assert writer is not None
         oldest = self._oldest_needed()
         self._with_room(lambda: writer.note(self.high_water, oldest))
+        self._noted = True
         point = self._guard()
 
         def work() -> None:
@@ -592,7 +600,7 @@ class Journal:
                 self._guard().run()
                 if self._victim is not None:
                     self._victim.close()
-                if writer.records == 0 and len(self._sealed) > self._retiring:
+                if writer.records == 0 and not self._noted and len(self._sealed) > self._retiring:
                     self._worker.submit(writer.discard, lambda: None)
                 elif writer.wal.size() <= _SEAL_AT_END_BYTES:
                     self._worker.submit(writer.seal, lambda: None)

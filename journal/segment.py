@@ -125,9 +125,10 @@ class SegmentWriter:
             self._db.execute("SELECT count(*) FROM meta").fetchone()  # makes the WAL
             self.wal = WalFile(path + "-wal")
         except (sqlite3.Error, OSError) as error:
+            failure = _failure(error, "cannot create journal segment", path)  # while the disk is as full as it was
             remove_files(path + NEW_SUFFIX)
             remove_files(path)
-            raise _failure(error, "cannot create journal segment", path) from error
+            raise failure from error
 
     def rows(self, batch: Sequence[tuple[int, int, bytes]]) -> list[Row]:
         """What append() is to write for a batch of (key, kind, payload)."""
@@ -195,8 +196,9 @@ def _create(path: str, number: int, high_water: int) -> None:
     db = sqlite3.connect(path, isolation_level=None)
     try:
         db.executescript(
-            f"PRAGMA page_size={PAGE_BYTES}; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
-            f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION};"
+            # Alone with the file, SQLite needs no index of the WAL beside it: 32 KiB that a full disk may not have.
+            f"PRAGMA locking_mode=EXCLUSIVE; PRAGMA page_size={PAGE_BYTES}; PRAGMA journal_mode=WAL;"
+            f"PRAGMA synchronous=FULL; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION};"
             f"BEGIN; {_SCHEMA}"
             f"INSERT INTO meta VALUES('segment', {number}), ('high_water', {high_water}); COMMIT;"
         )
@@ -403,7 +405,7 @@ def disk_bytes(path: str) -> int:
 
 def _unreadable(error: sqlite3.Error, what: str) -> JournalError:
     """A device or a limit of the system that fails is no damage: the file may be whole the next time."""
-    text = str(error)
+    text = " ".join(str(error).split())  # SQLite may quote a schema of many lines
     if "I/O error" in text or "unable to open" in text or "locked" in text or isinstance(error, sqlite3.InternalError):
         return JournalFailed(f"{what}: {text}")
     return JournalDamaged(f"{what}: {text}")
@@ -411,7 +413,7 @@ def _unreadable(error: sqlite3.Error, what: str) -> JournalError:
 
 def _failure(error: Exception, what: str, path: str) -> JournalError:
     """What an error of SQLite or the system means. sqlite3 has error codes from Python 3.11 on only."""
-    text = str(error)
+    text = " ".join(str(error).split())
     full = "full" in text or "No space" in text
     if text == "disk I/O error":
         # So SQLite also says when the index of its WAL cannot grow on a full disk.

@@ -819,3 +819,23 @@ def test_records_of_all_kinds_are_given_back_in_order(tmp_path: Path) -> None:
     assert [record[:3] for record in again.replay()] == written
     again.start()
     again.close()
+
+
+def test_what_was_removed_is_remembered_when_nothing_else_was_written(tmp_path: Path) -> None:
+    """A life that only removes a segment: its own one is empty but for the note of that, and has to stay."""
+    rig = Rig(tmp_path / "home", compact=False)
+    rig.put(1)
+    rig.journal.commit()
+    rig.close()
+    rig.open()
+    rig.put(2, 20_000)  # too large to be worth moving
+    rig.delete(1)
+    rig.journal.commit()
+    rig.close()
+    rig.compact = True
+    rig.open()
+    rig.compact_all()
+    assert len(rig.segments()) < 4, "the first one is gone"
+    rig.close()
+    rig.open()
+    rig.close()
