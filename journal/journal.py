@@ -62,6 +62,8 @@ _RESERVE_KEY_BYTES: Final = 48
 _CATCH_UP_SLICES: Final = 4
 _WAIT_S: Final = 0.02
 """How long the worker is waited for where going on would break the bound of the directory."""
+_BARE_SEGMENT_BYTES: Final = 6 * PAGE_BYTES
+_SMALL_SEGMENTS: Final = 4
 _LOST_KEYS: Final = 1 << 20
 """Keys that are skipped when damage was accepted, so that none is used again that only the damage knew."""
 _INDEX_BYTES: Final = 1 << 15
@@ -506,7 +508,10 @@ class Journal:
         if self._tight:
             # Moving takes room before it gives any back, and what is left belongs to the jobs' own changes.
             return standing > 1.25 * self.live.total_bytes and self._space.free() > 2 * alive + 2 * self._segment_limit
-        return standing > 2 * self.live.total_bytes
+        # A segment takes some pages beside its records. Without counting them, very small segments would be compacted
+        # for ever: each move makes a new one as large as the one that went.
+        pages = min(len(self._sealed) - self._retiring, _SMALL_SEGMENTS) * _BARE_SEGMENT_BYTES
+        return standing > 2 * self.live.total_bytes + pages
 
     def catch_up(self, payload_of: Callable[[int], bytes | None]) -> None:
         """Compacts here and now when garbage has come faster than slices at leisure can clear it away.

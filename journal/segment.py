@@ -343,7 +343,6 @@ def _seal(db: sqlite3.Connection, path: str, records: int) -> None:
     try:
         db.execute("INSERT OR REPLACE INTO meta VALUES('records', ?)", (records,))
         db.execute("PRAGMA synchronous=FULL")
-        db.execute("PRAGMA busy_timeout=0")  # who reads the file is not waited for
         busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         db.close()
     except sqlite3.Error as error:
