@@ -5,7 +5,7 @@ This room must not know what a payload means, nor of other segments. Schema, for
   PART ... LAST for a FULL one that is too large for a row: LAST begins with the number of its PARTs (u32);
   crc is the CRC-32 of the payload, begun with a number made of seq, key and kind.
   meta(name, value): `segment` its number, `high_water` the largest key ever written before it, `oldest` the first
-  segment that a replay needs, and, once the segment is sealed, `records` their count.
+  segment that a replay needs, once the segment is sealed `records`, their count, and `crc` over the others.
 Commits never wait for the device (synchronous=OFF); sync() does, on the `-wal` file, from any thread. SQLite's locks
 are on the database and `-shm` files, so a descriptor of the `-wal` file may come and go without losing them.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from struct import Struct
 from struct import error as StructError
 from typing import Final
@@ -60,6 +60,11 @@ Row = tuple[int, int, int, int, bytes]
 def checksum(seq: int, key: int, kind: int, payload: bytes) -> int:
     """CRC-32 of the payload that also depends on where it stands, so that a moved record does not pass for another."""
     return crc32(payload, (key ^ (key >> 32) ^ (kind << 29) ^ (seq << 3)) & 0xFFFFFFFF)
+
+
+def meta_checksum(meta: Mapping[str, int]) -> int:
+    """CRC-32 of `name=value` lines in order of their names, as `meta` keeps it of itself under the name `crc`."""
+    return crc32("".join(f"{name}={meta[name]}\n" for name in sorted(meta) if name != "crc").encode())
 
 
 def split(key: int, payload: bytes) -> list[tuple[int, int, bytes]]:
@@ -165,10 +170,7 @@ class SegmentWriter:
         Raises JournalFull or JournalFailed.
         """
         try:
-            self._db.execute(
-                "INSERT OR REPLACE INTO meta VALUES('high_water', ?), ('oldest', ?)",
-                (high_water, oldest),
-            )
+            _write_meta(self._db, {"segment": self.number, "high_water": high_water, "oldest": oldest})
         except sqlite3.Error as error:
             raise _failure(error, "cannot write to journal segment", self.path) from error
 
@@ -200,11 +202,23 @@ def _create(path: str, number: int, high_water: int) -> None:
             f"PRAGMA locking_mode=EXCLUSIVE; PRAGMA page_size={PAGE_BYTES}; PRAGMA journal_mode=WAL;"
             f"PRAGMA synchronous=FULL; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION};"
             f"BEGIN; {_SCHEMA}"
-            f"INSERT INTO meta VALUES('segment', {number}), ('high_water', {high_water}); COMMIT;"
         )
+        _write_meta(db, {"segment": number, "high_water": high_water})
+        db.execute("COMMIT")
     finally:
         db.close()  # and with the last connection the WAL is merged and gone
     fsync_path(path)
+
+
+def _write_meta(db: sqlite3.Connection, meta: dict[str, int]) -> None:
+    """Writes values, with the checksum of all that stand then, in one statement."""
+    rows = {**meta, "crc": meta_checksum(meta)}
+    places = ", ".join(["(?, ?)"] * len(rows))
+    db.execute(f"INSERT OR REPLACE INTO meta VALUES {places}", [part for row in rows.items() for part in row])
+
+
+def _read_meta(db: sqlite3.Connection) -> dict[str, int]:
+    return {str(name): int(value) for name, value in db.execute("SELECT name, value FROM meta")}
 
 
 class SegmentReader:
@@ -239,11 +253,13 @@ class SegmentReader:
                 raise JournalDamaged(f"{path} is not a journal segment")
             if version != FORMAT_VERSION:
                 raise JournalDamaged(f"{path} has format version {version}; this server reads {FORMAT_VERSION}")
-            meta = dict(self._db.execute("SELECT name, value FROM meta"))
-            self.number = int(meta["segment"])
-            self.high_water = int(meta["high_water"])
-            self.oldest = int(meta.get("oldest", self.number))
-            self._expected = int(meta["records"]) if "records" in meta else None
+            meta = _read_meta(self._db)
+            if meta["crc"] != meta_checksum(meta):
+                raise JournalDamaged(f"{path} cannot be read as a journal segment: its head is damaged")
+            self.number = meta["segment"]
+            self.high_water = meta["high_water"]
+            self.oldest = meta.get("oldest", self.number)
+            self._expected = meta.get("records")
         except sqlite3.Error as error:
             raise _unreadable(error, f"{path} cannot be read as a journal segment") from error
         except (KeyError, TypeError, ValueError) as error:
@@ -258,6 +274,9 @@ class SegmentReader:
             for seq, key, kind, crc, payload in self._db.execute(
                 "SELECT seq, key, kind, crc, payload FROM record ORDER BY seq"
             ):
+                if seq <= self.records:  # a page stands in the place of another: what it says was said before
+                    self.skipped += 1
+                    continue
                 self.skipped += seq - self.records - 1
                 self.records = seq
                 if FULL <= kind <= LAST and crc == checksum(seq, key, kind, payload):
@@ -341,7 +360,9 @@ def torn_bytes(path: str) -> int:
 
 def _seal(db: sqlite3.Connection, path: str, records: int) -> None:
     try:
-        db.execute("INSERT OR REPLACE INTO meta VALUES('records', ?)", (records,))
+        meta = _read_meta(db)
+        del meta["crc"]
+        _write_meta(db, {**meta, "records": records})
         db.execute("PRAGMA synchronous=FULL")
         busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         db.close()
