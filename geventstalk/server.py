@@ -71,6 +71,7 @@ class Server:
         self._grown.set()
         self._held: list[tuple[Connection, bytes]] = []
         self._sync_wanted = Event()
+        self._syncing: Any = None  # the last fsync in a thread
         self._stopped = Event()
         self._exit_code = EXIT_OK
         self._id = secrets.token_hex(8)
@@ -170,6 +171,10 @@ class Server:
     def _finish(self) -> int:
         if self._exit_code == EXIT_OK:
             try:
+                # The greenlet that waited for it is dead by now; what waits in `_held` may have waited for this.
+                error = None if self._syncing is None else self._syncing.get()
+                if error is not None:
+                    raise error
                 self._end_turn()
                 if self._store is not None:
                     point = self._store.sync_point()
@@ -374,9 +379,9 @@ class Server:
         """Under `-f0`: an fsync in a thread for all replies that wait, then one for those that came meanwhile."""
         while self._exit_code == EXIT_OK:
             self._sync_wanted.wait()
-            held = self._held
-            self._held = []
+            count = len(self._held)  # they stay in it: stop() may kill this greenlet while it waits
             if self._sync_away():
+                held, self._held = self._held[:count], self._held[count:]
                 self._release(held)
             if not self._held:
                 self._sync_wanted.clear()
@@ -385,7 +390,10 @@ class Server:
         """fsyncs what is committed, in a thread; returns whether it is on the device. A failure ends the server."""
         assert self._store is not None
         point = self._store.sync_point()
-        error = None if point is None else gevent.get_hub().threadpool.apply(_run, (point,))
+        if point is None:
+            return True
+        self._syncing = gevent.get_hub().threadpool.spawn(_run, point)
+        error = self._syncing.get()
         if error is not None:
             self._fail(error)
         return error is None

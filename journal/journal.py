@@ -9,10 +9,12 @@ everything that replaced it is on the device.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
-from typing import Final
+from typing import Final, TypeVar
+
+from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
 from journal.liveness import Liveness
@@ -35,45 +37,55 @@ from journal.segment import (
     NEW_SUFFIX,
     PAGE_BYTES,
     PART_BYTES,
-    ROW_BYTES,
     SegmentReader,
     SegmentWriter,
     WalFile,
     disk_bytes,
     fsync_path,
     remove_files,
+    row_bytes,
     seal_left_over,
     split,
+    sync_files,
 )
-from journal.space import Space
+from journal.space import PIECE_BYTES, Space
 from journal.worker import Worker
 
-_SCAN_KEYS: Final = 512
+_SCAN_KEYS: Final = 256
 """Keys of the oldest segment that one slice of compaction looks at."""
-_MOVE_BYTES: Final = 1 << 18
+_MOVE_BYTES: Final = 1 << 17
 """Bytes that one slice of compaction moves, give or take a record."""
 _SEAL_AT_END_BYTES: Final = 1 << 24
 """A larger WAL is left to the next start, so that a stop takes no longer than it may."""
 _SEGMENT_BYTES_MIN: Final = 1 << 15
-_CAPACITY_SHARE: Final = 16
+_CAPACITY_SHARE: Final = 32
 """A segment takes at most this share of the disk or budget, so that a small one can still rotate and compact."""
 _RESERVE_KEY_BYTES: Final = 48
 """What deleting a key takes in the end, kept in the reserve for each live key."""
-_CATCH_UP_SLICES: Final = 4
-_WAIT_S: Final = 0.02
-"""How long the worker is waited for where going on would break the bound of the directory."""
+_WAIT_S: Final = 0.004
+"""How long a commit waits for the worker, or compacts, where the directory would outgrow its bound otherwise."""
+_LONG_WAIT_S: Final = 0.1
+"""The same where the device is so slow that short waits were not enough."""
+_FULL_WAIT_S: Final = 5.0
+"""The same on a full disk, where going on without room would be the end."""
 _BARE_SEGMENT_BYTES: Final = 6 * PAGE_BYTES
-_SMALL_SEGMENTS: Final = 4
+"""What a sealed segment takes beside its records, and those that are behind its last whole page."""
+_SPARE_SEGMENTS: Final = 4
 _LOST_KEYS: Final = 1 << 20
 """Keys that are skipped when damage was accepted, so that none is used again that only the damage knew."""
 _INDEX_BYTES: Final = 1 << 15
 """SQLite's index of a WAL, which it keeps in a file as well."""
 _INDEXES_MAX: Final = 5
 """WALs that may be open at once: the current one, the next, one being sealed, two that others look at."""
-_CHANGE_BYTES: Final = 64 + ROW_BYTES
+_NEW_SEGMENT_BYTES: Final = _INDEX_BYTES + 8 * PAGE_BYTES
+"""What a segment takes on disk before it has any record."""
+_CHANGE_BYTES: Final = row_bytes(64)
 """What a change of a key may add to what is live of it; callers keep their changes within that."""
 _ADMIT_CHECK_EVERY: Final = 256
 """Puts between two looks at the disk; what others take of it meanwhile, the reserve covers."""
+
+
+_T = TypeVar("_T")
 
 
 class SyncPoint:
@@ -109,15 +121,59 @@ class SyncPoint:
 
 
 class _Sealed:
-    """A segment that is only read any more. `ready` once the worker has merged its WAL."""
+    """A segment that is only read any more. `ready` once the worker has merged its WAL, or found no room to do so."""
 
-    def __init__(self, path: str, number: int) -> None:
+    def __init__(self, path: str, number: int, writer: SegmentWriter | None = None, written: int = 0) -> None:
         self.path = path
         self.number = number
         self.ready = False
         self.bytes = disk_bytes(path)
+        self.merge_bytes = min(self.bytes, written + written // 8 + _BARE_SEGMENT_BYTES)  # what that takes at most
+        self._writer = writer  # of this process, until its WAL is merged
+        self.wal = writer.wal if writer else None
+        self._left_over: int | None = None  # records of one that a crash left with its WAL, until that is merged
+
+    @classmethod
+    def found(cls, found: Found) -> _Sealed:
+        """As a replay found it."""
+        sealed = cls(found.path, found.number, None, found.records << 32)
+        if os.path.exists(found.path + "-wal"):
+            sealed._left_over = found.records
+        else:
+            sealed.ready = True
+        return sealed
+
+    @property
+    def merged(self) -> bool:
+        """Whether nothing stands in a WAL any more."""
+        return self._writer is None and self._left_over is None
+
+    def merge(self, log: Callable[[str], None]) -> None:
+        """Seals it, in the worker. Raises JournalFull, when it may be done later."""
+        if self._writer is not None:
+            self._writer.seal()
+        elif self._left_over is not None:
+            torn = seal_left_over(self.path, self._left_over)
+            if torn:
+                log(f"journal: {self.path} ended in a torn write of {torn} bytes, which nobody was told of")
+        self._writer = None
+        self._left_over = None
+
+    def keep(self) -> None:
+        """Instead of sealing it, in the worker: what it has gets to the device as it is."""
+        sync_files(self.path)
+
+    def remove(self) -> None:
+        """Unlinks it, in the worker."""
+        if self._writer is not None:
+            self._writer.discard()
+            self._writer = None
+        else:
+            remove_files(self.path)
+        self.wal = None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Journal:
     """Opens and locks a directory. First exhaust replay(), then start(), then append and commit.
 
@@ -164,20 +220,21 @@ class Journal:
         self._scanned_seq = 0
         self._victim: SegmentReader | None = None
         self._retiring = 0  # segments handed to the worker for removal
-        self._segment_limit = segment_bytes
+        self._segment_limit = segment_bytes // 2
+        self._written = 0  # bytes of records in the current segment
         self._slack = 0
         self._admitted = 0
-        self._tight = False  # the reserve had to be given back: no puts until it stands again
-        self._resizing = False
+        self._said_tight = False
+        self._refilling = False
         self._behind = False
         self._noted = False  # the current segment alone knows which ones are gone
 
     # --- start
 
     def replay(self) -> Iterator[Record]:
-        """Every record of every segment, oldest first. Raises JournalDamaged behind the last one; changes nothing."""
-        if self._space.free() < 4 * _SEGMENT_BYTES_MIN:
-            self._space.give_back()  # even reading takes some room: SQLite's index of a WAL
+        """Every record of every segment, oldest first; changes none. Raises JournalDamaged behind the last one."""
+        if self._space.free() < 2 * _NEW_SEGMENT_BYTES:
+            self._space.give_back(2 * _NEW_SEGMENT_BYTES)  # even reading takes some: SQLite's index of a WAL
         replay = Replay(self.directory)
         self.live = replay.live
         yield from replay.records()
@@ -196,13 +253,8 @@ class Journal:
         for found in replay.found:
             if found.damaged:
                 self._damaged.append(found)
-                continue
-            sealed = _Sealed(found.path, found.number)
-            self._sealed.append(sealed)
-            if os.path.exists(found.path + "-wal"):
-                self._seal(sealed, partial(self._seal_left_over, found.path, found.records))
             else:
-                sealed.ready = True
+                self._sealed.append(_Sealed.found(found))
 
     def start(self) -> None:
         """Opens a new segment behind all others. Raises JournalFull or JournalFailed."""
@@ -216,14 +268,10 @@ class Journal:
         numbers = [sealed.number for sealed in self._sealed] + [found.number for found in self._damaged]
         number = max([0, *numbers, *aside_numbers(self.directory), *(last for _, last in self._missing)]) + 1
         self._fit_segments()
+        fsync_path(self.directory)  # of what a start left that died, nothing may go while what is made now stays
         path = segment_path(self.directory, number)
-        try:
-            self._writer = SegmentWriter(path, number, self.high_water)
-        except JournalFull:
-            if not self._space.give_back():
-                raise
-            self._writer = SegmentWriter(path, number, self.high_water)
-        writer, oldest = self._writer, self._oldest_needed()
+        writer = self._writer = self._space.within(lambda: SegmentWriter(path, number, self.high_water))
+        oldest = self._oldest_needed()
         self._with_room(lambda: writer.note(self.high_water, oldest))
         try:
             self._watermark = os.open(
@@ -233,9 +281,15 @@ class Journal:
         except OSError as error:
             raise JournalFailed(f"cannot create the journal's watermark: {error.strerror}") from error
         fsync_path(self.directory)
-        if not self._space.resize(self._reserve_target()):
-            self._tight = True
+        self._space.refill(self._reserve_target(), self._margin)
+        self._say_tight()
         self._prepare()
+        for sealed in self._sealed:
+            if not sealed.merged:
+                sync_files(sealed.path)  # what is built on it must not outlive it
+                self._seal(sealed)
+        if self._space.tight:
+            self._refill()  # before others take what sealing gives back
 
     def heal(self, payload_of: Callable[[int], bytes | None]) -> int:
         """Makes accepted damage good: what damaged segments still say is written anew, then they are set aside.
@@ -306,6 +360,7 @@ class Journal:
         else:
             self._batch.append((key, kind, payload))
         self._estimate += len(payload)
+        self._written += row_bytes(len(payload))
         if key > self.high_water:
             self.high_water = key
 
@@ -323,8 +378,9 @@ class Journal:
         if writer.wal not in self._unsynced:
             self._unsynced.append(writer.wal)
         self._estimate += PAGE_BYTES // 2  # a commit writes at least one page, half of it anew on average
-        if self._estimate >= self._segment_limit // 2 or self._tight:
+        if self._estimate >= self._segment_limit // 2 or self._space.tight:
             self._rotate_if_full(writer)
+            self._behind = self._behind or self._space.tight
 
     def sync_point(self) -> SyncPoint | None:
         """What is committed and not yet asked to be on the device; None when there is nothing."""
@@ -341,77 +397,121 @@ class Journal:
     def admits(self, size: int) -> bool:
         """Whether there is room for a new key of this payload and for all that may still happen to all keys.
 
-        The directory stays below twice the live bytes and four segments: that is what has to fit.
+        The directory stays below twice the live bytes and the segments that come and go: that is what has to fit.
         """
-        if self._tight:
+        if self._space.tight:
             return False
-        need = 2 * (size + ROW_BYTES + _CHANGE_BYTES) + _RESERVE_KEY_BYTES
+        need = 2 * (row_bytes(size) + _CHANGE_BYTES) + _RESERVE_KEY_BYTES
         self._admitted += 1
         if self._slack < need or self._admitted >= _ADMIT_CHECK_EVERY:
             self._admitted = 0
-            used = self.disk_bytes
             grown = self.live.total_bytes + self.live.keys * _CHANGE_BYTES
-            around = 4 * self._segment_limit + _INDEXES_MAX * _INDEX_BYTES + self._reserve_target()
-            self._slack = self._space.capacity(used) - 2 * grown - around
+            bare = (grown // self._segment_limit + _SPARE_SEGMENTS) * _BARE_SEGMENT_BYTES
+            coming = 2 * _NEW_SEGMENT_BYTES + _INDEXES_MAX * _INDEX_BYTES
+            around = _SPARE_SEGMENTS * self._segment_limit + coming + self._reserve_target()
+            self._slack = self._space.capacity(self.disk_bytes) - 2 * grown - bare - around
         if self._slack < need:
             return False
         self._slack -= need
         return True
 
     def _reserve_target(self) -> int:
-        # Sealing a full segment writes it once more before its WAL goes, and the next one needs an index of its WAL.
-        return self._segment_limit + _INDEX_BYTES + _RESERVE_KEY_BYTES * self.live.keys
+        """What is kept for the time when somebody else fills the disk.
+
+        Room to seal and begin small segments, to move what is live in a large one, and to delete every key.
+        """
+        keys = _RESERVE_KEY_BYTES * self.live.keys
+        return self._enough_room(self._segment_limit) + _NEW_SEGMENT_BYTES + keys
+
+    def _least_room(self, alive: int) -> int:
+        """What moving so many live bytes to small segments takes before the one that they come from goes."""
+        return alive + alive // 8 + 2 * self._small_segment + _NEW_SEGMENT_BYTES
+
+    def _enough_room(self, alive: int) -> int:
+        """With more than that, commits may go on on a full disk before anything has to be moved."""
+        return self._least_room(alive) + self._small_segment + 2 * _NEW_SEGMENT_BYTES
+
+    @property
+    def _small_segment(self) -> int:
+        """Segments are smaller while the disk is full."""
+        return min(self._segment_limit, max(self._segment_limit // 6, 3 * PIECE_BYTES))
+
+    @property
+    def _margin(self) -> int:
+        """What the disk must have beside the whole reserve before it counts as having room again."""
+        return 2 * (self._segment_limit + _NEW_SEGMENT_BYTES)
 
     def _fit_segments(self) -> None:
-        """Small segments on a small disk, so that it can rotate and compact at all."""
-        share = self._space.capacity(self.disk_bytes) // _CAPACITY_SHARE
-        self._segment_limit = min(self.segment_bytes, max(share, _SEGMENT_BYTES_MIN))
+        """Small segments on a small disk, so that it can rotate and compact at all.
 
-    def _with_room(self, write: Callable[[], None]) -> None:
-        """Does a write; on a full disk gives the reserve back and does it once more: nothing had been written."""
+        While one is sealed its records stand in the WAL and in the database: together they take what -s says.
+        """
+        share = self._space.capacity(self.disk_bytes) // _CAPACITY_SHARE
+        self._segment_limit = min(max(self.segment_bytes // 2, _SEGMENT_BYTES_MIN // 2), max(share, _SEGMENT_BYTES_MIN))
+
+    def _with_room(self, write: Callable[[], _T]) -> _T:
+        """Does a write, with room from the reserve where the disk is full."""
         try:
-            write()
+            return self._space.within(write)
         except JournalFull as full:
-            if not self._space.give_back():
-                raise JournalFailed(str(full)) from full
-            if not self._tight:
-                self._log("journal: the disk is full; puts are refused until there is room again")
-            self._tight = True
-            try:
-                write()
-            except JournalFull as error:
-                raise JournalFailed(str(error)) from error
+            raise JournalFailed(str(full)) from full
+        finally:
+            self._say_tight()
+
+    def _say_tight(self) -> None:
+        if self._space.tight != self._said_tight:
+            self._said_tight = self._space.tight
+            full = "the disk is full; puts are refused until there is room again"
+            self._log(f"journal: {full if self._said_tight else 'there is room again; puts are accepted'}")
 
     def _tend_reserve(self) -> None:
         """Lets the reserve grow and shrink with the live keys, and stand again when a full disk has room."""
+        self._say_tight()
+        space = self._space
         target = self._reserve_target()
-        far = abs(target - self._space.reserved) > self._segment_limit // 4
-        if self._resizing or not (far or self._tight):
+        far = abs(target - space.reserved) > self._segment_limit // 4
+        if self._refilling or not (far or space.tight):
             return
-        if self._tight and self._space.free() < target + 2 * self._segment_limit:
+        if space.tight and space.free() < PIECE_BYTES and space.reserved < target:
             return
-        self._resizing = True
-        reached: list[bool] = []
+        self._refill()
+
+    def _refill(self) -> None:
+        space = self._space
+        target = self._reserve_target()
+        self._refilling = True
 
         def done() -> None:
-            self._resizing = False
-            if reached[0] and self._tight:
-                self._tight = False
-                self._log("journal: there is room again; puts are accepted")
+            self._refilling = False
+            self._say_tight()
+            room = space.free() + space.reserved
+            for sealed in self._sealed[self._retiring :]:
+                if sealed.ready and not sealed.merged and sealed.merge_bytes + PIECE_BYTES < room:
+                    room -= sealed.merge_bytes
+                    self._seal(sealed)
 
-        self._worker.submit(lambda: reached.append(self._space.resize(target)), done)
+        self._worker.submit(lambda: space.refill(target, self._margin), done)
 
     # --- segments come and go
 
+    @property
+    def _full_at(self) -> int:
+        """Of how many bytes a WAL is full."""
+        return self._small_segment if self._space.tight else self._segment_limit
+
+    @property
+    def _overgrown(self) -> bool:
+        """Whether the current segment is beyond full, because the next one is not there yet."""
+        assert self._writer is not None
+        return self._writer.wal.size() > self._full_at + self._full_at // 4
+
     def _rotate_if_full(self, writer: SegmentWriter) -> None:
-        limit = self._segment_limit // 4 if self._tight else self._segment_limit
-        size = writer.wal.size()
-        if size < limit:
+        if writer.wal.size() < self._full_at:
             return
         if self._next is None:
             self._prepare()
-            if size >= 2 * limit:
-                self._worker.wait(_WAIT_S)
+            if self._overgrown:
+                self._worker.wait(_WAIT_S if writer.wal.size() < 2 * self._full_at else _LONG_WAIT_S)
         if self._next is None:
             return
         fresh = self._next
@@ -422,34 +522,39 @@ class Journal:
         self._writer = fresh
         self._noted = False
         self._estimate = 0
-        sealed = _Sealed(writer.path, writer.number)
+        sealed = _Sealed(writer.path, writer.number, writer, self._written)
+        self._written = 0
         self._sealed.append(sealed)
-        self._seal(sealed, writer.seal)
+        self._seal(sealed)
         self._prepare()
-        self._behind = self._is_behind()
+        self._behind = self._excess() > 0
 
-    def _is_behind(self) -> bool:
-        return self.compact and self.disk_bytes > 2.5 * self.live.total_bytes + 2 * self._segment_limit
+    def _excess(self) -> float:
+        """By how many bytes the directory is too large, or its disk too full: then commits wait for compaction."""
+        if not self.compact:
+            return 0
+        used = self.disk_bytes
+        room = self._space.capacity(used) - used - self._reserve_target() - _INDEXES_MAX * _INDEX_BYTES
+        used += sum(sealed.bytes for sealed in self._sealed if not sealed.ready)  # being merged, they stand there twice
+        return max(used - 2.5 * self.live.total_bytes - 3 * self._segment_limit, self._margin - room)
 
-    def _seal(self, sealed: _Sealed, work: Callable[[], None]) -> None:
-        def seal() -> None:
+    def _seal(self, sealed: _Sealed) -> None:
+        sealed.ready = False
+
+        def work() -> None:
             try:
-                work()
+                self._space.within(lambda: sealed.merge(self._log), sealed.merge_bytes)
             except JournalFull:
-                if not self._space.give_back():
-                    raise
-                work()
+                sealed.keep()  # as it is, until there is room
 
         def done() -> None:
             sealed.ready = True
             sealed.bytes = disk_bytes(sealed.path)
+            if sealed.wal in self._unsynced:  # it is on the device by now; under `-F` nobody else asks
+                self._unsynced.remove(sealed.wal)
+            sealed.wal = None
 
-        self._worker.submit(seal, done)
-
-    def _seal_left_over(self, path: str, records: int) -> None:
-        torn = seal_left_over(path, records)
-        if torn:
-            self._log(f"journal: {path} ended in a torn write of {torn} bytes, which nobody was told of")
+        self._worker.submit(work, done)
 
     def _prepare(self) -> None:
         """Has the worker create the next segment, so that rotation costs no time. A full disk only puts it off."""
@@ -462,7 +567,7 @@ class Journal:
 
         def work() -> None:
             try:
-                made.append(SegmentWriter(segment_path(self.directory, number), number, 0))
+                made.append(self._space.within(lambda: SegmentWriter(segment_path(self.directory, number), number, 0)))
                 fsync_path(self.directory)
             except JournalFull:
                 return
@@ -471,7 +576,7 @@ class Journal:
             self._preparing = False
             self._next = made[0] if made else None
 
-        self._worker.submit(work, done)
+        self._worker.submit(work, done, urgent=True)
 
     # --- compaction
 
@@ -484,49 +589,69 @@ class Journal:
     @property
     def settling(self) -> bool:
         """Whether the worker has something to do or to report, or the disk is full."""
-        return self._worker.busy or self._tight
+        return self._worker.busy or self._space.tight
 
     def wants_compaction(self) -> bool:
         """Whether compact_slice() has something worth doing: sealed segments hold more garbage than live records."""
         self._worker.check()
+        writer = self._writer
+        assert writer is not None
         if self._next is None:
             self._prepare()
-        elif self._writer is not None and not self._batch:
-            self._rotate_if_full(self._writer)  # it may have had to wait for the next segment, and nobody writes now
+        elif not self._batch and (self._overgrown or self._written > self.live.by_segment.get(writer.number, 0)):
+            self._rotate_if_full(writer)  # it may have had to wait for the next one, and nobody writes now
         self._tend_reserve()
-        if not self.compact or len(self._sealed) <= self._retiring:
+        if not self.compact or len(self._sealed) <= self._retiring or self._overgrown:
             return False
-        if self._victim is not None:
+        if sum(not sealed.ready for sealed in self._sealed[-_SPARE_SEGMENTS:]) > 1:
+            return False  # what is moved must not come faster than the worker seals
+        if self._victim is not None and not self._space.tight:
             return True
         victim = self._sealed[self._retiring]
         if not victim.ready:
             return False
-        standing = sum(sealed.bytes for sealed in self._sealed[self._retiring :])
         alive = self.live.by_segment.get(victim.number, 0)
         if not alive:
             return True
-        if self._tight:
-            # Moving takes room before it gives any back, and what is left belongs to the jobs' own changes.
-            return standing > 1.25 * self.live.total_bytes and self._space.free() > 2 * alive + 2 * self._segment_limit
-        # A segment takes some pages beside its records. Without counting them, very small segments would be compacted
-        # for ever: each move makes a new one as large as the one that went.
-        pages = min(len(self._sealed) - self._retiring, _SMALL_SEGMENTS) * _BARE_SEGMENT_BYTES
-        return standing > 2 * self.live.total_bytes + pages
+        live = self.live.total_bytes
+        standing = sum(sealed.bytes for sealed in self._sealed[self._retiring :])
+        segments = min(live // self._segment_limit + _SPARE_SEGMENTS, len(self._sealed) - self._retiring)
+        worth = standing > 2 * live + segments * _BARE_SEGMENT_BYTES
+        if not self._space.tight:
+            return worth
+        # On a full disk any garbage is worth it, but only where there would be no room for the next segments otherwise:
+        # to get at that of the newest segment all others have to be moved. Moving takes room before it gives any back.
+        room = self._space.free() + self._space.reserved
+        if room <= self._least_room(alive):
+            return False
+        if worth or room > self._enough_room(alive):
+            return worth
+        wholes = live - self.live.change_bytes
+        gain = standing - wholes - (wholes // self._small_segment + _SPARE_SEGMENTS) * _BARE_SEGMENT_BYTES // 2
+        return gain > min(wholes // 4, self._segment_limit)
 
     def catch_up(self, payload_of: Callable[[int], bytes | None]) -> None:
         """Compacts here and now when garbage has come faster than slices at leisure can clear it away.
 
-        Without that, the directory would outgrow its bound under a load that never pauses. Takes a few milliseconds at
-        most. Raises JournalFailed.
+        Without that, the directory would outgrow its bound under a load that never pauses. Takes a few milliseconds,
+        more only where the device cannot follow. Raises JournalFailed.
         """
-        for _ in range(_CATCH_UP_SLICES):
-            if not self._behind:
+        if not self._behind:
+            return
+        begun = time.monotonic()
+        while (excess := self._excess()) > 0:
+            limit = _WAIT_S if excess < self._segment_limit else _LONG_WAIT_S
+            if self._space.tight or excess > self._margin:
+                limit = _FULL_WAIT_S
+            if time.monotonic() - begun > limit:
                 return
-            if self.wants_compaction():
+            if not (self._space.tight and self._worker.busy) and self.wants_compaction():
                 self.compact_slice(payload_of)
-            else:
+            elif self._worker.busy:
                 self._worker.wait(_WAIT_S)
-            self._behind = self._is_behind()
+            else:
+                break
+        self._behind = False
 
     def compact_slice(self, payload_of: Callable[[int], bytes | None]) -> None:
         """Appends some live keys of the oldest segment anew, from their current whole payload, and commits.
@@ -538,9 +663,10 @@ class Journal:
         victim = self._sealed[self._retiring]
         if self.live.by_segment.get(victim.number):
             if self._victim is None:
-                self._victim = SegmentReader(victim.path)
+                self._victim = self._with_room(lambda: SegmentReader(victim.path))
                 self._scanned_seq = 0
             moved_bytes = 0
+            enough = min(_MOVE_BYTES, self._full_at // 2)
             for seq, key in self._victim.keys_after(self._scanned_seq, _SCAN_KEYS):
                 self._scanned_seq = seq
                 if self.live.segment_of(key) != victim.number:
@@ -550,7 +676,7 @@ class Journal:
                 self.append(key, FULL, payload)
                 self.records_moved += 1
                 moved_bytes += len(payload)
-                if moved_bytes >= _MOVE_BYTES:
+                if moved_bytes >= enough:
                     break
             self.commit()
         if not self.live.by_segment.get(victim.number):
@@ -584,7 +710,7 @@ class Journal:
 
         def work() -> None:
             point.run()
-            remove_files(victim.path)
+            victim.remove()
             fsync_path(self.directory)
 
         def done() -> None:
@@ -599,21 +725,22 @@ class Journal:
     def close(self) -> None:
         """Commits, syncs and seals everything and gives the directory back. Raises JournalFailed."""
         try:
-            writer = self._writer
+            writer, unused = self._writer, False
             if writer is not None:
                 self.commit()
                 self._guard().run()
                 if self._victim is not None:
                     self._victim.close()
-                if writer.records == 0 and not self._noted and len(self._sealed) > self._retiring:
-                    self._worker.submit(writer.discard, lambda: None)
-                elif writer.wal.size() <= _SEAL_AT_END_BYTES:
-                    self._worker.submit(writer.seal, lambda: None)
+                unused = writer.records == 0 and not self._noted and len(self._sealed) > self._retiring
+                if not unused and writer.wal.size() <= _SEAL_AT_END_BYTES:
+                    self._seal(_Sealed(writer.path, writer.number, writer, self._written))
             self._worker.close()
-            if self._next is not None:
-                self._next.discard()
-        except JournalFull as error:
-            raise JournalFailed(str(error)) from error
+            for each in (self._next, writer if unused else None):
+                if each is not None:  # the newest first, and for good: a gap in the numbers is a missing segment
+                    each.discard()
+                    fsync_path(self.directory)
+            if writer is not None:
+                self._space.refill(self._reserve_target(), 0)  # before others take what the last steps gave back
         except OSError as error:
             raise JournalFailed(f"cannot close the journal: {error.strerror}") from error
         finally:
@@ -625,7 +752,7 @@ class Journal:
         self._lock.close()
 
     def _account(self, key: int, kind: int, payload: bytes, segment: int) -> None:
-        size = len(payload) + ROW_BYTES
+        size = row_bytes(len(payload))
         if kind == FULL:
             self.live.whole(key, segment, size)
         elif kind == CHANGE:

@@ -35,6 +35,7 @@ class Liveness:
     def __init__(self) -> None:
         self.keys = 0
         self.total_bytes = 0
+        self.change_bytes = 0  # of those, what stands in changes: a whole record that is written anew has no need of it
         self.by_segment: defaultdict[int, int] = defaultdict(int)
         self._pages: dict[int, _Page] = {}
 
@@ -62,6 +63,8 @@ class Liveness:
         before = page.changes[at]
         if before:
             self._shrink(before)
+            self.change_bytes -= before & _BYTES_MASK
+        self.change_bytes += size
         page.changes[at] = segment << _BYTES_BITS | size
         self.total_bytes += size
         self.by_segment[segment] += size
@@ -97,6 +100,7 @@ class Liveness:
         self._shrink(page.wholes[at])
         if page.changes[at]:
             self._shrink(page.changes[at])
+            self.change_bytes -= page.changes[at] & _BYTES_MASK
             page.changes[at] = 0
 
     def _shrink(self, record: int) -> None:

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from mypy_extensions import mypyc_attr
+
 from journal.errors import JournalDamaged
 from journal.liveness import Liveness
-from journal.segment import CHANGE, DELETE, FULL, ROW_BYTES, SegmentReader, join
+from journal.segment import CHANGE, DELETE, FULL, SegmentReader, join, row_bytes
 
 ASIDE_SUFFIX: Final = ".damaged"
 MISSING_SUFFIX: Final = ".missing"
@@ -80,6 +82,7 @@ def read_watermark(directory: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Source:
     """Where a replay finds segments: those of a directory, each opened when its turn comes."""
 
@@ -109,6 +112,7 @@ class Replay:
         self._watermark = self._source.watermark
         self.missing: list[tuple[int, int]] = []  # first and last number of each gap
         self.orphans: set[int] = set()  # keys of which only changes are left
+        self._open = 0  # the first segment that was never sealed: a loss of power may have cost it its tail
         self._oldest = 0  # what the newest segment says is the first one needed
         self._deleted: list[int] = []
 
@@ -126,7 +130,7 @@ class Replay:
             self._find_missing(before + 1, self._watermark[0])
         if before and self._oldest < first:
             self._find_missing(self._oldest, first - 1)
-        if self.orphans:
+        if self.orphans and not 0 < self._open < before:  # else nobody was promised what they belong to
             self.findings.append(
                 f"{len(self.orphans)} jobs are known by their changes only: the segment that held them is missing"
             )
@@ -145,8 +149,10 @@ class Replay:
                     raise JournalDamaged(f"{path} says that it is segment {reader.number}")
                 self.high_water = max(self.high_water, reader.high_water)
                 self._oldest = max(self._oldest, reader.oldest)
+                if not reader.sealed:
+                    self._open = self._open or number
                 for key, kind, payload in join(reader):
-                    if self._belongs(key, kind, len(payload) + ROW_BYTES, number):
+                    if self._belongs(key, kind, row_bytes(len(payload)), number):
                         yield Record(key, kind, payload, number)
             except JournalDamaged as error:
                 self.findings.append(f"{error}")

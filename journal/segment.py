@@ -15,11 +15,14 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from struct import Struct
 from struct import error as StructError
 from typing import Final
 from urllib.parse import quote
 from zlib import crc32
+
+from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
 
@@ -37,15 +40,20 @@ PAGE_BYTES: Final = 2048
 """A commit writes whole pages to the WAL: small ones waste less on a single record, large ones less on large bodies."""
 PART_BYTES: Final = 1 << 24
 """A larger payload is written in parts: SQLite holds at most 10**9 bytes in a value."""
-ROW_BYTES: Final = 24
-"""About what a record takes on disk beside its payload."""
+_CELL_BYTES: Final = 24  # what a record takes in its page beside the payload
+_LEAF_BYTES: Final = PAGE_BYTES - 8
+_LOCAL_MAX: Final = PAGE_BYTES - 60  # a larger payload spills into pages of its own,
+_LOCAL_MIN: Final = (PAGE_BYTES - 12) * 32 // 255 - 23  # and leaves at least this much where it stands
+_SHARES: Final = tuple(-(-PAGE_BYTES // (_LEAF_BYTES // (size + _CELL_BYTES))) for size in range(_LOCAL_MAX + 1))
 
 _PARTS: Final = Struct("<I")
 _WAL_HEAD_BYTES: Final = 32
 _FRAME_HEAD_BYTES: Final = 24
+_BUSY_MS: Final = 100  # how long sealing waits for others who look at the file
 _INDEX_BYTES: Final = 1 << 15  # by so much SQLite's index of a WAL grows
 _FRAMES: Final = Struct("=I")
 _FRAMES_AT: Final = 16  # where that index has the number of frames that belong to whole transactions
+_FSYNC_CODES: Final = (1034, 1290)  # SQLITE_IOERR_FSYNC, SQLITE_IOERR_DIR_FSYNC
 _INSERT: Final = "INSERT INTO record(seq, key, kind, crc, payload) VALUES(?, ?, ?, ?, ?)"
 _SCHEMA: Final = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -60,6 +68,19 @@ Row = tuple[int, int, int, int, bytes]
 def checksum(seq: int, key: int, kind: int, payload: bytes) -> int:
     """CRC-32 of the payload that also depends on where it stands, so that a moved record does not pass for another."""
     return crc32(payload, (key ^ (key >> 32) ^ (kind << 29) ^ (seq << 3)) & 0xFFFFFFFF)
+
+
+def row_bytes(size: int) -> int:
+    """What a payload of so many bytes takes on disk: of its page as much as when all records there are like it.
+
+    A page holds whole records only, so one of 990 bytes takes half of it, and one of 1,010 all. Source: SQLite's file
+    format, section 1.6.
+    """
+    if size <= _LOCAL_MAX:
+        return _SHARES[size]
+    pages, rest = divmod(size - _LOCAL_MIN, PAGE_BYTES - 4)
+    rest += _LOCAL_MIN
+    return (pages + 1) * PAGE_BYTES + _SHARES[_LOCAL_MIN] if rest > _LOCAL_MAX else pages * PAGE_BYTES + _SHARES[rest]
 
 
 def meta_checksum(meta: Mapping[str, int]) -> int:
@@ -126,9 +147,13 @@ class SegmentWriter:
             os.rename(path + NEW_SUFFIX, path)
             # check_same_thread: the connection is handed to one other thread once, to be sealed there.
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=16)
-            self._db.executescript("PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-256;")
-            self._db.execute("SELECT count(*) FROM meta").fetchone()  # makes the WAL
-            self.wal = WalFile(path + "-wal")
+            try:
+                self._db.executescript("PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-256;")
+                self._db.execute("SELECT count(*) FROM meta").fetchone()  # makes the WAL
+                self.wal = WalFile(path + "-wal")
+            except BaseException:
+                self._db.close()  # what is open keeps its room on the disk, also without a name
+                raise
         except (sqlite3.Error, OSError) as error:
             failure = _failure(error, "cannot create journal segment", path)  # while the disk is as full as it was
             remove_files(path + NEW_SUFFIX)
@@ -175,9 +200,10 @@ class SegmentWriter:
             raise _failure(error, "cannot write to journal segment", self.path) from error
 
     def discard(self) -> None:
-        """Closes and removes a segment that was never used."""
-        self._db.close()
+        """Closes and removes a segment that nobody needs, sealed or not."""
         remove_files(self.path)
+        with suppress(sqlite3.Error):  # it would merge the WAL now, into a file that has no name any more
+            self._db.close()
 
     def seal(self) -> None:
         """Moves everything from the WAL into the database file, synced, and closes. For a thread away from the hub.
@@ -221,6 +247,7 @@ def _read_meta(db: sqlite3.Connection) -> dict[str, int]:
     return {str(name): int(value) for name, value in db.execute("SELECT name, value FROM meta")}
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SegmentReader:
     """A segment opened for reading; a WAL that a crash left beside it is part of it, and stays as it is."""
 
@@ -235,7 +262,7 @@ class SegmentReader:
                 f"file:{quote(path)}?{mode}", uri=True, isolation_level=None, check_same_thread=False
             )
         except sqlite3.Error as error:
-            raise _unreadable(error, f"{path} cannot be read as a journal segment") from error
+            raise _unreadable(error, f"{path} cannot be read as a journal segment", path) from error
         try:
             self._read_head()
         except BaseException:
@@ -261,7 +288,7 @@ class SegmentReader:
             self.oldest = meta.get("oldest", self.number)
             self._expected = meta.get("records")
         except sqlite3.Error as error:
-            raise _unreadable(error, f"{path} cannot be read as a journal segment") from error
+            raise _unreadable(error, f"{path} cannot be read as a journal segment", path) from error
         except (KeyError, TypeError, ValueError) as error:
             raise JournalDamaged(f"{path} cannot be read as a journal segment: {error}") from error
 
@@ -284,7 +311,7 @@ class SegmentReader:
                 else:
                     self.skipped += 1
         except sqlite3.Error as error:
-            raise _unreadable(error, f"{self.path} is damaged behind record {self.records}") from error
+            raise _unreadable(error, f"{self.path} is damaged behind record {self.records}", self.path) from error
         except (TypeError, OverflowError) as error:
             raise JournalDamaged(f"{self.path} is damaged behind record {self.records}: {error}") from error
         if self._expected is not None and self.records != self._expected:
@@ -360,17 +387,19 @@ def torn_bytes(path: str) -> int:
 
 def _seal(db: sqlite3.Connection, path: str, records: int) -> None:
     try:
+        db.executescript(f"PRAGMA busy_timeout={_BUSY_MS}; PRAGMA synchronous=FULL;")
         meta = _read_meta(db)
         del meta["crc"]
         _write_meta(db, {**meta, "records": records})
-        db.execute("PRAGMA synchronous=FULL")
         busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        db.close()
     except sqlite3.Error as error:
-        raise _failure(error, "cannot seal journal segment", path) from error
+        if "locked" not in str(error):
+            raise _failure(error, "cannot seal journal segment", path) from error
+        busy = 1
+    db.close()
     if busy:
-        # Somebody reads the file (sqlite3, a backup); closing left the WAL beside it, which is as good.
-        fsync_path(path + "-wal")
+        # Somebody looks at the file (sqlite3, a backup); closing left the WAL beside it, which is as good.
+        sync_files(path)
 
 
 def seal_left_over(path: str, records: int) -> int:
@@ -379,12 +408,12 @@ def seal_left_over(path: str, records: int) -> int:
     Returns how many bytes of that WAL were torn, that is, no part of a whole transaction.
     """
     try:
-        db = sqlite3.connect(path, isolation_level=None)
-        _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        torn = os.path.getsize(path + "-wal") - _WAL_HEAD_BYTES - frames * (_FRAME_HEAD_BYTES + PAGE_BYTES)
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            torn = os.path.getsize(path + "-wal") - _WAL_HEAD_BYTES - frames * (_FRAME_HEAD_BYTES + PAGE_BYTES)
+            _seal(db, path, records)
     except (sqlite3.Error, OSError) as error:
         raise _failure(error, "cannot seal journal segment", path) from error
-    _seal(db, path, records)
     return max(0, int(torn))
 
 
@@ -398,6 +427,17 @@ def fsync_path(path: str) -> None:
             os.close(file)
     except OSError as error:
         raise JournalFailed(f"fsync of {path} failed: {error.strerror}") from error
+
+
+def sync_files(path: str) -> None:
+    """Waits until a segment is on the device, also what stands in its WAL. Raises JournalFailed."""
+    if os.path.exists(path + "-wal"):
+        try:
+            fsync_path(path + "-wal")
+        except JournalFailed:
+            if os.path.exists(path + "-wal"):
+                raise  # otherwise the last one who looked at it has merged it meanwhile
+    fsync_path(path)
 
 
 def remove_files(path: str) -> None:
@@ -423,11 +463,11 @@ def disk_bytes(path: str) -> int:
     return total
 
 
-def _unreadable(error: sqlite3.Error, what: str) -> JournalError:
+def _unreadable(error: sqlite3.Error, what: str, path: str) -> JournalError:
     """A device or a limit of the system that fails is no damage: the file may be whole the next time."""
     text = " ".join(str(error).split())  # SQLite may quote a schema of many lines
     if "I/O error" in text or "unable to open" in text or "locked" in text or isinstance(error, sqlite3.InternalError):
-        return JournalFailed(f"{what}: {text}")
+        return JournalFull(f"{what}: no space left on device") if _is_full(path) else JournalFailed(f"{what}: {text}")
     return JournalDamaged(f"{what}: {text}")
 
 
@@ -435,10 +475,14 @@ def _failure(error: Exception, what: str, path: str) -> JournalError:
     """What an error of SQLite or the system means. sqlite3 has error codes from Python 3.11 on only."""
     text = " ".join(str(error).split())
     full = "full" in text or "No space" in text
-    if text == "disk I/O error":
-        # So SQLite also says when the index of its WAL cannot grow on a full disk.
-        disk = os.statvfs(os.path.dirname(path) or ".")
-        full = disk.f_bavail * disk.f_frsize < _INDEX_BYTES
+    if text == "disk I/O error" and getattr(error, "sqlite_errorcode", 0) not in _FSYNC_CODES:
+        full = _is_full(path)
     if full:
         return JournalFull(f"{what} {path}: no space left on device")
     return JournalFailed(f"{what} {path}: {text}")
+
+
+def _is_full(path: str) -> bool:
+    """Whether the index of a WAL cannot grow; SQLite calls that an I/O error, or a file that it cannot open."""
+    disk = os.statvfs(os.path.dirname(path) or ".")
+    return disk.f_bavail * disk.f_frsize < _INDEX_BYTES

@@ -1,16 +1,26 @@
 """How much room a journal has: the disk's or its budget's, and a reserve of real blocks for when the disk is full.
 
 This room must not know segments or records. The reserve is a file of allocated blocks: when somebody else fills the
-disk, it is given back to the disk, so that what was accepted can still be changed and deleted.
+disk, it is given back piece by piece, each just before it is needed, so that what was accepted can still be changed
+and deleted. Any thread may call. Invariant: while `tight`, the reserve is not what it should be.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import Final
+from collections.abc import Callable
+from threading import Lock
+from typing import Final, TypeVar
+
+from journal.errors import JournalFull
 
 RESERVE_NAME: Final = "reserve"
+BLOCK_BYTES: Final = 4096
+PIECE_BYTES: Final = 1 << 15
+"""What is given back first when a write finds no room; then twice as much each time, until it succeeds."""
+
+_T = TypeVar("_T")
 
 
 class Space:
@@ -20,7 +30,9 @@ class Space:
         self._directory = directory
         self._budget = budget
         self._path = os.path.join(directory, RESERVE_NAME)
+        self._lock = Lock()
         self.reserved = os.path.getsize(self._path) if os.path.exists(self._path) else 0
+        self.tight = False
 
     def free(self) -> int:
         """Bytes that the disk has left for us."""
@@ -32,25 +44,58 @@ class Space:
         capacity = used + self.reserved + self.free()
         return capacity if self._budget is None else min(capacity, self._budget)
 
-    def resize(self, size: int) -> bool:
-        """Makes the reserve larger or smaller. Returns whether it has that size: a full disk leaves it as it was."""
-        try:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return False
-        try:
-            if size > self.reserved:
-                os.posix_fallocate(file, 0, size)
-            os.ftruncate(file, size)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(file, self.reserved)
-            return False
-        finally:
-            os.close(file)
-        self.reserved = size
-        return True
+    def within(self, write: Callable[[], _T], need: int = 0) -> _T:
+        """Does a write; where it finds no room, it is done again with more and more of the reserve given back.
 
-    def give_back(self) -> bool:
-        """Returns the whole reserve to the disk. Returns whether there was any."""
-        return self.reserved > 0 and self.resize(0)
+        From then on it is `tight`, until refill() says otherwise. The write must leave nothing behind when it finds no
+        room. Raises JournalFull when there is no reserve left, or at once when there is less room than it may need.
+        """
+        piece = PIECE_BYTES
+        if need > self.free() + self.reserved:
+            self.tight = True
+            raise JournalFull("no space left on device")
+        while True:
+            try:
+                return write()
+            except JournalFull:
+                if not self.give_back(piece):
+                    raise
+                self.tight = True
+                piece *= 2
+
+    def refill(self, size: int, margin: int) -> None:
+        """Lets the reserve have this size, or as much of it as a full disk gives.
+
+        It is `tight` from then on when that is less, or no longer when there is a margin beside it.
+        """
+        size -= size % BLOCK_BYTES
+        free = self.free()
+        self._resize(min(size, self.reserved + free - free % BLOCK_BYTES))
+        if self.reserved < size:
+            self.tight = True
+        elif self.free() >= margin:
+            self.tight = False
+
+    def give_back(self, size: int) -> bool:
+        """Returns that many bytes of the reserve to the disk, or what there is. Returns whether there was any."""
+        return self.reserved > 0 and self._resize(max(0, self.reserved - size))
+
+    def _resize(self, size: int) -> bool:
+        """Makes the reserve larger or smaller. Returns whether it is so: otherwise it is as it was."""
+        with self._lock:
+            try:
+                file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError:
+                return False
+            try:
+                if size > self.reserved:
+                    os.posix_fallocate(file, 0, size)
+                os.ftruncate(file, size)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file, self.reserved)
+                return False
+            finally:
+                os.close(file)
+            self.reserved = size
+            return True

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Condition, Event, Thread
 
 from journal.errors import JournalError, JournalFailed
 
@@ -17,20 +16,26 @@ class Worker:
     """Runs submitted work in order. The first failure is final: nothing is run after it, and check() raises it."""
 
     def __init__(self) -> None:
-        self._todo: SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = SimpleQueue()
+        self._todo: deque[tuple[Callable[[], None], Callable[[], None]] | None] = deque()
+        self._wake = Condition()
         self._done: deque[Callable[[], None]] = deque()
         self._open = 0  # submitted, and its `done` not run yet
         self._failure: JournalError | None = None
         self._thread: Thread | None = None
         self._progress = Event()
 
-    def submit(self, work: Callable[[], None], done: Callable[[], None]) -> None:
-        """Has `work` run in the thread, and then `done` by the next check()."""
+    def submit(self, work: Callable[[], None], done: Callable[[], None], *, urgent: bool = False) -> None:
+        """Has `work` run in the thread, and then `done` by the next check(). Urgent work is done before all other."""
         if self._thread is None:
             self._thread = Thread(target=self._run, name="journal", daemon=True)
             self._thread.start()
         self._open += 1
-        self._todo.put((work, done))
+        with self._wake:
+            if urgent:
+                self._todo.appendleft((work, done))
+            else:
+                self._todo.append((work, done))
+            self._wake.notify()
 
     @property
     def busy(self) -> bool:
@@ -56,17 +61,19 @@ class Worker:
 
     def close(self) -> None:
         """Waits until all work is done, then as check()."""
-        if self._thread is not None:
-            self._todo.put(None)
-            self._thread.join()
-            self._thread = None
+        self._end()
         self.check()
 
     def abandon(self) -> None:
         """Ends the thread after the work it is at; what is still to do is forgotten."""
         self._failure = self._failure or JournalFailed("the journal was given up")
+        self._end()
+
+    def _end(self) -> None:
         if self._thread is not None:
-            self._todo.put(None)
+            with self._wake:
+                self._todo.append(None)
+                self._wake.notify()
             self._thread.join()
             self._thread = None
 
@@ -76,7 +83,13 @@ class Worker:
             self._done.popleft()()
 
     def _run(self) -> None:
-        while (item := self._todo.get()) is not None:
+        while True:
+            with self._wake:
+                while not self._todo:
+                    self._wake.wait()
+                item = self._todo.popleft()
+            if item is None:
+                return
             work, done = item
             if self._failure is not None:
                 continue

@@ -1,13 +1,15 @@
 """The faults of beanstalkd's binlog, each by its name in the list of weaknesses, shown to be absent; a failing disk.
 
 What upstream does stands in the comment of each test. Errors of the disk and kills at a system call are injected by
-strace; the small disk of test_space.py stands for a full one.
+strace; the small disk of tests/support/disk.py stands for a full one.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import resource
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,10 +31,10 @@ from tests.support.clients import (
     reserve_many,
     until,
 )
+from tests.support.disk import fill_up, small_disk
 from tests.support.faults import inject, strace_problem
 from tests.support.process import GEVENTSTALK, ServerProcess
 from tests.support.wire import Client, WireError
-from tests.test_space import fill_up, small_disk
 
 FAILED = 74
 FULL = b"OUT_OF_MEMORY\r\n"
@@ -383,6 +385,24 @@ def test_w30_a_record_is_there_whole_or_not_at_all(traced: Trace, launch: Launch
             assert client.ask(b"peek %d" % id) == b"FOUND %d %d\r\n%b\r\n" % (id, len(body), body)
 
 
+def test_w31_a_restart_takes_no_room_for_each_job(launch: Launch, disk: Callable[[int], Path]) -> None:
+    # Upstream reserves 84 bytes for each recovered job in files that it fills with zeros first: 200 jobs and -s 8192
+    # make three files, and on a full disk it cannot start.
+    folder = disk(2 << 20)
+    flags = ["-b", str(folder / "journal"), "-s", "8192"]
+    server = launch(*flags)
+    with Client(server.connect()) as client:
+        put_many(client, 200, body=b"x")
+    server.stop()
+    fill_up(folder / "filler")
+    before = len(list((folder / "journal").glob("segment-*.db")))
+    server = launch(*flags)
+    with Client(server.connect()) as client:
+        assert number(client, "current-jobs-ready") == 200
+        assert len(list((folder / "journal").glob("segment-*.db"))) <= before + 2
+        assert reserve_many(client, 200) == list(range(1, 201))
+
+
 # A disk that fails
 
 
@@ -488,7 +508,7 @@ def test_nothing_of_a_batch_that_failed_is_answered(
 @pytest.mark.parametrize(
     ("call", "nth", "files"),
     [
-        ("fsync", 2, [""]),
+        ("fsync", 3, [""]),
         ("fdatasync", 1, ["segment-00000001.db"]),
         ("pwrite64", 1, ["segment-00000001.db"]),
         ("unlink", 1, ["segment-00000001.db", "segment-00000002.db"]),
@@ -522,3 +542,19 @@ def test_the_limit_on_a_files_size_is_an_error_like_any_other(launch: Launch, fo
     assert len([line for line in (tmp_path / "log").read_text().splitlines() if " ERROR " in line]) == 1
     with Client(launch("-b", str(folder)).connect()) as client:
         assert reserve_many(client, len(kept)) == kept
+
+
+@needs_strace
+def test_a_stop_while_an_fsync_is_under_way_answers_in_order(traced: Trace, folder: Path, tmp_path: Path) -> None:
+    """The reply that waits for it comes first; once what came behind it took its place."""
+    slow = [*watching("fdatasync", tmp_path / "calls"), "-e", "inject=fdatasync:delay_enter=300000"]
+    server = traced(slow, "-b", str(folder), "-f0")
+    with Client(server.connect()) as idle, Client(server.connect()) as client:
+        idle.ask(b"list-tube-used")  # waits for nothing, so the fsync happens in a thread
+        client.send(b"put 0 0 60 1\r\nx\r\n")
+        until(lambda: b"fdatasync" in (tmp_path / "calls").read_bytes(), "the fsync has begun")
+        client.send(b"list-tube-used\r\n")
+        idle.ask(b"list-tube-used")
+        os.kill(server.pid, signal.SIGTERM)
+        assert client.reply() == b"INSERTED 1\r\n"
+        assert client.reply() == b"USING default\r\n"

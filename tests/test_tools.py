@@ -522,7 +522,7 @@ class LiveJournal:
         self.folder = folder
         self._draw = draw
         self._next = 1
-        self.journal = Journal(str(folder), segment_bytes=1 << 15)
+        self.journal = Journal(str(folder), segment_bytes=1 << 16)
         list(self.journal.replay())
         self.journal.start()
 
@@ -625,7 +625,7 @@ def test_a_copy_made_while_the_server_runs_is_a_state_it_had(
     command: str, start_server: Callable[..., ServerProcess], tmp_path: Path, tool: Callable[..., Ran], seed: int
 ) -> None:
     """Small segments: they come and go while the copy is made."""
-    server = start_server("-b", str(tmp_path / "live"), "-s", "32768", "-F")
+    server = start_server("-b", str(tmp_path / "live"), "-s", "65536", "-F")
     copies = 0
     with Client(server.connect()) as client, Traffic(client, random.Random(seed)) as traffic:
         patience = time.monotonic() + 30

@@ -89,7 +89,7 @@ def read_sound(directory: Path) -> Read:
 class Rig:
     """A journal and the dict that says what is in it; opened, it has proved that they agree."""
 
-    def __init__(self, directory: Path, *, segment_bytes: int = 1 << 15, compact: bool = True) -> None:
+    def __init__(self, directory: Path, *, segment_bytes: int = 1 << 16, compact: bool = True) -> None:
         self.directory = directory
         self.model: Model = {}
         self.said: list[str] = []

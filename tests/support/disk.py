@@ -1,0 +1,65 @@
+"""Small disks: a tmpfs of so many bytes, where one may be mounted, and somebody who fills it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+KIB = 1024
+
+
+@cache
+def mount_problem() -> str:
+    """Why no small disk can be mounted here; empty when one can."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], capture_output=True, text=True, check=False
+            )
+        except OSError as error:
+            return f"mount cannot be run: {error.strerror}"
+        if done.returncode:
+            return f"no tmpfs can be mounted: {done.stderr.strip()}"
+        subprocess.run(["umount", folder], check=True)
+    return ""
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """A disk of so many bytes; skips the test where it cannot be had."""
+    if problem := mount_problem():
+        pytest.skip(problem)
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def free_bytes(folder: Path) -> int:
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
+def fill_up(path: Path) -> None:
+    """What another process may do: takes every block that is left."""
+    take_all(path)
+    assert free_bytes(path.parent) == 0
+
+
+def take_all(path: Path) -> None:
+    """The same beside somebody who may give some back meanwhile."""
+    with path.open("ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4 * KIB))
+        except OSError:
+            pass

@@ -1,0 +1,292 @@
+"""How large a journal's directory may become, and how long compaction may hold up a command.
+
+At every sampling, the directory takes less than three times what is live and three segments: whatever the mix of
+operations, release loops on a constant set of jobs and one old buried job among millions of short ones included.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from geventstalk.job import BURIED, DELAYED, READY, Job
+from geventstalk.records import Epoch
+from geventstalk.store import Store
+from journal import Journal
+from tests.support.clients import Launch, burst, launcher, number, put_many, until
+from tests.support.process import ServerProcess
+from tests.support.wire import Client
+
+SEGMENT = 1 << 18
+FIXED = 1 << 18  # indexes of WALs, and the part of the reserve that is for them: no segment takes less
+SLICE_S = 0.005
+
+pytestmark = pytest.mark.slow
+
+
+def directory_bytes(folder: Path) -> int:
+    """The size of all files of a directory; one that goes meanwhile takes nothing."""
+    total = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            try:
+                total += entry.stat().st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+class Life:
+    """A store and its jobs without a server, which turns as a server does: changes, a commit, a slice of compaction."""
+
+    def __init__(self, folder: Path, *, segment: int = SEGMENT) -> None:
+        self.folder = folder
+        self.segment = segment
+        self.jobs: dict[int, Job] = {}
+        self.next_id = 1
+        self.worst = 0.0  # the directory in shares of its bound
+        self.lately: deque[tuple[float, int]] = deque()  # when and how much was live
+        self.slices: list[float] = []
+        self.store = self.open()
+
+    def open(self) -> Store:
+        self.journal = Journal(str(self.folder), segment_bytes=self.segment)
+        store = Store(self.journal, None, Epoch(0, 0))
+        found = {job.id: job for job, _ in store.replay()}
+        assert found.keys() == self.jobs.keys()
+        store.start(self.find)
+        return store
+
+    def find(self, id: int) -> tuple[Job, bytes] | None:
+        job = self.jobs.get(id)
+        return None if job is None else (job, b"default")
+
+    def put(self, size: int) -> int:
+        job = Job(self.next_id, 0, 0, 0, 60)
+        job.state = READY
+        job.body = bytes(size) + b"\r\n"
+        self.next_id += 1
+        self.jobs[job.id] = job
+        self.store.put(job, b"default")
+        return job.id
+
+    def change(self, id: int, state: int) -> None:
+        job = self.jobs[id]
+        job.state = state
+        job.rank = 0 if state == READY else 10**18
+        self.store.change(job)
+
+    def delete(self, id: int) -> None:
+        self.store.delete(self.jobs.pop(id))
+
+    def turn(self) -> None:
+        """The end of a turn; the clock of a slice is that of the thread that others wait for."""
+        self.store.commit(0)
+        if self.store.wants_compaction():
+            begun = time.thread_time()
+            self.store.compact_slice(0)
+            self.slices.append(time.thread_time() - begun)
+
+    def sample(self) -> None:
+        """What was deleted within the last second still counts as live: files go after what was in them."""
+        now = time.monotonic()
+        self.lately.append((now, self.journal.live.total_bytes))
+        while self.lately[0][0] < now - 1:
+            self.lately.popleft()
+        live = max(live for _, live in self.lately)
+        self.worst = max(self.worst, directory_bytes(self.folder) / (3 * live + 3 * self.segment + FIXED))
+
+    def check(self) -> None:
+        print(f"at most {self.worst:.2f} of the bound; {len(self.slices)} slices, {max(self.slices, default=0):.4f} s")
+        assert self.slices, "nothing was compacted"
+        assert self.worst < 1, f"{self.worst:.2f} times the bound"
+        self.store.close()
+        self.store = self.open()
+        self.sample()
+        assert self.worst < 1, f"{self.worst:.2f} times the bound after a start"
+        self.store.close()
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    return Life(tmp_path / "journal")
+
+
+@pytest.mark.parametrize(("count", "size"), [(1000, 50), (100, 5000), (1, 10)])
+def test_a_release_loop_on_a_constant_set(life: Life, count: int, size: int) -> None:
+    """Upstream's report: hundreds of gigabytes of log for a gigabyte of jobs that are released again and again."""
+    ids = [life.put(size) for _ in range(count)]
+    life.turn()
+    order = itertools.cycle(ids)
+    for turn in range(1500):
+        for id in itertools.islice(order, 15):
+            life.change(id, DELAYED)
+        life.turn()
+        if not turn % 5:
+            life.sample()
+    life.check()
+
+
+def test_one_old_buried_job_among_many_short_ones(life: Life) -> None:
+    """It stands in the oldest segment, and must not keep the others."""
+    life.change(life.put(1000), BURIED)
+    life.turn()
+    for turn in range(1500):
+        ids = [life.put(100) for _ in range(10)]
+        life.turn()
+        for id in ids:
+            life.delete(id)
+        life.turn()
+        if not turn % 5:
+            life.sample()
+    assert life.jobs.keys() == {1}
+    life.check()
+
+
+@pytest.mark.parametrize("segment", [1 << 16, 1 << 18, 1 << 20])
+def test_a_random_mix(tmp_path: Path, seed: int, segment: int) -> None:
+    draw = random.Random(seed)
+    life = Life(tmp_path / "journal", segment=segment)
+    target = 0
+    for turn in range(1500):
+        if not turn % 500:
+            target = draw.choice([0, 10, 300, 1500])
+        for _ in range(draw.randint(1, 12)):
+            ids = list(itertools.islice(life.jobs, 50))
+            if len(life.jobs) < target or not ids:
+                life.put(draw.choice([0, 100, 1000, 8000]))
+            elif draw.random() < 0.5 or len(life.jobs) > 1.2 * target:
+                life.delete(draw.choice(ids))
+            else:
+                life.change(draw.choice(ids), draw.choice([READY, BURIED, DELAYED]))
+        life.turn()
+        if not turn % 5:
+            life.sample()
+    life.check()
+
+
+def test_bodies_larger_than_a_segment(tmp_path: Path, seed: int) -> None:
+    """Each gets a segment of its own, which is part of what is live."""
+    draw = random.Random(seed)
+    life = Life(tmp_path / "journal", segment=1 << 16)
+    for _ in range(150):
+        life.put(draw.choice([100, 60_000, 200_000]))
+        life.turn()
+        if len(life.jobs) > 12:
+            life.delete(draw.choice(list(life.jobs)))
+            life.turn()
+        for _ in range(10):
+            life.turn()
+        life.sample()
+    life.check()
+
+
+@pytest.mark.parametrize("size", [10, 1000, 65_000])
+def test_a_slice_of_compaction_takes_no_time(tmp_path: Path, size: int) -> None:
+    """No command waits 5 ms for it: in the thread that serves, each slice takes less, whatever there is to move."""
+    life = Life(tmp_path / "journal", segment=10_485_760 if size > 10 else 1 << 20)
+    count = min(40_000, 60_000_000 // (size + 100))
+    for _ in range(count):
+        life.put(size)
+        if not life.next_id % 100:
+            life.turn()
+    life.turn()
+    for id in list(life.jobs):
+        if id % 3:
+            life.delete(id)
+    life.turn()
+    deadline = time.monotonic() + 20
+    while life.store.settling or life.store.wants_compaction():
+        assert time.monotonic() < deadline, "compaction does not come to an end"
+        if life.store.wants_compaction():
+            life.turn()
+        else:
+            time.sleep(0.001)
+    life.store.close()
+    slices = sorted(life.slices)
+    print(f"{len(slices)} slices, median {slices[len(slices) // 2]:.4f} s, longest {slices[-1]:.4f} s")
+    assert len(slices) > 10
+    assert slices[-1] < SLICE_S
+
+
+# Over the wire
+
+
+@pytest.fixture
+def launch(start_server: Callable[..., ServerProcess], tmp_path: Path) -> Iterator[Launch]:
+    yield from launcher(start_server, tmp_path, unix=False)
+
+
+class Sampler:
+    """A thread that looks at the directory all the time, and knows what is live from the server's own statistics."""
+
+    def __init__(self, server: ServerProcess, folder: Path, segment: int) -> None:
+        self.worst = 0.0
+        self.samples = 0
+        self._client = Client(server.connect())
+        self._folder = folder
+        self._segment = segment
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._client.close()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.005):
+            before = number(self._client, "journal-live-bytes")
+            taken = directory_bytes(self._folder)
+            live = max(before, number(self._client, "journal-live-bytes"))
+            self.worst = max(self.worst, taken / (3 * live + 3 * self._segment + FIXED))
+            self.samples += 1
+
+
+def test_a_release_loop_over_the_wire(launch: Launch, tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    server = launch("-b", str(folder), "-s", str(SEGMENT))
+    with Client(server.connect()) as client:
+        ids = put_many(client, 1000, body=b"x" * 64)
+        sampler = Sampler(server, folder, SEGMENT)
+        try:
+            for _ in range(20):
+                replies = burst(
+                    client, [b"reserve-job %d\r\nrelease %d 0 1000\r\n" % (id, id) for id in ids]
+                )  # half of the replies: the others stand behind them
+                replies += [client.reply() for _ in ids]
+                assert {reply.split()[0] for reply in replies} == {b"RESERVED", b"RELEASED"}
+        finally:
+            sampler.stop()
+        print(f"{sampler.samples} samples, at most {sampler.worst:.2f} of the bound")
+        assert sampler.samples > 20
+        assert sampler.worst < 1
+        live = number(client, "journal-live-bytes")
+        until(lambda: directory_bytes(folder) < 3 * live + 3 * SEGMENT + FIXED, "it stays so")
+
+
+def test_an_old_job_among_short_ones_over_the_wire(launch: Launch, tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    server = launch("-b", str(folder), "-s", str(SEGMENT))
+    with Client(server.connect()) as client:
+        old = client.put(b"old")
+        assert client.ask(b"reserve-job %d" % old).startswith(b"RESERVED")
+        assert client.ask(b"bury %d 0" % old) == b"BURIED\r\n"
+        sampler = Sampler(server, folder, SEGMENT)
+        try:
+            for _ in range(20):
+                ids = put_many(client, 500, body=b"x" * 100)
+                assert set(burst(client, [b"delete %d\r\n" % id for id in ids])) == {b"DELETED\r\n"}
+        finally:
+            sampler.stop()
+        assert sampler.worst < 1, f"{sampler.worst:.2f}"
+        assert client.stats(b"stats-job %d" % old)["state"] == "buried"
