@@ -1,0 +1,369 @@
+"""The deterministic simulation: thousands of lives of a server, planted faults it must find, and its disk's own tests.
+
+One life: scripts/simulate SEED. Its rooms are in tests/support/simulation/ (server, clients, oracle) and
+tests/support/faulty_journal.py, which has the fault model at its top.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from journal import CHANGE, DELETE, FULL, Journal, JournalFailed, JournalFull
+from tests.support.faulty_journal import Disk, FaultyJournal, worker_of
+from tests.support.simulation.canaries import CANARIES
+from tests.support.simulation.simulation import Outcome, simulate
+
+ROOT = Path(__file__).resolve().parents[1]
+SEEDS = 2_000
+DRAWN_SEEDS = 300
+CANARY_SEEDS = 600
+SETTLE_S = 20.0
+
+
+def explain(outcome: Outcome) -> str:
+    return "\n".join([*outcome.trace[-40:], f"replay with: scripts/simulate {outcome.scenario.seed}"])
+
+
+def live(first: int, seeds: int) -> list[Outcome]:
+    """Lives, each of which must be sound."""
+    outcomes = []
+    for number in range(first, first + seeds):
+        outcome = simulate(number)
+        assert outcome.failure is None, explain(outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_lives_of_known_seeds() -> None:
+    outcomes = live(1, SEEDS)
+    # Otherwise the lives are sound because nothing happens in them.
+    assert sum(outcome.replies for outcome in outcomes) > 20 * SEEDS
+    assert sum(outcome.restarts for outcome in outcomes) > SEEDS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_lives_of_drawn_seeds(seed: int) -> None:
+    live(seed, DRAWN_SEEDS)
+
+
+@cache
+def is_sound(seed: int) -> bool:
+    return simulate(seed).failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CANARIES)
+def test_a_planted_fault_is_found(name: str) -> None:
+    """In a life that is sound without it."""
+    for number in range(1, CANARY_SEEDS + 1):
+        if simulate(number, CANARIES[name]).failure is not None and is_sound(number):
+            return
+    pytest.fail(f"{CANARY_SEEDS} seeds do not show it")
+
+
+@pytest.mark.slow
+def test_a_seed_is_the_same_life_everywhere(seed: int) -> None:
+    """In another process, too, with other hashes of strings and other addresses."""
+    program = (
+        "import sys\nfrom tests.support.simulation.simulation import simulate\n"
+        "for seed in map(int, sys.argv[1:]): print(simulate(seed).digest)"
+    )
+    seeds = [seed + number for number in range(10)]
+    command = [sys.executable, "-c", program, *map(str, seeds)]
+    environment = {**os.environ, "PYTHONHASHSEED": "4321", "PYTHONPATH": str(ROOT)}
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.split() == [simulate(number).digest for number in seeds]
+
+
+@pytest.mark.slow
+def test_the_program_replays_a_seed_and_searches() -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tests.support.simulation", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+    sound = next(number for number in range(1, SEEDS) if is_sound(number))
+    one = run(str(sound))
+    assert one.returncode == 0 and f"seed {sound}: " in one.stdout and simulate(sound).digest[:12] in one.stdout
+    many = run("--seeds", "1", "--first", str(sound))
+    assert many.returncode == 0 and "seeds/s" in many.stdout and "1 lives were sound" in many.stdout
+    for wrong in ((), ("x",), ("1", "--first", "2"), ("--seeds", "0")):
+        refused = run(*wrong)
+        assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and not refused.stdout
+
+
+class JournalBehaviour:
+    """What both journals do while nothing fails. `open_journal` opens the same directory each time."""
+
+    @pytest.fixture
+    def open_journal(self) -> Iterator[Callable[..., Journal]]:
+        raise NotImplementedError
+
+    def work(self, journal: Journal) -> None:
+        """Gives the journal's worker time for a piece of work."""
+        raise NotImplementedError
+
+    def started(self, journal: Journal) -> list[tuple[int, int, bytes]]:
+        """Replays and starts; returns what there was."""
+        records = [(key, kind, payload) for key, kind, payload, _ in journal.replay()]
+        journal.start()
+        journal.heal(lambda key: None)
+        return records
+
+    def settle(self, journal: Journal, model: dict[int, bytes]) -> None:
+        """Compacts until there is nothing more to do."""
+        deadline_s = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline_s:
+            while journal.wants_compaction():
+                journal.compact_slice(model.get)
+            if not journal.settling:
+                return
+            self.work(journal)
+        pytest.fail("the journal does not settle")
+
+    def test_what_was_committed_is_replayed_in_order(self, open_journal: Callable[..., Journal]) -> None:
+        journal = open_journal()
+        assert self.started(journal) == []
+        batch = [(1, FULL, b"one"), (2, FULL, b"two"), (1, CHANGE, b"uno"), (2, DELETE, b""), (7, FULL, b"x" * 5000)]
+        for record in batch:
+            assert journal.appended == batch.index(record)
+            journal.append(*record)
+            assert journal.dirty
+        journal.commit()
+        assert not journal.dirty and journal.records_written == 5 and journal.current == journal.oldest == 1
+        journal.append(9, FULL, b"never committed")
+        journal.abandon()
+        journal = open_journal()
+        assert self.started(journal) == batch
+        journal.close()
+
+    def test_a_clean_end_commits(self, open_journal: Callable[..., Journal]) -> None:
+        journal = open_journal()
+        self.started(journal)
+        journal.append(3, FULL, b"three")
+        journal.close()
+        journal = open_journal()
+        assert self.started(journal) == [(3, FULL, b"three")]
+        journal.close()
+
+    def test_what_there_is_to_sync(self, open_journal: Callable[..., Journal]) -> None:
+        journal = open_journal()
+        self.started(journal)
+        first = journal.sync_point()
+        if first is not None:
+            first.run()
+        assert journal.sync_point() is None
+        journal.append(1, FULL, b"one")
+        journal.commit()
+        point = journal.sync_point()
+        assert point is not None
+        assert journal.sync_point() is None
+        point.run()
+        journal.close()
+
+    def test_the_high_water_survives_all_that_was_written(self, open_journal: Callable[..., Journal]) -> None:
+        journal = open_journal(segment_bytes=8192)
+        self.started(journal)
+        for key in range(1, 60):
+            journal.append(key, FULL, b"x" * 500)
+            journal.commit()
+            journal.append(key, DELETE, b"")
+            journal.commit()
+            self.settle(journal, {})
+        assert journal.oldest > 1
+        for _ in range(3):
+            journal.close()
+            journal = open_journal(segment_bytes=8192)
+            self.started(journal)
+            assert journal.high_water == 59
+            self.settle(journal, {})
+        journal.close()
+
+    def test_without_compaction_every_segment_stays(self, open_journal: Callable[..., Journal]) -> None:
+        journal = open_journal(segment_bytes=8192, compact=False)
+        self.started(journal)
+        for key in range(1, 60):
+            journal.append(key, FULL, b"x" * 500)
+            journal.append(key, DELETE, b"")
+            journal.commit()
+            self.settle(journal, {})
+        assert journal.oldest == 1 < journal.current
+        journal.close()
+
+    @pytest.mark.slow
+    def test_live_keys_outlive_rotation_compaction_and_restarts(
+        self, open_journal: Callable[..., Journal], seed: int
+    ) -> None:
+        draw = random.Random(seed)
+        model: dict[int, bytes] = {}
+        journal = open_journal(segment_bytes=16384)
+        self.started(journal)
+        last = 0
+        for _ in range(400):
+            kind = draw.choice((FULL, FULL, CHANGE, CHANGE, DELETE))
+            if kind == FULL:
+                last += 1
+                model[last] = b"%d." % last * draw.randint(1, 300)
+                journal.append(last, FULL, model[last])
+            elif model:
+                key = draw.choice(sorted(model))
+                model[key] = model[key] + b"c" if kind == CHANGE else b""
+                journal.append(key, kind, b"c" if kind == CHANGE else b"")
+                if kind == DELETE:
+                    del model[key]
+            if draw.random() < 0.5:
+                journal.commit()
+            if draw.random() < 0.1:
+                self.settle(journal, model)
+            if draw.random() < 0.02:
+                journal.commit()
+                draw.choice((journal.close, journal.abandon))()
+                journal = open_journal(segment_bytes=16384)
+                assert folded(self.started(journal)) == model
+                assert journal.high_water == last and journal.live.keys == len(model)
+        assert journal.records_moved or journal.oldest > 1
+        journal.close()
+
+
+def folded(records: list[tuple[int, int, bytes]]) -> dict[int, bytes]:
+    """What a replay means when a change adds its payload."""
+    model: dict[int, bytes] = {}
+    for key, kind, payload in records:
+        if kind == DELETE:
+            del model[key]
+        elif kind == CHANGE:
+            model[key] += payload
+        else:
+            model[key] = payload
+    return model
+
+
+class TestRealJournal(JournalBehaviour):
+    @pytest.fixture
+    def open_journal(self, tmp_path: Path) -> Iterator[Callable[..., Journal]]:
+        yield lambda **options: Journal(str(tmp_path / "journal"), **{"segment_bytes": 1 << 20, **options})
+
+    def work(self, journal: Journal) -> None:
+        time.sleep(0.001)
+
+
+class TestFaultyJournal(JournalBehaviour):
+    @pytest.fixture
+    def open_journal(self) -> Iterator[Callable[..., Journal]]:
+        disk = Disk(random.Random(1))
+        yield lambda **options: FaultyJournal(disk.path, **{"segment_bytes": 1 << 20, **options})
+        disk.unmount()
+
+    def work(self, journal: Journal) -> None:
+        worker_of(journal).turn()
+
+
+@pytest.fixture
+def disk(seed: int) -> Iterator[Disk]:
+    made = Disk(random.Random(seed), 1 << 20)
+    yield made
+    made.unmount()
+
+
+def opened(disk: Disk) -> tuple[Journal, list[int]]:
+    """A journal that is ready to write, and the keys that were in it."""
+    journal = FaultyJournal(disk.path, segment_bytes=1 << 14)
+    keys = [record.key for record in journal.replay()]
+    journal.start()
+    return journal, keys
+
+
+def write(journal: Journal, key: int) -> None:
+    journal.append(key, FULL, b"payload")
+    journal.commit()
+
+
+def test_the_loss_of_power_takes_a_tail_of_what_is_not_synced(disk: Disk) -> None:
+    found = set()
+    for _ in range(50):
+        disk.segments.clear()
+        disk.watermarks = [(0, 0)]
+        journal, _ = opened(disk)
+        for key in range(1, 4):
+            write(journal, key)
+        point = journal.sync_point()
+        assert point is not None
+        point.run()
+        for key in range(4, 9):
+            write(journal, key)
+        disk.lose_power()
+        journal, keys = opened(disk)
+        assert keys == list(range(1, len(keys) + 1)) and len(keys) >= 3
+        found.add(len(keys))
+        disk.lose_power()
+    assert {3, 8} < found
+
+
+def test_the_end_of_the_process_takes_nothing_that_was_committed(disk: Disk) -> None:
+    journal, _ = opened(disk)
+    for key in range(1, 9):
+        write(journal, key)
+    journal.append(9, FULL, b"not committed")
+    disk.lose_process()
+    assert opened(disk)[1] == list(range(1, 9))
+
+
+def test_a_sync_that_began_earlier_covers_less(disk: Disk) -> None:
+    journal, _ = opened(disk)
+    write(journal, 1)
+    point = journal.sync_point()
+    assert point is not None
+    disk.as_of = disk.lengths()
+    write(journal, 2)
+    point.run()
+    assert [key for key, _, _ in disk.segments[1].unsynced_rows] == [2]
+
+
+def test_a_commit_and_a_sync_can_fail(disk: Disk) -> None:
+    journal, _ = opened(disk)
+    write(journal, 1)
+    disk.commit_fails = 1
+    with pytest.raises(JournalFailed):
+        write(journal, 2)
+    disk.lose_process()
+    disk.commit_fails = 0
+    journal, keys = opened(disk)
+    assert keys in ([1], [1, 2])
+    disk.sync_fails = 1
+    write(journal, 3)
+    point = journal.sync_point()
+    assert point is not None
+    with pytest.raises(JournalFailed):
+        point.run()
+
+
+def test_a_full_disk_gets_room_again(disk: Disk) -> None:
+    journal, _ = opened(disk)
+    write(journal, 1)
+    assert journal.admits(100)
+    disk.others_take(disk.free_bytes)
+    write(journal, 2)  # into the room that was kept for this
+    assert not journal.admits(100) and not disk.starved
+    with pytest.raises(JournalFailed):
+        for key in range(3, 100):
+            disk.others_take(disk.others_bytes + disk.free_bytes)  # and what is given back to it, too
+            write(journal, key)
+    assert disk.failed
+    disk.lose_process()
+    with pytest.raises(JournalFull):
+        opened(disk)
+    disk.lose_process()
+    disk.others_take(0)
+    journal, keys = opened(disk)
+    assert keys[:2] == [1, 2] and journal.admits(100)
