@@ -544,6 +544,7 @@ def test_after_a_failed_sync_nothing_is_written_synced_or_removed(rig: Rig, monk
 def test_sealed_segments_keep_no_descriptor(rig: Rig) -> None:
     """Also where nobody ever asks for a sync, as under `-F`."""
     counts = []
+    rig.put(1)
     for _ in range(3):
         for _ in range(8):
             rig.rotate(1)
