@@ -4,16 +4,19 @@
 #   docker run -p 11300:11300 -v geventstalk:/data geventstalk                    journal on the volume
 #   docker run -p 11300:11300 -v geventstalk:/data geventstalk -b /data -f0 -V    flags of your own, in place of `-b /data`
 
-# Any base with `python`, `pip` and venv will do: --build-arg BASE=...
+# Any base with `python`, its headers, `pip` and venv will do, if it has gcc or apt-get: --build-arg BASE=...
 ARG BASE=python:3.13-slim-bookworm
 
 FROM ${BASE} AS build
 WORKDIR /src
+# mypyc needs a C compiler, also to fetch what it needs itself; the headers come with the base's Python.
+RUN command -v gcc >/dev/null \
+    || { apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; }
 COPY setup.py pyproject.toml README.md LICENSE ./
 COPY geventstalk geventstalk
 COPY journal journal
 # The wheel is built and installed here; the image gets the finished environment without pip and build tools.
-RUN pip wheel --no-cache-dir --wheel-dir /wheels . \
+RUN GEVENTSTALK_COMPILE=1 pip wheel --no-cache-dir --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/geventstalk \
     && pip --python /opt/geventstalk/bin/python install --no-cache-dir --no-index /wheels/*.whl
 

@@ -1,16 +1,37 @@
-"""The only place of geventstalk's metadata; pyproject.toml names the build system and configures tools.
+"""The only place of geventstalk's metadata, and of what is compiled; pyproject.toml names the build system.
 
 A [project] table beside this file would silently drop install_requires, so there must never be one.
+
+A wheel's core is compiled by mypyc where a C compiler is present. Otherwise, and with GEVENTSTALK_COMPILE=0, all of it
+is pure Python. With GEVENTSTALK_COMPILE=1 a core that cannot be compiled is an error. An editable install stays pure.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from setuptools import find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
 
 HERE = Path(__file__).resolve().parent
+
+ROOMS = {
+    "geventstalk": ["_build", "engine", "heap", "job", "protocol", "records", "session", "store", "timerwheel"],
+    "journal": ["journal", "liveness", "replay", "segment"],
+}
+"""What is compiled. Its shared library is geventstalk/core__mypyc; the .py files stay beside it, for tracebacks."""
+MYPYC = (2, 4)
+"""The first mypy whose mypyc can be told that jobs are never part of a cycle (`acyclic`)."""
 
 
 def version() -> str:
@@ -33,23 +54,23 @@ TEST = [
 ]
 DEV = [
     "import-linter>=2.5",
-    "mypy>=1.13",
+    "mypy>=2.4",
     "ruff>=0.9",
     "types-gevent>=24.10",
     "types-PyYAML>=6.0.12",
 ]
 
-setup(
-    name="geventstalk",
-    version=version(),
-    description="A work queue server that speaks the beanstalk protocol, with a durable journal",
-    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
-    long_description_content_type="text/markdown",
-    author="the geventstalk authors",
-    license="MIT",
-    license_files=["LICENSE"],
-    keywords=["beanstalkd", "beanstalk", "work queue", "job queue", "gevent"],
-    classifiers=[
+METADATA: dict[str, Any] = {
+    "name": "geventstalk",
+    "version": version(),
+    "description": "A work queue server that speaks the beanstalk protocol, with a durable journal",
+    "long_description": (HERE / "README.md").read_text(encoding="utf-8"),
+    "long_description_content_type": "text/markdown",
+    "author": "the geventstalk authors",
+    "license": "MIT",
+    "license_files": ["LICENSE"],
+    "keywords": ["beanstalkd", "beanstalk", "work queue", "job queue", "gevent"],
+    "classifiers": [
         "Development Status :: 4 - Beta",
         "Environment :: No Input/Output (Daemon)",
         "Intended Audience :: Developers",
@@ -64,20 +85,107 @@ setup(
         "Topic :: System :: Distributed Computing",
         "Typing :: Typed",
     ],
-    python_requires=">=3.10",
+    "python_requires": ">=3.10",
     # A server has an environment of its own, so the next major version is let in on purpose, not by chance.
-    install_requires=[
+    "install_requires": [
         "click>=8.1,<9",
         "gevent>=24.10.1,<27",
         "mypy_extensions>=1.0,<2",
         "pyyaml>=6.0.1,<7",
     ],
-    extras_require={"test": TEST, "dev": TEST + DEV},
+    "extras_require": {"test": TEST, "dev": TEST + DEV},
     # With this, an editable install is a line in a .pth file and not an import hook that costs a start 12 ms.
-    package_dir={"": "."},
-    packages=find_packages(include=["geventstalk", "geventstalk.*", "journal", "journal.*"]),
-    package_data={"geventstalk": ["py.typed"], "journal": ["py.typed"]},
-    include_package_data=False,
-    zip_safe=False,
-    entry_points={"console_scripts": ["geventstalk = geventstalk.cli:main"]},
-)
+    "package_dir": {"": "."},
+    "packages": find_packages(include=["geventstalk", "geventstalk.*", "journal", "journal.*"]),
+    "package_data": {"geventstalk": ["py.typed"], "journal": ["py.typed"]},
+    "include_package_data": False,
+    "zip_safe": False,
+    "entry_points": {"console_scripts": ["geventstalk = geventstalk.cli:main"]},
+}
+
+
+class CannotCompile(Exception):
+    """The core stays pure Python; the message says why."""
+
+
+class BuildCore(build_ext):
+    """build_ext whose failures can be told from others."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except (BaseError, CCompilerError) as error:
+            raise CannotCompile("the C compiler fails, see above") from error
+
+
+def require_compiler() -> None:
+    """Compiles an extension of two lines, which needs what the core does: compiler, linker and Python's headers."""
+    with TemporaryDirectory() as folder:
+        source = Path(folder, "probe.c")
+        source.write_text("#include <Python.h>\nPyMODINIT_FUNC PyInit_probe(void) { return NULL; }\n")
+        words = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+        words += ["-shared", "-fPIC", f"-I{sysconfig.get_path('include')}", str(source), "-o", str(source) + ".so"]
+        try:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CannotCompile(f"no C compiler: {error}") from error
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line] or [f"{words[0]} fails"]
+        raise CannotCompile(f"the C compiler cannot build an extension: {errors[0].strip()}")
+
+
+def core(folder: str) -> list[Any]:
+    """The core's extensions, translated to C in this folder."""
+    require_compiler()
+    try:
+        from mypy.version import __version__ as found
+        from mypyc.build import mypycify
+    except ImportError as error:
+        raise CannotCompile(f"mypyc cannot be imported: {error}") from error
+    if tuple(map(int, found.split(".")[:2])) < MYPYC:
+        raise CannotCompile(f"mypy {found} is too old")
+    files = [f"{package}/{room}.py" for package, rooms in ROOMS.items() for room in rooms]
+    try:
+        # Without mypy's settings in pyproject.toml: those are for whoever changes the code, not for who installs it.
+        made: list[Any] = mypycify(
+            ["--config-file=", *files], opt_level="3", debug_level="0", group_name="geventstalk.core", target_dir=folder
+        )
+    except (Exception, SystemExit) as error:  # also its own faults: there is another way
+        raise CannotCompile(f"mypyc fails, see above: {error!r}") from error
+    # A warning of a compiler that mypyc does not know is no reason to do without; and CFLAGS have the last word.
+    unwanted = {"-Werror"} | ({"-O3"} if "-O" in os.environ.get("CFLAGS", "") else set())
+    for extension in made:
+        extension.extra_compile_args = [word for word in extension.extra_compile_args if word not in unwanted]
+    return made
+
+
+def setup_with_core() -> None:
+    """As setup(). Raises CannotCompile; then nothing was made."""
+    # In a new folder: leftovers of another version in ./build would get into the wheel.
+    with TemporaryDirectory() as folder:
+        build = {"build": {"build_base": folder}}
+        setup(**METADATA, ext_modules=core(folder), cmdclass={"build_ext": BuildCore}, options=build)
+
+
+def main() -> None:
+    wish = os.environ.get("GEVENTSTALK_COMPILE", "")
+    if wish not in ("", "0", "1"):
+        raise SystemExit(f"geventstalk: GEVENTSTALK_COMPILE is neither 0 nor 1: {wish}")
+    if "egg_info" in sys.argv and wish != "0":
+        # The question what a build needs. It is the same for an editable install, which needs nothing of this.
+        with suppress(CannotCompile):  # the build says why
+            require_compiler()
+            METADATA["setup_requires"] = ["mypy>={}.{}".format(*MYPYC)]
+    elif "bdist_wheel" in sys.argv and wish != "0":
+        try:
+            return setup_with_core()
+        except CannotCompile as error:
+            if wish == "1":
+                raise SystemExit(f"geventstalk: the core cannot be compiled: {error}") from error
+            print(f"geventstalk: the core stays pure Python: {error}", file=sys.stderr, flush=True)
+    elif "editable_wheel" in sys.argv and wish == "1":
+        print("geventstalk: an editable install stays pure Python", file=sys.stderr, flush=True)
+    setup(**METADATA)
+
+
+main()

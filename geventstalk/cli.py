@@ -192,7 +192,7 @@ def _command() -> click.Command:
     read = f"Read settings from this YAML file [{ENV_CONFIG}]."
     check = "Say whether the settings are fine, and exit."
     version = click.Option(["-v", "--version"], is_flag=True, is_eager=True, callback=_print_version)
-    version.help = "Print the version, and exit."
+    version.help = "Print the version and whether the core is compiled, and exit."
     params += [
         click.Option(["--config"], metavar="FILE", help=read),
         click.Option(["--check-config"], is_flag=True, help=check),
@@ -241,10 +241,11 @@ def _click_options(option: Option) -> list[click.Option]:
 
 
 def _print_version(context: click.Context, _parameter: click.Parameter, wanted: Any) -> None:
+    from geventstalk._build import BUILD
     from geventstalk._version import __version__
 
     if wanted and not context.resilient_parsing:
-        _print(__version__)
+        _print(f"{__version__} ({BUILD})")
         context.exit()
 
 

@@ -8,7 +8,7 @@ Invariant: whatever the bytes, a function here returns or raises ProtocolError, 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import ClassVar, Final
 
 LINE_BYTES_MAX: Final = 224
 """The longest command line with its CRLF: `pause-tube`, a name of 200 characters and a number of ten digits."""
@@ -108,19 +108,19 @@ R_DEADLINE_SOON: Final = b"DEADLINE_SOON\r\n"
 class ProtocolError(Exception):
     """What the client sent cannot be a command. `reply` is what it is told; the connection lives on."""
 
-    reply = R_INTERNAL_ERROR
+    reply: ClassVar[bytes] = R_INTERNAL_ERROR  # as an attribute of the instance, mypyc would lose it for an exception
 
 
 class BadFormat(ProtocolError):
     """The command is known, its arguments are wrong, or the line is too long."""
 
-    reply = R_BAD_FORMAT
+    reply: ClassVar[bytes] = R_BAD_FORMAT
 
 
 class UnknownCommand(ProtocolError):
     """No command begins like this line."""
 
-    reply = R_UNKNOWN_COMMAND
+    reply: ClassVar[bytes] = R_UNKNOWN_COMMAND
 
 
 def command_code(line: bytes) -> int:

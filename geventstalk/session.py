@@ -13,6 +13,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from geventstalk import protocol as p
+from geventstalk._build import BUILD
 from geventstalk.engine import (
     DEADLINE_SOON,
     DRAINING,
@@ -479,7 +480,8 @@ class Session(Client):
             *[(key, facts[key]) for key in ("id", "hostname", "os", "platform")],
         ]
         known = {key for key, _ in upstream}
-        return upstream + [(key, value) for key, value in facts.items() if key not in known]
+        ours = [(key, value) for key, value in facts.items() if key not in known]
+        return [*upstream, *ours, ("build", BUILD)]
 
 
 def _seconds_until(deadline_ns: int, now_ns: int) -> int:

@@ -7,11 +7,29 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from geventstalk._build import BUILD
 from tests.support.process import GEVENTSTALK, ServerProcess, beanstalkd_path
+
+collect_ignore: list[str] = []
+if BUILD == "compiled":
+    # A compiled Store takes nothing but a compiled Journal, and what that stands on cannot be replaced by a simulation.
+    collect_ignore.append("test_simulation.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--build", choices=("pure", "compiled"), help="fail unless it is this build that is tested")
     parser.addoption("--seed", type=int, default=None, help="seed of the random tests (default: drawn, and printed)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    wanted = config.getoption("--build")
+    if wanted not in (None, BUILD):
+        raise pytest.UsageError(f"the {BUILD} build would be tested, not the {wanted} one")
+
+
+def pytest_report_header() -> str:
+    left_out = f"; left out: {', '.join(collect_ignore)}" if collect_ignore else ""
+    return f"build: {BUILD}{left_out}"
 
 
 @pytest.fixture

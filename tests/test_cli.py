@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from geventstalk import __version__, cli
+from geventstalk._build import BUILD
 from geventstalk.config import OPTIONS, CommandLine, ConfigError
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 
@@ -205,7 +206,9 @@ def test_each_option_has_its_flags_and_help_in_the_usage_text() -> None:
 
 
 def test_version() -> None:
-    assert run("-v") == run("--version") == run("-Vv", "-p", "99999") == (0, f"geventstalk {__version__}\n", "")
+    assert (
+        run("-v") == run("--version") == run("-Vv", "-p", "99999") == (0, f"geventstalk {__version__} ({BUILD})\n", "")
+    )
     assert re.fullmatch(r"\d+\.\d+\.\d+", __version__), "client libraries split it at the dots"
 
 

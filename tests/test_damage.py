@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import pytest
 
@@ -213,7 +213,7 @@ def start(folder: Path, *, accept: bool = False) -> Outcome:
     return Outcome({id: (job.body, tube, job.state) for id, (job, tube) in jobs.items()}, "", said)
 
 
-class _Reading:
+class _Reading(Journal):
     """A journal that is only read: without a lock, and without the merging of a WAL that a start begins."""
 
     def __init__(self, folder: Path) -> None:
@@ -229,7 +229,7 @@ def replay(folder: Path, story: Story) -> Outcome:
     """What a start would find, but the directory stays as it is. Whatever comes back was put once."""
     reading = _Reading(folder)
     try:
-        store = Store(cast(Journal, reading), None, Epoch(0, 0))
+        store = Store(reading, None, Epoch(0, 0))
         jobs = {job.id: (job.body, tube, job.state) for job, tube in store.replay()}
     except JournalDamaged as error:
         assert "\n" not in str(error), error

@@ -1,4 +1,4 @@
-"""What is shipped and how it starts: the wheel, the clone's own environment, the scripts, the container image."""
+"""What is shipped and how it starts: the wheel, pure and compiled, the clone's own environment, scripts, the image."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,19 +18,18 @@ from pathlib import Path
 import pytest
 
 from tests.clients.programs import missing
+from tests.support.compiled import BuildFailed, build, clone, put_on, unpacked
 from tests.support.process import ROOT, ServerProcess, free_port
 
-LEFT_BEHIND = shutil.ignore_patterns(
-    ".git", ".venv*", "*.egg-info", "build", "dist", "__pycache__", "node_modules", ".*_cache", ".hypothesis", "data"
-)
 MAKE_LIMIT_S = 180
+COMPILED_LAYERS = [
+    *(f"tests/test_{name}.py" for name in ("cli", "engine", "engine_model", "heap", "job_table", "journal_format")),
+    *(f"tests/test_{name}.py" for name in ("liveness", "protocol", "records", "segment", "session", "store")),
+    *(f"tests/test_{name}.py" for name in ("signals", "timerwheel")),
+    "tests/test_tools.py::test_reading_changes_nothing",
+]
+"""What takes seconds in all, and reaches every compiled room."""
 SHELL_SCRIPTS = ("scripts/run", "scripts/test", "scripts/environment", ".ci/run")
-
-
-def clone(folder: Path) -> Path:
-    """A copy of the tree without what tools and runs leave in it."""
-    shutil.copytree(ROOT, folder, ignore=LEFT_BEHIND, symlinks=True)
-    return folder
 
 
 def run(
@@ -50,15 +50,6 @@ def run(
     return done.stdout
 
 
-def build(kind: str, tree: Path, into: Path) -> Path:
-    """Builds a wheel or an sdist with the backend that pyproject.toml names, as installed beside the tests."""
-    into.mkdir()
-    program = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
-    run([sys.executable, "-W", "ignore", "-c", program, into], cwd=tree)
-    (made,) = into.iterdir()
-    return made
-
-
 def wheel_names(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
@@ -68,6 +59,24 @@ def wheel_names(wheel: Path) -> set[str]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     return build("wheel", clone(folder / "tree"), folder / "dist")
+
+
+@pytest.fixture(scope="module")
+def sdist_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a source archive holds."""
+    folder = tmp_path_factory.mktemp("sdist")
+    return unpacked(build("sdist", clone(folder / "tree"), folder / "dist"), folder / "unpacked")
+
+
+@pytest.fixture(scope="module")
+def compiled_wheel(sdist_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """From the source archive, so that this is proved to hold what compiling needs, too."""
+    if shutil.which("cc") is None and shutil.which("gcc") is None:
+        missing("a C compiler is not installed")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing("Python's headers are not installed")
+    quickly = {"CFLAGS": "-O0"}  # gcc takes 7 s instead of 20 s; what mypyc makes of the core is the same
+    return build("wheel", sdist_tree, tmp_path_factory.mktemp("compiled") / "dist", compile="1", environment=quickly)
 
 
 @pytest.fixture
@@ -111,11 +120,133 @@ def test_the_wheel_works_without_the_tree(wheel: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_source_archive_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    archive = build("sdist", clone(tmp_path / "tree"), tmp_path / "dist")
-    run(["tar", "-xf", archive], cwd=tmp_path)
-    (tree,) = (path for path in tmp_path.iterdir() if path.name.startswith("geventstalk-"))
-    assert wheel_names(build("wheel", tree, tmp_path / "again")) == wheel_names(wheel)
+def test_a_source_archive_makes_the_same_wheel(wheel: Path, sdist_tree: Path, tmp_path: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+    again = build("wheel", sdist_tree, tmp_path / "again")
+    assert (again.name, wheel_names(again)) == (wheel.name, wheel_names(wheel))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * MAKE_LIMIT_S)
+def test_the_compiled_wheel_holds_the_core_beside_its_source(wheel: Path, compiled_wheel: Path) -> None:
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    more = {f"{room}{suffix}" for room in ["geventstalk/core__mypyc", *compiled_rooms()]}
+    assert wheel_names(compiled_wheel) == wheel_names(wheel) | more
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert f"-{tag}-{tag}-linux_" in compiled_wheel.name
+
+
+def compiled_rooms() -> set[str]:
+    """All that import-linter knows as the pure core, what makes it durable, and the room that tells of it."""
+    text = (ROOT / "pyproject.toml").read_text()
+    (core,) = re.findall(r'name = "the core is pure.*?source_modules = \[(.*?)\]', text, re.DOTALL)
+    rooms = {name.replace(".", "/") for name in re.findall(r'"(.+?)"', core)}
+    durable = {"geventstalk/store", *(f"journal/{room}" for room in ("journal", "liveness", "replay", "segment"))}
+    return rooms | durable | {"geventstalk/_build"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * MAKE_LIMIT_S)
+def test_the_compiled_build_passes_the_tests_that_take_seconds(compiled_wheel: Path, tmp_path: Path) -> None:
+    """The rest of them: scripts/test --compiled."""
+    tree = clone(tmp_path / "tree")
+    put_on(compiled_wheel, tree)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--build",
+        "compiled",
+        "-m",
+        "not slow",
+        *COMPILED_LAYERS,
+    ]
+    print(run(command, cwd=tree, timeout_s=MAKE_LIMIT_S, environment={"PYTHONPATH": str(tree)}))
+
+
+class TestCompileOrNot:
+    """What decides whether a wheel is compiled, and what is said about it."""
+
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Path:
+        return clone(tmp_path / "tree")
+
+    def bdist(self, tree: Path, **environment: str) -> tuple[int, list[str]]:
+        """Makes a wheel without a compiler, unless CC is given; exit code, and what setup.py itself says of it."""
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "setup.py", "-q", "bdist_wheel"],
+            cwd=tree,
+            env={**os.environ, "GEVENTSTALK_COMPILE": "", "CC": "/nowhere/cc", **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("geventstalk: ")]
+
+    def cc(self, folder: Path, text: str) -> str:
+        """A compiler that does what the shell is told here."""
+        program = folder / "cc"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+        return str(program)
+
+    @pytest.mark.slow
+    def test_without_a_compiler_it_stays_pure_and_says_so_in_a_line(self, tree: Path) -> None:
+        code, (line,) = self.bdist(tree)
+        assert (code, line[:56]) == (0, "geventstalk: the core stays pure Python: no C compiler: ")
+        assert [path.name.split("-", 2)[2] for path in (tree / "dist").iterdir()] == ["py3-none-any.whl"]
+
+    @pytest.mark.slow
+    def test_without_pythons_headers_it_says_that(self, tree: Path, tmp_path: Path) -> None:
+        missing = "probe.c:1:10: fatal error: Python.h: No such file or directory"
+        code, (line,) = self.bdist(tree, CC=self.cc(tmp_path, f"echo '{missing}' >&2; exit 1"))
+        assert (code, line.endswith(missing)) == (0, True)
+        assert len(list((tree / "dist").iterdir())) == 1
+
+    @pytest.mark.slow
+    def test_a_compiler_that_fails_later_leaves_a_pure_wheel(self, tree: Path, tmp_path: Path) -> None:
+        code, (line,) = self.bdist(tree, CC=self.cc(tmp_path, 'case "$*" in *probe.c*) exit 0 ;; *) exit 1 ;; esac'))
+        assert (code, line) == (0, "geventstalk: the core stays pure Python: the C compiler fails, see above")
+        (wheel,) = (tree / "dist").iterdir()
+        assert wheel.name.endswith("-py3-none-any.whl")
+        assert not [name for name in wheel_names(wheel) if name.endswith((".so", ".c"))]
+
+    def test_an_error_where_it_must_be_compiled(self, tree: Path) -> None:
+        code, (line,) = self.bdist(tree, GEVENTSTALK_COMPILE="1")
+        assert (code, line[:56]) == (1, "geventstalk: the core cannot be compiled: no C compiler:")
+        assert not (tree / "dist").exists()
+
+    @pytest.mark.slow
+    def test_nothing_is_said_where_it_must_not_be_compiled(self, tree: Path) -> None:
+        assert self.bdist(tree, GEVENTSTALK_COMPILE="0") == (0, [])
+
+    def test_a_wish_that_is_none(self, tree: Path) -> None:
+        said = "geventstalk: GEVENTSTALK_COMPILE is neither 0 nor 1: yes"
+        assert self.bdist(tree, GEVENTSTALK_COMPILE="yes") == (1, [said])
+
+    @pytest.mark.slow
+    def test_mypy_is_asked_for_where_there_is_a_compiler(self, tree: Path, tmp_path: Path) -> None:
+        program = "from setuptools import build_meta; print(build_meta.get_requires_for_build_wheel())"
+        cc = self.cc(tmp_path, "exit 0")
+        for environment, needed in (
+            ({"CC": cc}, "['mypy>=2.4']"),
+            ({"CC": cc, "GEVENTSTALK_COMPILE": "0"}, "[]"),
+            ({"CC": "/nowhere/cc"}, "[]"),
+        ):
+            words = [sys.executable, "-W", "ignore", "-c", program]
+            said = run(words, cwd=tree, environment={"GEVENTSTALK_COMPILE": "", **environment})
+            assert said.splitlines()[-1] == needed
+
+    @pytest.mark.slow
+    def test_an_editable_install_stays_pure(self, tree: Path, tmp_path: Path) -> None:
+        with pytest.raises(BuildFailed, match="no C compiler"):
+            build("wheel", tree, tmp_path / "wheel", compile="1", environment={"CC": "/nowhere/cc"})
+        build("editable", tree, tmp_path / "editable", compile="1", environment={"CC": "/nowhere/cc"})
+        assert not list(tree.rglob("*.so"))
 
 
 def test_there_is_one_place_of_metadata() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from geventstalk import protocol as p
+from geventstalk._build import BUILD
 from geventstalk.engine import Engine
 from geventstalk.job import BURIED, Job, Ledger
 from geventstalk.session import COMMAND_SLICE, MOVE_SLICE, OUT_BYTES_MAX, Service, Session
@@ -747,14 +748,14 @@ def test_stats_name_every_key_in_upstreams_order(house: House) -> None:
     lines = body.decode().splitlines()
     assert lines[0] == "---"
     keys = [line.partition(": ")[0] for line in lines[1:-1]]
-    assert keys == UPSTREAM_KEYS.split()
+    assert keys == [*UPSTREAM_KEYS.split(), "build"]
     assert {'version: "1.13"', 'os: "#1 SMP"', "uptime: 5", "pid: 4711", "draining: false"} <= set(lines)
 
 
 def test_more_facts_come_after_upstreams_keys(house: House) -> None:
     house.service.facts = lambda: FACTS | {"journal-bytes": 7, "another": b"x"}
     reply = house.feed(house.connect(), b"stats\r\n").decode()
-    assert reply.endswith('platform: "x86_64"\njournal-bytes: 7\nanother: "x"\n\r\n')
+    assert reply.endswith(f'platform: "x86_64"\njournal-bytes: 7\nanother: "x"\nbuild: {BUILD}\n\r\n')
 
 
 def test_stats_of_a_job(house: House) -> None:

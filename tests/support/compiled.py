@@ -1,0 +1,93 @@
+"""A copy of the tree whose two packages are those of the compiled wheel, so that the same tests run on that build.
+
+    python -m tests.support.compiled FOLDER    makes the copy in half a minute; needs a C compiler
+
+Nothing in the copy knows that it is one; `pytest --build compiled` there refuses to run on anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.support.process import ROOT
+
+PACKAGES = ("geventstalk", "journal")
+LEFT_BEHIND = shutil.ignore_patterns(
+    ".git", ".venv*", "*.egg-info", "build", "dist", "node_modules", "__pycache__", ".*_cache", ".hypothesis", "*.so"
+)
+BUILD_LIMIT_S = 300
+
+
+class BuildFailed(Exception):
+    """What the build said."""
+
+
+def clone(folder: Path) -> Path:
+    """A copy of the tree without what tools and runs leave in it."""
+
+    def left_behind(place: str, names: list[str]) -> set[str]:
+        journal_of_a_run = {"data"} if Path(place) == ROOT else set()
+        return LEFT_BEHIND(place, names) | journal_of_a_run
+
+    shutil.copytree(ROOT, folder, ignore=left_behind, symlinks=True)
+    return folder
+
+
+def build(kind: str, tree: Path, into: Path, compile: str = "0", environment: Mapping[str, str] = {}) -> Path:
+    """Builds a wheel or an sdist with the backend that pyproject.toml names, as installed beside the tests.
+
+    `compile` is GEVENTSTALK_COMPILE. Raises BuildFailed.
+    """
+    into.mkdir()
+    program = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, into],
+        cwd=tree,
+        env={**os.environ, "GEVENTSTALK_COMPILE": compile, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_LIMIT_S,
+        check=False,
+    )
+    if done.returncode:
+        raise BuildFailed(f"cannot build the {kind}:\n{done.stdout}{done.stderr}")
+    (made,) = into.iterdir()
+    return made
+
+
+def unpacked(archive: Path, into: Path) -> Path:
+    """The tree that a source archive holds."""
+    with tarfile.open(archive) as file:
+        file.extractall(into, filter="data")
+    (tree,) = into.iterdir()
+    return tree
+
+
+def put_on(wheel: Path, tree: Path) -> None:
+    """Puts the packages of a wheel in the place of those of a tree."""
+    for package in PACKAGES:
+        shutil.rmtree(tree / package)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tree, [name for name in archive.namelist() if name.split("/")[0] in PACKAGES])
+
+
+def main() -> int:
+    try:
+        tree = clone(Path(sys.argv[1]).resolve())
+        put_on(build("wheel", tree, tree / "dist", compile="1"), tree)
+    except (BuildFailed, OSError) as error:
+        print(f"{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
