@@ -105,7 +105,7 @@ class Connection:
         self._held_bytes -= len(data)
         if not self._gone:
             self.send(data)
-            self.poke()
+            self.after_flush()
 
     def after_flush(self) -> None:
         """The turn is over for this connection: whatever it could not do in it goes on in the next one."""

@@ -1,0 +1,366 @@
+"""What commands cost, counted in quantities that a busy machine does not change.
+
+System calls: one read and one write for each connection and turn, one commit for each turn, whatever the number of
+commands. Bytecode instructions of the core: as many with one of a thing as with thousands of it. What hides in a single
+instruction, such as a search through a list, shows only in processor time, which is compared with itself, coarsely.
+`scripts/bench` measures speed; this sees to it that nobody makes a command dearer without noticing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from geventstalk import engine as engine_module
+from geventstalk.engine import Engine
+from geventstalk.session import Service, Session
+from tests.support.clock import ManualClock
+from tests.support.faults import strace_problem
+from tests.support.process import GEVENTSTALK, ServerProcess
+from tests.support.wire import Client
+
+PUT = b"put 0 0 600 5\r\nhello\r\n"
+RESERVE = b"reserve-with-timeout 0\r\n"
+
+# System calls
+
+needs_strace = pytest.mark.skipif(bool(strace_problem()), reason=strace_problem() or "strace works")
+CLIENTS = 20
+COMMANDS = 30
+LOOP_CALLS = 2
+"""Calls of a turn of the event loop beside those that read and write: its wait, and a getpid."""
+COMMIT_WRITES_MAX = 10
+"""Pages and their headers that a commit of some small records writes."""
+TURNS_MAX = 5
+"""Turns that may belong to a stop, a burst, a look at what else there is, and the mark."""
+ATTEMPTS = 3
+
+
+class Traced:
+    """A server under strace with clients. What it does between two marks is known by its system calls."""
+
+    def __init__(self, directory: Path, policy: str) -> None:
+        self._trace = directory / "trace"
+        self._marks = 0
+        journal = ["-b", str(directory / "journal"), policy] if policy else []
+        self.server = ServerProcess(["strace", "-D", "-f", "-qq", "-o", str(self._trace), *GEVENTSTALK], journal)
+        self.server.wait_ready()
+        self.clients = [Client(self.server.connect()) for _ in range(CLIENTS)]
+        for client in self.clients:
+            client.put(b"the first")
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.server.stop()
+
+    def count(self, work: Callable[[], None]) -> Counter[str]:
+        """The main thread's system calls for a piece of work, without those of the marks around it."""
+        marks = []
+        for step in (None, work):
+            if step is not None:
+                step()
+            self._marks += 1
+            marks.append(f'"use mark-{self._marks}\\r')
+            self.clients[0].ask(b"use mark-%d" % self._marks)
+        text = self._trace.read_text(errors="replace")
+        begun = text.index("\n", text.index(marks[0]))
+        pattern = rf"^{self.server.pid} +(\w+)\("  # other threads prepare segments and the like, whenever they like
+        calls = Counter(re.findall(pattern, text[begun : text.index(marks[1])], re.MULTILINE))
+        calls.subtract(("read", "write"))  # of the second mark, and the reply to the first
+        return +calls
+
+    def at_once(self) -> None:
+        """Every client puts a job, and the server finds all of them in one turn, because it was stopped meanwhile."""
+        os.kill(self.server.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while self._state() not in "tT" and time.monotonic() < deadline:
+            time.sleep(0.001)
+        for client in self.clients:
+            client.send(PUT)
+        os.kill(self.server.pid, signal.SIGCONT)
+        for client in self.clients:
+            assert client.reply().startswith(b"INSERTED ")
+
+    def _state(self) -> str:
+        return Path(f"/proc/{self.server.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.fixture
+def traced(tmp_path: Path, policy: str) -> Iterator[Traced]:
+    running = Traced(tmp_path, policy)
+    yield running
+    running.close()
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [""], ids=["memory"])
+def test_a_command_takes_one_read_and_one_write_and_nothing_else(traced: Traced) -> None:
+    client = traced.clients[0]
+
+    def one_by_one() -> None:
+        for _ in range(COMMANDS // 3):
+            number = client.put(b"hello")
+            assert client.ask(b"reserve-job %d" % number).startswith(b"RESERVED ")
+            assert client.ask(b"delete %d" % number) == b"DELETED\r\n"
+
+    def pipelined() -> None:
+        client.send(PUT * COMMANDS)
+        for _ in range(COMMANDS):
+            assert client.reply().startswith(b"INSERTED ")
+
+    calls = traced.count(one_by_one)
+    assert (calls["read"], calls["write"]) == (COMMANDS, COMMANDS)
+    assert calls.total() <= (COMMANDS + 1) * (2 + LOOP_CALLS), calls
+
+    calls = traced.count(pipelined)
+    assert (calls["read"], calls["write"]) == (1, 1)
+    assert calls.total() <= 2 * (2 + LOOP_CALLS), calls
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["", "-F", "-f0"], ids=["memory", "F", "f0"])
+def test_a_turn_takes_one_wait_and_one_commit_for_all_its_connections(traced: Traced, policy: str) -> None:
+    # That all of them come in one turn is likely, not certain.
+    calls = min((traced.count(traced.at_once) for _ in range(ATTEMPTS)), key=Counter.total)
+    assert (calls["read"], calls["write"]) == (CLIENTS, CLIENTS)
+    assert calls["epoll_wait"] + calls["epoll_pwait"] <= TURNS_MAX, calls
+    assert calls["fdatasync"] + calls["fsync"] == (1 if policy == "-f0" else 0), calls
+    assert calls["pwrite64"] <= (COMMIT_WRITES_MAX if policy else 0), calls
+
+    def one() -> None:
+        traced.clients[1].put(b"hello")
+
+    alone = traced.count(one)
+    beside = calls.total() - 2 * CLIENTS
+    assert beside <= 2 * alone.total() + TURNS_MAX * LOOP_CALLS, (calls, alone)
+
+
+# Instructions of the core
+
+FLAT = 1.3
+"""How many times the instructions of a command may grow from one to thousands; a heap's are in C."""
+FLAT_TIME = 6.0
+"""The same for processor time, the least of many repetitions. A search through thousands costs a hundred times more."""
+ROUNDS = 20
+is_pure = str(engine_module.__file__).endswith(".py")
+
+
+class House:
+    """An engine with sessions and a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.engine = Engine(self.clock.ns)
+        self.service = Service(self.engine, 65535, dict)
+        self.client = Session(self.service)
+
+    def tell(self, session: Session, data: bytes) -> bytes:
+        """Gives bytes to a session and returns what it answers."""
+        session.receive(data, self.clock.ns)
+        out = session.take_out()
+        while session.unfinished:
+            session.run(self.clock.ns)
+            out += session.take_out()
+        return out
+
+    def others(self, count: int, data: bytes) -> list[Session]:
+        """So many more clients that say something once; {n} stands for their number."""
+        sessions = [Session(self.service) for _ in range(count)]
+        for number, session in enumerate(sessions):
+            self.tell(session, data.replace(b"{n}", b"%d" % number))
+        return sessions
+
+
+def jobs_ready(house: House, count: int) -> None:
+    house.tell(house.client, PUT * count)
+
+
+def jobs_delayed(house: House, count: int) -> None:
+    house.tell(house.client, b"".join(b"put 0 %d 600 5\r\nhello\r\n" % (100 + n % 1000) for n in range(count)))
+
+
+def jobs_buried(house: House, count: int) -> None:
+    house.tell(house.client, (PUT + b"reserve\r\n") * count)
+    house.tell(house.client, b"".join(b"bury %d 0\r\n" % number for number in range(1, count + 1)))
+
+
+def tubes(house: House, count: int) -> None:
+    house.tell(house.client, b"".join(b"use tube-%d\r\n%b" % (number, PUT) for number in range(count)))
+    house.tell(house.client, b"use default\r\n")
+
+
+def reservations(house: House, count: int) -> None:
+    house.tell(house.client, (PUT + b"reserve\r\n") * count)
+
+
+def watched(house: House, count: int) -> None:
+    house.tell(house.client, b"".join(b"watch tube-%d\r\n" % number for number in range(count)))
+
+
+def connections(house: House, count: int) -> None:
+    house.others(count, b"use tube-{n}\r\n")
+
+
+def waiting_elsewhere(house: House, count: int) -> None:
+    house.others(count, b"watch tube\r\nignore default\r\nreserve\r\n")
+
+
+CROWDS: dict[str, tuple[Callable[[House, int], None], int]] = {
+    "ready jobs": (jobs_ready, 100_000),
+    "delayed jobs": (jobs_delayed, 30_000),
+    "buried jobs": (jobs_buried, 30_000),
+    "tubes with a job": (tubes, 10_000),
+    "reservations of one client": (reservations, 10_000),
+    "watched tubes": (watched, 1_000),
+    "connections": (connections, 10_000),
+    "clients that wait in another tube": (waiting_elsewhere, 10_000),
+}
+
+
+def cycle(house: House) -> None:
+    """A job's usual life, with everything on the way that touches an order or a timer."""
+    client = house.client
+    urgent = b"put %d 0 600 5\r\nhello\r\n"
+    number = int(house.tell(client, urgent % 0).split()[1])
+    reserved = house.tell(client, RESERVE)
+    assert reserved.startswith(b"RESERVED ")
+    taken = int(reserved.split()[1])
+    for command, reply in (
+        (b"touch %d", b"TOUCHED"),
+        (b"release %d 0 0", b"RELEASED"),
+        (b"reserve-job %d", b"RESERVED"),
+        (b"bury %d 0", b"BURIED"),
+        (b"kick-job %d", b"KICKED"),
+        (b"delete %d", b"DELETED"),
+    ):
+        assert house.tell(client, command % taken + b"\r\n").startswith(reply)
+    house.tell(client, PUT)
+    house.tell(client, b"put 0 10 600 5\r\nhello\r\n")
+    house.tell(client, b"delete %d\r\n" % (number + 2))
+    house.tell(client, b"peek-ready\r\nstats-tube handover\r\n")
+    house.engine.next_deadline_ns()
+
+
+def handover(house: House, worker: Session) -> None:
+    """A worker waits, and another client puts a job for it."""
+    assert house.tell(worker, b"reserve\r\n") == b""
+    house.tell(house.client, b"use handover\r\n" + PUT + b"use default\r\n")
+    number = int(worker.take_out().split()[1])
+    assert house.tell(worker, b"delete %d\r\n" % number) == b"DELETED\r\n"
+
+
+def instructions(work: Callable[[], object]) -> int:
+    """Bytecode instructions that a piece of work executes in Python.
+
+    It is repeated until two counts agree: Python 3.12 begins to count those of a function when it was traced before.
+    """
+    last = 0
+    for _ in range(ATTEMPTS * 2):
+        count = instructions_once(work)
+        if count == last > 0:
+            break
+        last = count
+    return last
+
+
+def instructions_once(work: Callable[[], object]) -> int:
+    count = 0
+
+    def local(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "opcode"
+        return local
+
+    def enter(frame: FrameType, event: str, argument: Any) -> Any:
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return local
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def least_time_ns(work: Callable[[], object]) -> int:
+    """The least processor time of some repetitions."""
+    least = 1 << 62
+    for _ in range(ROUNDS):
+        begun = time.thread_time_ns()
+        work()
+        least = min(least, time.thread_time_ns() - begun)
+    return least
+
+
+def costs(crowd: Callable[[House, int], None], count: int) -> tuple[int, int]:
+    """Instructions, and nanoseconds, of a cycle and a handover with so many of a thing around them."""
+    house = House()
+    crowd(house, count)
+    (worker,) = house.others(1, b"watch handover\r\nignore default\r\n")
+
+    def work() -> None:
+        cycle(house)
+        handover(house, worker)
+
+    return instructions(work), least_time_ns(work)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CROWDS)
+def test_a_command_costs_the_same_among_thousands(name: str) -> None:
+    crowd, count = CROWDS[name]
+    few, few_ns = costs(crowd, 1)
+    many, many_ns = costs(crowd, count)
+    print(f"{name}: 1: {few} instructions, {few_ns} ns; {count}: {many} instructions, {many_ns} ns")
+    if is_pure:
+        assert few > 1000  # they are really counted
+        assert many <= FLAT * few
+    assert many_ns <= FLAT_TIME * few_ns
+
+
+@pytest.mark.slow
+def test_a_handover_costs_the_same_among_thousands_who_wait_for_it() -> None:
+    """The job goes to the first of the line, who stands at its end again afterwards."""
+
+    def cost(count: int) -> tuple[int, int]:
+        house = House()
+        waiting = house.others(count, b"reserve\r\n")
+        turn = iter(waiting * 100)
+
+        def work() -> None:
+            house.tell(house.client, PUT)
+            worker = next(turn)
+            number = int(worker.take_out().split()[1])
+            assert house.tell(worker, b"delete %d\r\nreserve\r\n" % number) == b"DELETED\r\n"
+
+        return instructions(work), least_time_ns(work)
+
+    few, few_ns = cost(1)
+    many, many_ns = cost(10_000)
+    if is_pure:
+        assert many <= FLAT * few
+    assert many_ns <= FLAT_TIME * few_ns
+
+
+def test_the_counting_of_instructions_sees_a_loop() -> None:
+    def loop(rounds: int) -> None:
+        for _ in range(rounds):
+            pass
+
+    assert instructions(lambda: loop(1000)) > instructions(lambda: loop(10)) + 1000
