@@ -1,0 +1,226 @@
+"""From measured numbers to text: the table, its verdicts, and the page that shows them.
+
+Knows no servers. Invariant: every figure on the page comes out of one results file, which can be kept and drawn again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.benchmark.rows import BUSY, ROWS, Row, Scale
+from scripts.benchmark.servers import ROOT
+
+PAGE = ROOT / "docs" / "performance.md"
+REFERENCE = "beanstalkd"
+OURS = ("pure", "compiled")
+
+Results = dict[str, Any]
+Runs = Sequence[Sequence[float]]  # of each run: value, server busy, load busy
+
+
+def median(runs: Runs, column: int = 0) -> float:
+    return statistics.median(run[column] for run in runs)
+
+
+def spread(runs: Runs) -> float:
+    """How far the runs lie from their median, as a share of it: half of the way from the least to the greatest."""
+    values = [run[0] for run in runs]
+    middle = statistics.median(values)
+    return (max(values) - min(values)) / 2 / middle if middle else 0.0
+
+
+def figure(value: float) -> str:
+    """Three to four digits that matter."""
+    if value >= 1000:
+        digits = 10 ** max(0, len(str(int(value))) - 4)
+        return f"{round(value / digits) * digits:,}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def ratio(row: Row, runs: Mapping[str, Runs], build: str) -> float | None:
+    """The median of a build over beanstalkd's; None when one of them was not measured."""
+    if not runs.get(build) or not runs.get(REFERENCE):
+        return None
+    return median(runs[build]) / median(runs[REFERENCE])
+
+
+def idle(runs: Runs) -> bool:
+    """Whether the server was not what limited the figure."""
+    return median(runs, 1) < BUSY
+
+
+def _value_cell(row: Row, runs: Runs | None) -> str:
+    if not runs:
+        return "-"
+    mark = " *" if idle(runs) and row.name != "memory" else ""
+    return f"{figure(median(runs))} ±{spread(runs) * 100:.0f} %{mark}"
+
+
+def _ratio_cell(row: Row, runs: Mapping[str, Runs], build: str) -> str:
+    value = ratio(row, runs, build)
+    if value is None:
+        return "-"
+    wanted = f"{'at most' if row.smaller else 'at least'} {row.target(build):g}"
+    return f"**{value:.2f}** ({wanted}: {'met' if row.met(build, value) else 'missed'})"
+
+
+def _busy_cell(runs: Mapping[str, Runs]) -> str:
+    shown = [f"{median(runs[name], 1) * 100:.0f}" if runs.get(name) else "-" for name in (REFERENCE, *OURS)]
+    load = [median(runs[name], 2) for name in (REFERENCE, *OURS) if runs.get(name)]
+    return f"{' / '.join(shown)} (load {max(load) * 100:.0f})" if load else "-"
+
+
+def table(rows: Mapping[str, Mapping[str, Runs]]) -> list[str]:
+    """The table of targets as Markdown, one line each, with the notes that belong to it."""
+    lines = [
+        "| workload | beanstalkd | pure | compiled | pure ÷ beanstalkd | compiled ÷ beanstalkd | busy, % of a core |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    notes: dict[str, None] = {}
+    for row in ROWS:
+        runs = rows.get(row.name)
+        if runs is None:
+            continue
+        values = [_value_cell(row, runs.get(name)) for name in (REFERENCE, *OURS)]
+        ratios = [_ratio_cell(row, runs, name) for name in OURS]
+        lines.append(f"| {row.title}, {row.unit} | {' | '.join(values + ratios)} | {_busy_cell(runs)} |")
+        if row.name != "memory" and any(idle(each) for each in runs.values() if each):
+            notes[row.why_idle or "the server waited for something else: do not trust this figure"] = None
+    if notes:
+        lines += ["", f"\\* The server was busy for less than {BUSY * 100:.0f} % of the time: {'; '.join(notes)}."]
+    return lines
+
+
+def line(row: Row, runs: Mapping[str, Runs]) -> str:
+    """A row while the benchmark runs."""
+    values = []
+    for name in (REFERENCE, *OURS):
+        if runs.get(name):
+            mark = "*" if idle(runs[name]) else " "
+            busy = f"busy {median(runs[name], 1) * 100:3.0f} %{mark}"
+            values.append(f"{name} {figure(median(runs[name])):>8} ±{spread(runs[name]) * 100:2.0f} % {busy}")
+    verdicts = []
+    for build in OURS:
+        value = ratio(row, runs, build)
+        if value is not None:
+            verdict = "met" if row.met(build, value) else f"MISSED ({row.target(build):g})"
+            verdicts.append(f"{build} {value:.2f} {verdict}{_by_processor(row, runs, build)}")
+    return f"{row.name:14} {'  '.join(values)}  {', '.join(verdicts)}"
+
+
+def _by_processor(row: Row, runs: Mapping[str, Runs], build: str) -> str:
+    """The ratio of commands a second of processor time, which a busy machine disturbs less."""
+    if row.unit != "commands/s":
+        return ""
+    each = [median(runs[name]) / max(median(runs[name], 1), 0.01) for name in (build, REFERENCE)]
+    return f" ({each[0] / each[1]:.2f} by processor time)"
+
+
+def taken(results: Results) -> str:
+    """How the figures of the table were taken, in one sentence."""
+    small = f"{results['jobs']:,} jobs and {results['things']:,} tubes and workers"
+    return (
+        f"{results['machine']}; {results['versions']}; {results['runs']} runs of {results['seconds']:g} s each, "
+        f"servers taking turns, medians with half the way from the least to the greatest run; {results['taken']}."
+        + (f" Only a glance: {small}, whatever the rows say." if results["jobs"] < Scale().jobs else "")
+    )
+
+
+def table_part(results: Results) -> list[str]:
+    return [taken(results), "", *table(results["rows"]), "", "![Ratios to beanstalkd](performance-table.svg)"]
+
+
+def curves_part(results: Results) -> list[str]:
+    """The growth curves: pictures, and how much dearer the last point of each is than the least."""
+    lines = [
+        "| thing | from | to | "
+        + " | ".join(f"{name}: cost at the end ÷ the least" for name in (REFERENCE, *OURS))
+        + " |",
+        "|---|---|---|---|---|---|",
+    ]
+    for curve in results["curves"]:
+        cells = []
+        for name in (REFERENCE, *OURS):
+            points = curve["builds"].get(name)
+            cells.append(f"{points[-1] / min(points):.2f}" if points else "-")
+        lines.append(f"| {curve['title']} | {curve['sizes'][0]:,} | {curve['sizes'][-1]:,} | {' | '.join(cells)} |")
+    return [*lines, "", "![Cost per command](performance-curves.svg)"]
+
+
+def tails_part(results: Results) -> list[str]:
+    """The tails: p99.9 and the worst request of a prober, in milliseconds; and without waiting for a processor."""
+    names = [name for name in (REFERENCE, *OURS) if any(name in tail["builds"] for tail in results["tails"])]
+    lines = [
+        "| while | " + " | ".join(f"{name}: p99.9 / worst ms" for name in names) + " |",
+        "|---|" + "---|" * len(names),
+    ]
+    for tail in results["tails"]:
+        cells = []
+        for name in names:
+            found = tail["builds"].get(name)
+            cells.append(_tail_cell(found) if found else "-")
+        lines.append(f"| {tail['title']} | {' | '.join(cells)} |")
+    return lines
+
+
+def _tail_cell(waits: Mapping[str, Any]) -> str:
+    if "fault" in waits:
+        return str(waits["fault"])
+    whole = f"{waits['p999_ms']:.1f} / {waits['worst_ms']:.1f}"
+    net = f"{waits['net_p999_ms']:.1f} / {waits['net_worst_ms']:.1f}"
+    return whole if net == whole else f"{whole} ({net})"
+
+
+def limits_part(results: Results) -> list[str]:
+    """The limits: what things cost, how many fit, and how many were tried."""
+    build = results["limits_build"]
+    lines = [f"| thing, {build} build | what each costs | in 4 GB | tried here |", "|---|---|---|---|"]
+    lines += [f"| {each['title']} | {each['cost']} | {each['fits']} | {each['tried']} |" for each in results["limits"]]
+    return lines
+
+
+PARTS = {"rows": ("table", table_part), "curves": ("curves", curves_part), "tails": ("tails", tails_part)}
+PARTS["limits"] = ("limits", limits_part)
+
+
+def fill_page(text: str, name: str, lines: Sequence[str]) -> str:
+    """A page with what stands between the two marks of a name replaced. Raises ValueError when they are missing."""
+    pattern = re.compile(rf"(<!-- bench:{name} -->\n).*?(<!-- /bench:{name} -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"no marks for {name}")
+    body = "\n".join(lines) + "\n"
+    return pattern.sub(lambda found: found[1] + body + found[2], text)
+
+
+def write_page(results: Results, page: Path = PAGE) -> None:
+    """Puts every part that was measured into the page."""
+    text = page.read_text(encoding="utf-8")
+    for key, (name, part) in PARTS.items():
+        if results.get(key):
+            text = fill_page(text, name, part(results))
+    page.write_text(text, encoding="utf-8")
+
+
+def draw(results: Path, directory: Path, python: Path) -> bool:
+    """Draws the pictures of a results file, with an interpreter that has matplotlib. Returns whether that worked."""
+    command: list[str | Path] = [python, "-m", "scripts.benchmark.charts", results, directory]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def load_results(path: Path) -> Results:
+    """A results file; an empty one when there is none."""
+    if not path.exists():
+        return {}
+    found: Results = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def save_results(results: Results, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

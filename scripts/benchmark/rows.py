@@ -1,0 +1,260 @@
+"""The rows of the table: what is measured, how, and which ratio to beanstalkd is asked for.
+
+Invariant: a row measures every server with the same steps, and each measurement begins with a fresh server.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scripts.benchmark.load import Client, Load, LoadError, connect, fill, put_request, unexpected
+from scripts.benchmark.servers import Build, Server, serving
+
+WARM_UP_S = 0.3
+BUSY = 0.90
+"""Below this share of a core, something else than the server's own work decided the figure."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run: its value, and the shares of the measured interval for which the two cores were busy."""
+
+    value: float
+    server_busy: float
+    load_busy: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How long and how large. `seconds` a run, `jobs` for what is asked with a million of them, `things` for 10,000."""
+
+    seconds: float = 3.0
+    jobs: int = 1_000_000
+    things: int = 10_000
+
+
+Measure = Callable[[Build, "Row", Scale, int], Sample]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`compiled` and `pure` are the ratios to beanstalkd to reach; `why_idle` says why a server may have time left."""
+
+    name: str
+    title: str
+    compiled: float
+    pure: float
+    measure: Measure
+    unit: str = "commands/s"
+    smaller: bool = False
+    flags: tuple[str, ...] = ()
+    load: dict[str, int] = field(default_factory=dict)
+    why_idle: str = ""
+
+    def target(self, build: str) -> float:
+        return self.compiled if build == "compiled" else self.pure
+
+    def met(self, build: str, ratio: float) -> bool:
+        """Whether a ratio to beanstalkd is as good as asked for."""
+        return ratio <= self.target(build) if self.smaller else ratio >= self.target(build)
+
+
+class Watch:
+    """Measures an interval: wall time, and the processor time of a server and of this process."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._cpu = server.cpu_s()
+        self._own = time.process_time()
+        self._begun = time.monotonic()
+
+    def sample(self, value: float = 0.0, *, a_second: bool = False) -> Sample:
+        """The interval ends. With `a_second`, the value is divided by its seconds."""
+        wall = time.monotonic() - self._begun
+        busy = (self._server.cpu_s() - self._cpu) / wall
+        own = (time.process_time() - self._own) / wall
+        return Sample(value / wall if a_second else value, busy, own)
+
+
+def throughput(build: Build, row: Row, scale: Scale, core: int) -> Sample:
+    """Commands answered a second."""
+    with serving(build, row.flags, core=core) as server:
+        if row.load.get("other_tubes"):
+            fill_tubes(server.port, scale.things)
+        load = Load(
+            server.port,
+            connections=row.load["connections"],
+            depth=row.load.get("depth", 1),
+            cycle=bool(row.load.get("cycle", 1)),
+        )
+        try:
+            load.work(min(WARM_UP_S, scale.seconds / 4))
+            watch = Watch(server)
+            sample = watch.sample(load.work(scale.seconds), a_second=True)
+            if not sample.value:
+                raise LoadError(f"{build.name} answered nothing in {scale.seconds:g} s")
+            return sample
+        finally:
+            load.close()
+
+
+def fill_tubes(port: int, tubes: int, first: int = 0) -> None:
+    """So many other tubes that hold a job each, numbered from the first."""
+    with Client(port) as client:
+        put = put_request()
+        client.bursts(
+            (b"use tube-%d\r\n%b" % (number, put) for number in range(first, first + tubes)), b"INSERTED ", lines_each=2
+        )
+
+
+def delivery(build: Build, row: Row, scale: Scale, core: int) -> Sample:
+    """Median microseconds from a put to its delivery, when many workers are blocked in reserve."""
+    with serving(build, row.flags, core=core) as server:
+        workers = [connect(server.port) for _ in range(scale.things)]
+        poll = select.epoll()
+        for worker in workers:
+            os.write(worker.fileno(), b"reserve\r\n")
+            poll.register(worker.fileno(), select.EPOLLIN)
+        with Client(server.port) as producer:
+            while b"current-waiting: %d\n" % scale.things not in producer.text(b"stats\r\n"):
+                time.sleep(0.01)
+            end = time.monotonic() + scale.seconds
+            latencies: list[float] = []
+            put = put_request()
+            watch = Watch(server)
+            while time.monotonic() < end:
+                begun = time.perf_counter()
+                producer.sock.sendall(put)
+                ((fd, _),) = poll.poll(10.0, 1) or ((-1, 0),)
+                reply = os.read(fd, 512) if fd >= 0 else b""
+                latencies.append(time.perf_counter() - begun)
+                if not reply.startswith(b"RESERVED "):
+                    raise unexpected(reply)
+                producer.line()
+                os.write(fd, b"delete %b\r\nreserve\r\n" % reply.split()[1])
+                poll.poll(10.0, 1)
+                if (reply := os.read(fd, 512)) != b"DELETED\r\n":
+                    raise unexpected(reply)
+            sample = watch.sample(statistics.median(latencies) * 1e6)
+        for worker in workers:
+            worker.close()
+        poll.close()
+        return sample
+
+
+class Journals:
+    """Journals with many jobs, made once for each build and then started from as often as asked."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int], Path] = {}
+
+    def directory(self, build: Build, row: Row, jobs: int) -> Path:
+        key = (build.name, jobs)
+        if key not in self._made:
+            self._made[key] = Path(tempfile.mkdtemp(prefix="geventstalk-bench-"))
+            server = Server(build, row.flags, directory=self._made[key])
+            try:
+                server.wait_ready()
+                fill(server.port, jobs)
+            finally:
+                server.kill()
+        return self._made[key]
+
+    def remove(self) -> None:
+        for path in self._made.values():
+            shutil.rmtree(path, ignore_errors=True)
+        self._made.clear()
+
+
+journals = Journals()
+
+
+def restart(build: Build, row: Row, scale: Scale, core: int) -> Sample:
+    """Seconds from a start to the first answer, with a journal that holds many jobs and ended by kill -9."""
+    directory = journals.directory(build, row, scale.jobs)
+    own = time.process_time()
+    server = Server(build, row.flags, core=core, directory=directory)
+    try:
+        seconds = server.wait_ready()
+        busy = server.cpu_s() / seconds
+        load_busy = (time.process_time() - own) / seconds
+        with Client(server.port) as client:
+            ready = b"current-jobs-ready: %d\n" % scale.jobs
+            if ready not in client.text(b"stats\r\n"):
+                raise unexpected(b"stats without " + ready)
+        return Sample(seconds, busy, load_busy)
+    finally:
+        server.kill()
+
+
+def memory(build: Build, row: Row, scale: Scale, core: int) -> Sample:
+    """Bytes of memory a job: what the server grew by while it took many jobs."""
+    with serving(build, row.flags, core=core) as server:
+        fill(server.port, 1000)  # what the first jobs need once is not theirs
+        before = server.rss_bytes()
+        watch = Watch(server)
+        fill(server.port, scale.jobs)
+        return watch.sample((server.rss_bytes() - before) / scale.jobs)
+
+
+_CYCLE = "put+reserve+delete"
+_OFF = ("-b", "{dir}", "-F")
+_EVERY = ("-b", "{dir}", "-f50")
+_ALWAYS = ("-b", "{dir}", "-f0")
+_DISK = "each reply waits for the disk"
+_TURN = "one request at a time: most of it is the way between the two processes"
+
+
+def _speed(name: str, title: str, compiled: float, pure: float, flags: tuple[str, ...] = (), **load: int) -> Row:
+    waits = _DISK if flags == _ALWAYS else _TURN if load["connections"] == 1 else ""
+    return Row(name, title, compiled, pure, throughput, flags=flags, load=load, why_idle=waits)
+
+
+ROWS = (
+    _speed("plain", f"{_CYCLE}, 50 connections", 1.0, 0.75, connections=50),
+    _speed("plain-1", f"{_CYCLE}, 1 connection", 0.95, 0.8, connections=1),
+    _speed("plain-500", f"{_CYCLE}, 500 connections", 1.0, 0.75, connections=500),
+    _speed("deep-16", f"{_CYCLE} 16 deep, 50 connections", 4, 2.5, connections=50, depth=16),
+    _speed("put-100", "put 100 deep, 50 connections", 3, 2, connections=50, depth=100, cycle=0),
+    _speed("never", f"`-F`: {_CYCLE}, 50 connections", 1.0, 0.8, _OFF, connections=50),
+    _speed("never-put-100", "`-F`: put 100 deep, 50 connections", 4, 3, _OFF, connections=50, depth=100, cycle=0),
+    _speed("f50", f"`-f50`: {_CYCLE}, 50 connections", 1.0, 0.8, _EVERY, connections=50),
+    _speed("f50-put-100", "`-f50`: put 100 deep, 50 connections", 4, 3, _EVERY, connections=50, depth=100, cycle=0),
+    _speed("f0-put", "`-f0`: put, 50 connections", 10, 7, _ALWAYS, connections=50, cycle=0),
+    _speed("f0-put-500", "`-f0`: put, 500 connections", 12, 9, _ALWAYS, connections=500, cycle=0),
+    _speed("f0-put-100", "`-f0`: put 100 deep, 50 connections", 45, 35, _ALWAYS, connections=50, depth=100, cycle=0),
+    _speed("f0-put-1", "`-f0`: put, 1 connection", 0.8, 0.6, _ALWAYS, connections=1, cycle=0),
+    _speed(
+        "tubes", f"{_CYCLE}, 50 connections, while 10,000 other tubes hold a job", 2, 1.5, connections=50, other_tubes=1
+    ),
+    Row(
+        "blocked",
+        "10,000 workers blocked in reserve: put to delivery, median",
+        1.2,
+        1.5,
+        delivery,
+        unit="µs",
+        smaller=True,
+        why_idle=_TURN,
+    ),
+    Row("restart", "restart with 1,000,000 jobs until served", 0.8, 1.2, restart, unit="s", smaller=True, flags=_OFF),
+    Row(
+        "memory",
+        "memory a job, 1,000,000 jobs, no journal",
+        1.3,
+        1.6,
+        memory,
+        unit="bytes",
+        smaller=True,
+        why_idle="a size, not a speed",
+    ),
+)
+BY_NAME = {row.name: row for row in ROWS}

@@ -1,0 +1,239 @@
+"""scripts/bench and scripts/soak: their own pieces, a row measured in earnest, and proof that they can find fault."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.benchmark import __main__ as program
+from scripts.benchmark import curves, report, servers, soak, tails
+from scripts.benchmark.load import Client, Load, LoadError, fill
+from scripts.benchmark.prober import probing
+from scripts.benchmark.rows import BY_NAME, ROWS, Scale, journals, throughput
+from tests.support.process import beanstalkd_path
+
+TINY = Scale(seconds=0.2, jobs=2000, things=50)
+PURE = servers.pure(sys.executable)
+
+
+@pytest.fixture
+def server() -> Iterator[servers.Server]:
+    with servers.serving(PURE) as running:
+        yield running
+
+
+# the load
+
+
+@pytest.mark.parametrize("depth", [1, 16])
+@pytest.mark.parametrize("cycle", [True, False])
+def test_the_load_counts_what_the_server_did(server: servers.Server, depth: int, cycle: bool) -> None:
+    load = Load(server.port, connections=5, depth=depth, cycle=cycle)
+    commands = load.work(0.2) + load.work(30.0, commands=3000)
+    with Client(server.port) as client:
+        stats = dict(line.split(b": ", 1) for line in client.text(b"stats\r\n").splitlines() if b": " in line)
+    load.close()
+    done = sum(int(stats[b"cmd-" + name]) for name in (b"put", b"reserve-with-timeout", b"delete"))
+    assert commands >= 3000
+    # What is under way is done and not yet counted: at most one batch a connection.
+    assert commands <= done <= commands + 5 * depth
+    assert (int(stats[b"cmd-delete"]) > 0) == cycle
+
+
+@pytest.mark.parametrize("depth", [1, 16])
+def test_the_load_does_not_count_a_wrong_reply(depth: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse() -> None:
+            client, _ = listener.accept()
+            with client, contextlib.suppress(ConnectionError):
+                client.recv(65536)
+                client.sendall(b"OUT_OF_MEMORY\r\n" * depth)
+                client.recv(65536)
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        load = Load(listener.getsockname()[1], connections=1, depth=depth)
+        with pytest.raises(LoadError, match="OUT_OF_MEMORY"):
+            load.work(10.0)
+        load.close()
+        thread.join()
+
+
+def test_replies_that_come_in_pieces_are_counted_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        load = Load(listener.getsockname()[1], connections=1, depth=3, cycle=False)
+        client, _ = listener.accept()
+        with client:
+            assert load.work(0.1) == 0
+            counts = []
+            for piece in (b"INSER", b"TED 1\r\nINSERTED 2\r\nIN", b"SERTED 3\r\n"):
+                client.sendall(piece)
+                counts.append(load.work(0.1))
+            assert counts == [0, 2, 1]
+            assert client.recv(65536).count(b"put ") == 6  # the next batch is on its way
+        load.close()
+
+
+def test_fill_puts_exactly_as_many_as_asked(server: servers.Server) -> None:
+    fill(server.port, 2345)
+    with Client(server.port) as client:
+        assert b"current-jobs-ready: 2345\n" in client.text(b"stats\r\n")
+
+
+def test_the_prober_measures_something(server: servers.Server) -> None:
+    with probing(server.port, server.pid) as waits, Client(server.port) as client:
+        for _ in range(100):
+            client.text(b"stats\r\n")
+    assert waits.requests > 0
+    assert 0 < waits.p50_ms <= waits.worst_ms
+    assert waits.net_worst_ms <= waits.worst_ms
+
+
+# the table
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(beanstalkd_path() is None, reason="beanstalkd is not installed")
+def test_a_row_is_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results.json"
+    arguments = ["plain", "--builds", "beanstalkd,pure", "--runs", "2", "--seconds", "0.5", "--json", str(results)]
+    assert program.main(arguments) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^plain +beanstalkd +[\d,]+ .* pure +[\d,]+ .*busy", said, re.MULTILINE)
+    found = report.load_results(results)["rows"]["plain"]
+    assert [len(found[name]) for name in ("beanstalkd", "pure")] == [2, 2]
+    assert all(value > 100 and 0 < busy < 1.5 for runs in found.values() for value, busy, _ in runs)
+    assert program.main(["--from", str(results)]) == 0
+    assert "50 connections" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tubes", "blocked", "restart", "memory", "f0-put-100"])
+def test_every_kind_of_row_can_be_measured(name: str) -> None:
+    row = BY_NAME[name]
+    try:
+        sample = row.measure(PURE, row, TINY, 0)
+    finally:
+        journals.remove()
+    assert sample.value > 0
+    assert sample.server_busy > 0
+
+
+def test_a_row_without_answers_is_no_result(tmp_path: Path) -> None:
+    broken = servers.Build("broken", (sys.executable, "-c", "raise SystemExit(3)"), tmp_path)
+    with pytest.raises(LoadError, match="exit code 3"):
+        throughput(broken, BY_NAME["plain"], TINY, 0)
+
+
+def test_the_table_says_what_is_met_missed_and_doubtful() -> None:
+    rows = {
+        "plain": {"beanstalkd": [[100.0, 1, 0.5]], "pure": [[80.0, 1, 0.5]], "compiled": [[90.0, 0.5, 0.5]]},
+        "restart": {"beanstalkd": [[3.0, 1, 0]], "pure": [[3.3, 1, 0]], "compiled": [[3.0, 1, 0]]},
+    }
+    lines = report.table(rows)
+    plain, restart = lines[2:4]
+    assert "**0.80** (at least 0.75: met)" in plain
+    assert "**0.90** (at least 1: missed)" in plain
+    assert "90.0 ±0 % *" in plain
+    assert "**1.10** (at most 1.2: met)" in restart
+    assert "**1.00** (at most 0.8: missed)" in restart
+    assert "do not trust" in lines[-1]
+
+
+def test_rows_have_names_of_their_own_and_reasons_to_be_idle() -> None:
+    assert len(BY_NAME) == len(ROWS)
+    assert all(row.why_idle for row in ROWS if "-f0" in row.flags)
+
+
+def test_half_the_way_from_the_least_to_the_greatest_is_the_spread() -> None:
+    assert report.spread([[90.0], [100.0], [120.0]]) == pytest.approx(0.15)
+
+
+# the page
+
+
+def test_the_page_has_a_place_for_every_part() -> None:
+    text = report.PAGE.read_text(encoding="utf-8")
+    for name, _ in report.PARTS.values():
+        filled = report.fill_page(text, name, ["a new line"])
+        assert "<!-- bench:%s -->\na new line\n<!-- /bench:%s -->" % (name, name) in filled  # noqa: UP031
+        assert report.fill_page(filled, name, ["a new line"]) == filled
+
+
+def test_a_page_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="no marks for table"):
+        report.fill_page("nothing here", "table", [])
+
+
+@pytest.mark.parametrize(
+    "argument", [["nonsense"], ["--runs", "many"]], ids=["a row that is not there", "a number that is none"]
+)
+def test_a_wrong_argument_is_one_line(argument: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        program.main(argument)
+    assert raised.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("scripts/bench: error: ")
+
+
+# growth and tails
+
+
+def test_sizes_go_up_by_tens() -> None:
+    assert curves.sizes(1_000_000) == [1, 10, 100, 1000, 10_000, 100_000, 1_000_000]
+    assert curves.sizes(50) == [1, 10, 50]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(curves.curves(TINY))))
+def test_every_curve_can_be_measured(number: int) -> None:
+    curve = curves.curves(TINY)[number]
+    assert 0 < curves.cost_us(PURE, curve, min(curve.most, 50), 0.2, 0) < 10_000
+
+
+@pytest.mark.slow
+def test_every_case_of_large_work_ends() -> None:
+    """Those that wait for seconds to pass are left out."""
+    for case in tails.cases(TINY):
+        if "fall due" not in case.title and "expire" not in case.title:
+            waits = tails.run(case, PURE, TINY, 0)
+            assert waits.get("requests", 0) > 0, (case.title, waits)
+
+
+# the soak
+
+
+@pytest.mark.slow
+def test_a_short_soak_ends_with_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    """What it says about growth means nothing after seconds; what else it says does."""
+    soak.main(["--minutes", "0.08", "--seed", "1", "--build", "pure"])
+    said = capsys.readouterr().out
+    assert re.search(r"journal check: \d+ segments, \d+ records, \d+ jobs, 0 findings", said)
+    assert len(re.findall(r"commands/s  server", said)) >= 5
+    assert "verdict: " in said
+    assert not re.search(r"FAULT: (?!\w+ grew)", said)
+
+
+def reading(**changed: float) -> soak.Reading:
+    flat = soak.Reading(1.0, 1000.0, 50.0, 40, 0.1, 1.0, 5.0, 3.0, 30, 0.5)
+    return dataclasses.replace(flat, **changed)  # type: ignore[arg-type]  # numbers all
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rss_mib", 60.0), ("descriptors", 60), ("p50_ms", 0.9), ("p99_ms", 9.0), ("journal_mib", 9.0)]
+)
+def test_the_soak_finds_what_grows(name: str, value: float) -> None:
+    flat = [reading() for _ in range(10)]
+    assert soak.faults(flat) == []
+    grown = [*flat[:6], *(reading(**{name: value}) for _ in range(4))]
+    assert [fault.split()[0] for fault in soak.faults(grown)] == [name]
+    # Once longer is not grown: others on the machine make a request wait, too.
+    assert soak.faults([*flat[:9], reading(p99_ms=100.0)]) == []
