@@ -26,7 +26,18 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 ROOMS = {
-    "geventstalk": ["_build", "engine", "heap", "job", "protocol", "records", "session", "store", "timerwheel"],
+    "geventstalk": [
+        "_build",
+        "engine",
+        "heap",
+        "job",
+        "jobtable",
+        "protocol",
+        "records",
+        "session",
+        "store",
+        "timerwheel",
+    ],
     "journal": ["journal", "liveness", "replay", "segment"],
 }
 """What is compiled. Its shared library is geventstalk/core__mypyc; the .py files stay beside it, for tracebacks."""

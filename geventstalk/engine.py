@@ -9,7 +9,6 @@ waiting client, except between two slices of work that is not finished yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
@@ -27,6 +26,7 @@ from geventstalk.job import (
     Job,
     Ledger,
 )
+from geventstalk.jobtable import JobTable
 from geventstalk.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
 from geventstalk.timerwheel import Timer, TimerWheel
 
@@ -141,62 +141,6 @@ class Client(Timer):
     def answer(self, outcome: int, job: Job | None) -> None:
         """Called once for each wait that ends: with RESERVED_JOB and the job, TIMED_OUT or DEADLINE_SOON."""
         raise NotImplementedError
-
-
-_PAGE_BITS: Final = 10
-_PAGE_SLOTS: Final = 1 << _PAGE_BITS
-_PAGE_MASK: Final = _PAGE_SLOTS - 1
-
-
-class _Page:
-    __slots__ = ("count", "slots")
-
-    def __init__(self) -> None:
-        self.slots: list[Job | None] = [None] * _PAGE_SLOTS
-        self.count = 0
-
-
-class JobTable:
-    """Jobs by id, in pages of 1,024 sequential ids.
-
-    A dict that grows to millions of entries stops everything while it is resized; this grows and shrinks by a page.
-    """
-
-    __slots__ = ("_count", "_pages")
-
-    def __init__(self) -> None:
-        self._pages: dict[int, _Page] = {}
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def get(self, id: int) -> Job | None:
-        page = self._pages.get(id >> _PAGE_BITS)
-        return None if page is None else page.slots[id & _PAGE_MASK]
-
-    def add(self, job: Job) -> None:
-        """Adds a job whose id is not in the table."""
-        number = job.id >> _PAGE_BITS
-        page = self._pages.get(number)
-        if page is None:
-            page = self._pages[number] = _Page()
-        page.slots[job.id & _PAGE_MASK] = job
-        page.count += 1
-        self._count += 1
-
-    def remove(self, id: int) -> None:
-        """Removes the job of an id that is in the table."""
-        number = id >> _PAGE_BITS
-        page = self._pages[number]
-        page.slots[id & _PAGE_MASK] = None
-        page.count -= 1
-        self._count -= 1
-        if not page.count:
-            del self._pages[number]
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter([job for page in self._pages.values() for job in page.slots if job is not None])
 
 
 class Engine:
@@ -361,12 +305,12 @@ class Engine:
         return INSERTED
 
     def restore(self, job: Job, tube_name: bytes, now_ns: int) -> None:
-        """Puts a job back that a journal kept. Its state is READY, or BURIED or DELAYED with the rank set."""
+        """Gives a job of `jobs` its place. Its state is READY, or BURIED or DELAYED with the rank set."""
         tube = self._tube(tube_name)
         tube.jobs += 1
         job.tube = tube.number
-        self.jobs.add(job)
-        self.next_id = max(self.next_id, job.id + 1)
+        if job.id >= self.next_id:
+            self.next_id = job.id + 1
         if job.state == BURIED:
             self._bury_number = max(self._bury_number, job.rank)
             tube.buried.push(job.rank << _ID_BITS | job.id)

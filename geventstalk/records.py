@@ -31,12 +31,18 @@ class Epoch:
 
     def __init__(self, wall_ns: int, monotonic_ns: int) -> None:
         self.offset_ns = wall_ns - monotonic_ns
+        self._wall_ns = wall_ns
+        self._monotonic_ns = monotonic_ns
 
     def to_wall(self, monotonic_ns: int) -> int:
         return monotonic_ns + self.offset_ns
 
     def to_monotonic(self, wall_ns: int) -> int:
-        return wall_ns - self.offset_ns
+        """The same object for jobs of the same moment, as they had it before the restart: 32 bytes a job."""
+        if wall_ns != self._wall_ns:
+            self._wall_ns = wall_ns
+            self._monotonic_ns = wall_ns - self.offset_ns
+        return self._monotonic_ns
 
 
 def encode_change(job: Job, epoch: Epoch) -> bytes:
@@ -103,7 +109,7 @@ def decode_whole(id: int, payload: bytes, epoch: Epoch) -> tuple[Job, bytes]:
             raise ValueError("record is too short")
         job.ttr_s, created, length = _WHOLE.unpack_from(payload, at)
         at += _WHOLE.size
-    job.created_ns = created - epoch.offset_ns
+    job.created_ns = epoch.to_monotonic(created)
     body_at = at + length
     name = payload[at:body_at]
     job.body = payload[body_at:]

@@ -79,6 +79,10 @@ class Server:
 
     def run(self) -> int:
         """Opens the journal, brings its jobs back, serves until stopped. Returns the exit code of the process."""
+        # Jobs, tubes and sessions are free of cycles, and a collection with a million jobs stops everything for
+        # 200 ms. What a connection leaves behind is taken apart by hand in Connection.close().
+        gc.collect()
+        gc.disable()
         try:
             self._open_journal()
         except JournalError as error:
@@ -96,11 +100,6 @@ class Server:
                 greenlets.append(gevent.spawn(self._sync_for_replies))
             elif self._settings.fsync_ms is not None:
                 greenlets.append(gevent.spawn(self._sync_when_due))
-        # Jobs, tubes and sessions are free of cycles, and a collection with a million jobs stops everything for
-        # 200 ms. What a connection leaves behind is taken apart by hand in Connection.close().
-        gc.collect()
-        gc.freeze()
-        gc.disable()
         acceptors = [_Acceptor(listener, self) for listener in self._listeners]
         for acceptor in acceptors:
             acceptor.start()
@@ -149,7 +148,7 @@ class Server:
                 self._log.info("replaying the journal: %d records so far", records)
 
         count = 0
-        for job, tube_name in store.replay(progress):
+        for job, tube_name in store.replay(engine.jobs, progress):
             engine.restore(job, tube_name, now_ns)
             count += 1
         engine.next_id = max(engine.next_id, store.start(self._find))

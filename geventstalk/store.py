@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from geventstalk.job import Job, Ledger
+from geventstalk.jobtable import JobTable
 from geventstalk.records import WHOLE_BYTES, Epoch, apply_change, decode_whole, encode_change, encode_whole
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, SyncPoint
 
@@ -47,36 +48,43 @@ class Store(Ledger):
 
     # --- start
 
-    def replay(self, progress: Callable[[int], None] = lambda records: None) -> Iterator[tuple[Job, bytes]]:
+    def replay(
+        self, jobs: JobTable | None = None, progress: Callable[[int], None] = lambda records: None
+    ) -> Iterator[tuple[Job, bytes]]:
         """Every job that the journal kept, with the name of its tube, in order of id. Raises JournalDamaged.
 
-        `progress` hears now and then how many records have been read.
+        They stand in `jobs` by then. `progress` hears now and then how many records have been read.
         """
-        jobs: dict[int, Job] = {}
+        jobs = JobTable() if jobs is None else jobs
         names: list[bytes] = []
         numbers: dict[bytes, int] = {}  # until a job is in its tube, it knows the name's place in `names`
-        for count, (key, kind, payload, segment) in enumerate(self._journal.replay(), 1):
-            if not count & _PROGRESS_MASK:
+        count = 0
+        for segment, rows in self._journal.batches():
+            for _, key, kind, _, payload in rows:
+                try:
+                    if kind == FULL:
+                        job, name = decode_whole(key, payload, self._epoch)
+                        job.segment = segment
+                        number = numbers.get(name)
+                        if number is None:
+                            number = numbers[name] = len(names)
+                            names.append(name)
+                        job.tube = number
+                        jobs.set(job)
+                    elif kind == CHANGE:
+                        changed = jobs.get(key)
+                        assert changed is not None, "the journal gives back changes of live keys only"
+                        apply_change(changed, payload, self._epoch)
+                    else:
+                        jobs.remove(key)
+                except ValueError as error:
+                    where = f"segment {segment}, job {key}"
+                    raise JournalDamaged(f"journal record is not a job's ({where}): {error}") from error
+            before = count
+            count += len(rows)
+            if before ^ count > _PROGRESS_MASK:
                 progress(count)
-            try:
-                if kind == FULL:
-                    job, name = decode_whole(key, payload, self._epoch)
-                    job.segment = segment
-                    number = numbers.get(name)
-                    if number is None:
-                        number = numbers[name] = len(names)
-                        names.append(name)
-                    job.tube = number
-                    jobs[key] = job
-                elif kind == CHANGE:
-                    apply_change(jobs[key], payload, self._epoch)
-                else:
-                    del jobs[key]
-            except ValueError as error:
-                where = f"segment {segment}, job {key}"
-                raise JournalDamaged(f"journal record is not a job's ({where}): {error}") from error
-        for id in sorted(jobs):
-            job = jobs.pop(id)
+        for job in jobs.in_order():
             yield job, names[job.tube]
 
     def start(self, find: Callable[[int], tuple[Job, bytes] | None]) -> int:

@@ -37,6 +37,7 @@ from journal.segment import (
     NEW_SUFFIX,
     PAGE_BYTES,
     PART_BYTES,
+    Row,
     SegmentReader,
     SegmentWriter,
     WalFile,
@@ -233,11 +234,17 @@ class Journal:
 
     def replay(self) -> Iterator[Record]:
         """Every record of every segment, oldest first; changes none. Raises JournalDamaged behind the last one."""
+        for segment, rows in self.batches():
+            for _, key, kind, _, payload in rows:
+                yield Record(key, kind, payload, segment)
+
+    def batches(self) -> Iterator[tuple[int, list[Row]]]:
+        """As replay(), for who has millions of them: a segment, and some of its rows (seq, key, kind, crc, payload)."""
         if self._space.free() < 2 * _NEW_SEGMENT_BYTES:
             self._space.give_back(2 * _NEW_SEGMENT_BYTES)  # even reading takes some: SQLite's index of a WAL
         replay = Replay(self.directory)
         self.live = replay.live
-        yield from replay.records()
+        yield from replay.batches()
         self.high_water = replay.high_water
         for finding in replay.findings:
             self._log(f"journal: {finding}")

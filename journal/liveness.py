@@ -45,12 +45,13 @@ class Liveness:
         if page is None:
             page = self._pages[key >> _PAGE_BITS] = _Page()
         at = key & _PAGE_MASK
-        if page.wholes[at]:
+        wholes = page.wholes
+        if wholes[at]:
             self._drop(page, at)
         else:
             page.count += 1
             self.keys += 1
-        page.wholes[at] = segment << _BYTES_BITS | size
+        wholes[at] = segment << _BYTES_BITS | size
         self.total_bytes += size
         self.by_segment[segment] += size
 

@@ -17,7 +17,7 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged
 from journal.liveness import Liveness
-from journal.segment import CHANGE, DELETE, FULL, SegmentReader, join, row_bytes
+from journal.segment import CHANGE, DELETE, FULL, Row, SegmentReader, row_bytes
 
 ASIDE_SUFFIX: Final = ".damaged"
 MISSING_SUFFIX: Final = ".missing"
@@ -28,7 +28,7 @@ _WATERMARK: Final = re.compile(rb"(\d{20}) (\d{20}) (\d{10})\n")
 
 
 class Record(NamedTuple):
-    """What a replay gives back, in the order it was appended. `segment` is where it stands."""
+    """What was appended, in that order. `segment` is where it stands."""
 
     key: int
     kind: int
@@ -100,7 +100,7 @@ class Source:
 
 
 class Replay:
-    """One reading of a directory. Exhaust records(), then look at `findings`, `found`, `live` and `high_water`."""
+    """One reading of a directory. Exhaust it, then look at `findings`, `found`, `live` and `high_water`."""
 
     def __init__(self, directory: str, source: Source | None = None) -> None:
         self.live = Liveness()
@@ -118,6 +118,12 @@ class Replay:
 
     def records(self) -> Iterator[Record]:
         """Every intact record, oldest first. CHANGE and DELETE of keys without a whole record are left out."""
+        for segment, rows in self.batches():
+            for _, key, kind, _, payload in rows:
+                yield Record(key, kind, payload, segment)
+
+    def batches(self) -> Iterator[tuple[int, list[Row]]]:
+        """The same as segments and some rows of each at a time: (seq, key, kind, crc, payload)."""
         before = 0
         for number, path in self._source.paths():
             if not before:
@@ -135,7 +141,7 @@ class Replay:
                 f"{len(self.orphans)} jobs are known by their changes only: the segment that held them is missing"
             )
 
-    def _read(self, number: int, path: str) -> Iterator[Record]:
+    def _read(self, number: int, path: str) -> Iterator[tuple[int, list[Row]]]:
         problems = len(self.findings)
         records = 0
         self._deleted = []
@@ -151,9 +157,8 @@ class Replay:
                 self._oldest = max(self._oldest, reader.oldest)
                 if not reader.sealed:
                     self._open = self._open or number
-                for key, kind, payload in join(reader):
-                    if self._belongs(key, kind, row_bytes(len(payload)), number):
-                        yield Record(key, kind, payload, number)
+                for rows in reader.batches():
+                    yield number, self._belonging(rows, number)
             except JournalDamaged as error:
                 self.findings.append(f"{error}")
             records = reader.records
@@ -165,6 +170,19 @@ class Replay:
             self.findings.append(f"{path} ends after record {records}, but {synced} were on the device")
         damaged = len(self.findings) > problems
         self.found.append(Found(number, path, records, damaged, self._deleted if damaged else []))
+
+    def _belonging(self, rows: list[Row], segment: int) -> list[Row]:
+        """Those that are part of their keys' histories."""
+        whole = self.live.whole
+        dead = []
+        for row in rows:
+            _, key, kind, _, payload = row
+            if kind == FULL and key > self.high_water:  # a key that was never seen: most of what a restart reads
+                self.high_water = key
+                whole(key, segment, row_bytes(len(payload)))
+            elif not self._belongs(key, kind, row_bytes(len(payload)), segment):
+                dead.append(row)
+        return [row for row in rows if row not in dead] if dead else rows
 
     def _belongs(self, key: int, kind: int, size: int, segment: int) -> bool:
         """Whether the record is part of a key's history. One whose whole record was compacted away is dead."""

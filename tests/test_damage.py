@@ -24,8 +24,9 @@ import pytest
 from geventstalk.job import BURIED, DELAYED, READY, STATE_NAMES, Job
 from geventstalk.records import Epoch
 from geventstalk.store import Store
-from journal import Journal, JournalDamaged, JournalError, Record
+from journal import Journal, JournalDamaged, JournalError
 from journal.replay import ASIDE_SUFFIX, Replay
+from journal.segment import Row
 from tests.support.clients import Launch, burst, launcher, number, reserve_many, until
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 from tests.support.wire import Client
@@ -219,8 +220,8 @@ class _Reading(Journal):
     def __init__(self, folder: Path) -> None:
         self.replay_of = Replay(str(folder))
 
-    def replay(self) -> Iterator[Record]:
-        yield from self.replay_of.records()
+    def batches(self) -> Iterator[tuple[int, list[Row]]]:
+        yield from self.replay_of.batches()
         if self.replay_of.findings:
             raise JournalDamaged("; ".join(self.replay_of.findings))
 

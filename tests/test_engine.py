@@ -1374,10 +1374,12 @@ def test_w12_ids_only_grow(bench: Bench) -> None:
     assert bench.put(a) == 3
     job = Job(1_000_000, 0, 0, 0, 1)
     job.state, job.body = READY, b"x\r\n"
+    bench.engine.jobs.add(job)
     bench.engine.restore(job, b"default", bench.clock.ns)
     assert bench.put(a) == 1_000_001
     early = Job(500, 0, 0, 0, 1)
     early.state, early.body = READY, b"x\r\n"
+    bench.engine.jobs.add(early)
     bench.engine.restore(early, b"default", bench.clock.ns)
     assert bench.put(a) == 1_000_002
 
@@ -1398,6 +1400,7 @@ def test_producers_are_those_whose_put_began(bench: Bench) -> None:
 def restored(bench: Bench, id: int, state: int, pri: int = 0, rank: int = 0, tube: bytes = b"t") -> None:
     job = Job(id, 0, pri, 0, 1)
     job.state, job.rank, job.body = state, rank, b"x\r\n"
+    bench.engine.jobs.add(job)
     bench.engine.restore(job, tube, bench.clock.ns)
 
 

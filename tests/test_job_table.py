@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from geventstalk.engine import JobTable
 from geventstalk.job import U64_MAX, Job
+from geventstalk.jobtable import JobTable
 
 PAGE = 1024
 

@@ -482,6 +482,7 @@ def bury_many(house: House, count: int) -> None:
     for id in range(1, count + 1):
         job = Job(id, 0, 0, 0, 1)
         job.state, job.rank, job.body = BURIED, id, b"x\r\n"
+        house.engine.jobs.add(job)
         house.engine.restore(job, b"default", house.clock.ns)
 
 

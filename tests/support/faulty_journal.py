@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked
 from journal.replay import Replay, Source, segment_path
-from journal.segment import FULL, LAST, PAGE_BYTES, SegmentReader, row_bytes
+from journal.segment import FULL, LAST, PAGE_BYTES, SegmentReader, join, row_bytes
 from journal.space import Space
 from journal.worker import Worker
 
@@ -325,6 +325,10 @@ class _SegmentReader(SegmentReader):
             yield row
         if self._expected is not None and self.records != self._expected:
             raise JournalDamaged(f"{self.path} was sealed with {self._expected} records and has {self.records}")
+
+    def batches(self) -> Iterator[list[tuple[int, int, int, int, bytes]]]:
+        for key, kind, payload in join(self):
+            yield [(self.records, key, kind, 0, payload)]
 
     def keys_after(self, seq: int, limit: int) -> list[tuple[int, int]]:
         found = [(at, key) for at, (key, kind, _) in enumerate(self._rows, 1) if at > seq and kind in (FULL, LAST)]

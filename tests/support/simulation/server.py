@@ -159,7 +159,7 @@ class SimulatedServer:
         """Brings the jobs back. Raises JournalError."""
         now_ns = self.world.now_ns()
         engine = self.engine
-        for job, tube_name in store.replay():
+        for job, tube_name in store.replay(engine.jobs):
             engine.restore(job, tube_name, now_ns)
         engine.next_id = max(engine.next_id, store.start(self.find))
         engine.ledger = store

@@ -1,0 +1,82 @@
+"""Where a server keeps its jobs: by id, whatever state they are in.
+
+This room must not know what a job is for. Invariant: a page is there exactly while it holds a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from geventstalk.job import Job
+
+_PAGE_BITS: Final = 10
+_PAGE_SLOTS: Final = 1 << _PAGE_BITS
+_PAGE_MASK: Final = _PAGE_SLOTS - 1
+
+
+class _Page:
+    __slots__ = ("count", "slots")
+
+    def __init__(self) -> None:
+        self.slots: list[Job | None] = [None] * _PAGE_SLOTS
+        self.count = 0
+
+
+class JobTable:
+    """Jobs by id, in pages of 1,024 sequential ids.
+
+    A dict that grows to millions of entries stops everything while it is resized; this grows and shrinks by a page.
+    """
+
+    __slots__ = ("_count", "_pages")
+
+    def __init__(self) -> None:
+        self._pages: dict[int, _Page] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def get(self, id: int) -> Job | None:
+        page = self._pages.get(id >> _PAGE_BITS)
+        return None if page is None else page.slots[id & _PAGE_MASK]
+
+    def add(self, job: Job) -> None:
+        """Adds a job whose id is not in the table."""
+        number = job.id >> _PAGE_BITS
+        page = self._pages.get(number)
+        if page is None:
+            page = self._pages[number] = _Page()
+        page.slots[job.id & _PAGE_MASK] = job
+        page.count += 1
+        self._count += 1
+
+    def set(self, job: Job) -> None:
+        """Adds a job, or puts it into the place of the one with its id."""
+        page = self._pages.get(job.id >> _PAGE_BITS)
+        at = job.id & _PAGE_MASK
+        if page is None or page.slots[at] is None:
+            self.add(job)
+        else:
+            page.slots[at] = job
+
+    def remove(self, id: int) -> None:
+        """Removes the job of an id that is in the table."""
+        number = id >> _PAGE_BITS
+        page = self._pages[number]
+        page.slots[id & _PAGE_MASK] = None
+        page.count -= 1
+        self._count -= 1
+        if not page.count:
+            del self._pages[number]
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter([job for page in self._pages.values() for job in page.slots if job is not None])
+
+    def in_order(self) -> Iterator[Job]:
+        """All jobs in order of id, without a list of them. Nothing may be added or removed meanwhile."""
+        for number in sorted(self._pages):
+            for job in self._pages[number].slots:
+                if job is not None:
+                    yield job
