@@ -8,7 +8,6 @@ Invariant: no reply leaves before the commit that covers it; after a failed comm
 
 from __future__ import annotations
 
-import errno
 import gc
 import logging
 import os
@@ -22,9 +21,9 @@ from typing import Any
 import gevent
 from gevent.event import Event
 from gevent.lock import BoundedSemaphore
-from gevent.server import StreamServer
 
 from geventstalk._version import __version__
+from geventstalk.acceptor import Acceptor
 from geventstalk.config import Settings
 from geventstalk.connection import Connection
 from geventstalk.engine import NEVER, Engine
@@ -44,8 +43,6 @@ NEXT_TURN_S = 1e-9
 """Lets all others have their turn: after sleep(0) gevent comes back up to 50 times before it looks at any socket."""
 HOUSEKEEPING_S = 0.05
 PROGRESS_EVERY_S = 2.0
-ACCEPT_RETRY_S = 0.1
-SPARE_DESCRIPTORS = 24
 
 
 class Server:
@@ -100,7 +97,8 @@ class Server:
                 greenlets.append(gevent.spawn(self._sync_for_replies))
             elif self._settings.fsync_ms is not None:
                 greenlets.append(gevent.spawn(self._sync_when_due))
-        acceptors = [_Acceptor(listener, self) for listener in self._listeners]
+        durable = self._store is not None
+        acceptors = [Acceptor(listener, self.serve, self._log, durable=durable) for listener in self._listeners]
         for acceptor in acceptors:
             acceptor.start()
         self._stopped.wait()
@@ -449,51 +447,6 @@ def _run(point: SyncPoint) -> JournalError | None:
     except JournalError as error:
         return error
     return None
-
-
-class _Acceptor(StreamServer):
-    """Accepts connections; when there is no descriptor left for one, it waits and tries again."""
-
-    def __init__(self, listener: socket.socket, server: Server) -> None:
-        base: Any = super()  # its stubs know neither raw greenlets nor its own hooks
-        base.__init__(listener, server.serve, spawn=gevent.spawn_raw)
-        self._log = server._log
-        self._refused = False
-        self._spare = SPARE_DESCRIPTORS if server._store is not None else 0
-
-    def do_read(self) -> Any:
-        """The next connection as (socket,), or None when there is none to be had now."""
-        listener: Any = self.socket
-        try:
-            self._require_descriptors(listener.fileno())
-            fd, _ = listener._accept()
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                self._pause(error)
-            return None
-        self._refused = False
-        sock = socket.socket(listener.family, listener.type, listener.proto, fileno=fd)
-        sock.setblocking(False)
-        return (sock,)
-
-    def _require_descriptors(self, any_fd: int) -> None:
-        """Leaves some descriptors to the journal, whose segments come and go. Raises OSError when no more are left."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        lowest = os.dup(any_fd)
-        os.close(lowest)
-        if self._spare and lowest >= limit - min(self._spare, limit // 4):
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    def _pause(self, error: OSError) -> None:
-        if not self._refused:
-            self._refused = True
-            self._log.warning("cannot accept a connection: %s; others are served, trying again", error.strerror)
-        self.stop_accepting()
-        base: Any = self
-        base._timer = base.loop.timer(ACCEPT_RETRY_S)
-        base._timer.start(base._start_accepting_if_started)
 
 
 class _WireTrace:
