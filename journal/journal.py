@@ -49,7 +49,7 @@ from journal.segment import (
     split,
     sync_files,
 )
-from journal.space import PIECE_BYTES, Space
+from journal.space import BLOCK_BYTES, PIECE_BYTES, Space
 from journal.worker import Worker
 
 _SCAN_KEYS: Final = 256
@@ -162,6 +162,7 @@ class _Sealed:
 
     def keep(self) -> None:
         """Instead of sealing it, in the worker: what it has gets to the device as it is."""
+        self.merge_bytes += self.bytes  # it took more than was thought
         sync_files(self.path)
 
     def remove(self) -> None:
@@ -296,7 +297,10 @@ class Journal:
                 sync_files(sealed.path)  # what is built on it must not outlive it
                 self._seal(sealed)
         if self._space.tight:
-            self._refill()  # before others take what sealing gives back
+            self._refill()
+            end = time.monotonic() + _FULL_WAIT_S
+            while self._worker.busy and time.monotonic() < end:
+                self._worker.wait(_FULL_WAIT_S)  # before others take what sealing gives back
 
     def heal(self, payload_of: Callable[[int], bytes | None]) -> int:
         """Makes accepted damage good: what damaged segments still say is written anew, then they are set aside.
@@ -427,8 +431,8 @@ class Journal:
 
         Room to seal and begin small segments, to move what is live in a large one, and to delete every key.
         """
-        keys = _RESERVE_KEY_BYTES * self.live.keys
-        return self._enough_room(self._segment_limit) + _NEW_SEGMENT_BYTES + keys
+        size = self._enough_room(self._segment_limit) + _NEW_SEGMENT_BYTES + _RESERVE_KEY_BYTES * self.live.keys
+        return size - size % BLOCK_BYTES
 
     def _least_room(self, alive: int) -> int:
         """What moving so many live bytes to small segments takes before the one that they come from goes."""
@@ -476,12 +480,14 @@ class Journal:
         self._say_tight()
         space = self._space
         target = self._reserve_target()
-        far = abs(target - space.reserved) > self._segment_limit // 4
-        if self._refilling or not (far or space.tight):
+        if self._refilling:
             return
-        if space.tight and space.free() < PIECE_BYTES and space.reserved < target:
-            return
-        self._refill()
+        if not space.tight:
+            useful = abs(target - space.reserved) > self._segment_limit // 4
+        else:
+            useful = space.free() >= (PIECE_BYTES if space.reserved < target else self._margin)
+        if useful:
+            self._refill()
 
     def _refill(self) -> None:
         space = self._space
@@ -552,7 +558,7 @@ class Journal:
             try:
                 self._space.within(lambda: sealed.merge(self._log), sealed.merge_bytes)
             except JournalFull:
-                sealed.keep()  # as it is, until there is room
+                sealed.keep()  # as it is, until there is more room
 
         def done() -> None:
             sealed.ready = True

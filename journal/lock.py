@@ -33,4 +33,7 @@ class DirectoryLock:
             raise JournalLocked(f"cannot lock journal directory {directory}: {error.strerror}") from error
 
     def close(self) -> None:
-        os.close(self._file)
+        """May be called again: a journal whose end failed is given up after that."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

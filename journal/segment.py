@@ -97,10 +97,10 @@ def split(key: int, payload: bytes) -> list[tuple[int, int, bytes]]:
     return [*((key, PART, part) for part in parts), (key, LAST, _PARTS.pack(len(parts)) + last)]
 
 
-def join(reader: SegmentReader) -> Iterator[tuple[int, int, bytes]]:
+def join(reader: SegmentReader, behind: int = 0) -> Iterator[tuple[int, int, bytes]]:
     """The reader's records with those that were split made whole; one that misses a part is skipped."""
     parts: list[bytes] = []
-    for key, kind, payload in reader.rows():
+    for key, kind, payload in reader.rows(behind):
         if kind == PART:
             parts.append(payload)
         elif kind == LAST:
@@ -299,14 +299,15 @@ class SegmentReader:
 
         Only for what is as it should be. From the first record that is not, one at a time.
         """
+        self.records = self.skipped = 0
         try:
-            cursor = self._db.execute(_SELECT, (self.records,))
+            cursor = self._db.execute(_SELECT, (0,))
             while self._clean(rows := cursor.fetchmany(_BATCH_ROWS)):
                 self.records += len(rows)
                 yield rows
         except sqlite3.Error:
             pass  # what can still be read is read below, up to where it cannot
-        for key, kind, payload in join(self):
+        for key, kind, payload in join(self, self.records):
             yield [(self.records, key, kind, 0, payload)]
 
     def _clean(self, rows: list[Row]) -> bool:
@@ -324,13 +325,14 @@ class SegmentReader:
             return False
         return bool(rows)
 
-    def rows(self) -> Iterator[tuple[int, int, bytes]]:
-        """Every intact record behind `records` as (key, kind, payload); the others are counted in `skipped`.
+    def rows(self, behind: int = 0) -> Iterator[tuple[int, int, bytes]]:
+        """Every intact record behind that many as (key, kind, payload); the others are counted in `skipped`.
 
         Raises JournalDamaged where it cannot go on, and behind the last record when some are missing there.
         """
+        self.records, self.skipped = behind, 0
         try:
-            for seq, key, kind, crc, payload in self._db.execute(_SELECT, (self.records,)):
+            for seq, key, kind, crc, payload in self._db.execute(_SELECT, (behind,)):
                 if seq <= self.records:  # a page stands in the place of another: what it says was said before
                     self.skipped += 1
                     continue

@@ -68,7 +68,6 @@ class Space:
 
         It is `tight` from then on when that is less, or no longer when there is a margin beside it.
         """
-        size -= size % BLOCK_BYTES
         free = self.free()
         self._resize(min(size, self.reserved + free - free % BLOCK_BYTES))
         if self.reserved < size:

@@ -77,10 +77,6 @@ class _Pinned(SegmentReader):
             super().close()
             raise
 
-    def rows(self) -> Iterator[tuple[int, int, bytes]]:
-        self.records = self.skipped = 0
-        yield from super().rows()
-
     def close(self) -> None:
         """Nothing: the snapshot decides when it is done."""
 

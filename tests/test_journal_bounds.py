@@ -26,7 +26,7 @@ from tests.support.process import ServerProcess
 from tests.support.wire import Client
 
 SEGMENT = 1 << 18
-FIXED = 1 << 18  # indexes of WALs, and the part of the reserve that is for them: no segment takes less
+FIXED = 1 << 19  # indexes of WALs, and the part of the reserve that is for them: no segment takes less
 SLICE_S = 0.005
 
 pytestmark = pytest.mark.slow

@@ -32,7 +32,7 @@ from geventstalk.records import Epoch, encode_whole
 from geventstalk.store import Store
 from geventstalk.tools import COMMANDS, main
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
-from journal.segment import SegmentReader
+from journal.segment import Row, SegmentReader
 from journal.tools import LOST_KEYS, Builder, Survey, backup
 from tests.support.binlogs import fill_beanstalkd, stats_of
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess
@@ -584,9 +584,13 @@ def moving(base: type[SegmentReader], live: LiveJournal, draw: random.Random) ->
             if draw.random() < 0.3:
                 live.steps(1)
 
-        def rows(self) -> Iterator[tuple[int, int, bytes]]:
+        def rows(self, behind: int = 0) -> Iterator[tuple[int, int, bytes]]:
             live.steps(draw.choice((0, 0, 1, 2)))
-            yield from super().rows()
+            yield from super().rows(behind)
+
+        def batches(self) -> Iterator[list[Row]]:
+            live.steps(draw.choice((0, 0, 1, 2)))
+            yield from super().batches()
 
     return Moving
 

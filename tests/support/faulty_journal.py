@@ -319,7 +319,7 @@ class _SegmentReader(SegmentReader):
         self._rows = segment.rows
         self._expected = segment.sealed
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self, behind: int = 0) -> Iterator[Row]:
         for row in self._rows:
             self.records += 1
             yield row
