@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from geventstalk._build import BUILD
 from tests.support.process import GEVENTSTALK, ServerProcess, beanstalkd_path
+from tests.support.seeds import draw_seed
 
 collect_ignore: list[str] = []
 if BUILD == "compiled":
@@ -18,7 +18,7 @@ if BUILD == "compiled":
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--build", choices=("pure", "compiled"), help="fail unless it is this build that is tested")
-    parser.addoption("--seed", type=int, default=None, help="seed of the random tests (default: drawn, and printed)")
+    parser.addoption("--seed", type=int, default=None, help="seed of the random tests (default: drawn)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,10 +35,7 @@ def pytest_report_header() -> str:
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """The seed of a random test; shown with the captured output when the test fails, and repeated by --seed."""
-    given = request.config.getoption("--seed")
-    value = int(given) if given is not None else random.SystemRandom().randrange(2**32)
-    print(f"--seed {value}")
-    return value
+    return draw_seed(request.config)
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from journal.replay import ASIDE_SUFFIX, Replay
 from journal.segment import Row
 from tests.support.clients import Launch, burst, launcher, number, reserve_many, until
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
+from tests.support.seeds import draw_seed
 from tests.support.wire import Client
 
 SECOND = 1_000_000_000
@@ -168,10 +169,7 @@ def tell(folder: Path, draw: random.Random, *, crashed: bool, synced: bool = Tru
 
 @pytest.fixture(scope="module")
 def draw(request: pytest.FixtureRequest) -> random.Random:
-    given = request.config.getoption("--seed")
-    seed = int(given) if given is not None else random.SystemRandom().randrange(2**32)
-    print(f"--seed {seed}")
-    return random.Random(seed)
+    return random.Random(draw_seed(request.config))
 
 
 @pytest.fixture(scope="module", params=["ended", "killed"])

@@ -565,6 +565,7 @@ def test_a_failure_in_the_worker_is_final(rig: Rig, monkeypatch: pytest.MonkeyPa
         while time.monotonic() < deadline:
             rig.change(1, 2000)
             rig.journal.commit()
+            rig.journal.catch_up(rig.payload_of)
             if rig.journal.wants_compaction():
                 rig.journal.compact_slice(rig.payload_of)
     assert failing.failed
@@ -586,6 +587,7 @@ def test_after_a_failure_the_next_start_has_all_that_was_committed(rig: Rig, mon
             rig.change(1, 2000)
             rig.journal.commit()
             held = dict(rig.model)
+            rig.journal.catch_up(rig.payload_of)
             if rig.journal.wants_compaction():
                 rig.journal.compact_slice(rig.payload_of)
     rig.journal.abandon()

@@ -601,7 +601,7 @@ def test_copies_between_any_two_steps(way: str, tmp_path: Path, monkeypatch: pyt
     """The journal moves on around the opening of each segment. Every copy or snapshot is a state it had meanwhile."""
     draw = random.Random(seed)
     removed = 0
-    for number in range(5):
+    for number in range(3):
         live = LiveJournal(tmp_path / f"live-{number}", draw)
         live.steps(draw.randrange(60))
         for _ in range(4):
@@ -620,7 +620,7 @@ def test_copies_between_any_two_steps(way: str, tmp_path: Path, monkeypatch: pyt
             live.steps(5)
         removed += live.journal.oldest - 1
         live.journal.close()
-    assert removed > 5
+    assert removed > 3
 
 
 @pytest.mark.slow

@@ -1,0 +1,32 @@
+"""Seeds of random tests: drawn, but in CI the commit's own, so that the same code gets the same answer there."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+
+import pytest
+
+from tests.support.process import ROOT
+
+
+def draw_seed(config: pytest.Config) -> int:
+    """What `--seed` says, or a new one; it is printed either way, for the output of a test that fails."""
+    given = config.getoption("--seed")
+    if given is not None:
+        seed = int(given)
+    elif os.environ.get("CI"):
+        seed = _seed_of_the_commit()
+    else:
+        seed = random.SystemRandom().randrange(2**32)
+    print(f"--seed {seed}")
+    return seed
+
+
+def _seed_of_the_commit() -> int:
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return 1
+    return int(done.stdout[:8], 16)
