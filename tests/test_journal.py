@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalError, JournalFailed, JournalLocked
+from journal.replay import Replay
+from journal.segment import SegmentWriter
 from tests.support.faults import (
     FAILED,
     Life,
@@ -595,6 +597,22 @@ def test_after_a_failure_the_next_start_has_all_that_was_committed(rig: Rig, mon
     rig.model = held
     rig.open()
     rig.close()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_changes_of_what_nobody_was_promised_are_no_damage(tmp_path: Path, sealed: bool) -> None:
+    """Power that goes around a rotation may take the tail of the old segment and leave the new one's records."""
+    first = SegmentWriter(str(tmp_path / "segment-00000001.db"), 1, 0)
+    first.append(first.rows([(1, FULL, b"one")]))
+    second = SegmentWriter(str(tmp_path / "segment-00000002.db"), 2, 2)
+    second.append(second.rows([(2, CHANGE, b"of a record that is gone"), (1, CHANGE, b"of one that is there")]))
+    if sealed:
+        first.seal()
+    replay = Replay(str(tmp_path))
+    assert [record.key for record in replay.records()] == [1, 1]
+    assert replay.orphans == {2}
+    assert len(replay.findings) == sealed, replay.findings
+    second.seal()
 
 
 # Damage that is accepted

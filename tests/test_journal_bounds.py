@@ -189,6 +189,22 @@ def test_bodies_larger_than_a_segment(tmp_path: Path, seed: int) -> None:
     life.check()
 
 
+@pytest.mark.parametrize("size", [10, 900, 1010, 1900])
+def test_compaction_comes_to_rest(tmp_path: Path, size: int) -> None:
+    """Also where each body takes a page of its own, so that the files are twice as large as what is in them."""
+    life = Life(tmp_path / "journal")
+    for _ in range(600):
+        life.put(size)
+        life.turn()
+    deadline = time.monotonic() + 20
+    while life.store.settling or life.store.wants_compaction():
+        assert time.monotonic() < deadline, "compaction does not come to an end"
+        life.turn()
+        time.sleep(0.001)
+    assert life.journal.records_moved < 600
+    life.store.close()
+
+
 @pytest.mark.parametrize("size", [10, 1000, 65_000])
 def test_a_slice_of_compaction_takes_no_time(tmp_path: Path, size: int) -> None:
     """No command waits 5 ms for it: in the thread that serves, each slice takes less, whatever there is to move."""
