@@ -209,6 +209,18 @@ def test_a_split_payload_that_misses_a_part_is_no_payload(
 # Damage
 
 
+@pytest.mark.parametrize("size", [40, 226, 500, 980, 1063, 1960, 2100, 3000, 4100, 10_000])
+def test_what_a_row_takes_is_what_the_file_grows_by(path: Path, size: int) -> None:
+    """A page holds whole records only: those of 1,063 bytes take twice of what they are."""
+    count = 1_000_000 // size
+    writer = SegmentWriter(str(path), 7, 0)
+    empty = room.disk_bytes(str(path))
+    writer.append(writer.rows([(1000 + key, FULL, b"x" * size) for key in range(count)]))
+    writer.seal()
+    grown = (path.stat().st_size - empty) / count
+    assert abs(room.row_bytes(size) / grown - 1) < 0.2, grown
+
+
 def test_the_checksum_depends_on_all_that_it_stands_for() -> None:
     one = checksum(1, 2, FULL, b"payload")
     others = [(2, 2, FULL, b"payload"), (1, 3, FULL, b"payload"), (1, 2, CHANGE, b"payload"), (1, 2, FULL, b"pazload")]
