@@ -526,6 +526,9 @@ class LiveJournal:
         list(self.journal.replay())
         self.journal.start()
 
+    def segments(self) -> list[Path]:
+        return list(self.folder.glob("segment-*.db"))
+
     def steps(self, count: int) -> None:
         """So many changes; segments come and go as they would under a server that has time."""
         for _ in range(count):
@@ -578,10 +581,11 @@ def moving(base: type[SegmentReader], live: LiveJournal, draw: random.Random) ->
 
     class Moving(base):  # type: ignore[misc, valid-type]  # it is a class
         def __init__(self, path: str) -> None:
-            if draw.random() < 0.5:
+            rarely = 1 / len(live.segments())  # something about once a snapshot, or it would never be taken
+            if draw.random() < min(0.5, 2 * rarely):
                 live.steps(draw.choice((1, 2, 15)))
             super().__init__(path)
-            if draw.random() < 0.3:
+            if draw.random() < min(0.3, rarely):
                 live.steps(1)
 
         def rows(self, behind: int = 0) -> Iterator[tuple[int, int, bytes]]:
