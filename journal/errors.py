@@ -16,7 +16,7 @@ class JournalDamaged(JournalError):
 
 
 class JournalFull(JournalError):
-    """There is no room to create what is needed to start."""
+    """There is no room on the disk. Nothing was written, and it may be tried again with more room."""
 
 
 class JournalFailed(JournalError):

@@ -68,7 +68,7 @@ _WAIT_S: Final = 0.004
 _LONG_WAIT_S: Final = 0.1
 """The same where the device is so slow that short waits were not enough."""
 _FULL_WAIT_S: Final = 5.0
-"""The same on a full disk, where going on without room would be the end."""
+"""The same on a full disk, where going on would be the end, and far beyond the bound."""
 _BARE_SEGMENT_BYTES: Final = 6 * PAGE_BYTES
 """What a sealed segment takes beside its records, and those that are behind its last whole page."""
 _SPARE_SEGMENTS: Final = 4
@@ -647,7 +647,7 @@ class Journal:
         """Compacts here and now when garbage has come faster than slices at leisure can clear it away.
 
         Without that, the directory would outgrow its bound under a load that never pauses. Takes a few milliseconds,
-        more only where the device cannot follow. Raises JournalFailed.
+        more only where the device cannot follow and on a full disk. Raises JournalFailed.
         """
         if not self._behind:
             return

@@ -397,7 +397,7 @@ def test_a_kill_between_the_removals_of_a_segment_with_its_wal_brings_nothing_ba
         if "00000001" in str(path):
             shutil.copytree(home, tmp_path / f"cut-{len(calls)}")
 
-    os.unlink = unlink  # type: ignore[assignment]
+    os.unlink = unlink  # type: ignore[assignment]  # of its arguments the journal gives one
     try:
         rig.rotate(2)
         rig.compact_all()

@@ -95,7 +95,7 @@ class _KeepsAll(random.Random):
     def random(self) -> float:
         return 0.0
 
-    def choice(self, seq):  # type: ignore[no-untyped-def]
+    def choice(self, seq):  # type: ignore[no-untyped-def]  # as random.Random's
         return max(seq)
 
     def randint(self, a: int, b: int) -> int:

@@ -249,7 +249,7 @@ class History:
         return Command(client, self._number, line + b"\r\n", expected)
 
     def _change(self, command: Command, job: Job, **changes: str | int) -> None:
-        state = replace(job.latest, by=command, reserves=job.reserves, **changes)  # type: ignore[arg-type]
+        state = replace(job.latest, by=command, reserves=job.reserves, **changes)  # type: ignore[arg-type]  # by name
         job.pending.append((command, state))
         command.jobs.append(job)
 
