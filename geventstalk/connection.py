@@ -7,13 +7,14 @@ Invariant: what a session puts out leaves only through send(), called by the ser
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 from collections.abc import Callable
+from os import read, write
 from typing import Any
 
 from gevent import get_hub, getcurrent
+from greenlet import greenlet
 
 from geventstalk.session import OUT_BYTES_MAX, Session
 
@@ -38,8 +39,11 @@ class Connection:
         self._unsent: list[memoryview] = []
         self._held_bytes = 0
         self._gone = False
+        self._reading = False  # whether the reader is started: asking gevent would cost more than the rest of a turn
+        self._checking = False
         self._ending = False  # the client's end was seen behind input that is not read yet
         self._hub: Any = get_hub()
+        self._sleep: Any = greenlet.switch.__get__(self._hub)
         self._wake: Any = getcurrent().switch
         self._reader: Any = self._hub.loop.io(self._fd, 1)
         self._writer: Any = self._hub.loop.io(self._fd, 2)
@@ -50,26 +54,29 @@ class Connection:
     def serve(self) -> None:
         """Returns when the connection is over; the socket is still open then."""
         session = self.session
-        self._reader.start(self._wake)
+        self._read_on()
         while True:
-            self._hub.switch()  # until readable, writable, or poked; why is seen from the state
+            self._sleep()  # until readable, writable, or poked; why is seen from the state
             if self._unsent:
                 self._write()
             if self._gone or (session.closed and not self._unsent and not self.holds and not session.out):
                 return
             if self._unsent or self._held_bytes >= OUT_BYTES_MAX or session.closed:
-                self._reader.stop()
+                self._read_no_more()
             elif session.unfinished:
                 if not session.out:
-                    self._reader.stop()
+                    self._read_no_more()
                     self._step(self, b"")
             elif session.eof:
-                self._reader.stop()
+                self._read_no_more()
             elif session.waiting and session.pending_bytes >= INBOX_BYTES_MAX and not self._ending:
                 self._look_for_hangup()
             else:
-                self._check.stop()
-                self._reader.start(self._wake)
+                if self._checking:
+                    self._checking = False
+                    self._check.stop()
+                if not self._reading:
+                    self._read_on()
                 self._read()
 
     def poke(self) -> None:
@@ -83,7 +90,7 @@ class Connection:
             self._unsent.append(memoryview(data))
             return
         try:
-            sent = os.write(self._fd, data)
+            sent = write(self._fd, data)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -91,7 +98,7 @@ class Connection:
             return
         if sent < len(data):
             self._unsent.append(memoryview(data)[sent:])
-            self._reader.stop()
+            self._read_no_more()
             self._writer.start(self._wake)
 
     def hold(self, data: bytes) -> None:
@@ -110,7 +117,7 @@ class Connection:
     def after_flush(self) -> None:
         """The turn is over for this connection: whatever it could not do in it goes on in the next one."""
         session = self.session
-        stopped = not self._reader.active and not self._check.active
+        stopped = not self._reading and not self._checking
         if session.closed or (not self._unsent and (session.unfinished or stopped)):
             self.poke()
 
@@ -123,22 +130,30 @@ class Connection:
         self._wake = None
         self._socket.close()
 
+    def _read_on(self) -> None:
+        self._reading = True
+        self._reader.start(self._wake)
+
+    def _read_no_more(self) -> None:
+        self._reading = False
+        self._reader.stop()
+
     def _read(self) -> None:
         try:
-            data = os.read(self._fd, CHUNK_BYTES)
+            data = read(self._fd, CHUNK_BYTES)
         except BlockingIOError:
             return
         except OSError:
             self._gone = True
             return
         if not data:
-            self._reader.stop()
+            self._read_no_more()
         self._step(self, data or None)
 
     def _write(self) -> None:
         try:
             while self._unsent:
-                sent = os.write(self._fd, self._unsent[0])
+                sent = write(self._fd, self._unsent[0])
                 if sent < len(self._unsent[0]):
                     self._unsent[0] = self._unsent[0][sent:]
                     return
@@ -152,14 +167,15 @@ class Connection:
 
     def _look_for_hangup(self) -> None:
         """With its input full, a waiting client that has gone is found by asking now and then, at no cost between."""
-        self._reader.stop()
+        self._read_no_more()
         poll = select.poll()
         poll.register(self._fd, select.POLLRDHUP)
         if poll.poll(0):
             self._ending = True  # nothing more will come than what the system holds, and that may be taken in
-            self._reader.start(self._wake)
+            self._read_on()
             self._read()
         else:
+            self._checking = True
             self._check.start(self._wake)
 
     def _end(self) -> None:

@@ -82,6 +82,10 @@ _BARE: Final = frozenset(
 _CODE_BY_WORD: Final = {prefix.rstrip(b" "): code for prefix, code in _PREFIXES if prefix.endswith(b" ")}
 _CODE_BY_LINE: Final = {prefix: code for prefix, code in _PREFIXES if code in _BARE}
 
+_SEEN_PUTS: Final[dict[bytes, tuple[int, int, int, int]]] = {}
+"""Arguments of puts, which most producers repeat: knowing them saves a third of what a pipelined put costs."""
+_SEEN_PUTS_MAX: Final = 1024
+
 _NAME_CHARACTERS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-+/;.$_()"
 _SPACES_OF_KICK: Final = b" \t\n\v\f\r"  # what C's strtoul skips
 
@@ -123,99 +127,113 @@ class UnknownCommand(ProtocolError):
     reply: ClassVar[bytes] = R_UNKNOWN_COMMAND
 
 
-def command_code(line: bytes) -> int:
-    """The code of a line without its CRLF. Raises UnknownCommand, or BadFormat for a verb that must stand alone."""
-    space = line.find(b" ")
-    code = _CODE_BY_LINE.get(line, 0) if space < 0 else _CODE_BY_WORD.get(line[:space], 0)
+def command(line: bytes) -> tuple[int, bytes]:
+    """The code of a line without its CRLF, and its arguments: what stands behind the verb and its space.
+
+    Raises UnknownCommand, or BadFormat for a verb that must stand alone.
+    """
+    verb, space, arguments = line.partition(b" ")
+    code = _CODE_BY_WORD.get(verb, 0) if space else _CODE_BY_LINE.get(verb, 0)
     if code:
         # A NUL is an error everywhere; where nothing may stand behind the digits or the name, it fails on that anyway.
-        if code in (RESERVE_WITH_TIMEOUT, KICK) and b"\0" in line:
+        if code in (RESERVE_WITH_TIMEOUT, KICK) and 0 in arguments:
             raise BadFormat
-        return code
-    if b"\0" in line:
+        return code, arguments
+    if 0 in line:
         raise BadFormat
     for prefix, code in _PREFIXES:
         if line.startswith(prefix):
             if code in _BARE and len(line) != len(prefix):
                 raise BadFormat
-            return code
+            return code, line[len(prefix) :]
     raise UnknownCommand
 
 
 def _number(word: bytes, limit: int) -> int:
+    """Digits, behind any number of spaces."""
     if not word.isdigit():
-        raise BadFormat
+        word = word.lstrip(b" ")
+        if not word.isdigit():
+            raise BadFormat
     value = int(word)
     if value > limit:
         raise BadFormat
     return value
 
 
-def _words(line: bytes, count: int) -> list[bytes]:
-    """The verb and `count` arguments. Any number of spaces may stand between them, none behind the last."""
-    words = line.split(b" ")
-    if len(words) != count + 1:
+def _words(arguments: bytes, count: int) -> list[bytes]:
+    """Any number of spaces may stand between the arguments, none behind the last."""
+    words = arguments.split(b" ")
+    if len(words) != count:
         words = [word for word in words if word]
-        if len(words) != count + 1 or line.endswith(b" "):
+        if len(words) != count or arguments.endswith(b" "):
             raise BadFormat
     return words
 
 
-def id_argument(line: bytes) -> int:
+def id_argument(arguments: bytes) -> int:
     """`<verb> <id>`: an unsigned 64-bit number."""
-    return _number(_words(line, 1)[1], _U64_MAX)
+    return _number(arguments, _U64_MAX)
 
 
-def bury_arguments(line: bytes) -> tuple[int, int]:
+def bury_arguments(arguments: bytes) -> tuple[int, int]:
     """`bury <id> <pri>`."""
-    words = _words(line, 2)
-    return _number(words[1], _U64_MAX), _number(words[2], _U32_MAX)
+    words = _words(arguments, 2)
+    return _number(words[0], _U64_MAX), _number(words[1], _U32_MAX)
 
 
-def release_arguments(line: bytes) -> tuple[int, int, int]:
+def release_arguments(arguments: bytes) -> tuple[int, int, int]:
     """`release <id> <pri> <delay>`."""
-    words = _words(line, 3)
-    return _number(words[1], _U64_MAX), _number(words[2], _U32_MAX), _number(words[3], _U32_MAX)
+    words = _words(arguments, 3)
+    return _number(words[0], _U64_MAX), _number(words[1], _U32_MAX), _number(words[2], _U32_MAX)
 
 
-def put_arguments(line: bytes) -> tuple[int, int, int, int]:
+def put_arguments(arguments: bytes) -> tuple[int, int, int, int]:
     """`put <pri> <delay> <ttr> <bytes>`. Raises BadFormat where the body must not be skipped either."""
-    words = _words(line, 4)
-    return (
+    seen = _SEEN_PUTS.get(arguments)
+    if seen is not None:
+        return seen
+    words = _words(arguments, 4)
+    numbers = (
+        _number(words[0], _U32_MAX),
         _number(words[1], _U32_MAX),
         _number(words[2], _U32_MAX),
         _number(words[3], _U32_MAX),
-        _number(words[4], _U32_MAX),
     )
+    if len(_SEEN_PUTS) >= _SEEN_PUTS_MAX:
+        _SEEN_PUTS.clear()
+    _SEEN_PUTS[arguments] = numbers
+    return numbers
 
 
-def put_size_with_garbage(line: bytes) -> int:
-    """The size of a put line that has something behind its size; -1 when the line is wrong before that.
+def put_size_with_garbage(arguments: bytes) -> int:
+    """The size of a put that has something behind its size; -1 when it is wrong before that.
 
     Upstream counts such a put, and for a size over the limit it even skips the body.
     """
-    words = [word for word in line.split(b" ") if word]
-    if len(words) < 5 or b"\0" in line:
+    words = [word for word in arguments.split(b" ") if word]
+    if len(words) < 4 or 0 in arguments:
         return -1
-    digits = words[4][: len(words[4]) - len(words[4].lstrip(b"0123456789"))]
+    digits = words[3][: len(words[3]) - len(words[3].lstrip(b"0123456789"))]
     try:
-        for word in words[1:4]:
+        for word in words[:3]:
             _number(word, _U32_MAX)
         return _number(digits, _U32_MAX)
     except BadFormat:
         return -1
 
 
-def timeout_argument(line: bytes) -> int:
+def timeout_argument(arguments: bytes) -> int:
     """`reserve-with-timeout <seconds>`: whatever follows the digits is ignored, as upstream does."""
-    text = line[len(b"reserve-with-timeout ") :].lstrip(b" ")
-    digits = text[: len(text) - len(text.lstrip(b"0123456789"))]
-    return _number(digits, _TIMEOUT_MAX)
+    if not arguments.isdigit():
+        text = arguments.lstrip(b" ")
+        arguments = text[: len(text) - len(text.lstrip(b"0123456789"))]
+    return _number(arguments, _TIMEOUT_MAX)
 
 
-def kick_argument(line: bytes) -> int:
+def kick_argument(arguments: bytes) -> int:
     """`kick <bound>`, read like C's strtoul and cut to 32 bits, as upstream does: -1 is 4,294,967,295."""
-    text = line[len(b"kick ") :].lstrip(_SPACES_OF_KICK)
+    text = arguments.lstrip(_SPACES_OF_KICK)
     negative = text.startswith(b"-")
     if text.startswith((b"-", b"+")):
         text = text[1:]
@@ -231,21 +249,20 @@ def is_tube_name(name: bytes) -> bool:
     return not name.translate(None, _NAME_CHARACTERS)
 
 
-def name_argument(line: bytes) -> bytes:
+def name_argument(arguments: bytes) -> bytes:
     """`<verb> <tube>`: exactly one space, then a tube name."""
-    name = line[line.find(b" ") + 1 :]
-    if not is_tube_name(name):
+    if not is_tube_name(arguments):
         raise BadFormat
-    return name
+    return arguments
 
 
-def pause_arguments(line: bytes) -> tuple[bytes, int]:
+def pause_arguments(arguments: bytes) -> tuple[bytes, int]:
     """`pause-tube <tube> <delay>`: no space is needed before the name, which may still prove not to be a tube name."""
-    text = line[len(b"pause-tube") :].lstrip(b" ")
+    text = arguments.lstrip(b" ")
     rest = text.lstrip(_NAME_CHARACTERS)
     if not rest.startswith(b" "):
         raise BadFormat
-    return text[: len(text) - len(rest)], _number(rest.lstrip(b" "), _U32_MAX)
+    return text[: len(text) - len(rest)], _number(rest, _U32_MAX)
 
 
 def inserted(id: int) -> bytes:

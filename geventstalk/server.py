@@ -1,8 +1,9 @@
 """gevent: listeners, a greenlet for each connection, the clock greenlet, the commit at the end of a turn, the end.
 
-A turn of the event loop: every connection that is readable gives its bytes to its session, under the one lock and
-without yielding; then _end_turn() commits what all of them changed in one transaction, and only then their replies
-leave. Under `-f0` replies to changes also wait for an fsync, which happens in a thread unless everybody waits for it.
+A turn of the event loop: every connection that is readable gives its bytes to its session, without yielding; then
+_end_turn() commits what all of them changed in one transaction, and only then their replies leave. The one lock is held
+from the first step of a turn to its commit: whatever else works on the engine does so between two turns. Under `-f0`
+replies to changes also wait for an fsync, which happens in a thread unless everybody waits for it.
 Invariant: no reply leaves before the commit that covers it; after a failed commit no reply leaves at all.
 """
 
@@ -16,6 +17,7 @@ import secrets
 import signal
 import socket
 import time
+from time import monotonic_ns
 from typing import Any
 
 import gevent
@@ -56,11 +58,11 @@ class Server:
         self._lock = BoundedSemaphore(1)
         self._loop: Any = gevent.get_hub().loop
         self._store: Store | None = None
-        self._engine = Engine(time.monotonic_ns())
+        self._engine = Engine(monotonic_ns())
         self._service = Service(self._engine, settings.max_job_bytes, self._facts)
         self._connections: dict[int, Connection] = {}
         self._touched: list[Connection] = []
-        self._turn_scheduled = False
+        self._in_turn = False
         self._armed_ns = NEVER
         self._nudge = Event()
         self._written = Event()  # there is something to fsync
@@ -134,7 +136,7 @@ class Server:
         if journal.created:
             self._log.info("created journal directory %s", directory)
         _warn_of_binlog(directory, self._log)
-        now_ns = time.monotonic_ns()
+        now_ns = monotonic_ns()
         store = Store(journal, self._settings.fsync_ms, Epoch(time.time_ns(), now_ns))
         engine = self._engine
         begun_s = time.monotonic()
@@ -172,6 +174,7 @@ class Server:
                 error = None if self._syncing is None else self._syncing.get()
                 if error is not None:
                     raise error
+                self._begin_turn()
                 self._end_turn()
                 if self._store is not None:
                     point = self._store.sync_point()
@@ -218,8 +221,8 @@ class Server:
         """Returns what a client held that is gone, slice by slice."""
         while True:
             with self._lock:
-                done = session.leave(time.monotonic_ns())
-            self._schedule_turn()
+                done = session.leave(monotonic_ns())
+            self._begin_turn()
             if done:
                 self._connections.pop(session.number)
                 return
@@ -227,55 +230,51 @@ class Server:
 
     def _step(self, connection: Connection, data: bytes | None) -> None:
         """Gives bytes to a session; none (b"") lets it go on, None is the end of what the client sends."""
+        if not self._in_turn:
+            self._begin_turn()
         session = connection.session
         store = self._store
         before = 0 if store is None else store.appended
-        now_ns = time.monotonic_ns()
-        with self._lock:
-            try:
-                if data is None:
-                    session.hang_up(now_ns)
-                elif data:
-                    session.receive(data, now_ns)
-                else:
-                    session.run(now_ns)
-            except Exception:
-                self._log.exception("a command failed in a way it must not; closing its connection")
-                session.out.append(b"INTERNAL_ERROR\r\n")
-                session.closed = True
+        now_ns = monotonic_ns()
+        try:
+            if data is None:
+                session.hang_up(now_ns)
+            elif data:
+                session.receive(data, now_ns)
+            else:
+                session.run(now_ns)
+        except Exception:
+            self._log.exception("a command failed in a way it must not; closing its connection")
+            session.out.append(b"INTERNAL_ERROR\r\n")
+            session.closed = True
         if store is not None and store.appended != before:
             connection.changed = True
         if not connection.touched:
             connection.touched = True
             self._touched.append(connection)
-        if not self._turn_scheduled:
-            self._schedule_turn()
 
     # --- the end of a turn
 
-    def _schedule_turn(self) -> None:
-        if not self._turn_scheduled:
-            self._turn_scheduled = True
+    def _begin_turn(self) -> None:
+        """Something has happened that a commit and replies must follow; the lock is held until then."""
+        if not self._in_turn:
+            self._lock.acquire()
+            self._in_turn = True
             self._loop.run_callback(self._end_turn)
 
     def _end_turn(self) -> None:
-        self._turn_scheduled = False
-        if self._exit_code:
+        if not self._in_turn:
             return
-        now_ns = time.monotonic_ns()
-        with self._lock:
-            self._collect_served()
-            touched = self._touched
-            self._touched = []
-            store = self._store
-            if store is not None and store.dirty:
-                try:
-                    store.commit(now_ns)
-                except JournalError as error:
-                    self._fail(error)
-                    return
-                self._written.set()
-                self._grown.set()
+        now_ns = monotonic_ns()
+        try:
+            if self._exit_code or not self._commit(now_ns):
+                return
+        finally:
+            self._in_turn = False
+            self._lock.release()
+        touched = self._touched
+        self._touched = []
+        store = self._store
         if store is not None and store.syncs_before_replies:
             self._flush_durably(touched)
         else:
@@ -286,6 +285,20 @@ class Server:
                     connection.send(session.take_out())
                 connection.after_flush()
         self._arm(now_ns)
+
+    def _commit(self, now_ns: int) -> bool:
+        """What all connections changed in this turn, in one transaction. Returns whether replies may leave."""
+        self._collect_served()
+        store = self._store
+        if store is not None and store.dirty:
+            try:
+                store.commit(now_ns)
+            except JournalError as error:
+                self._fail(error)
+                return False
+            self._written.set()
+            self._grown.set()
+        return True
 
     def _collect_served(self) -> None:
         """Clients whose wait ended in this turn have replies, too."""
@@ -341,18 +354,18 @@ class Server:
     def _keep_time(self) -> None:
         """Sleeps until the next deadline of the engine, and lets happen what is due, in slices."""
         while True:
-            now_ns = time.monotonic_ns()
+            now_ns = monotonic_ns()
             with self._lock:
                 done = self._engine.advance(now_ns, MOVE_SLICE)
                 deadline_ns = self._engine.next_deadline_ns()
             if self._engine.served:
-                self._schedule_turn()
+                self._begin_turn()
             if not done:
                 gevent.sleep(NEXT_TURN_S)
                 continue
             self._armed_ns = deadline_ns
             self._nudge.clear()
-            timeout_s = None if deadline_ns == NEVER else max(0, deadline_ns - time.monotonic_ns()) / 1e9
+            timeout_s = None if deadline_ns == NEVER else max(0, deadline_ns - monotonic_ns()) / 1e9
             self._nudge.wait(timeout_s)
 
     def _arm(self, now_ns: int) -> None:
@@ -369,7 +382,7 @@ class Server:
             self._written.wait()
             self._written.clear()
             if store.sync_due_ns:
-                gevent.sleep(max(0, store.sync_due_ns - time.monotonic_ns()) / 1e9)
+                gevent.sleep(max(0, store.sync_due_ns - monotonic_ns()) / 1e9)
                 self._sync_away()
 
     def _sync_for_replies(self) -> None:
@@ -407,7 +420,7 @@ class Server:
             try:
                 while store.wants_compaction():
                     with self._lock:
-                        store.compact_slice(time.monotonic_ns())
+                        store.compact_slice(monotonic_ns())
                     self._written.set()
                     gevent.sleep(NEXT_TURN_S)
             except JournalError as error:

@@ -32,6 +32,8 @@ MOVE_SLICE: Final = 250
 OUT_BYTES_MAX: Final = 1 << 18
 """With so many bytes of replies unsent, a client's further commands wait."""
 
+_SHORT_INPUT: Final = 512
+"""So much is cut at its first CRLF at less cost than searched: 3 % of a request's work."""
 _FOR_EVER: Final = -1
 _NO_COUNTS: Final = Tally()
 
@@ -164,12 +166,21 @@ class Session(Client):
                 break
             if self._skip_left and not self._skip_some():
                 break
-            end = self._inbox.find(p.CRLF, self._at)
-            if end < 0:
-                self._shorten_line()
+            if self._at == len(self._inbox):
                 break
-            line = self._inbox[self._at : end]
-            self._at = end + 2
+            if self._at == 0 and len(self._inbox) <= _SHORT_INPUT:
+                line, ending, rest = self._inbox.partition(p.CRLF)
+                if not ending:
+                    self._shorten_line()
+                    break
+                self._inbox = rest
+            else:
+                end = self._inbox.find(p.CRLF, self._at)
+                if end < 0:
+                    self._shorten_line()
+                    break
+                line = self._inbox[self._at : end]
+                self._at = end + 2
             if self._skip_line or len(line) > p.LINE_BYTES_MAX - 2:
                 self._skip_line = False
                 self._reply(p.R_BAD_FORMAT)
@@ -255,57 +266,57 @@ class Session(Client):
         self._service.commands[code] += 1
 
     def _execute(self, line: bytes, now_ns: int) -> None:
-        code = p.command_code(line)
+        code, arguments = p.command(line)
         engine = self._service.engine
         if code == p.PUT:
-            self._put(line)
+            self._put(arguments)
         elif code == p.RESERVE_WITH_TIMEOUT:
-            timeout_s = p.timeout_argument(line)
+            timeout_s = p.timeout_argument(arguments)
             self._count(code)
             self._reserve(timeout_s, now_ns)
         elif code == p.DELETE:
-            id = p.id_argument(line)
+            id = p.id_argument(arguments)
             self._count(code)
             self._reply(p.R_DELETED if engine.delete(self, id) else p.R_NOT_FOUND)
         elif code == p.RESERVE:
             self._count(code)
             self._reserve(_FOR_EVER, now_ns)
         elif code == p.RELEASE:
-            id, pri, delay_s = p.release_arguments(line)
+            id, pri, delay_s = p.release_arguments(arguments)
             self._count(code)
             done = engine.release(self, id, pri, delay_s, now_ns)
             self._reply(p.R_RELEASED if done else p.R_NOT_FOUND)
         elif code == p.BURY:
-            id, pri = p.bury_arguments(line)
+            id, pri = p.bury_arguments(arguments)
             self._count(code)
             self._reply(p.R_BURIED if engine.bury(self, id, pri) else p.R_NOT_FOUND)
         elif code == p.TOUCH:
-            id = p.id_argument(line)
+            id = p.id_argument(arguments)
             self._count(code)
             self._reply(p.R_TOUCHED if engine.touch(self, id, now_ns) else p.R_NOT_FOUND)
         elif code == p.KICK:
-            self._kick(p.kick_argument(line))
+            self._kick(p.kick_argument(arguments))
         elif code == p.KICK_JOB:
-            id = p.id_argument(line)
+            id = p.id_argument(arguments)
             self._count(code)
             self._reply(p.R_KICKED if engine.kick_job(id, now_ns) else p.R_NOT_FOUND)
         elif code == p.RESERVE_JOB:
-            id = p.id_argument(line)
+            id = p.id_argument(arguments)
             self._count(code)
             job = engine.reserve_job(self, id, now_ns)
             self._reply(p.R_NOT_FOUND if job is None else p.reserved(job.id, job.body))
         elif code == p.QUIT:
             self.closed = True
         elif code in (p.USE, p.WATCH, p.IGNORE, p.PAUSE_TUBE):
-            self._tube_command(code, line, now_ns)
+            self._tube_command(code, arguments, now_ns)
         else:
-            self._look(code, line, now_ns)
+            self._look(code, arguments, now_ns)
 
-    def _put(self, line: bytes) -> None:
+    def _put(self, arguments: bytes) -> None:
         try:
-            pri, delay_s, ttr_s, size = p.put_arguments(line)
+            pri, delay_s, ttr_s, size = p.put_arguments(arguments)
         except p.BadFormat:
-            size = p.put_size_with_garbage(line)
+            size = p.put_size_with_garbage(arguments)
             if size >= 0:
                 self._count(p.PUT)
             if size <= self._service.max_job_bytes:
@@ -350,16 +361,16 @@ class Session(Client):
         self._reply(p.kicked(self._kicked))
         return True
 
-    def _tube_command(self, code: int, line: bytes, now_ns: int) -> None:
+    def _tube_command(self, code: int, arguments: bytes, now_ns: int) -> None:
         engine = self._service.engine
         if code == p.PAUSE_TUBE:
-            name, delay_s = p.pause_arguments(line)
+            name, delay_s = p.pause_arguments(arguments)
             self._count(code)
             if not p.is_tube_name(name):
                 raise p.BadFormat
             self._reply(p.R_PAUSED if engine.pause(name, delay_s, now_ns) else p.R_NOT_FOUND)
             return
-        name = p.name_argument(line)
+        name = p.name_argument(arguments)
         self._count(code)
         if code == p.USE:
             engine.use(self, name)
@@ -372,19 +383,19 @@ class Session(Client):
 
     # --- commands that only look
 
-    def _look(self, code: int, line: bytes, now_ns: int) -> None:
+    def _look(self, code: int, arguments: bytes, now_ns: int) -> None:
         engine = self._service.engine
         if code == p.PEEK:
-            id = p.id_argument(line)
+            id = p.id_argument(arguments)
             self._count(code)
             self._found(engine.jobs.get(id))
         elif code == p.STATS_JOB:
-            id = p.id_argument(line)
+            id = p.id_argument(arguments)
             self._count(code)
             job = engine.jobs.get(id)
             self._reply(p.R_NOT_FOUND if job is None else p.ok(p.yaml_map(self._job_stats(job, now_ns))))
         elif code == p.STATS_TUBE:
-            name = p.name_argument(line)
+            name = p.name_argument(arguments)
             self._count(code)
             tube = engine.tubes.get(name)
             self._reply(p.R_NOT_FOUND if tube is None else p.ok(p.yaml_map(self._tube_stats(tube, now_ns))))
