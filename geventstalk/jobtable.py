@@ -29,10 +29,11 @@ class JobTable:
     A dict that grows to millions of entries stops everything while it is resized; this grows and shrinks by a page.
     """
 
-    __slots__ = ("_count", "_pages")
+    __slots__ = ("_count", "_pages", "_spare")
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
+        self._spare = _Page()  # an empty one: where jobs go as they come, each would make a page and drop it
         self._count = 0
 
     def __len__(self) -> int:
@@ -47,7 +48,7 @@ class JobTable:
         number = job.id >> _PAGE_BITS
         page = self._pages.get(number)
         if page is None:
-            page = self._pages[number] = _Page()
+            page = self._pages[number] = _Page() if self._spare.count else self._spare
         page.slots[job.id & _PAGE_MASK] = job
         page.count += 1
         self._count += 1
@@ -70,6 +71,7 @@ class JobTable:
         self._count -= 1
         if not page.count:
             del self._pages[number]
+            self._spare = page
 
     def __iter__(self) -> Iterator[Job]:
         return iter([job for page in self._pages.values() for job in page.slots if job is not None])

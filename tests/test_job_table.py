@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from geventstalk.job import U64_MAX, Job
 from geventstalk.jobtable import JobTable
 
@@ -58,11 +60,13 @@ def test_iterating_survives_changes() -> None:
     assert len(table) == 0
 
 
-def test_random_against_a_dict(seed: int) -> None:
+@pytest.mark.parametrize("slots", [1, 2, PAGE])
+def test_random_against_a_dict(seed: int, slots: int) -> None:
+    """With few jobs in a page, pages come and go all the time."""
     draw = random.Random(seed)
     table, model = JobTable(), dict[int, Job]()
     for _ in range(5_000):
-        id = draw.randrange(3 * PAGE)
+        id = draw.randrange(3) * PAGE + draw.randrange(slots)
         if id in model:
             table.remove(id)
             del model[id]
