@@ -33,6 +33,7 @@ ROOMS = {
         "heap",
         "job",
         "jobtable",
+        "linger",
         "protocol",
         "records",
         "server",

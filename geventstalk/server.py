@@ -30,6 +30,7 @@ from geventstalk.config import Settings
 from geventstalk.connection import Connection
 from geventstalk.engine import NEVER, Engine
 from geventstalk.job import Job
+from geventstalk.linger import Linger
 from geventstalk.logs import Trace, make_trace
 from geventstalk.records import Epoch
 from geventstalk.session import MOVE_SLICE, Service, Session
@@ -63,6 +64,8 @@ class Server:
         self._connections: dict[int, Connection] = {}
         self._touched: list[Connection] = []
         self._in_turn = False
+        self._idle: Any = self._loop.idle()
+        self._linger = Linger()
         self._armed_ns = NEVER
         self._nudge = Event()
         self._written = Event()  # there is something to fsync
@@ -285,6 +288,13 @@ class Server:
                     connection.send(session.take_out())
                 connection.after_flush()
         self._arm(now_ns)
+        if self._linger.turn_ends(monotonic_ns()):
+            self._idle.start(self._look_again)
+
+    def _look_again(self) -> None:
+        """Called as often as the event loop finds nothing to do, while the watcher runs."""
+        if self._linger.over(monotonic_ns()):
+            self._idle.stop()
 
     def _commit(self, now_ns: int) -> bool:
         """What all connections changed in this turn, in one transaction. Returns whether replies may leave."""
