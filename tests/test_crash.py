@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clients import until
 from tests.support.faults import strace_problem
 from tests.support.history import Broken, Command, History, Traffic
 from tests.support.process import GEVENTSTALK, ServerProcess
@@ -35,7 +36,7 @@ POLICIES = {"f0": ["-f0"], "f50": ["-f50"], "F": ["-F"]}
 SEGMENT_BYTES = (20_000, 50_000, 100_000)
 CLIENTS = 4
 LIFE_S = 1.5
-REPLY_LIMIT_S = 20.0
+REPLY_LIMIT_S = 60.0
 AHEAD = 60  # segments that a life may make
 DAMAGE = re.compile(r"Traceback|damaged|missing|cannot|failed|INTERNAL", re.IGNORECASE)
 
@@ -53,8 +54,10 @@ class Moment:
     reach: int
     end: bool = False  # after a short life the server is asked to end
 
-    def draw(self, random: random.Random) -> int:
+    def draw(self, random: random.Random, starting: bool) -> int:
         """Which of the calls is to be the last."""
+        if starting:
+            return random.randint(1, self.start // 2)
         if self.end or random.random() < 0.25:
             return random.randint(1, self.start)
         return random.randint(self.start + 1, self.reach)
@@ -109,11 +112,14 @@ class Campaign:
     def kills(self) -> int:
         return sum(self.killed.values())
 
-    def live(self, name: str = "") -> None:
-        """One life that ends at a named moment, or at random when that does not come. Raises Broken."""
+    def live(self, name: str = "", *, starting: bool = False) -> None:
+        """One life that ends at a named moment, or at random when that does not come. Raises Broken.
+
+        `starting`: the moment is one of the server's start, and so it comes.
+        """
         moment = MOMENTS.get(name)
         ends = moment.end if moment else self.random.random() < 0.2
-        server = self._start(self._wrapper(moment) if moment else [])
+        server = self._start(self._wrapper(moment, starting) if moment else [])
         try:
             phase, by_us = "start", False
             if self._begin(server):
@@ -192,7 +198,7 @@ class Campaign:
         traffic.join()
         return phase, kills
 
-    def _wrapper(self, moment: Moment) -> list[str]:
+    def _wrapper(self, moment: Moment, starting: bool) -> list[str]:
         """strace, with the order to kill. It sits beside the server (-D), which stays the process that was started."""
         numbers = [int(path.name[8:16]) for path in self.directory.glob("segment-????????.db")] or [1]
         names: list[str] = []
@@ -202,7 +208,7 @@ class Campaign:
             else:
                 names.append(file)
         where = [word for name in names for word in ("-P", str(self.directory / name))]
-        order = f"inject={moment.call}:signal=KILL:when={moment.draw(self.random)}"
+        order = f"inject={moment.call}:signal=KILL:when={moment.draw(self.random, starting)}"
         return ["strace", "-D", "-f", "-qq", "-o", "/dev/null", *where, "-e", f"trace={moment.call}", "-e", order]
 
     def _said(self) -> str:
@@ -232,12 +238,12 @@ def test_killed_at_random_nothing_that_was_acknowledged_is_lost(tmp_path: Path, 
             campaign.live()
         campaign.end()
         print(campaign.summary())
-    assert sum(campaign.kills for campaign in campaigns) >= 5
+    assert sum(campaign.kills for campaign in campaigns) >= 2  # of nine; a life may end before the signal comes
 
 
 @needs_strace
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_killed_at_named_moments_nothing_that_was_acknowledged_is_lost(tmp_path: Path, seed: int, policy: str) -> None:
     """Each policy has a third of the moments, so that together they have all; what does not come ends at random."""
@@ -245,20 +251,24 @@ def test_killed_at_named_moments_nothing_that_was_acknowledged_is_lost(tmp_path:
     campaign.live()
     for name in list(MOMENTS)[list(POLICIES).index(policy) :: len(POLICIES)]:
         campaign.live(name)
+    for name in ("make: open", "make: write"):  # how far a life comes depends on the machine; it surely starts
+        campaign.live(name, starting=True)
+        assert name in campaign.killed, "strace has killed nothing"
     campaign.end()
     print(campaign.summary(), dict(campaign.killed))
-    assert campaign.kills >= 6
-    assert any(name in campaign.killed for name in MOMENTS), "strace has killed nothing"
 
 
 # The histories themselves
 
 
-def traffic_for(history: History, server: ServerProcess, seconds: float) -> None:
-    """Clients that end in peace, on a server that goes on."""
+def traffic_for(history: History, server: ServerProcess, commands: int = 600) -> None:
+    """Clients that end in peace after so many commands more, on a server that goes on."""
+    enough = history.counts.total() + commands
     traffic = Traffic(history, lambda: Client(server.connect(REPLY_LIMIT_S)))
-    time.sleep(seconds)
-    traffic.stop()
+    try:
+        until(lambda: history.counts.total() >= enough or not traffic.at_work, "there is traffic", REPLY_LIMIT_S)
+    finally:
+        traffic.stop()
 
 
 def lose(client: Client, ids: list[int]) -> None:
@@ -299,7 +309,7 @@ def test_histories_see_what_is_not_as_it_was_promised(
     server = start_server()
     history = History(seed, CLIENTS)
     for _ in range(2):
-        traffic_for(history, server, 0.2)
+        traffic_for(history, server)
         with Client(server.connect()) as client:
             wait_for_no_holders(client)
             history.verify(client)
@@ -314,16 +324,13 @@ def test_histories_see_what_is_not_as_it_was_promised(
 
 def wait_for_no_holders(client: Client) -> None:
     """The server has heard that the clients have gone, and given back what they held."""
-    deadline = time.monotonic() + 5
-    while client.stats(b"stats")["current-jobs-reserved"] != "0":
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: client.stats(b"stats")["current-jobs-reserved"] == "0", "what they held comes back")
 
 
 def test_histories_see_that_everything_is_forgotten(start_server: Callable[..., ServerProcess], seed: int) -> None:
     """Of the tool: a server without a journal, restarted."""
     history = History(seed, CLIENTS)
-    traffic_for(history, start_server(), 0.2)
+    traffic_for(history, start_server())
     with Client(start_server().connect()) as client, pytest.raises(Broken):
         history.verify(client)
 
@@ -332,13 +339,13 @@ def test_an_id_is_seen_to_be_given_twice(start_server: Callable[..., ServerProce
     """Of the tool: the second server begins anew, with nothing to miss."""
     history = History(seed, CLIENTS)
     server = start_server()
-    traffic_for(history, server, 0.2)
+    traffic_for(history, server)
     with Client(server.connect()) as client:
         wait_for_no_holders(client)
         history.verify(client)
         history.drain(client)
     with pytest.raises(Broken, match="is given"):
-        traffic_for(history, start_server(), 0.5)
+        traffic_for(history, start_server())
 
 
 @pytest.mark.parametrize("wrong", ["half", "gap"])

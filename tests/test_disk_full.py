@@ -23,9 +23,9 @@ from tests.support.wire import Client
 
 MIB = 1 << 20
 FULL = b"OUT_OF_MEMORY\r\n"
-ROOM_AGAIN_S = 5.0
+ROOM_AGAIN_S = 60.0
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

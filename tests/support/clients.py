@@ -47,7 +47,7 @@ def launcher(start_server: Callable[..., ServerProcess], folder: Path, *, unix: 
     assert not servers or "Traceback" not in log.read_text(), log.read_text()
 
 
-def until(condition: Callable[[], object], what: str, timeout_s: float = 5.0) -> None:
+def until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
     """Returns once the condition is true; AssertionError with `what` when it does not become so in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():

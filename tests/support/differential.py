@@ -32,17 +32,19 @@ from tests.support.wire import Client, ReplyReader, WireError, as_master, yaml_l
 LINE_BYTES_MAX = 224
 UNREAD_BYTES_MAX, PIECE_BYTES = 100_000, 1_000
 """What is sent behind a reserve stays in the socket, which must have room for it and for each piece's overhead."""
-PATIENCE_S = 2.0
+PATIENCE_S = 5.0
 """How long a reply that only one server gave is awaited from the other."""
 DELAY_STEP_S = 1000
 """Delays differ by more than a run takes, so that it is certain which of two jobs is due first."""
 LARGE_S = 1000
 """Times of at least this many seconds do not end during a run."""
 WINDOW_S, WINDOW_OPEN_S, STEP_GAP_S = 1.25, 0.17, 0.006
+LATE_S = 0.04
 WINDOWS, WINDOW_STEPS = 4, 12
 """While time matters, commands are sent in the first WINDOW_OPEN_S of every WINDOW_S, with a gap between them, and ask
-for times of 1 or 2 s. No two windows are near a whole number of seconds apart, so nothing falls due while one is open,
-not even what began when something else fell due; and no two things fall due at the same moment."""
+for times of 1 or 2 s; a window must not open more than LATE_S behind its time. No two windows are near a whole number
+of seconds apart, so nothing falls due while one is open, not even what began when something else fell due; and no two
+things fall due at the same moment."""
 SHRINK_S = 60.0
 JOURNAL_BYTES = 1 << 16
 """Size of a journal's files, small enough that they rotate and are compacted in a run."""
@@ -58,6 +60,10 @@ class Overrun(Exception):
 
 class Difference(Exception):
     """The servers answered differently."""
+
+
+class Silence(Difference):
+    """One of them did not answer at all."""
 
 
 class Command(NamedTuple):
@@ -194,7 +200,7 @@ class Side:
         except ConnectionError:
             pass  # that it is closed is seen when reading
         except BlockingIOError:
-            raise Difference("a server does not read what it is sent") from None
+            raise Silence("a server does not read what it is sent") from None
 
     def read(self, *, wait: bool) -> bool:
         """Whether anything came, be it the end."""
@@ -441,8 +447,13 @@ class Pair:
                 self._open_window()
         if self.rules.timed and step.verb != "window":
             time.sleep(STEP_GAP_S)
-            if time.monotonic() - self._opened_at > WINDOW_OPEN_S:
-                raise Overrun
+        if self.late:
+            raise Overrun
+
+    @property
+    def late(self) -> bool:
+        """Whether time matters, and the window has been open for too long."""
+        return self.rules.timed and time.monotonic() - self._opened_at > WINDOW_OPEN_S
 
     def _connect(self, number: int) -> Twin:
         twin = Twin(number, Framing(self.drawn.max_job_bytes), (Side(self.servers[0]), Side(self.servers[1])))
@@ -466,9 +477,11 @@ class Pair:
         """Sleeps until the next window opens, then lets beanstalkd see what it lost sight of."""
         self.rules.timed = True
         self.rules.short_reservations.clear() if self._windows % 2 else None
-        if self._windows:
-            time.sleep(max(0.0, self._opened_at + WINDOW_S - time.monotonic()))
-        self._opened_at = time.monotonic()
+        now = time.monotonic()
+        self._opened_at = self._opened_at + WINDOW_S if self._windows else now  # by the plan, so that nothing adds up
+        time.sleep(max(0.0, self._opened_at - now))
+        if time.monotonic() - self._opened_at > LATE_S:
+            raise Overrun
         self._windows += 1
         for twin in self.twins:
             if not twin.dead and not twin.waits and twin.framing.idle:
@@ -502,7 +515,7 @@ class Pair:
             if not wrong:
                 break
             if time.monotonic() > deadline:
-                raise Difference(self._report(wrong[0]))
+                raise Silence(self._report(wrong[0]))
             time.sleep(0.002)
         for twin in self.twins:
             self._compare(twin)
@@ -512,7 +525,7 @@ class Pair:
             for side in twin.sides:
                 while twin.due(side) == "sure":
                     if not side.read(wait=True):
-                        raise Difference(f"no reply in {PATIENCE_S:.0f} s\n{self._report(twin)}")
+                        raise Silence(f"no reply in {PATIENCE_S:.0f} s\n{self._report(twin)}")
 
     def _even(self, twin: Twin) -> bool:
         theirs, ours = twin.sides
@@ -910,7 +923,9 @@ def _run(seed: int, drawn: Setting, draw: Callable[[Pair], Iterator[Step]], comm
         except Overrun:
             outcome.overrun = True
         except (Difference, WireError) as difference:
-            outcome.difference = str(difference)
+            # On a machine that slow, something may fall due between the answers of the two; silence is a difference.
+            outcome.overrun = pair.late and not isinstance(difference, Silence | WireError)
+            outcome.difference = "" if outcome.overrun else str(difference)
     return outcome
 
 

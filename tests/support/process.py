@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-START_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
 
 GEVENTSTALK = [sys.executable, "-m", "geventstalk"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +67,7 @@ class ServerProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    def connect(self, timeout_s: float = 10.0) -> socket.socket:
+    def connect(self, timeout_s: float = 30.0) -> socket.socket:
         """A new connected stream socket with a timeout on each operation."""
         if self.unix_path:
             client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

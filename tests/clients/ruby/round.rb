@@ -88,11 +88,11 @@ step 'expiry' do |name|
   slow = connect(name)
   other = connect(name)
   slow.tubes[name].put('again', ttr: 1)
-  held = slow.tubes.reserve
   start = now
-  job = other.tubes.reserve(3)
+  held = slow.tubes.reserve
+  job = other.tubes.reserve(10)
   same held.id, job.id
-  at_least 0.9, start
+  at_least 0.99, start
   same 1, job.stats.timeouts
   fails(Beaneater::NotFoundError) { held.touch }
   job.delete
