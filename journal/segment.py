@@ -54,6 +54,7 @@ _INDEX_BYTES: Final = 1 << 15  # by so much SQLite's index of a WAL grows
 _FRAMES: Final = Struct("=I")
 _FRAMES_AT: Final = 16  # where that index has the number of frames that belong to whole transactions
 _FSYNC_CODES: Final = (1034, 1290)  # SQLITE_IOERR_FSYNC, SQLITE_IOERR_DIR_FSYNC
+_INDEX_CODE: Final = 4874  # SQLITE_IOERR_SHMSIZE: no room for the index of a WAL; by now there may be room again
 _BATCH_ROWS: Final = 32
 _SELECT: Final = "SELECT seq, key, kind, crc, payload FROM record WHERE seq > ? ORDER BY seq"
 _INSERT: Final = "INSERT INTO record(seq, key, kind, crc, payload) VALUES(?, ?, ?, ?, ?)"
@@ -506,8 +507,9 @@ def _unreadable(error: sqlite3.Error, what: str, path: str) -> JournalError:
 def _failure(error: Exception, what: str, path: str) -> JournalError:
     """What an error of SQLite or the system means. sqlite3 has error codes from Python 3.11 on only."""
     text = " ".join(str(error).split())
-    full = "full" in text or "No space" in text
-    if text == "disk I/O error" and getattr(error, "sqlite_errorcode", 0) not in _FSYNC_CODES:
+    code = getattr(error, "sqlite_errorcode", 0)
+    full = "full" in text or "No space" in text or code == _INDEX_CODE
+    if text == "disk I/O error" and not full and code not in _FSYNC_CODES:
         full = _is_full(path)
     if full:
         return JournalFull(f"{what} {path}: no space left on device")
