@@ -17,7 +17,7 @@ import gevent
 from gevent.server import StreamServer
 
 ACCEPT_RETRY_S = 0.1
-SPARE_DESCRIPTORS = 24
+SPARE_DESCRIPTORS = 64
 
 
 class Acceptor(StreamServer):
