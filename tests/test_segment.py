@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -407,11 +408,10 @@ def test_a_torn_end_is_measured_and_dropped(path: Path, tmp_path: Path, seed: in
 
 def test_no_room_for_the_index_is_a_full_disk_although_there_is_room_by_now(path: Path) -> None:
     """SQLite calls it an I/O error, and the thread that seals may have given room back since."""
-    error = sqlite3.OperationalError("disk I/O error")
-    error.sqlite_errorcode = 4874  # SQLITE_IOERR_SHMSIZE
-    assert isinstance(room._failure(error, "cannot write to", str(path)), JournalFull)
-    error.sqlite_errorcode = 1034  # SQLITE_IOERR_FSYNC
-    assert isinstance(room._failure(error, "cannot write to", str(path)), JournalFailed)
+    for code, meaning in ((4874, JournalFull), (1034, JournalFailed)):  # SQLITE_IOERR_SHMSIZE, SQLITE_IOERR_FSYNC
+        error: Any = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = code
+        assert isinstance(room._failure(error, "cannot write to", str(path)), meaning)
 
 
 # Creation
