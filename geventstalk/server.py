@@ -133,6 +133,7 @@ class Server:
             segment_bytes=self._settings.segment_bytes,
             compact=self._settings.compact,
             budget=self._settings.max_journal_bytes,
+            allocate=self._settings.fsync_ms == 0,
             accept_damage=self._settings.accept_damage,
             log=self._log.warning,
         )

@@ -72,6 +72,8 @@ _FULL_WAIT_S: Final = 5.0
 _BARE_SEGMENT_BYTES: Final = 6 * PAGE_BYTES
 """What a sealed segment takes beside its records, and those that are behind its last whole page."""
 _SPARE_SEGMENTS: Final = 4
+_AHEAD_MAX: Final = 1 << 23
+"""Of a WAL at most so much is allocated at once."""
 _LOST_KEYS: Final = 1 << 20
 """Keys that are skipped when damage was accepted, so that none is used again that only the damage knew."""
 _INDEX_BYTES: Final = 1 << 15
@@ -190,6 +192,7 @@ class Journal:
         segment_bytes: int,
         compact: bool = True,
         budget: int | None = None,
+        allocate: bool = False,
         accept_damage: bool = False,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -202,6 +205,7 @@ class Journal:
         self.appended = 0
         self.high_water = 0
         self.live = Liveness()
+        self._allocate = allocate
         self._accept_damage = accept_damage
         self._log = log
         self._lock = DirectoryLock(directory)
@@ -278,7 +282,7 @@ class Journal:
         self._fit_segments()
         fsync_path(self.directory)  # of what a start left that died, nothing may go while what is made now stays
         path = segment_path(self.directory, number)
-        writer = self._writer = self._space.within(lambda: SegmentWriter(path, number, self.high_water))
+        writer = self._writer = self._space.within(lambda: SegmentWriter(path, number, self.high_water, self._ahead))
         oldest = self._oldest_needed()
         self._with_room(lambda: writer.note(self.high_water, oldest))
         try:
@@ -569,6 +573,15 @@ class Journal:
 
         self._worker.submit(work, done)
 
+    @property
+    def _ahead(self) -> int:
+        """How many bytes a new segment's WAL is to have before anything is written; never so many that it is full."""
+        used = self.disk_bytes
+        spare = self._space.capacity(used) - used - self._reserve_target()
+        if not self._allocate or self._space.tight or spare < _SPARE_SEGMENTS * self._segment_limit:
+            return 0
+        return min(self._segment_limit - 1, _AHEAD_MAX)
+
     def _prepare(self) -> None:
         """Has the worker create the next segment, so that rotation costs no time. A full disk only puts it off."""
         assert self._writer is not None
@@ -576,11 +589,13 @@ class Journal:
             return
         self._preparing = True
         number = self._writer.number + 1
+        ahead = self._ahead
         made: list[SegmentWriter] = []
 
         def work() -> None:
             try:
-                made.append(self._space.within(lambda: SegmentWriter(segment_path(self.directory, number), number, 0)))
+                path = segment_path(self.directory, number)
+                made.append(self._space.within(lambda: SegmentWriter(path, number, 0, ahead)))
                 fsync_path(self.directory)
             except JournalFull:
                 return

@@ -12,6 +12,7 @@ are on the database and `-shm` files, so a descriptor of the `-wal` file may com
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ _SHARES: Final = tuple(-(-PAGE_BYTES // (_LEAF_BYTES // (size + _CELL_BYTES))) f
 _PARTS: Final = Struct("<I")
 _WAL_HEAD_BYTES: Final = 32
 _FRAME_HEAD_BYTES: Final = 24
+_LOOK_BYTES: Final = 1 << 16
 _BUSY_MS: Final = 100  # how long sealing waits for others who look at the file
 _INDEX_BYTES: Final = 1 << 15  # by so much SQLite's index of a WAL grows
 _FRAMES: Final = Struct("=I")
@@ -132,6 +134,20 @@ class WalFile:
     def size(self) -> int:
         return os.fstat(self._file).st_size
 
+    def allocate(self, size: int) -> None:
+        """Has the still empty file take so many bytes of the disk, unless it has no room for them.
+
+        An fsync of what is written into them then has no size and no new block to write down: it takes half as long.
+        Raises OSError.
+        """
+        try:
+            os.posix_fallocate(self._file, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            os.ftruncate(self._file, 0)
+        os.fsync(self._file)
+
     def __del__(self) -> None:
         if self._file >= 0:
             os.close(self._file)
@@ -140,8 +156,11 @@ class WalFile:
 class SegmentWriter:
     """A new segment, open for appending."""
 
-    def __init__(self, path: str, number: int, high_water: int) -> None:
-        """Creates the file, synced. Raises JournalFull or JournalFailed; what was begun is removed then."""
+    def __init__(self, path: str, number: int, high_water: int, ahead: int = 0) -> None:
+        """Creates the file, synced, with so many bytes ahead of what will be written to its WAL.
+
+        Raises JournalFull or JournalFailed; what was begun is removed then.
+        """
         self.path = path
         self.number = number
         self.records = 0
@@ -154,6 +173,8 @@ class SegmentWriter:
                 self._db.executescript("PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-256;")
                 self._db.execute("SELECT count(*) FROM meta").fetchone()  # makes the WAL
                 self.wal = WalFile(path + "-wal")
+                if ahead:
+                    self.wal.allocate(ahead)
             except BaseException:
                 self._db.close()  # what is open keeps its room on the disk, also without a name
                 raise
@@ -413,9 +434,22 @@ def torn_bytes(path: str) -> int:
         size = os.path.getsize(path + "-wal")  # before the index: a writer only makes the number of frames grow
         with open(path + "-shm", "rb") as index:
             frames = _FRAMES.unpack(index.read(_FRAMES_AT + _FRAMES.size)[_FRAMES_AT:])[0]
+        return _written(path + "-wal", frames, size)
     except (OSError, StructError):
         return 0
-    return max(0, size - _WAL_HEAD_BYTES - frames * (_FRAME_HEAD_BYTES + PAGE_BYTES)) if size else 0
+
+
+def _written(wal: str, frames: int, size: int) -> int:
+    """How many bytes stand behind so many frames of a WAL of this size; what was only allocated does not count."""
+    begin = _WAL_HEAD_BYTES + frames * (_FRAME_HEAD_BYTES + PAGE_BYTES)
+    last = 0
+    with open(wal, "rb") as file:
+        for at in range(begin, size, _LOOK_BYTES):
+            file.seek(at)
+            length = len(file.read(min(_LOOK_BYTES, size - at)).rstrip(b"\0"))
+            if length:
+                last = at - begin + length
+    return last
 
 
 def _seal(db: sqlite3.Connection, path: str, records: int) -> None:
@@ -443,11 +477,11 @@ def seal_left_over(path: str, records: int) -> int:
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            torn = os.path.getsize(path + "-wal") - _WAL_HEAD_BYTES - frames * (_FRAME_HEAD_BYTES + PAGE_BYTES)
+            torn = _written(path + "-wal", frames, os.path.getsize(path + "-wal"))
             _seal(db, path, records)
     except (sqlite3.Error, OSError) as error:
         raise _failure(error, "cannot seal journal segment", path) from error
-    return max(0, int(torn))
+    return torn
 
 
 def fsync_path(path: str) -> None:

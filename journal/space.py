@@ -51,7 +51,7 @@ class Space:
         room. Raises JournalFull when there is no reserve left, or at once when there is less room than it may need.
         """
         piece = PIECE_BYTES
-        if need > self.free() + self.reserved:
+        if need and need > self.free() + self.reserved:
             self.tight = True
             raise JournalFull("no space left on device")
         while True:

@@ -854,6 +854,39 @@ def test_records_of_all_kinds_are_given_back_in_order(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_segment_takes_as_much_where_its_wal_is_allocated_ahead(tmp_path: Path) -> None:
+    taken = []
+    for allocate in (False, True):
+        folder = tmp_path / f"journal-{allocate}"
+        journal = Journal(str(folder), segment_bytes=1 << 16, compact=False, allocate=allocate)
+        assert list(journal.replay()) == []
+        journal.start()
+        deadline = time.monotonic() + 60
+        while journal.settling:  # the next segment is made
+            journal.wants_compaction()
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+        for number in (1, 2):
+            size = (folder / f"segment-{number:08d}.db-wal").stat().st_size
+            assert size == (1 << 15) - 1 if allocate else size < 1 << 14
+        key = 0
+        while journal.current == 1:
+            key += 1
+            journal.append(key, FULL, bytes(500))
+            journal.commit()
+        taken.append(key)
+        journal.close()
+    assert taken[0] == taken[1] > 10
+
+
+def test_nothing_is_allocated_ahead_where_there_is_little_room(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path / "journal"), segment_bytes=1 << 20, budget=1 << 16, allocate=True)
+    assert list(journal.replay()) == []
+    journal.start()
+    assert (tmp_path / "journal" / f"segment-{journal.current:08d}.db-wal").stat().st_size < 1 << 14
+    journal.close()
+
+
 def test_what_was_removed_is_remembered_when_nothing_else_was_written(tmp_path: Path) -> None:
     """A life that only removes a segment: its own one is empty but for the note of that, and has to stay."""
     rig = Rig(tmp_path / "home", compact=False)

@@ -49,8 +49,8 @@ def directory_bytes(folder: Path) -> int:
 class TimedJournal(Journal):
     """Knows how long each slice of compaction took, at leisure or in a commit, by the clock of its own thread."""
 
-    def __init__(self, folder: Path, segment: int, slices: list[float]) -> None:
-        super().__init__(str(folder), segment_bytes=segment)
+    def __init__(self, folder: Path, segment: int, slices: list[float], *, allocate: bool) -> None:
+        super().__init__(str(folder), segment_bytes=segment, allocate=allocate)
         self._slices = slices
 
     def compact_slice(self, payload_of: Callable[[int], bytes | None]) -> None:
@@ -62,8 +62,9 @@ class TimedJournal(Journal):
 class Life:
     """A store and its jobs without a server, which turns as a server does: changes, a commit, a slice of compaction."""
 
-    def __init__(self, folder: Path, *, segment: int = SEGMENT) -> None:
+    def __init__(self, folder: Path, *, segment: int = SEGMENT, allocate: bool = False) -> None:
         self.folder = folder
+        self.allocate = allocate
         self.segment = segment
         self.jobs: dict[int, Job] = {}
         self.next_id = 1
@@ -73,7 +74,7 @@ class Life:
         self.store = self.open()
 
     def open(self) -> Store:
-        self.journal = TimedJournal(self.folder, self.segment, self.slices)
+        self.journal = TimedJournal(self.folder, self.segment, self.slices, allocate=self.allocate)
         store = Store(self.journal, None, Epoch(0, 0))
         found = {job.id: job for job, _ in store.replay()}
         assert found.keys() == self.jobs.keys()
@@ -169,10 +170,11 @@ def test_one_old_buried_job_among_many_short_ones(life: Life) -> None:
     life.check()
 
 
+@pytest.mark.parametrize("allocate", [False, True])
 @pytest.mark.parametrize("segment", [1 << 16, 1 << 18, 1 << 20])
-def test_a_random_mix(tmp_path: Path, seed: int, segment: int) -> None:
+def test_a_random_mix(tmp_path: Path, seed: int, segment: int, allocate: bool) -> None:
     draw = random.Random(seed)
-    life = Life(tmp_path / "journal", segment=segment)
+    life = Life(tmp_path / "journal", segment=segment, allocate=allocate)
     target = 0
     for turn in life.turns(1500):
         if not turn % 500:

@@ -325,6 +325,15 @@ def test_w27_the_size_of_segments_costs_nothing(launch: Launch, tmp_path: Path) 
     assert costs[1] < 4 * costs[0], costs
 
 
+@pytest.mark.parametrize(("policy", "ahead"), [("-f0", True), ("-f50", False), ("-F", False)])
+def test_a_wal_is_allocated_ahead_where_replies_wait_for_its_fsync(
+    launch: Launch, folder: Path, policy: str, ahead: bool
+) -> None:
+    """An fsync of a file that grows takes twice as long."""
+    launch("-b", str(folder), policy)
+    assert (os.path.getsize(wal(folder, 1)) > 1_000_000) == ahead
+
+
 @needs_strace
 def test_w28_clients_share_an_fsync(traced: Trace, folder: Path, tmp_path: Path) -> None:
     # Upstream does one fsync for each operation, on the thread that serves.
@@ -536,7 +545,7 @@ def test_an_error_while_segments_come_and_go_is_the_end(
 
 def test_the_limit_on_a_files_size_is_an_error_like_any_other(launch: Launch, folder: Path, tmp_path: Path) -> None:
     """No strace: the kernel refuses to let a file grow (EFBIG)."""
-    server = launch("-b", str(folder), "-f0")
+    server = launch("-b", str(folder), "-f50")
     with Client(server.connect()) as client:
         kept = put_many(client, 10, body=b"x" * 100)
         limit = wal(folder, 1).stat().st_size + 4096

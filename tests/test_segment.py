@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -44,9 +45,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "segment-00000007.db"
 
 
-def write(path: Path, rows: list[Row] = ROWS) -> SegmentWriter:
+def write(path: Path, rows: list[Row] = ROWS, ahead: int = 0) -> SegmentWriter:
     """A segment with each row in a transaction of its own, left open."""
-    writer = SegmentWriter(str(path), 7, 99)
+    writer = SegmentWriter(str(path), 7, 99, ahead)
     for row in rows:
         writer.append(writer.rows([row]))
     return writer
@@ -57,9 +58,9 @@ def sealed(path: Path, rows: list[Row] = ROWS) -> Path:
     return path
 
 
-def left(path: Path, into: Path, rows: list[Row] = ROWS) -> Path:
+def left(path: Path, into: Path, rows: list[Row] = ROWS, ahead: int = 0) -> Path:
     """The segment as kill -9 leaves it, in another folder."""
-    writer = write(path, rows)
+    writer = write(path, rows, ahead)
     into.mkdir()
     for name in (path.name, path.name + "-wal"):
         shutil.copy(path.parent / name, into)
@@ -399,7 +400,7 @@ def test_a_left_over_segment_is_sealed_as_the_writer_would_have(path: Path, tmp_
 def test_a_torn_end_is_measured_and_dropped(path: Path, tmp_path: Path, seed: int, torn: int) -> None:
     place = left(path, tmp_path / "crash")
     with open(f"{place}-wal", "ab") as file:
-        file.write(random.Random(seed).randbytes(torn))
+        file.write(random.Random(seed).randbytes(torn - 1) + b"\1")
     assert read(place)[0] == ROWS
     assert torn_bytes(str(place)) == torn
     assert seal_left_over(str(place), 5) == torn
@@ -412,6 +413,67 @@ def test_no_room_for_the_index_is_a_full_disk_although_there_is_room_by_now(path
         error: Any = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = code
         assert isinstance(room._failure(error, "cannot write to", str(path)), meaning)
+
+
+AHEAD = 200_000
+
+
+def test_a_wal_that_was_allocated_ahead_is_no_torn_end(path: Path, tmp_path: Path) -> None:
+    place = left(path, tmp_path / "crash", ahead=AHEAD)
+    assert os.path.getsize(f"{place}-wal") == AHEAD
+    assert read(place)[0] == ROWS
+    assert torn_bytes(str(place)) == 0
+    assert seal_left_over(str(place), 5) == 0
+    rows, reader = read(place)
+    assert rows == ROWS and reader.sealed
+    assert os.path.getsize(place) < AHEAD / 2 and [file.name for file in place.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("torn", [1, 100, 3000, 100_000])
+def test_a_torn_write_into_what_was_allocated_is_measured(path: Path, tmp_path: Path, seed: int, torn: int) -> None:
+    place = left(path, tmp_path / "crash", ahead=AHEAD)
+    content = Path(f"{place}-wal").read_bytes()
+    end = len(content.rstrip(b"\0"))
+    end += -(end - 32) % (24 + room.PAGE_BYTES)  # the last page may end in zeros
+    with open(f"{place}-wal", "r+b") as file:
+        file.seek(end)
+        file.write(random.Random(seed).randbytes(torn - 1) + b"\1")
+    assert os.path.getsize(f"{place}-wal") == AHEAD
+    assert read(place)[0] == ROWS
+    assert torn_bytes(str(place)) == torn
+    assert seal_left_over(str(place), 5) == torn
+    assert read(place)[0] == ROWS
+
+
+def test_more_than_was_allocated_is_written_behind_it(path: Path, tmp_path: Path) -> None:
+    rows: list[Row] = [(key, FULL, bytes(1000)) for key in range(1, 40)]
+    writer = write(path, rows, ahead=20_000)
+    assert writer.wal.size() > 40_000
+    writer.seal()
+    assert read(path)[0] == rows
+
+
+def test_without_room_nothing_is_allocated_ahead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, offset: int, size: int) -> None:
+        os.ftruncate(file, size // 2)  # as far as the room went
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    writer = SegmentWriter(str(path), 7, 99, AHEAD)
+    assert writer.wal.size() == 0
+    writer.append(writer.rows(ROWS))
+    writer.seal()
+    assert read(path)[0] == ROWS
+
+
+def test_a_device_that_fails_while_it_allocates_is_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(file: int, offset: int, size: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "posix_fallocate", fails)
+    with pytest.raises(JournalFailed):
+        SegmentWriter(str(path), 7, 99, AHEAD)
+    assert not list(path.parent.iterdir())
 
 
 # Creation

@@ -569,7 +569,8 @@ class Recording:
             file.ops.append(Op(*when, int(words[1]), None))
             self.moments.append(when[1])
         else:
-            assert name == "fallocate", f"{name} on a file of the journal is not known here"
+            assert name == "fallocate" and words[1] == "0", f"{name} on a file of the journal is not known here"
+            file.ops.append(Op(*when, int(words[2]) + int(words[3]), None))  # each time beyond the file's end
 
     def _open(
         self,

@@ -63,7 +63,8 @@ class Segment:
         self.doubtful = False  # a sync failed: what it should have covered is not there for sure
         self.sealed: int | None = None  # the number of records it was sealed with
         self.name_synced = False
-        self.wal_bytes = _WAL_HEAD_BYTES
+        self.written_bytes = _WAL_HEAD_BYTES
+        self.allocated_bytes = 0  # for the WAL, written or not
         self.file_bytes = _EMPTY_BYTES
 
     @property
@@ -79,13 +80,21 @@ class Segment:
         return [row for rows in self.transactions[self.synced :] if isinstance(rows, list) for row in rows]
 
     @property
+    def wal_bytes(self) -> int:
+        return max(self.written_bytes, self.allocated_bytes)
+
+    @property
     def disk_bytes(self) -> int:
         return self.file_bytes + self.wal_bytes
+
+    def grows_by(self, transaction: Transaction) -> int:
+        """What its file grows by with one more."""
+        return max(0, self.written_bytes + transaction_bytes(transaction) - self.wal_bytes)
 
     def add(self, transaction: Transaction) -> None:
         """Commits it."""
         self.transactions.append(transaction)
-        self.wal_bytes += transaction_bytes(transaction)
+        self.written_bytes += transaction_bytes(transaction)
         if isinstance(transaction, Note):
             self.note = transaction
 
@@ -93,7 +102,7 @@ class Segment:
         """Loses all transactions behind the first `kept`."""
         transactions = self.transactions[:kept]
         self.transactions = []
-        self.wal_bytes = _WAL_HEAD_BYTES
+        self.written_bytes = _WAL_HEAD_BYTES
         self.note = self._first_note
         for each in transactions:
             self.add(each)
@@ -106,7 +115,7 @@ class Segment:
         self.synced = len(self.transactions)
         self.doubtful = False
         self.sealed = len(rows)
-        self.wal_bytes = 0
+        self.written_bytes = self.allocated_bytes = 0
         self.file_bytes = _EMPTY_BYTES + self.rows_bytes
 
 
@@ -254,7 +263,7 @@ class _WalFile:
 
 
 class _SegmentWriter:
-    def __init__(self, path: str, number: int, high_water: int) -> None:
+    def __init__(self, path: str, number: int, high_water: int, ahead: int = 0) -> None:
         self.path = path
         self.number = number
         self.records = 0
@@ -263,6 +272,8 @@ class _SegmentWriter:
         self._disk.take(2 * _EMPTY_BYTES, f"cannot create journal segment {path}")
         assert number not in self._disk.segments, "a segment is made twice"
         self._segment = self._disk.segments[number] = Segment(number, high_water)
+        if ahead <= self._disk.free_bytes:
+            self._segment.allocated_bytes = ahead
         self.wal = _WalFile(self._disk, self._segment)
         self._disk.moment("after a segment is made")
 
@@ -273,7 +284,7 @@ class _SegmentWriter:
         disk = self._disk
         assert self._segment.sealed is None, "a sealed segment is written to"
         disk.moment("before a commit")
-        disk.take(transaction_bytes(rows), f"cannot write to journal segment {self.path}")
+        disk.take(self._segment.grows_by(rows), f"cannot write to journal segment {self.path}")
         if disk.draw.random() < disk.commit_fails:
             disk.failed = True
             if disk.draw.random() < 0.3:
@@ -285,8 +296,9 @@ class _SegmentWriter:
         disk.moment("after a commit")
 
     def note(self, high_water: int, oldest: int) -> None:
-        self._disk.take(_FRAME_BYTES, f"cannot write to journal segment {self.path}")
-        self._segment.add(Note(high_water, oldest))
+        note = Note(high_water, oldest)
+        self._disk.take(self._segment.grows_by(note), f"cannot write to journal segment {self.path}")
+        self._segment.add(note)
 
     def discard(self) -> None:
         _remove_files(self.path)

@@ -280,6 +280,7 @@ class Simulation:
             segment_bytes=scenario.segment_bytes,
             compact=scenario.compact,
             budget=scenario.budget,
+            allocate=scenario.fsync_ms == 0,
             log=self.note,
         )
         store = self.parts.store(self.journal, scenario.fsync_ms, Epoch(self.clock_ns, self.now_ns()))
