@@ -175,7 +175,7 @@ class Server:
         if self._exit_code == EXIT_OK:
             try:
                 # The greenlet that waited for it is dead by now; what waits in `_held` may have waited for this.
-                error = None if self._syncing is None else self._syncing.get()
+                error = None if self._syncing is None else self._syncing.get()[0]
                 if error is not None:
                     raise error
                 self._begin_turn()
@@ -336,25 +336,28 @@ class Server:
                 else:
                     connection.send(data)
             connection.after_flush()
-        if self._held and not self._sync_wanted.is_set():
-            if len(self._held) + self._engine.waiting_count >= len(self._connections):
-                self._sync_here()
-            else:
-                self._sync_wanted.set()
+        if self._held and not self._sync_wanted.is_set() and not self._sync_here():
+            self._sync_wanted.set()
 
-    def _sync_here(self) -> None:
-        """Nobody is connected who would not wait for this fsync anyway, so it needs no thread."""
+    def _sync_here(self) -> bool:
+        """The fsync that replies wait for, when it needs no thread: to hand it over and back costs as much as a quick
+        one, and when everybody waits there is nobody else to serve. Returns whether that was so.
+        """
         assert self._store is not None
+        everybody_waits = len(self._held) + self._engine.waiting_count >= len(self._connections)
+        if not everybody_waits and not self._store.syncs_quickly:
+            return False
         held = self._held
         self._held = []
         point = self._store.sync_point()
-        try:
-            if point is not None:
-                point.run()
-        except JournalError as error:
-            self._fail(error)
-            return
+        if point is not None:
+            error, took_ns = _run(point)
+            if error is not None:
+                self._fail(error)
+                return True
+            self._store.sync_took(took_ns)
         self._release(held)
+        return True
 
     def _release(self, held: list[tuple[Connection, bytes]]) -> None:
         for connection, data in held:
@@ -404,6 +407,8 @@ class Server:
             if self._sync_away():
                 held, self._held = self._held[:count], self._held[count:]
                 self._release(held)
+                if self._held:
+                    self._sync_here()
             if not self._held:
                 self._sync_wanted.clear()
 
@@ -414,10 +419,12 @@ class Server:
         if point is None:
             return True
         self._syncing = gevent.get_hub().threadpool.spawn(_run, point)
-        error = self._syncing.get()
+        error, took_ns = self._syncing.get()
         if error is not None:
             self._fail(error)
-        return error is None
+            return False
+        self._store.sync_took(took_ns)
+        return True
 
     def _keep_house(self) -> None:
         """Compacts in slices, one a turn, while there is something to compact; sleeps while nothing is written."""
@@ -464,13 +471,14 @@ class Server:
         }
 
 
-def _run(point: SyncPoint) -> JournalError | None:
-    """In a thread: what is raised there, gevent would print as well as raise here."""
+def _run(point: SyncPoint) -> tuple[JournalError | None, int]:
+    """Syncs. Returns what failed, which gevent would print if it were raised in a thread, and how long it took."""
+    begun_ns = monotonic_ns()
     try:
         point.run()
     except JournalError as error:
-        return error
-    return None
+        return error, 0
+    return None, monotonic_ns() - begun_ns
 
 
 class _WireTrace:

@@ -18,6 +18,9 @@ from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, SyncPoint
 ALWAYS: Final = 0
 """The fsync period of `-f0`: before each reply."""
 MS_NS: Final = 1_000_000
+QUICK_SYNC_NS: Final = MS_NS
+_UNKNOWN_SYNC_NS: Final = 10 * MS_NS
+"""How long an fsync is thought to take at first."""
 _PROGRESS_MASK: Final = (1 << 15) - 1
 
 
@@ -30,6 +33,7 @@ class Store(Ledger):
         self._epoch = epoch
         self._find: Callable[[int], tuple[Job, bytes] | None] = _nothing
         self._sync_due_ns = 0  # 0: nothing is committed that is not on the device
+        self._sync_ns = _UNKNOWN_SYNC_NS
 
     # --- the ledger
 
@@ -130,6 +134,15 @@ class Store(Ledger):
         """What is to be synced now, by the caller, wherever it may wait; None when there is nothing."""
         self._sync_due_ns = 0
         return self._journal.sync_point()
+
+    def sync_took(self, took_ns: int) -> None:
+        """A SyncPoint has run, and took so long. Slow ones are forgotten by an eighth with each that is quicker."""
+        self._sync_ns = max(took_ns, self._sync_ns - self._sync_ns // 8)
+
+    @property
+    def syncs_quickly(self) -> bool:
+        """Whether, by the last ones, a SyncPoint takes less than a millisecond."""
+        return self._sync_ns < QUICK_SYNC_NS
 
     # --- compaction
 

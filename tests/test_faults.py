@@ -91,7 +91,7 @@ def test_w2_a_deadline_soon_does_not_cost_the_timer(launch_tcp: Launch, touched:
 def test_w7_a_put_that_cannot_be_written_is_not_half_accepted(launch: Launch, tmp_path: Path) -> None:
     # Upstream answers BURIED when the write fails, leaves the job in two places, and the next reserve loops for ever.
     # Here such a put is refused and the server goes on, or nothing of that batch is answered and the process ends.
-    flags = ["-b", str(tmp_path / "journal"), "-f0"]
+    flags = ["-b", str(tmp_path / "journal"), "-f50"]
     server = launch(*flags)
     with Client(server.connect()) as client, Client(server.connect()) as other:
         ids = put_many(client, 10, body=b"x" * 100)

@@ -152,6 +152,7 @@ class SimulatedServer:
         self.held: list[tuple[Connection, bytes]] = []
         self.sync_wanted = False
         self.syncing: Callable[[], None] | None = None
+        self.syncs_quickly = False
         self.stopped = False
         self.exit_code = 0
 
@@ -327,10 +328,14 @@ class SimulatedServer:
                     self.world.moment("before replies leave")
                     connection.send(data)
         if self.held and not self.sync_wanted:
-            if len(self.held) + self.engine.waiting_count >= len(self.connections):
+            if self.syncs_quickly or self.everybody_waits:
                 self.sync_here()
             else:
                 self.sync_wanted = True
+
+    @property
+    def everybody_waits(self) -> bool:
+        return len(self.held) + self.engine.waiting_count >= len(self.connections)
 
     def sync_here(self) -> None:
         assert self.store is not None
@@ -385,6 +390,8 @@ class SimulatedServer:
         while self.exit_code == 0:
             yield Wait(lambda: self.sync_wanted)
             yield from self.sync_away(len(self.held))
+            if self.exit_code == 0 and self.held and (self.syncs_quickly or self.everybody_waits):
+                self.sync_here()
             if not self.held:
                 self.sync_wanted = False
 
@@ -395,8 +402,10 @@ class SimulatedServer:
             point = self.store.sync_point()
             if point is not None:
                 self.syncing = partial(self.world.run_sync, point.run, self.world.begin_sync())
-                yield Wait(at_ns=self.world.now_ns() + self.world.sync_ns())
+                took_ns = self.world.sync_ns()
+                yield Wait(at_ns=self.world.now_ns() + took_ns)
                 self.end_sync()
+                self.syncs_quickly = not took_ns
         except JournalError as error:
             self.fail(error)
             return
