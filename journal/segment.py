@@ -440,8 +440,9 @@ def torn_bytes(path: str) -> int:
 
 
 def _written(wal: str, frames: int, size: int) -> int:
-    """How many bytes stand behind so many frames of a WAL of this size; what was only allocated does not count."""
-    begin = _WAL_HEAD_BYTES + frames * (_FRAME_HEAD_BYTES + PAGE_BYTES)
+    """How many bytes stand behind so many frames of a WAL of this size, but for whole frames that are only zeros."""
+    frame_bytes = _FRAME_HEAD_BYTES + PAGE_BYTES
+    begin = _WAL_HEAD_BYTES + frames * frame_bytes
     last = 0
     with open(wal, "rb") as file:
         for at in range(begin, size, _LOOK_BYTES):
@@ -449,7 +450,7 @@ def _written(wal: str, frames: int, size: int) -> int:
             length = len(file.read(min(_LOOK_BYTES, size - at)).rstrip(b"\0"))
             if length:
                 last = at - begin + length
-    return last
+    return min(size - begin, -(-last // frame_bytes) * frame_bytes) if last else 0
 
 
 def _seal(db: sqlite3.Connection, path: str, records: int) -> None:
