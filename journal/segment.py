@@ -68,6 +68,8 @@ CREATE TABLE record(
 """
 
 Row = tuple[int, int, int, int, bytes]
+NewRow = tuple[int, int, int, int, bytearray]
+"""To sqlite3 a bytearray is a blob; of bytes it asks first, row by row, whether somebody adapts them to something."""
 
 
 def checksum(seq: int, key: int, kind: int, payload: bytes) -> int:
@@ -184,14 +186,14 @@ class SegmentWriter:
             remove_files(path)
             raise failure from error
 
-    def rows(self, batch: Sequence[tuple[int, int, bytes]]) -> list[Row]:
+    def rows(self, batch: Sequence[tuple[int, int, bytes]]) -> list[NewRow]:
         """What append() is to write for a batch of (key, kind, payload)."""
         return [
-            (seq, key, kind, checksum(seq, key, kind, payload), payload)
+            (seq, key, kind, checksum(seq, key, kind, payload), bytearray(payload))
             for seq, (key, kind, payload) in enumerate(batch, self.records + 1)
         ]
 
-    def append(self, rows: Sequence[Row]) -> None:
+    def append(self, rows: Sequence[NewRow]) -> None:
         """Commits the rows in one transaction, without waiting for the device.
 
         Raises JournalFull, when nothing was written and it may be tried again with more room, or JournalFailed.
