@@ -2,8 +2,9 @@
 
 A turn of the event loop: every connection that is readable gives its bytes to its session, without yielding; then
 _end_turn() commits what all of them changed in one transaction, and only then their replies leave. The one lock is held
-from the first step of a turn to its commit: whatever else works on the engine does so between two turns. Under `-f0`
-replies to changes also wait for an fsync, which happens in a thread unless everybody waits for it.
+from the first step of a turn to its commit: whatever else works on the engine or the journal does so between two turns,
+and looks at them anew when it gets it. Under `-f0` replies to changes also wait for an fsync, which happens in a thread
+unless it is quick or everybody waits for it.
 Invariant: no reply leaves before the commit that covers it; after a failed commit no reply leaves at all.
 """
 
@@ -368,9 +369,8 @@ class Server:
     def _keep_time(self) -> None:
         """Sleeps until the next deadline of the engine, and lets happen what is due, in slices."""
         while True:
-            now_ns = monotonic_ns()
             with self._lock:
-                done = self._engine.advance(now_ns, MOVE_SLICE)
+                done = self._engine.advance(monotonic_ns(), MOVE_SLICE)
                 deadline_ns = self._engine.next_deadline_ns()
             if self._engine.served:
                 self._begin_turn()
@@ -436,14 +436,20 @@ class Server:
                 self._grown.wait()
             gevent.sleep(HOUSEKEEPING_S)
             try:
-                while store.wants_compaction():
-                    with self._lock:
-                        store.compact_slice(monotonic_ns())
-                    self._written.set()
+                while self._compact_slice(store):
                     gevent.sleep(NEXT_TURN_S)
             except JournalError as error:
                 self._fail(error)
                 return
+
+    def _compact_slice(self, store: Store) -> bool:
+        """Returns whether there was something to compact. A turn's commit may have been quicker: it compacts, too."""
+        with self._lock:
+            if not store.wants_compaction():
+                return False
+            store.compact_slice(monotonic_ns())
+        self._written.set()
+        return True
 
     # --- statistics
 

@@ -684,8 +684,8 @@ class Journal:
     def compact_slice(self, payload_of: Callable[[int], bytes | None]) -> None:
         """Appends some live keys of the oldest segment anew, from their current whole payload, and commits.
 
-        A segment that holds nothing live any more is handed to the worker, which syncs what was moved and then
-        removes it. One slice takes about a millisecond. Raises JournalFailed.
+        Only while wants_compaction() is true. A segment that holds nothing live any more is handed to the worker, which
+        syncs what was moved and then removes it. One slice takes about a millisecond. Raises JournalFailed.
         """
         self.commit()  # what is live must be so on disk before anything goes for being dead
         victim = self._sealed[self._retiring]

@@ -7,6 +7,7 @@ operations, release loops on a constant set of jobs and one old buried job among
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import threading
@@ -15,10 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gevent
 import pytest
 
+from geventstalk.config import Settings
 from geventstalk.job import BURIED, DELAYED, READY, Job
 from geventstalk.records import Epoch
+from geventstalk.server import HOUSEKEEPING_S, Server
 from geventstalk.store import Store
 from journal import Journal
 from tests.support.clients import Launch, burst, launcher, number, put_many, until
@@ -255,6 +259,31 @@ def test_a_slice_of_compaction_takes_no_time(tmp_path: Path, size: int) -> None:
     assert len(slices) > 10
     assert slices[len(slices) // 2] < SLICE_S
     assert slices[-1] < 5 * SLICE_S
+
+
+def test_compaction_at_leisure_looks_again_after_the_turn(tmp_path: Path) -> None:
+    """While it waits for the lock, the commit of that turn may remove the last segment that it wanted."""
+    life = Life(tmp_path / "journal", segment=1 << 16)
+    while life.journal.current < 5:
+        life.delete(life.put(1000))
+        life.store.commit(0)
+    until(life.store.wants_compaction, "there is something to compact")
+    server = Server(Settings(), [], logging.getLogger("test"))
+    server._store = life.store
+    server._lock.acquire()  # a turn
+    keeper = gevent.spawn(server._keep_house)
+    gevent.sleep(0)
+    server._grown.set()
+    gevent.sleep(4 * HOUSEKEEPING_S)
+    deadline = time.monotonic() + PATIENCE_S
+    while life.store.settling or life.store.wants_compaction():
+        assert time.monotonic() < deadline, "compaction does not come to an end"
+        life.turn()
+    server._lock.release()
+    gevent.sleep(HOUSEKEEPING_S)
+    assert not keeper.dead, keeper.exception
+    keeper.kill()
+    life.store.close()
 
 
 # Over the wire

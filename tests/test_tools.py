@@ -1059,7 +1059,9 @@ def test_the_document_is_true(tmp_path: Path) -> None:
     count = 0
     for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         for example in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, expected = re.fullmatch(r"(.*?\n(?:> .*?\n)*)(.*)", example, re.DOTALL).groups()  # type: ignore[union-attr]
+            matched = re.fullmatch(r"(.*?\n(?:> .*?\n)*)(.*)", example, re.DOTALL)
+            assert matched, "a command, and what it prints"
+            command, expected = matched.groups()
             command = command.replace("\n> ", "\n").replace("/var/lib/beanstalkd", str(DATA))
             environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
             done = subprocess.run(
