@@ -11,15 +11,17 @@ import select
 import socket
 from collections.abc import Callable
 from os import read, write
-from typing import Any
+from typing import Any, Final
 
 from gevent import get_hub, getcurrent
 from greenlet import greenlet
 
 from geventstalk.session import OUT_BYTES_MAX, Session
 
-CHUNK_BYTES = 1 << 16
+CHUNK_BYTES: Final = 1 << 16
 """What one read takes at most, so that no client keeps the others waiting."""
+_SHORT_BYTES: Final = 960
+"""What is asked for from a client whose last piece was shorter still: memory for more than a kilobyte costs twice."""
 INBOX_BYTES_MAX = 1 << 18
 """Of what a client sends while its reserve waits, so much is taken in. Beyond that only its hangup is looked for."""
 HANGUP_CHECK_S = 1.0
@@ -38,6 +40,7 @@ class Connection:
         self._step = step
         self._unsent: list[memoryview] = []
         self._held_bytes = 0
+        self._ask_bytes = CHUNK_BYTES
         self._gone = False
         self._reading = False  # whether the reader is started: asking gevent would cost more than the rest of a turn
         self._checking = False
@@ -140,14 +143,16 @@ class Connection:
 
     def _read(self) -> None:
         try:
-            data = read(self._fd, CHUNK_BYTES)
+            data = read(self._fd, self._ask_bytes)
         except BlockingIOError:
             return
         except OSError:
             self._gone = True
             return
-        if not data:
+        size = len(data)
+        if not size:
             self._read_no_more()
+        self._ask_bytes = _SHORT_BYTES if size < _SHORT_BYTES else CHUNK_BYTES
         self._step(self, data or None)
 
     def _write(self) -> None:

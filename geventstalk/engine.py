@@ -198,8 +198,7 @@ class Engine:
             limit -= 1
             job = client.leaving.pop()
             if job.id in client.reserved:  # its ttr may have ended since the last slice
-                self._leave_place(job)
-                self._make_ready(job, now_ns)
+                self._make_ready(job, self._leave_place(job), now_ns)
         if client.leaving:
             return False
         self._wheel.cancel(client)
@@ -301,7 +300,7 @@ class Engine:
             # The ledger hears of the job before it is handed to somebody who waits: what it keeps is a ready job.
             job.state = READY
             self.ledger.put(job, tube.name)
-            self._make_ready(job, now_ns)
+            self._make_ready(job, tube, now_ns)
         return INSERTED
 
     def restore(self, job: Job, tube_name: bytes, now_ns: int) -> None:
@@ -318,7 +317,7 @@ class Engine:
         elif job.state == DELAYED and job.rank > now_ns:
             self._make_delayed(job, tube, job.rank)
         else:
-            self._make_ready(job, now_ns)
+            self._make_ready(job, tube, now_ns)
 
     # --- reserve and wait
 
@@ -328,10 +327,8 @@ class Engine:
         tube = self._best_tube(client)
         if tube is None:
             return None
-        job = self.jobs.get(tube.ready.first() & _ID_MASK)
-        assert job is not None
-        self._leave_place(job)
-        self._hold(client, job, now_ns)
+        job = self._take_first(tube)
+        self._hold(client, job, tube, now_ns)
         return job
 
     def deadline_soon(self, client: Client, now_ns: int) -> bool:
@@ -373,8 +370,8 @@ class Engine:
             return None
         self._become_worker(client)
         before = job.state
-        self._leave_place(job)
-        self._hold(client, job, now_ns)
+        tube = self._leave_place(job)
+        self._hold(client, job, tube, now_ns)
         if before != READY:
             self.ledger.change(job)  # so that a crash brings it back ready, as every reserved job
         return job
@@ -386,8 +383,7 @@ class Engine:
         job = self.jobs.get(id)
         if job is None or (job.state == RESERVED and job.holder != client.number):
             return False
-        self._leave_place(job)
-        tube = self._tube_by_number[job.tube]
+        tube = self._leave_place(job)
         job.state = DELETED
         self.jobs.remove(id)
         tube.jobs -= 1
@@ -401,17 +397,17 @@ class Engine:
         job = client.reserved.get(id)
         if job is None:
             return False
-        self._leave_place(job)
+        tube = self._leave_place(job)
         job.pri = pri
         job.delay_s = delay_s
         job.counts().releases += 1
         if delay_s:
-            self._make_delayed(job, self._tube_by_number[job.tube], now_ns + delay_s * SECOND_NS)
+            self._make_delayed(job, tube, now_ns + delay_s * SECOND_NS)
             self.ledger.change(job)
         else:
             job.state = READY
             self.ledger.change(job)
-            self._make_ready(job, now_ns)
+            self._make_ready(job, tube, now_ns)
         return True
 
     def bury(self, client: Client, id: int, pri: int) -> bool:
@@ -419,13 +415,13 @@ class Engine:
         job = client.reserved.get(id)
         if job is None:
             return False
-        self._leave_place(job)
+        tube = self._leave_place(job)
         job.pri = pri
         job.counts().buries += 1
         self._bury_number += 1
         job.state = BURIED
         job.rank = self._bury_number
-        self._tube_by_number[job.tube].buried.push(job.rank << _ID_BITS | job.id)
+        tube.buried.push(job.rank << _ID_BITS | job.id)
         self.buried_count += 1
         self.ledger.change(job)
         return True
@@ -504,8 +500,7 @@ class Engine:
         while moved < limit and delayed.first() != EMPTY and delayed.first() >> _ID_BITS <= now_ns:
             job = self.jobs.get(delayed.first() & _ID_MASK)
             assert job is not None
-            self._leave_place(job)
-            self._make_ready(job, now_ns)
+            self._make_ready(job, self._leave_place(job), now_ns)
             moved += 1
         if moved >= limit:
             self._arm(tube, now_ns)
@@ -523,10 +518,9 @@ class Engine:
         while moved < limit and deadlines.first() != EMPTY and deadlines.first() >> _ID_BITS <= now_ns:
             job = self.jobs.get(deadlines.first() & _ID_MASK)
             assert job is not None
-            self._leave_place(job)
             job.counts().timeouts += 1
             self.total_timeouts += 1
-            self._make_ready(job, now_ns)
+            self._make_ready(job, self._leave_place(job), now_ns)
             moved += 1
         if client.waiting and moved < limit:
             if self.deadline_soon(client, now_ns):
@@ -549,35 +543,47 @@ class Engine:
 
     # --- transitions
 
-    def _leave_place(self, job: Job) -> None:
-        """Takes the job out of the place its state names; the caller puts it into another."""
+    def _leave_place(self, job: Job) -> Tube:
+        """Takes the job out of the place its state names; the caller puts it into another. Returns the job's tube."""
         tube = self._tube_by_number[job.tube]
-        entry = job.rank << _ID_BITS | job.id
         state = job.state
-        if state == READY:
-            tube.ready.discard(entry)
-            self.ready_count -= 1
-            if job.pri <= URGENT_PRI_MAX:
-                self.urgent_count -= 1
-                tube.urgent -= 1
-            if not len(tube.ready):
-                self._stocked.pop(tube.number, None)
-        elif state == RESERVED:
+        if state == RESERVED:
             holder = self.clients[job.holder]
             job.holder = 0
             del holder.reserved[job.id]
-            holder.deadlines.discard(entry)
+            if holder.reserved:
+                holder.deadlines.discard(job.rank << _ID_BITS | job.id)
+            else:
+                holder.deadlines.clear()  # most workers hold one job: without its entry, a delete is a tenth cheaper
             self.reserved_count -= 1
             tube.reserved -= 1
+        elif state == READY:
+            tube.ready.discard(job.rank << _ID_BITS | job.id)
+            self._left_ready(tube, job)
         elif state == DELAYED:
-            tube.delayed.discard(entry)
+            tube.delayed.discard(job.rank << _ID_BITS | job.id)
             self.delayed_count -= 1
         else:
-            tube.buried.discard(entry)
+            tube.buried.discard(job.rank << _ID_BITS | job.id)
             self.buried_count -= 1
+        return tube
 
-    def _make_ready(self, job: Job, now_ns: int) -> None:
-        tube = self._tube_by_number[job.tube]
+    def _take_first(self, tube: Tube) -> Job:
+        """Takes the tube's first ready job out of its place; there is one."""
+        job = self.jobs.get(tube.ready.pop() & _ID_MASK)
+        assert job is not None
+        self._left_ready(tube, job)
+        return job
+
+    def _left_ready(self, tube: Tube, job: Job) -> None:
+        self.ready_count -= 1
+        if job.pri <= URGENT_PRI_MAX:
+            self.urgent_count -= 1
+            tube.urgent -= 1
+        if not len(tube.ready):
+            self._stocked.pop(tube.number, None)
+
+    def _make_ready(self, job: Job, tube: Tube, now_ns: int) -> None:
         job.state = READY
         job.rank = job.pri
         tube.ready.push(job.pri << _ID_BITS | job.id)
@@ -597,13 +603,13 @@ class Engine:
         self.delayed_count += 1
         self._arm(tube, deadline_ns)
 
-    def _hold(self, client: Client, job: Job, now_ns: int) -> None:
+    def _hold(self, client: Client, job: Job, tube: Tube, now_ns: int) -> None:
         job.state = RESERVED
         job.holder = client.number
         job.counts().reserves += 1
         client.reserved[job.id] = job
         self.reserved_count += 1
-        self._tube_by_number[job.tube].reserved += 1
+        tube.reserved += 1
         self._start_ttr(client, job, now_ns)
 
     def _start_ttr(self, client: Client, job: Job, now_ns: int) -> None:
@@ -612,11 +618,11 @@ class Engine:
         self._arm(client, job.rank)
 
     def _kick(self, job: Job, now_ns: int) -> None:
-        self._leave_place(job)
+        tube = self._leave_place(job)
         job.counts().kicks += 1
         job.state = READY
         self.ledger.change(job)
-        self._make_ready(job, now_ns)
+        self._make_ready(job, tube, now_ns)
 
     def _become_worker(self, client: Client) -> None:
         if not client.worker:
@@ -649,10 +655,8 @@ class Engine:
             heappop(tube.line)
             tube.in_line.discard(client.number)
             client.absent.append(tube)
-            job = self.jobs.get(tube.ready.first() & _ID_MASK)
-            assert job is not None
-            self._leave_place(job)
-            self._hold(client, job, now_ns)
+            job = self._take_first(tube)
+            self._hold(client, job, tube, now_ns)
             self._answer(client, RESERVED_JOB, job)
             served += 1
         return served

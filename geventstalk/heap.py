@@ -64,6 +64,12 @@ class Heap:
             if len(self._gone) > _PRUNE_AT and 2 * len(self._gone) > len(entries):
                 self._prune()
 
+    def clear(self) -> None:
+        """Removes all entries."""
+        self._entries.clear()
+        if self._gone:
+            self._gone.clear()
+
     def smallest(self, count: int) -> list[int]:
         """Up to `count` entries in order, without removing them. O(n): for tests and checks."""
         return sorted(entry for entry in self._entries if entry not in self._gone)[:count]
