@@ -47,6 +47,8 @@ _NUMBER_BITS: Final = 40
 _NUMBER_MASK: Final = (1 << _NUMBER_BITS) - 1
 _LINE_PRUNE_AT: Final = 64
 _SERVE_SLICE: Final = 250
+_GATHER_PER_MOVE: Final = 16
+"""To put a job of a client that is gone into line takes a small part of what it takes to give it back."""
 
 DEFAULT_TUBE: Final = b"default"
 
@@ -191,15 +193,17 @@ class Engine:
         Returns whether that is done; call again until it is.
         """
         self.stop_waiting(client)
-        if client.reserved and not client.leaving:
-            client.leaving = list(client.reserved.values())
-            client.leaving.reverse()
-        while client.leaving and limit > 0:
+        reserved, leaving = client.reserved, client.leaving
+        for _ in range(min(len(reserved), _GATHER_PER_MOVE * limit)):
+            leaving.append(reserved.popitem()[1])
+        if reserved:
+            return False
+        while leaving and limit > 0:
             limit -= 1
-            job = client.leaving.pop()
-            if job.id in client.reserved:  # its ttr may have ended since the last slice
+            job = leaving.pop()
+            if job.holder == client.number:  # its ttr may have ended since the last slice
                 self._make_ready(job, self._leave_place(job), now_ns)
-        if client.leaving:
+        if leaving:
             return False
         self._wheel.cancel(client)
         self.producer_count -= client.producer
@@ -550,8 +554,8 @@ class Engine:
         if state == RESERVED:
             holder = self.clients[job.holder]
             job.holder = 0
-            del holder.reserved[job.id]
-            if holder.reserved:
+            holder.reserved.pop(job.id, None)  # it may be among those that are leaving
+            if holder.reserved or holder.leaving:
                 holder.deadlines.discard(job.rank << _ID_BITS | job.id)
             else:
                 holder.deadlines.clear()  # most workers hold one job: without its entry, a delete is a tenth cheaper
@@ -766,10 +770,12 @@ class Engine:
                     assert (state, entry) not in places
                     places[state, entry] = tube.number
         for client in self.clients.values():
-            held = [job.rank << _ID_BITS | job.id for job in client.reserved.values()]
-            assert sorted(held) == client.deadlines.smallest(len(held) + 1)
-            for job in client.reserved.values():
-                assert job.holder == client.number
+            holding = [*client.reserved.values(), *client.leaving]
+            held = [job for job in holding if job.holder == client.number]
+            entries = sorted(job.rank << _ID_BITS | job.id for job in held)
+            assert entries == client.deadlines.smallest(len(held) + 1)
+            assert len(held) == len(holding) or client.leaving
+            for job in held:
                 places[RESERVED, job.rank << _ID_BITS | job.id] = job.tube
         return places
 

@@ -1182,6 +1182,21 @@ def test_leaving_in_slices_after_every_ttr_is_over(bench: Bench) -> None:
     assert bench.engine.total_timeouts == 3
 
 
+def test_what_a_slice_of_leaving_does_is_bounded(bench: Bench) -> None:
+    """Also the first one: a client with a million jobs kept all others waiting for 20 ms. The order stays."""
+    a, b = bench.join("a", b"t"), bench.join("b", b"t")
+    count = 200
+    for _ in range(count):
+        bench.put(a)
+        bench.reserve(a)
+    slices = 0
+    while not bench.engine.leave(a, bench.clock.ns, 1):
+        slices += 1
+        assert len(a.leaving) <= 20 * slices and bench.engine.ready_count <= slices
+        bench.engine.check()
+    assert [bench.reserve(b) for _ in range(count)] == list(range(1, count + 1))
+
+
 def test_leaving_while_waiting(bench: Bench) -> None:
     a = bench.join("a")
     bench.reserve(a, 5)

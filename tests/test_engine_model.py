@@ -304,9 +304,9 @@ class EngineAndModel(RuleBasedStateMachine):
             self.leaving.pop(0)
 
     def _leave(self, client: Listener, limit: int) -> bool:
-        held = len(client.reserved)
+        before = len(held_by(client))
         done = self.engine.leave(client, self.clock.ns, limit)
-        given = held - len(client.reserved)
+        given = before - len(held_by(client))
         assert given <= limit
         self.model.give_back(client.name, given, self.clock.ns)
         if done:
@@ -484,13 +484,18 @@ def tubes_of(model: Model) -> list[tuple[Any, ...]]:
     ]
 
 
+def held_by(client: Client) -> list[int]:
+    """The ids of its jobs in order of reservation, also while they are given back."""
+    return [*client.reserved, *[job.id for job in reversed(client.leaving) if job.holder == client.number]]
+
+
 def clients_of_engine(engine: Engine) -> list[tuple[Any, ...]]:
     return [
         (
             client.name,
             client.used.name.decode() if client.used else "",
             [tube.name.decode() for tube in client.watched.values()],
-            [*client.reserved],
+            held_by(client),
             client.waiting,
             client.producer,
             client.worker,
