@@ -642,7 +642,8 @@ class Journal:
         if not alive:
             return True
         live = self.live.total_bytes
-        standing = sum(sealed.bytes for sealed in self._sealed[self._retiring :])
+        # Of one that is being sealed, its WAL does not count: with one record a commit that is ten times what stays.
+        standing = sum(each.bytes if each.ready else each.merge_bytes for each in self._sealed[self._retiring :])
         segments = min(live // self._segment_limit + _SPARE_SEGMENTS, len(self._sealed) - self._retiring)
         worth = standing > 2 * live + segments * _BARE_SEGMENT_BYTES
         if not self._space.tight:

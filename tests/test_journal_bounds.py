@@ -229,6 +229,17 @@ def test_compaction_comes_to_rest(tmp_path: Path, size: int) -> None:
     life.store.close()
 
 
+def test_what_has_no_garbage_is_not_compacted(tmp_path: Path) -> None:
+    """A client that puts alone writes a page a record: the WAL that is being sealed is no garbage of the others."""
+    life = Life(tmp_path / "journal", segment=1 << 18)
+    for _ in life.turns(3000):
+        life.put(60)
+        life.turn()
+    assert life.journal.current > 10
+    assert life.journal.records_moved == 0
+    life.store.close()
+
+
 @pytest.mark.parametrize("size", [10, 1000, 65_000])
 def test_a_slice_of_compaction_takes_no_time(tmp_path: Path, size: int) -> None:
     """No command waits 5 ms for it: in the thread that serves, slices take less, whatever there is to move.
