@@ -463,6 +463,24 @@ def test_more_than_was_allocated_is_written_behind_it(path: Path, tmp_path: Path
     assert read(path)[0] == rows
 
 
+def test_what_is_allocated_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that are only set aside cost an fsync more."""
+    written: list[int] = []
+    real = os.write
+
+    def write_some(file: int, data: bytes) -> int:
+        written.append(real(file, data[:50_000]))
+        return written[-1]
+
+    monkeypatch.setattr(os, "write", write_some)
+    writer = SegmentWriter(str(path), 7, 99, AHEAD)
+    assert sum(written) == AHEAD == writer.wal.size()
+    writer.append(writer.rows(ROWS))
+    assert writer.wal.size() == AHEAD
+    writer.seal()
+    assert read(path)[0] == ROWS
+
+
 def test_without_room_nothing_is_allocated_ahead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: int, offset: int, size: int) -> None:
         os.ftruncate(file, size // 2)  # as far as the room went
