@@ -83,6 +83,13 @@ def test_replies_that_come_in_pieces_are_counted_once() -> None:
         load.close()
 
 
+def test_a_server_that_stays_silent_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, Client(listener.getsockname()[1]) as client:
+        client.sock.settimeout(0.1)
+        with pytest.raises(LoadError, match="silent"):
+            client.ask(b"stats\r\n", b"OK ")
+
+
 def test_fill_puts_exactly_as_many_as_asked(server: servers.Server) -> None:
     fill(server.port, 2345)
     with Client(server.port) as client:
@@ -117,6 +124,20 @@ def test_a_row_is_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
+def test_what_was_measured_is_kept_when_the_rest_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(curves, "measure", fails)
+    kept = tmp_path / "results.json"
+    words = ["plain", "--curves", "--table", "--runs=1", "--seconds=0.2", "--builds=pure", f"--json={kept}"]
+    assert program.main(words) == 1
+    assert "timed out" in capsys.readouterr().err
+    assert report.load_results(kept)["rows"]["plain"]["pure"]
+
+
 @pytest.mark.parametrize("name", ["tubes", "blocked", "restart", "memory", "f0-put-100"])
 def test_every_kind_of_row_can_be_measured(name: str) -> None:
     row = BY_NAME[name]

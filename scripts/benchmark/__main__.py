@@ -111,14 +111,24 @@ def measure(options: argparse.Namespace) -> report.Results:
         results |= {"runs": runs, "seconds": scale.seconds, "jobs": scale.jobs, "things": scale.things}
         others = results.get("rows", {}) if options.row else {}
         results["rows"] = others | measure_table(rows, builds, runs, scale, server_core)
+        keep(results, options)
     if options.curves:
         results["curves"] = curves.measure(builds, scale, server_core)
+        keep(results, options)
     if options.tails:
         results["tails"] = tails.measure(builds, scale, server_core)
+        keep(results, options)
     if options.limits and (ours := [build for build in builds if build.name != report.REFERENCE]):
         results["limits"] = limits.measure(ours[-1], scale, server_core)
         results["limits_build"] = ours[-1].name
     return results
+
+
+def keep(results: report.Results, options: argparse.Namespace) -> None:
+    """Writes down what was measured, also in the middle: what fails later must not cost what took so long."""
+    for path in (options.json, RESULTS if options.write else None):
+        if path is not None and path != options.source:
+            report.save_results(results, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,9 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for key in report.PARTS:
         if results.get(key) and (options.source or getattr(options, "table" if key == "rows" else key)):
             print("\n" + "\n".join(report.PARTS[key][1](results)))
-    for path in (options.json, RESULTS if options.write else None):
-        if path is not None and path != options.source:
-            report.save_results(results, path)
+    keep(results, options)
     if options.write:
         report.write_page(results)
         if not report.draw(RESULTS, report.PAGE.parent, environment.PYTHON):

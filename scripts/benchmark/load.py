@@ -251,7 +251,10 @@ class Client:
         return self.chunk(int(self.ask(request, b"OK ").split()[1]))
 
     def _more(self) -> bytes:
-        data = self.sock.recv(READ_BYTES)
+        try:
+            data = self.sock.recv(READ_BYTES)
+        except TimeoutError as error:
+            raise LoadError(f"the server was silent for {self.sock.gettimeout():.0f} s") from error
         if not data:
             raise unexpected(b"")
         return data

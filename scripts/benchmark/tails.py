@@ -180,7 +180,7 @@ def run(case: Case, build: Build, scale: Scale, core: int) -> dict[str, Any]:
             prepared = case.prepare(server, scale)
             with probing(server.port, server.pid) as waits:
                 case.act(server, scale, prepared)
-        except LoadError as error:
+        except (LoadError, OSError) as error:
             return {"fault": str(error)}
         return dict(waits.__dict__)
 
