@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -27,29 +29,34 @@ SEEDS = 2_000
 DRAWN_SEEDS = 300
 CANARY_SEEDS = 600
 SETTLE_S = 20.0
+PROCESSES_MAX = 4
 
 
 def explain(outcome: Outcome) -> str:
     return "\n".join([*outcome.trace[-40:], f"replay with: scripts/simulate {outcome.scenario.seed}"])
 
 
-def live(first: int, seeds: int) -> list[Outcome]:
-    """Lives, each of which must be sound."""
-    outcomes = []
-    for number in range(first, first + seeds):
-        outcome = simulate(number)
-        assert outcome.failure is None, explain(outcome)
-        outcomes.append(outcome)
-    return outcomes
+def life(number: int) -> tuple[int, int]:
+    """One life, which must be sound. Returns how many replies and restarts there were in it."""
+    outcome = simulate(number)
+    assert outcome.failure is None, explain(outcome)
+    return outcome.replies, outcome.restarts
+
+
+def live(first: int, seeds: int) -> list[tuple[int, int]]:
+    """Lives, side by side."""
+    with ProcessPoolExecutor(min(PROCESSES_MAX, os.cpu_count() or 1), get_context("spawn")) as processes:
+        return list(processes.map(life, range(first, first + seeds), chunksize=50))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_lives_of_known_seeds() -> None:
-    outcomes = live(1, SEEDS)
+    lives = live(1, SEEDS)
+    assert len(lives) == SEEDS
     # Otherwise the lives are sound because nothing happens in them.
-    assert sum(outcome.replies for outcome in outcomes) > 20 * SEEDS
-    assert sum(outcome.restarts for outcome in outcomes) > SEEDS
+    assert sum(replies for replies, _ in lives) > 20 * SEEDS
+    assert sum(restarts for _, restarts in lives) > SEEDS
 
 
 @pytest.mark.slow
