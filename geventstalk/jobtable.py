@@ -10,7 +10,7 @@ from typing import Final
 
 from geventstalk.job import Job
 
-_PAGE_BITS: Final = 10
+_PAGE_BITS: Final = 6
 _PAGE_SLOTS: Final = 1 << _PAGE_BITS
 _PAGE_MASK: Final = _PAGE_SLOTS - 1
 
@@ -24,9 +24,10 @@ class _Page:
 
 
 class JobTable:
-    """Jobs by id, in pages of 1,024 sequential ids.
+    """Jobs by id, in pages of 64 sequential ids.
 
-    A dict that grows to millions of entries stops everything while it is resized; this grows and shrinks by a page.
+    A dict that grows to millions of entries stops everything while it is resized; this one has a page for each 64 of
+    them. Larger pages would cost what they hold on to for one old job among many short ones.
     """
 
     __slots__ = ("_count", "_pages", "_spare")

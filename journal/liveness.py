@@ -10,7 +10,7 @@ from array import array
 from collections import defaultdict
 from typing import Final
 
-_PAGE_BITS: Final = 10
+_PAGE_BITS: Final = 6
 _PAGE_KEYS: Final = 1 << _PAGE_BITS
 _PAGE_MASK: Final = _PAGE_KEYS - 1
 _BYTES_BITS: Final = 32

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
 from geventstalk.job import U64_MAX, Job
 from geventstalk.jobtable import JobTable
 
-PAGE = 1024
+PAGE = 64
 
 
 def job(id: int) -> Job:
@@ -41,7 +42,7 @@ def test_borders_of_pages() -> None:
 
 
 def test_keeps_no_page_without_jobs() -> None:
-    """Ids only grow; a server that has seen a billion jobs must not keep a page for each thousand of them."""
+    """Ids only grow; a server that has seen a billion jobs must not keep a page for each 64 of them."""
     table = JobTable()
     for id in range(1, 20 * PAGE):
         table.add(job(id))
@@ -49,6 +50,24 @@ def test_keeps_no_page_without_jobs() -> None:
     assert len(table) == 0 and not table._pages
     table.add(job(5))
     assert [one.id for one in table] == [5]
+
+
+def test_a_lone_job_holds_on_to_little() -> None:
+    """Jobs that stay for long, each among thousands that went."""
+    table = JobTable()
+    count = 200
+    tracemalloc.start()
+    try:
+        for id in range(count * 1024):
+            table.add(job(id))
+            if id % 1024:
+                table.remove(id)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    print(f"{taken / count:.0f} bytes each")
+    assert len(table) == count
+    assert taken / count < 2000
 
 
 def test_iterating_survives_changes() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 
 from journal.liveness import Liveness
 
-PAGE = 1024  # keys of a page; nothing outside the table may notice
+PAGE = 64  # keys of a page; nothing outside the table may notice
 
 
 class Naive:
@@ -99,3 +100,21 @@ def test_many_keys_that_came_and_went_leave_no_table_behind() -> None:
         live.delete(key)
     assert len(live._pages) == 1
     assert (live.keys, live.total_bytes) == (1, 50)
+
+
+def test_a_lone_key_holds_on_to_little() -> None:
+    """Keys that stay for long, each among thousands that went."""
+    live = Liveness()
+    count = 200
+    tracemalloc.start()
+    try:
+        for key in range(count * 1024):
+            live.whole(key, 1, 50)
+            if key % 1024:
+                live.delete(key)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    print(f"{taken / count:.0f} bytes each")
+    assert live.keys == count
+    assert taken / count < 3000
