@@ -754,9 +754,10 @@ class Journal:
     def close(self) -> None:
         """Commits, syncs and seals everything and gives the directory back. Raises JournalFailed."""
         try:
+            if self._writer is not None:
+                self.commit()  # it may rotate
             writer, unused = self._writer, False
             if writer is not None:
-                self.commit()
                 self._guard().run()
                 if self._victim is not None:
                     self._victim.close()

@@ -62,6 +62,16 @@ def test_what_was_committed_is_there_again(rig: Rig) -> None:
     reopened(rig).close()
 
 
+def test_an_end_whose_own_commit_rotates_is_clean(rig: Rig) -> None:
+    rig.settle()
+    rig.put(1, 200_000)
+    ended = rig.journal
+    assert ended.current == 1
+    reopened(rig)
+    assert ended.current == 2, "it did rotate"
+    rig.close()
+
+
 def test_what_was_not_committed_is_not_there(rig: Rig, tmp_path: Path) -> None:
     rig.put(1)
     rig.journal.commit()
