@@ -107,7 +107,8 @@ class Tube(Timer):
 class Client(Timer):
     """What the engine keeps of a connection. As a timer it fires for its jobs' deadlines and for its waiting.
 
-    `reserved` is in order of reservation; `deadlines` holds `deadline << 64 | id` of the same jobs.
+    `reserved` is in order of reservation; `deadlines` holds `deadline << 64 | id` of the same jobs, and of those of
+    `leaving` that are still held.
     """
 
     __slots__ = (
