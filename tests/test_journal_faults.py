@@ -269,7 +269,7 @@ def test_w11_a_segment_of_an_unknown_version_is_kept(
     server.stop()
     path = segment(folder, 1)
     content = bytearray(path.read_bytes())
-    assert content[60:64] == b"\0\0\0\1"
+    assert content[60:63] == b"\0\0\0"
     content[63] = 9
     path.write_bytes(content)
     with pytest.raises(RuntimeError, match="exit code 1"):
