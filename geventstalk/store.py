@@ -12,7 +12,7 @@ from typing import Final
 
 from geventstalk.job import Job, Ledger
 from geventstalk.jobtable import JobTable
-from geventstalk.records import WHOLE_BYTES, Epoch, apply_change, decode_whole, encode_change, encode_whole
+from geventstalk.records import WHOLE_BYTES, Encoder, Epoch, apply_change, decode_whole, encode_change
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, SyncPoint
 
 ALWAYS: Final = 0
@@ -31,6 +31,7 @@ class Store(Ledger):
         self._journal = journal
         self._fsync_ms = fsync_ms
         self._epoch = epoch
+        self._encoder = Encoder(epoch)
         self._find: Callable[[int], tuple[Job, bytes] | None] = _nothing
         self._sync_due_ns = 0  # 0: nothing is committed that is not on the device
         self._sync_ns = _UNKNOWN_SYNC_NS
@@ -42,7 +43,7 @@ class Store(Ledger):
 
     def put(self, job: Job, tube_name: bytes) -> None:
         job.segment = self._journal.current
-        self._journal.append(job.id, FULL, encode_whole(job, tube_name, self._epoch))
+        self._journal.append(job.id, FULL, self._encoder.whole(job, tube_name))
 
     def change(self, job: Job) -> None:
         self._journal.append(job.id, CHANGE, encode_change(job, self._epoch))
@@ -166,7 +167,7 @@ class Store(Ledger):
             return None
         job, name = found
         job.segment = self._journal.current
-        return encode_whole(job, name, self._epoch)
+        return self._encoder.whole(job, name)
 
     # --- numbers and end
 

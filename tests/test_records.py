@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ from geventstalk.job import (
     Job,
     Tally,
 )
-from geventstalk.records import Epoch, apply_change, decode_whole, encode_change, encode_whole
+from geventstalk.records import Encoder, Epoch, apply_change, decode_whole, encode_change, encode_whole
 from tests.support.clock import BOOT_NS, SECOND
 
 WALL_NS = 1_750_000_000 * SECOND
@@ -64,6 +66,33 @@ def test_whole_job_comes_back(state: int, rank: int, tally: Tally | None) -> Non
     assert name == b"a-tube"
     assert facts(again) == facts(job)
     assert again.holder == 0 and again.tube == 0
+
+
+def test_an_encoder_writes_job_after_job_as_each_alone(seed: int) -> None:
+    """What it keeps of the last one must not stand in the next, whatever the two differ in."""
+    draw = random.Random(seed)
+    encoder = Encoder(EPOCH)
+    job = job_of(READY, 0)
+    name = b"t"
+    for _ in range(2000):
+        match draw.randrange(8):
+            case 0:
+                job.pri = draw.choice([0, 1, 2**32 - 1])
+            case 1:
+                job.delay_s = draw.choice([0, 1, 2**32 - 1])
+            case 2:
+                job.ttr_s = draw.choice([1, 60, 2**32 - 1])
+            case 3:
+                job.created_ns = draw.choice([0, BOOT_NS, BOOT_NS + 1])
+            case 4:
+                job.state, job.rank = draw.choice([(READY, 0), (BURIED, 7), (DELAYED, BOOT_NS + 9), (RESERVED, 5)])
+            case 5:
+                job.tally = draw.choice([None, Tally(1, 2, 3, 4, 5)])
+            case 6:
+                name = draw.choice([b"t", b"u", b"default"])
+            case _:
+                job.body = draw.choice([b"\r\n", b"body\r\n"])
+        assert encoder.whole(job, name) == encode_whole(job, name, EPOCH)
 
 
 @pytest.mark.parametrize("rank", [0, 5, BOOT_NS + 60 * SECOND])
