@@ -227,7 +227,6 @@ class Journal:
         self._victim: SegmentReader | None = None
         self._retiring = 0  # segments handed to the worker for removal
         self._segment_limit = segment_bytes // 2
-        self._written = 0  # bytes of records in the current segment
         self._slack = 0
         self._admitted = 0
         self._said_tight = False
@@ -375,7 +374,6 @@ class Journal:
         else:
             self._batch.append((key, kind, payload))
         self._estimate += len(payload)
-        self._written += row_bytes(len(payload))
         if key > self.high_water:
             self.high_water = key
 
@@ -539,8 +537,7 @@ class Journal:
         self._writer = fresh
         self._noted = False
         self._estimate = 0
-        sealed = _Sealed(writer.path, writer.number, writer, self._written)
-        self._written = 0
+        sealed = _Sealed(writer.path, writer.number, writer, writer.bytes)
         self._sealed.append(sealed)
         self._seal(sealed)
         self._prepare()
@@ -626,7 +623,7 @@ class Journal:
         assert writer is not None
         if self._next is None:
             self._prepare()
-        elif not self._batch and (self._overgrown or self._written > self.live.by_segment.get(writer.number, 0)):
+        elif not self._batch and (self._overgrown or writer.bytes > self.live.bytes_in(writer.number)):
             self._rotate_if_full(writer)  # it may have had to wait for the next one, and nobody writes now
         self._tend_reserve()
         if not self.compact or len(self._sealed) <= self._retiring or self._overgrown:
@@ -638,7 +635,7 @@ class Journal:
         victim = self._sealed[self._retiring]
         if not victim.ready:
             return False
-        alive = self.live.by_segment.get(victim.number, 0)
+        alive = self.live.bytes_in(victim.number)
         if not alive:
             return True
         live = self.live.total_bytes
@@ -690,7 +687,7 @@ class Journal:
         """
         self.commit()  # what is live must be so on disk before anything goes for being dead
         victim = self._sealed[self._retiring]
-        if self.live.by_segment.get(victim.number):
+        if self.live.bytes_in(victim.number):
             if self._victim is None:
                 self._victim = self._with_room(lambda: SegmentReader(victim.path))
                 self._scanned_seq = 0
@@ -708,7 +705,7 @@ class Journal:
                 if moved_bytes >= enough:
                     break
             self.commit()
-        if not self.live.by_segment.get(victim.number):
+        if not self.live.bytes_in(victim.number):
             self._retire(victim)
 
     def _oldest_needed(self) -> int:
@@ -745,7 +742,7 @@ class Journal:
         def done() -> None:
             self._retiring -= 1
             self._sealed.remove(victim)
-            self.live.by_segment.pop(victim.number, None)
+            self.live.forget(victim.number)
 
         self._worker.submit(work, done)
 
@@ -763,7 +760,7 @@ class Journal:
                     self._victim.close()
                 unused = writer.records == 0 and not self._noted and len(self._sealed) > self._retiring
                 if not unused and writer.wal.size() <= _SEAL_AT_END_BYTES:
-                    self._seal(_Sealed(writer.path, writer.number, writer, self._written))
+                    self._seal(_Sealed(writer.path, writer.number, writer, writer.bytes))
             self._worker.close()
             for each in (self._next, writer if unused else None):
                 if each is not None:  # the newest first, and for good: a gap in the numbers is a missing segment

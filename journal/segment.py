@@ -1,9 +1,9 @@
 """One segment: a plain SQLite file of records, written in WAL mode. The only room that speaks SQL.
 
-This room must not know what a payload means, nor of other segments. Schema, format version 1:
-  record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ... without a gap; kind is FULL, CHANGE or DELETE, or
-  PART ... LAST for a FULL one that is too large for a row: LAST begins with the number of its PARTs (u32);
-  crc is the CRC-32 of the payload, begun with a number made of seq, key and kind.
+This room must not know what a payload means, nor of other segments. Schema, format version 2; docs/journal.md has more:
+  record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ...; kind is FULL, CHANGE or DELETE, or PART ... LAST for a
+  FULL one that is too large for a row, or GROUP for several small ones in one: seq is that of the last, key how many,
+  and the payload `[[key,kind,size],...]`, a line feed, and theirs. each_record is a view with a row for each of those.
   meta(name, value): `segment` its number, `high_water` the largest key ever written before it, `oldest` the first
   segment that a replay needs, once the segment is sealed `records`, their count, and `crc` over the others.
 Commits never wait for the device (synchronous=OFF); sync() does, on the `-wal` file, from any thread. SQLite's locks
@@ -13,6 +13,7 @@ are on the database and `-shm` files, so a descriptor of the `-wal` file may com
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,15 +33,27 @@ CHANGE: Final = 2
 DELETE: Final = 3
 PART: Final = 4
 LAST: Final = 5
+GROUP: Final = 6
+"""FULL, CHANGE and DELETE are appended. PART ... LAST are a FULL one that was split; LAST begins with the number of its
+PARTs (u32). GROUP is a row of several small ones."""
 
 NEW_SUFFIX: Final = ".new"
 """What the name of a segment ends in while it is made."""
 APPLICATION_ID: Final = 0x67767374  # "gvst"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+_FORMAT_VERSIONS: Final = (1, 2)  # the first had neither groups nor the view; what reads the second reads it as well
 PAGE_BYTES: Final = 2048
 """A commit writes whole pages to the WAL: small ones waste less on a single record, large ones less on large bodies."""
 PART_BYTES: Final = 1 << 24
 """A larger payload is written in parts: SQLite holds at most 10**9 bytes in a value."""
+_GROUPED_MAX: Final = 200
+"""Payloads of at most so many bytes share rows with others of their commit: a small one costs little beside its row."""
+_GROUP_BYTES: Final = 655
+"""A group has at most so many: a page holds three, which hardly takes more room than their records would alone."""
+_LARGE_BATCH: Final = 256
+"""With so many records at once groups fill pages: a third of the rows, and only the last page is half empty."""
+_HEAD_ENDS: Final = [[f",{kind},{size}]" for size in range(_GROUPED_MAX + 1)] for kind in range(DELETE + 1)]
+"""Made once: a number to text is 200 instructions, of a durable put 4 % in all."""
 _CELL_BYTES: Final = 24  # what a record takes in its page beside the payload
 _LEAF_BYTES: Final = PAGE_BYTES - 8
 _LOCAL_MAX: Final = PAGE_BYTES - 60  # a larger payload spills into pages of its own,
@@ -59,6 +72,10 @@ _FSYNC_CODES: Final = (1034, 1290)  # SQLITE_IOERR_FSYNC, SQLITE_IOERR_DIR_FSYNC
 _INDEX_CODE: Final = 4874  # SQLITE_IOERR_SHMSIZE: no room for the index of a WAL; by now there may be room again
 _BATCH_ROWS: Final = 32
 _SELECT: Final = "SELECT seq, key, kind, crc, payload FROM record WHERE seq > ? ORDER BY seq"
+_SELECT_KEYS: Final = (
+    f"SELECT seq, key, kind, CASE kind WHEN {GROUP} THEN payload END FROM record "
+    f"WHERE seq > ? AND kind IN ({FULL}, {LAST}, {GROUP}) ORDER BY seq"
+)
 _ZEROS: Final = bytes(1 << 16)
 _INSERT: Final = "INSERT INTO record(seq, key, kind, crc, payload) VALUES(?, ?, ?, ?, ?)"
 _SCHEMA: Final = """
@@ -66,8 +83,21 @@ CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE record(
   seq INTEGER PRIMARY KEY, key INTEGER NOT NULL, kind INTEGER NOT NULL, crc INTEGER NOT NULL, payload BLOB NOT NULL
 );
+CREATE VIEW each_record(seq, key, kind, payload) AS
+  SELECT seq, key, kind, payload FROM record WHERE kind <> 6
+  UNION ALL
+  SELECT seq - count + 1 + head.key, json_extract(head.value, '$[0]'), json_extract(head.value, '$[1]'),
+    coalesce(substr(payloads, 1 + (SELECT total(json_extract(before.value, '$[2]')) FROM json_each(heads) before
+      WHERE before.key < head.key), json_extract(head.value, '$[2]')), x'')
+  FROM (
+    SELECT seq, key AS count, CAST(substr(payload, 1, instr(payload, x'0a')) AS TEXT) AS heads,
+      substr(payload, instr(payload, x'0a') + 1) AS payloads
+    FROM record WHERE kind = 6
+  ), json_each(heads) head;
 """
 
+Entry = tuple[int, int, bytes]
+"""A record as it is appended: its key, kind and payload."""
 Row = tuple[int, int, int, int, bytes]
 NewRow = tuple[int, int, int, int, bytearray]
 """To sqlite3 a bytearray is a blob; of bytes it asks first, row by row, whether somebody adapts them to something."""
@@ -86,9 +116,35 @@ def row_bytes(size: int) -> int:
     """
     if size <= _LOCAL_MAX:
         return _SHARES[size]
+    pages, local = _spill(size)
+    return pages * PAGE_BYTES + _SHARES[local]
+
+
+def _spill(size: int) -> tuple[int, int]:
+    """How many pages of its own a payload of so many bytes takes, and how much of it is left in the table's page."""
+    if size <= _LOCAL_MAX:
+        return 0, size
     pages, rest = divmod(size - _LOCAL_MIN, PAGE_BYTES - 4)
     rest += _LOCAL_MIN
-    return (pages + 1) * PAGE_BYTES + _SHARES[_LOCAL_MIN] if rest > _LOCAL_MAX else pages * PAGE_BYTES + _SHARES[rest]
+    return (pages + 1, _LOCAL_MIN) if rest > _LOCAL_MAX else (pages, rest)
+
+
+def ungroup(seq: int, count: int, payload: bytes) -> list[Row]:
+    """The records of a group, with 0 for their checksums. Raises ValueError or TypeError when it is none of so many."""
+    end = payload.index(b"\n") + 1
+    heads = json.loads(payload[:end])
+    at = end
+    seq -= count
+    rows: list[Row] = []
+    for key, kind, size in heads:
+        if not FULL <= kind <= DELETE:
+            raise ValueError("a group has whole small records only")
+        seq += 1
+        rows.append((seq, key, kind, 0, payload[at : at + size]))
+        at += size
+    if len(rows) != count or at != len(payload):
+        raise ValueError("a group's payload is not what its head says")
+    return rows
 
 
 def meta_checksum(meta: Mapping[str, int]) -> int:
@@ -170,6 +226,8 @@ class SegmentWriter:
         self.path = path
         self.number = number
         self.records = 0
+        self.bytes = 0  # what they take once it is sealed
+        self._page_bytes = 0  # of that, what is still free in the page that takes the next row
         try:
             _create(path + NEW_SUFFIX, number, high_water)
             os.rename(path + NEW_SUFFIX, path)
@@ -190,12 +248,27 @@ class SegmentWriter:
             remove_files(path)
             raise failure from error
 
-    def rows(self, batch: Sequence[tuple[int, int, bytes]]) -> list[NewRow]:
-        """What append() is to write for a batch of (key, kind, payload)."""
-        return [
-            (seq, key, kind, checksum(seq, key, kind, payload), bytearray(payload))
-            for seq, (key, kind, payload) in enumerate(batch, self.records + 1)
-        ]
+    def rows(self, batch: list[Entry]) -> list[NewRow]:
+        """What append() is to write for a batch: small records that follow each other share rows."""
+        limit = _LOCAL_MAX if len(batch) >= _LARGE_BATCH else _GROUP_BYTES
+        rows: list[NewRow] = []
+        heads: list[str] = []
+        begin = end = taken = 0
+        for key, kind, payload in batch:
+            size = len(payload)
+            head, weight = "", limit
+            if size <= _GROUPED_MAX and kind <= DELETE:
+                head = f"[{key}{_HEAD_ENDS[kind][size]}"
+                weight = size + len(head) + 1
+            taken += weight
+            if taken > limit and heads:
+                rows.append(_row(self.records + end, batch[begin:end], heads))
+                begin, heads, taken = end, [], weight
+            heads.append(head)
+            end += 1
+        if heads:
+            rows.append(_row(self.records + end, batch[begin:end], heads))
+        return rows
 
     def append(self, rows: Sequence[NewRow]) -> None:
         """Commits the rows in one transaction, without waiting for the device.
@@ -210,7 +283,14 @@ class SegmentWriter:
                 execute("BEGIN")
                 self._db.executemany(_INSERT, rows)
                 execute("COMMIT")
-            self.records += len(rows)
+            for row in rows:
+                self.records = row[0]
+                pages, local = _spill(len(row[4]))
+                if local + _CELL_BYTES > self._page_bytes:
+                    pages += 1
+                    self._page_bytes = _LEAF_BYTES
+                self._page_bytes -= local + _CELL_BYTES
+                self.bytes += pages * PAGE_BYTES
         except sqlite3.Error as error:
             try:
                 if self._db.in_transaction:
@@ -241,6 +321,15 @@ class SegmentWriter:
         Raises JournalFull, when it may be tried again with more room, or JournalFailed.
         """
         _seal(self._db, self.path, self.records)
+
+
+def _row(seq: int, entries: list[Entry], heads: list[str]) -> NewRow:
+    """A row for one record, or for the group of them that ends with number `seq`."""
+    key, kind, payload = entries[0]
+    if len(entries) > 1:
+        key, kind = len(entries), GROUP
+        payload = b"".join((f"[{','.join(heads)}]\n".encode(), *[payload for _, _, payload in entries]))
+    return seq, key, kind, checksum(seq, key, kind, payload), bytearray(payload)
 
 
 def _create(path: str, number: int, high_water: int) -> None:
@@ -308,8 +397,8 @@ class SegmentReader:
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if application != APPLICATION_ID:
                 raise JournalDamaged(f"{path} is not a journal segment")
-            if version != FORMAT_VERSION:
-                raise JournalDamaged(f"{path} has format version {version}; this server reads {FORMAT_VERSION}")
+            if version not in _FORMAT_VERSIONS:
+                raise JournalDamaged(f"{path} has format version {version}; this server reads 1 to {FORMAT_VERSION}")
             meta = _read_meta(self._db)
             if meta["crc"] != meta_checksum(meta):
                 raise JournalDamaged(f"{path} cannot be read as a journal segment: its head is damaged")
@@ -330,46 +419,53 @@ class SegmentReader:
         self.records = self.skipped = 0
         try:
             cursor = self._db.execute(_SELECT, (0,))
-            while self._clean(rows := cursor.fetchmany(_BATCH_ROWS)):
-                self.records += len(rows)
+            while rows := self._whole(cursor.fetchmany(_BATCH_ROWS)):
+                self.records = rows[-1][0]
                 yield rows
         except sqlite3.Error:
             pass  # what can still be read is read below, up to where it cannot
         for key, kind, payload in join(self, self.records):
             yield [(self.records, key, kind, 0, payload)]
 
-    def _clean(self, rows: list[Row]) -> bool:
-        """Whether there are any, and all are as they were written, whole, and stand behind `records`."""
+    def _whole(self, rows: list[Row]) -> list[Row]:
+        """A row for each record; none when not all are as they were written, whole, and stand behind `records`."""
+        whole: list[Row] = []
         before = self.records
         try:
-            for seq, key, kind, crc, payload in rows:
-                before += 1
-                if seq != before or not FULL <= kind <= DELETE:
-                    return False
+            for row in rows:
+                seq, key, kind, crc, payload = row
                 # checksum() written out: a call a record is a twentieth of a restart.
                 if crc != crc32(payload, (key ^ (key >> 32) ^ (kind << 29) ^ (seq << 3)) & 0xFFFFFFFF):
-                    return False
-        except (TypeError, OverflowError):
-            return False
-        return bool(rows)
+                    return []
+                if kind == GROUP and seq == before + key:
+                    whole += ungroup(seq, key, payload)
+                elif seq == before + 1 and FULL <= kind <= DELETE:
+                    whole.append(row)
+                else:
+                    return []
+                before = seq
+        except (TypeError, ValueError, OverflowError):
+            return []
+        return whole
 
-    def rows(self, behind: int = 0) -> Iterator[tuple[int, int, bytes]]:
-        """Every intact record behind that many as (key, kind, payload); the others are counted in `skipped`.
+    def rows(self, behind: int = 0) -> Iterator[Entry]:
+        """Every intact record behind that many; the others are counted in `skipped`.
 
         Raises JournalDamaged where it cannot go on, and behind the last record when some are missing there.
         """
         self.records, self.skipped = behind, 0
         try:
-            for seq, key, kind, crc, payload in self._db.execute(_SELECT, (behind,)):
-                if seq <= self.records:  # a page stands in the place of another: what it says was said before
-                    self.skipped += 1
+            for row in self._db.execute(_SELECT, (behind,)):
+                records = _intact(row)
+                last = row[0]
+                if last <= self.records or (records and records[0][0] <= self.records):
+                    self.skipped += 1  # a page stands in the place of another: what it says was said before
                     continue
-                self.skipped += seq - self.records - 1
-                self.records = seq
-                if FULL <= kind <= LAST and crc == checksum(seq, key, kind, payload):
+                self.skipped += last - self.records - len(records)
+                for seq, key, kind, _, payload in records:
+                    self.records = seq
                     yield key, kind, payload
-                else:
-                    self.skipped += 1
+                self.records = last
         except sqlite3.Error as error:
             raise _unreadable(error, f"{self.path} is damaged behind record {self.records}", self.path) from error
         except (TypeError, OverflowError) as error:
@@ -378,12 +474,17 @@ class SegmentReader:
             raise JournalDamaged(f"{self.path} was sealed with {self._expected} records and has {self.records}")
 
     def keys_after(self, seq: int, limit: int) -> list[tuple[int, int]]:
-        """Up to `limit` pairs (seq, key) of whole records behind `seq`, in order."""
-        found = self._db.execute(
-            "SELECT seq, key FROM record WHERE seq > ? AND kind IN (?, ?) ORDER BY seq LIMIT ?",
-            (seq, FULL, LAST, limit),
-        )
-        return list(found)
+        """Up to `limit` pairs (seq, key) of whole records behind `seq`, in order, and as many more as share a row."""
+        found: list[tuple[int, int]] = []
+        for last, key, kind, payload in self._db.execute(_SELECT_KEYS, (seq,)):
+            if kind == GROUP:
+                records = ungroup(last, key, payload)
+                found += [(at, each) for at, each, kind, _, _ in records if kind == FULL and at > seq]
+            else:
+                found.append((last, key))
+            if len(found) >= limit:
+                break
+        return found
 
     @property
     def sealed(self) -> bool:
@@ -429,6 +530,17 @@ class SegmentReader:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _intact(row: Row) -> list[Row]:
+    """A row's record, or all of a group; none when it is not as it was written. Raises TypeError or OverflowError."""
+    seq, key, kind, crc, payload = row
+    if not FULL <= kind <= GROUP or crc != checksum(seq, key, kind, payload):
+        return []
+    try:
+        return ungroup(seq, key, payload) if kind == GROUP else [row]
+    except (ValueError, TypeError):
+        return []
 
 
 def torn_bytes(path: str) -> int:

@@ -221,7 +221,7 @@ class Survey:
         self.high_water = replay.high_water
         self.keys = self.live.keys - len(lost)
         for found in replay.found:
-            facts = (disk_bytes(found.path), self.live.by_segment.get(found.number, 0), 0, found.damaged)
+            facts = (disk_bytes(found.path), self.live.bytes_in(found.number), 0, found.damaged)
             self.segments.append(SegmentFacts(found.number, found.path, found.records, *facts))
 
 

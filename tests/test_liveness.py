@@ -41,7 +41,7 @@ class Naive:
         assert live.keys == len(self.wholes)
         assert live.total_bytes == sum(self.bytes_in(segment) for segment in range(1, segments + 1))
         for segment in range(1, segments + 1):
-            assert live.by_segment.get(segment, 0) == self.bytes_in(segment), segment
+            assert live.bytes_in(segment) == self.bytes_in(segment), segment
             assert sorted(live.keys_in(segment)) == sorted(self.keys_in(segment)), segment
 
 
@@ -76,7 +76,7 @@ def test_changes_and_deletes_of_what_is_not_live_count_for_nothing() -> None:
     live.delete(2)
     live.delete(2)
     live.change(2, 1, 50)
-    assert (live.keys, live.total_bytes, live.by_segment.get(1)) == (0, 0, 0)
+    assert (live.keys, live.total_bytes, live.bytes_in(1)) == (0, 0, 0)
     assert live.segment_of(1) == live.segment_of(2) == 0
 
 
@@ -89,7 +89,7 @@ def test_a_moved_key_pins_only_the_segment_it_moved_to() -> None:
     live.whole(1, 3, 110)
     assert live.keys_in(1) == live.keys_in(2) == []
     assert live.keys_in(3) == [1]
-    assert [live.by_segment[segment] for segment in (1, 2, 3)] == [0, 0, 110]
+    assert [live.bytes_in(segment) for segment in (1, 2, 3)] == [0, 0, 110]
 
 
 def test_many_keys_that_came_and_went_leave_no_table_behind() -> None:

@@ -17,6 +17,7 @@ from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalError, JournalFailed, JournalFull
 from journal import segment as room
 from journal.segment import (
+    GROUP,
     LAST,
     NEW_SUFFIX,
     PAGE_BYTES,
@@ -114,7 +115,7 @@ def test_a_segment_says_what_it_is(path: Path) -> None:
     head = path.read_bytes()[:100]
     assert head.startswith(b"SQLite format 3\0")
     assert head[68:72] == b"gvst"
-    assert int.from_bytes(head[60:64], "big") == 1
+    assert int.from_bytes(head[60:64], "big") == 2
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -176,6 +177,93 @@ def test_after_a_full_disk_the_same_batch_goes_through(path: Path) -> None:
     assert read(path)[0] == ROWS + batch
 
 
+# Small records that share a row
+
+
+def write_batches(path: Path, batches: list[list[Row]]) -> SegmentWriter:
+    writer = SegmentWriter(str(path), 7, 99)
+    for batch in batches:
+        writer.append(writer.rows(batch))
+    return writer
+
+
+def ask(path: Path, question: str) -> list[tuple[Any, ...]]:
+    db = sqlite3.connect(f"file:{path}?immutable=1", uri=True)
+    try:
+        return db.execute(question).fetchall()
+    finally:
+        db.close()
+
+
+SMALL: list[Row] = [(key, FULL, b"%03d" % key * 20) for key in range(100, 130)]
+
+
+def test_every_reading_gives_what_was_appended_however_it_is_grouped(path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    batches: list[list[Row]] = []
+    for _ in range(40):
+        sizes = draw.choice([[0, 1, 60, 100], [190, 200, 201, 210], [0, 60, 990, 5000]])
+        batch: list[Row] = []
+        for _ in range(draw.choice([1, 2, 3, 10, 60, 300])):
+            kind = draw.choice([FULL, FULL, CHANGE, DELETE])
+            batch.append(
+                (draw.choice([1, 10**9, 2**63 - 1, draw.randrange(2**40)]), kind, draw.randbytes(draw.choice(sizes)))
+            )
+        batches.append(batch)
+    every = [row for batch in batches for row in batch]
+    writer = write_batches(path, batches)
+    assert writer.records == len(every)
+    writer.seal()
+    assert len(ask(path, "SELECT seq FROM record")) < len(every)
+    rows, reader = read(path)
+    assert rows == every and (reader.records, reader.skipped) == (len(every), 0)
+    reader = SegmentReader(str(path))
+    assert [row[1:3] + row[4:] for some in reader.batches() for row in some] == every
+    assert reader.records == len(every)
+    wholes = [(seq, key) for seq, (key, kind, _) in enumerate(every, 1) if kind == FULL]
+    found: list[tuple[int, int]] = []
+    while some := reader.keys_after(found[-1][0] if found else 0, draw.randrange(1, 30)):
+        found += some[: draw.randrange(1, len(some) + 1)]  # a slice of compaction may end anywhere
+    assert found == wholes
+    reader.close()
+    shown = ask(path, "SELECT * FROM each_record ORDER BY seq")
+    assert shown == [(seq, *row) for seq, row in enumerate(every, 1)]
+
+
+def test_keys_are_found_behind_any_number_of_records_without(path: Path) -> None:
+    """Else compaction would take the rest of its segment for dead, and wait for it for ever."""
+    changes: list[Row] = [(1, CHANGE, b"change")] * 3000
+    write_batches(path, [SMALL[:2], changes, SMALL[2:3]]).seal()
+    reader = SegmentReader(str(path))
+    assert reader.keys_after(2, 2) == [(3003, SMALL[2][0])]
+    reader.close()
+
+
+def test_only_small_records_of_one_commit_share_a_row(path: Path) -> None:
+    large: Row = (1, FULL, b"x" * 201)
+    write_batches(path, [[SMALL[0]], [SMALL[1], large, SMALL[2], SMALL[3], large], SMALL[4:6]]).seal()
+    kinds = ask(path, "SELECT seq, key, kind FROM record")
+    assert kinds == [(1, 100, FULL), (2, 101, FULL), (3, 1, FULL), (5, 2, GROUP), (6, 1, FULL), (8, 2, GROUP)]
+    (payload,) = ask(path, "SELECT payload FROM record WHERE seq = 8")[0]
+    assert payload == b"[[104,1,60],[105,1,60]]\n" + SMALL[4][2] + SMALL[5][2], "as the head of the room says"
+
+
+@pytest.mark.parametrize("size", [0, 21, 60, 100, 130, 170, 200])
+@pytest.mark.parametrize("together", [2, 3, 8, 9, 50, 300])
+def test_a_group_takes_hardly_more_than_its_records_would_alone(path: Path, size: int, together: int) -> None:
+    """The journal counts what is live by record; what a segment comes to must not be far from that."""
+    writer = SegmentWriter(str(path), 7, 0)
+    empty = room.disk_bytes(str(path))
+    count = 300_000 // (size + 24) // together
+    for at in range(count):
+        writer.append(writer.rows([(100_000 + at * together + key, FULL, b"x" * size) for key in range(together)]))
+    written = writer.bytes
+    writer.seal()
+    grown = path.stat().st_size - empty
+    assert grown <= (1.15 if together == 300 else 1.4) * count * together * room.row_bytes(size)
+    assert 1.0 <= written / grown < 1.4
+
+
 # Payloads that are larger than a row
 
 
@@ -214,10 +302,11 @@ def test_a_split_payload_that_misses_a_part_is_no_payload(
 @pytest.mark.parametrize("size", [40, 226, 500, 980, 1063, 1960, 2100, 3000, 4100, 10_000])
 def test_what_a_row_takes_is_what_the_file_grows_by(path: Path, size: int) -> None:
     """A page holds whole records only: those of 1,063 bytes take twice of what they are."""
-    count = 1_000_000 // size
+    count = 300_000 // size
     writer = SegmentWriter(str(path), 7, 0)
     empty = room.disk_bytes(str(path))
-    writer.append(writer.rows([(1000 + key, FULL, b"x" * size) for key in range(count)]))
+    for key in range(count):
+        writer.append(writer.rows([(1000 + key, FULL, b"x" * size)]))
     writer.seal()
     grown = (path.stat().st_size - empty) / count
     assert abs(room.row_bytes(size) / grown - 1) < 0.2, grown
@@ -238,7 +327,7 @@ def test_a_changed_record_is_left_out_and_counted(path: Path, change: str) -> No
     sealed(path)
     if "NULL" in change:  # the schema forbids it; a file that somebody made need not have it
         alter(path, "CREATE TABLE other AS SELECT * FROM record")
-        for statement in ("DROP TABLE record", "ALTER TABLE other RENAME TO record"):
+        for statement in ("DROP VIEW each_record", "DROP TABLE record", "ALTER TABLE other RENAME TO record"):
             alter(path, statement)
     alter(path, f"UPDATE record SET {change} WHERE seq = 1")
     rows, reader = read(path)
@@ -276,6 +365,72 @@ def test_a_page_in_the_place_of_another_hides_none(path: Path) -> None:
     assert reader.skipped >= len(many) - len(rows)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "payload = CAST(replace(payload, x'313034', x'313035') AS BLOB)",  # 104 becomes 105, in a body
+        "payload = substr(payload, 2)",
+        "key = key + 1",
+        "key = -1",
+        "kind = 1",
+        "crc = crc + 1",
+        None,
+    ],
+)
+def test_a_damaged_group_is_left_out_and_its_records_are_counted(path: Path, change: str | None) -> None:
+    write_batches(path, [ROWS[:1], SMALL[:6], ROWS[2:3], SMALL[6:8]]).seal()
+    alter(path, f"UPDATE record SET {change} WHERE seq = 7" if change else "DELETE FROM record WHERE seq = 7")
+    rows, reader = read(path)
+    assert rows == [ROWS[0], ROWS[2], *SMALL[6:8]]
+    assert (reader.skipped, reader.records) == (6, 10)
+    reader = SegmentReader(str(path))
+    assert [row[1] for some in reader.batches() for row in some] == [1, 1, 106, 107]
+    assert reader.skipped == 6
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\n", b"[]\n", b"[[1,1,1]]\nx", b"[[1,1,1],[2,1,1]]\nx", b"[[1,1,1],[2,1,1]]\nxyz", b"[[1,1],[2,1]]\nxy",
+     b"[[1,1,1],[2,1,1]xy", b"[[1,1,1],[2,9,1]]\nxy", b"[[1,1,2],[2,1,-1]]\nxy", b"{}\n",
+     b"\xff\xfe\n", b"[1,2]\nxy"],
+)  # fmt: skip
+def test_a_group_that_is_none_is_left_out_whatever_its_checksum(path: Path, payload: bytes) -> None:
+    write_batches(path, [SMALL[:1], SMALL[1:3], SMALL[3:4]]).seal()
+    alter(path, "UPDATE record SET payload = ?, crc = ? WHERE seq = 3", payload, checksum(3, 2, GROUP, payload))
+    rows, reader = read(path)
+    assert rows == [SMALL[0], SMALL[3]] and reader.skipped == 2
+    reader = SegmentReader(str(path))
+    assert [row[1] for some in reader.batches() for row in some] == [SMALL[0][0], SMALL[3][0]]
+    reader.close()
+
+
+def test_a_group_that_overlaps_what_was_read_says_nothing_new(path: Path) -> None:
+    write_batches(path, [SMALL[:6], SMALL[6:8]]).seal()
+    payload = b"[[1,1,1],[2,1,1],[3,1,1]]\nxyz"
+    alter(
+        path, "UPDATE record SET payload = ?, key = 3, crc = ? WHERE seq = 8", payload, checksum(8, 3, GROUP, payload)
+    )
+    with pytest.raises(JournalDamaged, match="was sealed with 8 records and has 6"):
+        read(path)
+    reader = SegmentReader(str(path))
+    found: list[int] = []
+    with pytest.raises(JournalDamaged, match="was sealed with 8 records and has 6"):
+        for some in reader.batches():
+            found += [row[1] for row in some]
+    assert found == list(range(100, 106))
+    reader.close()
+
+
+def test_what_is_gone_before_a_group_is_counted(path: Path) -> None:
+    write_batches(path, [ROWS[:1], ROWS[2:3], SMALL[:6]]).seal()
+    alter(path, "DELETE FROM record WHERE seq = 2")
+    reader = SegmentReader(str(path))
+    assert [row[1] for some in reader.batches() for row in some] == [1, *range(100, 106)]
+    assert (reader.skipped, reader.records) == (1, 8)
+    reader.close()
+
+
 def test_records_that_are_gone_at_the_end_of_a_sealed_segment_are_missed(path: Path) -> None:
     alter(sealed(path), "DELETE FROM record WHERE seq > 3")
     with pytest.raises(JournalDamaged, match="was sealed with 5 records and has 3"):
@@ -286,7 +441,7 @@ def test_records_that_are_gone_at_the_end_of_a_sealed_segment_are_missed(path: P
     ("statement", "says"),
     [
         ("PRAGMA application_id=1", "not a journal segment"),
-        ("PRAGMA user_version=2", "format version 2"),
+        ("PRAGMA user_version=3", "format version 3"),
         ("PRAGMA user_version=0", "format version 0"),
         ("DELETE FROM meta", "cannot be read"),
         ("UPDATE meta SET value = 'x'", "cannot be read"),

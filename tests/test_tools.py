@@ -341,7 +341,7 @@ def test_dump_has_every_record(folder: Path, tool: Callable[..., Ran]) -> None:
     for path in segments(folder):
         db = sqlite3.connect(f"file:{path}?immutable=1", uri=True)
         number = int(path.stem[-8:])
-        expected += [(number, *row) for row in db.execute("SELECT seq, key, kind FROM record ORDER BY seq")]
+        expected += [(number, *row) for row in db.execute("SELECT seq, key, kind FROM each_record ORDER BY seq")]
         db.close()
     kinds = ["", "whole", "change", "delete"]
     assert [(r["segment"], r["seq"], r["id"], kinds.index(r["kind"])) for r in records] == expected

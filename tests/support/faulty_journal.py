@@ -267,6 +267,7 @@ class _SegmentWriter:
         self.path = path
         self.number = number
         self.records = 0
+        self.bytes = 0
         self._disk = Disk.of(path)
         self._disk.moment("before a segment is made")
         self._disk.take(2 * _EMPTY_BYTES, f"cannot create journal segment {path}")
@@ -292,6 +293,7 @@ class _SegmentWriter:
             raise JournalFailed(f"cannot write to journal segment {self.path}: disk I/O error")
         self._segment.add(rows)
         self.records += len(rows)
+        self.bytes += sum(row_bytes(len(payload)) for _, _, payload in rows)
         disk.committed()
         disk.moment("after a commit")
 

@@ -162,7 +162,7 @@ class NeverCompacts(FaultyJournal):
 
 class CompactsForEver(FaultyJournal):
     def wants_compaction(self) -> bool:
-        return super().wants_compaction() or any(self.live.by_segment.get(each.number) for each in self._sealed[:1])
+        return super().wants_compaction() or any(self.live.bytes_in(each.number) for each in self._sealed[:1])
 
 
 class AdmitsEverything(FaultyJournal):
