@@ -283,14 +283,6 @@ class SegmentWriter:
                 execute("BEGIN")
                 self._db.executemany(_INSERT, rows)
                 execute("COMMIT")
-            for row in rows:
-                self.records = row[0]
-                pages, local = _spill(len(row[4]))
-                if local + _CELL_BYTES > self._page_bytes:
-                    pages += 1
-                    self._page_bytes = _LEAF_BYTES
-                self._page_bytes -= local + _CELL_BYTES
-                self.bytes += pages * PAGE_BYTES
         except sqlite3.Error as error:
             try:
                 if self._db.in_transaction:
@@ -298,6 +290,17 @@ class SegmentWriter:
             except sqlite3.Error as worse:
                 raise JournalFailed(f"cannot write to journal segment {self.path}: {worse}") from error
             raise _failure(error, "cannot write to journal segment", self.path) from error
+        for row in rows:
+            self.records = row[0]
+            self._grow(len(row[4]))
+
+    def _grow(self, size: int) -> None:
+        pages, local = _spill(size)
+        if local + _CELL_BYTES > self._page_bytes:
+            pages += 1
+            self._page_bytes = _LEAF_BYTES
+        self._page_bytes -= local + _CELL_BYTES
+        self.bytes += pages * PAGE_BYTES
 
     def note(self, high_water: int, oldest: int) -> None:
         """Notes the largest key written before this segment, and the oldest segment that a replay needs.
