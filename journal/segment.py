@@ -458,9 +458,8 @@ class SegmentReader:
         """
         self.records, self.skipped = behind, 0
         try:
-            for row in self._db.execute(_SELECT, (behind,)):
-                records = _intact(row)
-                last = row[0]
+            for last, key, kind, crc, payload in self._db.execute(_SELECT, (behind,)):
+                records = _intact(last, key, kind, crc, payload)
                 if last <= self.records or (records and records[0][0] <= self.records):
                     self.skipped += 1  # a page stands in the place of another: what it says was said before
                     continue
@@ -535,13 +534,12 @@ class SegmentReader:
         self._db.close()
 
 
-def _intact(row: Row) -> list[Row]:
+def _intact(seq: int, key: int, kind: int, crc: object, payload: bytes) -> list[Row]:
     """A row's record, or all of a group; none when it is not as it was written. Raises TypeError or OverflowError."""
-    seq, key, kind, crc, payload = row
     if not FULL <= kind <= GROUP or crc != checksum(seq, key, kind, payload):
         return []
     try:
-        return ungroup(seq, key, payload) if kind == GROUP else [row]
+        return ungroup(seq, key, payload) if kind == GROUP else [(seq, key, kind, 0, payload)]
     except (ValueError, TypeError):
         return []
 
