@@ -393,6 +393,8 @@ def test_a_damaged_group_is_left_out_and_its_records_are_counted(path: Path, cha
     "payload",
     [b"", b"\n", b"[]\n", b"[[1,1,1]]\nx", b"[[1,1,1],[2,1,1]]\nx", b"[[1,1,1],[2,1,1]]\nxyz", b"[[1,1],[2,1]]\nxy",
      b"[[1,1,1],[2,1,1]xy", b"[[1,1,1],[2,9,1]]\nxy", b"[[1,1,2],[2,1,-1]]\nxy", b"{}\n",
+     b"[[1,1,1],[2,1,1]] \nxy", b"[[1,1,1],[2,1,1]],\nxy", b"[[1,1],[2,1,1]]\nxy", b"[[],[]]\n", b"[null,null]\n",
+
      b"\xff\xfe\n", b"[1,2]\nxy"],
 )  # fmt: skip
 def test_a_group_that_is_none_is_left_out_whatever_its_checksum(path: Path, payload: bytes) -> None:
