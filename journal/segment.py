@@ -141,7 +141,7 @@ def ungroup(seq: int, count: int, payload: bytes) -> list[Row]:
     rows: list[Row] = []
     for head in heads:
         key, kind, size = head[0], head[1], head[2]  # unpacking it costs the compiled build 4 % of a restart
-        if not FULL <= kind <= DELETE:
+        if not FULL <= kind <= DELETE or size < 0:
             raise ValueError("a group has whole small records only")
         seq += 1
         rows.append((seq, key, kind, 0, payload[at : at + size]))

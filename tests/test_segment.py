@@ -392,7 +392,7 @@ def test_a_damaged_group_is_left_out_and_its_records_are_counted(path: Path, cha
 @pytest.mark.parametrize(
     "payload",
     [b"", b"\n", b"[]\n", b"[[1,1,1]]\nx", b"[[1,1,1],[2,1,1]]\nx", b"[[1,1,1],[2,1,1]]\nxyz", b"[[1,1],[2,1]]\nxy",
-     b"[[1,1,1],[2,1,1]xy", b"[[1,1,1],[2,9,1]]\nxy", b"[[1,1,2],[2,1,-1]]\nxy", b"{}\n",
+     b"[[1,1,1],[2,1,1]xy", b"[[1,1,1],[2,9,1]]\nxy", b"[[1,1,2],[2,1,-1]]\nxy", b"[[1,1,3],[2,1,-1]]\nxy", b"{}\n",
      b"[[1,1,1],[2,1,1]] \nxy", b"[[1,1,1],[2,1,1]],\nxy", b"[[1,1],[2,1,1]]\nxy", b"[[],[]]\n", b"[null,null]\n",
 
      b"\xff\xfe\n", b"[1,2]\nxy"],
