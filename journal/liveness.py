@@ -113,7 +113,8 @@ class Liveness:
 
     def _grow(self, segment: int, size: int) -> None:
         if segment != self._segment:
-            self._others[self._segment] = self._segment_bytes
+            if self._segment_bytes:  # else it may be forgotten already
+                self._others[self._segment] = self._segment_bytes
             self._segment = segment
             self._segment_bytes = self._others.pop(segment, 0)
         self._segment_bytes += size

@@ -102,6 +102,21 @@ def test_many_keys_that_came_and_went_leave_no_table_behind() -> None:
     assert (live.keys, live.total_bytes) == (1, 50)
 
 
+def test_segments_that_came_and_went_leave_nothing_behind() -> None:
+    """Also one that nothing was written behind before it went."""
+    live = Liveness()
+    for segment in range(1, 10):
+        live.whole(1, segment, 50)
+        live.whole(2, segment, 50)
+        live.delete(2)
+        if segment % 2:
+            live.delete(1)
+        for gone in range(1, segment + segment % 2):
+            live.forget(gone)
+    live.whole(1, 10, 50)
+    assert live._others == {} and live.bytes_in(10) == live.total_bytes == 50
+
+
 def test_a_lone_key_holds_on_to_little() -> None:
     """Keys that stay for long, each among thousands that went."""
     live = Liveness()
