@@ -480,16 +480,24 @@ class SegmentReader:
             raise JournalDamaged(f"{self.path} was sealed with {self._expected} records and has {self.records}")
 
     def keys_after(self, seq: int, limit: int) -> list[tuple[int, int]]:
-        """Up to `limit` pairs (seq, key) of whole records behind `seq`, in order, and as many more as share a row."""
+        """Up to `limit` pairs (seq, key) of whole records behind `seq`, in order, and as many more as share a row.
+
+        Raises JournalDamaged when the file is not as it was written any more, or JournalFailed.
+        """
         found: list[tuple[int, int]] = []
-        for last, key, kind, payload in self._db.execute(_SELECT_KEYS, (seq,)):
-            if kind == GROUP:
-                records = ungroup(last, key, payload)
-                found += [(at, each) for at, each, kind, _, _ in records if kind == FULL and at > seq]
-            else:
-                found.append((last, key))
-            if len(found) >= limit:
-                break
+        try:
+            for last, key, kind, payload in self._db.execute(_SELECT_KEYS, (seq,)):
+                if kind == GROUP:
+                    records = ungroup(last, key, payload)
+                    found += [(at, each) for at, each, kind, _, _ in records if kind == FULL and at > seq]
+                else:
+                    found.append((last, key))
+                if len(found) >= limit:
+                    break
+        except sqlite3.Error as error:
+            raise _unreadable(error, f"{self.path} is damaged behind record {seq}", self.path) from error
+        except _GROUP_ERRORS as error:
+            raise JournalDamaged(f"{self.path} is damaged behind record {seq}: {error}") from error
         return found
 
     @property

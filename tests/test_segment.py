@@ -407,6 +407,19 @@ def test_a_group_that_is_none_is_left_out_whatever_its_checksum(path: Path, payl
     reader.close()
 
 
+@pytest.mark.parametrize("statement", ["UPDATE record SET payload = 'x' WHERE kind = 6", "DROP TABLE record"])
+def test_compaction_is_told_of_a_segment_that_was_damaged_meanwhile(path: Path, statement: str) -> None:
+    """In one line, as every other damage: it reads what its own server wrote, and nobody looked at since."""
+    write_batches(path, [SMALL[:6]]).seal()
+    if "DROP" in statement:
+        alter(path, "DROP VIEW each_record")
+    alter(path, statement)
+    reader = SegmentReader(str(path))
+    with pytest.raises(JournalDamaged, match="is damaged behind record 0"):
+        reader.keys_after(0, 10)
+    reader.close()
+
+
 def test_a_group_that_overlaps_what_was_read_says_nothing_new(path: Path) -> None:
     write_batches(path, [SMALL[:6], SMALL[6:8]]).seal()
     payload = b"[[1,1,1],[2,1,1],[3,1,1]]\nxyz"
