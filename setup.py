@@ -26,24 +26,15 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 ROOMS = {
-    "geventstalk": [
-        "_build",
-        "connection",
-        "engine",
-        "heap",
-        "job",
-        "jobtable",
-        "linger",
-        "protocol",
-        "records",
-        "server",
-        "session",
-        "store",
-        "timerwheel",
-    ],
-    "journal": ["journal", "liveness", "replay", "segment"],
+    "geventstalk": ["_build"],
+    "geventstalk/core": ["engine", "heap", "job", "jobtable", "timerwheel"],
+    "geventstalk/durable": ["records", "store"],
+    "geventstalk/serving": ["connection", "linger", "server"],
+    "geventstalk/wire": ["protocol", "session"],
+    "journal": ["liveness"],
+    "journal/sqlite": ["log", "replay", "segment"],
 }
-"""What is compiled. Its shared library is geventstalk/core__mypyc; the .py files stay beside it, for tracebacks."""
+"""What is compiled. Its shared library is geventstalk/compiled__mypyc; the .py files stay beside it, for tracebacks."""
 MYPYC = (2, 4)
 """The first mypy whose mypyc can be told that jobs are never part of a cycle (`acyclic`)."""
 
@@ -114,7 +105,7 @@ METADATA: dict[str, Any] = {
     "package_data": {"geventstalk": ["py.typed"], "journal": ["py.typed"]},
     "include_package_data": False,
     "zip_safe": False,
-    "entry_points": {"console_scripts": ["geventstalk = geventstalk.cli:main"]},
+    "entry_points": {"console_scripts": ["geventstalk = geventstalk.cli.main:main"]},
 }
 
 
@@ -165,7 +156,7 @@ def core(folder: str) -> list[Any]:
             ["--config-file=", "--ignore-missing-imports", *files],
             opt_level="3",
             debug_level="0",
-            group_name="geventstalk.core",
+            group_name="geventstalk.compiled",
             target_dir=folder,
         )
     except (Exception, SystemExit) as error:  # also its own faults: there is another way

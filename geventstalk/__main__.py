@@ -2,7 +2,7 @@
 
 import sys
 
-from geventstalk.cli import main
+from geventstalk.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

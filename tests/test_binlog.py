@@ -18,8 +18,8 @@ from struct import Struct
 
 import pytest
 
-from geventstalk.binlog import Binlog
-from geventstalk.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job, Tally
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job, Tally
+from geventstalk.tools.binlog import Binlog
 from tests.support.binlogs import fill_beanstalkd, stats_of
 from tests.support.process import ServerProcess
 from tests.support.wire import Client

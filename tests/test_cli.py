@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk import __version__, cli
+from geventstalk import __version__
 from geventstalk._build import BUILD
+from geventstalk.cli import main as cli
 from geventstalk.config import OPTIONS, CommandLine, ConfigError
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 
@@ -42,14 +43,14 @@ class Server:
             sum(range(1000))
 
 BEHAVIOUR = sys.argv.pop(1)
-module = types.ModuleType("geventstalk.server")
+module = types.ModuleType("geventstalk.serving.server")
 module.Server = Server
 if BEHAVIOUR != "missing":
-    sys.modules["geventstalk.server"] = module
+    sys.modules["geventstalk.serving.server"] = module
 else:
-    sys.modules["geventstalk.server"] = None
+    sys.modules["geventstalk.serving.server"] = None
 
-from geventstalk.cli import main
+from geventstalk.cli.main import main
 sys.exit(main())
 """
 
@@ -274,7 +275,7 @@ def test_an_unknown_user(tmp_path: Path) -> None:
 
 
 def test_the_console_script_and_the_module_are_one_program() -> None:
-    script = "import sys; from geventstalk.cli import main; sys.exit(main())"
+    script = "import sys; from geventstalk.cli.main import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", script, "-v"], env=environment(), capture_output=True, text=True, timeout=60
     )
@@ -290,7 +291,7 @@ def test_nothing_slow_is_imported_before_the_port_is_open(stand_in: Callable[...
 
 def test_little_is_imported_before_the_signal_handlers_are_set() -> None:
     """Until then a signal kills, and passes a process with pid 1 by."""
-    script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import geventstalk.cli; print(*sys.modules)"
+    script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import geventstalk.cli.main; print(*sys.modules)"
     command = [sys.executable, "-I", "-S", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     slow = {"typing", "dataclasses", "inspect", "re", "logging", "socket", "click"}

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from geventstalk import engine as engine_module
-from geventstalk.engine import Engine
-from geventstalk.session import Service, Session
+from geventstalk.core import engine as engine_module
+from geventstalk.core.engine import Engine
+from geventstalk.wire.session import Service, Session
 from tests.support.clock import ManualClock
 from tests.support.faults import strace_problem
 from tests.support.process import GEVENTSTALK, ServerProcess

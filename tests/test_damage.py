@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import pytest
 
-from geventstalk.job import BURIED, DELAYED, READY, STATE_NAMES, Job
-from geventstalk.records import Epoch
-from geventstalk.store import Store
+from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, Job
+from geventstalk.durable.records import Epoch
+from geventstalk.durable.store import Store
 from journal import Journal, JournalDamaged, JournalError
-from journal.replay import ASIDE_SUFFIX, Replay
-from journal.segment import Row
+from journal.sqlite.replay import ASIDE_SUFFIX, Replay
+from journal.sqlite.segment import Row
 from tests.support.clients import Launch, burst, launcher, number, reserve_many, until
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 from tests.support.seeds import draw_seed

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from geventstalk.engine import (
+from geventstalk.core.engine import (
     DEADLINE_SOON,
     DRAINING,
     INSERTED,
@@ -21,7 +21,7 @@ from geventstalk.engine import (
     Client,
     Engine,
 )
-from geventstalk.job import (
+from geventstalk.core.job import (
     BURIED,
     DELAYED,
     READY,
@@ -31,7 +31,7 @@ from geventstalk.job import (
     Job,
     Ledger,
 )
-from geventstalk.timerwheel import NEVER
+from geventstalk.core.timerwheel import NEVER
 from tests.support.clock import SECOND, ManualClock
 
 MANY = 1_000_000

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from geventstalk.engine import (
+from geventstalk.core.engine import (
     DEADLINE_SOON,
     DRAINING,
     INSERTED,
@@ -33,8 +33,8 @@ from geventstalk.engine import (
     Engine,
     Tube,
 )
-from geventstalk.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, U64_MAX, Job, Tally
-from geventstalk.timerwheel import NEVER
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, U64_MAX, Job, Tally
+from geventstalk.core.timerwheel import NEVER
 from tests.support.clock import SECOND, ManualClock
 from tests.support.model import Answer, Model, ModelTube
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geventstalk.heap import EMPTY, Heap
+from geventstalk.core.heap import EMPTY, Heap
 
 
 def contents(heap: Heap) -> list[int]:

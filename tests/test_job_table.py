@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from geventstalk.job import U64_MAX, Job
-from geventstalk.jobtable import JobTable
+from geventstalk.core.job import U64_MAX, Job
+from geventstalk.core.jobtable import JobTable
 
 PAGE = 64
 

@@ -20,10 +20,10 @@ import gevent
 import pytest
 
 from geventstalk.config import Settings
-from geventstalk.job import BURIED, DELAYED, READY, Job
-from geventstalk.records import Epoch
-from geventstalk.server import HOUSEKEEPING_S, Server
-from geventstalk.store import Store
+from geventstalk.core.job import BURIED, DELAYED, READY, Job
+from geventstalk.durable.records import Epoch
+from geventstalk.durable.store import Store
+from geventstalk.serving.server import HOUSEKEEPING_S, Server
 from journal import Journal
 from tests.support.clients import Launch, burst, launcher, number, put_many, until
 from tests.support.process import ServerProcess

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk import listen
 from geventstalk.config import Settings
-from geventstalk.listen import (
+from geventstalk.serving import listen
+from geventstalk.serving.listen import (
     ListenError,
     UserError,
     address_of,
@@ -353,7 +353,7 @@ def test_without_the_directorys_lock_no_socket_is_replaced(tmp_path: Path, monke
 _ADOPT = """
 import logging, os, socket, sys
 from geventstalk.config import Settings
-from geventstalk.listen import ListenError, open_listeners
+from geventstalk.serving.listen import ListenError, open_listeners
 
 logging.basicConfig(format="%(message)s")
 kinds, path, plain, environ = sys.argv[1].split(","), sys.argv[2], sys.argv[3] == "plain", sys.argv[4:]

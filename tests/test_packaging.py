@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import email.message
 import email.parser
 import os
@@ -111,9 +112,9 @@ def test_the_wheel_works_without_the_tree(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
         (entry,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/entry_points.txt"))
-    assert "geventstalk = geventstalk.cli:main" in entry.splitlines()
+    assert "geventstalk = geventstalk.cli.main:main" in entry.splitlines()
     place = {"PYTHONPATH": str(tmp_path / "site")}
-    program = "import geventstalk.cli, journal; print(geventstalk.__file__, journal.__file__)"
+    program = "import geventstalk.cli.main, journal; print(geventstalk.__file__, journal.__file__)"
     found = run([sys.executable, "-c", program], cwd=tmp_path, environment=place)
     assert found.split() == [str(tmp_path / "site" / name / "__init__.py") for name in ("geventstalk", "journal")]
     assert run([sys.executable, "-m", "geventstalk", "-v"], cwd=tmp_path, environment=place).startswith("geventstalk ")
@@ -130,19 +131,19 @@ def test_a_source_archive_makes_the_same_wheel(wheel: Path, sdist_tree: Path, tm
 @pytest.mark.timeout(2 * MAKE_LIMIT_S)
 def test_the_compiled_wheel_holds_the_core_beside_its_source(wheel: Path, compiled_wheel: Path) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    more = {f"{room}{suffix}" for room in ["geventstalk/core__mypyc", *compiled_rooms()]}
+    more = {f"{room}{suffix}" for room in ["geventstalk/compiled__mypyc", *compiled_rooms()]}
     assert wheel_names(compiled_wheel) == wheel_names(wheel) | more
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert f"-{tag}-{tag}-linux_" in compiled_wheel.name
 
 
 def compiled_rooms() -> set[str]:
-    """The core as import-linter knows it, what makes it durable, what carries it, and the room that tells of it."""
-    text = (ROOT / "pyproject.toml").read_text()
-    (core,) = re.findall(r'name = "the core is pure.*?source_modules = \[(.*?)\]', text, re.DOTALL)
-    rooms = {name.replace(".", "/") for name in re.findall(r'"(.+?)"', core)}
-    durable = {"geventstalk/store", *(f"journal/{room}" for room in ("journal", "liveness", "replay", "segment"))}
-    return rooms | durable | {"geventstalk/connection", "geventstalk/server", "geventstalk/_build"}
+    """What setup.py says is compiled, as paths without a suffix; it holds all of the core and of the wire."""
+    (table,) = re.findall(r"^ROOMS = (\{.*?^\})", (ROOT / "setup.py").read_text(), re.DOTALL | re.MULTILINE)
+    rooms = {f"{folder}/{room}" for folder, names in ast.literal_eval(table).items() for room in names}
+    pure = {path for floor in ("core", "wire") for path in (ROOT / "geventstalk" / floor).glob("*.py")}
+    assert {str(path.relative_to(ROOT).with_suffix("")) for path in pure if path.stem != "__init__"} <= rooms
+    return rooms
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from geventstalk import protocol as p
+from geventstalk.wire import protocol as p
 
 U32 = 2**32 - 1
 U64 = 2**64 - 1

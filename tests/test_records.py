@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geventstalk.job import (
+from geventstalk.core.job import (
     BURIED,
     DELAYED,
     DELETED,
@@ -20,7 +20,7 @@ from geventstalk.job import (
     Job,
     Tally,
 )
-from geventstalk.records import Encoder, Epoch, apply_change, decode_whole, encode_change, encode_whole
+from geventstalk.durable.records import Encoder, Epoch, apply_change, decode_whole, encode_change, encode_whole
 from tests.support.clock import BOOT_NS, SECOND
 
 WALL_NS = 1_750_000_000 * SECOND

@@ -15,8 +15,8 @@ import pytest
 
 from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalError, JournalFailed, JournalFull
-from journal import segment as room
-from journal.segment import (
+from journal.sqlite import segment as room
+from journal.sqlite.segment import (
     GROUP,
     LAST,
     NEW_SUFFIX,

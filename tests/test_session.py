@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from geventstalk import protocol as p
 from geventstalk._build import BUILD
-from geventstalk.engine import Engine
-from geventstalk.job import BURIED, Job, Ledger
-from geventstalk.session import COMMAND_SLICE, MOVE_SLICE, OUT_BYTES_MAX, Service, Session
-from geventstalk.timerwheel import NEVER
+from geventstalk.core.engine import Engine
+from geventstalk.core.job import BURIED, Job, Ledger
+from geventstalk.core.timerwheel import NEVER
+from geventstalk.wire import protocol as p
+from geventstalk.wire.session import COMMAND_SLICE, MOVE_SLICE, OUT_BYTES_MAX, Service, Session
 from tests.support.clock import SECOND, ManualClock
 from tests.support.wire import (
     Expect,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
-from geventstalk.records import Epoch
-from geventstalk.store import MS_NS, Store
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
+from geventstalk.durable.records import Epoch
+from geventstalk.durable.store import MS_NS, Store
 from journal import FULL, Journal, JournalDamaged
 
 NOW_NS = 5_000_000_000

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geventstalk import timerwheel
 from geventstalk._build import BUILD
-from geventstalk.timerwheel import NEVER, TICK_BITS, Timer, TimerWheel
+from geventstalk.core import timerwheel
+from geventstalk.core.timerwheel import NEVER, TICK_BITS, Timer, TimerWheel
 from tests.support.clock import BOOT_NS, SECOND
 
 TICK = 1 << TICK_BITS

@@ -26,14 +26,14 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-import journal.tools
-from geventstalk.job import BURIED, DELAYED, READY, Job, Tally
-from geventstalk.records import Epoch, encode_whole
-from geventstalk.store import Store
-from geventstalk.tools import COMMANDS, main
+import journal.sqlite.tools
+from geventstalk.core.job import BURIED, DELAYED, READY, Job, Tally
+from geventstalk.durable.records import Epoch, encode_whole
+from geventstalk.durable.store import Store
+from geventstalk.tools.inspect import COMMANDS, main
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
-from journal.segment import Row, SegmentReader
-from journal.tools import LOST_KEYS, Builder, Survey, backup
+from journal.sqlite.segment import Row, SegmentReader
+from journal.sqlite.tools import LOST_KEYS, Builder, Survey, backup
 from tests.support.binlogs import fill_beanstalkd, stats_of
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess
 from tests.support.wire import Client
@@ -384,7 +384,7 @@ def test_a_large_journal_is_dumped_without_holding_it(tmp_path: Path) -> None:
         builder.append(id, encode_whole(make_job(id, body=bytes(100_000)), b"t", Epoch(0, 0)))
     builder.finish()
     program = (
-        "import sys; from geventstalk.tools import main\n"
+        "import sys; from geventstalk.tools.inspect import main\n"
         "for word in (['journal', 'check'], ['journal', 'stats'], ['export'], ['journal', 'dump']):\n"
         "    assert main([*word, sys.argv[1]]) == 0\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr)"
@@ -617,7 +617,7 @@ def test_copies_between_any_two_steps(way: str, tmp_path: Path, monkeypatch: pyt
             target = make_folder(tmp_path / "target")
             least = len(live.history) - 1
             with monkeypatch.context() as patch:
-                patch.setattr(f"journal.tools.{way}", moving(getattr(journal.tools, way), live, draw))
+                patch.setattr(f"journal.sqlite.tools.{way}", moving(getattr(journal.sqlite.tools, way), live, draw))
                 if way == "_Pinned":
                     found = content_of(live.folder)
                 else:

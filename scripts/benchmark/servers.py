@@ -60,7 +60,7 @@ def surroundings() -> dict[str, str]:
 
 def is_compiled(build: Build) -> bool:
     """Whether the core of a build of geventstalk is machine code. Raises OSError when it cannot be started."""
-    question = "import geventstalk.engine as e; print(e.__file__)"
+    question = "import geventstalk.core.engine as e; print(e.__file__)"
     command = [build.command[0], "-c", question]
     run = subprocess.run(command, cwd=build.cwd, env=surroundings(), capture_output=True, text=True, check=False)
     if run.returncode:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from journal import CHANGE, DELETE, FULL, Journal, JournalError, Record
-from journal.replay import Replay
+from journal.sqlite.replay import Replay
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER_TIMEOUT_S = 100.0

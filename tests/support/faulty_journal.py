@@ -1,7 +1,8 @@
 """The real journal's code over a disk in memory that can fail: FaultyJournal, whose directory is a Disk.
 
-Rotation, compaction, admission and replay are those of journal/journal.py and journal/replay.py; replaced is what they
-stand on: segment files, the lock, the room on the disk and the worker thread, whose work is done when turn() says so.
+Rotation, compaction, admission and replay are those of journal/sqlite/log.py and journal/sqlite/replay.py; replaced is
+what they stand on: segment files, the lock, the room on the disk and the worker thread, whose work is done when turn()
+says so.
 
 The fault model.
 - Process loss, at any moment between two pieces of work and at each call of moment(): what was committed stays.
@@ -27,10 +28,10 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked
-from journal.replay import Replay, Source, segment_path
-from journal.segment import FULL, LAST, PAGE_BYTES, SegmentReader, join, row_bytes
-from journal.space import Space
-from journal.worker import Worker
+from journal.sqlite.replay import Replay, Source, segment_path
+from journal.sqlite.room import Space
+from journal.sqlite.segment import FULL, LAST, PAGE_BYTES, SegmentReader, join, row_bytes
+from journal.sqlite.worker import Worker
 
 Row = tuple[int, int, bytes]
 """Key, kind, payload."""
@@ -504,8 +505,8 @@ def _fake_os() -> SimpleNamespace:
 
 
 def _load() -> ModuleType:
-    """A copy of journal/journal.py of its own, on the rooms of this file."""
-    spec = importlib.util.find_spec("journal.journal")
+    """A copy of journal/sqlite/log.py of its own, on the rooms of this file."""
+    spec = importlib.util.find_spec("journal.sqlite.log")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -527,7 +528,7 @@ def _load() -> ModuleType:
         "write_watermark": _write_watermark,
     }
     for name, fake in replaced.items():
-        assert hasattr(module, name), f"journal/journal.py no longer uses {name}"
+        assert hasattr(module, name), f"journal/sqlite/log.py no longer uses {name}"
         setattr(module, name, fake)
     return module
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from geventstalk.engine import RESERVED_JOB
-from geventstalk.job import BURIED, READY, Job
-from geventstalk.records import Epoch
-from geventstalk.session import Session
-from geventstalk.store import Store
+from geventstalk.core.engine import RESERVED_JOB
+from geventstalk.core.job import BURIED, READY, Job
+from geventstalk.durable.records import Epoch
+from geventstalk.durable.store import Store
+from geventstalk.wire.session import Session
 from journal import FULL, Journal, JournalError
-from journal.journal import SyncPoint
+from journal.sqlite.log import SyncPoint
 from tests.support.faulty_journal import FaultyJournal
 from tests.support.simulation.server import Connection, Greenlet, SimulatedServer, Wait
 from tests.support.simulation.simulation import Parts

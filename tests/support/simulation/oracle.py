@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from geventstalk.engine import Engine
-from geventstalk.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
+from geventstalk.core.engine import Engine
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
 
 LINE_BYTES_MAX = 224
 Counts = tuple[int, int, int, int, int]

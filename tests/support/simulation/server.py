@@ -1,4 +1,4 @@
-"""geventstalk/server.py and connection.py once more, as small as possible, for a world without gevent and sockets.
+"""serving/server.py and serving/connection.py once more, as small as possible, in a world without gevent and sockets.
 
 It is a re-statement, method for method under the same names, so whoever changes one looks at the other: what it does
 wrong in the order of commit, sync and reply, the simulation finds; that server.py does the same, it cannot prove.
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from geventstalk.engine import NEVER, Engine
-from geventstalk.job import Job
-from geventstalk.session import MOVE_SLICE, Service, Session
-from geventstalk.store import Store
+from geventstalk.core.engine import NEVER, Engine
+from geventstalk.core.job import Job
+from geventstalk.durable.store import Store
+from geventstalk.wire.session import MOVE_SLICE, Service, Session
 from journal import JournalError
 
 EXIT_JOURNAL = 74

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from itertools import count as count_from
 from math import inf
 
-from geventstalk.engine import Engine
-from geventstalk.job import SECOND_NS
-from geventstalk.records import Epoch
-from geventstalk.session import MOVE_SLICE
-from geventstalk.store import Store
+from geventstalk.core.engine import Engine
+from geventstalk.core.job import SECOND_NS
+from geventstalk.durable.records import Epoch
+from geventstalk.durable.store import Store
+from geventstalk.wire.session import MOVE_SLICE
 from journal import Journal, JournalError, JournalFull
 from tests.support.faulty_journal import Disk, FaultyJournal, worker_of
 from tests.support.simulation.clients import Habits, SimulatedClient

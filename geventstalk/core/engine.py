@@ -14,8 +14,8 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.heap import EMPTY, Heap
-from geventstalk.job import (
+from geventstalk.core.heap import EMPTY, Heap
+from geventstalk.core.job import (
     BURIED,
     DELAYED,
     DELETED,
@@ -26,9 +26,9 @@ from geventstalk.job import (
     Job,
     Ledger,
 )
-from geventstalk.jobtable import JobTable
-from geventstalk.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
-from geventstalk.timerwheel import Timer, TimerWheel
+from geventstalk.core.jobtable import JobTable
+from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
+from geventstalk.core.timerwheel import Timer, TimerWheel
 
 # Outcomes, named as on the wire. A waiting client's answer is one of the first three.
 RESERVED_JOB: Final = 1

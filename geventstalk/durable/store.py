@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from geventstalk.job import Job, Ledger
-from geventstalk.jobtable import JobTable
-from geventstalk.records import WHOLE_BYTES, Encoder, Epoch, apply_change, decode_whole, encode_change
+from geventstalk.core.job import Job, Ledger
+from geventstalk.core.jobtable import JobTable
+from geventstalk.durable.records import WHOLE_BYTES, Encoder, Epoch, apply_change, decode_whole, encode_change
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, SyncPoint
 
 ALWAYS: Final = 0

@@ -14,7 +14,7 @@ from mmap import mmap
 from struct import Struct
 from typing import Final, NamedTuple
 
-from geventstalk.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, U32_MAX, Job, Tally
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, U32_MAX, Job, Tally
 
 Data = bytes | mmap
 TUBE_NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")

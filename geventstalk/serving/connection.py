@@ -16,7 +16,7 @@ from typing import Any, Final
 from gevent import get_hub, getcurrent
 from greenlet import greenlet
 
-from geventstalk.session import OUT_BYTES_MAX, Session
+from geventstalk.wire.session import OUT_BYTES_MAX, Session
 
 CHUNK_BYTES: Final = 1 << 16
 """What one read takes at most, so that no client keeps the others waiting."""

@@ -26,16 +26,16 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 
 from geventstalk._version import __version__
-from geventstalk.acceptor import Acceptor
 from geventstalk.config import Settings
-from geventstalk.connection import Connection
-from geventstalk.engine import NEVER, Engine
-from geventstalk.job import Job
-from geventstalk.linger import Linger
+from geventstalk.core.engine import NEVER, Engine
+from geventstalk.core.job import Job
+from geventstalk.durable.records import Epoch
+from geventstalk.durable.store import Store
 from geventstalk.logs import Trace, make_trace
-from geventstalk.records import Epoch
-from geventstalk.session import MOVE_SLICE, Service, Session
-from geventstalk.store import Store
+from geventstalk.serving.acceptor import Acceptor
+from geventstalk.serving.connection import Connection
+from geventstalk.serving.linger import Linger
+from geventstalk.wire.session import MOVE_SLICE, Service, Session
 from journal import Journal, JournalError, JournalLocked, SyncPoint
 
 EXIT_OK = 0

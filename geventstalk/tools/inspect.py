@@ -24,14 +24,14 @@ from typing import IO, Any, Final, NoReturn
 import click
 import yaml
 
-from geventstalk.binlog import TUBE_NAME, Binlog
-from geventstalk.job import BURIED, DELAYED, READY, STATE_NAMES, U32_MAX, Job, Tally
-from geventstalk.records import Epoch, apply_change, decode_whole, encode_whole
+from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, U32_MAX, Job, Tally
+from geventstalk.durable.records import Epoch, apply_change, decode_whole, encode_whole
+from geventstalk.tools.binlog import TUBE_NAME, Binlog
 from journal.errors import JournalDamaged, JournalError, JournalLocked
-from journal.lock import LOCK_NAME, DirectoryLock
-from journal.replay import Record
-from journal.segment import CHANGE, FULL, fsync_path
-from journal.tools import (
+from journal.sqlite.lock import LOCK_NAME, DirectoryLock
+from journal.sqlite.replay import Record
+from journal.sqlite.segment import CHANGE, FULL, fsync_path
+from journal.sqlite.tools import (
     Builder,
     Survey,
     backup,

@@ -12,9 +12,8 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk import protocol as p
 from geventstalk._build import BUILD
-from geventstalk.engine import (
+from geventstalk.core.engine import (
     DEADLINE_SOON,
     DRAINING,
     INSERTED,
@@ -23,7 +22,8 @@ from geventstalk.engine import (
     Engine,
     Tube,
 )
-from geventstalk.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
+from geventstalk.wire import protocol as p
 
 COMMAND_SLICE: Final = 128
 """Commands of one client that run before others get their turn."""

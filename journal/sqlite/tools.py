@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalLocked
 from journal.liveness import Liveness
-from journal.lock import LOCK_NAME
-from journal.replay import (
+from journal.sqlite.lock import LOCK_NAME
+from journal.sqlite.replay import (
     ASIDE_SUFFIX,
     MISSING_SUFFIX,
     WATERMARK_NAME,
@@ -31,7 +31,8 @@ from journal.replay import (
     segment_paths,
     write_watermark,
 )
-from journal.segment import (
+from journal.sqlite.room import RESERVE_NAME
+from journal.sqlite.segment import (
     CHANGE,
     FULL,
     NEW_SUFFIX,
@@ -45,7 +46,6 @@ from journal.segment import (
     split,
     torn_bytes,
 )
-from journal.space import RESERVE_NAME
 
 SEGMENT_BYTES: Final = 10485760
 """How large the segments become that are written here."""

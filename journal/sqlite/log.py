@@ -18,8 +18,8 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
 from journal.liveness import Liveness
-from journal.lock import DirectoryLock
-from journal.replay import (
+from journal.sqlite.lock import DirectoryLock
+from journal.sqlite.replay import (
     ASIDE_SUFFIX,
     MISSING_SUFFIX,
     WATERMARK_NAME,
@@ -30,7 +30,8 @@ from journal.replay import (
     segment_path,
     write_watermark,
 )
-from journal.segment import (
+from journal.sqlite.room import BLOCK_BYTES, PIECE_BYTES, Space
+from journal.sqlite.segment import (
     CHANGE,
     DELETE,
     FULL,
@@ -49,8 +50,7 @@ from journal.segment import (
     split,
     sync_files,
 )
-from journal.space import BLOCK_BYTES, PIECE_BYTES, Space
-from journal.worker import Worker
+from journal.sqlite.worker import Worker
 
 _SCAN_KEYS: Final = 256
 """Keys of the oldest segment that one slice of compaction looks at."""

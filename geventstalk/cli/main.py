@@ -49,11 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
     """As main(), without the early signals. Sockets that it opens are added to `listeners`."""
     if arguments and not arguments[0].startswith("-"):
-        from geventstalk import tools
+        from geventstalk.tools import inspect as tools
 
         if arguments[0] in tools.COMMANDS:
             return tools.main(list(arguments))
-    from geventstalk import config, listen, logs
+    from geventstalk import config, logs
+    from geventstalk.serving import listen
 
     settings = config.Settings()
     try:
@@ -83,7 +84,8 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
 
 
 def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logger) -> NoReturn:
-    from geventstalk import listen, logs
+    from geventstalk import logs
+    from geventstalk.serving import listen
 
     trace = logs.make_trace(settings.verbose)
     if trace:
@@ -96,7 +98,7 @@ def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logg
         listen.drop_privileges(settings.user)
 
     try:
-        from geventstalk.server import Server  # slow: gevent; clients wait in the backlog meanwhile
+        from geventstalk.serving.server import Server  # slow: gevent; clients wait in the backlog meanwhile
     except ImportError as error:
         if settings.user is None:
             raise
@@ -129,7 +131,7 @@ def _handle_early_signals(listeners: list[socket.socket]) -> None:
 
     def end(_number: int, _frame: FrameType | None) -> None:
         if listeners:
-            from geventstalk import listen
+            from geventstalk.serving import listen
 
             listen.close_listeners(listeners)
         os._exit(0)

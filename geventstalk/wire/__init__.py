@@ -1,0 +1,1 @@
+"""The beanstalk protocol: its grammar, and the conversation with one client. Bytes in, bytes out."""
