@@ -992,7 +992,7 @@ def held(tmp_path: Path) -> Iterator[Path]:
     """A directory whose lock another process has."""
     folder = make_folder(tmp_path / "held")
     program = (
-        "import sys; from journal.lock import DirectoryLock; lock = DirectoryLock(sys.argv[1]);"
+        "import sys; from journal.sqlite.lock import DirectoryLock; lock = DirectoryLock(sys.argv[1]);"
         "print('held', flush=True); sys.stdin.read()"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
