@@ -54,6 +54,7 @@ TEST = [
     "pystalk>=0.9",
     "pytest>=8.2",
     "pytest-timeout>=2.3.1",
+    "pytest-xdist>=3.6",
     "rich>=13.7",
     "setuptools>=77",
 ]

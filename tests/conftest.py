@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from geventstalk._build import BUILD
 from tests.support.process import GEVENTSTALK, ServerProcess, beanstalkd_path
 from tests.support.seeds import draw_seed
+
+WORKERS_MAX = 8
+"""Beyond these the servers that the tests start are more than a machine of any size lets run at once."""
 
 collect_ignore: list[str] = []
 if BUILD == "compiled":
@@ -18,6 +22,7 @@ if BUILD == "compiled":
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--build", choices=("pure", "compiled"), help="fail unless it is this build that is tested")
+    parser.addoption("--long", action="store_true", help="also the tests marked long, which take minutes each")
     parser.addoption("--seed", type=int, default=None, help="seed of the random tests (default: drawn)")
 
 
@@ -25,6 +30,24 @@ def pytest_configure(config: pytest.Config) -> None:
     wanted = config.getoption("--build")
     if wanted not in (None, BUILD):
         raise pytest.UsageError(f"the {BUILD} build would be tested, not the {wanted} one")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """What `-n auto` means: one more than there are cores, because many tests wait for a process or for a moment."""
+    return min(len(os.sched_getaffinity(0)) + 1, WORKERS_MAX)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is long, and lets what is slow come first, so that at the end no worker is alone with it."""
+    long = [] if config.getoption("--long") else [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+    left = [item for item in items if item.get_closest_marker("long") is None or not long]
+    if hasattr(config, "workerinput"):
+        left.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items[:] = left
 
 
 def pytest_report_header() -> str:

@@ -56,6 +56,10 @@ def wheel_names(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
+in_order = pytest.mark.xdist_group("packaging")
+"""What shares a wheel, or builds on the test before, belongs to one worker."""
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
@@ -87,6 +91,7 @@ def metadata(wheel: Path) -> email.message.Message:
         return email.parser.Parser().parsestr(archive.read(name).decode())
 
 
+@in_order
 @pytest.mark.slow
 def test_the_wheel_holds_the_two_packages_and_nothing_else(wheel: Path) -> None:
     names = {name for name in wheel_names(wheel) if ".dist-info/" not in name}
@@ -94,6 +99,7 @@ def test_the_wheel_holds_the_two_packages_and_nothing_else(wheel: Path) -> None:
     assert names == sources | {"geventstalk/py.typed", "journal/py.typed"}
 
 
+@in_order
 @pytest.mark.slow
 def test_the_wheel_says_what_it_needs(metadata: email.message.Message) -> None:
     namespace: dict[str, str] = {}
@@ -107,6 +113,7 @@ def test_the_wheel_says_what_it_needs(metadata: email.message.Message) -> None:
     assert names == ["click", "gevent", "mypy_extensions", "pyyaml"]
 
 
+@in_order
 @pytest.mark.slow
 def test_the_wheel_works_without_the_tree(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
@@ -120,6 +127,7 @@ def test_the_wheel_works_without_the_tree(wheel: Path, tmp_path: Path) -> None:
     assert run([sys.executable, "-m", "geventstalk", "-v"], cwd=tmp_path, environment=place).startswith("geventstalk ")
 
 
+@in_order
 @pytest.mark.slow
 def test_a_source_archive_makes_the_same_wheel(wheel: Path, sdist_tree: Path, tmp_path: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -127,6 +135,7 @@ def test_a_source_archive_makes_the_same_wheel(wheel: Path, sdist_tree: Path, tm
     assert (again.name, wheel_names(again)) == (wheel.name, wheel_names(wheel))
 
 
+@in_order
 @pytest.mark.slow
 @pytest.mark.timeout(2 * MAKE_LIMIT_S)
 def test_the_compiled_wheel_holds_the_core_beside_its_source(wheel: Path, compiled_wheel: Path) -> None:
@@ -146,6 +155,7 @@ def compiled_rooms() -> set[str]:
     return rooms
 
 
+@in_order
 @pytest.mark.slow
 @pytest.mark.timeout(2 * MAKE_LIMIT_S)
 def test_the_compiled_build_passes_the_tests_that_take_seconds(compiled_wheel: Path, tmp_path: Path) -> None:
@@ -266,6 +276,7 @@ def spaced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clone(tmp_path_factory.mktemp("run") / "a clone")
 
 
+@pytest.mark.xdist_group("scripts/run")
 class TestRun:
     """scripts/run in a clone of its own, in a folder whose name has a space. One test builds on the other."""
 
@@ -400,6 +411,7 @@ class TestRunWithoutPython:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_image() -> None:
     """scripts/check-image, from Debian's packages where that is possible, otherwise from the Dockerfile's own base."""
