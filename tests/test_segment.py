@@ -15,8 +15,8 @@ import pytest
 
 from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalError, JournalFailed, JournalFull
-from journal.sqlite import segment as room
-from journal.sqlite.segment import (
+from journal.sqlite import reader as room
+from journal.sqlite.reader import (
     GROUP,
     LAST,
     NEW_SUFFIX,

@@ -29,8 +29,8 @@ from geventstalk.durable.records import Epoch, apply_change, decode_whole, encod
 from geventstalk.tools.binlog import TUBE_NAME, Binlog
 from journal.errors import JournalDamaged, JournalError, JournalLocked
 from journal.sqlite.lock import LOCK_NAME, DirectoryLock
+from journal.sqlite.reader import CHANGE, FULL, fsync_path
 from journal.sqlite.replay import Record
-from journal.sqlite.segment import CHANGE, FULL, fsync_path
 from journal.sqlite.tools import (
     Builder,
     Survey,

@@ -19,19 +19,7 @@ from mypy_extensions import mypyc_attr
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
 from journal.liveness import Liveness
 from journal.sqlite.lock import DirectoryLock
-from journal.sqlite.replay import (
-    ASIDE_SUFFIX,
-    MISSING_SUFFIX,
-    WATERMARK_NAME,
-    Found,
-    Record,
-    Replay,
-    aside_numbers,
-    segment_path,
-    write_watermark,
-)
-from journal.sqlite.room import BLOCK_BYTES, PIECE_BYTES, Space
-from journal.sqlite.segment import (
+from journal.sqlite.reader import (
     CHANGE,
     DELETE,
     FULL,
@@ -50,6 +38,18 @@ from journal.sqlite.segment import (
     split,
     sync_files,
 )
+from journal.sqlite.replay import (
+    ASIDE_SUFFIX,
+    MISSING_SUFFIX,
+    WATERMARK_NAME,
+    Found,
+    Record,
+    Replay,
+    aside_numbers,
+    segment_path,
+    write_watermark,
+)
+from journal.sqlite.room import BLOCK_BYTES, PIECE_BYTES, Space
 from journal.sqlite.worker import Worker
 
 _SCAN_KEYS: Final = 256

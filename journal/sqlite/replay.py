@@ -17,7 +17,7 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged
 from journal.liveness import Liveness
-from journal.sqlite.segment import CHANGE, DELETE, FULL, Row, SegmentReader, row_bytes
+from journal.sqlite.reader import CHANGE, DELETE, FULL, Row, SegmentReader, row_bytes
 
 ASIDE_SUFFIX: Final = ".damaged"
 MISSING_SUFFIX: Final = ".missing"

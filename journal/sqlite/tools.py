@@ -18,6 +18,20 @@ from typing import Final, NamedTuple
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalLocked
 from journal.liveness import Liveness
 from journal.sqlite.lock import LOCK_NAME
+from journal.sqlite.reader import (
+    CHANGE,
+    FULL,
+    NEW_SUFFIX,
+    PART_BYTES,
+    SegmentReader,
+    SegmentWriter,
+    disk_bytes,
+    fsync_path,
+    join,
+    remove_files,
+    split,
+    torn_bytes,
+)
 from journal.sqlite.replay import (
     ASIDE_SUFFIX,
     MISSING_SUFFIX,
@@ -32,20 +46,6 @@ from journal.sqlite.replay import (
     write_watermark,
 )
 from journal.sqlite.room import RESERVE_NAME
-from journal.sqlite.segment import (
-    CHANGE,
-    FULL,
-    NEW_SUFFIX,
-    PART_BYTES,
-    SegmentReader,
-    SegmentWriter,
-    disk_bytes,
-    fsync_path,
-    join,
-    remove_files,
-    split,
-    torn_bytes,
-)
 
 SEGMENT_BYTES: Final = 10485760
 """How large the segments become that are written here."""
