@@ -8,8 +8,8 @@ while it is open. Compaction appends the live keys of the oldest segment anew, s
 """
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked
+from journal.sqlite.format import CHANGE, DELETE, FULL
 from journal.sqlite.log import Journal, SyncPoint
-from journal.sqlite.reader import CHANGE, DELETE, FULL
 from journal.sqlite.replay import Record
 
 __all__ = [

@@ -25,8 +25,9 @@ from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, Job
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from journal import Journal, JournalDamaged, JournalError
-from journal.sqlite.reader import Row
-from journal.sqlite.replay import ASIDE_SUFFIX, Replay
+from journal.sqlite.files import ASIDE_SUFFIX
+from journal.sqlite.format import Row
+from journal.sqlite.replay import Replay
 from tests.support.clients import Launch, burst, launcher, number, reserve_many, until
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 from tests.support.seeds import draw_seed

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalError, JournalFailed, JournalLocked
-from journal.sqlite.reader import SegmentWriter
 from journal.sqlite.replay import Replay
+from journal.sqlite.writer import SegmentWriter
 from tests.support.faults import (
     FAILED,
     Life,

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import pytest
 
-from journal.sqlite.replay import read_watermark
+from journal.sqlite.files import read_watermark
 from tests.support.clients import (
     Launch,
     burst,

@@ -21,7 +21,7 @@ from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, 
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from journal import Journal
-from journal.sqlite.reader import APPLICATION_ID, FORMAT_VERSION
+from journal.sqlite.format import APPLICATION_ID, FORMAT_VERSION
 
 DATA = Path(__file__).parent / "data"
 SECOND = 1_000_000_000
@@ -112,7 +112,7 @@ def committed(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     data = DATA / f"journal-v{version}"
     if os.environ.get("GEVENTSTALK_WRITE_TEST_DATA") and version == FORMAT_VERSION:
         monkeypatch.setattr("journal.sqlite.log.PART_BYTES", PART)
-        monkeypatch.setattr("journal.sqlite.reader.PART_BYTES", PART)
+        monkeypatch.setattr("journal.sqlite.format.PART_BYTES", PART)
         shutil.rmtree(data, ignore_errors=True)
         write_journal(tmp_path / "first", data)
         shutil.copytree(data, tmp_path / "written")
@@ -137,7 +137,7 @@ def test_a_committed_journal_is_read_as_ever(committed: Path) -> None:
 def test_the_present_code_writes_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of the format that forgot to raise its version is found here: the records differ byte by byte."""
     monkeypatch.setattr("journal.sqlite.log.PART_BYTES", PART)
-    monkeypatch.setattr("journal.sqlite.reader.PART_BYTES", PART)
+    monkeypatch.setattr("journal.sqlite.format.PART_BYTES", PART)
     write_journal(tmp_path, tmp_path / "made")
     shutil.copytree(DATA / f"journal-v{FORMAT_VERSION}", tmp_path / "committed")  # reading makes an index of the WAL
     for name in ("segment-00000001.db", "segment-00000002.db"):

@@ -15,21 +15,15 @@ import pytest
 
 from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalError, JournalFailed, JournalFull
-from journal.sqlite import reader as room
-from journal.sqlite.reader import (
-    GROUP,
-    LAST,
-    NEW_SUFFIX,
-    PAGE_BYTES,
-    PART,
-    SegmentReader,
-    SegmentWriter,
-    checksum,
-    join,
-    seal_left_over,
-    split,
-    torn_bytes,
-)
+from journal.sqlite import format as format_room
+from journal.sqlite import sql
+from journal.sqlite import writer as writer_room
+from journal.sqlite.files import NEW_SUFFIX, disk_bytes, sync_files
+from journal.sqlite.format import GROUP, LAST, PAGE_BYTES, PART, checksum, row_bytes, split
+from journal.sqlite.reader import SegmentReader, join
+from journal.sqlite.sql import failure_of
+from journal.sqlite.wal import torn_bytes
+from journal.sqlite.writer import SegmentWriter, seal_left_over
 
 Row = tuple[int, int, bytes]
 ROWS: list[Row] = [
@@ -253,14 +247,14 @@ def test_only_small_records_of_one_commit_share_a_row(path: Path) -> None:
 def test_a_group_takes_hardly_more_than_its_records_would_alone(path: Path, size: int, together: int) -> None:
     """The journal counts what is live by record; what a segment comes to must not be far from that."""
     writer = SegmentWriter(str(path), 7, 0)
-    empty = room.disk_bytes(str(path))
+    empty = disk_bytes(str(path))
     count = 300_000 // (size + 24) // together
     for at in range(count):
         writer.append(writer.rows([(100_000 + at * together + key, FULL, b"x" * size) for key in range(together)]))
     written = writer.bytes
     writer.seal()
     grown = path.stat().st_size - empty
-    assert grown <= (1.15 if together == 300 else 1.4) * count * together * room.row_bytes(size)
+    assert grown <= (1.15 if together == 300 else 1.4) * count * together * row_bytes(size)
     assert 1.0 <= written / grown < 1.4
 
 
@@ -270,7 +264,7 @@ def test_a_group_takes_hardly_more_than_its_records_would_alone(path: Path, size
 @pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled room cannot be replaced")
 @pytest.mark.parametrize("size", [9, 10, 11, 20, 21, 95])
 def test_a_large_payload_is_split_and_joined(path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(room, "PART_BYTES", 10)
+    monkeypatch.setattr(format_room, "PART_BYTES", 10)
     payload = bytes(range(size))
     rows = split(5, payload)
     assert [kind for _, kind, _ in rows] == [PART] * (len(rows) - 1) + [LAST]
@@ -286,7 +280,7 @@ def test_a_large_payload_is_split_and_joined(path: Path, monkeypatch: pytest.Mon
 def test_a_split_payload_that_misses_a_part_is_no_payload(
     path: Path, monkeypatch: pytest.MonkeyPatch, gone: int
 ) -> None:
-    monkeypatch.setattr(room, "PART_BYTES", 10)
+    monkeypatch.setattr(format_room, "PART_BYTES", 10)
     rows = split(5, bytes(35))
     assert len(rows) == 4
     alter(sealed(path, [*rows, (6, FULL, b"behind")]), "DELETE FROM record WHERE seq = ?", gone)
@@ -304,12 +298,12 @@ def test_what_a_row_takes_is_what_the_file_grows_by(path: Path, size: int) -> No
     """A page holds whole records only: those of 1,063 bytes take twice of what they are."""
     count = 300_000 // size
     writer = SegmentWriter(str(path), 7, 0)
-    empty = room.disk_bytes(str(path))
+    empty = disk_bytes(str(path))
     for key in range(count):
         writer.append(writer.rows([(1000 + key, FULL, b"x" * size)]))
     writer.seal()
     grown = (path.stat().st_size - empty) / count
-    assert abs(room.row_bytes(size) / grown - 1) < 0.2, grown
+    assert abs(row_bytes(size) / grown - 1) < 0.2, grown
 
 
 def test_the_checksum_depends_on_all_that_it_stands_for() -> None:
@@ -528,23 +522,22 @@ def test_a_reader_that_goes_at_the_wrong_moment_costs_nothing(path: Path, monkey
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM record").fetchone()
     writer.append(writer.rows([(9, FULL, b"nine")]))
-    real = room._write_meta
+    real = sql.write_meta
 
     def write_meta(db: sqlite3.Connection, meta: dict[str, int]) -> None:
         real(db, meta)
         leaving.start()
 
     leaving = threading.Timer(0.15, reader.close)  # behind the time for which sealing waits
-    monkeypatch.setattr(room, "_write_meta", write_meta)
+    monkeypatch.setattr(writer_room, "write_meta", write_meta)
     synced: list[str] = []
-    real_sync = room.sync_files
 
-    def sync_files(path: str) -> None:
+    def sync_then(path: str) -> None:
         leaving.join()
         synced.append(path)
-        real_sync(path)
+        sync_files(path)
 
-    monkeypatch.setattr(room, "sync_files", sync_files)
+    monkeypatch.setattr(writer_room, "sync_files", sync_then)
     writer.seal()
     assert synced == [str(path)]
     rows, _ = read(path)
@@ -552,10 +545,10 @@ def test_a_reader_that_goes_at_the_wrong_moment_costs_nothing(path: Path, monkey
 
 
 def test_what_has_no_wal_is_synced_all_the_same(path: Path) -> None:
-    room.sync_files(str(sealed(path)))
+    sync_files(str(sealed(path)))
     path.unlink()
     with pytest.raises(JournalFailed):
-        room.sync_files(str(path))
+        sync_files(str(path))
 
 
 def test_a_left_over_segment_is_sealed_as_the_writer_would_have(path: Path, tmp_path: Path) -> None:
@@ -582,7 +575,7 @@ def test_no_room_for_the_index_is_a_full_disk_although_there_is_room_by_now(path
     for code, meaning in ((4874, JournalFull), (1034, JournalFailed)):  # SQLITE_IOERR_SHMSIZE, SQLITE_IOERR_FSYNC
         error: Any = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = code
-        assert isinstance(room._failure(error, "cannot write to", str(path)), meaning)
+        assert isinstance(failure_of(error, "cannot write to", str(path)), meaning)
 
 
 AHEAD = 200_000
@@ -604,15 +597,15 @@ def test_a_torn_write_into_what_was_allocated_is_measured(path: Path, tmp_path: 
     place = left(path, tmp_path / "crash", ahead=AHEAD)
     content = Path(f"{place}-wal").read_bytes()
     end = len(content.rstrip(b"\0"))
-    end += -(end - 32) % (24 + room.PAGE_BYTES)  # the last page may end in zeros
+    end += -(end - 32) % (24 + PAGE_BYTES)  # the last page may end in zeros
     with open(f"{place}-wal", "r+b") as file:
         file.seek(end)
         file.write(random.Random(seed).randbytes(torn - 1) + b"\1")
     assert os.path.getsize(f"{place}-wal") == AHEAD
     assert read(place)[0] == ROWS
-    frames = -(-torn // (24 + room.PAGE_BYTES))  # what of them was not written cannot be told from zeros that were
-    assert torn_bytes(str(place)) == frames * (24 + room.PAGE_BYTES)
-    assert seal_left_over(str(place), 5) == frames * (24 + room.PAGE_BYTES)
+    frames = -(-torn // (24 + PAGE_BYTES))  # what of them was not written cannot be told from zeros that were
+    assert torn_bytes(str(place)) == frames * (24 + PAGE_BYTES)
+    assert seal_left_over(str(place), 5) == frames * (24 + PAGE_BYTES)
     assert read(place)[0] == ROWS
 
 

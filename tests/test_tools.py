@@ -32,7 +32,8 @@ from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
 from geventstalk.tools.inspect import COMMANDS, main
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
-from journal.sqlite.reader import Row, SegmentReader
+from journal.sqlite.format import Row
+from journal.sqlite.reader import SegmentReader
 from journal.sqlite.tools import LOST_KEYS, Builder, Survey, backup
 from tests.support.binlogs import fill_beanstalkd, stats_of
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess

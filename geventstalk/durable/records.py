@@ -5,7 +5,7 @@ This room must not know the engine, SQLite or gevent. Layout, little-endian, for
   whole:  all of a change | ttr u32 | created i64 (wall clock, ns) | name length u8 | name | body
 The state's high bit says that a tally follows: reserves, timeouts, releases, buries, kicks. `rank` is the deadline of a
 delayed job (wall clock, ns) or the number of the burying of a buried one. `body` includes its CRLF.
-To change the format: raise FORMAT_VERSION in journal/sqlite/reader.py, keep the old reader beside the new one,
+To change the format: raise FORMAT_VERSION in journal/sqlite/format.py, keep the old reader beside the new one,
 chosen by the segment's version, and add a file of the old version to the tests' data.
 """
 

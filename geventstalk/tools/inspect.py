@@ -28,8 +28,9 @@ from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, U32_MAX, J
 from geventstalk.durable.records import Epoch, apply_change, decode_whole, encode_whole
 from geventstalk.tools.binlog import TUBE_NAME, Binlog
 from journal.errors import JournalDamaged, JournalError, JournalLocked
+from journal.sqlite.files import fsync_path
+from journal.sqlite.format import CHANGE, FULL
 from journal.sqlite.lock import LOCK_NAME, DirectoryLock
-from journal.sqlite.reader import CHANGE, FULL, fsync_path
 from journal.sqlite.replay import Record
 from journal.sqlite.tools import (
     Builder,

@@ -18,39 +18,27 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
 from journal.liveness import Liveness
-from journal.sqlite.lock import DirectoryLock
-from journal.sqlite.reader import (
-    CHANGE,
-    DELETE,
-    FULL,
+from journal.sqlite.files import (
+    ASIDE_SUFFIX,
+    MISSING_SUFFIX,
     NEW_SUFFIX,
-    PAGE_BYTES,
-    PART_BYTES,
-    Row,
-    SegmentReader,
-    SegmentWriter,
-    WalFile,
+    WATERMARK_NAME,
+    aside_numbers,
     disk_bytes,
     fsync_path,
     remove_files,
-    row_bytes,
-    seal_left_over,
-    split,
-    sync_files,
-)
-from journal.sqlite.replay import (
-    ASIDE_SUFFIX,
-    MISSING_SUFFIX,
-    WATERMARK_NAME,
-    Found,
-    Record,
-    Replay,
-    aside_numbers,
     segment_path,
+    sync_files,
     write_watermark,
 )
+from journal.sqlite.format import CHANGE, DELETE, FULL, PAGE_BYTES, PART_BYTES, Row, row_bytes, split
+from journal.sqlite.lock import DirectoryLock
+from journal.sqlite.reader import SegmentReader
+from journal.sqlite.replay import Found, Record, Replay
 from journal.sqlite.room import BLOCK_BYTES, PIECE_BYTES, Space
+from journal.sqlite.wal import WalFile
 from journal.sqlite.worker import Worker
+from journal.sqlite.writer import SegmentWriter, seal_left_over
 
 _SCAN_KEYS: Final = 256
 """Keys of the oldest segment that one slice of compaction looks at."""

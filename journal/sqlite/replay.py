@@ -7,24 +7,16 @@ Invariant: a record is given back only when its checksum, its place and its segm
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple
-from zlib import crc32
+from typing import NamedTuple
 
 from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged
 from journal.liveness import Liveness
-from journal.sqlite.reader import CHANGE, DELETE, FULL, Row, SegmentReader, row_bytes
-
-ASIDE_SUFFIX: Final = ".damaged"
-MISSING_SUFFIX: Final = ".missing"
-"""An empty file with this name says that a segment is known to be missing, and that this was accepted."""
-WATERMARK_NAME: Final = "synced"
-_NAME: Final = re.compile(r"segment-(\d{8,18})\.db")
-_WATERMARK: Final = re.compile(rb"(\d{20}) (\d{20}) (\d{10})\n")
+from journal.sqlite.files import aside_numbers, read_watermark, segment_path, segment_paths
+from journal.sqlite.format import CHANGE, DELETE, FULL, Row, row_bytes
+from journal.sqlite.reader import SegmentReader
 
 
 class Record(NamedTuple):
@@ -44,42 +36,6 @@ class Found(NamedTuple):
     records: int
     damaged: bool
     deleted: list[int]  # of a damaged one: keys of other segments that its records say are deleted
-
-
-def segment_path(directory: str, number: int) -> str:
-    """Where the segment of this number stands."""
-    return os.path.join(directory, f"segment-{number:08d}.db")
-
-
-def segment_paths(directory: str) -> list[tuple[int, str]]:
-    """Number and path of every segment in the directory, oldest first."""
-    found = [(int(match[1]), name) for name in os.listdir(directory) if (match := _NAME.fullmatch(name))]
-    return [(number, os.path.join(directory, name)) for number, name in sorted(found)]
-
-
-def aside_numbers(directory: str) -> list[int]:
-    """The numbers of segments that were set aside because they were damaged, or are known to be missing."""
-    names = {name.removesuffix(ASIDE_SUFFIX).removesuffix(MISSING_SUFFIX) for name in os.listdir(directory)}
-    numbers = [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
-    return [number for number in numbers if not os.path.exists(segment_path(directory, number))]
-
-
-def write_watermark(file: int, segment: int, records: int) -> None:
-    """Notes that so many records of a segment are on the device. Not synced itself: what it says is a lower bound."""
-    text = b"%020d %020d" % (segment, records)
-    os.pwrite(file, b"%b %010d\n" % (text, crc32(text)), 0)
-
-
-def read_watermark(directory: str) -> tuple[int, int]:
-    """Segment and records of the last watermark; (0, 0) when there is none to be read."""
-    try:
-        with open(os.path.join(directory, WATERMARK_NAME), "rb") as file:
-            match = _WATERMARK.fullmatch(file.read(64))
-    except OSError:
-        return 0, 0
-    if not match or crc32(match[0][:41]) != int(match[3]):
-        return 0, 0
-    return int(match[1]), int(match[2])
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -17,35 +17,27 @@ from typing import Final, NamedTuple
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalLocked
 from journal.liveness import Liveness
-from journal.sqlite.lock import LOCK_NAME
-from journal.sqlite.reader import (
-    CHANGE,
-    FULL,
-    NEW_SUFFIX,
-    PART_BYTES,
-    SegmentReader,
-    SegmentWriter,
-    disk_bytes,
-    fsync_path,
-    join,
-    remove_files,
-    split,
-    torn_bytes,
-)
-from journal.sqlite.replay import (
+from journal.sqlite.files import (
     ASIDE_SUFFIX,
     MISSING_SUFFIX,
+    NEW_SUFFIX,
     WATERMARK_NAME,
-    Record,
-    Replay,
-    Source,
     aside_numbers,
+    disk_bytes,
+    fsync_path,
     read_watermark,
+    remove_files,
     segment_path,
     segment_paths,
     write_watermark,
 )
+from journal.sqlite.format import CHANGE, FULL, PART_BYTES, split
+from journal.sqlite.lock import LOCK_NAME
+from journal.sqlite.reader import SegmentReader, join
+from journal.sqlite.replay import Record, Replay, Source
 from journal.sqlite.room import RESERVE_NAME
+from journal.sqlite.wal import torn_bytes
+from journal.sqlite.writer import SegmentWriter
 
 SEGMENT_BYTES: Final = 10485760
 """How large the segments become that are written here."""

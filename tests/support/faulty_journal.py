@@ -28,8 +28,10 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked
-from journal.sqlite.reader import FULL, LAST, PAGE_BYTES, SegmentReader, join, row_bytes
-from journal.sqlite.replay import Replay, Source, segment_path
+from journal.sqlite.files import segment_path
+from journal.sqlite.format import FULL, LAST, PAGE_BYTES, row_bytes
+from journal.sqlite.reader import SegmentReader, join
+from journal.sqlite.replay import Replay, Source
 from journal.sqlite.room import Space
 from journal.sqlite.worker import Worker
 

@@ -1,0 +1,105 @@
+"""The files of a journal's directory: their names, and what is done to them as files. Knows no SQL.
+
+This room must not know records. A segment is up to three files: the database, SQLite's `-wal`, which holds what is
+not merged into it yet, and `-shm`, the index of the WAL, which is made anew whenever it is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final
+from zlib import crc32
+
+from journal.errors import JournalFailed
+
+NEW_SUFFIX: Final = ".new"
+"""What the name of a segment ends in while it is made."""
+ASIDE_SUFFIX: Final = ".damaged"
+MISSING_SUFFIX: Final = ".missing"
+"""An empty file with this name says that a segment is known to be missing, and that this was accepted."""
+WATERMARK_NAME: Final = "synced"
+_NAME: Final = re.compile(r"segment-(\d{8,18})\.db")
+_WATERMARK: Final = re.compile(rb"(\d{20}) (\d{20}) (\d{10})\n")
+
+
+def segment_path(directory: str, number: int) -> str:
+    """Where the segment of this number stands."""
+    return os.path.join(directory, f"segment-{number:08d}.db")
+
+
+def segment_paths(directory: str) -> list[tuple[int, str]]:
+    """Number and path of every segment in the directory, oldest first."""
+    found = [(int(match[1]), name) for name in os.listdir(directory) if (match := _NAME.fullmatch(name))]
+    return [(number, os.path.join(directory, name)) for number, name in sorted(found)]
+
+
+def aside_numbers(directory: str) -> list[int]:
+    """The numbers of segments that were set aside because they were damaged, or are known to be missing."""
+    names = {name.removesuffix(ASIDE_SUFFIX).removesuffix(MISSING_SUFFIX) for name in os.listdir(directory)}
+    numbers = [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]
+    return [number for number in numbers if not os.path.exists(segment_path(directory, number))]
+
+
+def write_watermark(file: int, segment: int, records: int) -> None:
+    """Notes that so many records of a segment are on the device. Not synced itself: what it says is a lower bound."""
+    text = b"%020d %020d" % (segment, records)
+    os.pwrite(file, b"%b %010d\n" % (text, crc32(text)), 0)
+
+
+def read_watermark(directory: str) -> tuple[int, int]:
+    """Segment and records of the last watermark; (0, 0) when there is none to be read."""
+    try:
+        with open(os.path.join(directory, WATERMARK_NAME), "rb") as file:
+            match = _WATERMARK.fullmatch(file.read(64))
+    except OSError:
+        return 0, 0
+    if not match or crc32(match[0][:41]) != int(match[3]):
+        return 0, 0
+    return int(match[1]), int(match[2])
+
+
+def fsync_path(path: str) -> None:
+    """Waits until a file or directory is on the device. Raises JournalFailed."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise JournalFailed(f"fsync of {path} failed: {error.strerror}") from error
+
+
+def sync_files(path: str) -> None:
+    """Waits until a segment is on the device, also what stands in its WAL. Raises JournalFailed."""
+    if os.path.exists(path + "-wal"):
+        try:
+            fsync_path(path + "-wal")
+        except JournalFailed:
+            if os.path.exists(path + "-wal"):
+                raise  # otherwise the last one who looked at it has merged it meanwhile
+    fsync_path(path)
+
+
+def remove_files(path: str) -> None:
+    """Unlinks a segment with what SQLite keeps beside it; what is not there is no error.
+
+    The database first: without its WAL, which may hold deletes, the rest of it would be believed.
+    """
+    for suffix in ("", "-wal", "-shm"):
+        try:
+            os.unlink(path + suffix)
+        except FileNotFoundError:
+            continue
+
+
+def disk_bytes(path: str) -> int:
+    """What a segment takes on disk, its WAL included."""
+    total = 0
+    for suffix in ("", "-wal"):
+        try:
+            total += os.stat(path + suffix).st_size
+        except FileNotFoundError:
+            continue
+    return total

@@ -1,0 +1,141 @@
+"""What a segment is made of: kinds of records, checksums, groups, parts, sizes and the schema. Knows no file.
+
+This room must not know what a payload means, nor SQLite's module. Schema, format version 2; docs/journal.md has more:
+  record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ...; kind is FULL, CHANGE or DELETE, or PART ... LAST for a
+  FULL one that is too large for a row, or GROUP for several small ones in one: seq is that of the last, key how many,
+  and the payload `[[key,kind,size],...]`, a line feed, and theirs. each_record is a view with a row for each of those.
+  meta(name, value): `segment` its number, `high_water` the largest key ever written before it, `oldest` the first
+  segment that a replay needs, once the segment is sealed `records`, their count, and `crc` over the others.
+Commits never wait for the device (synchronous=OFF); sync() does, on the `-wal` file, from any thread. SQLite's locks
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+FULL: Final = 1
+CHANGE: Final = 2
+DELETE: Final = 3
+PART: Final = 4
+LAST: Final = 5
+GROUP: Final = 6
+"""FULL, CHANGE and DELETE are appended. PART ... LAST are a FULL one that was split; LAST begins with the number of its
+PARTs (u32). GROUP is a row of several small ones."""
+APPLICATION_ID: Final = 0x67767374  # "gvst"
+FORMAT_VERSION: Final = 2
+FORMAT_VERSIONS: Final = (1, 2)  # the first had neither groups nor the view; what reads the second reads it as well
+PAGE_BYTES: Final = 2048
+"""A commit writes whole pages to the WAL: small ones waste less on a single record, large ones less on large bodies."""
+PART_BYTES: Final = 1 << 24
+"""A larger payload is written in parts: SQLite holds at most 10**9 bytes in a value."""
+GROUPED_MAX: Final = 200
+"""Payloads of at most so many bytes share rows with others of their commit: a small one costs little beside its row."""
+GROUP_BYTES: Final = 655
+"""A group has at most so many: a page holds three, which hardly takes more room than their records would alone."""
+LARGE_BATCH: Final = 256
+"""With so many records at once groups fill pages: a third of the rows, and only the last page is half empty."""
+HEAD_ENDS: Final = [[f",{kind},{size}]" for size in range(GROUPED_MAX + 1)] for kind in range(DELETE + 1)]
+"""Made once: a number to text is 200 instructions, of a durable put 4 % in all."""
+CELL_BYTES: Final = 24  # what a record takes in its page beside the payload
+LEAF_BYTES: Final = PAGE_BYTES - 8
+LOCAL_MAX: Final = PAGE_BYTES - 60  # a larger payload spills into pages of its own,
+LOCAL_MIN: Final = (PAGE_BYTES - 12) * 32 // 255 - 23  # and leaves at least this much where it stands
+_SHARES: Final = tuple(-(-PAGE_BYTES // (LEAF_BYTES // (size + CELL_BYTES))) for size in range(LOCAL_MAX + 1))
+
+PARTS: Final = Struct("<I")
+GROUP_ERRORS: Final = (ValueError, TypeError, LookupError, OverflowError)
+_JSON: Final = json.JSONDecoder()
+SCHEMA: Final = """
+CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE record(
+  seq INTEGER PRIMARY KEY, key INTEGER NOT NULL, kind INTEGER NOT NULL, crc INTEGER NOT NULL, payload BLOB NOT NULL
+);
+CREATE VIEW each_record(seq, key, kind, payload) AS
+  SELECT seq, key, kind, payload FROM record WHERE kind <> 6
+  UNION ALL
+  SELECT seq - count + 1 + head.key, json_extract(head.value, '$[0]'), json_extract(head.value, '$[1]'),
+    coalesce(substr(payloads, 1 + (SELECT total(json_extract(before.value, '$[2]')) FROM json_each(heads) before
+      WHERE before.key < head.key), json_extract(head.value, '$[2]')), x'')
+  FROM (
+    SELECT seq, key AS count, CAST(substr(payload, 1, instr(payload, x'0a')) AS TEXT) AS heads,
+      substr(payload, instr(payload, x'0a') + 1) AS payloads
+    FROM record WHERE kind = 6
+  ), json_each(heads) head;
+"""
+
+Entry = tuple[int, int, bytes]
+"""A record as it is appended: its key, kind and payload."""
+Row = tuple[int, int, int, int, bytes]
+NewRow = tuple[int, int, int, int, bytearray]
+"""To sqlite3 a bytearray is a blob; of bytes it asks first, row by row, whether somebody adapts them to something."""
+
+
+def checksum(seq: int, key: int, kind: int, payload: bytes) -> int:
+    """CRC-32 of the payload that also depends on where it stands, so that a moved record does not pass for another."""
+    return crc32(payload, (key ^ (key >> 32) ^ (kind << 29) ^ (seq << 3)) & 0xFFFFFFFF)
+
+
+def row_bytes(size: int) -> int:
+    """What a payload of so many bytes takes on disk: of its page as much as when all records there are like it.
+
+    A page holds whole records only, so one of 990 bytes takes half of it, and one of 1,010 all. Source: SQLite's file
+    format, section 1.6.
+    """
+    if size <= LOCAL_MAX:
+        return _SHARES[size]
+    pages, local = spill(size)
+    return pages * PAGE_BYTES + _SHARES[local]
+
+
+def spill(size: int) -> tuple[int, int]:
+    """How many pages of its own a payload of so many bytes takes, and how much of it is left in the table's page."""
+    if size <= LOCAL_MAX:
+        return 0, size
+    pages, rest = divmod(size - LOCAL_MIN, PAGE_BYTES - 4)
+    rest += LOCAL_MIN
+    return (pages + 1, LOCAL_MIN) if rest > LOCAL_MAX else (pages, rest)
+
+
+def ungroup(seq: int, count: int, payload: bytes) -> list[Row]:
+    """The records of a group, with 0 for their checksums. Raises GROUP_ERRORS when it is none of so many."""
+    end = payload.index(b"\n") + 1
+    heads: list[list[int]]
+    heads, stop = _JSON.raw_decode(payload[:end].decode())  # json.loads() takes 3 % of a restart more
+    at = end
+    seq -= count
+    rows: list[Row] = []
+    for head in heads:
+        key, kind, size = head[0], head[1], head[2]  # unpacking it costs the compiled build 4 % of a restart
+        if not FULL <= kind <= DELETE or size < 0:
+            raise ValueError("a group has whole small records only")
+        seq += 1
+        rows.append((seq, key, kind, 0, payload[at : at + size]))
+        at += size
+    if len(rows) != count or at != len(payload) or stop != end - 1:
+        raise ValueError("a group's payload is not what its head says")
+    return rows
+
+
+def meta_checksum(meta: Mapping[str, int]) -> int:
+    """CRC-32 of `name=value` lines in order of their names, as `meta` keeps it of itself under the name `crc`."""
+    return crc32("".join(f"{name}={meta[name]}\n" for name in sorted(meta) if name != "crc").encode())
+
+
+def split(key: int, payload: bytes) -> list[tuple[int, int, bytes]]:
+    """A whole record that is too large for one row, as the batch of rows that join() makes one again."""
+    parts = [payload[at : at + PART_BYTES] for at in range(0, len(payload), PART_BYTES)]
+    last = parts.pop()
+    return [*((key, PART, part) for part in parts), (key, LAST, PARTS.pack(len(parts)) + last)]
+
+
+def row_of(seq: int, entries: list[Entry], heads: list[str]) -> NewRow:
+    """A row for one record, or for the group of them that ends with number `seq`."""
+    key, kind, payload = entries[0]
+    if len(entries) > 1:
+        key, kind = len(entries), GROUP
+        payload = b"".join((f"[{','.join(heads)}]\n".encode(), *[payload for _, _, payload in entries]))
+    return seq, key, kind, checksum(seq, key, kind, payload), bytearray(payload)

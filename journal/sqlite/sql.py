@@ -1,0 +1,51 @@
+"""What every room that speaks SQL needs: the table `meta`, and what an error of SQLite or the system means."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from typing import Final
+
+from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
+from journal.sqlite.format import meta_checksum
+from journal.sqlite.wal import INDEX_BYTES
+
+_FSYNC_CODES: Final = (1034, 1290)  # SQLITE_IOERR_FSYNC, SQLITE_IOERR_DIR_FSYNC
+_INDEX_CODE: Final = 4874  # SQLITE_IOERR_SHMSIZE: no room for the index of a WAL; by now there may be room again
+
+
+def write_meta(db: sqlite3.Connection, meta: dict[str, int]) -> None:
+    """Writes values, with the checksum of all that stand then, in one statement."""
+    rows = {**meta, "crc": meta_checksum(meta)}
+    places = ", ".join(["(?, ?)"] * len(rows))
+    db.execute(f"INSERT OR REPLACE INTO meta VALUES {places}", [part for row in rows.items() for part in row])
+
+
+def read_meta(db: sqlite3.Connection) -> dict[str, int]:
+    return {str(name): int(value) for name, value in db.execute("SELECT name, value FROM meta")}
+
+
+def unreadable(error: sqlite3.Error, what: str, path: str) -> JournalError:
+    """A device or a limit of the system that fails is no damage: the file may be whole the next time."""
+    text = " ".join(str(error).split())  # SQLite may quote a schema of many lines
+    if "I/O error" in text or "unable to open" in text or "locked" in text or isinstance(error, sqlite3.InternalError):
+        return JournalFull(f"{what}: no space left on device") if _is_full(path) else JournalFailed(f"{what}: {text}")
+    return JournalDamaged(f"{what}: {text}")
+
+
+def failure_of(error: Exception, what: str, path: str) -> JournalError:
+    """What an error of SQLite or the system means. sqlite3 has error codes from Python 3.11 on only."""
+    text = " ".join(str(error).split())
+    code = getattr(error, "sqlite_errorcode", 0)
+    full = "full" in text or "No space" in text or code == _INDEX_CODE
+    if text == "disk I/O error" and not full and code not in _FSYNC_CODES:
+        full = _is_full(path)
+    if full:
+        return JournalFull(f"{what} {path}: no space left on device")
+    return JournalFailed(f"{what} {path}: {text}")
+
+
+def _is_full(path: str) -> bool:
+    """Whether the index of a WAL cannot grow; SQLite calls that an I/O error, or a file that it cannot open."""
+    disk = os.statvfs(os.path.dirname(path) or ".")
+    return disk.f_bavail * disk.f_frsize < INDEX_BYTES

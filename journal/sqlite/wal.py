@@ -1,0 +1,91 @@
+"""The `-wal` file of a segment as bytes: waiting for the device, blocks ahead, and what stands behind its records.
+
+SQLite's locks are on the database and `-shm` files, so a descriptor of the `-wal` file may come and go without losing
+them. This room must not know records; it knows SQLite's file format for a WAL and for the index of a WAL.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from struct import Struct
+from struct import error as StructError
+from typing import Final
+
+from journal.errors import JournalFailed
+from journal.sqlite.format import PAGE_BYTES
+
+_WAL_HEAD_BYTES: Final = 32
+_FRAME_HEAD_BYTES: Final = 24
+_LOOK_BYTES: Final = 1 << 16
+INDEX_BYTES: Final = 1 << 15  # by so much SQLite's index of a WAL grows
+_FRAMES: Final = Struct("=I")
+_FRAMES_AT: Final = 16  # where that index has the number of frames that belong to whole transactions
+_ZEROS: Final = bytes(1 << 16)
+
+
+class WalFile:
+    """A descriptor of a `-wal` file for fdatasync; closed when nobody refers to it any more."""
+
+    def __init__(self, path: str) -> None:
+        self._file = -1
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def sync(self) -> None:
+        """Waits until all that was written is on the device. Raises JournalFailed; never call it again after that."""
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            raise JournalFailed(f"fsync of the journal failed: {error.strerror}") from error
+
+    def size(self) -> int:
+        return os.fstat(self._file).st_size
+
+    def allocate(self, size: int) -> None:
+        """Fills the still empty file with so many zeros, unless the disk has no room for them.
+
+        An fsync of what is written over them has no size and no new block to write down: it takes half as long. Blocks
+        that are only allocated have to be noted as written then, which is a quarter of that time. Raises OSError.
+        """
+        try:
+            os.posix_fallocate(self._file, 0, size)
+            left = size
+            while left:
+                left -= os.write(self._file, _ZEROS[:left])
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            os.ftruncate(self._file, 0)
+        os.fsync(self._file)
+
+    def __del__(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+
+def torn_bytes(path: str) -> int:
+    """How many bytes at the end of a segment's WAL are no part of a whole transaction; 0 when that is not known.
+
+    For a segment that was just read and that this process does not have open: closing a file drops SQLite's locks.
+    """
+    try:
+        size = os.path.getsize(path + "-wal")  # before the index: a writer only makes the number of frames grow
+        with open(path + "-shm", "rb") as index:
+            frames = _FRAMES.unpack(index.read(_FRAMES_AT + _FRAMES.size)[_FRAMES_AT:])[0]
+        return bytes_behind(path + "-wal", frames, size)
+    except (OSError, StructError):
+        return 0
+
+
+def bytes_behind(wal: str, frames: int, size: int) -> int:
+    """How many bytes stand behind so many frames of a WAL of this size, but for whole frames that are only zeros."""
+    frame_bytes = _FRAME_HEAD_BYTES + PAGE_BYTES
+    begin = _WAL_HEAD_BYTES + frames * frame_bytes
+    last = 0
+    with open(wal, "rb") as file:
+        for at in range(begin, size, _LOOK_BYTES):
+            file.seek(at)
+            length = len(file.read(min(_LOOK_BYTES, size - at)).rstrip(b"\0"))
+            if length:
+                last = at - begin + length
+    return min(size - begin, -(-last // frame_bytes) * frame_bytes) if last else 0

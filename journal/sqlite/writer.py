@@ -1,0 +1,204 @@
+"""A new segment: made, appended to, sealed. Commits never wait for the device (synchronous=OFF); sync() does.
+
+This room must not know what a payload means, nor of other segments.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from typing import Final
+
+from journal.errors import JournalFailed
+from journal.sqlite.files import NEW_SUFFIX, fsync_path, remove_files, sync_files
+from journal.sqlite.format import (
+    APPLICATION_ID,
+    CELL_BYTES,
+    DELETE,
+    FORMAT_VERSION,
+    GROUP_BYTES,
+    GROUPED_MAX,
+    HEAD_ENDS,
+    LARGE_BATCH,
+    LEAF_BYTES,
+    LOCAL_MAX,
+    PAGE_BYTES,
+    SCHEMA,
+    Entry,
+    NewRow,
+    row_of,
+    spill,
+)
+from journal.sqlite.sql import failure_of, read_meta, write_meta
+from journal.sqlite.wal import WalFile, bytes_behind
+
+_BUSY_MS: Final = 100  # how long sealing waits for others who look at the file
+_INSERT: Final = "INSERT INTO record(seq, key, kind, crc, payload) VALUES(?, ?, ?, ?, ?)"
+
+
+class SegmentWriter:
+    """A new segment, open for appending."""
+
+    def __init__(self, path: str, number: int, high_water: int, ahead: int = 0) -> None:
+        """Creates the file, synced, with so many bytes ahead of what will be written to its WAL.
+
+        Raises JournalFull or JournalFailed; what was begun is removed then.
+        """
+        self.path = path
+        self.number = number
+        self.records = 0
+        self.bytes = 0  # what they take once it is sealed
+        self._page_bytes = 0  # of that, what is still free in the page that takes the next row
+        try:
+            _create(path + NEW_SUFFIX, number, high_water)
+            os.rename(path + NEW_SUFFIX, path)
+            # check_same_thread: the connection is handed to one other thread once, to be sealed there.
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=16)
+            try:
+                self._db.executescript("PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-256;")
+                self._db.execute("SELECT count(*) FROM meta").fetchone()  # makes the WAL
+                self.wal = WalFile(path + "-wal")
+                if ahead:
+                    self.wal.allocate(ahead)
+            except BaseException:
+                self._db.close()  # what is open keeps its room on the disk, also without a name
+                raise
+        except (sqlite3.Error, OSError) as error:
+            failure = failure_of(error, "cannot create journal segment", path)  # while the disk is as full as it was
+            remove_files(path + NEW_SUFFIX)
+            remove_files(path)
+            raise failure from error
+
+    def rows(self, batch: list[Entry]) -> list[NewRow]:
+        """What append() is to write for a batch: small records that follow each other share rows."""
+        limit = LOCAL_MAX if len(batch) >= LARGE_BATCH else GROUP_BYTES
+        rows: list[NewRow] = []
+        heads: list[str] = []
+        begin = end = taken = 0
+        for key, kind, payload in batch:
+            size = len(payload)
+            head, weight = "", limit
+            if size <= GROUPED_MAX and kind <= DELETE:
+                head = f"[{key}{HEAD_ENDS[kind][size]}"
+                weight = size + len(head) + 1
+            taken += weight
+            if taken > limit and heads:
+                rows.append(row_of(self.records + end, batch[begin:end], heads))
+                begin, heads, taken = end, [], weight
+            heads.append(head)
+            end += 1
+        if heads:
+            rows.append(row_of(self.records + end, batch[begin:end], heads))
+        return rows
+
+    def append(self, rows: Sequence[NewRow]) -> None:
+        """Commits the rows in one transaction, without waiting for the device.
+
+        Raises JournalFull, when nothing was written and it may be tried again with more room, or JournalFailed.
+        """
+        execute = self._db.execute
+        try:
+            if len(rows) == 1:
+                execute(_INSERT, rows[0])
+            else:
+                execute("BEGIN")
+                self._db.executemany(_INSERT, rows)
+                execute("COMMIT")
+        except sqlite3.Error as error:
+            try:
+                if self._db.in_transaction:
+                    execute("ROLLBACK")
+            except sqlite3.Error as worse:
+                raise JournalFailed(f"cannot write to journal segment {self.path}: {worse}") from error
+            raise failure_of(error, "cannot write to journal segment", self.path) from error
+        for row in rows:
+            self.records = row[0]
+            self._grow(len(row[4]))
+
+    def _grow(self, size: int) -> None:
+        pages, local = spill(size)
+        if local + CELL_BYTES > self._page_bytes:
+            pages += 1
+            self._page_bytes = LEAF_BYTES
+        self._page_bytes -= local + CELL_BYTES
+        self.bytes += pages * PAGE_BYTES
+
+    def note(self, high_water: int, oldest: int) -> None:
+        """Notes the largest key written before this segment, and the oldest segment that a replay needs.
+
+        Raises JournalFull or JournalFailed.
+        """
+        try:
+            write_meta(self._db, {"segment": self.number, "high_water": high_water, "oldest": oldest})
+        except sqlite3.Error as error:
+            raise failure_of(error, "cannot write to journal segment", self.path) from error
+
+    def discard(self) -> None:
+        """Closes and removes a segment that nobody needs, sealed or not."""
+        remove_files(self.path)
+        with suppress(sqlite3.Error):  # it would merge the WAL now, into a file that has no name any more
+            self._db.close()
+
+    def seal(self) -> None:
+        """Moves everything from the WAL into the database file, synced, and closes. For a thread away from the hub.
+
+        Raises JournalFull, when it may be tried again with more room, or JournalFailed.
+        """
+        seal(self._db, self.path, self.records)
+
+
+def _create(path: str, number: int, high_water: int) -> None:
+    """Makes an empty segment, complete and on the device; it gets its own name only then.
+
+    So whatever a crash leaves under that name is whole, and a WAL never stands beside an empty database, as a loss of
+    power might leave it: SQLite would delete the WAL.
+    """
+    # Job bodies are nobody else's business; SQLite gives its own files the mode of this one.
+    os.close(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        db.executescript(
+            # Alone with the file, SQLite needs no index of the WAL beside it: 32 KiB that a full disk may not have.
+            f"PRAGMA locking_mode=EXCLUSIVE; PRAGMA page_size={PAGE_BYTES}; PRAGMA journal_mode=WAL;"
+            f"PRAGMA synchronous=FULL; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION};"
+            f"BEGIN; {SCHEMA}"
+        )
+        write_meta(db, {"segment": number, "high_water": high_water})
+        db.execute("COMMIT")
+    finally:
+        db.close()  # and with the last connection the WAL is merged and gone
+    fsync_path(path)
+
+
+def seal(db: sqlite3.Connection, path: str, records: int) -> None:
+    try:
+        db.executescript(f"PRAGMA busy_timeout={_BUSY_MS}; PRAGMA synchronous=FULL;")
+        meta = read_meta(db)
+        del meta["crc"]
+        write_meta(db, {**meta, "records": records})
+        busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.Error as error:
+        if "locked" not in str(error):
+            raise failure_of(error, "cannot seal journal segment", path) from error
+        busy = 1
+    db.close()
+    if busy:
+        # Somebody looks at the file (sqlite3, a backup); closing left the WAL beside it, which is as good.
+        sync_files(path)
+
+
+def seal_left_over(path: str, records: int) -> int:
+    """Merges the WAL that a crash left beside a segment of so many records, as SegmentWriter.seal() does.
+
+    Returns how many bytes of that WAL were torn, that is, no part of a whole transaction.
+    """
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            torn = bytes_behind(path + "-wal", frames, os.path.getsize(path + "-wal"))
+            seal(db, path, records)
+    except (sqlite3.Error, OSError) as error:
+        raise failure_of(error, "cannot seal journal segment", path) from error
+    return torn
