@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from geventstalk._build import BUILD
-from tests.support.process import GEVENTSTALK, ServerProcess, beanstalkd_path
+from tests.support.process import GEVENTSTALK, ServerProcess, TracebackFound, beanstalkd_path, check_logs
 from tests.support.seeds import draw_seed
 
 WORKERS_MAX = 8
@@ -61,6 +61,13 @@ def seed(request: pytest.FixtureRequest) -> int:
     return draw_seed(request.config)
 
 
+@pytest.fixture(autouse=True)
+def no_traceback() -> Iterator[None]:
+    """A traceback of any server fails the test in which it is written, whatever the test asserts."""
+    yield
+    check_logs()
+
+
 @pytest.fixture
 def start_server() -> Iterator[Callable[..., ServerProcess]]:
     """Starts geventstalk processes with the given flags; each answers when returned and is stopped at the end."""
@@ -85,5 +92,11 @@ def _starter(command: list[str]) -> Iterator[Callable[..., ServerProcess]]:
         return server.wait_ready()
 
     yield start
+    errors = []
     for server in running:
-        server.stop()
+        try:
+            server.stop()
+        except TracebackFound as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

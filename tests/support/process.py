@@ -1,6 +1,7 @@
 """Servers as child processes: geventstalk and, where it is installed, Debian's beanstalkd.
 
 Every server listens on 127.0.0.1 or on a unix socket, is stopped by its own pid, and is bounded in time by its caller.
+What a server writes to stderr is always read: a traceback there is an error unless the test declared it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
 GEVENTSTALK = [sys.executable, "-m", "geventstalk"]
+TRACEBACK = b"Traceback (most recent call last)"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -32,6 +35,44 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class TracebackFound(AssertionError):
+    """A server wrote a traceback that nobody had declared."""
+
+
+class Log:
+    """The file that takes a server's stderr, and what of it is not read yet.
+
+    `expects` is a text that every traceback must hold; None when there must not be any.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.expects: str | None = None
+        # Open for as long as the server runs.
+        self.file = tempfile.TemporaryFile() if path is None else path.open("ab+")  # noqa: SIM115
+        self._at = self.file.seek(0, os.SEEK_END)
+
+    def check(self) -> None:
+        """Reads what is new. Raises TracebackFound."""
+        text = os.pread(self.file.fileno(), 1 << 26, self._at)
+        self._at += len(text)
+        if TRACEBACK in text and (self.expects is None or self.expects.encode() not in text):
+            said = text[text.index(TRACEBACK) - min(200, text.index(TRACEBACK)) :]
+            raise TracebackFound(f"a server wrote a traceback:\n{said.decode(errors='replace')[-6000:]}")
+
+
+_unread: list[ServerProcess] = []
+"""The servers whose end nobody has seen yet."""
+
+
+def check_logs() -> None:
+    """Reads what all servers wrote to stderr since the last time. Raises TracebackFound."""
+    for server in list(_unread):
+        if server.process.poll() is None:
+            server.log.check()
+        else:
+            server.read_log()
 
 
 class ServerProcess:
@@ -53,15 +94,16 @@ class ServerProcess:
         where = ["-l", f"unix:{unix_path}"] if unix_path else ["-l", "127.0.0.1", "-p", str(self.port)]
         environment = {**os.environ, **(env or {})}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
-        self._stderr = stderr.open("ab") if stderr else None
+        self.log = Log(stderr)
         self.process = subprocess.Popen(
             [*command, *where, *args],
             cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=self._stderr or subprocess.DEVNULL,
-            stderr=self._stderr or subprocess.DEVNULL,
+            stdout=self.log.file if stderr else subprocess.DEVNULL,
+            stderr=self.log.file,
         )
+        _unread.append(self)
 
     @property
     def pid(self) -> int:
@@ -101,7 +143,7 @@ class ServerProcess:
         """kill -9, and wait for the end."""
         self.process.kill()
         self.process.wait(STOP_TIMEOUT_S)
-        self._close_log()
+        self.read_log()
 
     def stop(self) -> int:
         """SIGTERM, and wait for the end; kill -9 when that does not come. Returns the exit code."""
@@ -112,9 +154,15 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(STOP_TIMEOUT_S)
-        self._close_log()
+        self.read_log()
         return int(self.process.returncode)
 
-    def _close_log(self) -> None:
-        if self._stderr:
-            self._stderr.close()
+    def read_log(self) -> None:
+        """Reads the last of the log of a server that has ended. Raises TracebackFound."""
+        if self in _unread:
+            _unread.remove(self)
+        if not self.log.file.closed:
+            try:
+                self.log.check()
+            finally:
+                self.log.file.close()
