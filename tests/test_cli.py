@@ -17,7 +17,8 @@ import pytest
 
 from geventstalk import __version__
 from geventstalk._build import BUILD
-from geventstalk.cli import main as cli
+from geventstalk.cli import early
+from geventstalk.cli import serve as cli
 from geventstalk.config import OPTIONS, CommandLine, ConfigError
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 
@@ -332,7 +333,7 @@ def test_a_server_that_cannot_be_loaded_is_one_line(stand_in: Callable[..., Stan
     assert err.startswith("geventstalk: unexpected error: ModuleNotFoundError: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", cli.STOP_SIGNALS)
+@pytest.mark.parametrize("number", early.STOP_SIGNALS)
 def test_a_stop_signal_before_the_server_runs_ends_cleanly(
     number: signal.Signals, stand_in: Callable[..., StandIn], tmp_path: Path
 ) -> None:
@@ -344,7 +345,7 @@ def test_a_stop_signal_before_the_server_runs_ends_cleanly(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", cli.DRAIN_SIGNALS)
+@pytest.mark.parametrize("number", early.DRAIN_SIGNALS)
 def test_a_drain_signal_before_the_server_runs_does_no_harm(
     number: signal.Signals, stand_in: Callable[..., StandIn], tmp_path: Path
 ) -> None:
@@ -431,7 +432,7 @@ def test_a_second_server_does_not_take_the_first_ones_socket(
     assert ask(heir, b"list-tube-used\r\n") == b"USING default\r\n"
 
 
-@pytest.mark.parametrize("number", cli.STOP_SIGNALS)
+@pytest.mark.parametrize("number", early.STOP_SIGNALS)
 def test_a_real_server_ends_at_once(number: signal.Signals, start_server: Callable[..., ServerProcess]) -> None:
     server = start_server()
     with server.connect():

@@ -27,10 +27,11 @@ import pytest
 import yaml
 
 import journal.sqlite.tools
+from geventstalk.cli.main import COMMANDS
+from geventstalk.cli.program import main
 from geventstalk.core.job import BURIED, DELAYED, READY, Job, Tally
 from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
-from geventstalk.tools.inspect import COMMANDS, main
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
 from journal.sqlite.format import Row
 from journal.sqlite.reader import SegmentReader
@@ -385,7 +386,7 @@ def test_a_large_journal_is_dumped_without_holding_it(tmp_path: Path) -> None:
         builder.append(id, encode_whole(make_job(id, body=bytes(100_000)), b"t", Epoch(0, 0)))
     builder.finish()
     program = (
-        "import sys; from geventstalk.tools.inspect import main\n"
+        "import sys; from geventstalk.cli.program import main\n"
         "for word in (['journal', 'check'], ['journal', 'stats'], ['export'], ['journal', 'dump']):\n"
         "    assert main([*word, sys.argv[1]]) == 0\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr)"
@@ -927,7 +928,7 @@ def test_a_torn_binlog_is_a_note(tmp_path: Path, tool: Callable[..., Ran]) -> No
 
 
 def test_main_belongs_to_these_words() -> None:
-    assert COMMANDS == ("journal", "import-binlog", "export", "import")
+    assert COMMANDS == ("journal", "export", "import", "import-binlog")
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,24 @@
-"""The program: words to settings, settings to sockets, sockets to the server; early signals; exit codes.
+"""The program begins here: early signals first, then the command that the first word names, or the server.
 
-It must not import gevent, nor the server before the sockets listen: clients may come 0.1 s after the start.
-From the first line of `main` on a stop signal ends the process with exit code 0, and nobody ever sees a
-traceback who did not ask for it with -VV. So that this line comes early, everything that takes time to import
-is imported where it is used: 15 ms after the start instead of 50.
+This room must not import what takes time before the signals are handled. From the first line of `main` on, a stop
+signal ends the process with exit code 0. So that this line comes 15 ms after the start and not 50, every other room is
+imported where it is used.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
+
+from geventstalk.cli.early import handle_early_signals
 
 TYPE_CHECKING = False  # as in typing, which alone takes 5 ms
 if TYPE_CHECKING:
-    import logging
     import socket
     from collections.abc import Sequence
-    from types import FrameType
-    from typing import Any, NoReturn
 
-    import click
-
-    from geventstalk.config import CommandLine, Option, Settings
-
-EXIT_UNEXPECTED = 1
-EXIT_USER = 34
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-DRAIN_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-
-_EPILOG = (
-    "Each setting is also a key of the YAML file (max_job_bytes for --max-job-bytes) and an environment "
-    "variable (GEVENTSTALK_MAX_JOB_BYTES). A flag overrides the environment, which overrides the file. "
-    "GEVENTSTALK_LISTEN separates addresses by commas."
-)
+COMMANDS = ("journal", "export", "import", "import-binlog")
+"""The first words of a command line that is not the server's. It is here so that the server need not import click
+twice over to learn it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,218 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Does not return once it has served: the process ends then.
     """
     listeners: list[socket.socket] = []
-    _handle_early_signals(listeners)
-    return run(sys.argv[1:] if arguments is None else arguments, listeners)
+    handle_early_signals(listeners)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words and words[0] in COMMANDS:
+        from geventstalk.cli import program
 
+        return program.main(words)
+    from geventstalk.cli import serve
 
-def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
-    """As main(), without the early signals. Sockets that it opens are added to `listeners`."""
-    if arguments and not arguments[0].startswith("-"):
-        from geventstalk.tools import inspect as tools
-
-        if arguments[0] in tools.COMMANDS:
-            return tools.main(list(arguments))
-    from geventstalk import config, logs
-    from geventstalk.serving import listen
-
-    settings = config.Settings()
-    try:
-        line = parse(arguments)
-        if line is None:
-            return 0
-        settings, warnings = config.load(line.flags, os.environ, line.config)
-        log = logs.make_logger(settings.log_format, settings.verbose)
-        for warning in warnings:
-            log.warning("%s", warning)
-        if line.check_config:
-            _print("configuration is fine", after_name=":")
-            return 0
-        _serve(settings, listeners, log)
-    except (config.ConfigError, listen.ListenError, listen.UserError) as error:
-        logs.print_error(str(error), settings.log_format)
-        listen.close_listeners(listeners)
-        return error.exit_code
-    except Exception as error:  # whatever it is, its user gets one line
-        if settings.verbose >= 2:
-            import traceback
-
-            traceback.print_exc()
-        logs.print_error(f"unexpected error: {type(error).__name__}: {error}", settings.log_format)
-        listen.close_listeners(listeners)
-        return EXIT_UNEXPECTED
-
-
-def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logger) -> NoReturn:
-    from geventstalk import logs
-    from geventstalk.serving import listen
-
-    trace = logs.make_trace(settings.verbose)
-    if trace:
-        trace.started()
-    listeners.extend(listen.open_listeners(settings, log))
-    if trace:
-        for listener in listeners:
-            trace.bind(listener.fileno(), listen.address_of(listener))
-    if settings.user is not None:
-        listen.drop_privileges(settings.user)
-
-    try:
-        from geventstalk.serving.server import Server  # slow: gevent; clients wait in the backlog meanwhile
-    except ImportError as error:
-        if settings.user is None:
-            raise
-        # Typically an installation below root's home, which that user may not enter.
-        raise listen.UserError(f"user {settings.user} cannot load the server: {error}", EXIT_USER) from error
-    server = Server(settings, listeners, log)
-    code = server.run()
-    for number in STOP_SIGNALS + DRAIN_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # a second signal must not turn a clean end into another
-    listen.close_listeners(listeners)
-    _end(code)
-
-
-def _end(code: int) -> NoReturn:
-    # Taking a million jobs apart one by one takes the interpreter longer than a stop may last.
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            continue  # its reader is gone
-    os._exit(code)
-
-
-def _handle_early_signals(listeners: list[socket.socket]) -> None:
-    """Handles signals until the server does; a process with pid 1 would not get any without a handler.
-
-    A stop signal ends the process on the spot. An exception would surface in the middle of an import or of a
-    replay, where it may be swallowed, and there is nothing to save: the journal stands any end.
-    """
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        if listeners:
-            from geventstalk.serving import listen
-
-            listen.close_listeners(listeners)
-        os._exit(0)
-
-    for number in STOP_SIGNALS:
-        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-            continue  # nohup
-        signal.signal(number, end)
-    for number in DRAIN_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def parse(arguments: Sequence[str]) -> CommandLine | None:
-    """Reads the words. Prints help or version when they ask for it, and returns None then.
-
-    Raises ConfigError in upstream's words.
-    """
-    import click
-
-    from geventstalk.config import OPTIONS, CommandLine, ConfigError
-    from geventstalk.logs import PROGRAM
-
-    try:
-        context = _command().make_context(PROGRAM, list(arguments))
-    except click.exceptions.Exit:
-        return None
-    except click.NoSuchOption as error:
-        raise ConfigError(f"unknown flag: {error.option_name}") from None
-    except click.BadOptionUsage as error:
-        # click knows two such mistakes and tells them apart by text only.
-        takes_value = error.option_name in _flags_with_value()
-        problem = "flag requires an argument" if takes_value else "flag takes no argument"
-        raise ConfigError(f"{problem}: {error.option_name}") from None
-    except click.ClickException as error:
-        raise ConfigError(error.format_message()) from None
-    if context.args:
-        raise ConfigError(f"unknown argument: {context.args[0]}")
-    given = context.params
-    absent = {"list": (), "count": 0}
-    flags = {one.key: given[one.key] for one in OPTIONS if given[one.key] not in (None, absent.get(one.kind))}
-    return CommandLine(flags, given["config"], bool(given["check_config"]))
-
-
-def _flags_with_value() -> frozenset[str]:
-    from geventstalk.config import OPTIONS
-
-    options = [option for option in OPTIONS if option.kind in ("value", "list")]
-    return frozenset({"--config"}.union(*(option.flags for option in options)))
-
-
-def _command() -> click.Command:
-    import click
-
-    from geventstalk.config import ENV_CONFIG, OPTIONS
-    from geventstalk.logs import PROGRAM
-
-    params: list[click.Parameter] = []
-    for option in OPTIONS:
-        params.extend(_click_options(option))
-    read = f"Read settings from this YAML file [{ENV_CONFIG}]."
-    check = "Say whether the settings are fine, and exit."
-    version = click.Option(["-v", "--version"], is_flag=True, is_eager=True, callback=_print_version)
-    version.help = "Print the version and whether the core is compiled, and exit."
-    params += [
-        click.Option(["--config"], metavar="FILE", help=read),
-        click.Option(["--check-config"], is_flag=True, help=check),
-        version,
-    ]
-    return click.Command(
-        PROGRAM,
-        params=params,
-        help="A work queue server that speaks the beanstalk protocol.",
-        epilog=_EPILOG,
-        context_settings={"allow_extra_args": True, "help_option_names": ["-h", "--help"]},
-    )
-
-
-def _click_options(option: Option) -> list[click.Option]:
-    import click
-
-    text = option.help
-    if option.kind == "value" and option.default is not None:
-        text += f" Default: {option.default}."
-    if option.kind == "switch":
-        pairs = [f"{on}/{off}" for on, off in zip(option.flags, option.negative, strict=True)]
-        return [click.Option([*pairs, option.key], default=None, help=f"{text} {option.negative_help}")]
-    if option.kind == "count":
-        return [click.Option([*option.flags, option.key], count=True, help=text)]
-    made = [
-        click.Option(
-            [*option.flags, option.key],
-            type=click.UNPROCESSED,
-            metavar=option.metavar,
-            multiple=option.kind == "list",
-            help=text,
-        )
-    ]
-    if option.negative:
-        made.append(
-            click.Option(
-                [*option.negative, option.key],
-                is_flag=True,
-                flag_value=option.negative_value,
-                type=click.UNPROCESSED,
-                help=option.negative_help,
-            )
-        )
-    return made
-
-
-def _print_version(context: click.Context, _parameter: click.Parameter, wanted: Any) -> None:
-    from geventstalk._build import BUILD
-    from geventstalk._version import __version__
-
-    if wanted and not context.resilient_parsing:
-        _print(f"{__version__} ({BUILD})")
-        context.exit()
-
-
-def _print(text: str, after_name: str = "") -> None:
-    import click
-
-    from geventstalk.logs import PROGRAM
-
-    click.echo(f"{PROGRAM}{after_name} {text}")
+    return serve.run(words, listeners)

@@ -1,0 +1,19 @@
+"""geventstalk export: every job of a journal as a line of JSON."""
+
+from __future__ import annotations
+
+import click
+
+from geventstalk.cli.output import output, refuse_damage
+from geventstalk.tools import transfer
+
+
+@click.command(name="export")
+@click.option("--accept-damage", is_flag=True, help="Export what is intact in a damaged journal.")
+@click.argument("directory", metavar="DIR")
+def export(directory: str, accept_damage: bool) -> int:
+    """Print every job as a JSON object, one a line, behind a line that says how many there are."""
+    with output() as write:
+        for line in transfer.export(directory, lambda findings: refuse_damage(findings, accept_damage)):
+            write(line)
+    return 0

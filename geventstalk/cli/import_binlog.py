@@ -1,0 +1,30 @@
+"""geventstalk import-binlog: the jobs of a beanstalkd that is stopped, into a journal without jobs."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from geventstalk.cli.output import refuse_damage
+from geventstalk.tools import transfer
+
+
+@click.command(name="import-binlog")
+@click.option("--accept-damage", is_flag=True, help="Import what can be read of a damaged binlog.")
+@click.argument("binlog_directory", metavar="BINLOGDIR")
+@click.argument("directory", metavar="DIR")
+def import_binlog(binlog_directory: str, directory: str, accept_damage: bool) -> int:
+    """Read the binlog of a beanstalkd that is stopped into a journal that has no jobs yet."""
+    if os.path.exists(directory) and os.path.exists(binlog_directory) and os.path.samefile(binlog_directory, directory):
+        raise click.UsageError("BINLOGDIR and DIR are the same directory")
+
+    def judge(notes: list[str], findings: list[str]) -> None:
+        for note in notes:
+            click.echo(f"note: {note}", err=True)
+        refuse_damage(findings, accept_damage)
+
+    done = transfer.import_binlog(binlog_directory, directory, judge)
+    counts = f"imported {done.jobs} jobs from {done.files} files into {directory}"
+    click.echo(f"{counts}; the next id is {done.next_id}")
+    return 0

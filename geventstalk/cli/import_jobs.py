@@ -1,0 +1,18 @@
+"""geventstalk import: what `export` printed, into a journal without jobs."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from geventstalk.tools import transfer
+
+
+@click.command(name="import")
+@click.argument("directory", metavar="DIR")
+def import_jobs(directory: str) -> int:
+    """Read what `export` printed from standard input into a journal that has no jobs yet."""
+    done = transfer.import_lines(sys.stdin.buffer, directory)
+    click.echo(f"imported {done.jobs} jobs into {directory}; the next id is {done.next_id}")
+    return 0

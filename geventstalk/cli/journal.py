@@ -1,0 +1,75 @@
+"""geventstalk journal: look at a journal, copy it, repair it."""
+
+from __future__ import annotations
+
+import click
+import yaml
+
+from geventstalk.cli.output import EXIT_DAMAGE, output, report
+from geventstalk.tools import inspect, keep
+
+
+@click.group(name="journal", no_args_is_help=False)
+def journal() -> None:
+    """Look at a journal, back it up, repair it."""
+
+
+@journal.command(name="check")
+@click.argument("directory", metavar="DIR")
+def _check(directory: str) -> int:
+    """Read all of a journal, and say what is wrong with it."""
+    checked = inspect.check(directory)
+    for finding in checked.findings:
+        click.echo(f"finding: {finding}")
+    for note in checked.notes:
+        click.echo(f"note: {note}")
+    counts = f"{checked.segments} segments, {checked.records} records, {checked.jobs} jobs"
+    click.echo(f"{counts}, {len(checked.findings)} findings")
+    return EXIT_DAMAGE if checked.findings else 0
+
+
+@journal.command(name="dump")
+@click.option("--bodies/--no-bodies", default=True, help="Whether the jobs' bodies are shown, in base64.")
+@click.argument("directory", metavar="DIR")
+def _dump(directory: str, bodies: bool) -> int:
+    """Print every record, dead ones too, in the order they were written: one JSON object a line."""
+    findings: list[str] = []
+    with output() as write:
+        for facts in inspect.dump(directory, bodies, findings.append):
+            write(facts)
+    return report(findings)
+
+
+@journal.command(name="stats")
+@click.argument("directory", metavar="DIR")
+def _stats(directory: str) -> int:
+    """Print what a journal consists of, as YAML: segments, live and dead bytes, jobs by tube and state."""
+    summary, findings = inspect.stats(directory)
+    click.echo(yaml.safe_dump(summary, sort_keys=False), nl=False)
+    return report(findings)
+
+
+@journal.command(name="backup")
+@click.argument("directory", metavar="DIR")
+@click.argument("target", metavar="TARGET")
+def _backup(directory: str, target: str) -> int:
+    """Copy a journal, also while its server runs, to a new or empty directory, and check the copy."""
+    copied = keep.backup(directory, target)
+    click.echo(f"copied {copied.segments} segments with {copied.jobs} jobs to {target}")
+    return report(copied.findings)
+
+
+@journal.command(name="repair")
+@click.option("--in-place", is_flag=True, help="Write to DIR itself, and set its segments aside there.")
+@click.argument("directory", metavar="DIR")
+@click.argument("target", metavar="[TARGET]", required=False)
+def _repair(directory: str, target: str | None, in_place: bool) -> int:
+    """Write what is intact in a damaged journal to TARGET, a new or empty directory. DIR is not changed."""
+    if (target is None) != in_place:
+        raise click.UsageError("give a TARGET, or --in-place")
+    repaired = keep.repair(directory, target, report)
+    if repaired.wrote:
+        click.echo(f"wrote {repaired.jobs} jobs to {target or directory}")
+    else:
+        click.echo(f"nothing to repair: {repaired.jobs} jobs")
+    return 0

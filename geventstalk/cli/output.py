@@ -1,0 +1,42 @@
+"""What the commands beside the server print, and how: findings on stderr, objects as lines of JSON on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import IO, Final
+
+import click
+
+from journal.errors import JournalDamaged
+
+EXIT_DAMAGE: Final = 1
+
+
+def refuse_damage(findings: list[str], accept: bool) -> None:
+    """Says what was found. Raises JournalDamaged when that is not accepted."""
+    report(findings)
+    if findings and not accept:
+        raise JournalDamaged(f"{len(findings)} findings; nothing was written, --accept-damage takes what is intact")
+
+
+def report(findings: list[str]) -> int:
+    """Says what was found, on stderr. Returns the exit code for it."""
+    for finding in findings:
+        click.echo(f"finding: {finding}", err=True)
+    return EXIT_DAMAGE if findings else 0
+
+
+@contextlib.contextmanager
+def output() -> Iterator[Callable[[dict[str, object]], None]]:
+    """A function that writes an object as a line of JSON to stdout."""
+    stream: IO[str] = sys.stdout
+    encode = json.JSONEncoder(separators=(",", ":")).encode
+
+    def write(facts: dict[str, object]) -> None:
+        stream.write(encode(facts) + "\n")
+
+    yield write
+    stream.flush()

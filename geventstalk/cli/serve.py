@@ -1,0 +1,207 @@
+"""The server's command line: words to settings, settings to sockets, sockets to the server; exit codes.
+
+It must not import gevent, nor the server before the sockets listen: clients may come 0.1 s after the start. Nobody ever
+sees a traceback who did not ask for it with -VV. Everything that takes time to import is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from geventstalk.cli.early import DRAIN_SIGNALS, STOP_SIGNALS, end
+
+if TYPE_CHECKING:
+    import logging
+    import socket
+    from collections.abc import Sequence
+
+    import click
+
+    from geventstalk.config import CommandLine, Option, Settings
+
+EXIT_UNEXPECTED = 1
+EXIT_USER = 34
+
+_EPILOG = (
+    "Each setting is also a key of the YAML file (max_job_bytes for --max-job-bytes) and an environment "
+    "variable (GEVENTSTALK_MAX_JOB_BYTES). A flag overrides the environment, which overrides the file. "
+    "GEVENTSTALK_LISTEN separates addresses by commas."
+)
+
+
+def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
+    """Serves as these words say, and returns the exit code. Sockets that it opens are added to `listeners`."""
+    from geventstalk import config, logs
+    from geventstalk.serving import listen
+
+    settings = config.Settings()
+    try:
+        line = parse(arguments)
+        if line is None:
+            return 0
+        settings, warnings = config.load(line.flags, os.environ, line.config)
+        log = logs.make_logger(settings.log_format, settings.verbose)
+        for warning in warnings:
+            log.warning("%s", warning)
+        if line.check_config:
+            _print("configuration is fine", after_name=":")
+            return 0
+        _serve(settings, listeners, log)
+    except (config.ConfigError, listen.ListenError, listen.UserError) as error:
+        logs.print_error(str(error), settings.log_format)
+        listen.close_listeners(listeners)
+        return error.exit_code
+    except Exception as error:  # whatever it is, its user gets one line
+        if settings.verbose >= 2:
+            import traceback
+
+            traceback.print_exc()
+        logs.print_error(f"unexpected error: {type(error).__name__}: {error}", settings.log_format)
+        listen.close_listeners(listeners)
+        return EXIT_UNEXPECTED
+
+
+def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logger) -> NoReturn:
+    from geventstalk import logs
+    from geventstalk.serving import listen
+
+    trace = logs.make_trace(settings.verbose)
+    if trace:
+        trace.started()
+    listeners.extend(listen.open_listeners(settings, log))
+    if trace:
+        for listener in listeners:
+            trace.bind(listener.fileno(), listen.address_of(listener))
+    if settings.user is not None:
+        listen.drop_privileges(settings.user)
+
+    try:
+        from geventstalk.serving.server import Server  # slow: gevent; clients wait in the backlog meanwhile
+    except ImportError as error:
+        if settings.user is None:
+            raise
+        # Typically an installation below root's home, which that user may not enter.
+        raise listen.UserError(f"user {settings.user} cannot load the server: {error}", EXIT_USER) from error
+    server = Server(settings, listeners, log)
+    code = server.run()
+    for number in STOP_SIGNALS + DRAIN_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not turn a clean end into another
+    listen.close_listeners(listeners)
+    end(code)
+
+
+def parse(arguments: Sequence[str]) -> CommandLine | None:
+    """Reads the words. Prints help or version when they ask for it, and returns None then.
+
+    Raises ConfigError in upstream's words.
+    """
+    import click
+
+    from geventstalk.config import OPTIONS, CommandLine, ConfigError
+    from geventstalk.logs import PROGRAM
+
+    try:
+        context = _command().make_context(PROGRAM, list(arguments))
+    except click.exceptions.Exit:
+        return None
+    except click.NoSuchOption as error:
+        raise ConfigError(f"unknown flag: {error.option_name}") from None
+    except click.BadOptionUsage as error:
+        # click knows two such mistakes and tells them apart by text only.
+        takes_value = error.option_name in _flags_with_value()
+        problem = "flag requires an argument" if takes_value else "flag takes no argument"
+        raise ConfigError(f"{problem}: {error.option_name}") from None
+    except click.ClickException as error:
+        raise ConfigError(error.format_message()) from None
+    if context.args:
+        raise ConfigError(f"unknown argument: {context.args[0]}")
+    given = context.params
+    absent = {"list": (), "count": 0}
+    flags = {one.key: given[one.key] for one in OPTIONS if given[one.key] not in (None, absent.get(one.kind))}
+    return CommandLine(flags, given["config"], bool(given["check_config"]))
+
+
+def _flags_with_value() -> frozenset[str]:
+    from geventstalk.config import OPTIONS
+
+    options = [option for option in OPTIONS if option.kind in ("value", "list")]
+    return frozenset({"--config"}.union(*(option.flags for option in options)))
+
+
+def _command() -> click.Command:
+    import click
+
+    from geventstalk.config import ENV_CONFIG, OPTIONS
+    from geventstalk.logs import PROGRAM
+
+    params: list[click.Parameter] = []
+    for option in OPTIONS:
+        params.extend(_click_options(option))
+    read = f"Read settings from this YAML file [{ENV_CONFIG}]."
+    check = "Say whether the settings are fine, and exit."
+    version = click.Option(["-v", "--version"], is_flag=True, is_eager=True, callback=_print_version)
+    version.help = "Print the version and whether the core is compiled, and exit."
+    params += [
+        click.Option(["--config"], metavar="FILE", help=read),
+        click.Option(["--check-config"], is_flag=True, help=check),
+        version,
+    ]
+    return click.Command(
+        PROGRAM,
+        params=params,
+        help="A work queue server that speaks the beanstalk protocol.",
+        epilog=_EPILOG,
+        context_settings={"allow_extra_args": True, "help_option_names": ["-h", "--help"]},
+    )
+
+
+def _click_options(option: Option) -> list[click.Option]:
+    import click
+
+    text = option.help
+    if option.kind == "value" and option.default is not None:
+        text += f" Default: {option.default}."
+    if option.kind == "switch":
+        pairs = [f"{on}/{off}" for on, off in zip(option.flags, option.negative, strict=True)]
+        return [click.Option([*pairs, option.key], default=None, help=f"{text} {option.negative_help}")]
+    if option.kind == "count":
+        return [click.Option([*option.flags, option.key], count=True, help=text)]
+    made = [
+        click.Option(
+            [*option.flags, option.key],
+            type=click.UNPROCESSED,
+            metavar=option.metavar,
+            multiple=option.kind == "list",
+            help=text,
+        )
+    ]
+    if option.negative:
+        made.append(
+            click.Option(
+                [*option.negative, option.key],
+                is_flag=True,
+                flag_value=option.negative_value,
+                type=click.UNPROCESSED,
+                help=option.negative_help,
+            )
+        )
+    return made
+
+
+def _print_version(context: click.Context, _parameter: click.Parameter, wanted: Any) -> None:
+    from geventstalk._build import BUILD
+    from geventstalk._version import __version__
+
+    if wanted and not context.resilient_parsing:
+        _print(f"{__version__} ({BUILD})")
+        context.exit()
+
+
+def _print(text: str, after_name: str = "") -> None:
+    import click
+
+    from geventstalk.logs import PROGRAM
+
+    click.echo(f"{PROGRAM}{after_name} {text}")

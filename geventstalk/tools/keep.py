@@ -1,0 +1,77 @@
+"""Keeps a journal: a copy of it while its server runs, and what is intact of a damaged one written anew.
+
+It must not know the engine, gevent or SQLite. What is written is complete before anything refers to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+from geventstalk.tools.directory import writing
+from geventstalk.tools.inspect import survey_all
+from geventstalk.tools.lines import examine
+from journal.errors import JournalLocked
+from journal.sqlite import tools
+from journal.sqlite.tools import Builder, Survey, list_segments, next_number, require_empty, rewrite, set_aside
+
+
+class Copied(NamedTuple):
+    """What a backup has, and what is wrong with it."""
+
+    segments: int
+    jobs: int
+    findings: list[str]
+
+
+def backup(directory: str, target: str) -> Copied:
+    """Copies a journal, also while its server runs, to a new or empty directory, and checks the copy."""
+    if not list_segments(directory):
+        raise JournalLocked(f"{directory} has no journal in it")
+    require_empty(target)
+    with writing(target):
+        segments = tools.backup(directory, target)
+    survey = survey_all(target)
+    return Copied(segments, survey.keys, survey.findings)
+
+
+class Repaired(NamedTuple):
+    """How many jobs there are; `wrote` says whether there was anything to repair."""
+
+    jobs: int
+    wrote: bool
+
+
+def repair(directory: str, target: str | None, report: Callable[[list[str]], object]) -> Repaired:
+    """Writes what is intact to the target, or behind what is there; then the old segments are set aside.
+
+    `report` is given the findings before anything is written.
+    """
+    survey = Survey(directory, examine)
+    try:
+        with writing(directory) if target is None else contextlib.nullcontext():
+            for _ in survey.read():
+                pass
+            report(survey.findings)
+            if not survey.findings:
+                return Repaired(survey.keys, False)
+            return Repaired(_repair_to(directory, target), True)
+    finally:
+        survey.close()
+
+
+def _repair_to(directory: str, target: str | None) -> int:
+    survey = Survey(directory, examine)
+    try:
+        if target is not None:
+            require_empty(target)
+            with writing(target):
+                rewrite(survey, Builder(target))
+            return survey.keys
+        segments = list_segments(directory)
+        rewrite(survey, Builder(directory, first=next_number(directory)))
+        set_aside([path for _, path in segments])
+        return survey.keys
+    finally:
+        survey.close()

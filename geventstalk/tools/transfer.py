@@ -1,0 +1,159 @@
+"""Moves jobs in and out: from a journal to JSON lines, and to a journal from those or from beanstalkd's binlog.
+
+It must not know the engine, gevent or SQLite. An import is all or nothing, and only into a journal without jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from geventstalk.core.job import Job
+from geventstalk.durable.records import encode_whole
+from geventstalk.tools.binlog import Binlog
+from geventstalk.tools.directory import writing
+from geventstalk.tools.inspect import survey_all
+from geventstalk.tools.lines import (
+    EXPORT_FORMAT,
+    EXPORT_VERSION,
+    WALL,
+    Unreadable,
+    examine,
+    export_of,
+    header_of,
+    job_of,
+)
+from journal.errors import JournalDamaged, JournalLocked
+from journal.sqlite.lock import LOCK_NAME
+from journal.sqlite.tools import Builder, Survey, list_segments, next_number
+
+_BINLOG_NAME: Final = re.compile(r"binlog\.(\d{1,18})")
+
+
+class Imported(NamedTuple):
+    """How many jobs came, from how many files, and the id that comes next."""
+
+    jobs: int
+    next_id: int
+    files: int = 0
+
+
+def export(directory: str, judge: Callable[[list[str]], None]) -> Iterator[dict[str, object]]:
+    """The header, then each job, as objects. `judge` is given the findings before that, and may raise."""
+    survey = Survey(directory, examine)
+    try:
+        found = survey.live_records()
+        first = next(found, None)
+        judge(survey.findings)
+        yield {
+            "format": EXPORT_FORMAT,
+            "version": EXPORT_VERSION,
+            "jobs": survey.keys,
+            "highest_id": survey.used_keys,
+        }
+        if first is not None:
+            yield export_of(*first)
+        for record, change in found:
+            yield export_of(record, change)
+    finally:
+        survey.close()
+
+
+def import_lines(stream: Iterable[bytes], directory: str) -> Imported:
+    """Reads what `export` printed into a journal that has no jobs yet."""
+    lines = enumerate(stream, 1)
+    expected, high_water = header_of(next(lines, (1, b""))[1])
+    jobs = (job_of(line, number) for number, line in lines)
+    return Imported(*_fill(directory, jobs, high_water, expected))
+
+
+def import_binlog(binlogs: str, directory: str, judge: Callable[[list[str], list[str]], None]) -> Imported:
+    """Reads the binlog of a beanstalkd that is stopped into a journal that has no jobs yet.
+
+    `judge` is given the notes and the findings before anything is written, and may raise.
+    """
+    with contextlib.ExitStack() as held:
+        _lock_binlog(binlogs, held)
+        files = _binlog_files(binlogs)
+        log = Binlog()
+        before = files[0][0]
+        for number, path in files:
+            if number > before + 1:
+                log.findings.append(f"binlog.{before + 1} is missing")
+            before = number
+            log.read(os.path.basename(path), _map(path, held))
+        judge(log.notes, log.findings)
+        count, next_id = _fill(directory, log.jobs(), log.high_water, len(log))
+    return Imported(count, next_id, len(files))
+
+
+def _lock_binlog(directory: str, held: contextlib.ExitStack) -> None:
+    """Keeps beanstalkd from starting on the directory while it is read. Raises JournalLocked when one runs on it."""
+    path = os.path.join(directory, LOCK_NAME)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # a copy of the files alone
+    except OSError as error:
+        raise JournalLocked(f"cannot open {path}: {error.strerror}") from error
+    held.callback(os.close, file)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        raise JournalLocked(f"{directory} is in use by another process: stop beanstalkd first") from error
+
+
+def _binlog_files(directory: str) -> list[tuple[int, str]]:
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        raise JournalLocked(f"cannot use binlog directory {directory}: {error.strerror}") from error
+    found = sorted((int(match[1]), name) for name in names if (match := _BINLOG_NAME.fullmatch(name)))
+    if not found:
+        raise JournalLocked(f"{directory} has no binlog in it")
+    return [(number, os.path.join(directory, name)) for number, name in found]
+
+
+def _map(path: str, held: contextlib.ExitStack) -> bytes | mmap.mmap:
+    """The file's content, without reading it into memory."""
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return b""  # which cannot be mapped
+        return held.enter_context(contextlib.closing(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+
+
+def _fill(directory: str, jobs: Iterable[tuple[Job, bytes]], high_water: int, expected: int | None) -> tuple[int, int]:
+    """Writes jobs to a journal that has none, all or nothing. Returns how many, and the next id."""
+    with writing(directory):
+        if list_segments(directory):
+            high_water = max(high_water, _require_no_jobs(directory))
+        builder = Builder(directory, first=next_number(directory), high_water=high_water)
+        ids: set[int] = set()
+        try:
+            for job, name in jobs:
+                if job.id in ids:
+                    raise Unreadable(f"job {job.id} is there twice")
+                ids.add(job.id)
+                builder.append(job.id, encode_whole(job, name, WALL))
+            if expected is not None and len(ids) != expected:
+                raise Unreadable(f"there are {len(ids)} jobs where {expected} were announced")
+            builder.finish()
+        except BaseException:
+            builder.discard()
+            raise
+    return len(ids), builder.high_water + 1
+
+
+def _require_no_jobs(directory: str) -> int:
+    """Raises JournalLocked when a journal has jobs. Returns the highest id it ever had."""
+    survey = survey_all(directory)
+    if survey.findings:
+        raise JournalDamaged(f"the journal in {directory} is damaged: {survey.findings[0]}")
+    if survey.keys:
+        raise JournalLocked(f"the journal in {directory} has {survey.keys} jobs already")
+    return survey.high_water
