@@ -32,7 +32,7 @@ ROOMS = {
     "geventstalk/serving": ["connection", "linger", "server"],
     "geventstalk/wire": ["protocol", "session"],
     "journal": ["liveness"],
-    "journal/sqlite": ["files", "format", "log", "reader", "replay", "sql", "wal", "writer"],
+    "journal/sqlite": ["files", "format", "log", "reader", "replay", "sql", "wal", "watermark", "writer"],
 }
 """What is compiled. Its shared library is geventstalk/compiled__mypyc; the .py files stay beside it, for tracebacks."""
 MYPYC = (2, 4)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalError, JournalFailed, JournalLocked
+from journal.sqlite.files import read_watermark
 from journal.sqlite.replay import Replay
 from journal.sqlite.writer import SegmentWriter
 from tests.support.faults import (
@@ -501,6 +502,36 @@ def test_a_sync_after_rotation_covers_both_segments(rig: Rig, monkeypatch: pytes
     sealing.set()
     rig.settle()
     rig.close()
+
+
+def test_the_watermark_only_moves_forward(rig: Rig) -> None:
+    """The worker's sync before a segment goes may end long after a newer one of the server's."""
+    rig.put(1)
+    rig.journal.commit()
+    late = rig.journal._guard()
+    rig.rotate(1)
+    rig.put(2)
+    rig.sync()
+    newest = read_watermark(str(rig.directory))
+    assert newest[0] == 2 and newest[1] > 0
+    late.run()
+    assert read_watermark(str(rig.directory)) == newest
+    rig.close()
+
+
+def test_a_sync_that_ends_after_the_journal_writes_into_no_file(rig: Rig, tmp_path: Path) -> None:
+    """The number of its descriptor may be another file's by then."""
+    rig.put(1)
+    rig.journal.commit()
+    rig.settle()
+    watermark = rig.journal._watermark
+    assert watermark is not None
+    rig.close()
+    others = [(tmp_path / f"other-{count}").open("wb") for count in range(20)]
+    watermark.advance(9, 9)
+    for each in others:
+        each.close()
+    assert [each.stat().st_size for each in tmp_path.glob("other-*")] == [0] * 20
 
 
 # Failures

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Final, TypeVar
 
 from mypy_extensions import mypyc_attr
@@ -22,14 +21,12 @@ from journal.sqlite.files import (
     ASIDE_SUFFIX,
     MISSING_SUFFIX,
     NEW_SUFFIX,
-    WATERMARK_NAME,
     aside_numbers,
     disk_bytes,
     fsync_path,
     remove_files,
     segment_path,
     sync_files,
-    write_watermark,
 )
 from journal.sqlite.format import CHANGE, DELETE, FULL, PAGE_BYTES, PART_BYTES, Row, row_bytes, split
 from journal.sqlite.lock import DirectoryLock
@@ -37,6 +34,7 @@ from journal.sqlite.reader import SegmentReader
 from journal.sqlite.replay import Found, Record, Replay
 from journal.sqlite.room import BLOCK_BYTES, PIECE_BYTES, Space
 from journal.sqlite.wal import WalFile
+from journal.sqlite.watermark import Watermark
 from journal.sqlite.worker import Worker
 from journal.sqlite.writer import SegmentWriter, seal_left_over
 
@@ -86,7 +84,7 @@ class SyncPoint:
         self,
         files: list[WalFile],
         failed: Callable[[JournalError], None],
-        watermark: int,
+        watermark: Watermark,
         segment: int,
         records: int,
     ) -> None:
@@ -107,8 +105,7 @@ class SyncPoint:
         except JournalFailed as error:
             self._failed(error)
             raise
-        with suppress(OSError):  # it only helps to tell a torn tail from damage, and an older one is as true
-            write_watermark(self._watermark, self._segment, self._records)
+        self._watermark.advance(self._segment, self._records)
 
 
 class _Sealed:
@@ -210,7 +207,7 @@ class Journal:
         self._batch: list[tuple[int, int, bytes]] = []
         self._estimate = 0  # bytes of WAL that were surely written to the current segment
         self._unsynced: list[WalFile] = []
-        self._watermark = -1
+        self._watermark: Watermark | None = None
         self._scanned_seq = 0
         self._victim: SegmentReader | None = None
         self._retiring = 0  # segments handed to the worker for removal
@@ -272,13 +269,7 @@ class Journal:
         writer = self._writer = self._space.within(lambda: SegmentWriter(path, number, self.high_water, self._ahead))
         oldest = self._oldest_needed()
         self._with_room(lambda: writer.note(self.high_water, oldest))
-        try:
-            self._watermark = os.open(
-                os.path.join(self.directory, WATERMARK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
-            write_watermark(self._watermark, number, 0)  # the old one belongs to a segment that is sealed by now
-        except OSError as error:
-            raise JournalFailed(f"cannot create the journal's watermark: {error.strerror}") from error
+        self._watermark = Watermark(self.directory, number)
         fsync_path(self.directory)
         self._space.refill(self._reserve_target(), self._margin)
         self._say_tight()
@@ -387,7 +378,7 @@ class Journal:
         """What is committed and not yet asked to be on the device; None when there is nothing."""
         if not self._unsynced:
             return None
-        assert self._writer is not None
+        assert self._writer is not None and self._watermark is not None
         writer = self._writer
         point = SyncPoint(self._unsynced, self._worker.fail, self._watermark, writer.number, writer.records)
         self._unsynced = []
@@ -706,7 +697,7 @@ class Journal:
         The policy's own sync may be on its way in another thread, so this one asks again. Segments before the current
         one are sealed, and thereby synced, earlier in the worker's order.
         """
-        assert self._writer is not None
+        assert self._writer is not None and self._watermark is not None
         writer = self._writer
         return SyncPoint([writer.wal], self._worker.fail, self._watermark, writer.number, writer.records)
 
@@ -759,11 +750,16 @@ class Journal:
         except OSError as error:
             raise JournalFailed(f"cannot close the journal: {error.strerror}") from error
         finally:
-            self._lock.close()
+            self._give_up_files()
 
     def abandon(self) -> None:
         """Gives the directory back without writing anything more: after a failure nothing else is safe."""
         self._worker.abandon()
+        self._give_up_files()
+
+    def _give_up_files(self) -> None:
+        if self._watermark is not None:
+            self._watermark.close()
         self._lock.close()
 
     def _account(self, key: int, kind: int, payload: bytes, segment: int) -> None:

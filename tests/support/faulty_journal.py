@@ -33,6 +33,7 @@ from journal.sqlite.format import FULL, LAST, PAGE_BYTES, row_bytes
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.replay import Replay, Source
 from journal.sqlite.room import Space
+from journal.sqlite.watermark import Watermark
 from journal.sqlite.worker import Worker
 
 Row = tuple[int, int, bytes]
@@ -383,8 +384,16 @@ def _disk_bytes(path: str) -> int:
     return 0 if segment is None else segment.disk_bytes
 
 
-def _write_watermark(disk: Disk, segment: int, records: int) -> None:
-    disk.watermarks.append((segment, records))
+class _Watermark(Watermark):
+    def _open(self, path: str) -> int:
+        self._disk = Disk.of(path)
+        return 0
+
+    def _write(self, segment: int, records: int) -> None:
+        self._disk.watermarks.append((segment, records))
+
+    def close(self) -> None:
+        self._file = -1
 
 
 class _Replay(Replay):
@@ -494,10 +503,6 @@ def worker_of(journal: Any) -> TurnWorker:
 def _fake_os() -> SimpleNamespace:
     """What journal.py asks of the system beside its own rooms. Anything else it might ask one day is missing here."""
     return SimpleNamespace(
-        O_RDWR=0,
-        O_CREAT=0,
-        O_CLOEXEC=0,
-        open=lambda path, flags, mode: Disk.of(path),  # only the watermark; see _write_watermark()
         listdir=lambda directory: [],  # only to look for what a crash left half made
         path=SimpleNamespace(
             join=os.path.join,
@@ -518,6 +523,7 @@ def _load() -> ModuleType:
         "SegmentReader": _SegmentReader,
         "SegmentWriter": _SegmentWriter,
         "Space": _Space,
+        "Watermark": _Watermark,
         "Worker": TurnWorker,
         "aside_numbers": lambda directory: [],
         "disk_bytes": _disk_bytes,
@@ -527,7 +533,6 @@ def _load() -> ModuleType:
         "sync_files": _sync_files,
         "seal_left_over": _seal_left_over,
         "time": SimpleNamespace(monotonic=count(0, 0.003).__next__),
-        "write_watermark": _write_watermark,
     }
     for name, fake in replaced.items():
         assert hasattr(module, name), f"journal/sqlite/log.py no longer uses {name}"

@@ -1,0 +1,71 @@
+"""The file `synced`: how far the journal was on the device when somebody last looked.
+
+A replay uses the watermark to tell a torn tail, which nobody was promised, from damage. The file itself is never
+synced: what the file says is a lower bound. Several threads run sync points (the hub, a thread of its pool, the
+journal's worker), and they may end in any order. Invariant: the watermark only moves forward while a journal is open.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from threading import Lock
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from journal.errors import JournalFailed
+from journal.sqlite.files import WATERMARK_NAME, write_watermark
+
+_TEXT_MAX: Final = 64
+"""A watermark takes 53 bytes. A larger file of that name is somebody else's."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Watermark:
+    """The largest pair of segment and records that a sync point has reached. Any thread may call."""
+
+    def __init__(self, directory: str, segment: int) -> None:
+        """Opens the file, or makes it, and says that nothing of this new segment is synced.
+
+        What the file said before belongs to segments that were read and found whole. Raises JournalFailed.
+        """
+        self._lock = Lock()
+        self._segment = segment
+        self._records = 0
+        self._file = self._open(os.path.join(directory, WATERMARK_NAME))
+        try:
+            self._write(segment, 0)
+        except OSError as error:
+            raise JournalFailed(f"cannot write the journal's watermark: {error.strerror}") from error
+
+    def advance(self, segment: int, records: int) -> None:
+        """So many records of a segment, and all before that segment, are on the device. Never goes back."""
+        with self._lock:
+            if self._file < 0 or (segment, records) <= (self._segment, self._records):
+                return
+            with suppress(OSError):  # an older watermark is as true; a newer one only tells damage more sharply
+                self._write(segment, records)
+                self._segment, self._records = segment, records
+
+    def close(self) -> None:
+        """A sync point that ends later writes nothing: by then the descriptor may be another file's."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def _open(self, path: str) -> int:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise JournalFailed(f"cannot create the journal's watermark {path}: {error.strerror}") from error
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _TEXT_MAX:
+            os.close(file)
+            raise JournalFailed(f"{path} is no watermark of a journal; nothing was changed, move the file away")
+        return file
+
+    def _write(self, segment: int, records: int) -> None:
+        write_watermark(self._file, segment, records)

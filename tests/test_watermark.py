@@ -1,0 +1,82 @@
+"""The file that says how far a journal is synced: several threads move it, and it moves forward only."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from journal import JournalFailed
+from journal.sqlite.files import WATERMARK_NAME, read_watermark
+from journal.sqlite.watermark import Watermark
+
+
+def test_it_never_goes_back(tmp_path: Path) -> None:
+    watermark = Watermark(str(tmp_path), 6)
+    assert read_watermark(str(tmp_path)) == (6, 0)
+    for said, stands in [
+        ((6, 3), (6, 3)),
+        ((8, 28), (8, 28)),
+        ((6, 10), (8, 28)),
+        ((8, 27), (8, 28)),
+        ((9, 0), (9, 0)),
+    ]:
+        watermark.advance(*said)
+        assert read_watermark(str(tmp_path)) == stands
+    watermark.close()
+
+
+def test_threads_leave_the_largest(tmp_path: Path, seed: int) -> None:
+    """Whoever asks last is not who writes last: each thread is handed its part of all positions, in any order."""
+    draw = random.Random(seed)
+    positions = [(segment, records) for segment in range(1, 40) for records in range(50)]
+    draw.shuffle(positions)
+    watermark = Watermark(str(tmp_path), 1)
+    seen: list[tuple[int, int]] = []
+
+    def run(part: list[tuple[int, int]]) -> None:
+        for position in part:
+            watermark.advance(*position)
+
+    threads = [threading.Thread(target=run, args=(positions[at::4],)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        found = read_watermark(str(tmp_path))
+        if found != (0, 0):  # else it was read while it was written
+            seen.append(found)
+    for thread in threads:
+        thread.join()
+    assert seen == sorted(seen)
+    assert read_watermark(str(tmp_path)) == max(positions)
+    watermark.close()
+
+
+def test_what_a_start_finds_belongs_to_segments_that_were_read(tmp_path: Path) -> None:
+    Watermark(str(tmp_path), 99).close()
+    watermark = Watermark(str(tmp_path), 3)
+    assert read_watermark(str(tmp_path)) == (3, 0)
+    watermark.close()
+
+
+@pytest.mark.parametrize("kind", ["link", "directory", "large"])
+def test_a_file_of_others_is_left_alone(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "journal"
+    folder.mkdir()
+    path = folder / WATERMARK_NAME
+    other = tmp_path / "other"
+    other.write_bytes(b"precious")
+    if kind == "link":
+        path.symlink_to(other)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.write_bytes(b"a list of what is synced\n" * 10)
+    before = os.lstat(path)
+    with pytest.raises(JournalFailed, match=WATERMARK_NAME):
+        Watermark(str(folder), 1)
+    assert other.read_bytes() == b"precious"
+    assert os.lstat(path).st_mode == before.st_mode and os.lstat(path).st_size == before.st_size
