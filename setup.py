@@ -27,10 +27,10 @@ HERE = Path(__file__).resolve().parent
 
 ROOMS = {
     "geventstalk": ["_build"],
-    "geventstalk/core": ["engine", "heap", "job", "jobtable", "timerwheel"],
+    "geventstalk/core": ["check", "engine", "heap", "job", "jobtable", "timerwheel", "tube"],
     "geventstalk/durable": ["records", "store"],
     "geventstalk/serving": ["connection", "linger", "server"],
-    "geventstalk/wire": ["protocol", "session"],
+    "geventstalk/wire": ["commands", "protocol", "session", "stats"],
     "journal": ["liveness"],
     "journal/sqlite": ["files", "format", "log", "reader", "replay", "sql", "wal", "watermark", "writer"],
 }

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from geventstalk.core.check import check
 from geventstalk.core.engine import (
     DEADLINE_SOON,
     DRAINING,
@@ -18,7 +19,6 @@ from geventstalk.core.engine import (
     OUT_OF_MEMORY,
     RESERVED_JOB,
     TIMED_OUT,
-    Client,
     Engine,
 )
 from geventstalk.core.job import (
@@ -32,6 +32,7 @@ from geventstalk.core.job import (
     Ledger,
 )
 from geventstalk.core.timerwheel import NEVER
+from geventstalk.core.tube import Client
 from tests.support.clock import SECOND, ManualClock
 
 MANY = 1_000_000
@@ -128,7 +129,7 @@ class Bench:
         """Lets time pass at one blow, and everything happen that is due then."""
         self.clock.pass_ns(round(seconds * SECOND) + ns)
         assert self.engine.advance(self.clock.ns, MANY)
-        self.engine.check()
+        check(self.engine)
         next_ns = self.engine.next_deadline_ns()
         assert next_ns == NEVER or next_ns > self.clock.ns
 
@@ -177,7 +178,7 @@ def bench() -> Iterator[Bench]:
     """A bench whose engine is proved right when the test is over."""
     bench = Bench()
     yield bench
-    bench.engine.check()
+    check(bench.engine)
 
 
 # --- which job (SPEC 3.1)
@@ -403,7 +404,7 @@ def test_watching_again_before_the_old_entry_surfaced(bench: Bench) -> None:
     for _ in range(200):
         bench.engine.ignore(a, b"t")
         bench.engine.watch(a, b"t")
-        bench.engine.check()
+        check(bench.engine)
     bench.reserve(a)
     bench.put(producer)
     bench.put(producer)
@@ -450,7 +451,7 @@ def test_pruning_a_line_keeps_everybody_and_their_order(bench: Bench) -> None:
         bench.leave(passing)
     for client in stay[25:]:
         bench.reserve(client)
-    bench.engine.check()
+    check(bench.engine)
     producer = bench.join("p", b"t")
     for _ in range(30):
         bench.put(producer)
@@ -1147,7 +1148,7 @@ def test_leaving_in_slices(bench: Bench) -> None:
         assert bench.engine.reserve_job(a, id, bench.clock.ns)
     now_ns = bench.clock.ns
     assert not bench.engine.leave(a, now_ns, 2)
-    bench.engine.check()
+    check(bench.engine)
     assert [bench.state(id) for id in range(1, 11)] == [READY] * 2 + [RESERVED] * 8
     assert bench.reserve(b) == 2
     assert bench.reserve(b) == 1
@@ -1160,7 +1161,7 @@ def test_leaving_in_slices(bench: Bench) -> None:
     bench.advance(5)
     assert bench.state(9) == READY
     assert bench.reserve(b) == 9
-    bench.engine.check()
+    check(bench.engine)
     assert not bench.engine.leave(a, bench.clock.ns, 1)
     assert bench.state(6) == READY
     assert bench.engine.leave(a, bench.clock.ns, 4)
@@ -1193,7 +1194,7 @@ def test_what_a_slice_of_leaving_does_is_bounded(bench: Bench) -> None:
     while not bench.engine.leave(a, bench.clock.ns, 1):
         slices += 1
         assert len(a.leaving) <= 20 * slices and bench.engine.ready_count <= slices
-        bench.engine.check()
+        check(bench.engine)
     assert [bench.reserve(b) for _ in range(count)] == list(range(1, count + 1))
 
 
@@ -1428,7 +1429,7 @@ def test_restore(bench: Bench) -> None:
     restored(bench, 7, DELAYED, 9, now_ns)
     restored(bench, 10, BURIED, 1, rank=8)
     restored(bench, 11, BURIED, 1, rank=2)
-    bench.engine.check()
+    check(bench.engine)
     tube = bench.engine.tubes[b"t"]
     assert (len(tube.ready), len(tube.delayed), len(tube.buried), tube.jobs, tube.total_jobs) == (4, 1, 2, 7, 0)
     assert bench.engine.total_jobs == 0
@@ -1508,7 +1509,7 @@ def test_delays_that_fall_due_together_mature_in_slices(bench: Bench, limit: int
     while not bench.engine.advance(now_ns, limit):
         slices += 1
         assert bench.engine.ready_count <= limit + 1, "a slice moves about as many as it may"
-        bench.engine.check()
+        check(bench.engine)
         if bench.engine.delayed_count:
             assert bench.engine.next_deadline_ns() <= now_ns, "what is left is due at once"
         while (id := bench.reserve(b, 0)) != "TIMED_OUT":
@@ -1528,7 +1529,7 @@ def test_ttrs_that_end_together_in_slices(bench: Bench) -> None:
     slices = 0
     while not bench.engine.advance(now_ns, 3):
         slices += 1
-        bench.engine.check()
+        check(bench.engine)
         if slices == 1:
             assert bench.engine.delete(b, 1), "given back in the first slice"
             assert bench.engine.touch(a, 10, now_ns), "not yet taken away"
@@ -1550,7 +1551,7 @@ def test_a_waiting_holder_whose_jobs_end_in_slices(bench: Bench) -> None:
     bench.answers()
     now_ns = bench.clock.pass_s(2)
     while not bench.engine.advance(now_ns, 1):
-        bench.engine.check()
+        check(bench.engine)
     assert bench.answers() == [("a", "RESERVED", 1)]
     assert bench.counts() == (5, 5, 1, 0, 0)
     bench.advance(2)
@@ -1571,7 +1572,7 @@ def test_the_end_of_a_pause_in_slices(bench: Bench, limit: int) -> None:
     bench.engine.pause(b"default", 5, now_ns)
     while not bench.engine.advance(now_ns, limit):
         pass
-    bench.engine.check()
+    check(bench.engine)
     first = bench.answers()
     assert 0 < len(first) <= limit + 1
     now_ns = bench.clock.pass_s(5)
@@ -1589,7 +1590,7 @@ def test_kick_in_slices(bench: Bench) -> None:
     assert bench.engine.kick(tube, True, 4, bench.clock.ns) == 4
     assert bench.reserve(b) == 1
     assert bench.engine.delete(b, 7)
-    bench.engine.check()
+    check(bench.engine)
     assert bench.engine.kick(tube, True, 4, bench.clock.ns) == 4
     assert bench.engine.kick(tube, True, 4, bench.clock.ns) == 0
     assert bench.counts() == (7, 7, 1, 0, 0)
@@ -1637,16 +1638,16 @@ def test_random_commands_between_slices(seed: int) -> None:
                 clock.pass_ns(draw.choice((0, SECOND // 3, SECOND, 3 * SECOND)))
             leaving = [gone for gone in leaving if not engine.leave(gone, clock.ns, draw.randrange(1, 3))]
             if engine.advance(clock.ns, draw.randrange(1, 4)):
-                engine.check()
+                check(engine)
         while not engine.advance(clock.ns, 1):
             pass
-        engine.check()
+        check(engine)
         assert {job.id for job in engine.jobs} == alive
         for client in clients + leaving:
             while not engine.leave(client, clock.ns, 1):
                 pass
         clock.pass_s(10)
         assert engine.advance(clock.ns, MANY)
-        engine.check()
+        check(engine)
         assert engine.ready_count + engine.buried_count == len(alive)
         assert engine.next_deadline_ns() == NEVER and not engine.clients

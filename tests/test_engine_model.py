@@ -23,18 +23,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from geventstalk.core.check import check
 from geventstalk.core.engine import (
     DEADLINE_SOON,
     DRAINING,
     INSERTED,
     RESERVED_JOB,
     TIMED_OUT,
-    Client,
     Engine,
-    Tube,
 )
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, U64_MAX, Job, Tally
 from geventstalk.core.timerwheel import NEVER
+from geventstalk.core.tube import Client, Tube
 from tests.support.clock import SECOND, ManualClock
 from tests.support.model import Answer, Model, ModelTube
 
@@ -394,7 +394,7 @@ class EngineAndModel(RuleBasedStateMachine):
 
     @invariant()
     def the_engine_is_sound(self) -> None:
-        self.engine.check()
+        check(self.engine)
 
     @invariant()
     def they_agree(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from geventstalk._build import BUILD
+from geventstalk.core.check import check
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, Job, Ledger
 from geventstalk.core.timerwheel import NEVER
@@ -108,7 +109,7 @@ class House:
 
     def check_that_nobody_is_left(self) -> None:
         """No session, and nothing that only a session can refer to; an upload that was dropped must not count."""
-        self.engine.check()
+        check(self.engine)
         assert not self.engine.clients and not self.engine.waiting_count and not self.engine.reserved_count
         for tube in self.engine.tubes.values():
             assert tube.jobs == len(tube.ready) + len(tube.delayed) + len(tube.buried)
@@ -132,7 +133,7 @@ class House:
 def house() -> Iterator[House]:
     house = House()
     yield house
-    house.engine.check()
+    check(house.engine)
 
 
 # --- transcripts
@@ -237,7 +238,7 @@ def played(transcript: Transcript, chunking: Chunking) -> dict[str, bytes]:
     driver = MemoryDriver(chunking, transcript.max_job_bytes)
     play(transcript, driver)
     driver.settle()
-    driver.house.engine.check()
+    check(driver.house.engine)
     for session in list(driver.house.sessions):
         driver.house.leave(session)
     driver.house.check_that_nobody_is_left()
@@ -322,7 +323,7 @@ def conversation(data: bytes, chunking: Chunking, max_job_bytes: int) -> bytes:
     session = house.connect()
     out = house.feed(session, data)
     assert session.pending_bytes == 0 or session.waiting or session.pending_bytes <= p.LINE_BYTES_MAX
-    house.engine.check()
+    check(house.engine)
     out += house.hang_up(session)
     assert session.closed and not session.waiting
     house.leave(session)
@@ -378,7 +379,7 @@ def test_several_sessions_at_once(seed: int) -> None:
                 house.finish(session)
                 if session.closed:
                     house.leave(session)
-            house.engine.check()
+            check(house.engine)
         for session in list(house.sessions):
             house.leave(session)
         house.check_that_nobody_is_left()
@@ -494,7 +495,7 @@ def test_kick_of_many_in_slices(house: House, bound: int) -> None:
     session.receive(b"kick %d\r\nlist-tube-used\r\n" % bound, house.clock.ns)
     assert session.unfinished and session.take_out() == b""
     assert house.engine.ready_count == MOVE_SLICE
-    house.engine.check()
+    check(house.engine)
     assert house.feed(other, b"peek-ready\r\n") == b"FOUND 1 1\r\nx\r\n", "others have their turn in between"
     assert house.feed(other, b"reserve-job %d\r\ndelete %d\r\n" % (count, count)).endswith(b"DELETED\r\n")
     left = min(bound, 3 * MOVE_SLICE - 1)
@@ -546,7 +547,7 @@ def test_a_client_with_many_reservations_leaves_in_slices(house: House) -> None:
     assert house.engine.reserved_count == count
     assert not session.leave(house.clock.ns)
     assert house.engine.ready_count == MOVE_SLICE
-    house.engine.check()
+    check(house.engine)
     house.leave(session)
     assert house.engine.ready_count == count
 

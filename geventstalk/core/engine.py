@@ -1,4 +1,4 @@
-"""Tubes, jobs and waiting lines: every state transition, its counters, and check(), which proves them.
+"""Tubes, jobs and waiting lines: every state transition and its counters; check.py proves them.
 
 This room must not know clocks, sockets, the grammar or the journal: time comes in as monotonic integer nanoseconds,
 changes go out to a ledger, answers to waiting clients through Client.answer(). No call here ever yields.
@@ -12,9 +12,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
-from mypy_extensions import mypyc_attr
-
-from geventstalk.core.heap import EMPTY, Heap
+from geventstalk.core.heap import EMPTY
 from geventstalk.core.job import (
     BURIED,
     DELAYED,
@@ -29,6 +27,7 @@ from geventstalk.core.job import (
 from geventstalk.core.jobtable import JobTable
 from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
 from geventstalk.core.timerwheel import Timer, TimerWheel
+from geventstalk.core.tube import ID_BITS, ID_MASK, NUMBER_BITS, NUMBER_MASK, Client, Tube
 
 # Outcomes, named as on the wire. A waiting client's answer is one of the first three.
 RESERVED_JOB: Final = 1
@@ -41,109 +40,12 @@ OUT_OF_MEMORY: Final = 6
 DEADLINE_MARGIN_NS: Final = SECOND_NS
 """A reserve is refused with DEADLINE_SOON when a job of the client has no more time left than this."""
 
-_ID_BITS: Final = 64
-_ID_MASK: Final = (1 << _ID_BITS) - 1
-_NUMBER_BITS: Final = 40
-_NUMBER_MASK: Final = (1 << _NUMBER_BITS) - 1
 _LINE_PRUNE_AT: Final = 64
 _SERVE_SLICE: Final = 250
 _GATHER_PER_MOVE: Final = 16
 """To put a job of a client that is gone into line takes a small part of what it takes to give it back."""
 
 DEFAULT_TUBE: Final = b"default"
-
-
-class Tube(Timer):
-    """A named set of jobs and the line of clients that wait for one. As a timer it fires when a delay or a pause ends.
-
-    The heaps hold `rank << 64 | id`. `line` holds `wait number << 40 | client number`, at most one entry a client, and
-    no entry is later than the client's true place: an entry that surfaces is dropped when its client does not wait,
-    and put at the client's true place when it waits anew. So a client that watches many tubes leaves all their lines
-    by a change of its own state, and comes back to those only from which its entry was taken.
-    """
-
-    __slots__ = (
-        "buried",
-        "delayed",
-        "in_line",
-        "jobs",
-        "line",
-        "name",
-        "number",
-        "pause_s",
-        "paused_until_ns",
-        "ready",
-        "reserved",
-        "total_deletes",
-        "total_jobs",
-        "total_pauses",
-        "urgent",
-        "using",
-        "watchers",
-    )
-
-    def __init__(self, number: int, name: bytes) -> None:
-        super().__init__()
-        self.number = number
-        self.name = name
-        self.ready = Heap()
-        self.delayed = Heap()
-        self.buried = Heap()
-        self.line: list[int] = []
-        self.in_line: set[int] = set()
-        self.watchers: dict[int, None] = {}
-        self.using = 0
-        self.jobs = 0  # in any state, also while they are uploaded
-        self.reserved = 0
-        self.urgent = 0
-        self.pause_s = 0
-        self.paused_until_ns = 0  # 0: not paused
-        self.total_jobs = 0
-        self.total_deletes = 0
-        self.total_pauses = 0
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Client(Timer):
-    """What the engine keeps of a connection. As a timer it fires for its jobs' deadlines and for its waiting.
-
-    `reserved` is in order of reservation; `deadlines` holds `deadline << 64 | id` of the same jobs, and of those of
-    `leaving` that are still held.
-    """
-
-    __slots__ = (
-        "absent",
-        "deadlines",
-        "leaving",
-        "number",
-        "producer",
-        "reserved",
-        "used",
-        "wait_number",
-        "wait_until_ns",
-        "waiting",
-        "watched",
-        "worker",
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.number = 0
-        self.used: Tube | None = None
-        self.watched: dict[int, Tube] = {}  # by tube number, in order of watching
-        self.absent: list[Tube] = []  # tubes whose line may lack an entry of this client
-        self.reserved: dict[int, Job] = {}
-        self.leaving: list[Job] = []  # what is still to be given back of a client that is gone, last one first
-        self.deadlines = Heap()
-        self.waiting = False
-        self.wait_number = 0
-        self.wait_until_ns = NEVER
-        self.producer = False
-        self.worker = False
-
-    def answer(self, outcome: int, job: Job | None) -> None:
-        """Called once for each wait that ends: with RESERVED_JOB and the job, TIMED_OUT or DEADLINE_SOON."""
-        raise NotImplementedError
 
 
 class Engine:
@@ -169,13 +71,13 @@ class Engine:
         self.total_jobs = 0
         self.total_timeouts = 0
         self.total_clients = 0
-        self._wheel = TimerWheel(now_ns)
-        self._tube_by_number: dict[int, Tube] = {}
-        self._stocked: dict[int, Tube] = {}  # unpaused tubes with ready jobs, by number
+        self.wheel = TimerWheel(now_ns)
+        self.tube_by_number: dict[int, Tube] = {}
+        self.stocked: dict[int, Tube] = {}  # unpaused tubes with ready jobs, by number
         self._tube_number = 0
         self._wait_number = 0
         self._bury_number = 0
-        self._default = self._tube(DEFAULT_TUBE)
+        self.default = self._tube(DEFAULT_TUBE)
 
     # --- clients and tubes
 
@@ -184,9 +86,9 @@ class Engine:
         self.total_clients += 1
         client.number = self.total_clients
         self.clients[client.number] = client
-        client.used = self._default
-        self._default.using += 1
-        self._watch(client, self._default)
+        client.used = self.default
+        self.default.using += 1
+        self._watch(client, self.default)
 
     def leave(self, client: Client, now_ns: int, limit: int) -> bool:
         """The client is gone: it stops waiting and up to `limit` of its jobs go ready, in the order it reserved them.
@@ -206,7 +108,7 @@ class Engine:
                 self._make_ready(job, self._leave_place(job), now_ns)
         if leaving:
             return False
-        self._wheel.cancel(client)
+        self.wheel.cancel(client)
         self.producer_count -= client.producer
         self.worker_count -= client.worker
         del self.clients[client.number]
@@ -259,7 +161,7 @@ class Engine:
         tube.pause_s = delay_s
         if delay_s:
             tube.paused_until_ns = now_ns + delay_s * SECOND_NS
-            self._stocked.pop(tube.number, None)
+            self.stocked.pop(tube.number, None)
             self._arm(tube, tube.paused_until_ns)
         else:
             self._unpause(tube)
@@ -283,13 +185,13 @@ class Engine:
 
     def abandon_put(self, job: Job) -> None:
         """The body did not arrive or was refused; the id stays spent."""
-        tube = self._tube_by_number[job.tube]
+        tube = self.tube_by_number[job.tube]
         tube.jobs -= 1
         self._forget_if_unused(tube)
 
     def put(self, job: Job, body: bytes, now_ns: int) -> int:
         """The body (with its CRLF) is complete. Returns INSERTED, DRAINING or OUT_OF_MEMORY."""
-        tube = self._tube_by_number[job.tube]
+        tube = self.tube_by_number[job.tube]
         if self.draining or not self.ledger.admits(len(body), tube.name):
             self.abandon_put(job)
             return DRAINING if self.draining else OUT_OF_MEMORY
@@ -317,7 +219,7 @@ class Engine:
             self.next_id = job.id + 1
         if job.state == BURIED:
             self._bury_number = max(self._bury_number, job.rank)
-            tube.buried.push(job.rank << _ID_BITS | job.id)
+            tube.buried.push(job.rank << ID_BITS | job.id)
             self.buried_count += 1
         elif job.state == DELAYED and job.rank > now_ns:
             self._make_delayed(job, tube, job.rank)
@@ -339,7 +241,7 @@ class Engine:
     def deadline_soon(self, client: Client, now_ns: int) -> bool:
         """Whether a job that the client holds has no more than the margin left."""
         first = client.deadlines.first()
-        return first != EMPTY and now_ns >= (first >> _ID_BITS) - DEADLINE_MARGIN_NS
+        return first != EMPTY and now_ns >= (first >> ID_BITS) - DEADLINE_MARGIN_NS
 
     def wait(self, client: Client, now_ns: int, timeout_s: int) -> None:
         """Stands the client at the end of the line of each tube it watches; `timeout_s` of -1 is for ever.
@@ -350,7 +252,7 @@ class Engine:
         self.waiting_count += 1
         self._wait_number += 1
         client.wait_number = self._wait_number
-        entry = self._wait_number << _NUMBER_BITS | client.number
+        entry = self._wait_number << NUMBER_BITS | client.number
         for tube in client.absent:
             if client.number not in tube.in_line and tube.number in client.watched:
                 self._line_up(tube, entry)
@@ -360,7 +262,7 @@ class Engine:
             self._arm(client, client.wait_until_ns)
         first = client.deadlines.first()
         if first != EMPTY:
-            self._arm(client, (first >> _ID_BITS) - DEADLINE_MARGIN_NS)
+            self._arm(client, (first >> ID_BITS) - DEADLINE_MARGIN_NS)
 
     def stop_waiting(self, client: Client) -> None:
         """The client no longer waits; it gets no answer. Nothing happens when it does not wait."""
@@ -426,7 +328,7 @@ class Engine:
         self._bury_number += 1
         job.state = BURIED
         job.rank = self._bury_number
-        tube.buried.push(job.rank << _ID_BITS | job.id)
+        tube.buried.push(job.rank << ID_BITS | job.id)
         self.buried_count += 1
         self.ledger.change(job)
         return True
@@ -436,7 +338,7 @@ class Engine:
         job = client.reserved.get(id)
         if job is None:
             return False
-        client.deadlines.discard(job.rank << _ID_BITS | job.id)
+        client.deadlines.discard(job.rank << ID_BITS | job.id)
         self._start_ttr(client, job, now_ns)
         return True
 
@@ -445,7 +347,7 @@ class Engine:
         heap = tube.buried if buried else tube.delayed
         kicked = 0
         while kicked < limit and heap.first() != EMPTY:
-            job = self.jobs.get(heap.first() & _ID_MASK)
+            job = self.jobs.get(heap.first() & ID_MASK)
             assert job is not None
             self._kick(job, now_ns)
             kicked += 1
@@ -461,20 +363,20 @@ class Engine:
 
     def tube_of(self, job: Job) -> Tube:
         """The tube of a job that exists."""
-        return self._tube_by_number[job.tube]
+        return self.tube_by_number[job.tube]
 
     def peek(self, client: Client, state: int) -> Job | None:
         """The first READY, DELAYED or BURIED job of the tube that the client uses, left where it is."""
         tube = client.used
         assert tube is not None
         first = (tube.ready if state == READY else tube.delayed if state == DELAYED else tube.buried).first()
-        return None if first == EMPTY else self.jobs.get(first & _ID_MASK)
+        return None if first == EMPTY else self.jobs.get(first & ID_MASK)
 
     # --- time
 
     def next_deadline_ns(self) -> int:
         """When advance() is due: never later than anything that is to happen, or NEVER."""
-        return self._wheel.next_ns()
+        return self.wheel.next_ns()
 
     def advance(self, now_ns: int, limit: int) -> bool:
         """Lets happen what is due: ttrs, delays, pauses, timeouts of waiting; about `limit` of them at most.
@@ -482,7 +384,7 @@ class Engine:
         Returns whether everything due was done. What was left is due at once.
         """
         while limit > 0:
-            timer = self._wheel.pop_due(now_ns)
+            timer = self.wheel.pop_due(now_ns)
             if timer is None:
                 return True
             if isinstance(timer, Tube):
@@ -502,15 +404,15 @@ class Engine:
                 self._arm(tube, tube.paused_until_ns)
         moved += self._serve(tube, now_ns, limit)
         delayed = tube.delayed
-        while moved < limit and delayed.first() != EMPTY and delayed.first() >> _ID_BITS <= now_ns:
-            job = self.jobs.get(delayed.first() & _ID_MASK)
+        while moved < limit and delayed.first() != EMPTY and delayed.first() >> ID_BITS <= now_ns:
+            job = self.jobs.get(delayed.first() & ID_MASK)
             assert job is not None
             self._make_ready(job, self._leave_place(job), now_ns)
             moved += 1
         if moved >= limit:
             self._arm(tube, now_ns)
         elif delayed.first() != EMPTY:
-            self._arm(tube, delayed.first() >> _ID_BITS)
+            self._arm(tube, delayed.first() >> ID_BITS)
         return moved
 
     def _client_due(self, client: Client, now_ns: int, limit: int) -> int:
@@ -520,8 +422,8 @@ class Engine:
         """
         moved = 0
         deadlines = client.deadlines
-        while moved < limit and deadlines.first() != EMPTY and deadlines.first() >> _ID_BITS <= now_ns:
-            job = self.jobs.get(deadlines.first() & _ID_MASK)
+        while moved < limit and deadlines.first() != EMPTY and deadlines.first() >> ID_BITS <= now_ns:
+            job = self.jobs.get(deadlines.first() & ID_MASK)
             assert job is not None
             job.counts().timeouts += 1
             self.total_timeouts += 1
@@ -535,7 +437,7 @@ class Engine:
         first = deadlines.first()
         if first != EMPTY:
             margin = DEADLINE_MARGIN_NS if client.waiting else 0
-            self._arm(client, (first >> _ID_BITS) - margin)
+            self._arm(client, (first >> ID_BITS) - margin)
         if client.waiting and client.wait_until_ns != NEVER:
             self._arm(client, client.wait_until_ns)
         return moved
@@ -544,38 +446,38 @@ class Engine:
         tube.paused_until_ns = 0
         tube.pause_s = 0
         if len(tube.ready):
-            self._stocked[tube.number] = tube
+            self.stocked[tube.number] = tube
 
     # --- transitions
 
     def _leave_place(self, job: Job) -> Tube:
         """Takes the job out of the place its state names; the caller puts it into another. Returns the job's tube."""
-        tube = self._tube_by_number[job.tube]
+        tube = self.tube_by_number[job.tube]
         state = job.state
         if state == RESERVED:
             holder = self.clients[job.holder]
             job.holder = 0
             holder.reserved.pop(job.id, None)  # it may be among those that are leaving
             if holder.reserved or holder.leaving:
-                holder.deadlines.discard(job.rank << _ID_BITS | job.id)
+                holder.deadlines.discard(job.rank << ID_BITS | job.id)
             else:
                 holder.deadlines.clear()  # most workers hold one job: without its entry, a delete is a tenth cheaper
             self.reserved_count -= 1
             tube.reserved -= 1
         elif state == READY:
-            tube.ready.discard(job.rank << _ID_BITS | job.id)
+            tube.ready.discard(job.rank << ID_BITS | job.id)
             self._left_ready(tube, job)
         elif state == DELAYED:
-            tube.delayed.discard(job.rank << _ID_BITS | job.id)
+            tube.delayed.discard(job.rank << ID_BITS | job.id)
             self.delayed_count -= 1
         else:
-            tube.buried.discard(job.rank << _ID_BITS | job.id)
+            tube.buried.discard(job.rank << ID_BITS | job.id)
             self.buried_count -= 1
         return tube
 
     def _take_first(self, tube: Tube) -> Job:
         """Takes the tube's first ready job out of its place; there is one."""
-        job = self.jobs.get(tube.ready.pop() & _ID_MASK)
+        job = self.jobs.get(tube.ready.pop() & ID_MASK)
         assert job is not None
         self._left_ready(tube, job)
         return job
@@ -586,25 +488,25 @@ class Engine:
             self.urgent_count -= 1
             tube.urgent -= 1
         if not len(tube.ready):
-            self._stocked.pop(tube.number, None)
+            self.stocked.pop(tube.number, None)
 
     def _make_ready(self, job: Job, tube: Tube, now_ns: int) -> None:
         job.state = READY
         job.rank = job.pri
-        tube.ready.push(job.pri << _ID_BITS | job.id)
+        tube.ready.push(job.pri << ID_BITS | job.id)
         self.ready_count += 1
         if job.pri <= URGENT_PRI_MAX:
             self.urgent_count += 1
             tube.urgent += 1
         if not tube.paused_until_ns:
-            self._stocked[tube.number] = tube
+            self.stocked[tube.number] = tube
             if tube.line:
                 self._serve(tube, now_ns, 1)
 
     def _make_delayed(self, job: Job, tube: Tube, deadline_ns: int) -> None:
         job.state = DELAYED
         job.rank = deadline_ns
-        tube.delayed.push(deadline_ns << _ID_BITS | job.id)
+        tube.delayed.push(deadline_ns << ID_BITS | job.id)
         self.delayed_count += 1
         self._arm(tube, deadline_ns)
 
@@ -619,7 +521,7 @@ class Engine:
 
     def _start_ttr(self, client: Client, job: Job, now_ns: int) -> None:
         job.rank = now_ns + job.ttr_s * SECOND_NS
-        client.deadlines.push(job.rank << _ID_BITS | job.id)
+        client.deadlines.push(job.rank << ID_BITS | job.id)
         self._arm(client, job.rank)
 
     def _kick(self, job: Job, now_ns: int) -> None:
@@ -639,7 +541,7 @@ class Engine:
     def _best_tube(self, client: Client) -> Tube | None:
         """The watched, unpaused tube whose first ready job is the smallest; looks at the smaller of two sets."""
         watched = client.watched
-        stocked = self._stocked
+        stocked = self.stocked
         few, many = (watched, stocked) if len(watched) <= len(stocked) else (stocked, watched)
         best: Tube | None = None
         best_entry = 0
@@ -672,11 +574,11 @@ class Engine:
         client.answer(outcome, job)
 
     def _line_up(self, tube: Tube, entry: int) -> None:
-        tube.in_line.add(entry & _NUMBER_MASK)
+        tube.in_line.add(entry & NUMBER_MASK)
         heappush(tube.line, entry)
         if len(tube.line) > _LINE_PRUNE_AT + 2 * len(tube.watchers):
-            tube.line = [entry for entry in tube.line if entry & _NUMBER_MASK in tube.watchers]
-            tube.in_line = {entry & _NUMBER_MASK for entry in tube.line}
+            tube.line = [entry for entry in tube.line if entry & NUMBER_MASK in tube.watchers]
+            tube.in_line = {entry & NUMBER_MASK for entry in tube.line}
             heapify(tube.line)
 
     def _first_in_line(self, tube: Tube) -> Client | None:
@@ -684,15 +586,15 @@ class Engine:
         line = tube.line
         while line:
             entry = line[0]
-            number = entry & _NUMBER_MASK
+            number = entry & NUMBER_MASK
             client = self.clients.get(number)
             if client is None or tube.number not in client.watched or not client.waiting:
                 heappop(line)
                 tube.in_line.discard(number)
                 if client is not None and tube.number in client.watched:
                     client.absent.append(tube)
-            elif client.wait_number != entry >> _NUMBER_BITS:
-                heapreplace(line, client.wait_number << _NUMBER_BITS | number)
+            elif client.wait_number != entry >> NUMBER_BITS:
+                heapreplace(line, client.wait_number << NUMBER_BITS | number)
             else:
                 return client
         return None
@@ -703,7 +605,7 @@ class Engine:
         So a worker's timer is armed once a ttr, not once a job.
         """
         if not timer.armed or deadline_ns < timer.deadline_ns:
-            self._wheel.add(timer, deadline_ns)
+            self.wheel.add(timer, deadline_ns)
 
     # --- tubes come and go
 
@@ -713,7 +615,7 @@ class Engine:
             self._tube_number += 1
             tube = Tube(self._tube_number, name)
             self.tubes[name] = tube
-            self._tube_by_number[tube.number] = tube
+            self.tube_by_number[tube.number] = tube
         return tube
 
     def _watch(self, client: Client, tube: Tube) -> None:
@@ -725,88 +627,12 @@ class Engine:
 
     def _forget_if_unused(self, tube: Tube) -> None:
         """A tube ends with its last job, user and watcher, and its counters and pause with it. `default` never ends."""
-        if tube.jobs or tube.using or tube.watchers or tube is self._default:
+        if tube.jobs or tube.using or tube.watchers or tube is self.default:
             return
-        self._wheel.cancel(tube)
+        self.wheel.cancel(tube)
         del self.tubes[tube.name]
-        del self._tube_by_number[tube.number]
-
-    # --- proof
+        del self.tube_by_number[tube.number]
 
     def waiting_in(self, tube: Tube) -> int:
         """How many clients wait for a job of this tube. O(watchers)."""
         return sum(self.clients[number].waiting for number in tube.watchers)
-
-    def check(self) -> None:
-        """Asserts every invariant by a recount: O(everything), for tests."""
-        self._wheel.check()
-        places = self._check_places()
-        counted = dict.fromkeys((READY, RESERVED, BURIED, DELAYED), 0)
-        urgent = 0
-        for job in self.jobs:
-            assert job.state in counted and job.id < self.next_id
-            counted[job.state] += 1
-            urgent += job.state == READY and job.pri <= URGENT_PRI_MAX
-            assert places.pop((job.state, job.rank << _ID_BITS | job.id)) == job.tube, "a job is not in its place"
-            assert (job.state == RESERVED) == (job.holder != 0)
-        assert not places, f"places name jobs that do not exist: {places}"
-        assert counted[READY] == self.ready_count and counted[RESERVED] == self.reserved_count
-        assert counted[BURIED] == self.buried_count and counted[DELAYED] == self.delayed_count
-        assert urgent == self.urgent_count == sum(tube.urgent for tube in self.tubes.values())
-        assert len(self.tubes) == len(self._tube_by_number)
-        for tube in self.tubes.values():
-            self._check_tube(tube)
-        for client in self.clients.values():
-            self._check_client(client)
-        assert self.waiting_count == sum(client.waiting for client in self.clients.values())
-        assert self.producer_count == sum(client.producer for client in self.clients.values())
-        assert self.worker_count == sum(client.worker for client in self.clients.values())
-
-    def _check_places(self) -> dict[tuple[int, int], int]:
-        """Every entry of every heap as (state, entry) with its tube, each only once."""
-        places: dict[tuple[int, int], int] = {}
-        for tube in self.tubes.values():
-            for state, heap in ((READY, tube.ready), (DELAYED, tube.delayed), (BURIED, tube.buried)):
-                for entry in heap.smallest(len(heap)):
-                    assert (state, entry) not in places
-                    places[state, entry] = tube.number
-        for client in self.clients.values():
-            holding = [*client.reserved.values(), *client.leaving]
-            held = [job for job in holding if job.holder == client.number]
-            entries = sorted(job.rank << _ID_BITS | job.id for job in held)
-            assert entries == client.deadlines.smallest(len(held) + 1)
-            assert len(held) == len(holding) or client.leaving
-            for job in held:
-                places[RESERVED, job.rank << _ID_BITS | job.id] = job.tube
-        return places
-
-    def _check_tube(self, tube: Tube) -> None:
-        assert self._tube_by_number[tube.number] is tube
-        placed = len(tube.ready) + len(tube.delayed) + len(tube.buried) + tube.reserved
-        assert tube.jobs >= placed, "jobs that are uploaded count, so a tube may have more than are placed"
-        assert tube.jobs or tube.using or tube.watchers or tube is self._default
-        stocked = len(tube.ready) > 0 and not tube.paused_until_ns
-        assert stocked == (tube.number in self._stocked)
-        assert not (stocked and self.waiting_in(tube)), "a ready job and a client that waits for it"
-        first = tube.delayed.first()
-        if first != EMPTY:
-            assert tube.armed and tube.deadline_ns <= first >> _ID_BITS
-        if tube.paused_until_ns:
-            assert tube.armed and tube.deadline_ns <= tube.paused_until_ns
-        assert {entry & _NUMBER_MASK for entry in tube.line} == tube.in_line and len(tube.line) == len(tube.in_line)
-        for entry in tube.line:
-            client = self.clients.get(entry & _NUMBER_MASK)
-            assert client is None or entry >> _NUMBER_BITS <= client.wait_number
-        for number in tube.watchers:
-            client = self.clients[number]
-            assert number in tube.in_line or not client.waiting
-
-    def _check_client(self, client: Client) -> None:
-        assert client.used is not None and self.tubes[client.used.name] is client.used
-        assert client.watched and all(client.number in tube.watchers for tube in client.watched.values())
-        first = client.deadlines.first()
-        if first != EMPTY:
-            due_ns = (first >> _ID_BITS) - (DEADLINE_MARGIN_NS if client.waiting else 0)
-            assert client.armed and client.deadline_ns <= due_ns
-        if client.waiting and client.wait_until_ns != NEVER:
-            assert client.armed and client.deadline_ns <= client.wait_until_ns

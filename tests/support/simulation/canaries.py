@@ -61,7 +61,7 @@ class ForgetsToWakeTheClock(SimulatedServer):
 class ForgetsToArmTheTtr(SimulatedServer):
     def step(self, connection: Connection, data: bytes | None) -> None:
         super().step(connection, data)
-        self.engine._wheel.cancel(connection.session)
+        self.engine.wheel.cancel(connection.session)
 
 
 class ForgetsToGoOn(SimulatedServer):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from geventstalk.core.check import check
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
 
@@ -568,7 +569,7 @@ class Oracle:
 
     def compare(self, engine: Engine, to_wall: Callable[[int], int]) -> None:
         """Nothing is due any more: the engine has what we have, and nobody waits for what is there."""
-        engine.check()
+        check(engine)
         now_ns = self.wall_ns()
         require({job.id for job in engine.jobs} == set(self.jobs), "jobs differ")
         for id, job in self.jobs.items():

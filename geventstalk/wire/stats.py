@@ -1,0 +1,128 @@
+"""The three statistics: of a job, of a tube, of the server. Their keys stand in upstream's order.
+
+This room must not change anything, and knows neither clients nor clocks.
+Invariant: no number that is told is negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from geventstalk._build import BUILD
+from geventstalk.core.engine import Engine
+from geventstalk.core.job import DELAYED, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
+from geventstalk.core.tube import Tube
+from geventstalk.wire import protocol as p
+
+_NO_COUNTS: Final = Tally()
+
+
+def job_stats(engine: Engine, job: Job, now_ns: int) -> list[tuple[str, object]]:
+    counts = _NO_COUNTS if job.tally is None else job.tally
+    has_deadline = job.state == RESERVED or job.state == DELAYED
+    return [
+        ("id", job.id),
+        ("tube", engine.tube_of(job).name),
+        ("state", STATE_NAMES[job.state]),
+        ("pri", job.pri),
+        ("age", (now_ns - job.created_ns) // SECOND_NS),
+        ("delay", job.delay_s),
+        ("ttr", job.ttr_s),
+        ("time-left", _seconds_until(job.rank, now_ns) if has_deadline else 0),
+        ("file", job.segment),
+        ("reserves", counts.reserves),
+        ("timeouts", counts.timeouts),
+        ("releases", counts.releases),
+        ("buries", counts.buries),
+        ("kicks", counts.kicks),
+    ]
+
+
+def tube_stats(engine: Engine, tube: Tube, now_ns: int) -> list[tuple[str, object]]:
+    return [
+        ("name", tube.name),
+        ("current-jobs-urgent", tube.urgent),
+        ("current-jobs-ready", len(tube.ready)),
+        ("current-jobs-reserved", tube.reserved),
+        ("current-jobs-delayed", len(tube.delayed)),
+        ("current-jobs-buried", len(tube.buried)),
+        ("total-jobs", tube.total_jobs),
+        ("current-using", tube.using),
+        ("current-watching", len(tube.watchers)),
+        ("current-waiting", engine.waiting_in(tube)),
+        ("cmd-delete", tube.total_deletes),
+        ("cmd-pause-tube", tube.total_pauses),
+        ("pause", tube.pause_s),
+        ("pause-time-left", max(0, _seconds_until(tube.paused_until_ns, now_ns))),
+    ]
+
+
+def server_stats(
+    engine: Engine, commands: list[int], max_job_bytes: int, facts: Mapping[str, object], now_ns: int
+) -> list[tuple[str, object]]:
+    upstream: list[tuple[str, object]] = [
+        ("current-jobs-urgent", engine.urgent_count),
+        ("current-jobs-ready", engine.ready_count),
+        ("current-jobs-reserved", engine.reserved_count),
+        ("current-jobs-delayed", engine.delayed_count),
+        ("current-jobs-buried", engine.buried_count),
+        *[(name, commands[code]) for name, code in _COUNTED],
+        ("job-timeouts", engine.total_timeouts),
+        ("total-jobs", engine.total_jobs),
+        ("max-job-size", max_job_bytes),
+        ("current-tubes", len(engine.tubes)),
+        ("current-connections", len(engine.clients)),
+        ("current-producers", engine.producer_count),
+        ("current-workers", engine.worker_count),
+        ("current-waiting", engine.waiting_count),
+        ("total-connections", engine.total_clients),
+        *[(key, facts[key]) for key in ("pid", "version", "rusage-utime", "rusage-stime")],
+        ("uptime", (now_ns - engine.started_ns) // SECOND_NS),
+        *[(key, facts[key]) for key in _BINLOG_KEYS],
+        ("draining", "true" if engine.draining else "false"),
+        *[(key, facts[key]) for key in ("id", "hostname", "os", "platform")],
+    ]
+    known = {key for key, _ in upstream}
+    ours = [(key, value) for key, value in facts.items() if key not in known]
+    return [*upstream, *ours, ("build", BUILD)]
+
+
+def _seconds_until(deadline_ns: int, now_ns: int) -> int:
+    """Whole seconds left. Commands that came together share one reading of the clock; time passes between them all
+    the same, so right after `pause-tube a 10` there are 9 whole seconds left, as upstream says.
+    """
+    return (deadline_ns - now_ns - 1) // SECOND_NS
+
+
+_COUNTED: Final = (
+    ("cmd-put", p.PUT),
+    ("cmd-peek", p.PEEK),
+    ("cmd-peek-ready", p.PEEK_READY),
+    ("cmd-peek-delayed", p.PEEK_DELAYED),
+    ("cmd-peek-buried", p.PEEK_BURIED),
+    ("cmd-reserve", p.RESERVE),
+    ("cmd-reserve-with-timeout", p.RESERVE_WITH_TIMEOUT),
+    ("cmd-delete", p.DELETE),
+    ("cmd-release", p.RELEASE),
+    ("cmd-use", p.USE),
+    ("cmd-watch", p.WATCH),
+    ("cmd-ignore", p.IGNORE),
+    ("cmd-bury", p.BURY),
+    ("cmd-kick", p.KICK),
+    ("cmd-touch", p.TOUCH),
+    ("cmd-stats", p.STATS),
+    ("cmd-stats-job", p.STATS_JOB),
+    ("cmd-stats-tube", p.STATS_TUBE),
+    ("cmd-list-tubes", p.LIST_TUBES),
+    ("cmd-list-tube-used", p.LIST_TUBE_USED),
+    ("cmd-list-tubes-watched", p.LIST_TUBES_WATCHED),
+    ("cmd-pause-tube", p.PAUSE_TUBE),
+)
+_BINLOG_KEYS: Final = (
+    "binlog-oldest-index",
+    "binlog-current-index",
+    "binlog-records-migrated",
+    "binlog-records-written",
+    "binlog-max-size",
+)
