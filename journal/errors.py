@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class JournalError(Exception):
     """Base of all errors of this package."""
@@ -21,3 +23,31 @@ class JournalFull(JournalError):
 
 class JournalFailed(JournalError):
     """A write or an fsync failed. Final: nothing of that batch may be acknowledged, and nothing is tried again."""
+
+    unexpected: BaseException | None = None
+    """What happened, with its traceback, where it is a fault of the program and not of the disk."""
+
+
+def failure_of(error: BaseException) -> JournalFailed:
+    """The end of a journal that any exception means: the failure itself, or a new one whose cause is the exception."""
+    if isinstance(error, JournalFailed):
+        return error
+    if isinstance(error, JournalError):
+        failure = JournalFailed(str(error))
+    elif isinstance(error, OSError):
+        place = "" if error.filename is None else f": {error.filename}"
+        failure = JournalFailed(f"journal: {error.strerror or error}{place}")
+    else:
+        text = " ".join(str(error).split())
+        failure = JournalFailed(f"journal: unexpected {type(error).__name__}" + (f": {text}" if text else ""))
+        failure.unexpected = error
+    failure.__cause__ = error
+    return failure
+
+
+def raise_failure(error: BaseException) -> NoReturn:
+    """Raises failure_of() an exception; what ends a program, as KeyboardInterrupt does, is raised as it is."""
+    failure = failure_of(error)
+    if failure is error or not isinstance(error, Exception):
+        raise error
+    raise failure from error

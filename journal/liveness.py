@@ -82,6 +82,10 @@ class Liveness:
         if not page.count:
             del self._pages[key >> _PAGE_BITS]
 
+    def has_page(self, key: int) -> bool:
+        """Whether there is room for the key's numbers. Taking that room is the first step of the first whole()."""
+        return (key >> _PAGE_BITS) in self._pages
+
     def segment_of(self, key: int) -> int:
         """The segment of the key's whole record; 0 when the key is not live."""
         page = self._pages.get(key >> _PAGE_BITS)

@@ -42,8 +42,8 @@ class Store(Ledger):
         return self._journal.admits(WHOLE_BYTES + len(tube_name) + body_bytes)
 
     def put(self, job: Job, tube_name: bytes) -> None:
-        job.segment = self._journal.current
         self._journal.append(job.id, FULL, self._encoder.whole(job, tube_name))
+        job.segment = self._journal.current
 
     def change(self, job: Job) -> None:
         self._journal.append(job.id, CHANGE, encode_change(job, self._epoch))
@@ -133,8 +133,9 @@ class Store(Ledger):
 
     def sync_point(self) -> SyncPoint | None:
         """What is to be synced now, by the caller, wherever it may wait; None when there is nothing."""
+        point = self._journal.sync_point()
         self._sync_due_ns = 0
-        return self._journal.sync_point()
+        return point
 
     def sync_took(self, took_ns: int) -> None:
         """A SyncPoint has run, and took so long. Slow ones are forgotten by an eighth with each that is quicker."""

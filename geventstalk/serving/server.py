@@ -36,7 +36,7 @@ from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Connection
 from geventstalk.serving.linger import Linger
 from geventstalk.wire.session import MOVE_SLICE, Service, Session
-from journal import Journal, JournalError, JournalLocked, SyncPoint
+from journal import Journal, JournalError, JournalFailed, JournalLocked, SyncPoint
 
 EXIT_OK = 0
 EXIT_REPLAY = 1
@@ -196,7 +196,8 @@ class Server:
     def _fail(self, error: JournalError) -> None:
         """The journal cannot be written: nothing since the last commit is acknowledged, and the process ends."""
         if self._exit_code == EXIT_OK:
-            self._log.error("%s; stopping, nothing since the last commit was acknowledged", error)
+            bug = error.unexpected if isinstance(error, JournalFailed) else None
+            self._log.error("%s; stopping, nothing since the last commit was acknowledged", error, exc_info=bug)
             self._exit_code = EXIT_JOURNAL
         self._stopped.set()
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from mypy_extensions import mypyc_attr
 
-from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
+from journal.errors import JournalDamaged, JournalFailed, JournalFull, raise_failure
 from journal.liveness import Liveness
 from journal.sqlite.files import (
     ASIDE_SUFFIX,
@@ -58,6 +58,10 @@ _FULL_WAIT_S: Final = 5.0
 _BARE_SEGMENT_BYTES: Final = 6 * PAGE_BYTES
 """What a sealed segment takes beside its records, and those that are behind its last whole page."""
 _SPARE_SEGMENTS: Final = 4
+KEY_MAX: Final = 2**63 - 1
+"""The largest integer of SQLite."""
+_QUICK_KEY_MAX: Final = 2**62 - 1
+"""Integers up to here are compared at once in the compiled build; a comparison with KEY_MAX would take a call."""
 _AHEAD_MAX: Final = 1 << 23
 """Of a WAL at most so much is allocated at once."""
 _LOST_KEYS: Final = 1 << 20
@@ -83,7 +87,7 @@ class SyncPoint:
     def __init__(
         self,
         files: list[WalFile],
-        failed: Callable[[JournalError], None],
+        failed: Callable[[BaseException], None],
         watermark: Watermark,
         segment: int,
         records: int,
@@ -102,10 +106,10 @@ class SyncPoint:
         try:
             for file in self._files:
                 file.sync()
-        except JournalFailed as error:
+            self._watermark.advance(self._segment, self._records)
+        except BaseException as error:
             self._failed(error)
-            raise
-        self._watermark.advance(self._segment, self._records)
+            raise_failure(error)
 
 
 class _Sealed:
@@ -217,6 +221,7 @@ class Journal:
         self._said_tight = False
         self._refilling = False
         self._behind = False
+        self._failed = False
         self._noted = False  # the current segment alone knows which ones are gone
 
     # --- start
@@ -243,7 +248,7 @@ class Journal:
                 f"{self.live.keys} jobs intact); nothing was changed, --accept-damage starts without what is lost"
             )
         if replay.findings:
-            self.high_water += _LOST_KEYS  # a damaged file may have held later ones
+            self.high_water = min(self.high_water + _LOST_KEYS, KEY_MAX)  # a damaged file may have held later ones
         self._orphans = list(replay.orphans)
         self._missing = replay.missing
         for found in replay.found:
@@ -343,25 +348,52 @@ class Journal:
         return bool(self._batch)
 
     def append(self, key: int, kind: int, payload: bytes) -> None:
-        """Adds a record to the batch. CHANGE and DELETE are for live keys only."""
+        """Adds a record to the batch. CHANGE and DELETE are for live keys only.
+
+        Whatever is raised, the batch is as it was. Raises JournalFailed when the journal has failed before or fails
+        now; after anything else, such as MemoryError, the journal is as if nothing had been asked.
+        """
         writer = self._writer
         assert writer is not None
-        self._account(key, kind, payload, writer.number)
-        self.appended += 1
-        if len(payload) > PART_BYTES:
-            self._batch += split(key, payload)
-        else:
-            self._batch.append((key, kind, payload))
-        self._estimate += len(payload)
-        if key > self.high_water:
+        if self._failed:
+            self._worker.check()
+        new = key > self.high_water
+        if new and key > _QUICK_KEY_MAX and key > KEY_MAX:
+            raise OverflowError(f"key {key} is larger than SQLite's integers")
+        appended = self.appended + 1  # what may fail comes before the first change
+        estimate = self._estimate + len(payload)
+        batch = self._batch
+        before = len(batch)
+        try:
+            if len(payload) > PART_BYTES:
+                batch += split(key, payload)
+            else:
+                batch.append((key, kind, payload))
+            self._account(key, kind, payload, writer.number)
+        except BaseException as error:
+            del batch[before:]
+            if self.live.has_page(key):  # otherwise not even the first step was taken
+                self._fail(error)
+            raise
+        self.appended = appended
+        self._estimate = estimate
+        if new:
             self.high_water = key
 
     def commit(self) -> None:
-        """Writes the batch in one transaction: from now on it survives the process. Raises JournalFailed."""
-        self._worker.check()
+        """Writes the batch in one transaction: from now on it survives the process.
+
+        Raises JournalFailed: then the journal takes nothing more, and nothing of the batch is ever written.
+        """
+        try:
+            self._worker.check()
+            if self._batch:
+                self._write_batch()
+        except BaseException as error:
+            self._fail(error)
+
+    def _write_batch(self) -> None:
         batch = self._batch
-        if not batch:
-            return
         writer = self._writer
         assert writer is not None
         self._batch = []
@@ -373,6 +405,13 @@ class Journal:
         if self._estimate >= self._segment_limit // 2 or self._space.tight:
             self._rotate_if_full(writer)
             self._behind = self._behind or self._space.tight
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """The end of the journal: what was appended is dropped, and append() and commit() raise from now on."""
+        self._failed = True
+        self._batch = []
+        self._worker.fail(error)
+        raise_failure(error)
 
     def sync_point(self) -> SyncPoint | None:
         """What is committed and not yet asked to be on the device; None when there is nothing."""
@@ -597,6 +636,12 @@ class Journal:
 
     def wants_compaction(self) -> bool:
         """Whether compact_slice() has something worth doing: sealed segments hold more garbage than live records."""
+        try:
+            return self._look_after()
+        except BaseException as error:
+            self._fail(error)
+
+    def _look_after(self) -> bool:
         self._worker.check()
         writer = self._writer
         assert writer is not None
@@ -664,6 +709,12 @@ class Journal:
         Only while wants_compaction() is true. A segment that holds nothing live any more is handed to the worker, which
         syncs what was moved and then removes it. One slice takes about a millisecond. Raises JournalFailed.
         """
+        try:
+            self._move_some(payload_of)
+        except BaseException as error:
+            self._fail(error)
+
+    def _move_some(self, payload_of: Callable[[int], bytes | None]) -> None:
         self.commit()  # what is live must be so on disk before anything goes for being dead
         victim = self._sealed[self._retiring]
         if self.live.bytes_in(victim.number):
@@ -730,32 +781,36 @@ class Journal:
     def close(self) -> None:
         """Commits, syncs and seals everything and gives the directory back. Raises JournalFailed."""
         try:
-            if self._writer is not None:
-                self.commit()  # it may rotate
-            writer, unused = self._writer, False
-            if writer is not None:
-                self._guard().run()
-                if self._victim is not None:
-                    self._victim.close()
-                unused = writer.records == 0 and not self._noted and len(self._sealed) > self._retiring
-                if not unused and writer.wal.size() <= _SEAL_AT_END_BYTES:
-                    self._seal(_Sealed(writer.path, writer.number, writer, writer.bytes))
-            self._worker.close()
-            for each in (self._next, writer if unused else None):
-                if each is not None:  # the newest first, and for good: a gap in the numbers is a missing segment
-                    each.discard()
-                    fsync_path(self.directory)
-            if writer is not None:
-                self._space.refill(self._reserve_target(), 0)  # before others take what the last steps gave back
-        except OSError as error:
-            raise JournalFailed(f"cannot close the journal: {error.strerror}") from error
-        finally:
-            self._give_up_files()
+            self._close()
+        except BaseException as error:
+            self._worker.fail(error)  # it must not be at work on files that are another process's by then
+            self.abandon()
+            raise_failure(error)
+        self._give_up_files()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self.commit()  # it may rotate
+        writer, unused = self._writer, False
+        if writer is not None:
+            self._guard().run()
+            if self._victim is not None:
+                self._victim.close()
+            unused = writer.records == 0 and not self._noted and len(self._sealed) > self._retiring
+            if not unused and writer.wal.size() <= _SEAL_AT_END_BYTES:
+                self._seal(_Sealed(writer.path, writer.number, writer, writer.bytes))
+        self._worker.close()
+        for each in (self._next, writer if unused else None):
+            if each is not None:  # the newest first, and for good: a gap in the numbers is a missing segment
+                each.discard()
+                fsync_path(self.directory)
+        if writer is not None:
+            self._space.refill(self._reserve_target(), 0)  # before others take what the last steps gave back
 
     def abandon(self) -> None:
         """Gives the directory back without writing anything more: after a failure nothing else is safe."""
-        self._worker.abandon()
-        self._give_up_files()
+        if self._worker.abandon():  # else the worker may still change files, and the end of the process frees the lock
+            self._give_up_files()
 
     def _give_up_files(self) -> None:
         if self._watermark is not None:

@@ -10,6 +10,7 @@ import errno
 import os
 from struct import Struct
 from struct import error as StructError
+from threading import Lock
 from typing import Final
 
 from journal.errors import JournalFailed
@@ -29,14 +30,25 @@ class WalFile:
 
     def __init__(self, path: str) -> None:
         self._file = -1
+        self._syncing = Lock()
+        self._failed = False
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def sync(self) -> None:
-        """Waits until all that was written is on the device. Raises JournalFailed; never call it again after that."""
-        try:
-            os.fdatasync(self._file)
-        except OSError as error:
-            raise JournalFailed(f"fsync of the journal failed: {error.strerror}") from error
+        """Waits until all that was written is on the device. Any thread may call. Raises JournalFailed.
+
+        Linux tells of what it could not write once: an fsync after a failed one succeeds and proves nothing. So an
+        fsync waits for the one before, and after a failure none is tried.
+        """
+        with self._syncing:
+            if self._failed:
+                raise JournalFailed("an earlier fsync of the journal failed")
+            self._failed = True
+            try:
+                os.fdatasync(self._file)
+            except OSError as error:
+                raise JournalFailed(f"fsync of the journal failed: {error.strerror}") from error
+            self._failed = False
 
     def size(self) -> int:
         return os.fstat(self._file).st_size

@@ -1,15 +1,20 @@
 """The journal's own thread: one piece of work after the other, results and failures handed back when asked.
 
-This room must not know what the work is. Invariant: `done` callbacks run in the thread that calls check() or close().
+This room must not know what the work is. Invariants: `done` callbacks run in the thread that calls check(), wait() or
+close(). Whatever exception ends a piece of work, or the thread itself, check() raises as JournalFailed from then on.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from threading import Condition, Event, Thread
+from threading import Condition, Event, Lock, Thread
+from typing import Final
 
-from journal.errors import JournalError, JournalFailed
+from journal.errors import JournalFailed, failure_of
+
+_ABANDON_S: Final = 5.0
+"""How long the end after a failure waits for the work at hand: longer than any of it takes on a device that answers."""
 
 
 class Worker:
@@ -20,9 +25,10 @@ class Worker:
         self._wake = Condition()
         self._done: deque[Callable[[], None]] = deque()
         self._open = 0  # submitted, and its `done` not run yet
-        self._failure: JournalError | None = None
+        self._failure: JournalFailed | None = None
         self._thread: Thread | None = None
         self._progress = Event()
+        self._failing = Lock()
 
     def submit(self, work: Callable[[], None], done: Callable[[], None], *, urgent: bool = False) -> None:
         """Has `work` run in the thread, and then `done` by the next check(). Urgent work is done before all other."""
@@ -55,27 +61,35 @@ class Worker:
         self._progress.clear()
         self._report()
 
-    def fail(self, error: JournalError) -> None:
-        """Something outside of the thread failed for good: no more work is run, and check() raises it from now on."""
-        self._failure = self._failure or error
+    def fail(self, error: BaseException) -> None:
+        """Something failed for good: no more work is run, and check() raises the first failure from now on."""
+        with self._failing:
+            if self._failure is None:
+                self._failure = failure_of(error)
 
     def close(self) -> None:
         """Waits until all work is done, then as check()."""
         self._end()
         self.check()
 
-    def abandon(self) -> None:
-        """Ends the thread after the work it is at; what is still to do is forgotten."""
-        self._failure = self._failure or JournalFailed("the journal was given up")
-        self._end()
+    def abandon(self) -> bool:
+        """Ends the thread after the work it is at; what is still to do is forgotten.
 
-    def _end(self) -> None:
+        Returns whether the thread has ended: a device that answers nothing must not hold up the end of the process.
+        """
+        self.fail(JournalFailed("the journal was given up"))
+        return self._end(_ABANDON_S)
+
+    def _end(self, timeout_s: float | None = None) -> bool:
         if self._thread is not None:
             with self._wake:
                 self._todo.append(None)
                 self._wake.notify()
-            self._thread.join()
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return False
             self._thread = None
+        return True
 
     def _report(self) -> None:
         while self._done:
@@ -83,22 +97,24 @@ class Worker:
             self._done.popleft()()
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._todo:
-                    self._wake.wait()
-                item = self._todo.popleft()
-            if item is None:
-                return
-            work, done = item
-            if self._failure is not None:
-                continue
-            try:
-                work()
-            except JournalError as error:
-                self._failure = error
-            except OSError as error:
-                self._failure = JournalFailed(f"journal: {error.strerror}: {error.filename}")
-            else:
-                self._done.append(done)
+        try:
+            while (item := self._next()) is not None:
+                if self._failure is None:
+                    self._do(*item)
+        except BaseException as error:  # nobody else hears of the end of a thread
+            self.fail(error)
             self._progress.set()
+
+    def _next(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
+        with self._wake:
+            while not self._todo:
+                self._wake.wait()
+            return self._todo.popleft()
+
+    def _do(self, work: Callable[[], None], done: Callable[[], None]) -> None:
+        try:
+            work()
+            self._done.append(done)
+        except BaseException as error:
+            self.fail(error)
+        self._progress.set()

@@ -27,7 +27,7 @@ from math import inf
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked
+from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalLocked
 from journal.sqlite.files import segment_path
 from journal.sqlite.format import FULL, LAST, PAGE_BYTES, row_bytes
 from journal.sqlite.reader import SegmentReader, join
@@ -473,10 +473,9 @@ class TurnWorker(Worker):
             return
         try:
             work()
-        except JournalError as error:
-            self._failure = error
-        else:
             self._done.append(done)
+        except Exception as error:  # what is no Exception is the death of the process
+            self.fail(error)
 
     def wait(self, timeout_s: float) -> None:
         if self._work and not self._done and self._failure is None:
@@ -488,9 +487,10 @@ class TurnWorker(Worker):
             self.turn()
         self.check()
 
-    def abandon(self) -> None:
-        self._failure = self._failure or JournalFailed("the journal was given up")
+    def abandon(self) -> bool:
+        self.fail(JournalFailed("the journal was given up"))
         self._work.clear()
+        return True
 
 
 def worker_of(journal: Any) -> TurnWorker:

@@ -1,0 +1,221 @@
+"""Append, commit and sync do all they were asked, or the journal is at its end: whatever is raised in their middle.
+
+A failing allocation is made by the interpreter itself, one place after the other, so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from journal import CHANGE, DELETE, FULL, Journal, JournalFailed
+from journal.sqlite.log import KEY_MAX
+from journal.sqlite.wal import WalFile
+from journal.sqlite.writer import SegmentWriter
+from tests.support.faults import Rig
+
+pytestmark = pytest.mark.timeout(60)
+testcapi = pytest.importorskip("_testcapi", reason="this Python cannot make an allocation fail")
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path / "journal")
+
+
+def facts(journal: Journal) -> tuple[object, ...]:
+    live = journal.live
+    return (
+        live.keys,
+        live.total_bytes,
+        live.change_bytes,
+        live.keys_in(journal.current),
+        live.bytes_in(journal.current),
+        journal.appended,
+        journal.high_water,
+        list(journal._batch),
+    )
+
+
+@pytest.mark.parametrize(("kind", "size"), [(FULL, 10), (FULL, (1 << 24) + 10), (CHANGE, 10), (DELETE, 10)])
+def test_an_append_without_memory_changes_nothing_or_is_the_end(tmp_path: Path, kind: int, size: int) -> None:
+    """A key of a page that is not there yet; a change and a delete of one that is."""
+    payload = bytes(size)
+    outcomes = set()
+    for at in range(200):
+        rig = Rig(tmp_path / f"journal-{at}")
+        journal = rig.journal
+        rig.settle()  # the worker would be told that there is no memory, too
+        journal.append(1, FULL, b"first")
+        key = 1 if kind != FULL else 10_000
+        before = facts(journal)
+        testcapi.set_nomemory(at, at + 1)
+        try:
+            journal.append(key, kind, payload)
+        except MemoryError:
+            testcapi.remove_mem_hooks()
+            assert facts(journal) == before, f"allocation {at}"
+            journal.append(2, FULL, b"second")
+            journal.commit()
+            outcomes.add("nothing")
+        except JournalFailed as error:
+            testcapi.remove_mem_hooks()
+            assert isinstance(error.unexpected, MemoryError), f"allocation {at}"
+            with pytest.raises(JournalFailed):
+                journal.append(2, FULL, b"second")
+            with pytest.raises(JournalFailed):
+                journal.commit()
+            outcomes.add("end")
+        else:
+            testcapi.remove_mem_hooks()
+            assert journal.appended == 2
+            journal.commit()
+            outcomes.add("all")
+            break
+        finally:
+            testcapi.remove_mem_hooks()
+            journal.abandon()
+    assert "all" in outcomes, "it never succeeds"
+    assert len(outcomes) > 1, "no allocation failed"
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OverflowError("int too large"), RuntimeError("a bug"), OSError(5, "x")]
+)
+@pytest.mark.parametrize("method", ["rows", "append"])
+def test_any_exception_of_a_commit_is_the_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
+) -> None:
+    rig.put(1)
+    rig.journal.commit()
+    rig.settle()
+    held = dict(rig.model)
+
+    def fail(self: SegmentWriter, rows: object) -> None:
+        raise error
+
+    real = getattr(SegmentWriter, method)
+    monkeypatch.setattr(SegmentWriter, method, fail)
+    rig.put(2)
+    with pytest.raises(JournalFailed) as caught:
+        rig.journal.commit()
+    assert caught.value.__cause__ is error
+    monkeypatch.setattr(SegmentWriter, method, real)
+    for _ in range(2):
+        with pytest.raises(JournalFailed):
+            rig.journal.commit()
+        with pytest.raises(JournalFailed):
+            rig.journal.append(3, FULL, b"later")
+    with pytest.raises(JournalFailed):
+        rig.journal.wants_compaction()
+    with pytest.raises(JournalFailed):
+        rig.journal.close()
+    rig.model = held
+    rig.open()
+    rig.close()
+
+
+def test_a_commit_that_runs_out_of_memory_anywhere_is_the_end(tmp_path: Path) -> None:
+    outcomes = set()
+    for at in range(0, 400, 3):
+        rig = Rig(tmp_path / f"journal-{at}")
+        rig.put(1)
+        rig.journal.commit()
+        rig.settle()
+        for key in range(2, 6):
+            rig.put(key)
+        held = {1: rig.model[1]}
+        testcapi.set_nomemory(at, at + 1)
+        try:
+            rig.journal.commit()
+            outcomes.add("all")
+        except JournalFailed:
+            testcapi.remove_mem_hooks()
+            outcomes.add("end")
+            with pytest.raises(JournalFailed):
+                rig.journal.append(9, FULL, b"later")
+            with pytest.raises(JournalFailed):
+                rig.journal.commit()
+        finally:
+            testcapi.remove_mem_hooks()
+            rig.journal.abandon()
+        if "all" in outcomes:
+            break
+        found = {record.key for record in Journal(str(rig.directory), segment_bytes=1 << 15).replay()}
+        assert found in ({1}, set(range(1, 6))), f"allocation {at}: {found} of {set(held)}"
+    assert outcomes == {"all", "end"}
+
+
+def test_a_key_beyond_sqlites_integers_changes_nothing(rig: Rig) -> None:
+    rig.put(1)
+    before = facts(rig.journal)
+    with pytest.raises(OverflowError):
+        rig.journal.append(KEY_MAX + 1, FULL, b"x")
+    assert facts(rig.journal) == before
+    rig.put(KEY_MAX)
+    rig.journal.commit()
+    rig.close()
+    rig.open()
+    rig.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(5, "Input/output error")])
+def test_any_exception_of_a_sync_is_the_end(rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    rig.put(1)
+    rig.journal.commit()
+    point = rig.journal.sync_point()
+    assert point is not None
+
+    def fail(fd: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(JournalFailed):
+        point.run()
+    monkeypatch.undo()
+    rig.put(2)
+    with pytest.raises(JournalFailed):
+        rig.journal.commit()
+    rig.journal.abandon()
+
+
+def test_a_sync_beside_one_that_fails_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux tells of what it could not write once, and then says that all is well."""
+    path = tmp_path / "x-wal"
+    path.touch()
+    file = WalFile(str(path))
+    entered, go = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def fdatasync(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 1:
+            entered.set()
+            go.wait(30)
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    outcomes: list[str] = []
+
+    def sync() -> None:
+        try:
+            file.sync()
+            outcomes.append("synced")
+        except JournalFailed:
+            outcomes.append("failed")
+
+    threads = [threading.Thread(target=sync) for _ in range(2)]
+    threads[0].start()
+    assert entered.wait(30)
+    threads[1].start()
+    threads[1].join(0.05)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert outcomes == ["failed", "failed"]
+    with pytest.raises(JournalFailed):
+        file.sync()
+    assert len(calls) == 1
