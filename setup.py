@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 
 ROOMS = {
     "geventstalk": ["_build"],
-    "geventstalk/core": ["check", "engine", "heap", "job", "jobtable", "timerwheel", "tube"],
+    "geventstalk/core": ["check", "engine", "job", "jobtable", "order", "timerwheel", "tube"],
     "geventstalk/durable": ["records", "store"],
     "geventstalk/serving": ["connection", "linger", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],

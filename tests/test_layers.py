@@ -57,7 +57,7 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     ("room", "line"),
     [
         ("geventstalk/core/job.py", "import geventstalk.wire.session"),
-        ("geventstalk/core/heap.py", "import geventstalk.durable.store"),
+        ("geventstalk/core/order.py", "import geventstalk.durable.store"),
         ("geventstalk/core/timerwheel.py", "import time"),
         ("geventstalk/core/engine.py", "import geventstalk.wire.protocol"),
         ("geventstalk/core/engine.py", "import random"),

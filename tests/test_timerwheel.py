@@ -425,3 +425,62 @@ def test_firing_does_not_look_again_and_again_at_the_rest_of_a_tick() -> None:
 
     assert lines_run(fire_half) < 500 * 200
     assert len(wheel) == 500
+
+
+@pytest.mark.parametrize("spread_ns", [0, TICK - 1, SECOND])
+def test_no_call_moves_more_than_it_is_allowed_to(spread_ns: int) -> None:
+    """However many timers stand in a slot: what is left is due at once, and nothing is lost or fires early."""
+    draw = random.Random(4)
+    wheel = TimerWheel(BOOT_NS)
+    armed = {Timer(): (BOOT_NS // TICK + 100_000) * TICK + draw.randint(0, spread_ns) for _ in range(1_000)}
+    for timer, deadline_ns in armed.items():
+        wheel.add(timer, deadline_ns)
+    now_ns = BOOT_NS
+    stopped = 0
+    while armed:
+        now_ns = max(now_ns, wheel.next_ns())
+        wheel.allowance = 100
+        due = wheel.pop_due(now_ns)
+        assert 0 <= wheel.allowance <= 100
+        if due is not None:
+            assert armed.pop(due) <= now_ns
+        elif not wheel.allowance:
+            stopped += 1
+            wheel.check()
+            assert wheel.next_ns() <= min(armed.values())
+    assert stopped, "a crowd was moved in one call"
+
+
+def test_what_comes_and_goes_while_a_slot_is_moved(seed: int) -> None:
+    draw = random.Random(seed)
+    wheel = TimerWheel(BOOT_NS)
+    armed = {Timer(): BOOT_NS + 100 * SECOND + draw.randrange(2 * SECOND) for _ in range(500)}
+    for timer, deadline_ns in armed.items():
+        wheel.add(timer, deadline_ns)
+    now_ns = BOOT_NS + 99 * SECOND
+    while armed:
+        now_ns += draw.randrange(0, SECOND // 50)
+        wheel.allowance = draw.randrange(10)
+        if (due := wheel.pop_due(now_ns)) is not None:
+            assert armed.pop(due) <= now_ns
+        if draw.random() < 0.3 and armed:
+            timer = draw.choice([*armed])
+            wheel.cancel(timer)
+            del armed[timer]
+        if draw.random() < 0.3 and armed:
+            timer = draw.choice([*armed])
+            armed[timer] = now_ns + draw.randrange(-SECOND, SECOND)
+            wheel.add(timer, armed[timer])
+        wheel.check()
+        assert not armed or wheel.next_ns() <= min(armed.values())
+
+
+@pytest.mark.skipif(BUILD == "compiled", reason="lines of compiled code cannot be counted")
+def test_asking_for_the_next_deadline_does_not_search_a_crowd() -> None:
+    wheel = TimerWheel(BOOT_NS)
+    timers = [Timer() for _ in range(10_000)]
+    for number, timer in enumerate(timers):
+        wheel.add(timer, BOOT_NS + 30 * TICK + number)
+    for timer in timers[:10]:
+        wheel.cancel(timer)  # the bound is not known any more
+        assert lines_run(wheel.next_ns) < 100

@@ -7,8 +7,8 @@ Invariant: whatever command, slice or end of a deadline came last, check() finds
 from __future__ import annotations
 
 from geventstalk.core.engine import DEADLINE_MARGIN_NS, NEVER, Engine
-from geventstalk.core.heap import EMPTY
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MAX
+from geventstalk.core.order import EMPTY
 from geventstalk.core.tube import ID_BITS, NUMBER_BITS, NUMBER_MASK, Client, Tube
 
 

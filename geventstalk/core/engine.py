@@ -12,7 +12,6 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
-from geventstalk.core.heap import EMPTY
 from geventstalk.core.job import (
     BURIED,
     DELAYED,
@@ -25,6 +24,7 @@ from geventstalk.core.job import (
     Ledger,
 )
 from geventstalk.core.jobtable import JobTable
+from geventstalk.core.order import EMPTY
 from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
 from geventstalk.core.timerwheel import Timer, TimerWheel
 from geventstalk.core.tube import ID_BITS, ID_MASK, NUMBER_BITS, NUMBER_MASK, Client, Tube
@@ -44,6 +44,9 @@ _LINE_PRUNE_AT: Final = 64
 _SERVE_SLICE: Final = 250
 _GATHER_PER_MOVE: Final = 16
 """To put a job of a client that is gone into line takes a small part of what it takes to give it back."""
+
+_MOVES_PER_JOB: Final = 16
+"""To move a timer from slot to slot takes a small part of what it takes to move a job."""
 
 DEFAULT_TUBE: Final = b"default"
 
@@ -383,10 +386,11 @@ class Engine:
 
         Returns whether everything due was done. What was left is due at once.
         """
+        self.wheel.allowance = _MOVES_PER_JOB * limit
         while limit > 0:
             timer = self.wheel.pop_due(now_ns)
             if timer is None:
-                return True
+                return self.wheel.allowance > 0
             if isinstance(timer, Tube):
                 limit -= 1 + self._tube_due(timer, now_ns, limit)
             else:

@@ -2,12 +2,14 @@
 
 This room must not read a clock: time comes in as integer nanoseconds of whatever clock the caller keeps.
 Eight levels of 64 slots; a slot of the lowest level is a tick of 2**20 ns (1.05 ms), the highest spans 9,000 years.
-A timer stands on the level of the highest digit in which its tick differs from the wheel's, so it moves down only when
-the wheel reaches its slot. Invariant: no slot that the wheel has passed holds a timer.
+A timer stands on the level of the highest digit in which its tick differs from the wheel's. When the wheel reaches a
+slot, the slot's timers move to lower levels, and from the lowest into a heap of what is near. A call moves only as many
+as it is allowed to. Invariant: no slot that the wheel has passed holds a timer.
 """
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -16,9 +18,14 @@ TICK_BITS: Final = 20
 _LEVEL_BITS: Final = 6
 _SLOTS: Final = 1 << _LEVEL_BITS
 _LEVELS: Final = 8
-_DUE: Final = _SLOTS * _LEVELS  # the slot of those that pop_due() has found due and not given back yet
+_NEAR: Final = _SLOTS * _LEVELS  # the slot of timers whose tick has come
+_NO_SLOT: Final = -1
+_EXACT_MAX: Final = 64
+"""Among more timers in one slot the earliest is not searched: the slot's beginning is at most a tick too early."""
 NEVER: Final = -1
 """What next_ns() returns when no timer is armed."""
+ANY_NUMBER: Final = 1 << 60
+"""An allowance that is never used up."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -29,8 +36,12 @@ class Timer:
 
     def __init__(self) -> None:
         self.deadline_ns = 0
-        self._slot = -1  # level * 64 + slot, or -1 when not armed
-        self._place = 0  # index in the slot's list
+        self._slot = _NO_SLOT  # level * 64 + slot, or _NEAR
+        self._place = 0  # index in the slot's list, or the number of its entry in the heap
+
+    def forget(self) -> None:
+        """The wheel that held this timer is gone."""
+        self._slot = _NO_SLOT
 
     @property
     def armed(self) -> bool:
@@ -38,18 +49,30 @@ class Timer:
 
 
 class TimerWheel:
-    """Holds armed timers and gives them back when their deadline has come, never before it."""
+    """Holds armed timers and gives them back when their deadline has come, never before it.
+
+    `allowance` is how many timers pop_due() may still move from slot to slot. Its caller sets it anew now and then.
+    """
 
     def __init__(self, now_ns: int) -> None:
+        self.allowance = ANY_NUMBER
         self._tick = now_ns >> TICK_BITS
-        self._slots: list[list[Timer]] = [[] for _ in range(_SLOTS * _LEVELS + 1)]
+        self._slots: list[list[Timer]] = [[] for _ in range(_SLOTS * _LEVELS)]
         self._occupied: list[int] = [0] * _LEVELS  # one bit for each slot that holds a timer
+        self._near: list[tuple[int, int, Timer]] = []  # deadline, number of the entry, timer; also of cancelled ones
+        self._entry_number = 0
+        self._moving = _NO_SLOT  # a slot of a higher level that the wheel has reached and not emptied yet
         self._next_ns = NEVER  # a lower bound of the next deadline, valid while _next_known
         self._next_known = True
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def now_ns(self) -> int:
+        """About when pop_due() was last called; never later."""
+        return self._tick << TICK_BITS
 
     def add(self, timer: Timer, deadline_ns: int) -> None:
         """Arms a timer, or moves an armed one. A deadline in the past is due at once."""
@@ -66,16 +89,17 @@ class TimerWheel:
         number = timer._slot
         if number < 0:
             return
-        slot = self._slots[number]
-        last = slot.pop()
-        if last is not timer:
-            slot[timer._place] = last
-            last._place = timer._place
-        elif not slot and number != _DUE:
-            self._occupied[number >> _LEVEL_BITS] &= ~(1 << (number & (_SLOTS - 1)))
-        timer._slot = -1
+        if number != _NEAR:
+            slot = self._slots[number]
+            last = slot.pop()
+            if last is not timer:
+                slot[timer._place] = last
+                last._place = timer._place
+            elif not slot:
+                self._occupied[number >> _LEVEL_BITS] &= ~(1 << (number & (_SLOTS - 1)))
+        timer._slot = _NO_SLOT
         self._count -= 1
-        # The bound may be too early now; it is never too late, and the next look at it puts it right.
+        # The bound may be too early now. It is never too late, and the next look at it puts it right.
         if not self._count or timer.deadline_ns == self._next_ns:
             self._next_known = False
 
@@ -87,49 +111,60 @@ class TimerWheel:
         return self._next_ns
 
     def pop_due(self, now_ns: int) -> Timer | None:
-        """Disarms and returns one timer whose deadline is at or before `now_ns`; None when there is none left.
+        """Disarms and returns one timer whose deadline is at or before `now_ns`.
 
-        Time never runs backwards from call to call.
+        Returns None when there is none left, or when the allowance is used up: then there may be more, and next_ns()
+        says that they are due. Time never runs backwards from call to call.
         """
         now_tick = now_ns >> TICK_BITS
-        due = self._slots[_DUE]
         while self._count:
-            if due:
-                timer = due[-1]
+            if self._near and self._first_near() and self._near[0][0] <= now_ns:
+                timer = self._near[0][2]
                 self.cancel(timer)
                 return timer
-            number = self._first_slot()
-            level = number >> _LEVEL_BITS
+            number = self._moving if self._moving >= 0 else self._first_slot()
+            if number < 0:
+                break
             tick = self._start_of(number)
             if tick > now_tick:
                 break
-            if level:
-                self._tick = tick
-                self._cascade(number)
-                continue
+            if self.allowance <= 0:
+                self._next_known = False
+                return None
             self._tick = max(self._tick, tick)
-            if not self._gather_due(number, now_ns):
-                break
+            self._move_some(number)
         self._tick = max(self._tick, now_tick)
         self._next_known = False
         return None
 
-    def _gather_due(self, number: int, now_ns: int) -> bool:
-        """Moves all timers of a slot that are due out of it, looking at each once. Returns whether there were any."""
-        due = self._slots[_DUE]
-        rest: list[Timer] = []
-        for timer in self._slots[number]:
-            if timer.deadline_ns <= now_ns:
-                timer._slot = _DUE
-                timer._place = len(due)
-                due.append(timer)
+    def _first_near(self) -> bool:
+        """Drops entries of timers that were cancelled from the top of the heap. Returns whether one is left."""
+        near = self._near
+        while near:
+            _, number, timer = near[0]
+            if timer._slot == _NEAR and timer._place == number:
+                return True
+            heappop(near)
+        return False
+
+    def _move_some(self, number: int) -> None:
+        """Moves timers out of a slot that the wheel has reached, as many as are allowed."""
+        level = number >> _LEVEL_BITS
+        slot = self._slots[number]
+        count = min(len(slot), self.allowance)
+        self.allowance -= count
+        for _ in range(count):
+            timer = slot.pop()
+            if level:
+                self._place(timer)
             else:
-                timer._place = len(rest)
-                rest.append(timer)
-        self._slots[number] = rest
-        if not rest:
-            self._occupied[0] &= ~(1 << number)
-        return bool(due)
+                self._entry_number += 1
+                timer._slot = _NEAR
+                timer._place = self._entry_number
+                heappush(self._near, (timer.deadline_ns, self._entry_number, timer))
+        self._moving = number if slot and level else _NO_SLOT
+        if not slot:
+            self._occupied[level] &= ~(1 << (number & (_SLOTS - 1)))
 
     def _place(self, timer: Timer) -> None:
         tick = max(timer.deadline_ns >> TICK_BITS, self._tick)
@@ -144,12 +179,12 @@ class TimerWheel:
         self._occupied[level] |= 1 << digit
 
     def _first_slot(self) -> int:
-        """The number of the earliest slot that holds a timer: lower levels come before higher ones."""
+        """The number of the earliest slot that holds a timer, or _NO_SLOT: lower levels come before higher ones."""
         for level in range(_LEVELS):
             bits = self._occupied[level]
             if bits:
                 return (level << _LEVEL_BITS) | ((bits & -bits).bit_length() - 1)
-        raise AssertionError("timers are counted but no slot is occupied")
+        return _NO_SLOT
 
     def _start_of(self, number: int) -> int:
         """The tick at which the slot begins. All its digits above the slot's own are those of the wheel."""
@@ -157,30 +192,28 @@ class TimerWheel:
         above = self._tick >> (shift + _LEVEL_BITS) << (shift + _LEVEL_BITS)
         return above | ((number & (_SLOTS - 1)) << shift)
 
-    def _cascade(self, number: int) -> None:
-        """Puts the timers of a slot that the wheel has reached onto lower levels."""
-        timers = self._slots[number]
-        self._slots[number] = []
-        self._occupied[number >> _LEVEL_BITS] &= ~(1 << (number & (_SLOTS - 1)))
-        for timer in timers:
-            self._place(timer)
-
     def _earliest(self) -> int:
         if not self._count:
             return NEVER
-        due_ns = [timer.deadline_ns for timer in self._slots[_DUE]]
-        if len(due_ns) < self._count:
-            number = self._first_slot()
-            if number < _SLOTS:
-                due_ns += [timer.deadline_ns for timer in self._slots[number]]
-            else:
-                due_ns.append(self._start_of(number) << TICK_BITS)
-        return min(due_ns)
+        if self._moving >= 0:
+            return 0  # at once: the wheel has not done its work yet
+        near_ns = self._near[0][0] if self._near and self._first_near() else NEVER
+        number = self._first_slot()
+        if number < 0:
+            return near_ns
+        slot = self._slots[number]
+        if number < _SLOTS and len(slot) <= _EXACT_MAX:
+            first_ns = min([timer.deadline_ns for timer in slot])
+        else:
+            first_ns = self._start_of(number) << TICK_BITS
+            if number < _SLOTS and number == self._tick & (_SLOTS - 1):
+                first_ns = 0  # at once: some of these may have been overdue when they were added
+        return first_ns if near_ns == NEVER else min(near_ns, first_ns)
 
     def check(self) -> None:
         """Asserts that every timer stands where its deadline belongs."""
         counted = 0
-        for number, slot in enumerate(self._slots[:_DUE]):
+        for number, slot in enumerate(self._slots):
             level, digit = number >> _LEVEL_BITS, number & (_SLOTS - 1)
             assert bool(slot) == bool(self._occupied[level] >> digit & 1)
             counted += len(slot)
@@ -188,10 +221,13 @@ class TimerWheel:
             for place, timer in enumerate(slot):
                 assert timer._slot == number and timer._place == place
                 tick = max(timer.deadline_ns >> TICK_BITS, self._tick)
-                assert tick >> (level * _LEVEL_BITS) == start >> (level * _LEVEL_BITS)
-        for place, timer in enumerate(self._slots[_DUE]):
-            assert timer._slot == _DUE and timer._place == place
-        assert counted + len(self._slots[_DUE]) == self._count
+                assert number == self._moving or tick >> (level * _LEVEL_BITS) == start >> (level * _LEVEL_BITS)
+        for deadline_ns, number, timer in self._near:
+            if timer._slot == _NEAR and timer._place == number:
+                counted += 1
+                assert deadline_ns == timer.deadline_ns and deadline_ns >> TICK_BITS <= self._tick
+        assert counted == self._count
         if self._next_known and self._count:
             deadlines = [timer.deadline_ns for slot in self._slots for timer in slot]
+            deadlines += [timer.deadline_ns for _, _, timer in self._near if timer._slot == _NEAR]
             assert self._next_ns <= min(deadlines)

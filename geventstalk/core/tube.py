@@ -10,8 +10,8 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.heap import Heap
 from geventstalk.core.job import Job
+from geventstalk.core.order import Order
 from geventstalk.core.timerwheel import NEVER, Timer
 
 ID_BITS: Final = 64
@@ -23,7 +23,7 @@ NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 class Tube(Timer):
     """A named set of jobs and the line of clients that wait for one. As a timer it fires when a delay or a pause ends.
 
-    The heaps hold `rank << 64 | id`. `line` holds `wait number << 40 | client number`, at most one entry a client, and
+    The orders hold `rank << 64 | id`. `line` holds `wait number << 40 | client number`, at most one entry a client, and
     no entry is later than the client's true place: an entry that surfaces is dropped when its client does not wait,
     and put at the client's true place when it waits anew. So a client that watches many tubes leaves all their lines
     by a change of its own state, and comes back to those only from which its entry was taken.
@@ -53,9 +53,9 @@ class Tube(Timer):
         super().__init__()
         self.number = number
         self.name = name
-        self.ready = Heap()
-        self.delayed = Heap()
-        self.buried = Heap()
+        self.ready = Order()
+        self.delayed = Order()
+        self.buried = Order()
         self.line: list[int] = []
         self.in_line: set[int] = set()
         self.watchers: dict[int, None] = {}
@@ -101,7 +101,7 @@ class Client(Timer):
         self.absent: list[Tube] = []  # tubes whose line may lack an entry of this client
         self.reserved: dict[int, Job] = {}
         self.leaving: list[Job] = []  # what is still to be given back of a client that is gone, last one first
-        self.deadlines = Heap()
+        self.deadlines = Order()
         self.waiting = False
         self.wait_number = 0
         self.wait_until_ns = NEVER

@@ -1,0 +1,128 @@
+"""Integers in order: any of them can leave, and no single step takes long.
+
+This room must not know what its entries mean: callers pack their order into an integer, high bits first.
+Entries stand sorted in runs of at most _RUN_MAX. A push or a discard finds its run by bisection and moves entries of
+this run alone, all in C. Nothing is put off, so there is never a debt that one unlucky call has to pay.
+Invariant: runs are sorted, no run but an only one is empty, and each entry of a run is at least the run's start.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from typing import Final
+
+EMPTY: Final = -1
+"""What first() and pop() return when nothing is there; entries are never negative."""
+
+_RUN_MAX: Final = 512
+"""Taking the first of so many entries moves 4 KB, which is less work than the call that does it."""
+
+
+class Order:
+    """Distinct non-negative integers, smallest first. first() is O(1); for all else n matters as log n, in C."""
+
+    __slots__ = ("_head", "_runs", "_starts", "_tail")
+
+    def __init__(self) -> None:
+        self._head: list[int] = []  # the first run: most orders never have another
+        self._tail = self._head
+        self._runs = [self._head]
+        self._starts = [EMPTY]  # where each run begins: a lower bound, so that it stays right when entries leave
+
+    def __len__(self) -> int:
+        return len(self._head) if self._head is self._tail else sum([len(run) for run in self._runs])
+
+    def push(self, entry: int) -> None:
+        """Adds an entry that is not there."""
+        tail = self._tail
+        if tail and entry < tail[-1]:
+            self._insert(entry)
+        elif len(tail) < _RUN_MAX:
+            tail.append(entry)
+        else:
+            self._tail = [entry]
+            self._runs.append(self._tail)
+            self._starts.append(entry)
+
+    def first(self) -> int:
+        """The smallest entry, or EMPTY."""
+        return self._head[0] if self._head else EMPTY
+
+    def pop(self) -> int:
+        """Removes and returns the smallest entry, or returns EMPTY."""
+        head = self._head
+        if not head:
+            return EMPTY
+        entry = head.pop(0)
+        if not head and head is not self._tail:
+            self._drop(0)
+        return entry
+
+    def discard(self, entry: int) -> None:
+        """Removes an entry that is there, wherever it stands."""
+        run = self._head
+        at = 0
+        if run is not self._tail:
+            at = bisect_right(self._starts, entry) - 1
+            run = self._runs[at]
+        if run[-1] == entry:
+            run.pop()
+        else:
+            place = bisect_left(run, entry)
+            assert run[place] == entry, "an entry is not there"
+            del run[place]
+        if not run and self._head is not self._tail:
+            self._drop(at)
+
+    def clear(self) -> None:
+        """Removes all entries."""
+        if self._head is self._tail:
+            self._head.clear()
+        else:
+            self._head = self._tail = []
+            self._runs = [self._head]
+            self._starts = [EMPTY]
+
+    def smallest(self, count: int) -> list[int]:
+        """Up to `count` entries in order, without removing them. It looks at no more than it returns."""
+        found: list[int] = []
+        for run in self._runs:
+            if len(found) >= count:
+                break
+            found += run[: count - len(found)]
+        return found
+
+    def check(self) -> None:
+        """Asserts what is always true. O(n): for tests."""
+        runs = self._runs
+        assert runs[0] is self._head and runs[-1] is self._tail and len(runs) == len(self._starts)
+        assert len(runs) == 1 or all(runs)
+        assert self._starts[0] == EMPTY and self._starts == sorted(self._starts)
+        assert all(start <= run[0] for start, run in zip(self._starts, runs, strict=True) if run)
+        entries = [entry for run in runs for entry in run]
+        assert entries == sorted(set(entries)) and all(len(run) <= _RUN_MAX for run in runs)
+
+    def _insert(self, entry: int) -> None:
+        at = 0 if self._head is self._tail else bisect_right(self._starts, entry) - 1
+        run = self._runs[at]
+        if len(run) == _RUN_MAX:
+            self._split(at)
+            if entry >= self._starts[at + 1]:
+                run = self._runs[at + 1]
+        insort(run, entry)
+
+    def _split(self, at: int) -> None:
+        run = self._runs[at]
+        half = run[_RUN_MAX // 2 :]
+        del run[_RUN_MAX // 2 :]
+        self._runs.insert(at + 1, half)
+        self._starts.insert(at + 1, half[0])
+        self._tail = self._runs[-1]
+
+    def _drop(self, at: int) -> None:
+        """Removes a run that is empty; it is not the only one."""
+        del self._runs[at]
+        del self._starts[at]
+        self._starts[0] = EMPTY
+        self._head = self._runs[0]
+        self._tail = self._runs[-1]

@@ -1,0 +1,162 @@
+"""Integers in order, any of which can leave: by cases, and against a sorted list."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geventstalk.core.order import EMPTY, Order
+
+
+def contents(order: Order) -> list[int]:
+    """Takes everything out, in order."""
+    taken = []
+    while (entry := order.pop()) != EMPTY:
+        taken.append(entry)
+    assert len(order) == 0 and order.first() == EMPTY
+    return taken
+
+
+def filled(*entries: int) -> Order:
+    order = Order()
+    for entry in entries:
+        order.push(entry)
+    return order
+
+
+def test_empty() -> None:
+    order = Order()
+    assert len(order) == 0
+    assert order.first() == EMPTY
+    assert order.pop() == EMPTY
+    assert order.smallest(10) == []
+
+
+def test_order() -> None:
+    order = filled(5, 1, 2**100, 0, 3)
+    assert order.first() == 0
+    assert len(order) == 5
+    assert order.smallest(3) == [0, 1, 3]
+    assert len(order) == 5
+    assert contents(order) == [0, 1, 3, 5, 2**100]
+
+
+def test_every_entry_can_leave() -> None:
+    entries = [(7 * number) % 32 for number in range(32)]
+    for gone in entries:
+        order = filled(*entries)
+        order.discard(gone)
+        assert len(order) == 31
+        assert order.first() == (1 if gone == 0 else 0)
+        assert contents(order) == [entry for entry in range(32) if entry != gone]
+
+
+def test_the_first_one_is_never_one_that_left() -> None:
+    order = filled(*range(20))
+    for gone in (3, 2, 1, 0):  # the top leaves last, and what left before must not surface
+        order.discard(gone)
+    assert order.first() == 4
+    order = filled(*range(20))
+    for gone in (1, 2, 3):
+        order.discard(gone)
+    assert order.pop() == 0
+    assert order.first() == 4
+
+
+def test_what_left_can_come_back() -> None:
+    order = filled(*range(10))
+    for _ in range(3):
+        order.discard(5)
+        assert len(order) == 9
+        assert 5 not in order.smallest(10)
+        order.push(5)
+        assert len(order) == 10
+    order.discard(0)
+    order.push(0)
+    assert contents(order) == list(range(10))
+
+
+def test_the_only_entry_can_leave() -> None:
+    order = filled(9)
+    order.discard(9)
+    assert len(order) == 0 and order.first() == EMPTY
+    order.push(9)
+    assert contents(order) == [9]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("upwards", [True, False])
+def test_nothing_is_left_of_a_million_that_left(upwards: bool) -> None:
+    """Whether they leave in order or not: what comes after them does not find their places."""
+    order = filled(*range(1_000_002))
+    for gone in range(1, 1_000_001) if upwards else range(1_000_000, 0, -1):
+        order.discard(gone)
+    order.check()
+    assert len(order._runs) <= 2
+    assert order.pop() == 0
+    assert order.pop() == 1_000_001
+    assert order.pop() == EMPTY
+
+
+@pytest.mark.slow
+def test_no_run_grows(seed: int) -> None:
+    """So that no push, pop or discard moves more than a run, whatever came before it."""
+    draw = random.Random(seed)
+    numbers = draw.sample(range(1_000_000), 50_000)
+    order = filled(*numbers)
+    order.check()
+    for gone in draw.sample(numbers, 40_000):
+        order.discard(gone)
+    order.check()
+    assert order.smallest(5) == order.smallest(50_000)[:5]
+    order.clear()
+    order.check()
+    assert contents(order) == []
+
+
+@pytest.mark.slow
+def test_random_against_a_sorted_list(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(20):
+        order, model = Order(), list[int]()
+        grows = draw.uniform(0.3, 0.9)
+        for _ in range(5_000):
+            choice = draw.random()
+            if choice < grows or not model:
+                entry = draw.randrange(4_000) << 64 | draw.randrange(3)
+                if (at := bisect_left(model, entry)) == len(model) or model[at] != entry:
+                    order.push(entry)
+                    model.insert(at, entry)
+            elif choice < grows + 0.2:
+                assert order.pop() == model.pop(0)
+            else:
+                order.discard(model.pop(draw.randrange(len(model))))
+            assert len(order) == len(model)
+            assert order.first() == (model[0] if model else EMPTY)
+        order.check()
+        assert order.smallest(len(model)) == model
+        assert contents(order) == model
+
+
+@settings(deadline=None, database=None, print_blob=True)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30))))
+def test_any_sequence(steps: list[tuple[bool, int]]) -> None:
+    """Each step pushes an entry that is not there, or discards one that is."""
+    order, model = Order(), set[int]()
+    for pops, entry in steps:
+        if pops:
+            assert order.pop() == min(model, default=EMPTY)
+            model.discard(min(model, default=EMPTY))
+        elif entry in model:
+            order.discard(entry)
+            model.remove(entry)
+        else:
+            order.push(entry)
+            model.add(entry)
+        assert order.first() == min(model, default=EMPTY)
+        assert len(order) == len(model)
+    assert contents(order) == sorted(model)
