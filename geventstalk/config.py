@@ -42,6 +42,7 @@ _BOOLEANS = {
     "0": False,
 }
 _SHOWN_CHARS = 100
+_FILE_BYTES_MAX = 1 << 20  # 100 times the example file; /dev/zero named by mistake must not fill the memory
 
 
 class ConfigError(Exception):
@@ -109,6 +110,9 @@ class Option:
 def _shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (list, tuple, dict, set)):
+        # Never its content: a few lines of YAML with aliases stand for gigabytes.
+        return "a mapping" if isinstance(value, dict) else "a list"
     text = value if isinstance(value, str) else repr(value)
     if not text:
         return "(empty)"
@@ -227,7 +231,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="list",
         metavar="ADDR",
         parse=_listen,
-        help="Listen on this address, host name or unix:PATH; may be given several times. Default: 0.0.0.0.",
+        help="Listen on this address, host name or unix:PATH; may be given several times. "
+        "Default: 0.0.0.0, every IPv4 address of this host.",
     ),
     Option(
         key="port",
@@ -270,7 +275,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Compact the journal: move the few jobs left in old files, so that the files can go.",
         negative=("-n", "--no-compact"),
         negative_value="false",
-        negative_help="Do not compact: every journal file is kept.",
+        negative_help="With -n every journal file is kept.",
     ),
     Option(
         key="max_journal_bytes",
@@ -289,7 +294,7 @@ OPTIONS: tuple[Option, ...] = (
         help="Start with what a damaged journal still holds; damaged files are set aside, none is deleted.",
         negative=("--refuse-damage",),
         negative_value="false",
-        negative_help="Do not start on a damaged journal.",
+        negative_help="With --refuse-damage, the default, a damaged journal is refused.",
     ),
     Option(
         key="verbose",
@@ -389,7 +394,9 @@ def _read_yaml(path: str) -> Iterator[tuple[str, object, int]]:
 
     try:
         with open(path, "rb") as file:
-            content = file.read()
+            content = file.read(_FILE_BYTES_MAX + 1)
+        if len(content) > _FILE_BYTES_MAX:
+            raise ConfigError(f"{path} is no file of settings: it is larger than {_FILE_BYTES_MAX} bytes")
         # The node tree knows lines and doubled keys, which the finished dict has lost.
         root = yaml.compose(content, yaml.SafeLoader)
         values = yaml.safe_load(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import signal
 import socket
@@ -19,6 +20,8 @@ from geventstalk import __version__
 from geventstalk._build import BUILD
 from geventstalk.cli import early
 from geventstalk.cli import serve as cli
+from geventstalk.cli.main import COMMANDS
+from geventstalk.cli.program import leaves
 from geventstalk.config import OPTIONS, CommandLine, ConfigError
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 
@@ -204,6 +207,15 @@ def test_each_option_has_its_flags_and_help_in_the_usage_text() -> None:
     assert run("--help") == (code, out, err)
 
 
+def test_the_help_has_every_command() -> None:
+    _, out, err = run("--help")
+    assert err == ""
+    words = [words for words, _ in leaves()]
+    assert {word.split()[0] for word in words} == set(COMMANDS)
+    for word in words:
+        assert re.search(rf"^  {word}  +[A-Z].*\.$", out, re.MULTILINE), word
+
+
 # Ends that need no server
 
 
@@ -245,6 +257,65 @@ def test_check_config_says_fine_and_binds_nothing(tmp_path: Path) -> None:
         "WARNING size of journal files was set to 4096",
     ]
     assert refused("--check-config", "-p", "x y") == "invalid port: x y (-p, --port)"
+
+
+def files_of(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_check_config_finds_what_a_start_would_find(tmp_path: Path) -> None:
+    """Each of these was once fine for --check-config, and ended a start. The exit codes are those of the start."""
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    before = files_of(tmp_path)
+    cases = [
+        (["-p", "nosuchservice"], 111, "cannot resolve 127.0.0.1 port nosuchservice: "),
+        (["-l", "no.such.host.invalid"], 111, "cannot resolve no.such.host.invalid port 11300: "),
+        (["-l", "192.0.2.1"], 111, "cannot listen on 192.0.2.1 port 11300: Cannot assign requested address"),
+        (["-l", f"unix:{tmp_path}/absent/s"], 111, f"cannot listen on unix:{tmp_path}/absent/s: No such file or"),
+        (["-l", f"unix:{tmp_path}/file"], 111, "another file already exists in the given path: "),
+        (["-l", f"unix:{tmp_path}/file/s"], 111, f"cannot listen on unix:{tmp_path}/file/s: Not a directory"),
+        (["-u", "no such user"], 33, 'getpwnam("no such user"): no such user'),
+        (["-b", f"{tmp_path}/absent/data"], 10, f"cannot use journal directory {tmp_path}/absent/data: No such file"),
+        (["-b", f"{tmp_path}/file"], 10, f"cannot use journal directory {tmp_path}/file: "),
+        (["-b", f"{tmp_path}/file/data"], 10, f"cannot use journal directory {tmp_path}/file/data: Not a directory"),
+    ]
+    for words, code, text in cases:
+        address = [] if words[0] == "-l" else ["-l", "127.0.0.1"]
+        port = [] if words[0] == "-p" else ["-p", "0"] if "11300" not in text else []
+        ran = run("--check-config", *address, *port, *words)
+        assert ran[:2] == (code, "") and ran[2].startswith(f"geventstalk: {text}"), words
+        assert files_of(tmp_path) == before
+        started = run(*address, *port, *words)
+        assert started[0] == code and ran[2].removeprefix("geventstalk: ") in started[2], words
+    fine = ["-l", "127.0.0.1", "-l", f"unix:{tmp_path}/s", "-p", "0", "-b", f"{tmp_path}/new"]
+    assert run("--check-config", *fine) == (0, "geventstalk: configuration is fine\n", "")
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as what is refused here would not be with rights of its own")
+def test_check_config_asks_for_the_user_that_will_serve(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "data").mkdir(mode=0o700)
+    code, _, err = run("--check-config", "-u", "nobody", "-p", "0", "-b", f"{tmp_path}/data")
+    assert (code, err) == (10, f"geventstalk: cannot use journal directory {tmp_path}/data: Permission denied\n")
+    os.chown(tmp_path / "data", pwd.getpwnam("nobody").pw_uid, -1)
+    assert run("--check-config", "-u", "nobody", "-p", "0", "-b", f"{tmp_path}/data")[0] == 0
+
+
+def test_check_config_beside_the_server_of_this_configuration(
+    start_server: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    """What the running server holds will be free when it is replaced: a warning, and the exit code says fine."""
+    server = start_server("-b", str(tmp_path / "data"))
+    words = ["-l", "127.0.0.1", "-p", str(server.port), "-b", f"{tmp_path}/data"]
+    code, out, err = run("--check-config", *words)
+    assert (code, out) == (0, "geventstalk: configuration is fine\n")
+    assert [line.split(" ", 1)[1] for line in err.splitlines()] == [
+        f"WARNING at this moment: cannot listen on 127.0.0.1 port {server.port}: Address already in use",
+        f"WARNING at this moment: journal directory {tmp_path}/data is in use by process {server.process.pid}",
+    ]
+    assert ask(server, b"put 0 0 1 1\r\na\r\n") == b"INSERTED 1\r\n"
 
 
 def test_switches_about_compaction_print_nothing() -> None:
@@ -320,16 +391,16 @@ def test_the_servers_exit_code_is_the_programs_and_its_socket_is_removed(
 
 def test_what_nobody_expected_is_one_line(stand_in: Callable[..., StandIn], tmp_path: Path) -> None:
     code, out, err = stand_in("fail to start", "-l", f"unix:{tmp_path}/s").end()
-    assert (code, out, err) == (1, "", "geventstalk: unexpected error: RuntimeError: two\\nlines\n")
+    assert (code, out, err) == (70, "", "geventstalk: unexpected error: RuntimeError: two\\nlines; -VV shows where\n")
     assert os.listdir(tmp_path) == []
     code, _, err = stand_in("fail to start", "-VV", "-l", f"unix:{tmp_path}/s").end()
-    assert code == 1
+    assert code == 70
     assert err.startswith("Traceback (most recent call last):\n")
 
 
 def test_a_server_that_cannot_be_loaded_is_one_line(stand_in: Callable[..., StandIn], tmp_path: Path) -> None:
     code, out, err = stand_in("missing", "-l", f"unix:{tmp_path}/s").end()
-    assert (code, out) == (1, "")
+    assert (code, out) == (70, "")
     assert err.startswith("geventstalk: unexpected error: ModuleNotFoundError: ") and err.count("\n") == 1
 
 

@@ -230,6 +230,14 @@ def test_unknown_keys_and_variables_are_refused_with_a_suggestion(tmp_path: Path
         (b"<<: {port: 1}\n", "unknown key: << ("),
         (b"port: *nobody\n", "is not YAML: line 1: "),
         (b"[" * 1500, "is not YAML: "),
+        (b"port: " + b"9" * 5000, "is not YAML: "),
+        (b"port: 1.5\n", "invalid port: 1.5 ("),
+        (b"port: .nan\n", "invalid port: nan ("),
+        (b"max_job_bytes: .inf\n", "invalid size: inf ("),
+        (b"verbose: true\n", "invalid verbosity: true ("),
+        (b"user: &a [*a]\n", "invalid user: a list ("),
+        (b"user: {a: 1}\n", "invalid user: a mapping ("),
+        (b"#" * (1 << 20) + b"\n", "is no file of settings: it is larger than 1048576 bytes"),
     ],
 )
 def test_files_that_are_no_settings_are_refused(content: bytes, words: str, tmp_path: Path) -> None:
@@ -239,6 +247,18 @@ def test_files_that_are_no_settings_are_refused(content: bytes, words: str, tmp_
     assert words in text
     assert str(path) in text
     assert "\n" not in text
+
+
+def test_a_few_aliases_do_not_fill_the_memory(tmp_path: Path) -> None:
+    """Ten lines that stand for ten thousand million words: the message used to hold them all."""
+    path = tmp_path / "settings.yaml"
+    lines = ["user:", "  - &a0 [x]", *(f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 11))]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert refusal({}, {}, path).startswith("invalid user: a list (user in ")
+
+
+def test_a_device_without_an_end_is_refused() -> None:
+    assert refusal({}, {}, Path("/dev/zero")).startswith("/dev/zero is no file of settings: ")
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

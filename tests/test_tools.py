@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -28,10 +29,11 @@ import yaml
 
 import journal.sqlite.tools
 from geventstalk.cli.main import COMMANDS
-from geventstalk.cli.program import main
+from geventstalk.cli.program import leaves, main
 from geventstalk.core.job import BURIED, DELAYED, READY, Job, Tally
 from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
+from geventstalk.tools import inspect, transfer
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
 from journal.sqlite.format import Row
 from journal.sqlite.reader import SegmentReader
@@ -716,26 +718,48 @@ def test_a_minimal_import(tmp_path: Path, tool: Callable[..., Ran]) -> None:
         ("", "line 1: not the first line"),
         (JOB, "line 1: not the first line"),
         ("[" * 100_000, "line 1: not the first line"),
-        (HEADER.replace('"version":1', '"version":2') + JOB, "line 1: version 2"),
-        (HEADER.replace("}", ',"jobs":-1}') + JOB, "line 1: jobs"),
-        (HEADER.replace("}", ',"jobs":2}') + JOB, "there are 1 jobs where 2 were announced"),
-        (HEADER.replace("}", ',"highest_id":1e30}') + JOB, "line 1: highest_id"),
-        (HEADER + JOB + JOB, "job 5 is there twice"),
+        ("\n" + HEADER, "line 1: not the first line"),
+        ("[]\n", "line 1: not the first line of an export: no JSON object"),
+        ("9" * 100_000, "line 1: not the first line of an export: it has no end"),
+        (HEADER.replace('"version":1', '"version":2') + JOB, "line 1: this export has version 2; only 1 can be read"),
+        (HEADER.replace('"version":1', '"version":true') + JOB, "line 1: this export has version true"),
+        (HEADER.replace("}", ',"jobs":-1}') + JOB, "line 1: jobs is -1, and not a whole number"),
+        (HEADER.replace("}", ',"jobs":2}') + JOB, "the first line announces 2 jobs, and 1 follow"),
+        (HEADER.replace("}", ',"highest_id":1e30}') + JOB, "line 1: highest_id is 1e+30"),
+        (HEADER.replace("}", f',"highest_id":{2**63 - 1}}}') + JOB, f"line 1: highest_id is {2**63 - 1}"),
+        (HEADER.replace("}", ',"highest_id":-1}') + JOB, "line 1: highest_id is -1"),
+        (HEADER + JOB + JOB, "job 5 comes twice"),
         (HEADER + JOB + JOB[:20], "line 3: not a job"),
-        (HEADER + "[" * 100_000, "line 2: not a job"),
-        (HEADER + "7\n", "line 2: not a job"),
-        (HEADER + JOB.replace("aGk=", "aGk"), "line 2: not a job"),
-        (HEADER + JOB.replace("aGk=", "a*=="), "line 2: not a job"),
-        (HEADER + JOB.replace('"t"', '"-t"'), "line 2: no name for a tube"),
-        (HEADER + JOB.replace('"t"', '"\\u00e9"'), "line 2: not a job"),
-        (HEADER + JOB.replace('"t"', f'"{"t" * 201}"'), "line 2: no name for a tube"),
-        (HEADER + JOB.replace(":5", ":0"), "line 2: 0 is no id"),
-        (HEADER + JOB.replace(":5", ":true"), "line 2: id is no number"),
-        (HEADER + JOB.replace(":5", f":{2**63}"), "line 2: id is no number"),
-        (HEADER + JOB.replace(":60", f":{2**32}"), "line 2: ttr is no number"),
-        (HEADER + JOB.replace("}", ',"state":"reserved"}'), "line 2: not a job"),
-        (HEADER + JOB.replace("}", ',"state":"delayed"}'), "line 2: deadline_ns is no number"),
-        (HEADER + JOB.replace("}", f',"state":"buried","burying":{2**63 - 1}}}'), "line 2: burying is no number"),
+        (HEADER + "[" * 100_000, "line 2: not a job: no JSON: nested too deeply"),
+        (HEADER + "7\n", "line 2: not a job: no JSON object"),
+        (HEADER + "\n", "line 2: not a job: no JSON"),
+        (HEADER + JOB.replace('"ttr":60,', ""), "line 2: ttr is missing"),
+        (HEADER + JOB.replace('"t"', "[1]"), "line 2: tube is not text"),
+        (HEADER + JOB.replace('"aGk="', "null"), "line 2: body is missing"),
+        (HEADER + JOB.replace("aGk=", "aGk"), "line 2: body is not base64"),
+        (HEADER + JOB.replace("aGk=", "a*=="), "line 2: body is not base64"),
+        (HEADER + JOB.replace("aGk=", "\\u00e9"), "line 2: body is not base64"),
+        (HEADER + JOB.replace('"t"', '"-t"'), "line 2: tube is not a name"),
+        (HEADER + JOB.replace('"t"', '"\\u00e9"'), "line 2: tube is not a name"),
+        (HEADER + JOB.replace('"t"', '"\\ud800"'), "line 2: tube is not a name"),
+        (HEADER + JOB.replace('"t"', f'"{"t" * 201}"'), "line 2: tube is not a name"),
+        (HEADER + JOB.replace(":5", ":0"), "line 2: id is 0"),
+        (HEADER + JOB.replace(":5", ":-5"), "line 2: id is -5"),
+        (HEADER + JOB.replace(":5", ":true"), "line 2: id is true"),
+        (HEADER + JOB.replace(":5", ":5.0"), "line 2: id is 5.0"),
+        (HEADER + JOB.replace(":5", ":NaN"), "line 2: id is NaN"),
+        (HEADER + JOB.replace(":5", ":[[5]]"), "line 2: id is a list"),
+        (HEADER + JOB.replace(":5", ":" + "5" * 4000), "line 2: id is 555"),
+        (HEADER + JOB.replace(":5", ":" + "5" * 60_000), "line 2: not a job: no JSON"),
+        (HEADER + JOB.replace(":5", f":{2**63 - 1}"), f"line 2: id is {2**63 - 1}"),
+        (HEADER + JOB.replace(":60", f":{2**32}"), "line 2: ttr is 4294967296"),
+        (HEADER + JOB.replace("}", ',"state":"reserved"}'), 'line 2: state is "reserved"'),
+        (HEADER + JOB.replace("}", ',"state":["ready"]}'), "line 2: state is a list"),
+        (HEADER + JOB.replace("}", ',"state":"delayed"}'), "line 2: deadline_ns is missing"),
+        (HEADER + JOB.replace("}", ',"state":"delayed","deadline_ns":-1}'), "line 2: deadline_ns is -1"),
+        (HEADER + JOB.replace("}", f',"state":"delayed","deadline_ns":{2**63 - 1}}}'), "line 2: deadline_ns is 9223"),
+        (HEADER + JOB.replace("}", f',"created_ns":{2**63 - 1}}}'), "line 2: created_ns is 9223"),
+        (HEADER + JOB.replace("}", f',"state":"buried","burying":{2**63 - 1}}}'), "line 2: burying is 9223"),
     ],
 )
 def test_what_is_no_export_is_refused_and_leaves_nothing(
@@ -744,6 +768,35 @@ def test_what_is_no_export_is_refused_and_leaves_nothing(
     ran = tool("import", tmp_path / "new", stdin=text)
     assert ran.code == 1 and error in ran.err and ran.err.count("\n") == 1
     assert not (tmp_path / "new").exists()
+
+
+def test_a_line_longer_than_any_job_is_not_held(
+    tmp_path: Path, tool: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "LINE_BYTES_MAX", 100)
+    ran = tool("import", tmp_path / "new", stdin=HEADER + JOB + JOB.replace("aGk=", "aaaa" * 20))
+    assert ran.code == 1 and "line 3: longer than 100 bytes, which no job is" in ran.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_largest_numbers_that_come_in_are_served(
+    tmp_path: Path, tool: Callable[..., Ran], start_server: Callable[..., ServerProcess]
+) -> None:
+    """An imported highest id of 2**63 - 1, then a put, once lost acknowledged jobs."""
+    last = 2**63 - 2
+    jobs = JOB.replace(":5", f":{last}").replace(
+        "}", f',"state":"delayed","deadline_ns":{8 * 10**18},"created_ns":{8 * 10**18},"pri":{2**32 - 1}}}'
+    )
+    assert tool("import", tmp_path / "new", stdin=HEADER + jobs).code == 0
+    server = start_server("-b", str(tmp_path / "new"))
+    with Client(server.connect()) as client:
+        stats = stats_of(client, last)
+        assert (stats["pri"], stats["state"]) == (str(2**32 - 1), "delayed")
+        # Each change is written with the time of this process's clock.
+        assert client.ask(b"kick-job %d" % last) == b"KICKED\r\n"
+    assert server.stop() == 0
+    ran = tool("journal", "check", tmp_path / "new")
+    assert ran.code == 0 and "1 jobs, 0 findings" in ran.out
 
 
 def test_import_into_a_journal_without_jobs(tmp_path: Path, tool: Callable[..., Ran]) -> None:
@@ -934,7 +987,6 @@ def test_main_belongs_to_these_words() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["journal"],
         ["journal", "nonsense"],
         ["journal", "check"],
         ["journal", "check", "a", "b"],
@@ -954,10 +1006,47 @@ def test_wrong_usage(words: Sequence[str], tool: Callable[..., Ran]) -> None:
     assert ran.err.startswith("geventstalk: ") and ran.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["journal", "--help"], ["journal", "check", "--help"], ["import-binlog", "--help"]])
-def test_help(words: Sequence[str], tool: Callable[..., Ran]) -> None:
-    ran = tool(*words)
-    assert ran.code == 0 and "Usage: geventstalk" in ran.out
+@pytest.mark.parametrize("words", ["journal", *(words for words, _ in leaves())])
+def test_help(words: str, tool: Callable[..., Ran]) -> None:
+    ran = tool(*words.split(), "--help")
+    assert ran.code == 0 and ran.err == ""
+    assert ran.out.startswith(f"Usage: geventstalk {words} ") and "-h, --help" in ran.out
+    assert tool(*words.split(), "-h") == ran
+
+
+def test_a_group_without_a_command_shows_its_help(tool: Callable[..., Ran]) -> None:
+    assert tool("journal") == tool("journal", "--help")
+
+
+def test_what_nobody_expected_is_one_line(
+    folder: Path, tool: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_directory: str) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(inspect, "check", fail)
+    ran = tool("journal", "check", folder)
+    assert ran == (70, "", "geventstalk: unexpected error: RuntimeError: two\\nlines; -VV shows where\n")
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    assert main(["journal", "check", "-VV", str(folder)]) == 70
+    lines = stderr.getvalue().splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "geventstalk: unexpected error: RuntimeError: two\\nlines"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stdout", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize(
+    "words", ["export {}", "journal check {}", "journal stats {}", "journal dump {}", "journal -h"]
+)
+def test_a_stdout_that_takes_nothing_is_no_traceback(words: str, stdout: str, folder: Path) -> None:
+    command = f"{shlex.join(GEVENTSTALK)} {words.format(folder)} {stdout}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stderr.count("\n") <= 1 and "Traceback" not in done.stderr
+    if "full" in stdout:
+        assert (done.returncode, done.stderr) == (1, "geventstalk: No space left on device\n")
 
 
 @pytest.mark.parametrize(

@@ -31,23 +31,24 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def handle_early_signals(listeners: list[socket.socket]) -> None:
-    """Handles signals until the server does; a process with pid 1 would not get any without a handler.
+def handle_early_signals(listeners: list[socket.socket], *, serves: bool) -> None:
+    """Handles signals until the server or the command does. Without a handler, a process with pid 1 would get none.
 
-    A stop signal ends the process on the spot. An exception would surface in the middle of an import or of a
-    replay, where it may be swallowed, and there is nothing to save: the journal stands any end.
+    A stop signal ends the process on the spot, a server with exit code 0. A command has not done its work then, and
+    ends with 128 and the number of the signal. An exception instead would surface in the middle of an import or of a
+    replay, where it may be swallowed. There is nothing to save: the journal stands any end.
     """
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
         if listeners:
             from geventstalk.serving import listen
 
             listen.close_listeners(listeners)
-        os._exit(0)
+        os._exit(0 if serves else 128 + number)
 
     for number in STOP_SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # nohup
         signal.signal(number, stop)
-    for number in DRAIN_SIGNALS:
+    for number in DRAIN_SIGNALS if serves else ():
         signal.signal(number, signal.SIG_IGN)

@@ -12,7 +12,10 @@ from geventstalk.tools import transfer
 @click.option("--accept-damage", is_flag=True, help="Export what is intact in a damaged journal.")
 @click.argument("directory", metavar="DIR")
 def export(directory: str, accept_damage: bool) -> int:
-    """Print every job as a JSON object, one a line, behind a line that says how many there are."""
+    """Print every job of a journal as a line of JSON.
+
+    The first line says how many jobs follow. DIR may be in use by a server.
+    """
     with output() as write:
         for line in transfer.export(directory, lambda findings: refuse_damage(findings, accept_damage)):
             write(line)

@@ -15,7 +15,11 @@ from geventstalk.tools import transfer
 @click.argument("binlog_directory", metavar="BINLOGDIR")
 @click.argument("directory", metavar="DIR")
 def import_binlog(binlog_directory: str, directory: str, accept_damage: bool) -> int:
-    """Read the binlog of a beanstalkd that is stopped into a journal that has no jobs yet."""
+    """Read beanstalkd's binlog into a journal without jobs.
+
+    Stop beanstalkd first. BINLOGDIR is only read. DIR is new, empty, or a journal without jobs. An import that fails
+    changes nothing.
+    """
     if os.path.exists(directory) and os.path.exists(binlog_directory) and os.path.samefile(binlog_directory, directory):
         raise click.UsageError("BINLOGDIR and DIR are the same directory")
 

@@ -12,7 +12,11 @@ from geventstalk.tools import transfer
 @click.command(name="import")
 @click.argument("directory", metavar="DIR")
 def import_jobs(directory: str) -> int:
-    """Read what `export` printed from standard input into a journal that has no jobs yet."""
+    """Read jobs from standard input into a journal without jobs.
+
+    The input is what `export` printed. DIR is new, empty, or a journal without jobs. An import that fails changes
+    nothing.
+    """
     done = transfer.import_lines(sys.stdin.buffer, directory)
     click.echo(f"imported {done.jobs} jobs into {directory}; the next id is {done.next_id}")
     return 0

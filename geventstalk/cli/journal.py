@@ -9,15 +9,18 @@ from geventstalk.cli.output import EXIT_DAMAGE, output, report
 from geventstalk.tools import inspect, keep
 
 
-@click.group(name="journal", no_args_is_help=False)
-def journal() -> None:
-    """Look at a journal, back it up, repair it."""
+@click.group(name="journal", invoke_without_command=True)
+@click.pass_context
+def journal(context: click.Context) -> None:
+    """Look at a journal, copy it, repair it."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @journal.command(name="check")
 @click.argument("directory", metavar="DIR")
 def _check(directory: str) -> int:
-    """Read all of a journal, and say what is wrong with it."""
+    """Read all of a journal and say what is wrong with it."""
     checked = inspect.check(directory)
     for finding in checked.findings:
         click.echo(f"finding: {finding}")
@@ -32,7 +35,10 @@ def _check(directory: str) -> int:
 @click.option("--bodies/--no-bodies", default=True, help="Whether the jobs' bodies are shown, in base64.")
 @click.argument("directory", metavar="DIR")
 def _dump(directory: str, bodies: bool) -> int:
-    """Print every record, dead ones too, in the order they were written: one JSON object a line."""
+    """Print every record as a line of JSON.
+
+    Records come in the order in which they were written, those of deleted jobs included.
+    """
     findings: list[str] = []
     with output() as write:
         for facts in inspect.dump(directory, bodies, findings.append):
@@ -43,7 +49,7 @@ def _dump(directory: str, bodies: bool) -> int:
 @journal.command(name="stats")
 @click.argument("directory", metavar="DIR")
 def _stats(directory: str) -> int:
-    """Print what a journal consists of, as YAML: segments, live and dead bytes, jobs by tube and state."""
+    """Print segments, sizes and numbers of jobs as YAML."""
     summary, findings = inspect.stats(directory)
     click.echo(yaml.safe_dump(summary, sort_keys=False), nl=False)
     return report(findings)
@@ -53,7 +59,10 @@ def _stats(directory: str) -> int:
 @click.argument("directory", metavar="DIR")
 @click.argument("target", metavar="TARGET")
 def _backup(directory: str, target: str) -> int:
-    """Copy a journal, also while its server runs, to a new or empty directory, and check the copy."""
+    """Copy a journal, also while its server runs.
+
+    TARGET is a new or empty directory. The copy is checked when it is complete.
+    """
     copied = keep.backup(directory, target)
     click.echo(f"copied {copied.segments} segments with {copied.jobs} jobs to {target}")
     return report(copied.findings)
@@ -64,7 +73,11 @@ def _backup(directory: str, target: str) -> int:
 @click.argument("directory", metavar="DIR")
 @click.argument("target", metavar="[TARGET]", required=False)
 def _repair(directory: str, target: str | None, in_place: bool) -> int:
-    """Write what is intact in a damaged journal to TARGET, a new or empty directory. DIR is not changed."""
+    """Write what is intact in a damaged journal anew.
+
+    TARGET is a new or empty directory, and DIR is not changed. With --in-place the intact jobs are written to DIR
+    itself, and the old segments are set aside under other names. Nothing is deleted.
+    """
     if (target is None) != in_place:
         raise click.UsageError("give a TARGET, or --in-place")
     repaired = keep.repair(directory, target, report)

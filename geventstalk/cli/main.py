@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = ("journal", "export", "import", "import-binlog")
-"""The first words of a command line that is not the server's. It is here so that the server need not import click
-twice over to learn it."""
+"""The first words of a command line that is not the server's. The list is here so that a start of the server imports
+none of these commands."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,9 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Does not return once it has served: the process ends then.
     """
     listeners: list[socket.socket] = []
-    handle_early_signals(listeners)
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words and words[0] in COMMANDS:
+    serves = not words or words[0] not in COMMANDS
+    handle_early_signals(listeners, serves=serves)
+    if not serves:
         from geventstalk.cli import program
 
         return program.main(words)

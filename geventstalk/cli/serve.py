@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 
     from geventstalk.config import CommandLine, Option, Settings
 
-EXIT_UNEXPECTED = 1
+EXIT_UNEXPECTED = 70  # as sysexits.h says: an internal software error
 EXIT_USER = 34
+EXIT_LOCKED = 10
+
+
+class Unusable(Exception):
+    """The journal's directory cannot be used, which --check-config found."""
+
+    exit_code = EXIT_LOCKED
+
 
 _EPILOG = (
     "Each setting is also a key of the YAML file (max_job_bytes for --max-job-bytes) and an environment "
@@ -46,10 +54,13 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
         for warning in warnings:
             log.warning("%s", warning)
         if line.check_config:
+            from geventstalk.cli.check_config import check
+
+            check(settings, log)
             _print("configuration is fine", after_name=":")
             return 0
         _serve(settings, listeners, log)
-    except (config.ConfigError, listen.ListenError, listen.UserError) as error:
+    except (config.ConfigError, listen.ListenError, listen.UserError, Unusable) as error:
         logs.print_error(str(error), settings.log_format)
         listen.close_listeners(listeners)
         return error.exit_code
@@ -58,7 +69,8 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
             import traceback
 
             traceback.print_exc()
-        logs.print_error(f"unexpected error: {type(error).__name__}: {error}", settings.log_format)
+        hint = "" if settings.verbose >= 2 else "; -VV shows where"
+        logs.print_error(f"unexpected error: {type(error).__name__}: {error}{hint}", settings.log_format)
         listen.close_listeners(listeners)
         return EXIT_UNEXPECTED
 
@@ -140,7 +152,7 @@ def _command() -> click.Command:
     for option in OPTIONS:
         params.extend(_click_options(option))
     read = f"Read settings from this YAML file [{ENV_CONFIG}]."
-    check = "Say whether the settings are fine, and exit."
+    check = "Say whether a server could start with these settings, and exit; nothing is changed."
     version = click.Option(["-v", "--version"], is_flag=True, is_eager=True, callback=_print_version)
     version.help = "Print the version and whether the core is compiled, and exit."
     params += [
@@ -148,13 +160,32 @@ def _command() -> click.Command:
         click.Option(["--check-config"], is_flag=True, help=check),
         version,
     ]
-    return click.Command(
+    return _command_class()(
         PROGRAM,
         params=params,
-        help="A work queue server that speaks the beanstalk protocol.",
+        help="A work queue server that speaks the beanstalk protocol. Without a COMMAND it serves.",
         epilog=_EPILOG,
         context_settings={"allow_extra_args": True, "help_option_names": ["-h", "--help"]},
     )
+
+
+def _command_class() -> type[click.Command]:
+    """The server's command, whose help lists the other commands too."""
+    import click
+
+    class ServerCommand(click.Command):
+        def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+            return ["[OPTIONS] | COMMAND ..."]
+
+        def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+            from geventstalk.cli.program import leaves  # slow: help alone needs what the other commands need
+
+            super().format_options(ctx, formatter)
+            rows = [(words, command.get_short_help_str(limit=100)) for words, command in leaves()]
+            with formatter.section("Commands (each has its own --help)"):
+                formatter.write_dl(rows)
+
+    return ServerCommand
 
 
 def _click_options(option: Option) -> list[click.Option]:

@@ -30,17 +30,22 @@ UNIX_PATH_BYTES_MAX = 107  # one less than sockaddr_un holds
 _FIRST_INHERITED_FD = 3
 _LOCK_WAIT_S = 0.5
 _LOCK_RETRY_S = 0.01
-# The host does not have this address, so the next one of the same name is tried. Not so when a port is in
-# use: two servers would share one name.
+# The host does not have this address, so the next address of the same name is tried. When a port is in use, no other
+# address is tried: two servers would share one name.
 _ADDRESS_UNAVAILABLE = frozenset({errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EADDRNOTAVAIL})
 
 _AddressInfo = tuple[int, int, int, str, Any]  # as getaddrinfo gives it
+_Plan = str | Sequence[_AddressInfo]
 
 
 class ListenError(Exception):
     """The program cannot listen where it was told to."""
 
     exit_code = 111
+
+
+class AddressInUse(ListenError):
+    """Somebody else listens there."""
 
 
 class UserError(Exception):
@@ -116,18 +121,66 @@ def address_of(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{host}:{port}"
 
 
-def drop_privileges(user: str) -> None:
-    """Makes the process run as this user: its groups, its primary group, its id. Raises UserError.
+def describe(listener: socket.socket) -> str:
+    """Where the socket listens, for the log, and what a wildcard address means."""
+    address = address_of(listener)
+    if listener.family == socket.AF_UNIX:
+        return UNIX_PREFIX + address
+    host = listener.getsockname()[0]
+    if host == "0.0.0.0":
+        return f"{address}, which is every IPv4 address of this host"
+    if host == "::":
+        only_ipv6 = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        return f"{address}, which is every {'IPv6 ' if only_ipv6 else ''}address of this host"
+    return address
 
-    Who already is that user, and not root, stays as it is: only root may set groups.
+
+def check_listeners(settings: Settings) -> list[str]:
+    """Finds what open_listeners() would find, and listens nowhere. Returns warnings about addresses in use.
+
+    Raises ListenError. Each address is bound for a moment; that another server has it now is a warning only.
     """
+    warnings = []
+    plans = _plans(settings)
+    for plan in plans:
+        try:
+            if isinstance(plan, str):
+                _check_unix(plan)
+            else:
+                _open_tcp(plan, _ipv4_apart(plans), listens=False).close()
+        except AddressInUse as error:
+            warnings.append(f"at this moment: {error}")
+    return warnings
+
+
+def check_user(user: str) -> tuple[int, frozenset[int]]:
+    """The user's id and groups. Raises UserError when the process could not become this user."""
+    entry = _entry_of(user)
+    if os.geteuid() != 0 and not _is_already(entry):
+        raise UserError(f"cannot become user {user}: {os.strerror(errno.EPERM)}", 34)
+    return entry.pw_uid, frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
+
+
+def _entry_of(user: str) -> pwd.struct_passwd:
     try:
-        entry = pwd.getpwnam(user)
+        return pwd.getpwnam(user)
     except KeyError:
         raise UserError(f'getpwnam("{user}"): no such user', 33) from None
     except OSError as error:
         raise UserError(f'getpwnam("{user}"): {error.strerror}', 32) from None
-    if os.geteuid() != 0 and os.getresuid() == (entry.pw_uid,) * 3 and os.getresgid() == (entry.pw_gid,) * 3:
+
+
+def _is_already(entry: pwd.struct_passwd) -> bool:
+    return os.getresuid() == (entry.pw_uid,) * 3 and os.getresgid() == (entry.pw_gid,) * 3
+
+
+def drop_privileges(user: str) -> None:
+    """Makes the process run as this user: its groups, its primary group, its id. Raises UserError.
+
+    A process that already is that user, and not root, stays as it is: only root may set groups.
+    """
+    entry = _entry_of(user)
+    if os.geteuid() != 0 and _is_already(entry):
         return
     try:
         os.initgroups(entry.pw_name, entry.pw_gid)
@@ -146,15 +199,25 @@ def _warn_of_ignored(settings: Settings, log: logging.Logger) -> None:
 
 
 def _open_all(settings: Settings, log: logging.Logger) -> Iterator[socket.socket]:
-    plans: list[str | Sequence[_AddressInfo]] = []
+    plans = _plans(settings)
+    for plan in plans:
+        yield _open_unix(plan, log) if isinstance(plan, str) else _open_tcp(plan, _ipv4_apart(plans))
+
+
+def _plans(settings: Settings) -> list[_Plan]:
+    """For each address of the settings the path of its unix socket, or what its name resolves to."""
+    plans: list[_Plan] = []
     for address in settings.listen or (None,):
         if address is not None and address.startswith(UNIX_PREFIX):
             plans.append(_unix_path(address))
         else:
             plans.append(_resolve(address, settings.port))
-    ipv4_apart = any(not isinstance(plan, str) and plan[0][0] == socket.AF_INET for plan in plans)
-    for plan in plans:
-        yield _open_unix(plan, log) if isinstance(plan, str) else _open_tcp(plan, ipv4_apart)
+    return plans
+
+
+def _ipv4_apart(plans: Sequence[_Plan]) -> bool:
+    """Whether IPv4 has addresses of its own."""
+    return any(not isinstance(plan, str) and plan[0][0] == socket.AF_INET for plan in plans)
 
 
 def _resolve(host: str | None, port: str) -> Sequence[_AddressInfo]:
@@ -167,19 +230,22 @@ def _resolve(host: str | None, port: str) -> Sequence[_AddressInfo]:
         raise ListenError(f"cannot resolve {host or 'any address'} port {port}: {reason}") from None
 
 
-def _open_tcp(candidates: Sequence[_AddressInfo], ipv4_apart: bool) -> socket.socket:
-    problem = ""
+def _open_tcp(candidates: Sequence[_AddressInfo], ipv4_apart: bool, *, listens: bool = True) -> socket.socket:
+    problem = None
     for family, kind, protocol, _, address in candidates:
         try:
-            return _bind_tcp(family, kind, protocol, address, ipv4_apart)
+            return _bind_tcp(family, kind, protocol, address, ipv4_apart, listens)
         except OSError as error:
-            problem = problem or f"cannot listen on {address[0]} port {address[1]}: {error.strerror}"
+            if problem is None:
+                in_use = error.errno == errno.EADDRINUSE
+                text = f"cannot listen on {address[0]} port {address[1]}: {error.strerror}"
+                problem = AddressInUse(text) if in_use else ListenError(text)
             if error.errno not in _ADDRESS_UNAVAILABLE:
                 break
-    raise ListenError(problem)
+    raise problem or ListenError("cannot listen: the name has no address")
 
 
-def _bind_tcp(family: int, kind: int, protocol: int, address: Any, ipv4_apart: bool) -> socket.socket:
+def _bind_tcp(family: int, kind: int, protocol: int, address: Any, ipv4_apart: bool, listens: bool) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setblocking(False)
@@ -189,7 +255,8 @@ def _bind_tcp(family: int, kind: int, protocol: int, address: Any, ipv4_apart: b
             # The wildcard serves IPv4 too, unless IPv4 has addresses of its own: those would collide with it.
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(ipv4_apart))
         listener.bind(address)
-        listener.listen(BACKLOG)
+        if listens:
+            listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise
@@ -265,14 +332,36 @@ def _make_way(path: str, locked: bool, log: logging.Logger) -> None:
     if not locked:
         # Without the lock the socket may be one that another starter has bound, but not yet opened.
         raise ListenError(f"local socket {path} exists, and its directory cannot be locked to replace it")
-    user = _who_answers(path)
-    if user is not None:
-        raise ListenError(f"local socket {path} is in use: {user}")
+    _require_unused(path)
     log.warning("removing existing local socket to replace it: %s", path)
     try:
         os.unlink(path)
     except OSError as error:
         raise ListenError(f"cannot remove local socket {path}: {error.strerror}") from None
+
+
+def _require_unused(path: str) -> None:
+    user = _who_answers(path)
+    if user is not None:
+        raise AddressInUse(f"local socket {path} is in use: {user}")
+
+
+def _check_unix(path: str) -> None:
+    """Raises ListenError when a unix socket could not be made at the path."""
+    folder = os.path.dirname(path) or "."
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        if not os.path.isdir(folder):
+            raise ListenError(f"cannot listen on {UNIX_PREFIX}{path}: {os.strerror(errno.ENOENT)}") from None
+    except OSError as error:
+        raise ListenError(f"cannot listen on {UNIX_PREFIX}{path}: {error.strerror}") from None
+    else:
+        if not stat.S_ISSOCK(mode):
+            raise ListenError(f"another file already exists in the given path: {path}")
+        _require_unused(path)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ListenError(f"cannot listen on {UNIX_PREFIX}{path}: {os.strerror(errno.EACCES)}")
 
 
 def _who_answers(path: str) -> str | None:

@@ -19,10 +19,14 @@ from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, U3
 Data = bytes | mmap
 TUBE_NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 """What a tube may be called."""
+ID_MAX: Final = 2**63 - 2
+"""The largest id that may come in. SQLite's integers end one later, so that at least one more put finds an id."""
+WALL_NS_MAX: Final = 8 * 10**18
+"""The latest moment that may come in, in the year 2223. A put can name one 136 years from now, and 38 years are left up
+to 2**63, by which the clock of a machine may be set wrong."""
 
 _INVALID: Final = 0  # the state of a deleted job
 _NAME_BYTES_MAX: Final = 200
-_I64_MAX: Final = 2**63 - 1
 _VERSION: Final = Struct("<i")
 _CRLF: Final = b"\r\n"
 _CHUNK: Final = 1 << 20
@@ -172,11 +176,11 @@ def _decode(data: Data, at: int, layout: _Layout) -> tuple[Job, int, int]:
     if state not in (_INVALID, READY, RESERVED, BURIED, DELAYED):
         raise _Damaged(f"job {id}: unknown state {state}")
     delay_s, ttr_s = delay * layout.unit_ns // SECOND_NS, ttr * layout.unit_ns // SECOND_NS
-    numbers = [id, created * layout.unit_ns, deadline * layout.unit_ns]
-    sound = all(0 <= number <= _I64_MAX for number in numbers) and 0 <= delay_s <= U32_MAX and 0 <= ttr_s <= U32_MAX
-    if not sound or size < len(_CRLF):
+    times = created * layout.unit_ns, deadline * layout.unit_ns
+    sound = all(0 <= time <= WALL_NS_MAX for time in times) and 0 <= delay_s <= U32_MAX and 0 <= ttr_s <= U32_MAX
+    if not sound or id > ID_MAX or size < len(_CRLF):
         raise _Damaged(f"job {id}: impossible values")
-    job = Job(id, 0, pri, delay_s, ttr_s)
+    job = Job(id, 0, pri, delay_s, max(1, ttr_s))
     job.created_ns = created * layout.unit_ns
     job.state = READY if state == RESERVED else state
     if state == DELAYED:

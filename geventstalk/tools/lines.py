@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, U32_MAX, Job, Tally
 from geventstalk.durable.records import Epoch, apply_change, decode_whole
-from geventstalk.tools.binlog import TUBE_NAME
+from geventstalk.tools.binlog import ID_MAX, TUBE_NAME, WALL_NS_MAX
 from journal.sqlite.format import CHANGE, FULL
 from journal.sqlite.replay import Record
 
@@ -22,6 +22,12 @@ WALL: Final = Epoch(0, 0)
 """Nothing is timed here: the journal's wall clock stays what it is."""
 _CRLF: Final = b"\r\n"
 _I64_MAX: Final = 2**63 - 1
+_BODY_BYTES_MAX: Final = 1 << 30
+"""As with -z. A server holds each body in memory."""
+LINE_BYTES_MAX: Final = (_BODY_BYTES_MAX + 2) // 3 * 4 + (1 << 16)
+"""A body in base64, and as much beside it as the fields of a job can take several times over."""
+HEADER_BYTES_MAX: Final = 1 << 16
+_SHOWN_CHARS: Final = 60
 _COUNTS: Final = ("reserves", "timeouts", "releases", "buries", "kicks")
 _STATES: Final = {STATE_NAMES[state]: state for state in (READY, DELAYED, BURIED)}
 
@@ -31,54 +37,86 @@ class Unreadable(Exception):
 
 
 def header_of(line: bytes) -> tuple[int | None, int]:
-    """How many jobs follow, None when it does not say, and the highest id there ever was."""
-    try:
-        header = json.loads(line)
-        if header["format"] != EXPORT_FORMAT:
-            raise ValueError(f"format {header['format']}")
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise Unreadable(f"line 1: not the first line of an export: {error}") from error
-    if header.get("version") != EXPORT_VERSION:
-        raise Unreadable(f"line 1: version {header.get('version')} of an export; {EXPORT_VERSION} can be read")
-    jobs = None if header.get("jobs") is None else _number(header, "jobs", _I64_MAX, 1)
-    return jobs, _number(header, "highest_id", _I64_MAX, 1, 0)
+    """How many jobs follow, None when the line does not say, and the highest id there ever was."""
+    fields = _object_of(line, 1, "the first line of an export")
+    if fields.get("format") != EXPORT_FORMAT:
+        raise Unreadable(f"line 1: not the first line of an export: format is not {EXPORT_FORMAT}")
+    version = fields.get("version")
+    if type(version) is not int or version != EXPORT_VERSION:
+        raise Unreadable(f"line 1: this export has version {_shown(version)}; only {EXPORT_VERSION} can be read")
+    jobs = None if fields.get("jobs") is None else _number(fields, "jobs", _I64_MAX, 1)
+    return jobs, _number(fields, "highest_id", ID_MAX, 1, default=0)
 
 
 def job_of(line: bytes, number: int) -> tuple[Job, bytes]:
     """The job in a line, and the name of its tube. Raises Unreadable."""
-    try:
-        fields = json.loads(line)
-        name = fields["tube"].encode("ascii")
-        state = _STATES[fields.get("state", "ready")]
-        body = base64.b64decode(fields["body"], validate=True)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise Unreadable(f"line {number}: not a job: {type(error).__name__}: {error}") from error
+    fields = _object_of(line, number, "a job")
+    name = _text(fields, "tube", number).encode("ascii", "replace")  # a "?" is in no name
     if not TUBE_NAME.fullmatch(name):
-        raise Unreadable(f"line {number}: no name for a tube: {name!r}")
+        raise Unreadable(f"line {number}: tube is not a name that a tube can have: {_shown(fields['tube'])}")
+    state = fields.get("state", "ready")
+    if not isinstance(state, str) or state not in _STATES:
+        raise Unreadable(f"line {number}: state is {_shown(state)}, and not one of {', '.join(_STATES)}")
+    try:
+        body = base64.b64decode(_text(fields, "body", number), validate=True)
+    except ValueError as error:
+        raise Unreadable(f"line {number}: body is not base64: {error}") from None
+    if len(body) > _BODY_BYTES_MAX:
+        raise Unreadable(f"line {number}: body has {len(body)} bytes; {_BODY_BYTES_MAX} is the most")
 
-    def of(key: str, most: int = U32_MAX, default: int | None = 0) -> int:
-        return _number(fields, key, most, number, default)
+    def of(key: str, most: int = U32_MAX, least: int = 0, default: int | None = 0) -> int:
+        return _number(fields, key, most, number, least, default)
 
-    job = Job(of("id", _I64_MAX, None), 0, of("pri"), of("delay"), of("ttr", default=None))
-    if not job.id:
-        raise Unreadable(f"line {number}: 0 is no id")
-    job.created_ns = of("created_ns", _I64_MAX)
-    job.state = state
-    if state == DELAYED:
-        job.rank = of("deadline_ns", _I64_MAX, None)
-    elif state == BURIED:
-        job.rank = of("burying", _I64_MAX // 2)  # the next ones are counted up from it
+    # A ttr of 0 becomes 1, as with put.
+    job = Job(of("id", ID_MAX, 1, None), 0, of("pri"), of("delay"), max(1, of("ttr", default=None)))
+    job.created_ns = of("created_ns", WALL_NS_MAX)
+    job.state = _STATES[state]
+    if job.state == DELAYED:
+        job.rank = of("deadline_ns", WALL_NS_MAX, default=None)
+    elif job.state == BURIED:
+        job.rank = of("burying", _I64_MAX // 2)  # the next buryings are counted up from it
     counts = [of(key) for key in _COUNTS]
     job.tally = Tally(*counts) if any(counts) else None
     job.body = body + _CRLF
     return job, name
 
 
-def _number(fields: dict[str, Any], key: str, most: int, line: int, default: int | None = None) -> int:
-    value = fields.get(key, default)
-    if type(value) is not int or not 0 <= value <= most:
-        raise Unreadable(f"line {line}: {key} is no number from 0 to {most}")
+def _object_of(line: bytes, number: int, what: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"line {number}: not {what}: no JSON: {error.msg} at character {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # no UTF-8; a number of thousands of digits; nested too deeply
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise Unreadable(f"line {number}: not {what}: no JSON: {reason}") from None
+    if not isinstance(fields, dict):
+        raise Unreadable(f"line {number}: not {what}: no JSON object")
+    return fields
+
+
+def _text(fields: dict[str, Any], key: str, line: int) -> str:
+    value = fields.get(key)
+    if value is None:
+        raise Unreadable(f"line {line}: {key} is missing")
+    if not isinstance(value, str):
+        raise Unreadable(f"line {line}: {key} is not text")
     return value
+
+
+def _number(fields: dict[str, Any], key: str, most: int, line: int, least: int = 0, default: int | None = None) -> int:
+    value = fields.get(key, default)
+    if value is None:
+        raise Unreadable(f"line {line}: {key} is missing")
+    if type(value) is not int or not least <= value <= most:
+        raise Unreadable(f"line {line}: {key} is {_shown(value)}, and not a whole number from {least} to {most}")
+    return value
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "an object"
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 
 def export_of(record: Record, change: bytes | None) -> dict[str, object]:

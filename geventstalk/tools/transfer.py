@@ -10,17 +10,20 @@ import fcntl
 import mmap
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from geventstalk.core.job import Job
 from geventstalk.durable.records import encode_whole
-from geventstalk.tools.binlog import Binlog
+from geventstalk.tools.binlog import ID_MAX, Binlog
 from geventstalk.tools.directory import writing
 from geventstalk.tools.inspect import survey_all
 from geventstalk.tools.lines import (
     EXPORT_FORMAT,
     EXPORT_VERSION,
+    HEADER_BYTES_MAX,
+    LINE_BYTES_MAX,
     WALL,
     Unreadable,
     examine,
@@ -64,12 +67,23 @@ def export(directory: str, judge: Callable[[list[str]], None]) -> Iterator[dict[
         survey.close()
 
 
-def import_lines(stream: Iterable[bytes], directory: str) -> Imported:
+def import_lines(stream: IO[bytes], directory: str) -> Imported:
     """Reads what `export` printed into a journal that has no jobs yet."""
-    lines = enumerate(stream, 1)
-    expected, high_water = header_of(next(lines, (1, b""))[1])
-    jobs = (job_of(line, number) for number, line in lines)
+    header = stream.readline(HEADER_BYTES_MAX + 1)
+    if len(header) > HEADER_BYTES_MAX:
+        raise Unreadable("line 1: not the first line of an export: it has no end")
+    expected, high_water = header_of(header)
+    jobs = (job_of(line, number) for number, line in enumerate(_lines(stream), 2))
     return Imported(*_fill(directory, jobs, high_water, expected))
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    number = 1
+    while line := stream.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise Unreadable(f"line {number}: longer than {LINE_BYTES_MAX} bytes, which no job is")
+        yield line
 
 
 def import_binlog(binlogs: str, directory: str, judge: Callable[[list[str], list[str]], None]) -> Imported:
@@ -121,14 +135,20 @@ def _binlog_files(directory: str) -> list[tuple[int, str]]:
 
 def _map(path: str, held: contextlib.ExitStack) -> bytes | mmap.mmap:
     """The file's content, without reading it into memory."""
-    with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
+    # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise JournalDamaged(f"{path} is not a file")
+        if not facts.st_size:
             return b""  # which cannot be mapped
         return held.enter_context(contextlib.closing(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
 
 def _fill(directory: str, jobs: Iterable[tuple[Job, bytes]], high_water: int, expected: int | None) -> tuple[int, int]:
     """Writes jobs to a journal that has none, all or nothing. Returns how many, and the next id."""
+    if high_water > ID_MAX:
+        raise JournalDamaged(f"the highest id is {high_water}; ids end at {ID_MAX}, and nothing was imported")
     with writing(directory):
         if list_segments(directory):
             high_water = max(high_water, _require_no_jobs(directory))
@@ -137,11 +157,11 @@ def _fill(directory: str, jobs: Iterable[tuple[Job, bytes]], high_water: int, ex
         try:
             for job, name in jobs:
                 if job.id in ids:
-                    raise Unreadable(f"job {job.id} is there twice")
+                    raise Unreadable(f"job {job.id} comes twice")
                 ids.add(job.id)
                 builder.append(job.id, encode_whole(job, name, WALL))
             if expected is not None and len(ids) != expected:
-                raise Unreadable(f"there are {len(ids)} jobs where {expected} were announced")
+                raise Unreadable(f"the first line announces {expected} jobs, and {len(ids)} follow")
             builder.finish()
         except BaseException:
             builder.discard()

@@ -1,0 +1,30 @@
+"""--check-config: finds what a start would find before it serves, and changes nothing.
+
+Addresses and ports are resolved and bound for a moment, but never listened on. What another process holds now, such as
+the server that runs with these very settings, is a warning and no error: it may be gone at the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from geventstalk.cli.serve import Unusable
+from geventstalk.config import Settings
+from geventstalk.serving import listen
+from geventstalk.tools import directory
+from journal.errors import JournalLocked
+
+
+def check(settings: Settings, log: logging.Logger) -> None:
+    """Raises ListenError, UserError or Unusable, each with the exit code that a start would end with."""
+    for warning in listen.check_listeners(settings):
+        log.warning("%s", warning)
+    owner = None if settings.user is None else directory.Owner(*listen.check_user(settings.user))
+    if settings.journal is not None:
+        try:
+            directory.require_usable(settings.journal, owner)
+        except JournalLocked as error:
+            raise Unusable(str(error)) from None
+        holder = directory.holder(settings.journal)
+        if holder is not None:
+            log.warning("at this moment: journal directory %s is in use by process %d", settings.journal, holder)
