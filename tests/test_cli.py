@@ -287,7 +287,7 @@ def test_check_config_finds_what_a_start_would_find(tmp_path: Path) -> None:
         assert ran[:2] == (code, "") and ran[2].startswith(f"geventstalk: {text}"), words
         assert files_of(tmp_path) == before
         started = run(*address, *port, *words)
-        assert started[0] == code and ran[2].removeprefix("geventstalk: ") in started[2], words
+        assert started[0] == code and text.split(": ")[0] in started[2], words
     fine = ["-l", "127.0.0.1", "-l", f"unix:{tmp_path}/s", "-p", "0", "-b", f"{tmp_path}/new"]
     assert run("--check-config", *fine) == (0, "geventstalk: configuration is fine\n", "")
     assert files_of(tmp_path) == before
@@ -484,6 +484,24 @@ def test_a_real_server_on_several_addresses(start_server: Callable[..., ServerPr
             assert client.recv(100) == b"USING default\r\n"
     assert server.stop() == 0
     assert not path.exists()
+
+
+def test_the_log_says_where_it_listens(tmp_path: Path) -> None:
+    """The port as it was bound, and what a wildcard exposes."""
+    command = [*GEVENTSTALK, "-p", "0"]
+    wildcards = {
+        "0.0.0.0": ("0.0.0.0", ", which is every IPv4 address of this host"),
+        "::": ("[::]", ", which is every address of this host"),
+        "127.0.0.1": ("127.0.0.1", ""),
+    }
+    for address, (shown, meaning) in wildcards.items():
+        words = ["-l", address, "-l", f"unix:{tmp_path}/s"]
+        with subprocess.Popen([*command, *words], env=environment(), stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            lines = [process.stderr.readline().rstrip("\n").split(" ", 1)[1] for _ in range(2)]
+            process.terminate()
+        assert re.fullmatch(rf"INFO listening on {re.escape(shown)}:[1-9]\d*{meaning}", lines[0]), lines
+        assert lines[1] == f"INFO listening on unix:{tmp_path}/s"
 
 
 def test_a_second_server_does_not_take_the_first_ones_socket(

@@ -34,6 +34,7 @@ from geventstalk.durable.store import Store
 from geventstalk.logs import Trace, make_trace
 from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Connection
+from geventstalk.serving.listen import describe
 from geventstalk.serving.linger import Linger
 from geventstalk.wire.session import MOVE_SLICE, Service, Session
 from journal import Journal, JournalError, JournalFailed, JournalLocked, SyncPoint
@@ -107,6 +108,8 @@ class Server:
         acceptors = [Acceptor(listener, self.serve, self._log, durable=durable) for listener in self._listeners]
         for acceptor in acceptors:
             acceptor.start()
+        for listener in self._listeners:
+            self._log.info("listening on %s", describe(listener))
         self._stopped.wait()
         for acceptor in acceptors:
             acceptor.stop()
