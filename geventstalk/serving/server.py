@@ -34,8 +34,8 @@ from geventstalk.durable.store import Store
 from geventstalk.logs import Trace, make_trace
 from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Connection
-from geventstalk.serving.listen import describe
 from geventstalk.serving.linger import Linger
+from geventstalk.serving.listen import describe
 from geventstalk.wire.session import MOVE_SLICE, Service, Session
 from journal import Journal, JournalError, JournalFailed, JournalLocked, SyncPoint
 
