@@ -1,0 +1,104 @@
+"""What must be true after a loss: for each moment, what each job may be, by what the process had said until then.
+
+A job may have any of the states that it got since the last batch that was promised, or the one it had by then. Batches
+count over all lives of a directory. What a start found is promised once it has started.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from tests.support.torture.life import Fact, Facts
+from tests.support.torture.recorder import MARK, Call
+
+
+class Violation(AssertionError):
+    """A fact that was promised is wrong."""
+
+
+class Oracle:
+    """The histories of all jobs of one directory."""
+
+    def __init__(self, facts: Facts | None = None) -> None:
+        """`facts` are promised from the beginning."""
+        self._entries: dict[int, list[tuple[int, Fact | None]]] = {id: [(0, fact)] for id, fact in (facts or {}).items()}
+        self._begun: list[tuple[int, int]] = []  # moment and batch
+        self._promised: list[tuple[int, int]] = []
+        self._committed: list[tuple[int, int]] = []
+        self.batch = 0
+        self.ended = False
+        self.failure = ""
+
+    def play(self, calls: Iterable[Call], later: int) -> None:
+        """Adds what a process said. Raises Violation when what it found at its start was not what it had to be."""
+        self.ended = False
+        self.failure = ""
+        for call in calls:
+            if call.call != MARK:
+                continue
+            word, _, rest = call.data.decode().partition(" ")
+            moment = call.begun + later
+            if word == "F":
+                self.failure = rest
+                continue
+            number, _, text = rest.partition(" ")
+            self.batch = max(self.batch, int(number))
+            if word == "S":
+                self._restart(int(number), _facts(text), moment)
+            elif word == "A":
+                for id, fact in json.loads(text):
+                    self._entries.setdefault(id, []).append((int(number), tuple(fact) if fact else None))
+                self._begun.append((moment, int(number)))
+            elif word == "C":
+                self._committed.append((moment, int(number)))
+            else:
+                self.ended = self.ended or word == "E"
+                self._committed.append((moment, int(number)))
+                self._promised.append((moment, int(number)))
+
+    def _restart(self, number: int, found: Facts, moment: int) -> None:
+        """Only the process was lost: everything committed is there."""
+        self.check(found, max(found, default=0), moment, killed=True)
+        for id, entries in self._entries.items():
+            if entries[-1][1] != found.get(id):
+                entries.append((number, found.get(id)))
+        self._begun.append((moment, number))
+
+    def check(self, found: Facts, high_water: int | None, moment: int, *, killed: bool = False) -> None:
+        """Fails when this may not be what is found after a loss at this moment: of power, or of the process alone."""
+        promised = _last(self._committed if killed else self._promised, moment)
+        begun = max(promised, _last(self._begun, moment))
+        highest = 0
+        for id, entries in self._entries.items():
+            at = bisect_right(entries, promised, key=_batch)
+            base = entries[at - 1][1] if at else None
+            fact = found.get(id)
+            if at:
+                highest = max(highest, id)
+            if fact == base or any(batch <= begun and fact == other for batch, other in entries[at:]):
+                continue
+            may = [base, *(other for batch, other in entries[at:] if batch <= begun)]
+            raise Violation(f"job {id} is {fact}, may be {may} (batch {promised} promised, {begun} begun)")
+        if unknown := found.keys() - self._entries.keys():
+            raise Violation(f"jobs {sorted(unknown)[:5]} never were")
+        if not killed and high_water is not None and high_water < highest:
+            raise Violation(f"the highest id is {high_water}, but {highest} was promised")
+
+    def jobs_at(self, moment: int) -> int:
+        """How many batches are promised; to say it."""
+        return _last(self._promised, moment)
+
+
+def _facts(text: str) -> Facts:
+    return {id: (fact[0], fact[1], fact[2], fact[3], fact[4], fact[5]) for id, fact in json.loads(text)}
+
+
+def _batch(entry: tuple[int, Fact | None]) -> int:
+    return entry[0]
+
+
+def _last(marks: list[tuple[int, int]], moment: int) -> int:
+    at = bisect_right(marks, moment, key=lambda each: each[0])
+    return max((number for _, number in marks[:at]), default=0)
