@@ -6,14 +6,15 @@ A life plants one in its own process, before anything is opened. What looks at i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from geventstalk.durable.store import Store
 from journal import DELETE, FULL, Journal
 from journal.sqlite import log
 from journal.sqlite.log import SyncPoint
+from journal.sqlite.writer import SegmentWriter
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -56,7 +57,7 @@ def moved_jobs_not_synced() -> None:
     def make(guard: Any) -> Any:
         def faulty(self: Journal) -> SyncPoint:
             point: SyncPoint = guard(self)
-            point._files = []
+            point.run = lambda: None  # type: ignore[method-assign]  # the fault
             return point
 
         return faulty
@@ -77,11 +78,11 @@ def compaction_drops_a_job() -> None:
                 if kind == FULL and not key % 3:
                     journal._batch.pop()
 
-            Journal.append = dropping  # type: ignore[method-assign]
+            Journal.append = dropping  # type: ignore[method-assign,assignment]  # the fault
             try:
                 compact_slice(self, payload_of)
             finally:
-                Journal.append = append  # type: ignore[method-assign]
+                Journal.append = append  # type: ignore[method-assign]  # as it was
 
         return faulty
 
@@ -151,23 +152,33 @@ def ids_forgotten() -> None:
 
         return faulty
 
-    _replace(log.SegmentWriter, "note", make)
+    _replace(SegmentWriter, "note", make)
 
 
-CANARIES: dict[str, tuple[Callable[[], None], str, str]] = {
-    "delete unrecorded in compaction": (delete_unrecorded_in_compaction, "plain", "f0"),
-    "no sync of the directory": (no_sync_of_the_directory, "plain", "f0"),
-    "moved jobs not synced": (moved_jobs_not_synced, "plain", "fms"),
-    "compaction drops a job": (compaction_drops_a_job, "plain", "f0"),
-    "sync of nothing": (sync_of_nothing, "plain", "f0"),
-    "sync of the newest only": (sync_of_the_newest_only, "plain", "fms"),
-    "failed sync goes unnoticed": (failed_sync_goes_unnoticed, "failing", "f0"),
-    "left over built upon": (left_over_built_upon, "plain", "fms"),
-    "order of burying forgotten": (order_of_burying_forgotten, "plain", "f0"),
-    "ids forgotten": (ids_forgotten, "plain", "f0"),
+class Canary(NamedTuple):
+    """A planted fault, and where it is looked for: it shows soonest there."""
+
+    plant: Callable[[], None]
+    kind: str = "plain"
+    policy: str = "f0"
+    orders: Mapping[str, Any] = {}  # of Orders, otherwise than drawn
+    kills: float = 0.4  # how many lives end by a kill
+
+
+SMALL = {"sizes": (0, 10, 60), "segment_bytes": 1 << 15}
+CANARIES: dict[str, Canary] = {
+    "delete unrecorded in compaction": Canary(delete_unrecorded_in_compaction, orders=SMALL),
+    "no sync of the directory": Canary(no_sync_of_the_directory, orders=SMALL),
+    "moved jobs not synced": Canary(moved_jobs_not_synced, policy="fms", orders=SMALL),
+    "compaction drops a job": Canary(compaction_drops_a_job, orders=SMALL),
+    "sync of nothing": Canary(sync_of_nothing, orders=SMALL),
+    "sync of the newest only": Canary(sync_of_the_newest_only, policy="fms", orders=SMALL),
+    "failed sync goes unnoticed": Canary(failed_sync_goes_unnoticed, "failing", orders=SMALL),
+    "left over built upon": Canary(left_over_built_upon, policy="F", orders=SMALL, kills=0.9),
+    "order of burying forgotten": Canary(order_of_burying_forgotten, orders=SMALL),
+    "ids forgotten": Canary(ids_forgotten, orders={**SMALL, "jobs": 2}),
 }
-"""Each with the kind of disk and the policy under which it is looked for."""
 
 
 def plant(name: str) -> None:
-    CANARIES[name][0]()
+    CANARIES[name].plant()

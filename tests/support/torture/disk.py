@@ -4,8 +4,8 @@ The fault model. A call counts as synced when it had ended before an fsync of it
 succeeded and had ended by the moment of the loss. Of all else any of this is left, drawn anew for each image:
 - Data: of each sector (512 or 4,096 bytes) any version that it had since it was last synced, whatever the other sectors
   have; or all writes up to one of them. A sector that never came reads as zeros.
-- Sizes: a file has one of the sizes that it had since then. A file that is shorter than what was written loses that. What
-  was written behind a truncation that is lost is lost as well, because its blocks are.
+- Sizes: a file has one of the sizes that it had since then, and loses what stood beyond. What was written behind a
+  truncation that is lost is lost as well, because its blocks are.
 - Names: each creation, renaming and removal may be there or not, in order or (file systems without a journal, and
   btrfs where single files are synced) in any subset; one renaming is always whole.
 - A failed fsync: what it should have covered is clean in the page cache from then on, so that no later fsync covers it.
@@ -297,7 +297,7 @@ class _Fate:
                     if chosen[sector] >= 0:
                         self._write(content, change, sector)
             size = change.at if change.data is None else max(sizes[-1], change.at + len(change.data))
-            if change.safe <= moment:
+            if change.safe <= moment or size < sizes[-1]:
                 sizes.clear()
             sizes.append(size)
         size = sizes[-1] if draw.random() < 0.6 else draw.choice(sizes)

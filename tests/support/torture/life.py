@@ -1,8 +1,8 @@
 """A life of a journal, in a process that is recorded: the real store over the real journal, and what it promises.
 
-It says in marks, in the order of its system calls: `S n facts` what it found, `G n` started, `A n facts` a batch begins,
-`C n` committed, `D n` on the device up to here, `E n` a clean end, `F text` given up. A batch's facts are those of the
-jobs that it changes. Exit code 0 after a clean end, 74 after a failure that the journal told of; anything else is a bug.
+It says in marks, in the order of its system calls: `S n facts` what it found, `G n` started, `A n facts` a batch
+begins, `C n` committed, `D n` on the device up to here, `E n` a clean end, `F text` given up. The facts of a batch are
+those of the jobs that it changes. Exit code: 0 after a clean end, 74 after a failure that the journal told of.
 """
 
 from __future__ import annotations
@@ -86,9 +86,7 @@ class Keeper:
     ) -> None:
         period = {"f0": 0, "fms": PERIOD_MS, "F": None}[policy]
         log = (lambda text: None) if said is None else said.append
-        journal = Journal(
-            directory, segment_bytes=segment_bytes, budget=budget, allocate=policy == "f0", log=log
-        )
+        journal = Journal(directory, segment_bytes=segment_bytes, budget=budget, allocate=policy == "f0", log=log)
         self.store = Store(journal, period, Epoch(0, 0))
         self.jobs: dict[int, Job] = {}
         self.tubes: dict[int, bytes] = {}

@@ -23,7 +23,9 @@ class Oracle:
 
     def __init__(self, facts: Facts | None = None) -> None:
         """`facts` are promised from the beginning."""
-        self._entries: dict[int, list[tuple[int, Fact | None]]] = {id: [(0, fact)] for id, fact in (facts or {}).items()}
+        self._entries: dict[int, list[tuple[int, Fact | None]]] = {}
+        for id, fact in (facts or {}).items():
+            self._entries[id] = [(0, fact)]
         self._begun: list[tuple[int, int]] = []  # moment and batch
         self._promised: list[tuple[int, int]] = []
         self._committed: list[tuple[int, int]] = []
@@ -85,10 +87,6 @@ class Oracle:
             raise Violation(f"jobs {sorted(unknown)[:5]} never were")
         if not killed and high_water is not None and high_water < highest:
             raise Violation(f"the highest id is {high_water}, but {highest} was promised")
-
-    def jobs_at(self, moment: int) -> int:
-        """How many batches are promised; to say it."""
-        return _last(self._promised, moment)
 
 
 def _facts(text: str) -> Facts:

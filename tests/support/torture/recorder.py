@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
@@ -76,8 +77,6 @@ def library() -> Path:
 
 def hash_of(source: bytes) -> str:
     """Twelve digits that say which source it was."""
-    import hashlib
-
     return hashlib.sha256(source).hexdigest()[:12]
 
 
@@ -110,7 +109,8 @@ def read_trace(trace: Path) -> Iterator[Call]:
     while at < len(data):
         (length,) = _LENGTH.unpack_from(data, at)
         at += _LENGTH.size
-        begun, ended, begun_ns, ended_ns, offset, result, fd, thread, name, size, call, flags = _HEAD.unpack_from(data, at)
+        head = _HEAD.unpack_from(data, at)
+        begun, ended, begun_ns, ended_ns, offset, result, fd, thread, name, size, call, flags = head
         rest = at + _HEAD.size
         at += length
         assert rest + name + size == at, "a record of the trace is not whole"
