@@ -118,6 +118,7 @@ class BuildCore(build_ext):
     """build_ext whose failures can be told from others."""
 
     def run(self) -> None:
+        print("now: compiling the core", flush=True)
         try:
             super().run()
         except (BaseError, CCompilerError) as error:
@@ -151,6 +152,7 @@ def core(folder: str) -> list[Any]:
     if tuple(map(int, found.split(".")[:2])) < MYPYC:
         raise CannotCompile(f"mypy {found} is too old")
     files = [f"{package}/{room}.py" for package, rooms in ROOMS.items() for room in rooms]
+    print("now: translating the core to C", flush=True)  # scripts/build.py shows it
     try:
         # Without mypy's settings in pyproject.toml: those are for whoever changes the code, not for who installs it.
         made: list[Any] = mypycify(

@@ -12,10 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +24,26 @@ from tests.support.simulation.canaries import CANARIES
 from tests.support.simulation.simulation import Outcome, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
-SEEDS = 2_000
-DRAWN_SEEDS = 300
+SEEDS = 400
+"""The known lives of every run, and beside them so many drawn ones."""
+DRAWN_SEEDS = 200
+LONG_SEEDS = 2_000
+"""The same with --long."""
+LONG_DRAWN_SEEDS = 1_000
+CHUNK = 100
+"""So many lives make a test, a few seconds long: enough of them to be shared out among the workers."""
 CANARY_SEEDS = 600
+PINNED = {
+    "replies after a failed commit": 32,
+    "loses replies when it stops": 35,
+    "compaction removes before it syncs": 14,
+    "never compacts": 17,
+    "compacts for ever": 1,
+    "admits everything": 171,
+    "never admits again": 11,
+}
+"""Seeds that showed a planted fault, tried before any search. A change of the code may make them lives without it."""
 SETTLE_S = 20.0
-PROCESSES_MAX = 4
 
 
 def explain(outcome: Outcome) -> str:
@@ -43,26 +57,26 @@ def life(number: int) -> tuple[int, int]:
     return outcome.replies, outcome.restarts
 
 
-def live(first: int, seeds: int) -> list[tuple[int, int]]:
-    """Lives, side by side."""
-    with ProcessPoolExecutor(min(PROCESSES_MAX, os.cpu_count() or 1), get_context("spawn")) as processes:
-        return list(processes.map(life, range(first, first + seeds), chunksize=50))
+def chunks(seeds: int, long_seeds: int) -> list[Any]:
+    """The first lives of so many chunks, those beyond the first number marked long."""
+    more = [pytest.param(first, marks=pytest.mark.long) for first in range(seeds, long_seeds, CHUNK)]
+    return [*range(0, seeds, CHUNK), *more]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_lives_of_known_seeds() -> None:
-    lives = live(1, SEEDS)
-    assert len(lives) == SEEDS
+@pytest.mark.parametrize("first", chunks(SEEDS, LONG_SEEDS))
+def test_lives_of_known_seeds(first: int) -> None:
+    lives = [life(number) for number in range(first + 1, first + 1 + CHUNK)]
     # Otherwise the lives are sound because nothing happens in them.
-    assert sum(replies for replies, _ in lives) > 20 * SEEDS
-    assert sum(restarts for _, restarts in lives) > SEEDS
+    assert sum(replies for replies, _ in lives) > 20 * CHUNK
+    assert sum(restarts for _, restarts in lives) > CHUNK
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_lives_of_drawn_seeds(seed: int) -> None:
-    live(seed, DRAWN_SEEDS)
+@pytest.mark.parametrize("first", chunks(DRAWN_SEEDS, LONG_DRAWN_SEEDS))
+def test_lives_of_drawn_seeds(seed: int, first: int) -> None:
+    for number in range(seed + first, seed + first + CHUNK):
+        life(number)
 
 
 @cache
@@ -74,8 +88,10 @@ def is_sound(seed: int) -> bool:
 @pytest.mark.parametrize("name", CANARIES)
 def test_a_planted_fault_is_found(name: str) -> None:
     """In a life that is sound without it."""
-    for number in range(1, CANARY_SEEDS + 1):
+    pinned = [PINNED[name]] if name in PINNED else []
+    for number in [*pinned, *range(1, CANARY_SEEDS + 1)]:
         if simulate(number, CANARIES[name]).failure is not None and is_sound(number):
+            print(f"seed {number} shows it")
             return
     pytest.fail(f"{CANARY_SEEDS} seeds do not show it")
 

@@ -1,0 +1,209 @@
+"""Fills an environment for scripts/environment, which chooses the interpreter, holds the lock and writes the marks.
+
+    build.py pure VENV EXTRA [--refresh]    an editable install of the clone, with the extra requirements of that name
+    build.py compiled VENV [--refresh]      a compiled wheel of the clone; or VENV/why-pure, where there can be none
+
+Says what it does now and for how long, on standard error. A failure is one line and exit code 1. It runs on any Python
+from 3.10 on with nothing installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+SHOW_EVERY_S = 1.0
+"""How often a terminal shows the time again."""
+TELL_EVERY_S = 15.0
+"""How often a log gets another line about the same step: four in a build that takes a minute."""
+PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
+RETRIES = "2"
+"""How often pip asks again for what does not answer; its own default of 5 keeps an unplugged machine waiting."""
+STEPS = {
+    "Installing build dependencies": "fetching what the build needs",
+    "Getting requirements to build wheel": "fetching the translator to C",
+    "now: translating": "translating the core to C",
+    "now: compiling": "compiling the core",
+}
+"""What pip and setup.py write while a wheel is built, and what that means."""
+NO_ROOM = re.compile(r"No space left on device|Errno 28|Disk quota exceeded")
+NO_NETWORK = re.compile(
+    r"NewConnectionError|NameResolutionError|Temporary failure in name resolution|Network is unreachable"
+    r"|ConnectTimeout|ReadTimeout|ProxyError|No matching distribution found"
+)
+NO_CORE = re.compile(r"geventstalk: the core cannot be compiled: (.*)")
+COMPILER = "on Debian and Ubuntu: apt-get install gcc libc6-dev python3-dev"
+
+
+class Failed(Exception):
+    """The environment cannot be made; the message says why in a line."""
+
+
+class Progress:
+    """One line on standard error about what is done now; a terminal sees its seconds go by."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
+        self._told_s = 0.0
+        self._step = ""
+        self._is_terminal = sys.stderr.isatty()
+
+    def step(self, name: str) -> None:
+        if name != self._step:
+            self._step = name
+            self._told_s = time.monotonic()
+            self._write()
+
+    def go_on(self) -> None:
+        """The same step takes longer."""
+        now_s = time.monotonic()
+        if now_s - self._told_s >= (SHOW_EVERY_S if self._is_terminal else TELL_EVERY_S):
+            self._told_s = now_s
+            self._write()
+
+    def end(self) -> None:
+        if self._is_terminal:
+            sys.stderr.write("\r\033[K")
+
+    def _write(self) -> None:
+        line = f"geventstalk: {time.monotonic() - self._begun_s:3.0f} s: {self._step}"
+        sys.stderr.write(f"\r\033[K{line}" if self._is_terminal else f"{line}\n")
+        sys.stderr.flush()
+
+
+class Environment:
+    """An environment that is being made. `log` keeps everything that the programs say."""
+
+    def __init__(self, place: Path, refresh: bool) -> None:
+        self.place = place
+        self.progress = Progress()
+        self.log = place / "build.log"
+        for name in ("made", "made-pure", "made-for-run", "made-for-test", "why-pure"):
+            (place / name).unlink(missing_ok=True)
+        if not refresh:
+            self.progress.step(f"making an environment in {place}")
+            self._run([sys.executable, "-m", "venv", "--clear", str(place)], place.with_name(f"{place.name}.log"))
+            place.with_name(f"{place.name}.log").unlink()
+        self.log.unlink(missing_ok=True)
+
+    def pip(self, *words: str) -> None:
+        """Runs pip of the environment. Raises Failed."""
+        self._run([str(self.place / "bin" / "python"), *PIP, *words], self.log)
+
+    def _run(self, command: list[str], log: Path) -> None:
+        with log.open("a+", encoding="utf-8", errors="replace") as output:
+            begun = output.seek(0, os.SEEK_END)
+            environment = {"PIP_RETRIES": RETRIES, **os.environ, "PYTHONUNBUFFERED": "1"}
+            # The lock of scripts/environment goes on to the child, which may outlive this process.
+            with subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, close_fds=False
+            ) as process:
+                try:
+                    self._follow(process, log, begun)
+                except BaseException:
+                    process.terminate()
+                    raise
+            if process.returncode:
+                output.seek(begun)
+                raise Failed(f"{self._cause(output.read())}; all of it is in {log}")
+
+    def _follow(self, process: subprocess.Popen[bytes], log: Path, begun: int) -> None:
+        with log.open(encoding="utf-8", errors="replace") as text:
+            text.seek(begun)
+            while process.poll() is None:
+                time.sleep(0.1)
+                for line in text.readlines():
+                    for sign, step in STEPS.items():
+                        if line.lstrip().startswith(sign):
+                            self.progress.step(step)
+                self.progress.go_on()
+
+    def _cause(self, text: str) -> str:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if re.match(r"(error|ERROR|geventstalk|OSError|\w*Error)\b.*:", line)]
+        last = re.sub(r"^(ERROR|error): ", "", (errors or lines or ["no reason is given"])[-1])
+        if NO_ROOM.search(text):
+            return f"no space left on the disk of {self.place} or of temporary files"
+        if NO_NETWORK.search(text):
+            return f"packages cannot be fetched, is there a network? {last}"
+        return last
+
+
+def make_pure(place: Path, extra: str, refresh: bool) -> None:
+    environment = Environment(place, refresh)
+    # What is editable is never compiled, so mypyc need not be fetched for it.
+    os.environ["GEVENTSTALK_COMPILE"] = "0"
+    environment.progress.step("fetching what geventstalk needs")
+    environment.pip("install", "--editable", f"{ROOT}[{extra}]" if extra else str(ROOT))
+    environment.progress.end()
+
+
+def make_compiled(place: Path, refresh: bool) -> None:
+    wish = os.environ.get("GEVENTSTALK_COMPILE", "")
+    os.environ["GEVENTSTALK_COMPILE"] = "1"  # where it cannot be compiled, the other environment serves, not this wheel
+    print(
+        "geventstalk: building geventstalk from this clone, with its core compiled; this takes about a minute"
+        " (GEVENTSTALK_COMPILE=0 starts the pure build in seconds)",
+        file=sys.stderr,
+        flush=True,
+    )
+    environment = Environment(place, refresh)
+    wheels = place / "wheel"
+    for old in wheels.glob("*.whl"):
+        old.unlink()
+    try:
+        environment.pip("wheel", "--verbose", "--no-deps", "--wheel-dir", str(wheels), str(ROOT))
+    except Failed:
+        found = NO_CORE.search(environment.log.read_text(encoding="utf-8", errors="replace"))
+        if wish == "1" or found is None or NO_ROOM.search(environment.log.read_text(errors="replace")):
+            raise
+        environment.progress.end()
+        headers = Path(sysconfig.get_path("include"), "Python.h")
+        (place / "why-pure").write_text(f"{found[1]} ({COMPILER})\n{headers}\n")
+        return
+    (wheel,) = wheels.iterdir()
+    environment.progress.step("fetching what geventstalk needs")
+    environment.pip("install", str(wheel))
+    environment.progress.step("installing")
+    environment.pip("install", "--force-reinstall", "--no-deps", str(wheel))
+    environment.progress.end()
+
+
+def ended(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    words = [word for word in sys.argv[1:] if word != "--refresh"]
+    refresh = "--refresh" in sys.argv
+    signal.signal(signal.SIGTERM, ended)
+    try:
+        if words[0] == "compiled":
+            make_compiled(Path(words[1]), refresh)
+        else:
+            make_pure(Path(words[1]), words[2], refresh)
+    except Failed as failed:
+        print(
+            "\r\033[K" * sys.stderr.isatty() + f"geventstalk: cannot make the environment: {failed}", file=sys.stderr
+        )
+        return 1
+    except OSError as error:
+        name = error.filename or words[1]
+        print(f"geventstalk: cannot make the environment: {error.strerror}: {name}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ngeventstalk: interrupted; the next start makes the environment", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
