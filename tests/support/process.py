@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,11 +31,23 @@ def beanstalkd_path() -> str | None:
     return os.environ.get("BEANSTALKD") or shutil.which("beanstalkd")
 
 
+_reserved: deque[socket.socket] = deque(maxlen=64)
+"""Sockets that keep the latest ports from other processes. A test uses a few; a new one closes the oldest."""
+
+
 def free_port() -> int:
-    """A TCP port that was free on 127.0.0.1 a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that nobody else gets, although other tests look for one at the same time.
+
+    A bound socket keeps it. A server may bind it all the same, because both allow that their address is used again and
+    this one does not listen. The permission comes after the bind, so that the bind finds a port that nobody has.
+    """
+    probe = socket.socket()
+    probe.bind(("127.0.0.1", 0))
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if len(_reserved) == _reserved.maxlen:
+        _reserved.popleft().close()
+    _reserved.append(probe)
+    return int(probe.getsockname()[1])
 
 
 class TracebackFound(AssertionError):
