@@ -34,6 +34,8 @@ STEPS = {
     "now: compiling": "compiling the core",
 }
 """What pip and setup.py write while a wheel is built, and what that means."""
+ROOM_BYTES = 1 << 20
+"""With less than this an environment, which takes tens of megabytes, failed for want of room."""
 NO_ROOM = re.compile(r"No space left on device|Errno 28|Disk quota exceeded")
 NO_NETWORK = re.compile(
     r"NewConnectionError|NameResolutionError|Temporary failure in name resolution|Network is unreachable"
@@ -86,6 +88,7 @@ class Environment:
         self.place = place
         self.progress = Progress()
         self.log = place / "build.log"
+        self.steps: dict[str, str] = {}
         for name in ("made", "made-pure", "made-for-run", "made-for-test", "why-pure"):
             (place / name).unlink(missing_ok=True)
         if not refresh:
@@ -121,16 +124,19 @@ class Environment:
             while process.poll() is None:
                 time.sleep(0.1)
                 for line in text.readlines():
-                    for sign, step in STEPS.items():
+                    for sign, step in self.steps.items():
                         if line.lstrip().startswith(sign):
                             self.progress.step(step)
                 self.progress.go_on()
 
     def _cause(self, text: str) -> str:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        errors = [line for line in lines if re.match(r"(error|ERROR|geventstalk|OSError|\w*Error)\b.*:", line)]
-        last = re.sub(r"^(ERROR|error): ", "", (errors or lines or ["no reason is given"])[-1])
-        if NO_ROOM.search(text):
+        own = [line for line in lines if line.startswith("geventstalk: ")]
+        errors = own or [line for line in lines if re.match(r"(?i)(error|\w*error)\b.*:", line)]
+        last = re.sub(r"^(ERROR|error|geventstalk): ", "", (errors or lines or ["no reason is given"])[-1])
+        disk = os.statvfs(self.place.parent)
+        # On a full disk the log may be cut short as well.
+        if NO_ROOM.search(text) or disk.f_bavail * disk.f_frsize < ROOM_BYTES:
             return f"no space left on the disk of {self.place} or of temporary files"
         if NO_NETWORK.search(text):
             return f"packages cannot be fetched, is there a network? {last}"
@@ -156,6 +162,7 @@ def make_compiled(place: Path, refresh: bool) -> None:
         flush=True,
     )
     environment = Environment(place, refresh)
+    environment.steps = STEPS
     wheels = place / "wheel"
     for old in wheels.glob("*.whl"):
         old.unlink()
@@ -169,6 +176,7 @@ def make_compiled(place: Path, refresh: bool) -> None:
         headers = Path(sysconfig.get_path("include"), "Python.h")
         (place / "why-pure").write_text(f"{found[1]} ({COMPILER})\n{headers}\n")
         return
+    environment.steps = {}
     (wheel,) = wheels.iterdir()
     environment.progress.step("fetching what geventstalk needs")
     environment.pip("install", str(wheel))
@@ -191,9 +199,7 @@ def main() -> int:
         else:
             make_pure(Path(words[1]), words[2], refresh)
     except Failed as failed:
-        print(
-            "\r\033[K" * sys.stderr.isatty() + f"geventstalk: cannot make the environment: {failed}", file=sys.stderr
-        )
+        print("\r\033[K" * sys.stderr.isatty() + f"geventstalk: cannot make the environment: {failed}", file=sys.stderr)
         return 1
     except OSError as error:
         name = error.filename or words[1]

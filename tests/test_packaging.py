@@ -13,14 +13,13 @@ import sys
 import sysconfig
 import zipfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.clients.programs import missing
 from tests.support.compiled import BuildFailed, build, clone, put_on, unpacked
-from tests.support.process import ROOT, ServerProcess, free_port
+from tests.support.process import ROOT
 
 MAKE_LIMIT_S = 180
 COMPILED_LAYERS = [
@@ -30,7 +29,7 @@ COMPILED_LAYERS = [
     "tests/test_tools.py::test_reading_changes_nothing",
 ]
 """What takes seconds in all, and reaches every compiled room."""
-SHELL_SCRIPTS = ("scripts/run", "scripts/test", "scripts/environment", ".ci/run")
+SHELL_SCRIPTS = ("scripts/run", "scripts/test", "scripts/environment", "scripts/places.sh", ".ci/run")
 
 
 def run(
@@ -268,146 +267,7 @@ def test_there_is_one_place_of_metadata() -> None:
 
 @pytest.mark.parametrize("script", SHELL_SCRIPTS)
 def test_shellcheck(script: str) -> None:
-    run([shutil.which("shellcheck") or missing("shellcheck is not installed"), script], cwd=ROOT)
-
-
-@pytest.fixture(scope="module")
-def spaced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return clone(tmp_path_factory.mktemp("run") / "a clone")
-
-
-@pytest.mark.xdist_group("scripts/run")
-class TestRun:
-    """scripts/run in a clone of its own, in a folder whose name has a space. One test builds on the other."""
-
-    @pytest.fixture
-    def tree(self, spaced: Path) -> Path:
-        return spaced
-
-    def start(self, tree: Path, cwd: Path) -> ServerProcess:
-        """Starts a server with a journal in ./data; not yet ready."""
-        return ServerProcess([str(tree / "scripts" / "run")], ["-b", "./data"], cwd=cwd, stderr=cwd / "log")
-
-    @pytest.mark.slow
-    @pytest.mark.timeout(2 * MAKE_LIMIT_S)
-    def test_makes_its_environment_even_twice_at_once(self, tree: Path, tmp_path: Path) -> None:
-        (tree / ".venv" / "bin").mkdir(parents=True)  # what a run left that was killed half-way
-        (tree / ".venv" / "bin" / "python").symlink_to("/bin/false")
-        places = [tmp_path / "one", tmp_path / "two"]
-        servers = []
-        for place in places:
-            place.mkdir()
-            servers.append(self.start(tree, place))
-        try:
-            for server in servers:
-                server.wait_ready(MAKE_LIMIT_S)
-        finally:
-            codes = [server.stop() for server in servers]
-        assert codes == [0, 0]
-        assert all(any((place / "data").iterdir()) for place in places)
-        logs = "".join((place / "log").read_text() for place in places)
-        assert logs.count("making the environment") == 1, logs
-        assert not (tree / "data").exists()
-
-    @pytest.mark.slow
-    @pytest.mark.timeout(2 * MAKE_LIMIT_S)
-    def test_starts_again_without_making_anything(self, tree: Path, tmp_path: Path) -> None:
-        before = self.marks(tree)
-        assert before, "runs after the test that makes the environment"
-        server = self.start(tree, tmp_path).wait_ready()
-        assert server.stop() == 0
-        assert "environment" not in (tmp_path / "log").read_text()
-        assert self.marks(tree) == before
-
-    @pytest.mark.slow
-    @pytest.mark.timeout(2 * MAKE_LIMIT_S)
-    def test_notices_a_changed_setup(self, tree: Path, tmp_path: Path) -> None:
-        before = self.marks(tree)
-        with (tree / "setup.py").open("a") as setup:
-            setup.write("# changed\n")
-        assert "up to date" in self.say_version(tree, tmp_path)
-        assert self.marks(tree) != before
-        assert "environment" not in self.say_version(tree, tmp_path)
-
-    @pytest.mark.slow
-    @pytest.mark.timeout(2 * MAKE_LIMIT_S)
-    def test_works_through_a_link_and_after_a_move(self, tree: Path, tmp_path: Path) -> None:
-        (tmp_path / "moved").mkdir()
-        moved = tree.rename(tmp_path / "moved" / "clone")
-        link = tmp_path / "geventstalk"
-        link.symlink_to(moved / "scripts" / "run")
-        done = subprocess.run([link, "-v"], cwd="/", capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=True)
-        assert done.stdout.startswith("geventstalk ")
-        assert "making the environment" in done.stderr
-
-    def marks(self, tree: Path) -> set[tuple[str, int]]:
-        return {(path.name, path.stat().st_mtime_ns) for path in (tree / ".venv").glob("made-for-*")}
-
-    def say_version(self, tree: Path, cwd: Path) -> str:
-        """What `scripts/run -v` says on standard error."""
-        done = subprocess.run(
-            [tree / "scripts" / "run", "-v"], cwd=cwd, capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=True
-        )
-        assert done.stdout.startswith("geventstalk ")
-        return done.stderr
-
-
-class TestRunWithoutPython:
-    """scripts/run where no Python will do: one line that says what is missing, and nothing left behind."""
-
-    @pytest.fixture
-    def tree(self, tmp_path: Path) -> Path:
-        return clone(tmp_path / "tree")
-
-    def refusal(self, tree: Path, **environment: str) -> str:
-        """The one line on standard error, with only the shell's own tools and tree/bin on PATH."""
-        tools = tree / "bin"
-        tools.mkdir(exist_ok=True)
-        for name in ("sh", "cat", "readlink"):
-            with suppress(FileExistsError):
-                (tools / name).symlink_to(shutil.which(name) or "/nowhere")
-        done = subprocess.run(
-            [tree / "scripts" / "run", "-p", str(free_port())],
-            env={"PATH": str(tools), **environment},
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-        assert done.returncode == 1
-        assert done.stdout == ""
-        assert not (tree / ".venv").exists()
-        (line,) = done.stderr.splitlines()
-        return line
-
-    def fake(self, tree: Path, name: str, text: str) -> None:
-        (tree / "bin").mkdir(exist_ok=True)
-        program = tree / "bin" / name
-        program.write_text(f"#!/bin/sh\n{text}\n")
-        program.chmod(0o755)
-
-    def test_none(self, tree: Path) -> None:
-        assert "no usable Python >= 3.10 found" in self.refusal(tree)
-
-    def test_only_names_that_do_not_run(self, tree: Path) -> None:
-        self.fake(tree, "python3", "exit 127")
-        assert "no usable Python >= 3.10 found" in self.refusal(tree)
-
-    def test_too_old(self, tree: Path) -> None:
-        self.fake(tree, "python3", "echo")  # what the question for the version prints there
-        assert "no usable Python >= 3.10 found" in self.refusal(tree)
-
-    def test_without_venv(self, tree: Path) -> None:
-        self.fake(tree, "python3", f'case $2 in *ensurepip*) exit 1 ;; *) echo "{tree}/bin/python3" ;; esac')
-        assert "apt-get install python3-venv" in self.refusal(tree)
-
-    def test_the_named_one(self, tree: Path) -> None:
-        assert "at PYTHON=/nowhere/python" in self.refusal(tree, PYTHON="/nowhere/python")
-
-    def test_a_clone_that_cannot_be_written(self, tree: Path) -> None:
-        self.fake(tree, "python3", f'exec "{sys.executable}" "$@"')
-        (tree / ".venv.lock").mkdir()  # root may write everywhere, but not open this
-        assert "cannot make the environment" in self.refusal(tree)
+    run([shutil.which("shellcheck") or missing("shellcheck is not installed"), "-x", script], cwd=ROOT)
 
 
 @pytest.mark.slow
