@@ -19,7 +19,10 @@ ASIDE_SUFFIX: Final = ".damaged"
 MISSING_SUFFIX: Final = ".missing"
 """An empty file with this name says that a segment is known to be missing, and that this was accepted."""
 WATERMARK_NAME: Final = "synced"
-_NAME: Final = re.compile(r"segment-(\d{8,18})\.db")
+_NUMBER: Final = r"(?:\d{8}|[1-9]\d{8,17})"
+_NAME: Final = re.compile(rf"segment-({_NUMBER})\.db")
+_LEFT_OVER: Final = re.compile(rf"(segment-{_NUMBER}\.db)({re.escape(NEW_SUFFIX)})?(-wal|-shm|-journal)?")
+"""A segment with what SQLite keeps beside it, also while it is made."""
 _WATERMARK: Final = re.compile(rb"(\d{20}) (\d{20}) (\d{10})\n")
 
 
@@ -80,6 +83,32 @@ def sync_files(path: str) -> None:
             if os.path.exists(path + "-wal"):
                 raise  # otherwise the last one who looked at it has merged it meanwhile
     fsync_path(path)
+
+
+def left_overs(directory: str) -> list[str]:
+    """Files of a segment that a crash left half made or half removed: those alone that a journal makes.
+
+    Whatever else is in the directory, and whatever has such a name but is no file, is somebody else's.
+    """
+    found = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            match = _LEFT_OVER.fullmatch(entry.name)
+            if match is None or not entry.is_file(follow_symlinks=False):
+                continue
+            half_removed = match[3] is not None and not os.path.lexists(os.path.join(directory, match[1]))
+            if match[2] is not None or half_removed:
+                found.append(entry.path)
+    return found
+
+
+def remove_left_overs(directory: str) -> None:
+    """Removes left_overs(). For who holds the directory's lock. Raises JournalFailed."""
+    try:
+        for path in left_overs(directory):
+            os.unlink(path)
+    except OSError as error:
+        raise JournalFailed(f"cannot tidy the journal's directory: {error.strerror}: {error.filename}") from error
 
 
 def remove_files(path: str) -> None:

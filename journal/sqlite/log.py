@@ -20,11 +20,11 @@ from journal.liveness import Liveness
 from journal.sqlite.files import (
     ASIDE_SUFFIX,
     MISSING_SUFFIX,
-    NEW_SUFFIX,
     aside_numbers,
     disk_bytes,
     fsync_path,
     remove_files,
+    remove_left_overs,
     segment_path,
     sync_files,
 )
@@ -185,7 +185,7 @@ class Journal:
         accept_damage: bool = False,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Raises JournalLocked when the directory cannot be had."""
+        """Raises JournalLocked when the directory cannot be had, JournalFailed when its reserve is another's file."""
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.compact = compact
@@ -200,7 +200,11 @@ class Journal:
         self._lock = DirectoryLock(directory)
         self.created = self._lock.created
         self._worker = Worker()
-        self._space = Space(directory, budget)
+        try:
+            self._space = Space(directory, budget)
+        except BaseException:
+            self._lock.close()
+            raise
         self._sealed: list[_Sealed] = []  # oldest first
         self._damaged: list[Found] = []
         self._orphans: list[int] = []
@@ -259,13 +263,7 @@ class Journal:
 
     def start(self) -> None:
         """Opens a new segment behind all others. Raises JournalFull or JournalFailed."""
-        try:
-            for name in os.listdir(self.directory):
-                alone = name.endswith(("-wal", "-shm")) and not os.path.exists(os.path.join(self.directory, name[:-4]))
-                if NEW_SUFFIX in name or alone:  # a crash left it half made, or half removed
-                    os.unlink(os.path.join(self.directory, name))
-        except OSError as error:
-            raise JournalFailed(f"cannot tidy the journal's directory: {error.strerror}") from error
+        remove_left_overs(self.directory)
         numbers = [sealed.number for sealed in self._sealed] + [found.number for found in self._damaged]
         number = max([0, *numbers, *aside_numbers(self.directory), *(last for _, last in self._missing)]) + 1
         self._fit_segments()
@@ -313,6 +311,11 @@ class Journal:
         return keys
 
     def _set_aside(self) -> None:
+        for found in self._damaged:
+            for suffix in ("-wal", "-shm", ""):
+                aside = found.path + ASIDE_SUFFIX + suffix
+                if os.path.lexists(aside):
+                    raise JournalFailed(f"cannot set {found.path} aside: {aside} exists")
         try:
             for found in self._damaged:
                 for suffix in ("-wal", "-shm", ""):
@@ -322,7 +325,7 @@ class Journal:
             for first, last in self._missing:
                 for number in range(first, last + 1):
                     mark = segment_path(self.directory, number) + MISSING_SUFFIX
-                    os.close(os.open(mark, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+                    os.close(os.open(mark, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise JournalFailed(f"cannot set damaged segments aside: {error.strerror}") from error
         fsync_path(self.directory)

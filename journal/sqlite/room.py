@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable
 from threading import Lock
 from typing import Final, TypeVar
 
-from journal.errors import JournalFull
+from journal.errors import JournalFailed, JournalFull
 
 RESERVE_NAME: Final = "reserve"
 BLOCK_BYTES: Final = 4096
@@ -27,11 +28,12 @@ class Space:
     """Room in a directory, below an optional budget of bytes."""
 
     def __init__(self, directory: str, budget: int | None) -> None:
+        """Raises JournalFailed when the file that has the reserve's name is somebody else's."""
         self._directory = directory
         self._budget = budget
         self._path = os.path.join(directory, RESERVE_NAME)
         self._lock = Lock()
-        self.reserved = os.path.getsize(self._path) if os.path.exists(self._path) else 0
+        self.reserved = _size_of_reserve(self._path)
         self.tight = False
 
     def free(self) -> int:
@@ -83,7 +85,7 @@ class Space:
         """Makes the reserve larger or smaller. Returns whether it is so: otherwise it is as it was."""
         with self._lock:
             try:
-                file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             except OSError:
                 return False
             try:
@@ -98,3 +100,21 @@ class Space:
                 os.close(file)
             self.reserved = size
             return True
+
+
+def _size_of_reserve(path: str) -> int:
+    """How large the reserve of an earlier life is. A reserve is a file of zeros: what is not is never cut.
+
+    Raises JournalFailed.
+    """
+    try:
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode):
+            with open(path, "rb") as file:
+                if not file.read(BLOCK_BYTES).strip(b"\0"):
+                    return status.st_size
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise JournalFailed(f"cannot use the journal's reserve {path}: {error.strerror}") from error
+    raise JournalFailed(f"{path} is no reserve of a journal; nothing was changed, move the file away")

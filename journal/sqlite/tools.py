@@ -27,6 +27,7 @@ from journal.sqlite.files import (
     fsync_path,
     read_watermark,
     remove_files,
+    remove_left_overs,
     segment_path,
     segment_paths,
     write_watermark,
@@ -266,6 +267,7 @@ class Builder:
         self._writers: list[SegmentWriter] = []
         self._batch: list[tuple[int, int, bytes]] = []
         self._batch_bytes = 0
+        remove_left_overs(directory)
         self._watermark_before = read_watermark(directory)
         path = os.path.join(directory, WATERMARK_NAME)
         with _failing(f"cannot create {path}"):

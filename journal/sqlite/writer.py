@@ -5,6 +5,7 @@ This room must not know what a payload means, nor of other segments.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Sequence
@@ -51,9 +52,16 @@ class SegmentWriter:
         self.records = 0
         self.bytes = 0  # what they take once it is sealed
         self._page_bytes = 0  # of that, what is still free in the page that takes the next row
+        new = path + NEW_SUFFIX
+        ours: list[str] = []  # what may be removed again
         try:
-            _create(path + NEW_SUFFIX, number, high_water)
-            os.rename(path + NEW_SUFFIX, path)
+            _require_none(path)
+            # Job bodies are nobody else's business; SQLite gives its own files the mode of this one.
+            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            ours.append(new)
+            _create(new, number, high_water)
+            os.rename(new, path)
+            ours.append(path)
             # check_same_thread: the connection is handed to one other thread once, to be sealed there.
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=16)
             try:
@@ -67,8 +75,8 @@ class SegmentWriter:
                 raise
         except (sqlite3.Error, OSError) as error:
             failure = failure_of(error, "cannot create journal segment", path)  # while the disk is as full as it was
-            remove_files(path + NEW_SUFFIX)
-            remove_files(path)
+            for each in ours:
+                remove_files(each)
             raise failure from error
 
     def rows(self, batch: list[Entry]) -> list[NewRow]:
@@ -149,14 +157,18 @@ class SegmentWriter:
         seal(self._db, self.path, self.records)
 
 
+def _require_none(path: str) -> None:
+    """Raises OSError where a segment's name is taken, and so would be taken from somebody by a rename."""
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+
+
 def _create(path: str, number: int, high_water: int) -> None:
-    """Makes an empty segment, complete and on the device; it gets its own name only then.
+    """Makes an empty segment of a new file, complete and on the device; it gets its own name only then.
 
     So whatever a crash leaves under that name is whole, and a WAL never stands beside an empty database, as a loss of
     power might leave it: SQLite would delete the WAL.
     """
-    # Job bodies are nobody else's business; SQLite gives its own files the mode of this one.
-    os.close(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     db = sqlite3.connect(path, isolation_level=None)
     try:
         db.executescript(

@@ -503,7 +503,6 @@ def worker_of(journal: Any) -> TurnWorker:
 def _fake_os() -> SimpleNamespace:
     """What journal.py asks of the system beside its own rooms. Anything else it might ask one day is missing here."""
     return SimpleNamespace(
-        listdir=lambda directory: [],  # only to look for what a crash left half made
         path=SimpleNamespace(
             join=os.path.join,
             exists=lambda path: path.endswith("-wal") and Disk.of(path).segment(path).sealed is None,
@@ -530,6 +529,7 @@ def _load() -> ModuleType:
         "fsync_path": _fsync_path,
         "os": _fake_os(),
         "remove_files": _remove_files,
+        "remove_left_overs": lambda directory: None,
         "sync_files": _sync_files,
         "seal_left_over": _seal_left_over,
         "time": SimpleNamespace(monotonic=count(0, 0.003).__next__),
