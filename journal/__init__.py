@@ -7,7 +7,7 @@ Layout of a directory: `lock`, and `segment-NNNNNNNN.db` in ascending order, eac
 while it is open. Compaction appends the live keys of the oldest segment anew, syncs them, and only then unlinks it.
 """
 
-from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked
+from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked, JournalNewer
 from journal.sqlite.format import CHANGE, DELETE, FULL
 from journal.sqlite.log import Journal, SyncPoint
 from journal.sqlite.replay import Record
@@ -22,6 +22,7 @@ __all__ = [
     "JournalFailed",
     "JournalFull",
     "JournalLocked",
+    "JournalNewer",
     "Record",
     "SyncPoint",
 ]

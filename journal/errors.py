@@ -1,4 +1,4 @@
-"""What can go wrong with a journal, in four kinds; each message is one line for the operator."""
+"""What can go wrong with a journal, in five kinds; each message is one line for the operator."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class JournalLocked(JournalError):
 
 class JournalDamaged(JournalError):
     """What is on disk is not what was written, or not ours. Nothing was changed."""
+
+
+class JournalNewer(JournalError):
+    """A newer version of this program wrote it. Nothing was changed; it is no damage, and nothing may treat it so."""
 
 
 class JournalFull(JournalError):

@@ -409,7 +409,7 @@ def a_page(folder: Path) -> None:
 
 
 def other_version(folder: Path) -> None:
-    sql(folder / TWO, "PRAGMA user_version = 9")
+    sql(folder / TWO, "PRAGMA user_version = 0")
 
 
 def foreign(folder: Path) -> None:
@@ -455,7 +455,7 @@ def records_gone(folder: Path) -> None:
 DAMAGES = {
     "in-the-middle": Damage(in_the_middle, TWO, r"1 damaged records?", (TWO,)),
     "a-page-of-zeros": Damage(a_page, TWO, "damaged", (TWO,)),
-    "unknown-version": Damage(other_version, TWO, "format version 9", (TWO,)),
+    "unknown-version": Damage(other_version, TWO, "format version 0", (TWO,)),
     "foreign-database": Damage(foreign, TWO, "not a journal segment", (TWO,)),
     "foreign-text": Damage(text, TWO, "cannot be read as a journal segment", (TWO,)),
     "missing": Damage(missing, TWO, "is missing", ()),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalError, JournalFailed, JournalLocked
 from journal.sqlite.files import read_watermark
 from journal.sqlite.replay import Replay
@@ -678,6 +679,122 @@ def test_a_missing_oldest_segment_is_found(rig: Rig, tmp_path: Path) -> None:
     (rig.directory / rig.segments()[0]).unlink()
     with pytest.raises(JournalDamaged):
         rig.replayed()
+
+
+@pytest.mark.parametrize("end", ["clean", "kill"])
+def test_a_missing_oldest_segment_is_found_also_beside_one_that_was_only_prepared(
+    rig: Rig, tmp_path: Path, end: str
+) -> None:
+    """The prepared segment does not say which segment is the oldest one. That is no word against the others."""
+    rig.put(1)
+    rig.rotate(1)
+    rig.put(2)
+    rig.sync()
+    if end == "clean":
+        rig.close()
+    else:
+        rig.crash(tmp_path / "killed")
+    assert len(rig.segments()) == (2 if end == "clean" else 3)
+    (rig.directory / rig.segments()[0]).unlink()
+    with pytest.raises(JournalDamaged):
+        rig.replayed()
+    assert "segment-00000001.db is missing" in rig.said[0]
+
+
+def test_nobody_says_which_segment_is_the_oldest_and_only_a_prepared_one_is_left(rig: Rig, tmp_path: Path) -> None:
+    rig.put(1)
+    rig.sync()
+    rig.crash(tmp_path / "killed")
+    assert len(rig.segments()) == 2
+    for path in rig.directory.glob("segment-00000001.db*"):
+        path.unlink()
+    (rig.directory / "synced").unlink()
+    with pytest.raises(JournalDamaged):
+        rig.replayed()
+
+
+def cut_off(path: Path, size: int) -> None:
+    """As an earlier version left a new segment when the disk was full and the power failed at once."""
+    writer = SegmentWriter(str(path), int(path.name[8:16]), 0)
+    content = path.read_bytes()
+    writer.discard()
+    path.write_bytes(content[:size])
+
+
+@pytest.mark.parametrize("size", [0, 2048, 4096])
+def test_a_segment_that_was_never_complete_is_replaced(rig: Rig, tmp_path: Path, size: int) -> None:
+    rig.put(1)
+    rig.sync()
+    rig.crash(tmp_path / "killed")
+    unused = rig.directory / "segment-00000002.db"
+    for path in rig.directory.glob("segment-00000002.db*"):
+        path.unlink()
+    cut_off(unused, size)
+    rig.open()
+    assert any("segment-00000002.db was never complete and holds nothing" in line for line in rig.said), rig.said
+    assert rig.journal.current == 2
+    rig.put(2)
+    reopened(rig).close()
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"my notes " * 512, b"SQLite format 3\0" + b"\xff" * 4080])
+def test_a_short_file_of_somebody_else_is_not_replaced(rig: Rig, content: bytes) -> None:
+    rig.put(1)
+    rig.sync()
+    rig.close()
+    (rig.directory / "segment-00000002.db").write_bytes(content)
+    with pytest.raises(JournalDamaged):
+        rig.replayed()
+    assert (rig.directory / "segment-00000002.db").read_bytes() == content
+
+
+@pytest.mark.parametrize("why", ["a WAL", "the watermark", "a later segment"])
+def test_a_short_segment_that_may_have_held_something_is_damaged(rig: Rig, tmp_path: Path, why: str) -> None:
+    rig.put(1)
+    rig.rotate(1)
+    rig.put(2)
+    rig.sync()
+    rig.crash(tmp_path / "killed")
+    assert len(rig.segments()) == 3
+    number = 3 if why == "a WAL" else 2
+    for path in rig.directory.glob(f"segment-0000000{number}.db*"):
+        path.unlink()
+    if why == "the watermark":
+        for path in rig.directory.glob("segment-00000003.db*"):
+            path.unlink()
+    elif why == "a later segment":
+        (rig.directory / "synced").unlink()
+    cut_off(rig.directory / f"segment-0000000{number}.db", 2048)
+    if why == "a WAL":
+        (rig.directory / "segment-00000003.db-wal").write_bytes(b"something")
+    with pytest.raises(JournalDamaged):
+        rig.replayed()
+    assert any(f"segment-0000000{number}.db" in line for line in rig.said), rig.said
+
+
+class Counted(tuple[int, int, int, int, bytes]):
+    """A row that counts with how many others it is compared."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return tuple.__eq__(self, other)
+
+    __hash__ = tuple.__hash__
+
+
+@pytest.mark.skipif(BUILD == "compiled", reason="a compiled replay takes plain tuples only")
+def test_a_restart_behind_churn_compares_no_records_with_each_other(tmp_path: Path) -> None:
+    """Half of a batch is changes of keys that were deleted long ago, and whose whole records are compacted away."""
+    count = 4000
+    rows = [Counted((seq, seq, FULL if seq % 2 else CHANGE, 0, b"x")) for seq in range(1, count + 1)]
+    replay = Replay(str(tmp_path))
+    replay.high_water = count
+    Counted.comparisons = 0
+    kept = replay._belonging([*rows], 1)
+    assert [row[0] for row in kept] == list(range(1, count + 1, 2))
+    assert Counted.comparisons == 0
 
 
 def test_a_garbled_watermark_is_no_reason_to_count_to_infinity(rig: Rig) -> None:

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 from geventstalk._build import BUILD
-from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalError, JournalFailed, JournalFull
+from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalError, JournalFailed, JournalFull, JournalNewer
 from journal.sqlite import format as format_room
 from journal.sqlite import sql
 from journal.sqlite import writer as writer_room
 from journal.sqlite.files import NEW_SUFFIX, disk_bytes, sync_files
-from journal.sqlite.format import GROUP, LAST, PAGE_BYTES, PART, checksum, row_bytes, split
+from journal.sqlite.format import EMPTY_BYTES, FORMAT_VERSION, GROUP, LAST, PAGE_BYTES, PART, checksum, row_bytes, split
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.sql import failure_of
 from journal.sqlite.wal import torn_bytes
 from journal.sqlite.writer import SegmentWriter, seal_left_over
+from tests.support.disk import KIB, free_bytes, small_disk
 
 Row = tuple[int, int, bytes]
 ROWS: list[Row] = [
@@ -450,7 +451,7 @@ def test_records_that_are_gone_at_the_end_of_a_sealed_segment_are_missed(path: P
     ("statement", "says"),
     [
         ("PRAGMA application_id=1", "not a journal segment"),
-        ("PRAGMA user_version=3", "format version 3"),
+        ("PRAGMA user_version=-1", "format version -1"),
         ("PRAGMA user_version=0", "format version 0"),
         ("DELETE FROM meta", "cannot be read"),
         ("UPDATE meta SET value = 'x'", "cannot be read"),
@@ -467,6 +468,15 @@ def test_what_is_no_segment_of_this_format_is_told_in_one_line(path: Path, state
         read(path)
     assert says in str(caught.value)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_segment_of_a_newer_format_is_no_damage(path: Path) -> None:
+    alter(sealed(path), f"PRAGMA user_version={FORMAT_VERSION + 1}")
+    before = path.read_bytes()
+    with pytest.raises(JournalNewer, match="written by a newer geventstalk") as caught:
+        read(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"binlog\n" * 1000, b"SQLite format 3\0" + b"\xff" * 5000])
@@ -685,6 +695,43 @@ def test_a_segment_gets_its_name_when_it_is_whole(path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "rename", rename)
     SegmentWriter(str(path), 7, 99).discard()
     assert seen == [path.name + NEW_SUFFIX]
+
+
+@pytest.mark.parametrize("blocks", range(13))
+def test_a_disk_that_is_full_while_a_segment_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    """The segment gets its name only when it is whole; else nothing is left behind, and the room is free again."""
+    whole: list[bool] = []
+    real = os.rename
+
+    def rename(source: str, target: str) -> None:  # from here on a loss of power leaves what stands there now
+        whole.append(not os.path.exists(source + "-wal") and os.path.getsize(source) == EMPTY_BYTES)
+        assert read(Path(source))[0] == []
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with small_disk(tmp_path / "disk", 64 * KIB) as disk:
+        (disk / "full").write_bytes(bytes(free_bytes(disk) - 4 * KIB * blocks))
+        free = free_bytes(disk)
+        try:
+            SegmentWriter(str(disk / "segment-00000007.db"), 7, 99).discard()
+        except JournalFull:
+            pass
+        else:
+            assert whole == [True]
+        assert all(whole)
+        assert [file.name for file in disk.iterdir()] == ["full"]
+        assert free_bytes(disk) == free == 4 * KIB * blocks
+
+
+def test_what_is_not_complete_without_a_word_is_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite said that all was well. It says so, too, when it could not merge a WAL."""
+    real = os.path.getsize
+    monkeypatch.setattr(os.path, "getsize", lambda name: real(name) - (0 if str(name).endswith("-wal") else PAGE_BYTES))
+    with pytest.raises(JournalFailed, match="not complete"):
+        SegmentWriter(str(path), 7, 0)
+    assert list(path.parent.iterdir()) == []
 
 
 def test_what_cannot_be_created_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,11 +234,15 @@ def foreign_database(folder: Path) -> str:
     return "is not a journal segment"
 
 
-def future(folder: Path) -> str:
+def other_version(folder: Path) -> str:
+    set_version(folder, 0)
+    return "format version 0"
+
+
+def set_version(folder: Path, version: int) -> None:
     db = sqlite3.connect(segments(folder)[1])
-    db.execute("PRAGMA user_version=99")
+    db.execute(f"PRAGMA user_version={version}")
     db.close()
-    return "format version 99"
 
 
 def lose_rows(folder: Path) -> str:
@@ -269,7 +273,8 @@ def not_a_job(folder: Path) -> str:
 
 
 DAMAGES = [
-    remove_one, cut_one, flip_one, foreign, foreign_database, future, lose_rows, renumber, lose_the_newest, not_a_job
+    remove_one, cut_one, flip_one, foreign, foreign_database, other_version, lose_rows, renumber, lose_the_newest,
+    not_a_job
 ]  # fmt: skip
 
 
@@ -437,6 +442,36 @@ def test_a_survey_sees_one_moment(tmp_path: Path, seed: int) -> None:
     survey.close()
     assert found == live.history[40]
     live.journal.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("journal", "check", "DIR"),
+        ("journal", "dump", "DIR"),
+        ("journal", "stats", "DIR"),
+        ("journal", "backup", "DIR", "TARGET"),
+        ("journal", "repair", "DIR", "TARGET"),
+        ("journal", "repair", "--in-place", "DIR"),
+        ("export", "--accept-damage", "DIR"),
+        ("import", "DIR"),
+    ],
+    ids=" ".join,
+)
+def test_what_a_newer_geventstalk_wrote_is_refused_by_every_tool(
+    words: tuple[str, ...], folder: Path, tmp_path: Path, tool: Callable[..., Ran]
+) -> None:
+    set_version(folder, 99)
+    before = prints(folder)
+    places = {"DIR": folder, "TARGET": tmp_path / "target"}
+    ran = tool(*(places.get(word, word) for word in words), stdin='{"format": "geventstalk-jobs", "version": 1}\n')
+    assert ran.code == 1
+    assert "was written by a newer geventstalk" in ran.err and "format version 99" in ran.err
+    assert len(ran.err.splitlines()) == 1
+    after = prints(folder)
+    assert {name: after[name] for name in before} == before
+    assert after.keys() - before.keys() <= {"lock"}
+    assert not list(tmp_path.glob("target/segment-*"))
 
 
 # --- backup

@@ -34,6 +34,7 @@ def check(directory: str) -> Checked:
         for facts in survey.segments
         if facts.torn_bytes
     ]
+    notes += survey.notes
     notes += [f"{name} {what}" for name, what in strangers(directory)]
     records = sum(facts.records for facts in survey.segments)
     return Checked(survey.findings, notes, len(survey.segments), records, survey.keys)

@@ -12,6 +12,7 @@ from typing import Final
 from zlib import crc32
 
 from journal.errors import JournalFailed
+from journal.sqlite.format import EMPTY_BYTES, PAGE_BYTES, is_beginning
 
 NEW_SUFFIX: Final = ".new"
 """What the name of a segment ends in while it is made."""
@@ -44,6 +45,37 @@ def aside_numbers(directory: str) -> list[int]:
     return [number for number in numbers if not os.path.exists(segment_path(directory, number))]
 
 
+def never_begun(path: str) -> bool:
+    """Whether a file is the beginning of a segment that was never complete: nothing was ever written to the segment.
+
+    An earlier version gave a segment its name too early when the disk was full; a loss of power left the file so. A
+    segment that was complete is never that short, and one that was written to has a WAL or is sealed.
+    """
+    try:
+        size = os.stat(path).st_size
+        if size >= EMPTY_BYTES or size % PAGE_BYTES or _size_of(path + "-wal"):
+            return False
+        with open(path, "rb") as file:
+            return is_beginning(file.read(PAGE_BYTES))
+    except OSError:
+        return False
+
+
+def begun_paths(paths: list[tuple[int, str]], watermark: tuple[int, int]) -> list[tuple[int, str]]:
+    """The segments but a newest one that was never complete: nothing was written to it, and it may be replaced."""
+    if paths and never_begun(paths[-1][1]) and not (watermark[0] >= paths[-1][0] and watermark[1]):
+        return paths[:-1]
+    return paths
+
+
+def _size_of(path: str) -> int:
+    """The size of a file; 0 when there is none. Raises OSError when that cannot be known."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
 def write_watermark(file: int, segment: int, records: int) -> None:
     """Notes that so many records of a segment are on the device. Not synced itself: what it says is a lower bound."""
     text = b"%020d %020d" % (segment, records)
@@ -51,12 +83,18 @@ def write_watermark(file: int, segment: int, records: int) -> None:
 
 
 def read_watermark(directory: str) -> tuple[int, int]:
-    """Segment and records of the last watermark; (0, 0) when there is none to be read."""
+    """Segment and records of the last watermark; (0, 0) when there is none, or none that is whole.
+
+    Raises JournalFailed when the file is there and cannot be read: what it says might be needed.
+    """
+    path = os.path.join(directory, WATERMARK_NAME)
     try:
-        with open(os.path.join(directory, WATERMARK_NAME), "rb") as file:
+        with open(path, "rb") as file:
             match = _WATERMARK.fullmatch(file.read(64))
-    except OSError:
+    except FileNotFoundError:
         return 0, 0
+    except OSError as error:
+        raise JournalFailed(f"cannot read {path}: {error.strerror}") from error
     if not match or crc32(match[0][:41]) != int(match[3]):
         return 0, 0
     return int(match[1]), int(match[2])
@@ -125,10 +163,4 @@ def remove_files(path: str) -> None:
 
 def disk_bytes(path: str) -> int:
     """What a segment takes on disk, its WAL included."""
-    total = 0
-    for suffix in ("", "-wal"):
-        try:
-            total += os.stat(path + suffix).st_size
-        except FileNotFoundError:
-            continue
-    return total
+    return _size_of(path) + _size_of(path + "-wal")

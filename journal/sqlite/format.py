@@ -30,6 +30,11 @@ FORMAT_VERSION: Final = 2
 FORMAT_VERSIONS: Final = (1, 2)  # the first had neither groups nor the view; what reads the second reads it as well
 PAGE_BYTES: Final = 2048
 """A commit writes whole pages to the WAL: small ones waste less on a single record, large ones less on large bodies."""
+EMPTY_BYTES: Final = 3 * PAGE_BYTES
+"""A segment without records: a page for SQLite's schema, which has room for all of SCHEMA, and one for each table."""
+_MAGIC: Final = b"SQLite format 3\0"
+HEAD_BYTES: Final = 100
+"""Every SQLite file begins with a header of this size (its file format, section 1.3)."""
 PART_BYTES: Final = 1 << 24
 """A larger payload is written in parts: SQLite holds at most 10**9 bytes in a value."""
 GROUPED_MAX: Final = 200
@@ -118,6 +123,25 @@ def ungroup(seq: int, count: int, payload: bytes) -> list[Row]:
     if len(rows) != count or at != len(payload) or stop != end - 1:
         raise ValueError("a group's payload is not what its head says")
     return rows
+
+
+def pages_of(head: bytes) -> int:
+    """How many pages a SQLite file has, as its header says."""
+    return int.from_bytes(head[28:32], "big")
+
+
+def uses_wal(head: bytes) -> bool:
+    """Whether a SQLite file is written by way of a WAL, as its header says."""
+    return head[18:20] == b"\2\2"
+
+
+def is_beginning(page: bytes) -> bool:
+    """Whether this is how the file of a new segment begins: nothing, a SQLite file without any table, or with ours."""
+    if not page:
+        return True
+    ours = int.from_bytes(page[68:72], "big") == APPLICATION_ID
+    tables = int.from_bytes(page[HEAD_BYTES + 3 : HEAD_BYTES + 5], "big")
+    return page.startswith(_MAGIC + PAGE_BYTES.to_bytes(2, "big")) and (ours or not tables)
 
 
 def meta_checksum(meta: Mapping[str, int]) -> int:

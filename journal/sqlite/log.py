@@ -207,6 +207,7 @@ class Journal:
             raise
         self._sealed: list[_Sealed] = []  # oldest first
         self._damaged: list[Found] = []
+        self._unfinished: list[str] = []  # segments that were never complete, and hold nothing
         self._orphans: list[int] = []
         self._missing: list[tuple[int, int]] = []
         self._writer: SegmentWriter | None = None
@@ -244,6 +245,9 @@ class Journal:
         self.live = replay.live
         yield from replay.batches()
         self.high_water = replay.high_water
+        self._unfinished = replay.unfinished
+        for note in replay.notes:
+            self._log(f"journal: {note}")
         for finding in replay.findings:
             self._log(f"journal: {finding}")
         if replay.findings and not self._accept_damage:
@@ -264,6 +268,8 @@ class Journal:
     def start(self) -> None:
         """Opens a new segment behind all others. Raises JournalFull or JournalFailed."""
         remove_left_overs(self.directory)
+        for path in self._unfinished:
+            remove_files(path)
         numbers = [sealed.number for sealed in self._sealed] + [found.number for found in self._damaged]
         number = max([0, *numbers, *aside_numbers(self.directory), *(last for _, last in self._missing)]) + 1
         self._fit_segments()

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from mypy_extensions import mypyc_attr
 
-from journal.errors import JournalDamaged, JournalFull
+from journal.errors import JournalDamaged, JournalFull, JournalNewer
 from journal.sqlite.files import fsync_path
 from journal.sqlite.format import (
     APPLICATION_ID,
@@ -67,7 +67,10 @@ class SegmentReader:
     """A segment opened for reading; a WAL that a crash left beside it is part of it, and stays as it is."""
 
     def __init__(self, path: str) -> None:
-        """Raises JournalDamaged when this is not a segment of a version that we know."""
+        """Raises JournalDamaged when this is no segment, JournalNewer when it is one of a later format.
+
+        `oldest` is 0 where the segment does not say: one that was prepared and not begun.
+        """
         self.path = path
         # Read-only, so that closing merges nothing. Without a WAL nobody writes to the file: then no lock is needed and
         # nothing is created beside it.
@@ -93,14 +96,19 @@ class SegmentReader:
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if application != APPLICATION_ID:
                 raise JournalDamaged(f"{path} is not a journal segment")
+            if version > FORMAT_VERSION:
+                raise JournalNewer(
+                    f"{path} was written by a newer geventstalk: it has format version {version}, "
+                    f"and this one reads 1 to {FORMAT_VERSION}"
+                )
             if version not in FORMAT_VERSIONS:
-                raise JournalDamaged(f"{path} has format version {version}; this server reads 1 to {FORMAT_VERSION}")
+                raise JournalDamaged(f"{path} has format version {version}, which no geventstalk writes")
             meta = read_meta(self._db)
             if meta["crc"] != meta_checksum(meta):
                 raise JournalDamaged(f"{path} cannot be read as a journal segment: its head is damaged")
             self.number = meta["segment"]
             self.high_water = meta["high_water"]
-            self.oldest = meta.get("oldest", self.number)
+            self.oldest = meta.get("oldest", 0)
             self._expected = meta.get("records")
         except sqlite3.Error as error:
             raise unreadable(error, f"{path} cannot be read as a journal segment", path) from error

@@ -14,7 +14,7 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged
 from journal.liveness import Liveness
-from journal.sqlite.files import aside_numbers, read_watermark, segment_path, segment_paths
+from journal.sqlite.files import aside_numbers, begun_paths, read_watermark, segment_path, segment_paths
 from journal.sqlite.format import CHANGE, DELETE, FULL, Row, row_bytes
 from journal.sqlite.reader import SegmentReader
 
@@ -51,8 +51,12 @@ class Source:
         return segment_paths(self.directory)
 
     def open(self, path: str) -> SegmentReader:
-        """Raises JournalDamaged when it cannot be read as a segment."""
+        """Raises JournalDamaged when it cannot be read as a segment, JournalNewer, or JournalFailed."""
         return SegmentReader(path)
+
+    def begun(self, paths: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        """The same without a newest segment that was never complete, and so never written to."""
+        return begun_paths(paths, self.watermark)
 
 
 class Replay:
@@ -61,6 +65,9 @@ class Replay:
     def __init__(self, directory: str, source: Source | None = None) -> None:
         self.live = Liveness()
         self.findings: list[str] = []
+        self.unfinished: list[str] = []  # segments that were never complete: they hold nothing
+        self.notes: list[str] = []
+        """What is no damage, and worth a line."""
         self.found: list[Found] = []
         self.high_water = 0
         self._directory = directory
@@ -69,7 +76,7 @@ class Replay:
         self.missing: list[tuple[int, int]] = []  # first and last number of each gap
         self.orphans: set[int] = set()  # keys of which only changes are left
         self._open = 0  # the first segment that was never sealed: a loss of power may have cost it its tail
-        self._oldest = 0  # what the newest segment says is the first one needed
+        self._oldest = 0  # the first segment needed, as the newest that knows says
         self._deleted: list[int] = []
 
     def records(self) -> Iterator[Record]:
@@ -80,8 +87,13 @@ class Replay:
 
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
         """The same as segments and some rows of each at a time: (seq, key, kind, crc, payload)."""
-        before = 0
-        for number, path in self._source.paths():
+        first = before = 0
+        every = self._source.paths()
+        paths = self._source.begun(every)
+        for _, path in every[len(paths) :]:
+            self.unfinished.append(path)
+            self.notes.append(f"{path} was never complete and holds nothing; a start replaces it")
+        for number, path in paths:
             if not before:
                 first = number
             elif number != before + 1:
@@ -90,8 +102,11 @@ class Replay:
             yield from self._read(number, path)
         if self._watermark[0] > before and self._watermark[1]:  # an empty last segment does not stay
             self._find_missing(before + 1, self._watermark[0])
-        if before and self._oldest < first:
-            self._find_missing(self._oldest, first - 1)
+        # Each segment that is written to says `oldest` before an older one goes. Where none says it, none has gone;
+        # where a damaged one might have said it, nothing is known.
+        needed = self._oldest or (first if self.findings else 1)
+        if needed < first:
+            self._find_missing(needed, first - 1)
         if self.orphans and not 0 < self._open < before:  # else nobody was promised what they belong to
             self.findings.append(
                 f"{len(self.orphans)} jobs are known by their changes only: the segment that held them is missing"
@@ -117,10 +132,11 @@ class Replay:
                     yield number, self._belonging(rows, number)
             except JournalDamaged as error:
                 self.findings.append(f"{error}")
+            finally:
+                reader.close()
             records = reader.records
             if reader.skipped:
                 self.findings.append(f"{path} has {reader.skipped} damaged records, which are left out")
-            reader.close()
         synced = self._watermark[1] if self._watermark[0] == number else 0
         if records < synced and len(self.findings) == problems:
             self.findings.append(f"{path} ends after record {records}, but {synced} were on the device")
@@ -130,15 +146,15 @@ class Replay:
     def _belonging(self, rows: list[Row], segment: int) -> list[Row]:
         """Those that are part of their keys' histories."""
         whole = self.live.whole
-        dead = []
+        dead: set[int] = set()
         for row in rows:
-            _, key, kind, _, payload = row
+            seq, key, kind, _, payload = row
             if kind == FULL and key > self.high_water:  # a key that was never seen: most of what a restart reads
                 self.high_water = key
                 whole(key, segment, row_bytes(len(payload)))
             elif not self._belongs(key, kind, row_bytes(len(payload)), segment):
-                dead.append(row)
-        return [row for row in rows if row not in dead] if dead else rows
+                dead.add(seq)
+        return [row for row in rows if row[0] not in dead] if dead else rows
 
     def _belongs(self, key: int, kind: int, size: int, segment: int) -> bool:
         """Whether the record is part of a key's history. One whose whole record was compacted away is dead."""

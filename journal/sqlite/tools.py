@@ -23,6 +23,7 @@ from journal.sqlite.files import (
     NEW_SUFFIX,
     WATERMARK_NAME,
     aside_numbers,
+    begun_paths,
     disk_bytes,
     fsync_path,
     read_watermark,
@@ -148,6 +149,8 @@ class Survey:
         """Raises JournalLocked when there is no such directory, or no journal in it."""
         self.directory = directory
         self.findings: list[str] = []
+        self.notes: list[str] = []
+        """What is no damage, and worth a line."""
         self.segments: list[SegmentFacts] = []
         self.live = Liveness()
         self.keys = 0
@@ -211,6 +214,7 @@ class Survey:
                 continue
             yield place, record
         self.findings = replay.findings + unsound
+        self.notes = replay.notes
         self.high_water = replay.high_water
         self.keys = self.live.keys - len(lost)
         for found in replay.found:
@@ -219,9 +223,12 @@ class Survey:
 
 
 def list_segments(directory: str) -> list[tuple[int, str]]:
-    """Number and path of every segment, oldest first. Raises JournalLocked when the directory cannot be read."""
+    """Number and path of every segment that was ever complete, oldest first.
+
+    Raises JournalLocked when the directory cannot be read.
+    """
     try:
-        return segment_paths(directory)
+        return begun_paths(segment_paths(directory), read_watermark(directory))
     except OSError as error:
         raise JournalLocked(f"cannot use journal directory {directory}: {error.strerror}") from error
 
@@ -439,8 +446,8 @@ class _Copy:
         for number, path in list_segments(self._directory):
             if number not in self.records:
                 self._copy(number, path, sealed=True)
-        listed = segment_paths(self._directory)
-        whole = listed == segment_paths(self._directory)
+        listed = list_segments(self._directory)
+        whole = listed == list_segments(self._directory)
         unsealed = [(number, path) for number, path in reversed(listed) if number not in self.records]
         for number, path in unsealed:
             self._copy(number, path, strict=strict)

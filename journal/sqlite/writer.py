@@ -13,14 +13,16 @@ from contextlib import closing, suppress
 from typing import Final
 
 from journal.errors import JournalFailed
-from journal.sqlite.files import NEW_SUFFIX, fsync_path, remove_files, sync_files
+from journal.sqlite.files import NEW_SUFFIX, remove_files, sync_files
 from journal.sqlite.format import (
     APPLICATION_ID,
     CELL_BYTES,
     DELETE,
+    EMPTY_BYTES,
     FORMAT_VERSION,
     GROUP_BYTES,
     GROUPED_MAX,
+    HEAD_BYTES,
     HEAD_ENDS,
     LARGE_BATCH,
     LEAF_BYTES,
@@ -29,8 +31,10 @@ from journal.sqlite.format import (
     SCHEMA,
     Entry,
     NewRow,
+    pages_of,
     row_of,
     spill,
+    uses_wal,
 )
 from journal.sqlite.sql import failure_of, read_meta, write_meta
 from journal.sqlite.wal import WalFile, bytes_behind
@@ -75,9 +79,11 @@ class SegmentWriter:
                 raise
         except (sqlite3.Error, OSError) as error:
             failure = failure_of(error, "cannot create journal segment", path)  # while the disk is as full as it was
-            for each in ours:
-                remove_files(each)
+            _remove(ours)
             raise failure from error
+        except BaseException:
+            _remove(ours)
+            raise
 
     def rows(self, batch: list[Entry]) -> list[NewRow]:
         """What append() is to write for a batch: small records that follow each other share rows."""
@@ -164,24 +170,51 @@ def _require_none(path: str) -> None:
 
 
 def _create(path: str, number: int, high_water: int) -> None:
-    """Makes an empty segment of a new file, complete and on the device; it gets its own name only then.
+    """Makes an empty segment of a new file, complete and on the device; the segment gets its own name only then.
 
     So whatever a crash leaves under that name is whole, and a WAL never stands beside an empty database, as a loss of
-    power might leave it: SQLite would delete the WAL.
+    power might leave it: SQLite would delete the WAL. All is written without a WAL: SQLite merges a WAL while it
+    closes the file, and is silent when the disk is full just then. Raises OSError, sqlite3.Error or JournalFailed.
     """
-    db = sqlite3.connect(path, isolation_level=None)
-    try:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.executescript(
-            # Alone with the file, SQLite needs no index of the WAL beside it: 32 KiB that a full disk may not have.
-            f"PRAGMA locking_mode=EXCLUSIVE; PRAGMA page_size={PAGE_BYTES}; PRAGMA journal_mode=WAL;"
-            f"PRAGMA synchronous=FULL; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION};"
+            # Alone with the file, SQLite needs no index of a WAL beside it: 32 KiB that a full disk may not have.
+            # Neither does it need a journal: a segment that was begun and not finished is removed.
+            f"PRAGMA locking_mode=EXCLUSIVE; PRAGMA page_size={PAGE_BYTES}; PRAGMA journal_mode=OFF;"
+            f"PRAGMA synchronous=OFF; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION};"
             f"BEGIN; {SCHEMA}"
         )
         write_meta(db, {"segment": number, "high_water": high_water})
         db.execute("COMMIT")
+        db.execute("PRAGMA journal_mode=WAL").fetchone()  # last: this writes two bytes of the database, and no WAL
+    _require_whole(path)
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
     finally:
-        db.close()  # and with the last connection the WAL is merged and gone
-    fsync_path(path)
+        os.close(file)
+
+
+def _remove(paths: list[str]) -> None:
+    """Removes a segment that could not be made, under the names it has got. Raises JournalFailed."""
+    try:
+        for path in paths:
+            remove_files(path)
+    except OSError as error:
+        raise JournalFailed(f"cannot remove {error.filename}: {error.strerror}") from error
+
+
+def _require_whole(path: str) -> None:
+    """Raises JournalFailed when a new segment is not as it has to be, although SQLite told of no failure."""
+    with open(path, "rb") as file:
+        head = file.read(HEAD_BYTES)
+    if (
+        os.path.getsize(path) != EMPTY_BYTES
+        or pages_of(head) * PAGE_BYTES != EMPTY_BYTES
+        or not uses_wal(head)
+        or os.path.exists(path + "-wal")
+    ):
+        raise JournalFailed(f"cannot create journal segment {path}: the file is not complete")
 
 
 def seal(db: sqlite3.Connection, path: str, records: int) -> None:

@@ -61,7 +61,7 @@ class Segment:
 
     def __init__(self, number: int, high_water: int) -> None:
         self.number = number
-        self.note = self._first_note = Note(high_water, number)
+        self.note = self._first_note = Note(high_water, 0)
         self.transactions: list[Transaction] = []
         self.synced = 0  # so many transactions are on the device
         self.doubtful = False  # a sync failed: what it should have covered is not there for sure
@@ -416,6 +416,9 @@ class _Source(Source):
 
     def open(self, path: str) -> SegmentReader:
         return _SegmentReader(path)
+
+    def begun(self, paths: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        return paths
 
 
 class _Lock:
