@@ -77,6 +77,7 @@ def test_an_end_whose_own_commit_rotates_is_clean(rig: Rig) -> None:
 def test_what_was_not_committed_is_not_there(rig: Rig, tmp_path: Path) -> None:
     rig.put(1)
     rig.journal.commit()
+    rig.settle()  # a copy must not meet the worker at making the next segment
     held = dict(rig.model)
     rig.put(2)
     rig.change(1)
