@@ -1,8 +1,12 @@
 # geventstalk in a container:
 #
 #   docker build -t geventstalk .
-#   docker run -p 11300:11300 -v geventstalk:/data geventstalk                    journal on the volume
-#   docker run -p 11300:11300 -v geventstalk:/data geventstalk -b /data -f0 -V    flags of your own, in place of `-b /data`
+#   docker run -p 127.0.0.1:11300:11300 -v geventstalk:/data geventstalk                  journal on the volume
+#   docker run -p 127.0.0.1:11300:11300 -v geventstalk:/data geventstalk -b /data -f0 -V  flags in place of `-b /data`
+#
+# Within the container the server listens on every address, because a published port arrives there. What the world can
+# reach is decided by -p: without an address in front, docker publishes the port on every address of the host, past most
+# firewalls. The protocol has no passwords.
 
 # Any base with `python`, its headers, `pip` and venv will do, if it has gcc or apt-get: --build-arg BASE=...
 ARG BASE=python:3.13-slim-bookworm

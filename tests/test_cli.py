@@ -248,9 +248,9 @@ def test_check_config_says_fine_and_binds_nothing(tmp_path: Path) -> None:
     example = str(ROOT / "conf" / "geventstalk.yaml")
     fine = (0, "geventstalk: configuration is fine\n", "")
     assert run("--check-config", "--config", example, "-l", f"unix:{path}") == fine
-    assert run("--check-config", env={"GEVENTSTALK_CONFIG": example}) == fine
+    assert run("--check-config", "-p", "0", env={"GEVENTSTALK_CONFIG": example}) == fine
     assert not path.exists()
-    code, out, err = run("--check-config", "-z", "2000000000", "-s1")
+    code, out, err = run("--check-config", "-p", "0", "-z", "2000000000", "-s1")
     assert (code, out) == (0, fine[1])
     assert [line.split(" ", 1)[1] for line in err.splitlines()] == [
         "WARNING maximum job size was set to 1073741824",
@@ -318,7 +318,8 @@ def test_check_config_beside_the_server_of_this_configuration(
 
 
 def test_switches_about_compaction_print_nothing() -> None:
-    assert run("--check-config", "-c") == run("--check-config", "-n") == run("--check-config")
+    plain = ("--check-config", "-p", "0")
+    assert run(*plain, "-c") == run(*plain, "-n") == run(*plain) == (0, "geventstalk: configuration is fine\n", "")
 
 
 def test_an_address_that_cannot_be_listened_on(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_the_settings_in_the_unit_are_ours(tmp_path: Path) -> None:
     program, *flags = command.split()
     assert Path(program).name == "geventstalk"
     result = subprocess.run(
-        [*GEVENTSTALK, *flags, "--check-config"],
+        [*GEVENTSTALK, *flags, "-p", "0", "--check-config"],
         env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -79,8 +79,16 @@ def test_the_settings_in_the_unit_are_ours(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_the_socket_is_the_usual_port() -> None:
-    assert values(SOCKET, "ListenStream") == ["11300"]
+def test_only_this_host_can_connect_until_somebody_says_otherwise() -> None:
+    assert values(SOCKET, "ListenStream") == ["127.0.0.1:11300"]
+    assert "GEVENTSTALK_LISTEN=127.0.0.1" in values(SERVICE, "Environment")
+    # Settings of the administrator come behind, and systemd takes the last one.
+    text = SERVICE.read_text(encoding="utf-8")
+    assert text.index("EnvironmentFile=") > text.index("GEVENTSTALK_LISTEN=127.0.0.1")
+
+
+def test_what_stays_wrong_is_not_restarted_for_ever() -> None:
+    assert values(SERVICE, "RestartPreventExitStatus") == ["1 5 10 32 33 34"]
 
 
 @pytest.fixture
