@@ -3,8 +3,9 @@
 Two steps: append() and commit() make records survive the end of the process (`kill -9`) and never wait for the device;
 a SyncPoint, run by whoever may wait, makes what was committed before it survive the loss of power.
 What a key means to a replay: its last FULL record, then the last CHANGE behind that; after DELETE, nothing.
-Layout of a directory: `lock`, and `segment-NNNNNNNN.db` in ascending order, each with SQLite's own `-wal` and `-shm`
-while it is open. Compaction appends the live keys of the oldest segment anew, syncs them, and only then unlinks it.
+Layout of a directory: `segment-NNNNNNNN.db` in ascending order, each with SQLite's own `-wal` and `-shm` while it is
+open; `lock`; `synced`, how far the journal surely reached the device; `reserve`, room for when the disk is full.
+Compaction appends the live keys of the oldest segment anew, syncs them, and only then unlinks it.
 """
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked, JournalNewer
