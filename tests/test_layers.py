@@ -75,6 +75,7 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
         ("geventstalk/serving/connection.py", "import geventstalk.durable.store"),
         ("geventstalk/serving/connection.py", "import journal"),
         ("geventstalk/tools/binlog.py", "import geventstalk.core.engine"),
+        ("geventstalk/tools/inspect.py", "import click"),
         ("geventstalk/serving/acceptor.py", "import geventstalk.cli.main"),
         ("journal/__init__.py", "import geventstalk.core.job"),
         ("journal/__init__.py", "import gevent"),
