@@ -479,6 +479,54 @@ def test_commit_waits_for_no_device(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     rig.close()
 
 
+def blocked(go: threading.Event) -> None:
+    go.wait(60)
+
+
+def behind(rig: Rig) -> bool:
+    return rig.journal.behind
+
+
+def somebody_waits(timeout_s: float) -> None:
+    raise AssertionError("somebody waits for the worker")
+
+
+def test_commit_waits_for_no_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the next segment does not come, changes have to wait, and nobody else."""
+    rig.put(1)
+    rig.journal.commit()
+    rig.settle()
+    go, told = threading.Event(), threading.Event()
+    rig.journal.on_progress(told.set)
+    rig.rotate(1)
+    rig.settle()
+    told.clear()
+    rig.journal._worker.submit(lambda: blocked(go), lambda: None, urgent=True)
+    monkeypatch.setattr(rig.journal._worker, "wait", somebody_waits)
+    before = rig.journal.current
+    for _ in range(1000):
+        rig.change(1, 2000)
+        rig.journal.commit()
+        if rig.journal.behind:
+            break
+    else:
+        pytest.fail("changes never have to wait")
+    for _ in range(1000):
+        if not rig.journal.catch_up(rig.payload_of):
+            break  # only the worker can help
+    else:
+        pytest.fail("catching up comes to no end")
+    assert rig.journal.current <= before + 1
+    assert not told.is_set()
+    monkeypatch.undo()
+    go.set()
+    assert told.wait(60), "nobody hears that the worker got on"
+    rig.catch_up()
+    rig.settle()
+    assert not behind(rig)
+    rig.close()
+
+
 def test_a_sync_after_rotation_covers_both_segments(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """W5: what the old segment got last is not forgotten. The worker, which seals it, is slower than the sync."""
     rig.put(1)
@@ -610,7 +658,7 @@ def test_a_failure_in_the_worker_is_final(rig: Rig, monkeypatch: pytest.MonkeyPa
         while time.monotonic() < deadline:
             rig.change(1, 2000)
             rig.journal.commit()
-            rig.journal.catch_up(rig.payload_of)
+            rig.catch_up()
             if rig.journal.wants_compaction():
                 rig.journal.compact_slice(rig.payload_of)
     assert failing.failed
@@ -632,7 +680,7 @@ def test_after_a_failure_the_next_start_has_all_that_was_committed(rig: Rig, mon
             rig.change(1, 2000)
             rig.journal.commit()
             held = dict(rig.model)
-            rig.journal.catch_up(rig.payload_of)
+            rig.catch_up()
             if rig.journal.wants_compaction():
                 rig.journal.compact_slice(rig.payload_of)
     rig.journal.abandon()

@@ -12,7 +12,7 @@ import pytest
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import MS_NS, Store
-from journal import FULL, Journal, JournalDamaged
+from journal import FULL, Journal, JournalDamaged, SyncPoint
 
 NOW_NS = 5_000_000_000
 PATIENCE_S = 60.0
@@ -90,6 +90,22 @@ def test_a_commit_makes_a_sync_due_one_period_later(jobs: Jobs) -> None:
     assert point is not None and jobs.store.sync_due_ns == 0
     point.run()
     assert jobs.store.sync_point() is None
+
+
+def test_a_sync_comes_in_time_while_changes_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's promise of `-fMS` is the same on a full disk and on a slow one."""
+    jobs = Jobs(tmp_path / "journal", 1)
+    syncs: list[int] = []
+    waits = itertools.count()
+    monkeypatch.setattr(Journal, "behind", property(lambda journal: not syncs))
+    monkeypatch.setattr(Journal, "catch_up", lambda journal, payload_of: False)
+    monkeypatch.setattr(Journal, "wait", lambda journal: time.sleep(0.001 * min(1, next(waits))))
+    monkeypatch.setattr(SyncPoint, "run", lambda point: syncs.append(1))
+    jobs.put(1)
+    jobs.store.commit(NOW_NS)
+    assert syncs and jobs.store.sync_due_ns == 0
+    monkeypatch.undo()
+    jobs.close()
 
 
 @pytest.mark.parametrize("fsync_ms", [None, 0])

@@ -8,6 +8,7 @@ was committed before a SyncPoint that has run survives the loss of power.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import monotonic_ns
 from typing import Final
 
 from geventstalk.core.job import Job, Ledger
@@ -116,11 +117,45 @@ class Store(Ledger):
         """Whether a reply to a change has to wait for a SyncPoint."""
         return self._fsync_ms == ALWAYS
 
-    def commit(self, now_ns: int) -> None:
-        """Writes all changes since the last time in one transaction. Raises JournalFailed: then none is safe."""
+    def commit(self, now_ns: int, *, wait: bool = True) -> None:
+        """Writes all changes since the last time in one transaction. Raises JournalFailed: then none is safe.
+
+        Without `wait` it never waits: while `behind`, the caller has to hold changes back and to call catch_up().
+        """
         self._journal.commit()
-        self._journal.catch_up(self._payload_of)
         self._want_sync(now_ns)
+        if wait:
+            begun_ns = monotonic_ns()
+            while self.behind:
+                if not self.catch_up(now_ns):
+                    self._journal.wait()
+                self._sync_in_time(now_ns + monotonic_ns() - begun_ns)
+
+    def _sync_in_time(self, now_ns: int) -> None:
+        """The policy's sync, where the caller cannot see to it."""
+        if self._sync_due_ns and now_ns >= self._sync_due_ns:
+            point = self.sync_point()
+            if point is not None:
+                point.run()
+
+    @property
+    def behind(self) -> bool:
+        """Whether changes have to wait until the journal has caught up with those that were committed."""
+        return self._journal.behind
+
+    def catch_up(self, now_ns: int) -> bool:
+        """While `behind`: does what can be done here and now, a millisecond at the most. Raises JournalFailed.
+
+        Returns whether to call again at once; otherwise on_progress() tells when there is something to do again.
+        """
+        moved = self._journal.catch_up(self._payload_of)
+        if moved:
+            self._want_sync(now_ns)
+        return moved
+
+    def on_progress(self, call: Callable[[], None]) -> None:
+        """Has `call` called, in another thread, whenever the journal's own work has got on."""
+        self._journal.on_progress(call)
 
     def _want_sync(self, now_ns: int) -> None:
         if self._fsync_ms and not self._sync_due_ns:

@@ -49,11 +49,11 @@ _CAPACITY_SHARE: Final = 32
 """A segment takes at most this share of the disk or budget, so that a small one can still rotate and compact."""
 _RESERVE_KEY_BYTES: Final = 48
 """What deleting a key takes in the end, kept in the reserve for each live key."""
-_WAIT_S: Final = 0.004
-"""How long a commit waits for the worker, or compacts, where the directory would outgrow its bound otherwise."""
-_LONG_WAIT_S: Final = 0.1
-"""The same where the device is so slow that short waits were not enough."""
-_FULL_WAIT_S: Final = 5.0
+_HOLD_S: Final = 0.004
+"""How long changes wait after a commit where the directory has outgrown its bound: less than anybody notices."""
+_LONG_HOLD_S: Final = 0.1
+"""The same where it is a segment or more too large, so that short waits are not enough: 25 times as long."""
+_FULL_HOLD_S: Final = 5.0
 """The same on a full disk, where going on would be the end, and far beyond the bound."""
 _BARE_SEGMENT_BYTES: Final = 6 * PAGE_BYTES
 """What a sealed segment takes beside its records, and those that are behind its last whole page."""
@@ -226,6 +226,8 @@ class Journal:
         self._said_tight = False
         self._refilling = False
         self._behind = False
+        self._held_since_s = 0.0
+        self._hold_s = 0.0
         self._failed = False
         self._noted = False  # the current segment alone knows which ones are gone
 
@@ -289,9 +291,9 @@ class Journal:
                 self._seal(sealed)
         if self._space.tight:
             self._refill()
-            end = time.monotonic() + _FULL_WAIT_S
+            end = time.monotonic() + _FULL_HOLD_S
             while self._worker.busy and time.monotonic() < end:
-                self._worker.wait(_FULL_WAIT_S)  # before others take what sealing gives back
+                self._worker.wait(_FULL_HOLD_S)  # before others take what sealing gives back
 
     def heal(self, payload_of: Callable[[int], bytes | None]) -> int:
         """Makes accepted damage good: what damaged segments still say is written anew, then they are set aside.
@@ -390,16 +392,22 @@ class Journal:
             self.high_water = key
 
     def commit(self) -> None:
-        """Writes the batch in one transaction: from now on it survives the process.
+        """Writes the batch in one transaction: from now on it survives the process. Never waits; see `behind`.
 
         Raises JournalFailed: then the journal takes nothing more, and nothing of the batch is ever written.
         """
         try:
-            self._worker.check()
-            if self._batch:
-                self._write_batch()
+            self._commit()
+            if self._behind:
+                self._held_since_s = time.monotonic()
+                self._judge()
         except BaseException as error:
             self._fail(error)
+
+    def _commit(self) -> None:
+        self._worker.check()
+        if self._batch:
+            self._write_batch()
 
     def _write_batch(self) -> None:
         batch = self._batch
@@ -414,6 +422,10 @@ class Journal:
         if self._estimate >= self._segment_limit // 2 or self._space.tight:
             self._rotate_if_full(writer)
             self._behind = self._behind or self._space.tight
+
+    def on_progress(self, call: Callable[[], None]) -> None:
+        """Has `call` called in another thread whenever some of the journal's own work is done, or has failed."""
+        self._worker.on_progress = call
 
     def _fail(self, error: BaseException) -> NoReturn:
         """The end of the journal: what was appended is dropped, and append() and commit() raise from now on."""
@@ -552,9 +564,7 @@ class Journal:
             return
         if self._next is None:
             self._prepare()
-            if self._overgrown:
-                self._worker.wait(_WAIT_S if writer.wal.size() < 2 * self._full_at else _LONG_WAIT_S)
-        if self._next is None:
+            self._behind = self._behind or self._overgrown
             return
         fresh = self._next
         self._next = None
@@ -568,7 +578,7 @@ class Journal:
         self._sealed.append(sealed)
         self._seal(sealed)
         self._prepare()
-        self._behind = self._excess() > 0
+        self._behind = True  # until it is judged
 
     def _excess(self) -> float:
         """By how many bytes the directory is too large, or its disk too full: then commits wait for compaction."""
@@ -689,28 +699,54 @@ class Journal:
         gain = standing - wholes - (wholes // self._small_segment + _SPARE_SEGMENTS) * _BARE_SEGMENT_BYTES // 2
         return gain > min(wholes // 4, self._segment_limit)
 
-    def catch_up(self, payload_of: Callable[[int], bytes | None]) -> None:
-        """Compacts here and now when garbage has come faster than slices at leisure can clear it away.
+    @property
+    def behind(self) -> bool:
+        """Whether changes have to wait, because garbage, or the next segment, does not keep up with them.
 
-        Without that, the directory would outgrow its bound under a load that never pauses. Takes a few milliseconds,
-        more only where the device cannot follow and on a full disk. Raises JournalFailed.
+        Without that, the directory would outgrow its bound under a load that never pauses. Whoever calls commit() has
+        to call catch_up() while this is true and append nothing meanwhile. It is true for some milliseconds after a
+        commit, longer only where the device cannot follow and on a full disk.
         """
         if not self._behind:
-            return
-        begun = time.monotonic()
-        while (excess := self._excess()) > 0:
-            limit = _WAIT_S if excess < self._segment_limit else _LONG_WAIT_S
-            if self._space.tight or excess > self._margin:
-                limit = _FULL_WAIT_S
-            if time.monotonic() - begun > limit:
-                return
-            if not (self._space.tight and self._worker.busy) and self.wants_compaction():
-                self.compact_slice(payload_of)
-            elif self._worker.busy:
-                self._worker.wait(_WAIT_S)
-            else:
-                break
-        self._behind = False
+            return False
+        return (self._space.tight and self._worker.busy) or time.monotonic() - self._held_since_s < self._hold_s
+
+    def catch_up(self, payload_of: Callable[[int], bytes | None]) -> bool:
+        """While `behind`: compacts a slice here and now, or rotates. Never waits. Raises JournalFailed.
+
+        Returns whether to call again at once; otherwise only the worker can help, and `on_progress` tells when it did.
+        """
+        if not self._behind:
+            return False
+        moves = self.wants_compaction() and not (self._space.tight and self._worker.busy)
+        if moves:
+            self.compact_slice(payload_of)
+        try:
+            self._judge()
+        except BaseException as error:
+            self._fail(error)
+        if not moves and not self._worker.busy:
+            self._behind = False  # there is nothing that could be done
+        return moves
+
+    def wait(self) -> None:
+        """For who has nothing else to do while `behind`: waits some milliseconds for the worker."""
+        self._worker.wait(_HOLD_S)
+
+    def _judge(self) -> None:
+        """Decides whether changes still have to wait, and how long after a commit."""
+        writer = self._writer
+        assert writer is not None
+        excess = self._excess()
+        late = self._next is None and self._overgrown
+        if excess <= 0 and not late:
+            self._behind = False
+        elif self._space.tight or excess > self._margin:
+            self._hold_s = _FULL_HOLD_S
+        elif excess < self._segment_limit and writer.wal.size() < 2 * self._full_at:
+            self._hold_s = _HOLD_S
+        else:
+            self._hold_s = _LONG_HOLD_S
 
     def compact_slice(self, payload_of: Callable[[int], bytes | None]) -> None:
         """Appends some live keys of the oldest segment anew, from their current whole payload, and commits.
@@ -724,7 +760,7 @@ class Journal:
             self._fail(error)
 
     def _move_some(self, payload_of: Callable[[int], bytes | None]) -> None:
-        self.commit()  # what is live must be so on disk before anything goes for being dead
+        self._commit()  # what is live must be so on disk before anything goes for being dead
         victim = self._sealed[self._retiring]
         if self.live.bytes_in(victim.number):
             if self._victim is None:
@@ -743,7 +779,7 @@ class Journal:
                 moved_bytes += len(payload)
                 if moved_bytes >= enough:
                     break
-            self.commit()
+            self._commit()
         if not self.live.bytes_in(victim.number):
             self._retire(victim)
 

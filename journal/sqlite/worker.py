@@ -17,6 +17,10 @@ _ABANDON_S: Final = 5.0
 """How long the end after a failure waits for the work at hand: longer than any of it takes on a device that answers."""
 
 
+def _nothing() -> None:
+    return
+
+
 class Worker:
     """Runs submitted work in order. The first failure is final: nothing is run after it, and check() raises it."""
 
@@ -29,6 +33,8 @@ class Worker:
         self._thread: Thread | None = None
         self._progress = Event()
         self._failing = Lock()
+        self.on_progress: Callable[[], None] = _nothing
+        """Called in the thread after each piece of work."""
 
     def submit(self, work: Callable[[], None], done: Callable[[], None], *, urgent: bool = False) -> None:
         """Has `work` run in the thread, and then `done` by the next check(). Urgent work is done before all other."""
@@ -104,6 +110,7 @@ class Worker:
         except BaseException as error:  # nobody else hears of the end of a thread
             self.fail(error)
             self._progress.set()
+            self.on_progress()
 
     def _next(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
         with self._wake:
@@ -118,3 +125,4 @@ class Worker:
         except BaseException as error:
             self.fail(error)
         self._progress.set()
+        self.on_progress()

@@ -169,6 +169,12 @@ class Rig:
             assert time.monotonic() < deadline, "the worker does not come to an end"
             time.sleep(0.0005)
 
+    def catch_up(self) -> None:
+        """Waits as long as changes have to."""
+        while self.journal.behind:
+            if not self.journal.catch_up(self.payload_of):
+                self.journal.wait()
+
     def compact_all(self) -> None:
         """Compacts until there is nothing to compact any more."""
         deadline = time.monotonic() + PATIENCE_S
