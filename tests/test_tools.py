@@ -300,14 +300,17 @@ def test_damage_is_found_and_repaired(
 
     target = tmp_path / "repaired"
     ran = tool("journal", "repair", folder, target)
-    assert ran.code == 0 and "finding" in ran.err
+    assert ran.code == 1 and "finding" in ran.err, "what cannot be brought back is damage all the same"
+    assert ran.out == f"wrote {len(intact)} jobs to {target}; what the findings name is lost\n"
     assert prints(folder) == before
     sound(target, intact, tool)
     assert json.loads(tool("export", target).out.splitlines()[0]) == json.loads(accepted.out.splitlines()[0])
 
     other = tmp_path / "in-place"
     shutil.copytree(folder, other)
-    assert tool("journal", "repair", "--in-place", other).code == 0
+    ran = tool("journal", "repair", "--in-place", other)
+    assert ran.code == 1 and "finding" in ran.err
+    assert ran.out.startswith(f"wrote {len(intact)} jobs to {other}; what the findings name is lost\nset aside ")
     aside = {name.removesuffix(".damaged"): sha for name, sha in prints(other).items() if name.endswith(".damaged")}
     assert aside == {name: sha for name, sha in before.items() if name.startswith("segment")}
     sound(other, intact, tool)
@@ -337,7 +340,7 @@ def test_repair_in_place_uses_no_number_twice(folder: Path, tool: Callable[..., 
     (folder / "synced").unlink()
     for job in (b"\x03", b"\x04"):
         flip(segments(folder)[0], job * 1000)
-        assert tool("journal", "repair", "--in-place", folder).code == 0
+        assert tool("journal", "repair", "--in-place", folder).code == 1
         assert segments(folder)[0].name > newest.name
     assert len(list(folder.glob("*.damaged"))) > 3
 
@@ -1164,7 +1167,7 @@ def test_ids_behind_an_empty_journal_are_kept(tmp_path: Path, tool: Callable[...
     assert json.loads(text)["highest_id"] == 77
     assert tool("import", tmp_path / "c", stdin=text).code == 0
     shutil.copy(segments(tmp_path / "c")[0], tmp_path / "c" / "segment-00000003.db")  # damage
-    assert tool("journal", "repair", tmp_path / "c", tmp_path / "d").code == 0
+    assert tool("journal", "repair", tmp_path / "c", tmp_path / "d").code == 1
     # What was damaged may have had later ids.
     assert json.loads(tool("export", tmp_path / "d").out)["highest_id"] == 77 + LOST_KEYS
 

@@ -7,6 +7,7 @@ import yaml
 
 from geventstalk.cli.output import EXIT_DAMAGE, output, report
 from geventstalk.tools import inspect, keep
+from geventstalk.tools.keep import ASIDE_SUFFIX
 
 
 @click.group(name="journal", invoke_without_command=True)
@@ -76,13 +77,19 @@ def _repair(directory: str, target: str | None, in_place: bool) -> int:
     """Write what is intact in a damaged journal anew.
 
     TARGET is a new or empty directory, and DIR is not changed. With --in-place the intact jobs are written to DIR
-    itself, and the old segments are set aside under other names. Nothing is deleted.
+    itself, and the old segments are set aside under other names. Nothing is deleted. The exit code is 1 when there was
+    damage.
     """
     if (target is None) != in_place:
         raise click.UsageError("give a TARGET, or --in-place")
     repaired = keep.repair(directory, target, report)
-    if repaired.wrote:
-        click.echo(f"wrote {repaired.jobs} jobs to {target or directory}")
-    else:
+    if not repaired.findings:
         click.echo(f"nothing to repair: {repaired.jobs} jobs")
-    return 0
+        return 0
+    click.echo(f"wrote {repaired.jobs} jobs to {target or directory}; what the findings name is lost")
+    if repaired.aside:
+        click.echo(f"set aside {len(repaired.aside)} segments as {repaired.aside[0]}{ASIDE_SUFFIX} and so on")
+        click.echo(
+            f"damaged among them: {', '.join(repaired.damaged) or 'none'}; the others hold what was written anew"
+        )
+    return EXIT_DAMAGE

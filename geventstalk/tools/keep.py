@@ -14,7 +14,10 @@ from geventstalk.tools.inspect import survey_all
 from geventstalk.tools.lines import examine
 from journal.errors import JournalLocked
 from journal.sqlite import tools
+from journal.sqlite.files import ASIDE_SUFFIX
 from journal.sqlite.tools import Builder, Survey, list_segments, next_number, require_empty, rewrite, set_aside
+
+__all__ = ["ASIDE_SUFFIX", "Copied", "Repaired", "backup", "repair"]
 
 
 class Copied(NamedTuple):
@@ -37,16 +40,18 @@ def backup(directory: str, target: str) -> Copied:
 
 
 class Repaired(NamedTuple):
-    """How many jobs there are; `wrote` says whether there was anything to repair."""
+    """How many jobs there are, what was wrong, which segments were set aside, and which of those are damaged."""
 
     jobs: int
-    wrote: bool
+    findings: list[str]
+    aside: list[str]
+    damaged: list[str]
 
 
 def repair(directory: str, target: str | None, report: Callable[[list[str]], object]) -> Repaired:
     """Writes what is intact to the target, or behind what is there; then the old segments are set aside.
 
-    `report` is given the findings before anything is written.
+    A journal without findings is left as it is. `report` is given the findings before anything is written.
     """
     survey = Survey(directory, examine)
     try:
@@ -54,24 +59,28 @@ def repair(directory: str, target: str | None, report: Callable[[list[str]], obj
             for _ in survey.read():
                 pass
             report(survey.findings)
-            if not survey.findings:
-                return Repaired(survey.keys, False)
-            return Repaired(_repair_to(directory, target), True)
+            jobs = survey.keys
+            aside: list[str] = []
+            if survey.findings:
+                jobs, aside = _repair_to(directory, target)
     finally:
         survey.close()
+    damaged = [facts.path for facts in survey.segments if facts.damaged and facts.path in aside]
+    return Repaired(jobs, survey.findings, aside, damaged)
 
 
-def _repair_to(directory: str, target: str | None) -> int:
+def _repair_to(directory: str, target: str | None) -> tuple[int, list[str]]:
+    """Returns how many jobs were written, and which segments were set aside."""
     survey = Survey(directory, examine)
     try:
         if target is not None:
             require_empty(target)
             with writing(target):
                 rewrite(survey, Builder(target))
-            return survey.keys
-        segments = list_segments(directory)
+            return survey.keys, []
+        segments = [path for _, path in list_segments(directory)]
         rewrite(survey, Builder(directory, first=next_number(directory)))
-        set_aside([path for _, path in segments])
-        return survey.keys
+        set_aside(segments)
+        return survey.keys, segments
     finally:
         survey.close()
