@@ -4,18 +4,17 @@ After every step the two agree about each outcome, about who was answered what a
 tube, client and counter; and the engine proves its invariants. Where things fall due at one moment the engine may
 take them in any order: then it must agree with the model in one of the possible orders.
 
-GEVENTSTALK_TEST_LONG=1 makes it search for minutes; --seed repeats a run.
+--long makes it search for minutes; --seed repeats a run.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from itertools import permutations
-from typing import Any
+from typing import Any, cast
 
 import hypothesis
 import pytest
@@ -38,7 +37,10 @@ from geventstalk.core.tube import Client, Tube
 from tests.support.clock import SECOND, ManualClock
 from tests.support.model import Answer, Model, ModelTube
 
-LONG = bool(os.environ.get("GEVENTSTALK_TEST_LONG"))
+EXTENTS = [(100, 50), pytest.param(5_000, 100, marks=pytest.mark.long)]
+"""Examples, and steps of each."""
+LONG_LIMIT_S = 3600
+"""The long ones take some minutes each on an idle core."""
 ORDERS_MAX = 5
 """Of more happenings at one moment than this the orders are too many to try."""
 
@@ -540,13 +542,15 @@ def totals_of(model: Model) -> tuple[int, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0 if LONG else 120)
-def test_engine_and_model_agree(seed: int) -> None:
-    run_state_machine_as_test(
+@pytest.mark.timeout(LONG_LIMIT_S)
+@pytest.mark.parametrize("examples, steps", EXTENTS)
+def test_engine_and_model_agree(seed: int, examples: int, steps: int) -> None:
+    # A cast, because the hypothesis that still supports Python 3.10 has no types here.
+    cast(Callable[..., None], run_state_machine_as_test)(
         hypothesis.seed(seed)(EngineAndModel),
         settings=settings(
-            max_examples=5_000 if LONG else 100,
-            stateful_step_count=100 if LONG else 50,
+            max_examples=examples,
+            stateful_step_count=steps,
             deadline=None,
             database=None,
             print_blob=True,
@@ -620,8 +624,9 @@ def wander(draw: random.Random, steps: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0 if LONG else 120)
-def test_engine_and_model_agree_at_length(seed: int) -> None:
+@pytest.mark.timeout(LONG_LIMIT_S)
+@pytest.mark.parametrize("walks", [30, pytest.param(1_000, marks=pytest.mark.long)])
+def test_engine_and_model_agree_at_length(seed: int, walks: int) -> None:
     draw = random.Random(seed)
-    for _ in range(1_000 if LONG else 30):
+    for _ in range(walks):
         wander(draw, 300)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import email.message
 import email.parser
+import json
 import os
 import re
 import shutil
@@ -12,18 +13,18 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.clients.programs import missing
 from tests.support.compiled import BuildFailed, build, clone, put_on, unpacked
-from tests.support.process import ROOT
+from tests.support.process import ROOT, ServerProcess, free_port
 
 MAKE_LIMIT_S = 180
 COMPILED_LAYERS = [
-    *(f"tests/test_{name}.py" for name in ("cli", "engine", "engine_model", "heap", "job_table", "journal_format")),
+    *(f"tests/test_{name}.py" for name in ("cli", "engine", "engine_model", "order", "job_table", "journal_format")),
     *(f"tests/test_{name}.py" for name in ("liveness", "protocol", "records", "segment", "session", "store")),
     *(f"tests/test_{name}.py" for name in ("signals", "timerwheel")),
     "tests/test_tools.py::test_reading_changes_nothing",
@@ -268,6 +269,47 @@ def test_there_is_one_place_of_metadata() -> None:
 @pytest.mark.parametrize("script", SHELL_SCRIPTS)
 def test_shellcheck(script: str) -> None:
     run([shutil.which("shellcheck") or missing("shellcheck is not installed"), "-x", script], cwd=ROOT)
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """Its instructions and what stands behind each."""
+    text = re.sub(r"^ *#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    lines = [line.partition(" ") for line in text.splitlines() if line.strip()]
+    return [(name, rest.strip()) for name, _, rest in lines]
+
+
+@in_order
+@pytest.mark.slow
+def test_the_image_is_built_from_what_its_wheel_needs(wheel: Path, tmp_path: Path) -> None:
+    """The short form of test_the_image: what the Dockerfile copies is in its context and makes the wheel."""
+    context = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [rest.split() for name, rest in dockerfile() if name == "COPY" and not rest.startswith("--from")]
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for *sources, to in copied:
+        for source in sources:
+            assert source in context
+            path = ROOT / source
+            if path.is_dir():
+                shutil.copytree(path, tree / to, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            else:
+                shutil.copy2(path, tree / source)
+    assert wheel_names(build("wheel", tree, tmp_path / "dist")) == wheel_names(wheel)
+
+
+@pytest.mark.slow
+def test_the_images_health_check_asks_the_server(start_server: Callable[..., ServerProcess]) -> None:
+    """The short form of test_the_image: what the Dockerfile says of the program and of its health holds."""
+    said = dict(dockerfile())
+    assert json.loads(said["ENTRYPOINT"]) == ["geventstalk"]
+    assert json.loads(said["CMD"])[0] == "-b" and said["VOLUME"] == json.loads(said["CMD"])[1]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", said["USER"]), "a number other than root's"
+    _, program, *words = json.loads(said["HEALTHCHECK"][said["HEALTHCHECK"].index("[") :])
+    server = start_server()
+    for port, code in ((server.port, 0), (free_port(), 1)):
+        environment = {**os.environ, "GEVENTSTALK_PORT": str(port)}
+        done = subprocess.run([sys.executable, program, *words], env=environment, capture_output=True, check=False)
+        assert done.returncode == code, done.stderr
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A copy of the tree whose two packages are those of the compiled wheel, so that the same tests run on that build.
 
-    python -m tests.support.compiled FOLDER    makes the copy in half a minute; needs a C compiler
+    python -m tests.support.compiled FOLDER           makes the copy in half a minute; needs a C compiler
+    python -m tests.support.compiled --copy FOLDER    a copy that stays as it is
 
 Nothing in the copy knows that it is one; `pytest --build compiled` there refuses to run on anything else.
 """
@@ -66,7 +67,10 @@ def build(kind: str, tree: Path, into: Path, compile: str = "0", environment: Ma
 def unpacked(archive: Path, into: Path) -> Path:
     """The tree that a source archive holds."""
     with tarfile.open(archive) as file:
-        file.extractall(into, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Debian 12 has Python 3.11.2, which does not know it yet
+            file.extractall(into, filter="data")
+        else:
+            file.extractall(into)
     (tree,) = into.iterdir()
     return tree
 
@@ -81,8 +85,9 @@ def put_on(wheel: Path, tree: Path) -> None:
 
 def main() -> int:
     try:
-        tree = clone(Path(sys.argv[1]).resolve())
-        put_on(build("wheel", tree, tree / "dist", compile="1"), tree)
+        tree = clone(Path(sys.argv[-1]).resolve())
+        if sys.argv[1] != "--copy":
+            put_on(build("wheel", tree, tree / "dist", compile="1"), tree)
     except (BuildFailed, OSError) as error:
         print(f"{error}", file=sys.stderr)
         return 1
