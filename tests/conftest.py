@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -66,6 +70,34 @@ def no_traceback() -> Iterator[None]:
     """A traceback of any server fails the test in which it is written, whatever the test asserts."""
     yield
     check_logs()
+
+
+@pytest.fixture(autouse=True)
+def no_open_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever opens a SQLite file closes it, on every way out: left to the collector, SQLite merges a WAL unsynced."""
+    opened: list[tuple[sqlite3.Connection, str]] = []
+    real = sqlite3.connect
+
+    def connect(path: Any, *args: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = real(path, *args, **options)
+        frames = traceback.extract_stack(limit=6)[:-1]
+        opened.append((connection, f"{path}, by {[f'{frame.filename}:{frame.lineno}' for frame in frames[::-1]]}"))
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    yield
+    left = [(connection, where) for connection, where in opened if is_open(connection)]
+    for connection, _ in left:
+        with suppress(sqlite3.ProgrammingError):  # one of a thread that is gone
+            connection.close()
+    assert not left, [where for _, where in left]
+
+
+def is_open(connection: sqlite3.Connection) -> bool:
+    try:
+        return connection.total_changes >= 0
+    except sqlite3.ProgrammingError:
+        return False
 
 
 @pytest.fixture

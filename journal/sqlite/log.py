@@ -140,6 +140,11 @@ class _Sealed:
         """Whether nothing stands in a WAL any more."""
         return self._writer is None and self._left_over is None
 
+    @property
+    def writer(self) -> SegmentWriter | None:
+        """What writes to it in this process, until its WAL is merged."""
+        return self._writer
+
     def merge(self, log: Callable[[str], None]) -> None:
         """Seals it, in the worker. Raises JournalFull, when it may be done later."""
         if self._writer is not None:
@@ -212,6 +217,7 @@ class Journal:
         self._missing: list[tuple[int, int]] = []
         self._writer: SegmentWriter | None = None
         self._next: SegmentWriter | None = None
+        self._made: list[SegmentWriter] = []  # the next one as soon as the worker has it
         self._preparing = False
         self._batch: list[tuple[int, int, bytes]] = []
         self._estimate = 0  # bytes of WAL that were surely written to the current segment
@@ -625,6 +631,7 @@ class Journal:
         number = self._writer.number + 1
         ahead = self._ahead
         made: list[SegmentWriter] = []
+        self._made = made
 
         def work() -> None:
             try:
@@ -858,6 +865,11 @@ class Journal:
             self._give_up_files()
 
     def _give_up_files(self) -> None:
+        for writer in (self._writer, *self._made, *(sealed.writer for sealed in self._sealed)):
+            if writer is not None:
+                writer.leave()
+        if self._victim is not None:
+            self._victim.close()
         if self._watermark is not None:
             self._watermark.close()
         self._lock.close()

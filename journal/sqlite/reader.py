@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final
-from urllib.parse import quote
 from zlib import crc32
 
 from mypy_extensions import mypyc_attr
@@ -34,7 +34,7 @@ from journal.sqlite.format import (
     meta_checksum,
     ungroup,
 )
-from journal.sqlite.sql import failure_of, read_meta, unreadable
+from journal.sqlite.sql import connect_to_read, failure_of, read_meta, unreadable
 from journal.sqlite.writer import seal
 
 _BATCH_ROWS: Final = 32
@@ -76,9 +76,7 @@ class SegmentReader:
         # nothing is created beside it.
         mode = "mode=ro" if os.path.exists(path + "-wal") else "mode=ro&immutable=1"
         try:
-            self._db = sqlite3.connect(
-                f"file:{quote(path)}?{mode}", uri=True, isolation_level=None, check_same_thread=False
-            )
+            self._db = connect_to_read(path, mode)
         except sqlite3.Error as error:
             raise unreadable(error, f"{path} cannot be read as a journal segment", path) from error
         try:
@@ -223,19 +221,18 @@ class SegmentReader:
             copy = sqlite3.connect(path, isolation_level=None)
         except (sqlite3.Error, OSError) as error:
             raise failure_of(error, "cannot create", path) from error
-        try:
-            self._db.backup(copy)
-            (records,) = copy.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
-        except sqlite3.Error as error:
-            copy.close()
-            failure = failure_of(error, "cannot write", path)
-            if isinstance(failure, JournalFull):
-                raise failure from error
-            raise JournalDamaged(f"{self.path} cannot be copied: {error}") from error
-        if not self.sealed:
-            seal(copy, path, int(records))
-        else:  # it says itself how many it should have
-            copy.close()
+        with closing(copy):
+            try:
+                self._db.backup(copy)
+                (records,) = copy.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
+            except sqlite3.Error as error:
+                failure = failure_of(error, "cannot write", path)
+                if isinstance(failure, JournalFull):
+                    raise failure from error
+                raise JournalDamaged(f"{self.path} cannot be copied: {error}") from error
+            if not self.sealed:
+                seal(copy, path, int(records))
+        if self.sealed:  # the segment says itself how many records the copy should have
             fsync_path(path)
         return int(records)
 

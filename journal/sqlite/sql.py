@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from typing import Final
+from urllib.parse import quote
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
 from journal.sqlite.format import meta_checksum
@@ -12,6 +13,11 @@ from journal.sqlite.wal import INDEX_BYTES
 
 _FSYNC_CODES: Final = (1034, 1290)  # SQLITE_IOERR_FSYNC, SQLITE_IOERR_DIR_FSYNC
 _INDEX_CODE: Final = 4874  # SQLITE_IOERR_SHMSIZE: no room for the index of a WAL; by now there may be room again
+
+
+def connect_to_read(path: str, mode: str) -> sqlite3.Connection:
+    """A connection in a mode that cannot write, so that closing the connection merges no WAL. Raises sqlite3.Error."""
+    return sqlite3.connect(f"file:{quote(path)}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
 
 
 def write_meta(db: sqlite3.Connection, meta: dict[str, int]) -> None:

@@ -93,6 +93,14 @@ class Snapshot(Source):
         super().__init__(directory)
         if not list_segments(directory) and not os.path.exists(os.path.join(directory, WATERMARK_NAME)):
             raise JournalLocked(f"{directory} has no journal in it")
+        try:
+            self._take_all()
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_all(self) -> None:
+        directory = self.directory
         for _ in range(_ATTEMPTS):
             before = _fingerprint(directory)
             if self._take():

@@ -309,6 +309,9 @@ class _SegmentWriter:
     def discard(self) -> None:
         _remove_files(self.path)
 
+    def leave(self) -> None:
+        """There is nothing to close."""
+
     def seal(self) -> None:
         _seal(self._disk, self._segment)
 
