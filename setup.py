@@ -26,10 +26,10 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 ROOMS = {
-    "geventstalk": ["_build"],
+    "geventstalk": ["_build", "turn"],
     "geventstalk/core": ["check", "engine", "job", "jobtable", "order", "timerwheel", "tube"],
     "geventstalk/durable": ["records", "store"],
-    "geventstalk/serving": ["connection", "linger", "server"],
+    "geventstalk/serving": ["connection", "linger", "parking", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],
     "journal": ["liveness"],
     "journal/sqlite": ["files", "format", "log", "reader", "replay", "sql", "wal", "watermark", "writer"],

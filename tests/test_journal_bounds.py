@@ -7,7 +7,6 @@ operations, release loops on a constant set of jobs and one old buried job among
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import random
 import threading
@@ -16,14 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import gevent
 import pytest
 
-from geventstalk.config import Settings
+from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, Job
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
-from geventstalk.serving.server import HOUSEKEEPING_S, Server
+from geventstalk.turn import NEXT_TURN, Turn
 from journal import Journal
 from tests.support.clients import Launch, burst, launcher, number, put_many, until
 from tests.support.process import ServerProcess
@@ -273,27 +271,25 @@ def test_a_slice_of_compaction_takes_no_time(tmp_path: Path, size: int) -> None:
 
 
 def test_compaction_at_leisure_looks_again_after_the_turn(tmp_path: Path) -> None:
-    """While it waits for the lock, the commit of that turn may remove the last segment that it wanted."""
+    """The commit of another turn may remove the last segment that it wanted."""
     life = Life(tmp_path / "journal", segment=1 << 16)
     while life.journal.current < 5:
         life.delete(life.put(1000))
         life.store.commit(0)
     until(life.store.wants_compaction, "there is something to compact")
-    server = Server(Settings(), [], logging.getLogger("test"))
-    server._store = life.store
-    server._lock.acquire()  # a turn
-    keeper = gevent.spawn(server._keep_house)
-    gevent.sleep(0)
-    server._grown.set()
-    gevent.sleep(4 * HOUSEKEEPING_S)
+    turn = Turn(Engine(0), time.monotonic_ns, time.time_ns, lambda: None, lambda error: None)
+    keeper = turn.keep_house(life.store)
+    turn.grown.set()
+    wait = next(keeper)
+    while wait.at_ns in (NEVER, NEXT_TURN):
+        wait = next(keeper)
     deadline = time.monotonic() + PATIENCE_S
     while life.store.settling or life.store.wants_compaction():
         assert time.monotonic() < deadline, "compaction does not come to an end"
         life.turn()
-    server._lock.release()
-    gevent.sleep(HOUSEKEEPING_S)
-    assert not keeper.dead, keeper.exception
-    keeper.kill()
+    before = life.journal.records_moved
+    next(keeper)
+    assert life.journal.records_moved == before
     life.store.close()
 
 

@@ -11,10 +11,11 @@ chosen by the segment's version, and add a file of the old version to the tests'
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job, Tally
 
 _HEAD: Final = Struct("<BIIq")
 _TALLY: Final = Struct("<5I")
@@ -25,15 +26,41 @@ _HAS_TALLY: Final = 0x80
 WHOLE_BYTES: Final = _HEAD.size + _TALLY.size + _WHOLE.size
 """What a whole job takes beside its body and the name of its tube, at the most."""
 _U32_MAX: Final = 2**32 - 1
+STEP_NS: Final = 10_000_000
+"""A smaller difference between two readings is the time that the readings take, on a busy machine."""
+_READINGS: Final = 5
 
 
 class Epoch:
-    """Turns monotonic nanoseconds of this process into wall-clock nanoseconds and back."""
+    """Turns monotonic nanoseconds of this process into wall-clock nanoseconds and back.
+
+    The wall clock may be wrong at the start and step later on: follow() has what is written follow it.
+    """
 
     def __init__(self, wall_ns: int, monotonic_ns: int) -> None:
         self.offset_ns = wall_ns - monotonic_ns
         self._wall_ns = wall_ns
         self._monotonic_ns = monotonic_ns
+
+    def follow(self, wall_clock: Callable[[], int], clock: Callable[[], int]) -> bool:
+        """Looks whether the wall clock has stepped. Returns whether it did; from now on its new time counts."""
+        offset_ns = wall_clock() - clock()
+        if -STEP_NS < offset_ns - self.offset_ns < STEP_NS:
+            return False
+        # Or this process did not run for a moment between the two readings: the quickest of some readings is right.
+        quickest_ns = STEP_NS
+        found_ns = self.offset_ns
+        for _ in range(_READINGS):
+            before_ns = clock()
+            wall_ns = wall_clock()
+            after_ns = clock()
+            if after_ns - before_ns < quickest_ns:
+                quickest_ns = after_ns - before_ns
+                found_ns = wall_ns - after_ns
+        if -STEP_NS < found_ns - self.offset_ns < STEP_NS:
+            return False
+        self.offset_ns = found_ns
+        return True
 
     def to_wall(self, monotonic_ns: int) -> int:
         return monotonic_ns + self.offset_ns
@@ -44,6 +71,19 @@ class Epoch:
             self._wall_ns = wall_ns
             self._monotonic_ns = wall_ns - self.offset_ns
         return self._monotonic_ns
+
+
+def make_plausible(job: Job, now_ns: int) -> None:
+    """Corrects the times of a job that another process wrote, perhaps with a wrong clock.
+
+    No job was created in the future, and no delay that has begun takes longer than from its beginning.
+    """
+    if job.created_ns > now_ns:
+        job.created_ns = now_ns
+    if job.state == DELAYED:
+        latest_ns = now_ns + job.delay_s * SECOND_NS
+        if job.rank > latest_ns:
+            job.rank = latest_ns
 
 
 def encode_change(job: Job, epoch: Epoch) -> bytes:
@@ -85,6 +125,10 @@ class Encoder:
         self._created_ns = self._pri = self._delay_s = self._ttr_s = -1
         self._name = b""
         self._head = b""
+
+    def forget(self) -> None:
+        """The epoch has changed, so the same moment is written in another way."""
+        self._created_ns = -1
 
     def whole(self, job: Job, tube_name: bytes) -> bytes:
         """All of a job."""

@@ -117,6 +117,16 @@ class Store(Ledger):
         """Whether a reply to a change has to wait for a SyncPoint."""
         return self._fsync_ms == ALWAYS
 
+    @property
+    def syncs_when_due(self) -> bool:
+        """Whether a sync has to follow some time after a commit."""
+        return self._fsync_ms is not None and self._fsync_ms != ALWAYS
+
+    def follow_wall_clock(self, wall_clock: Callable[[], int], clock: Callable[[], int]) -> None:
+        """Has the journal's times follow a step of the wall clock; to be called before each turn's first change."""
+        if self._epoch.follow(wall_clock, clock):
+            self._encoder.forget()
+
     def commit(self, now_ns: int, *, wait: bool = True) -> None:
         """Writes all changes since the last time in one transaction. Raises JournalFailed: then none is safe.
 

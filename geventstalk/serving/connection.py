@@ -2,7 +2,8 @@
 
 This room must not know the engine or the journal. One persistent read watcher a connection: gevent's own recv() starts
 and stops one each time, which costs a quarter of the speed of a plain request.
-Invariant: what a session puts out leaves only through send(), called by the server after the commit that covers it.
+Invariant: what a session puts out leaves only through send(), called by the turn after the commit that covers it. The
+watchers of the socket run only in the state that they belong to; all they do is to wake the greenlet from its parking.
 """
 
 from __future__ import annotations
@@ -13,147 +14,190 @@ from collections.abc import Callable
 from os import read, write
 from typing import Any, Final
 
-from gevent import get_hub, getcurrent
-from greenlet import greenlet
-
+from geventstalk.serving.parking import Parking
+from geventstalk.turn import Channel
 from geventstalk.wire.session import OUT_BYTES_MAX, Session
 
 CHUNK_BYTES: Final = 1 << 16
 """What one read takes at most, so that no client keeps the others waiting."""
 _SHORT_BYTES: Final = 960
 """What is asked for from a client whose last piece was shorter still: memory for more than a kilobyte costs twice."""
-INBOX_BYTES_MAX = 1 << 18
+AHEAD_BYTES_MAX = 1 << 18
 """Of what a client sends while its reserve waits, so much is taken in. Beyond that only its hangup is looked for."""
+AHEAD_BYTES_MIN: Final = 1 << 12
+"""The same, and what one read takes at most, while all clients together have sent too much ahead."""
+ALL_AHEAD_BYTES_MAX: Final = 1 << 23
+"""What all clients together may have sent ahead before each of them is held short: 32 times what one may."""
 HANGUP_CHECK_S = 1.0
 
+# What a connection waits for. A watcher that runs belongs to one of these states.
+READING: Final = 0  # for bytes, or the end of them
+SENDING: Final = 1  # until the socket takes more: the client reads slowly, and nothing of it is read meanwhile
+PAUSED: Final = 2  # for the end of a turn, or of a sync: replies have to leave before anything else is read or executed
+FULL: Final = 3  # for its reserve to end: so much was sent behind it that only a hangup is looked for now and then
+OVER: Final = 4  # for nothing more
 
-class Connection:
-    """Call serve() in a greenlet of its own. `step` runs a piece of the session's work for the server."""
 
-    def __init__(self, sock: socket.socket, session: Session, step: Callable[[Connection, bytes | None], None]) -> None:
-        self.session = session
-        self.holds = 0  # replies that wait for an fsync; what comes later waits behind them
-        self.touched = False  # the server's note that this connection takes part in the turn
-        self.changed = False  # whether it changed something that has to be on the device before its replies leave
+class Ahead:
+    """What all clients together have sent ahead of what could be executed."""
+
+    def __init__(self) -> None:
+        self.total_bytes = 0
+
+
+class Connection(Channel):
+    """Call serve() in a greenlet of its own. `step` runs a piece of the session's work in the turn."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        session: Session,
+        step: Callable[[Channel, bytes | None], None],
+        ahead: Ahead,
+        parking: Parking,
+    ) -> None:
+        super().__init__(session)
         self._socket = sock
         self._fd = sock.fileno()
-        self._step = step
+        self._give = step
+        self._all_ahead = ahead
+        self._ahead_bytes = 0
         self._unsent: list[memoryview] = []
-        self._held_bytes = 0
         self._ask_bytes = CHUNK_BYTES
-        self._gone = False
-        self._reading = False  # whether the reader is started: asking gevent would cost more than the rest of a turn
-        self._checking = False
-        self._ending = False  # the client's end was seen behind input that is not read yet
-        self._hub: Any = get_hub()
-        self._sleep: Any = greenlet.switch.__get__(self._hub)
-        self._wake: Any = getcurrent().switch
-        self._reader: Any = self._hub.loop.io(self._fd, 1)
-        self._writer: Any = self._hub.loop.io(self._fd, 2)
+        self._hangup_seen = False  # behind input that is not read yet: all of that may be read now
+        self._state = PAUSED
+        self._parking = parking
+        loop = parking.loop
+        self._reader: Any = loop.io(self._fd, 1)
+        self._writer: Any = loop.io(self._fd, 2)
+        self._check: Any = loop.timer(HANGUP_CHECK_S, HANGUP_CHECK_S)
         # Not run_callback(): gevent runs up to 50 of those before it looks at any socket again.
-        self._poke: Any = self._hub.loop.timer(0)
-        self._check: Any = self._hub.loop.timer(HANGUP_CHECK_S, HANGUP_CHECK_S)
+        self._poke: Any = loop.timer(0)
 
     def serve(self) -> None:
         """Returns when the connection is over; the socket is still open then."""
-        session = self.session
-        self._read_on()
-        while True:
-            self._sleep()  # until readable, writable, or poked; why is seen from the state
+        self._become(READING)
+        while self._state != OVER:
+            self._parking.park()
             if self._unsent:
                 self._write()
-            if self._gone or (session.closed and not self._unsent and not self.holds and not session.out):
-                return
-            if self._unsent or self._held_bytes >= OUT_BYTES_MAX or session.closed:
-                self._read_no_more()
-            elif session.unfinished:
-                if not session.out:
-                    self._read_no_more()
-                    self._step(self, b"")
-            elif session.eof:
-                self._read_no_more()
-            elif session.waiting and session.pending_bytes >= INBOX_BYTES_MAX and not self._ending:
-                self._look_for_hangup()
-            else:
-                if self._checking:
-                    self._checking = False
-                    self._check.stop()
-                if not self._reading:
-                    self._read_on()
+            state = self._next_state()
+            if state != self._state:
+                self._become(state)
+            if state == READING:
                 self._read()
+            elif state == PAUSED and self._may_go_on():
+                self._step(b"")
+            elif state == FULL:
+                self._look_for_hangup()
 
-    def poke(self) -> None:
-        """Has the greenlet look at its state again, in the next turn."""
-        if not self._gone:
-            self._poke.start(self._wake)
+    # --- the turn's side
 
     def send(self, data: bytes) -> None:
         """Writes as much as the socket takes; the rest follows when it takes more. Until then nothing is read."""
         if self._unsent:
             self._unsent.append(memoryview(data))
             return
+        if self._state == OVER:
+            return
         try:
             sent = write(self._fd, data)
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._end()
+            self._become(OVER)
+            self._parking.wake_soon()
             return
         if sent < len(data):
             self._unsent.append(memoryview(data)[sent:])
-            self._read_no_more()
-            self._writer.start(self._wake)
+            self._become(SENDING)
 
-    def hold(self, data: bytes) -> None:
-        """The bytes wait for an fsync. A client that goes on sending meanwhile is read only up to a limit."""
-        self.holds += 1
-        self._held_bytes += len(data)
-
-    def release(self, data: bytes) -> None:
-        """The fsync that hold() waited for is over."""
-        self.holds -= 1
-        self._held_bytes -= len(data)
-        if not self._gone:
-            self.send(data)
-            self.after_flush()
-
-    def after_flush(self) -> None:
+    def goes_on(self) -> None:
         """The turn is over for this connection: whatever it could not do in it goes on in the next one."""
         session = self.session
-        stopped = not self._reading and not self._checking
-        if session.closed or (not self._unsent and (session.unfinished or stopped)):
-            self.poke()
+        stops = session.closed or session.unfinished or self._state == PAUSED
+        if stops and not self._unsent and self._state != OVER:
+            self._poke.start(self._parking.wake)
 
     def close(self) -> None:
-        """Closes the socket; serve() must have returned, or never run again."""
-        self._gone = True
+        """Closes the socket, if it is not yet; serve() must have returned, or never run again."""
+        self._state = OVER
+        if self._socket.fileno() < 0:
+            return
         for watcher in (self._reader, self._writer, self._check, self._poke):
             watcher.stop()
             watcher.close()
-        self._wake = None
+        self._parking.close()
+        self._unsent.clear()
+        self._all_ahead.total_bytes -= self._ahead_bytes
+        self._ahead_bytes = 0
         self._socket.close()
 
-    def _read_on(self) -> None:
-        self._reading = True
-        self._reader.start(self._wake)
+    # --- states
 
-    def _read_no_more(self) -> None:
-        self._reading = False
-        self._reader.stop()
+    def _next_state(self) -> int:
+        """What the connection has to wait for, by what stands."""
+        session = self.session
+        if self._state == OVER:
+            return OVER
+        if self._unsent:
+            return SENDING
+        if session.closed:
+            return PAUSED if self.held or session.out else OVER
+        if session.unfinished or session.eof or self.held_bytes >= OUT_BYTES_MAX:
+            return PAUSED
+        if session.waiting and self._ahead_bytes >= self._ahead_max() and not self._hangup_seen:
+            return FULL
+        return READING
+
+    def _become(self, state: int) -> None:
+        if self._state == READING:
+            self._reader.stop()
+        elif self._state == SENDING:
+            self._writer.stop()
+        elif self._state == FULL:
+            self._check.stop()
+        if state == READING:
+            self._reader.start(self._parking.wake)
+        elif state == SENDING:
+            self._writer.start(self._parking.wake)
+        elif state == FULL:
+            self._check.start(self._parking.wake)
+        self._state = state
+
+    def _may_go_on(self) -> bool:
+        """Whether there is something to execute, and everything that was executed has left."""
+        session = self.session
+        return session.unfinished and not session.out and not session.closed and self.held_bytes < OUT_BYTES_MAX
+
+    # --- input and output
+
+    def _step(self, data: bytes | None) -> None:
+        self._give(self, data)
+        ahead_bytes = self.session.pending_bytes
+        if ahead_bytes != self._ahead_bytes:
+            self._all_ahead.total_bytes += ahead_bytes - self._ahead_bytes
+            self._ahead_bytes = ahead_bytes
+
+    def _ahead_max(self) -> int:
+        return AHEAD_BYTES_MAX if self._all_ahead.total_bytes < ALL_AHEAD_BYTES_MAX else AHEAD_BYTES_MIN
 
     def _read(self) -> None:
+        ask_bytes = self._ask_bytes
+        if self._all_ahead.total_bytes >= ALL_AHEAD_BYTES_MAX and ask_bytes > AHEAD_BYTES_MIN:
+            ask_bytes = AHEAD_BYTES_MIN
         try:
-            data = read(self._fd, self._ask_bytes)
+            data = read(self._fd, ask_bytes)
         except BlockingIOError:
             return
         except OSError:
-            self._gone = True
+            self._become(OVER)
             return
         size = len(data)
         if not size:
-            self._read_no_more()
+            self._become(PAUSED)
         self._ask_bytes = _SHORT_BYTES if size < _SHORT_BYTES else CHUNK_BYTES
-        self._step(self, data or None)
+        self._step(data or None)
 
     def _write(self) -> None:
         try:
@@ -166,23 +210,13 @@ class Connection:
         except BlockingIOError:
             return
         except OSError:
-            self._gone = True
-            return
-        self._writer.stop()
+            self._unsent.clear()
+            self._become(OVER)
 
     def _look_for_hangup(self) -> None:
-        """With its input full, a waiting client that has gone is found by asking now and then, at no cost between."""
-        self._read_no_more()
+        """A waiting client that has gone is found by asking now and then, at no cost between."""
         poll = select.poll()
         poll.register(self._fd, select.POLLRDHUP)
         if poll.poll(0):
-            self._ending = True  # nothing more will come than what the system holds, and that may be taken in
-            self._read_on()
-            self._read()
-        else:
-            self._checking = True
-            self._check.start(self._wake)
-
-    def _end(self) -> None:
-        self._gone = True
-        self._hub.loop.run_callback(self._wake)
+            self._hangup_seen = True  # nothing more will come than what the system holds, and that may be taken in
+            self._become(READING)

@@ -8,87 +8,96 @@ from geventstalk.core.engine import RESERVED_JOB
 from geventstalk.core.job import BURIED, READY, Job
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
+from geventstalk.turn import Channel, Task, Wait
 from geventstalk.wire.session import Session
-from journal import FULL, Journal, JournalError
+from journal import FULL, Journal
 from journal.sqlite.log import SyncPoint
 from tests.support.faulty_journal import FaultyJournal
-from tests.support.simulation.server import Connection, Greenlet, SimulatedServer, Wait
+from tests.support.simulation.host import WatchedTurn
 from tests.support.simulation.simulation import Parts
 
 
-class RepliesBeforeCommit(SimulatedServer):
-    def end_turn(self) -> None:
+class RepliesBeforeCommit(WatchedTurn):
+    def end(self) -> None:
         self.collect_served()
-        touched, self.touched = self.touched, []
+        touched, self._in_turn = self._in_turn, []
         self.flush(touched)
-        super().end_turn()
+        super().end()
 
 
-class RepliesBeforeSync(SimulatedServer):
+class RepliesBeforeSync(WatchedTurn):
     """Under -f0."""
 
-    def flush_durably(self, touched: list[Connection]) -> None:
-        for connection in touched:
-            connection.touched = False
-            if connection.session.out:
-                connection.send(connection.session.take_out())
+    def flush_durably(self, touched: list[Channel]) -> None:
+        for channel in touched:
+            channel.in_turn = False
+            if channel.session.out:
+                channel.send(channel.session.take_out())
 
 
-class RepliesAfterFailedCommit(SimulatedServer):
-    def fail(self, error: JournalError) -> None:
-        touched = list(self.connections.values())
-        self.flush(touched)
+class RepliesAfterFailedCommit(WatchedTurn):
+    def fail(self, error: BaseException) -> None:
+        self.flush(list(self.channels.values()))
         super().fail(error)
 
 
-class RepliesOutOfOrder(SimulatedServer):
-    def release(self, held: list[tuple[Connection, bytes]]) -> None:
-        super().release(held[::-1])
+class RepliesOutOfOrder(WatchedTurn):
+    def release(self, pieces: int) -> None:
+        self.gate._held[:pieces] = self.gate._held[:pieces][::-1]
+        super().release(pieces)
 
 
-class NeverSyncsWhenDue(SimulatedServer):
+class NeverSyncsWhenDue(WatchedTurn):
     """Under -fMS."""
 
-    def sync_when_due(self) -> Greenlet:
+    def sync_when_due(self, store: Store) -> Task:
         yield Wait()
 
 
-class ForgetsToWakeTheClock(SimulatedServer):
-    def arm(self, now_ns: int) -> None:
+class ForgetsToWakeTheClock(WatchedTurn):
+    def arm(self) -> None:
         return
 
 
-class ForgetsToArmTheTtr(SimulatedServer):
-    def step(self, connection: Connection, data: bytes | None) -> None:
-        super().step(connection, data)
-        self.engine.wheel.cancel(connection.session)
+class ForgetsToArmTheTtr(WatchedTurn):
+    def step(self, channel: Channel, data: bytes | None) -> None:
+        super().step(channel, data)
+        self.engine.wheel.cancel(channel.session)
 
 
-class ForgetsToGoOn(SimulatedServer):
+class ForgetsToGoOn(WatchedTurn):
     """With what a client sent beyond one slice, or behind a reserve that waited."""
 
-    def step(self, connection: Connection, data: bytes | None) -> None:
-        super().step(connection, data)
-        connection.session.unfinished = False
+    def step(self, channel: Channel, data: bytes | None) -> None:
+        super().step(channel, data)
+        channel.session.unfinished = False
 
     def collect_served(self) -> None:
         for client in self.engine.served:
-            self.connections[client.number].session.unfinished = False
+            self.channels[client.number].session.unfinished = False
         super().collect_served()
 
 
-class ForgetsWhoWasServed(SimulatedServer):
+class ForgetsWhoWasServed(WatchedTurn):
     def collect_served(self) -> None:
         self.engine.served.clear()
 
 
-class LosesRepliesWhenItStops(SimulatedServer):
+class LosesRepliesWhenItStops(WatchedTurn):
     """Those that wait for a sync in the thread."""
 
     def finish(self) -> None:
-        if self.syncing is not None:
-            del self.held[:1]
+        if self.sync is not None:
+            del self.gate._held[:1]
         super().finish()
+
+
+class ForgetsWhoLeft(WatchedTurn):
+    """With jobs that were reserved."""
+
+    def leave(self, channel: Channel) -> None:
+        if not channel.session.reserved:
+            super().leave(channel)
 
 
 class _TwiceServed(Session):
@@ -96,10 +105,6 @@ class _TwiceServed(Session):
         super().answer(outcome, job)
         if outcome == RESERVED_JOB:
             super().answer(outcome, job)
-
-
-class ServesAWaiterTwice(SimulatedServer):
-    session_type = _TwiceServed
 
 
 class ReusesIds(Store):
@@ -187,17 +192,18 @@ class KeepsItsReserve(FaultyJournal):
 
 
 CANARIES: dict[str, Parts] = {
-    "replies before commit": Parts(server=RepliesBeforeCommit),
-    "replies before sync": Parts(server=RepliesBeforeSync),
-    "replies after a failed commit": Parts(server=RepliesAfterFailedCommit),
-    "replies out of order": Parts(server=RepliesOutOfOrder),
-    "never syncs when due": Parts(server=NeverSyncsWhenDue),
-    "forgets to wake the clock": Parts(server=ForgetsToWakeTheClock),
-    "forgets to arm the ttr": Parts(server=ForgetsToArmTheTtr),
-    "forgets to go on": Parts(server=ForgetsToGoOn),
-    "forgets who was served": Parts(server=ForgetsWhoWasServed),
-    "loses replies when it stops": Parts(server=LosesRepliesWhenItStops),
-    "serves a waiter twice": Parts(server=ServesAWaiterTwice),
+    "replies before commit": Parts(turn=RepliesBeforeCommit),
+    "replies before sync": Parts(turn=RepliesBeforeSync),
+    "replies after a failed commit": Parts(turn=RepliesAfterFailedCommit),
+    "replies out of order": Parts(turn=RepliesOutOfOrder),
+    "never syncs when due": Parts(turn=NeverSyncsWhenDue),
+    "forgets to wake the clock": Parts(turn=ForgetsToWakeTheClock),
+    "forgets to arm the ttr": Parts(turn=ForgetsToArmTheTtr),
+    "forgets to go on": Parts(turn=ForgetsToGoOn),
+    "forgets who was served": Parts(turn=ForgetsWhoWasServed),
+    "loses replies when it stops": Parts(turn=LosesRepliesWhenItStops),
+    "forgets who left": Parts(turn=ForgetsWhoLeft),
+    "serves a waiter twice": Parts(session=_TwiceServed),
     "reuses ids": Parts(store=ReusesIds),
     "forgets releases": Parts(store=ForgetsReleases),
     "forgets the order of burying": Parts(store=ForgetsTheOrderOfBurying),

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tests.support.simulation.host import Connection
 from tests.support.simulation.oracle import LINE_BYTES_MAX, Command, Oracle, View
-from tests.support.simulation.server import Connection
 
 PRIORITIES = (0, 1, 1, 2, 3, 1023, 1024, 4294967295)
 DELAYS = (0, 0, 0, 0, 1, 2, 5, 60)

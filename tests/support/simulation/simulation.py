@@ -21,12 +21,12 @@ from geventstalk.core.engine import Engine
 from geventstalk.core.job import SECOND_NS
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
-from geventstalk.wire.session import MOVE_SLICE
+from geventstalk.wire.session import MOVE_SLICE, Session
 from journal import Journal, JournalError, JournalFull
 from tests.support.faulty_journal import Disk, FaultyJournal, worker_of
 from tests.support.simulation.clients import Habits, SimulatedClient
+from tests.support.simulation.host import Connection, Greenlet, Host, Pause, WatchedTurn
 from tests.support.simulation.oracle import Oracle, Violation, kept_of, require
-from tests.support.simulation.server import Connection, Greenlet, SimulatedServer, Wait
 
 MS_NS = 1_000_000
 WALL_NS = 1_700_000_000 * SECOND_NS
@@ -55,7 +55,8 @@ class ProcessDies(BaseException):
 class Parts:
     """What a simulated server is made of; a canary replaces a part by one that is broken."""
 
-    server: type[SimulatedServer] = SimulatedServer
+    turn: type[WatchedTurn] = WatchedTurn
+    session: type[Session] = Session
     store: type[Store] = Store
     journal: type[Journal] = FaultyJournal
 
@@ -130,7 +131,7 @@ class Task:
 
     name: str
     greenlet: Greenlet
-    wait: Wait
+    wait: Pause
 
 
 @dataclass
@@ -169,7 +170,7 @@ class Simulation:
         self.ids: list[int] = []
         self.clients: list[SimulatedClient] = []
         self.tasks: list[Task] = []
-        self.server: SimulatedServer
+        self.server: Host
         self.journal: Journal
 
     def run(self) -> None:
@@ -188,6 +189,9 @@ class Simulation:
 
     def now_ns(self) -> int:
         return self.clock_ns - self.offset_ns
+
+    def wall_ns(self) -> int:
+        return self.clock_ns
 
     def sync_ns(self) -> int:
         return self.draw.choice((0, 1, SYNC_MS_MAX)) * MS_NS
@@ -284,7 +288,8 @@ class Simulation:
             log=self.note,
         )
         store = self.parts.store(self.journal, scenario.fsync_ms, Epoch(self.clock_ns, self.now_ns()))
-        self.server = self.parts.server(self, scenario.fsync_ms, scenario.max_job_bytes, scenario.slice_moves)
+        parts = self.parts
+        self.server = Host(self, scenario.max_job_bytes, scenario.slice_moves, parts.turn, parts.session)
         self.server.open_journal(store)
         engine = self.server.engine
         found = {job.id: kept_of(job, engine.tube_of(job).name, self._to_wall) for job in engine.jobs}

@@ -1,0 +1,49 @@
+"""Where a greenlet sleeps, and the only way in which the server's own greenlets are woken.
+
+A watcher or a callback that switches into a greenlet resumes it wherever it is, also where it waits for something else.
+Nothing here does that: wake() resumes the greenlet only while it sleeps in park() of this parking, and is nothing
+otherwise. So a wake-up that comes too late, or twice, does no harm.
+Invariant: after park() the greenlet may have been woken without a reason; it looks at its state, and may park again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gevent import get_hub, getcurrent
+from greenlet import greenlet
+
+
+class Parking:
+    """Belongs to the greenlet that makes it."""
+
+    def __init__(self) -> None:
+        hub: Any = get_hub()
+        self.loop: Final[Any] = hub.loop
+        self._parked = False
+        self._sleep: Any = greenlet.switch.__get__(hub)
+        self._resume: Any = getcurrent().switch
+
+    def park(self) -> None:
+        """Sleeps until wake(). Whoever kills the greenlet raises its exception here."""
+        self._parked = True
+        try:
+            self._sleep()
+        finally:
+            self._parked = False
+
+    def wake(self) -> None:
+        """For the event loop alone, as the callback of a watcher."""
+        if self._parked:
+            self._parked = False
+            self._resume()
+
+    def wake_soon(self) -> None:
+        """The same from anywhere: the greenlet goes on when the event loop is at it."""
+        if self._parked:
+            self.loop.run_callback(self.wake)
+
+    def close(self) -> None:
+        """Nobody will park here again; frees the greenlet, which would be part of a cycle."""
+        self._parked = False
+        self._resume = None

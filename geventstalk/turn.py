@@ -1,0 +1,488 @@
+"""One turn: sessions execute what their clients sent, one commit covers all of it, and then the replies leave.
+
+This room must not know gevent, sockets, clocks or SQLite: its owner hands in the clocks, calls end() when every client
+that is ready had its step, and drives the tasks. A task is a generator; it yields a Wait and is resumed when that is
+over. The server drives them with greenlets and threads, the simulation with a clock of its own.
+Everything here runs without a pause from one yield to the next, so it needs no lock.
+Invariant: no reply leaves before the commit that covers it, and under `-f0` not before the sync that covers it; after
+a failure no reply leaves at all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from geventstalk.core.engine import NEVER, Engine
+from geventstalk.core.job import Job
+from geventstalk.durable.records import make_plausible
+from geventstalk.durable.store import Store
+from geventstalk.wire.session import MOVE_SLICE, Session
+
+NEXT_TURN: Final = 0
+"""A moment that is over as soon as everybody else had a turn."""
+HOUSEKEEPING_NS: Final = 50_000_000
+"""How long compaction at leisure stays behind the writing: garbage gathers, and a burst of writes is not disturbed."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Channel:
+    """The way to one client, as a turn sees it. Its owner derives from it and feeds it through Turn.step()."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.in_turn = False  # whether it takes part in the turn that is under way
+        self.changed = False  # whether it made a change that its replies have to wait for
+        self.held = 0  # how many pieces of its replies the gate holds
+        self.held_bytes = 0
+
+    def send(self, data: bytes) -> None:
+        """The replies are true and leave now."""
+        raise NotImplementedError
+
+    def goes_on(self) -> None:
+        """The turn is over for this client; what did not fit into it may go on in the next one."""
+        raise NotImplementedError
+
+
+class Flag:
+    """Something that one task waits for. `raised` is called when it is set; whoever drives the task puts it in."""
+
+    __slots__ = ("is_set", "raised")
+
+    def __init__(self, is_set: bool = False) -> None:
+        self.is_set = is_set
+        self.raised: Callable[[], None] | None = None
+
+    def set(self) -> None:
+        self.is_set = True
+        if self.raised is not None:
+            self.raised()
+
+    def clear(self) -> None:
+        self.is_set = False
+
+
+class Sync:
+    """One fsync. run() may be called in any thread; whatever goes wrong in it is kept in `error`."""
+
+    def __init__(self, work: Callable[[], None], clock: Callable[[], int]) -> None:
+        self._work = work
+        self._clock = clock
+        self.error: BaseException | None = None
+        self.took_ns = 0
+        self.over = False
+
+    def run(self) -> None:
+        begun_ns = self._clock()
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
+        self.took_ns = self._clock() - begun_ns
+        self.over = True
+
+
+class Wait:
+    """What a task waits for: a flag or a moment, whichever comes first, or the end of a sync in a thread."""
+
+    def __init__(self, flag: Flag | None = None, at_ns: int = NEVER, sync: Sync | None = None) -> None:
+        self.flag = flag
+        self.at_ns = at_ns
+        self.sync = sync
+
+
+Task = Iterator[Wait]
+
+
+class ReplyGate:
+    """The replies that wait for a sync, in the order in which they will leave."""
+
+    def __init__(self) -> None:
+        self.clients = 0  # how many have replies here
+        self._held: list[tuple[Channel, bytes]] = []
+
+    @property
+    def pieces(self) -> int:
+        """How many replies wait; a client that goes on sending has several of them."""
+        return len(self._held)
+
+    def hold(self, channel: Channel, data: bytes) -> None:
+        if not channel.held:
+            self.clients += 1
+        channel.held += 1
+        channel.held_bytes += len(data)
+        self._held.append((channel, data))
+
+    def release(self, pieces: int) -> None:
+        """So many of them leave, the oldest first."""
+        leaving, self._held = self._held[:pieces], self._held[pieces:]
+        for channel, data in leaving:
+            channel.held -= 1
+            channel.held_bytes -= len(data)
+            if not channel.held:
+                self.clients -= 1
+            channel.send(data)
+            channel.goes_on()
+
+    def clients_that_also_wait(self) -> int:
+        """How many of the clients with replies here have a reserve that waits for a job."""
+        return len({channel.session.number for channel, _ in self._held if channel.session.waiting})
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Turn:
+    """`begins` is called when a turn begins: end() has to follow soon. `fails` is called once, with what failed."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], int],
+        wall_clock: Callable[[], int],
+        begins: Callable[[], None],
+        fails: Callable[[BaseException], None],
+    ) -> None:
+        self.engine = engine
+        self.store: Store | None = None
+        self.channels: dict[int, Channel] = {}
+        self.gate = ReplyGate()
+        self.failed = False
+        self.sync: Sync | None = None  # the one that is under way in a thread
+        self.move_slice = MOVE_SLICE
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._begins = begins
+        self._fails = fails
+        self._under_way = False
+        self._in_turn: list[Channel] = []
+        self._leaving: deque[Channel] = deque()
+        self._leave_budget = MOVE_SLICE  # what clients that go may still give back within this turn
+        self._armed_ns = NEVER  # when the task of the clock wakes by itself
+        self.earlier = Flag()  # something is due earlier than that
+        self.gone = Flag()  # clients are gone and have to give back what they held
+        self.written = Flag()  # there is something to sync
+        self.grown = Flag(True)  # there may be something to compact
+        self.awaited = Flag()  # replies wait for a sync
+
+    def open(self, store: Store, progress: Callable[[int], None] = lambda records: None) -> int:
+        """Brings the jobs of a journal back, and has every change written there. Returns how many jobs there are.
+
+        Raises JournalError.
+        """
+        engine = self.engine
+        now_ns = self._clock()
+        count = 0
+        for job, tube_name in store.replay(engine.jobs, progress):
+            make_plausible(job, now_ns)
+            engine.restore(job, tube_name, now_ns)
+            count += 1
+        engine.next_id = max(engine.next_id, store.start(self._find))
+        engine.ledger = store
+        self.store = store
+        return count
+
+    def _find(self, id: int) -> tuple[Job, bytes] | None:
+        job = self.engine.jobs.get(id)
+        return None if job is None else (job, self.engine.tube_of(job).name)
+
+    def tasks(self) -> list[Task]:
+        """All that has to run beside the clients, from the start on."""
+        tasks = [self.keep_time(), self.let_go()]
+        store = self.store
+        if store is not None:
+            tasks.append(self.keep_house(store))
+            if store.syncs_before_replies:
+                tasks.append(self.sync_for_replies(store))
+            elif store.syncs_when_due:
+                tasks.append(self.sync_when_due(store))
+        return tasks
+
+    # --- clients
+
+    def join(self, channel: Channel) -> None:
+        """A client has come."""
+        self.channels[channel.session.number] = channel
+
+    def step(self, channel: Channel, data: bytes | None) -> None:
+        """Gives bytes to a session; none (b"") lets it go on, None is the end of what the client sends."""
+        if not self._under_way:
+            self.begin()
+        session = channel.session
+        store = self.store
+        before = 0 if store is None else store.appended
+        now_ns = self._clock()
+        try:
+            if data is None:
+                session.hang_up(now_ns)
+            elif data:
+                session.receive(data, now_ns)
+            else:
+                session.run(now_ns)
+        except Exception as error:
+            self.fail(error)  # a change may be half made
+            return
+        if store is not None and store.appended != before:
+            channel.changed = True
+        if not channel.in_turn:
+            channel.in_turn = True
+            self._in_turn.append(channel)
+
+    def leave(self, channel: Channel) -> None:
+        """A client is gone, and its channel takes nothing more. What it held is given back, now or by let_go()."""
+        cost = _cost_of_leaving(channel)
+        try:
+            if cost <= self._leave_budget and not self._leaving:
+                self._leave_budget -= cost
+                if self.give_back(channel):
+                    return
+            self.engine.stop_waiting(channel.session)
+        except Exception as error:
+            self.fail(error)  # a change may be half made
+            return
+        self._leaving.append(channel)
+        self.gone.set()
+
+    # --- from the beginning of a turn to its end
+
+    def begin(self) -> None:
+        """Something happens that a commit and replies must follow."""
+        if not self._under_way:
+            self._under_way = True
+            if self.store is not None:
+                self.store.follow_wall_clock(self._wall_clock, self._clock)
+            self._begins()
+
+    def end(self) -> None:
+        """Commits what changed, and lets the replies go that need not wait any longer."""
+        self._under_way = False
+        self._leave_budget = MOVE_SLICE
+        if self.failed:
+            return
+        now_ns = self._clock()
+        try:
+            self.collect_served()
+            self.commit(now_ns)
+            touched, self._in_turn = self._in_turn, []
+            self.flush(touched)
+            self.arm()
+        except Exception as error:
+            self.fail(error)
+
+    def commit(self, now_ns: int) -> None:
+        """What all clients changed in this turn, in one transaction. Whatever it raises is the end."""
+        store = self.store
+        if store is not None and store.dirty:
+            store.commit(now_ns)
+            self.written.set()
+            self.grown.set()
+
+    def collect_served(self) -> None:
+        """Clients whose wait ended in this turn have replies, too."""
+        served = self.engine.served
+        if served:
+            for client in served:
+                channel = self.channels.get(client.number)
+                if channel is not None and not channel.in_turn:
+                    channel.in_turn = True
+                    self._in_turn.append(channel)
+            served.clear()
+
+    def flush(self, touched: list[Channel]) -> None:
+        """The replies of these clients leave, or wait at the gate."""
+        store = self.store
+        if store is not None and store.syncs_before_replies:
+            self.flush_durably(touched)
+            return
+        for channel in touched:
+            channel.in_turn = False
+            session = channel.session
+            if session.out:
+                channel.send(session.take_out())
+            channel.goes_on()
+
+    def flush_durably(self, touched: list[Channel]) -> None:
+        """Under `-f0`: replies to changes wait for a sync, and so does what comes behind them."""
+        for channel in touched:
+            channel.in_turn = False
+            session = channel.session
+            if session.out:
+                data = session.take_out()
+                if channel.changed or channel.held:
+                    channel.changed = False
+                    self.gate.hold(channel, data)
+                else:
+                    channel.send(data)
+            channel.goes_on()
+        if self.gate.clients and not self.awaited.is_set and not self.sync_here():
+            self.awaited.set()
+
+    def sync_here(self) -> bool:
+        """Syncs without a thread where that is better. Returns whether it did.
+
+        To hand a sync to a thread and back takes as long as a quick sync; and when everybody waits for it, there is
+        nobody else to serve.
+        """
+        store = self.store
+        assert store is not None
+        if not store.syncs_quickly and not self.everybody_waits():
+            return False
+        pieces = self.gate.pieces
+        sync = self._sync(store)
+        if sync is not None:
+            sync.run()
+            self._synced(store, sync)
+        self.release(pieces)
+        return True
+
+    def everybody_waits(self) -> bool:
+        """Whether each client waits for a sync, or for a job."""
+        gate, waiting = self.gate, self.engine.waiting_count
+        if gate.clients + waiting < len(self.channels):
+            return False
+        return gate.clients + waiting - gate.clients_that_also_wait() >= len(self.channels)
+
+    def release(self, pieces: int) -> None:
+        """So many of the replies at the gate leave: a sync that began after they came has ended."""
+        if not self.failed:
+            self.gate.release(pieces)
+
+    def arm(self) -> None:
+        """Wakes the clock when something is due earlier than it knows."""
+        deadline_ns = self.engine.next_deadline_ns()
+        if deadline_ns != NEVER and (self._armed_ns == NEVER or deadline_ns < self._armed_ns):
+            self.earlier.set()
+
+    # --- tasks
+
+    def keep_time(self) -> Task:
+        """Lets happen what is due, in slices, and sleeps until the next deadline."""
+        while True:
+            done = self.advance()
+            deadline_ns = self.engine.next_deadline_ns()
+            if self.engine.served:
+                self.begin()
+            if not done:
+                yield Wait(at_ns=NEXT_TURN)
+                continue
+            self._armed_ns = deadline_ns
+            self.earlier.clear()
+            yield Wait(self.earlier, deadline_ns)
+
+    def advance(self) -> bool:
+        """One slice of what is due. Returns whether that was all."""
+        return self.engine.advance(self._clock(), self.move_slice)
+
+    def let_go(self) -> Task:
+        """Gives back what clients held that are gone: each in its turn, slice by slice."""
+        while True:
+            yield Wait(self.gone)
+            self.gone.clear()
+            while self._leaving:
+                left = MOVE_SLICE
+                while self._leaving and left > 0:
+                    channel = self._leaving.popleft()
+                    left -= _cost_of_leaving(channel)
+                    if not self.give_back(channel):
+                        self._leaving.append(channel)
+                        break
+                yield Wait(at_ns=NEXT_TURN)
+
+    def give_back(self, channel: Channel) -> bool:
+        """One slice of what a client held. Returns whether that was all; then nothing of the client is left."""
+        self.begin()
+        done = channel.session.leave(self._clock())
+        if done:
+            del self.channels[channel.session.number]
+        return done
+
+    def keep_house(self, store: Store) -> Task:
+        """Compacts in slices, one a turn, while there is something to compact; sleeps while nothing is written."""
+        while True:
+            if not store.settling:
+                self.grown.clear()
+                yield Wait(self.grown)
+            yield Wait(at_ns=self._clock() + HOUSEKEEPING_NS)
+            while store.wants_compaction():
+                store.compact_slice(self._clock())
+                self.written.set()
+                yield Wait(at_ns=NEXT_TURN)
+
+    def sync_when_due(self, store: Store) -> Task:
+        """Under `-fMS`: a sync in a thread, MS after the first commit that it covers."""
+        while True:
+            yield Wait(self.written)
+            self.written.clear()
+            if store.sync_due_ns:
+                yield Wait(at_ns=store.sync_due_ns)
+                sync = self._sync(store)
+                if sync is not None:
+                    yield self._in_thread(sync)
+                    self._synced(store, sync)
+
+    def sync_for_replies(self, store: Store) -> Task:
+        """Under `-f0`: a sync in a thread for all replies that wait, then one for those that came meanwhile."""
+        while True:
+            yield Wait(self.awaited)
+            pieces = self.gate.pieces  # they stay there: the server may stop while the sync is under way
+            sync = self._sync(store)
+            if sync is not None:
+                yield self._in_thread(sync)
+                self._synced(store, sync)
+            self.release(pieces)
+            if self.gate.clients:
+                self.sync_here()
+            if not self.gate.clients:
+                self.awaited.clear()
+
+    def _sync(self, store: Store) -> Sync | None:
+        """Covers all that is committed by now; None when nothing has to be synced."""
+        point = store.sync_point()
+        return None if point is None else Sync(point.run, self._clock)
+
+    def _in_thread(self, sync: Sync) -> Wait:
+        self.sync = sync
+        return Wait(sync=sync)
+
+    def _synced(self, store: Store, sync: Sync) -> None:
+        """A sync is over. Raises what failed in it: then nothing that waits for it is safe."""
+        self.sync = None
+        if sync.error is not None:
+            raise sync.error
+        store.sync_took(sync.took_ns)
+
+    # --- the end
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing is certain any more: from now on no reply leaves. The first failure counts."""
+        if not self.failed:
+            self.failed = True
+            self._fails(error)
+
+    def finish(self) -> None:
+        """The clean end: commits, syncs, and sends everything that is true by then. No task may run any more."""
+        if self.failed:
+            return
+        store = self.store
+        try:
+            if self.sync is not None and store is not None:
+                assert self.sync.over
+                self._synced(store, self.sync)
+            self.end()
+            if store is not None and not self.failed:
+                sync = self._sync(store)
+                if sync is not None:
+                    sync.run()
+                    self._synced(store, sync)
+                self.release(self.gate.pieces)
+                store.close()
+        except Exception as error:
+            self.fail(error)
+
+
+def _cost_of_leaving(channel: Channel) -> int:
+    """How many moves a client takes that leaves."""
+    session = channel.session
+    return 1 + len(session.reserved) + len(session.watched)

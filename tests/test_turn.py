@@ -1,0 +1,363 @@
+"""The turn on a manual clock, over a store that fails as it is told: which replies leave, and when.
+
+How steps, commits, syncs and deaths mix is the simulation's part; here stands what a case looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from geventstalk._build import BUILD
+from geventstalk.core.engine import NEVER, Engine
+from geventstalk.durable.records import Epoch
+from geventstalk.durable.store import Store
+from geventstalk.turn import NEXT_TURN, Channel, Task, Turn, Wait
+from geventstalk.wire.session import Service, Session
+from tests.support.clock import SECOND, ManualClock
+
+PUT = b"put 0 0 60 1\r\nx\r\n"
+WALL_NS = 1_700_000_000 * SECOND
+
+
+class Wire(Channel):
+    """A client's end that keeps what it was sent."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.sent = b""
+        self.turns = 0
+
+    def send(self, data: bytes) -> None:
+        self.sent += data
+
+    def goes_on(self) -> None:
+        self.turns += 1
+
+    def take(self) -> bytes:
+        sent, self.sent = self.sent, b""
+        return sent
+
+
+class FakeJournal:
+    """Everything a store asks of a journal. `fail` is raised by the next commit or sync."""
+
+    current = oldest = 1
+    dirty = False
+    settling = False
+    appended = 0
+    records_moved = records_written = disk_bytes = 0
+    segment_bytes = 1 << 20
+    high_water = 0
+
+    def __init__(self) -> None:
+        self.commit_fails: BaseException | None = None
+        self.sync_fails: BaseException | None = None
+        self.append_fails: BaseException | None = None
+        self.payloads: list[bytes] = []
+        self.unsynced = False
+        self.closed = False
+        self.commits = 0
+
+    def admits(self, size: int) -> bool:
+        return True
+
+    def append(self, key: int, kind: int, payload: bytes) -> None:
+        if self.append_fails is not None:
+            raise self.append_fails
+        self.payloads.append(payload)
+        self.appended += 1
+        self.dirty = True
+
+    def commit(self) -> None:
+        if self.commit_fails is not None:
+            raise self.commit_fails
+        self.dirty = False
+        self.unsynced = True
+        self.commits += 1
+
+    def catch_up(self, payload_of: Callable[[int], bytes | None]) -> None:
+        return
+
+    def sync_point(self) -> FakeJournal | None:
+        covered, self.unsynced = self.unsynced, False
+        return self if covered else None
+
+    def run(self) -> None:
+        if self.sync_fails is not None:
+            raise self.sync_fails
+
+    def batches(self) -> list[Any]:
+        return []
+
+    def start(self) -> None:
+        return
+
+    def heal(self, payload_of: object) -> None:
+        return
+
+    def wants_compaction(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class House:
+    """A turn with its clients."""
+
+    def __init__(self, fsync_ms: int | None = None, *, durable: bool = True) -> None:
+        self.clock = ManualClock()
+        self.wall_step_ns = 0
+        self.engine = Engine(self.clock.ns)
+        self.service = Service(self.engine, 65535, dict)
+        self.failures: list[BaseException] = []
+        self.begun = 0
+        self.turn = Turn(self.engine, lambda: self.clock.ns, self.wall_ns, self._begins, self.failures.append)
+        self.journal = FakeJournal()
+        if durable:
+            if BUILD == "compiled":
+                pytest.skip("a compiled store takes a compiled journal only")
+            journal: Any = self.journal
+            self.turn.open(Store(journal, fsync_ms, Epoch(self.wall_ns(), self.clock.ns)))
+
+    def wall_ns(self) -> int:
+        return WALL_NS + self.clock.ns + self.wall_step_ns
+
+    def _begins(self) -> None:
+        self.begun += 1
+
+    def client(self) -> Wire:
+        wire = Wire(Session(self.service))
+        self.turn.join(wire)
+        return wire
+
+    def say(self, *words: tuple[Wire, bytes | None]) -> None:
+        """One turn in which these clients say something."""
+        for wire, data in words:
+            self.turn.step(wire, data)
+        self.turn.end()
+
+
+def go_on(task: Task) -> Wait:
+    """Resumes a task until it waits for something that is not there yet."""
+    wait = next(task)
+    while wait.flag is not None and wait.flag.is_set:
+        wait = next(task)
+    return wait
+
+
+def test_a_reply_leaves_at_the_end_of_the_turn() -> None:
+    house = House()
+    one, two = house.client(), house.client()
+    house.turn.step(one, PUT)
+    house.turn.step(two, b"reserve\r\n")
+    assert (one.sent, two.sent, house.begun) == (b"", b"", 1)
+    assert house.journal.commits == 0
+    house.turn.end()
+    assert house.journal.commits == 1
+    assert one.take() == b"INSERTED 1\r\n"
+    assert two.take() == b"RESERVED 1 1\r\nx\r\n"
+    assert (one.turns, two.turns) == (1, 1)
+
+
+FAULTS = [MemoryError(), OverflowError("int too large"), ValueError("?"), OSError(5, "I/O error")]
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("where", ["append", "commit", "sync"])
+def test_whatever_fails_in_the_journal_is_the_end(where: str, error: BaseException) -> None:
+    """Only JournalError was: after anything else the batch was dropped and the next turn sent its replies."""
+    house = House(fsync_ms=0)
+    one, two = house.client(), house.client()
+    setattr(house.journal, f"{where}_fails", error)
+    house.say((one, PUT), (two, PUT))
+    assert house.failures == [error]
+    setattr(house.journal, f"{where}_fails", None)
+    house.say((one, b"list-tube-used\r\n"), (two, b"list-tube-used\r\n"))
+    house.turn.finish()
+    assert house.failures == [error], "it is said once"
+    assert not one.sent and not two.sent, "no reply leaves any more"
+    assert not house.journal.closed
+
+
+def test_a_sync_that_fails_in_a_thread_is_the_end() -> None:
+    house = House(fsync_ms=0)
+    one, _ = house.client(), house.client()
+    syncs = house.turn.tasks()[-1]
+    wait = next(syncs)
+    house.say((one, PUT))
+    assert wait.flag is not None and wait.flag.is_set
+    house.journal.sync_fails = MemoryError()
+    sync = go_on(syncs).sync
+    assert sync is not None
+    sync.run()
+    with pytest.raises(MemoryError):
+        next(syncs)
+    house.turn.fail(MemoryError())  # as the driver of a task does
+    house.turn.finish()
+    assert one.sent == b""
+
+
+class HalfMade(Session):
+    """Something fails in the middle of a change."""
+
+    def receive(self, data: bytes, now_ns: int) -> None:
+        self._reply(b"INSERTED 1\r\n")
+        raise RuntimeError("in the middle")
+
+
+def test_a_failure_with_half_of_a_change_made_ends_the_server() -> None:
+    house = House(durable=False)
+    one = Wire(HalfMade(house.service))
+    house.turn.join(one)
+    house.say((one, b"delete 1\r\n"))
+    assert [str(error) for error in house.failures] == ["in the middle"]
+    house.say((one, None))
+    assert not one.sent
+
+
+# -f0
+
+
+def slow(house: House) -> None:
+    """The device takes 10 ms."""
+    assert house.turn.store is not None
+    house.turn.store.sync_took(10_000_000)
+
+
+def test_a_client_that_sends_on_is_one_client_at_the_gate() -> None:
+    """It has several replies there. Taken for several clients, they had the hub wait for a slow device, with others
+    there who could be served."""
+    house = House(fsync_ms=0)
+    one, _, _ = house.client(), house.client(), house.client()
+    slow(house)
+    syncs = house.turn.tasks()[-1]
+    next(syncs)
+    house.say((one, PUT))
+    sync = go_on(syncs).sync
+    for _ in range(5):
+        house.say((one, PUT))
+    assert house.turn.gate.pieces == 6 and house.turn.gate.clients == 1
+    assert not house.turn.everybody_waits()
+    assert sync is not None
+    sync.run()
+    slow(house)
+    wait = go_on(syncs)
+    assert one.take() == b"INSERTED 1\r\n"
+    assert wait.sync is not None, "the second sync is in a thread, too"
+    wait.sync.run()
+    go_on(syncs)
+    assert one.take() == b"".join(b"INSERTED %d\r\n" % id for id in range(2, 7))
+
+
+def test_a_client_with_a_reply_at_the_gate_and_a_reserve_is_one_client() -> None:
+    house = House(fsync_ms=0)
+    one, _ = house.client(), house.client()
+    slow(house)
+    house.say((one, b"use other\r\n" + PUT + b"reserve\r\n"))
+    assert (house.turn.gate.clients, house.engine.waiting_count) == (1, 1)
+    assert not house.turn.everybody_waits()
+    assert one.sent == b""
+
+
+def test_when_everybody_waits_the_sync_needs_no_thread() -> None:
+    house = House(fsync_ms=0)
+    one, two = house.client(), house.client()
+    slow(house)
+    house.say((two, b"watch other\r\nignore default\r\n"))
+    two.take()
+    house.say((one, PUT), (two, b"reserve\r\n"))
+    assert one.take() == b"INSERTED 1\r\n"
+
+
+def test_what_comes_behind_a_change_waits_with_it() -> None:
+    house = House(fsync_ms=0)
+    one, two = house.client(), house.client()
+    slow(house)
+    house.say((one, PUT), (two, b"list-tube-used\r\n"))
+    assert (one.take(), two.take()) == (b"", b"USING default\r\n")
+    house.say((one, b"list-tube-used\r\n"))
+    assert one.take() == b""
+    house.turn.finish()
+    assert one.take() == b"INSERTED 1\r\nUSING default\r\n"
+    assert house.journal.closed
+
+
+# Clients that go
+
+
+def test_who_leaves_gives_back_what_it_held_in_slices() -> None:
+    house = House()
+    one, two = house.client(), house.client()
+    task = house.turn.tasks()[1]
+    wait = next(task)
+    for _ in range(8):
+        house.say((one, (PUT + b"reserve\r\n") * 60))
+        house.turn.step(one, b"")
+        house.say()
+    held = len(one.session.reserved)
+    assert held > 250
+    house.turn.leave(one)
+    assert wait.flag is not None and wait.flag.is_set
+    slices = 0
+    while house.turn.channels.keys() == {1, 2}:
+        wait = next(task)
+        assert wait.at_ns == NEXT_TURN
+        slices += 1
+    assert slices > held // 300
+    house.turn.end()
+    assert house.engine.ready_count == held
+    assert two.session.number in house.turn.channels
+
+
+def test_many_who_hold_little_leave_at_once() -> None:
+    house = House()
+    wires = [house.client() for _ in range(100)]
+    for wire in wires:
+        house.turn.leave(wire)
+    assert not house.turn.channels
+
+
+# The wall clock
+
+
+def test_a_step_of_the_wall_clock_is_followed() -> None:
+    """The deadline of a put made after the clock was corrected was computed from the clock at start."""
+    house = House()
+    one = house.client()
+    house.say((one, PUT))
+    house.wall_step_ns = 3600 * SECOND
+    house.clock.ns += SECOND
+    house.say((one, b"put 0 10 60 1\r\nx\r\n"))
+    payload = house.journal.payloads[-1]
+    assert int.from_bytes(payload[9:17], "little") == house.wall_ns() + 10 * SECOND
+    # A ready job's head is kept for the next one of the same moment.
+    house.say((one, PUT))
+    head = house.journal.payloads[-1]
+    house.wall_step_ns = 0
+    house.say((one, PUT))
+    created = [int.from_bytes(each[21:29], "little") for each in (head, house.journal.payloads[-1])]
+    assert created[0] - created[1] == 3600 * SECOND
+
+
+def test_what_two_readings_of_the_clocks_take_is_no_step() -> None:
+    house = House()
+    one = house.client()
+    house.wall_step_ns = 3_000_000
+    house.say((one, b"put 0 10 60 1\r\nx\r\n"))
+    payload = house.journal.payloads[-1]
+    assert int.from_bytes(payload[9:17], "little") == house.wall_ns() + 10 * SECOND - 3_000_000
+
+
+def test_a_task_waits_for_what_it_says() -> None:
+    house = House(durable=False)
+    clock = house.turn.tasks()[0]
+    wait = next(clock)
+    assert wait.at_ns == NEVER
+    one = house.client()
+    house.say((one, b"put 0 5 60 1\r\nx\r\n"))
+    assert wait.flag is not None and wait.flag.is_set
+    assert house.clock.ns < next(clock).at_ns
