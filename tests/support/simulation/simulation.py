@@ -514,6 +514,8 @@ class Simulation:
             return
         for client in self.clients:
             self._require_answered(client)
+        there = {client.view.number for client in self.clients if not client.over}
+        require(there >= self.server.engine.clients.keys(), "clients that are gone stay:", there)
         self._require_room()
         for segment in self.disk.segments.values() if self.scenario.fsync_ms is not None else ():
             require(not segment.unsynced_rows, "a commit was never synced")
