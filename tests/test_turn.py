@@ -47,6 +47,7 @@ class FakeJournal:
     current = oldest = 1
     dirty = False
     settling = False
+    behind = False
     appended = 0
     records_moved = records_written = disk_bytes = 0
     segment_bytes = 1 << 20
@@ -78,7 +79,10 @@ class FakeJournal:
         self.unsynced = True
         self.commits += 1
 
-    def catch_up(self, payload_of: Callable[[int], bytes | None]) -> None:
+    def catch_up(self, payload_of: Callable[[int], bytes | None]) -> bool:
+        return False
+
+    def on_progress(self, call: Callable[[], None]) -> None:
         return
 
     def sync_point(self) -> FakeJournal | None:
