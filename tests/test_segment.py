@@ -8,6 +8,7 @@ import random
 import shutil
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from journal.sqlite import writer as writer_room
 from journal.sqlite.files import NEW_SUFFIX, disk_bytes, sync_files
 from journal.sqlite.format import EMPTY_BYTES, FORMAT_VERSION, GROUP, LAST, PAGE_BYTES, PART, checksum, row_bytes, split
 from journal.sqlite.reader import SegmentReader, join
-from journal.sqlite.sql import failure_of
+from journal.sqlite.sql import failure_of, write_meta
 from journal.sqlite.wal import torn_bytes
 from journal.sqlite.writer import SegmentWriter, seal_left_over
 from tests.support.disk import KIB, free_bytes, small_disk
@@ -390,7 +391,8 @@ def test_a_damaged_group_is_left_out_and_its_records_are_counted(path: Path, cha
      b"[[1,1,1],[2,1,1]xy", b"[[1,1,1],[2,9,1]]\nxy", b"[[1,1,2],[2,1,-1]]\nxy", b"[[1,1,3],[2,1,-1]]\nxy", b"{}\n",
      b"[[1,1,1],[2,1,1]] \nxy", b"[[1,1,1],[2,1,1]],\nxy", b"[[1,1],[2,1,1]]\nxy", b"[[],[]]\n", b"[null,null]\n",
 
-     b"\xff\xfe\n", b"[1,2]\nxy"],
+     b"\xff\xfe\n", b"[1,2]\nxy", b"[[-1,1,1],[2,1,1]]\nxy", b"[[1,1,1],[9223372036854775808,1,1]]\nxy",
+     b"[" * 100000 + b"\n"],
 )  # fmt: skip
 def test_a_group_that_is_none_is_left_out_whatever_its_checksum(path: Path, payload: bytes) -> None:
     write_batches(path, [SMALL[:1], SMALL[1:3], SMALL[3:4]]).seal()
@@ -468,6 +470,51 @@ def test_what_is_no_segment_of_this_format_is_told_in_one_line(path: Path, state
         read(path)
     assert says in str(caught.value)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("segment", 0),
+        ("segment", -7),
+        ("segment", 2**32),
+        ("high_water", -1),
+        ("oldest", 0),
+        ("oldest", 8),
+        ("oldest", -(2**63)),
+        ("records", -1),
+    ],
+)
+def test_numbers_that_no_segment_says_of_itself_are_damage(path: Path, name: str, value: int) -> None:
+    """Their checksum is right."""
+    with closing(sqlite3.connect(sealed(path), isolation_level=None)) as db:
+        meta = {key: number for key, number in db.execute("SELECT name, value FROM meta") if key != "crc"}
+        write_meta(db, {**meta, name: value})
+    with pytest.raises(JournalDamaged, match="its head is damaged"):
+        read(path)
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "loop", "nowhere"])
+def test_what_is_no_file_is_told_and_never_waited_for(path: Path, kind: str) -> None:
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(path if kind == "loop" else path.parent / "a-disk-that-is-not-mounted")
+    failure = (
+        JournalDamaged if kind in ("directory", "pipe") else JournalFailed
+    )  # the other end of a link may come back
+    with pytest.raises(failure) as caught:
+        SegmentReader(str(path))
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_may_not_be_read_is_no_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed(path)
+    monkeypatch.setattr(os, "access", lambda name, mode: False)
+    with pytest.raises(JournalFailed, match="Permission denied"):
+        SegmentReader(str(path))
 
 
 def test_a_segment_of_a_newer_format_is_no_damage(path: Path) -> None:

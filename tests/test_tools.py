@@ -447,6 +447,17 @@ def test_a_survey_sees_one_moment(tmp_path: Path, seed: int) -> None:
     live.journal.close()
 
 
+def test_stats_know_how_large_a_segment_was_that_compaction_removes_meanwhile(folder: Path) -> None:
+    survey = Survey(str(folder), lambda record: None)
+    sizes = {path.name: path.stat().st_size for path in segments(folder)}
+    for path in segments(folder)[:2]:
+        path.unlink()
+    for _ in survey.read():
+        pass
+    survey.close()
+    assert {os.path.basename(facts.path): facts.bytes for facts in survey.segments} == sizes
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -12,7 +12,7 @@ from typing import Final
 from zlib import crc32
 
 from journal.errors import JournalFailed
-from journal.sqlite.format import EMPTY_BYTES, PAGE_BYTES, is_beginning
+from journal.sqlite.format import EMPTY_BYTES, PAGE_BYTES, SEGMENT_MAX, is_beginning
 
 NEW_SUFFIX: Final = ".new"
 """What the name of a segment ends in while it is made."""
@@ -35,7 +35,7 @@ def segment_path(directory: str, number: int) -> str:
 def segment_paths(directory: str) -> list[tuple[int, str]]:
     """Number and path of every segment in the directory, oldest first."""
     found = [(int(match[1]), name) for name in os.listdir(directory) if (match := _NAME.fullmatch(name))]
-    return [(number, os.path.join(directory, name)) for number, name in sorted(found)]
+    return [(number, os.path.join(directory, name)) for number, name in sorted(found) if number <= SEGMENT_MAX]
 
 
 def aside_numbers(directory: str) -> list[int]:

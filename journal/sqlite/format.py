@@ -30,6 +30,11 @@ FORMAT_VERSION: Final = 2
 FORMAT_VERSIONS: Final = (1, 2)  # the first had neither groups nor the view; what reads the second reads it as well
 PAGE_BYTES: Final = 2048
 """A commit writes whole pages to the WAL: small ones waste less on a single record, large ones less on large bodies."""
+KEY_BITS: Final = 63
+KEY_MAX: Final = (1 << KEY_BITS) - 1
+"""SQLite's integers have 64 bits with their sign, and keys are not negative."""
+SEGMENT_MAX: Final = (1 << 32) - 1
+"""Liveness keeps the number of a segment in 32 bits. At a segment a second that is enough for 136 years."""
 EMPTY_BYTES: Final = 3 * PAGE_BYTES
 """A segment without records: a page for SQLite's schema, which has room for all of SCHEMA, and one for each table."""
 _MAGIC: Final = b"SQLite format 3\0"
@@ -52,7 +57,7 @@ LOCAL_MIN: Final = (PAGE_BYTES - 12) * 32 // 255 - 23  # and leaves at least thi
 _SHARES: Final = tuple(-(-PAGE_BYTES // (LEAF_BYTES // (size + CELL_BYTES))) for size in range(LOCAL_MAX + 1))
 
 PARTS: Final = Struct("<I")
-GROUP_ERRORS: Final = (ValueError, TypeError, LookupError, OverflowError)
+GROUP_ERRORS: Final = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
 _JSON: Final = json.JSONDecoder()
 SCHEMA: Final = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -115,7 +120,7 @@ def ungroup(seq: int, count: int, payload: bytes) -> list[Row]:
     rows: list[Row] = []
     for head in heads:
         key, kind, size = head[0], head[1], head[2]  # unpacking it costs the compiled build 4 % of a restart
-        if not FULL <= kind <= DELETE or size < 0:
+        if not FULL <= kind <= DELETE or size < 0 or key >> KEY_BITS:
             raise ValueError("a group has whole small records only")
         seq += 1
         rows.append((seq, key, kind, 0, payload[at : at + size]))
@@ -147,6 +152,17 @@ def is_beginning(page: bytes) -> bool:
 def meta_checksum(meta: Mapping[str, int]) -> int:
     """CRC-32 of `name=value` lines in order of their names, as `meta` keeps it of itself under the name `crc`."""
     return crc32("".join(f"{name}={meta[name]}\n" for name in sorted(meta) if name != "crc").encode())
+
+
+def is_possible(meta: Mapping[str, int]) -> bool:
+    """Whether a segment may say so of itself: numbers within their bounds. Raises KeyError where one is missing."""
+    number = meta["segment"]
+    return (
+        0 < number <= SEGMENT_MAX
+        and 0 <= meta["high_water"] <= KEY_MAX
+        and 0 < meta.get("oldest", number) <= number
+        and meta.get("records", 0) >= 0
+    )
 
 
 def split(key: int, payload: bytes) -> list[tuple[int, int, bytes]]:

@@ -6,8 +6,10 @@ is given back has the checksum and the place it was written with.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Final
@@ -15,7 +17,7 @@ from zlib import crc32
 
 from mypy_extensions import mypyc_attr
 
-from journal.errors import JournalDamaged, JournalFull, JournalNewer
+from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalNewer
 from journal.sqlite.files import fsync_path
 from journal.sqlite.format import (
     APPLICATION_ID,
@@ -31,6 +33,7 @@ from journal.sqlite.format import (
     Entry,
     Row,
     checksum,
+    is_possible,
     meta_checksum,
     ungroup,
 )
@@ -74,6 +77,7 @@ class SegmentReader:
         self.path = path
         # Read-only, so that closing merges nothing. Without a WAL nobody writes to the file: then no lock is needed and
         # nothing is created beside it.
+        _require_file(path)
         mode = "mode=ro" if os.path.exists(path + "-wal") else "mode=ro&immutable=1"
         try:
             self._db = connect_to_read(path, mode)
@@ -102,7 +106,7 @@ class SegmentReader:
             if version not in FORMAT_VERSIONS:
                 raise JournalDamaged(f"{path} has format version {version}, which no geventstalk writes")
             meta = read_meta(self._db)
-            if meta["crc"] != meta_checksum(meta):
+            if meta["crc"] != meta_checksum(meta) or not is_possible(meta):
                 raise JournalDamaged(f"{path} cannot be read as a journal segment: its head is damaged")
             self.number = meta["segment"]
             self.high_water = meta["high_water"]
@@ -110,7 +114,7 @@ class SegmentReader:
             self._expected = meta.get("records")
         except sqlite3.Error as error:
             raise unreadable(error, f"{path} cannot be read as a journal segment", path) from error
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise JournalDamaged(f"{path} cannot be read as a journal segment: {error}") from error
 
     def batches(self) -> Iterator[list[Row]]:
@@ -238,6 +242,23 @@ class SegmentReader:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _require_file(path: str) -> None:
+    """Raises JournalDamaged where a name stands for no file, JournalFailed where the system does not say.
+
+    SQLite would wait for ever for somebody to write to a pipe. Whoever may not read a file, or cannot reach the disk
+    that a link leads to, is told so: that is no damage. The file is not opened for that: closing a file by hand drops
+    the locks that SQLite has on the file in this process.
+    """
+    try:
+        kind = os.stat(path).st_mode
+    except OSError as error:
+        raise JournalFailed(f"cannot read {path}: {error.strerror}") from error
+    if not stat.S_ISREG(kind):
+        raise JournalDamaged(f"{path} is not a file")
+    if not os.access(path, os.R_OK):
+        raise JournalFailed(f"cannot read {path}: {os.strerror(errno.EACCES)}")
 
 
 def _intact(seq: int, key: int, kind: int, crc: object, payload: bytes) -> list[Row]:

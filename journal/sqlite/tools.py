@@ -88,6 +88,7 @@ class Snapshot(Source):
     def __init__(self, directory: str) -> None:
         """Raises JournalLocked when there is no such directory, or no journal in it."""
         self._readers: dict[str, _Pinned] = {}
+        self._bytes: dict[str, int] = {}
         self._damage: dict[str, JournalError] = {}
         self._paths: list[tuple[int, str]] = []
         super().__init__(directory)
@@ -120,6 +121,10 @@ class Snapshot(Source):
             raise self._damage[path]
         return self._readers[path]
 
+    def bytes_of(self, path: str) -> int:
+        """What a segment took on disk at that moment. By now a server may have removed it, or merged its WAL."""
+        return self._bytes[path]
+
     def close(self) -> None:
         """Lets go of the files."""
         for reader in self._readers.values():
@@ -131,6 +136,7 @@ class Snapshot(Source):
         self._paths = paths = segment_paths(self.directory)
         steady = paths == segment_paths(self.directory)  # a listing may miss what comes or goes meanwhile
         for _, path in reversed(paths):
+            self._bytes[path] = disk_bytes(path)
             try:
                 self._readers[path] = _Pinned(path)
             except JournalError as error:
@@ -226,7 +232,7 @@ class Survey:
         self.high_water = replay.high_water
         self.keys = self.live.keys - len(lost)
         for found in replay.found:
-            facts = (disk_bytes(found.path), self.live.bytes_in(found.number), 0, found.damaged)
+            facts = (self._snapshot.bytes_of(found.path), self.live.bytes_in(found.number), 0, found.damaged)
             self.segments.append(SegmentFacts(found.number, found.path, found.records, *facts))
 
 
