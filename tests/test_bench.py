@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import re
 import socket
 import sys
@@ -138,7 +139,7 @@ def test_what_was_measured_is_kept_when_the_rest_fails(
     assert report.load_results(kept)["rows"]["plain"]["pure"]
 
 
-@pytest.mark.parametrize("name", ["tubes", "blocked", "restart", "memory", "f0-put-100"])
+@pytest.mark.parametrize("name", ["tubes", "blocked", "restart", "restart-churned", "memory", "f0-put-100"])
 def test_every_kind_of_row_can_be_measured(name: str) -> None:
     row = BY_NAME[name]
     try:
@@ -147,6 +148,37 @@ def test_every_kind_of_row_can_be_measured(name: str) -> None:
         journals.remove()
     assert sample.value > 0
     assert sample.server_busy > 0
+
+
+def test_a_run_that_is_lost_takes_no_other_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = itertools.count()
+
+    def work(load: Load, seconds: float, commands: int = 0) -> int:
+        if next(measured) == 3:  # the interval of the second run
+            raise LoadError("the server was silent for 60 s")
+        return 1
+
+    monkeypatch.setattr(Load, "work", work)
+    table = program.measure_table([BY_NAME["plain"], BY_NAME["plain-1"]], [PURE], 3, TINY, 0)
+    assert {name: len(found["pure"]) for name, found in table.items()} == {"plain": 2, "plain-1": 3}
+    assert "plain: a run of pure is lost: the server was silent for 60 s" in capsys.readouterr().err
+
+
+def test_a_slow_run_goes_on_until_there_is_something_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([5, 0, 0, 7])
+    monkeypatch.setattr(Load, "work", lambda *_: next(counts))
+    assert throughput(PURE, BY_NAME["plain-1"], TINY, 0).value > 0
+
+
+def test_rows_say_how_many_there_really_were() -> None:
+    row = BY_NAME["restart"]
+    assert row.said(Scale()) == "restart with 1,000,000 jobs until served"
+    assert row.said(program.QUICK) == "restart with 100,000 jobs until served"
+    assert "10,000 jobs that followed" in BY_NAME["restart-churned"].said(program.QUICK)
+    rows = {"memory": {"pure": [[500.0, 0.9, 0.5]]}}
+    assert "memory a job, 2,000 jobs, no journal" in report.table(rows, TINY)[2]
 
 
 def test_a_row_without_answers_is_no_result(tmp_path: Path) -> None:
@@ -165,6 +197,8 @@ def test_the_table_says_what_is_met_missed_and_doubtful() -> None:
     assert "**0.80** (at least 0.75: met)" in plain
     assert "**0.90** (at least 1: missed)" in plain
     assert "90.0 ±0 % *" in plain
+    assert plain.endswith("| 10,000 / 12,500 / 5,556 |"), "processor time a command"
+    assert restart.endswith("| - |")
     assert "**1.10** (at most 1.2: met)" in restart
     assert "**1.00** (at most 0.8: missed)" in restart
     assert "do not trust" in lines[-1]

@@ -76,14 +76,18 @@ def version_of(build: servers.Build) -> str:
 def measure_table(
     rows: Sequence[Row], builds: Sequence[servers.Build], runs: int, scale: Scale, core: int
 ) -> dict[str, dict[str, list[list[float]]]]:
-    """Every row with every server, run by run in turn."""
+    """Every row with every server, run by run in turn. A run that fails is told and left out of its row."""
     table: dict[str, dict[str, list[list[float]]]] = {}
     try:
         for row in rows:
             found: dict[str, list[list[float]]] = {build.name: [] for build in builds}
             for run in range(runs):
                 for build in builds if run % 2 == 0 else reversed(builds):
-                    sample = row.measure(build, row, scale, core)
+                    try:
+                        sample = row.measure(build, row, scale, core)
+                    except (LoadError, OSError) as error:
+                        print(f"{row.name}: a run of {build.name} is lost: {error}", file=sys.stderr, flush=True)
+                        continue
                     found[build.name].append([sample.value, sample.server_busy, sample.load_busy])
             table[row.name] = found
             print(report.line(row, found), flush=True)
@@ -140,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    lost = {name: runs for name, runs in results.get("rows", {}).items() if options.table and not all(runs.values())}
     for key in report.PARTS:
         if results.get(key) and (options.source or getattr(options, "table" if key == "rows" else key)):
             print("\n" + "\n".join(report.PARTS[key][1](results)))
@@ -149,7 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not report.draw(RESULTS, report.PAGE.parent, environment.PYTHON):
             print("scripts/bench: the pictures were not drawn", file=sys.stderr)
             return 1
-    return 0
+    if lost:
+        print(f"scripts/bench: not everything was measured: {', '.join(lost)}", file=sys.stderr)
+    return 1 if lost else 0
 
 
 if __name__ == "__main__":

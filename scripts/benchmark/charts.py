@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmark.report import OURS, REFERENCE, Results, load_results, ratio
-from scripts.benchmark.rows import ROWS
+from scripts.benchmark.rows import ROWS, Scale
 
 COLOURS = {REFERENCE: "#7f7f7f", "pure": "#1f77b4", "compiled": "#d62728"}
 
@@ -50,7 +50,8 @@ def draw_table(results: Results, path: Path) -> None:
     ticks = [0.5, 1, 2, 5, 10, 20, 50]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_yticks([-position for position in range(len(rows))], [row.title.replace("`", "") for row in rows])
+    scale = Scale(results["seconds"], results["jobs"], results["things"])
+    axes.set_yticks([-position for position in range(len(rows))], [row.said(scale).replace("`", "") for row in rows])
     axes.axvline(1, color=COLOURS[REFERENCE])
     axes.set_xlabel("times as good as beanstalkd (right of 1 is better); black: what is aimed at")
     axes.legend(loc="lower right")

@@ -76,11 +76,22 @@ def _busy_cell(runs: Mapping[str, Runs]) -> str:
     return f"{' / '.join(shown)} (load {max(load) * 100:.0f})" if load else "-"
 
 
-def table(rows: Mapping[str, Mapping[str, Runs]]) -> list[str]:
+def cpu_us(row: Row, runs: Runs) -> float | None:
+    """Microseconds of the server's processor time that a command takes; None where the row counts no commands."""
+    return median(runs, 1) * 1e6 / median(runs) if row.unit == "commands/s" else None
+
+
+def _cpu_cell(row: Row, runs: Mapping[str, Runs]) -> str:
+    shown = [cpu_us(row, runs[name]) if runs.get(name) else None for name in (REFERENCE, *OURS)]
+    return " / ".join("-" if each is None else figure(each) for each in shown) if any(shown) else "-"
+
+
+def table(rows: Mapping[str, Mapping[str, Runs]], scale: Scale | None = None) -> list[str]:
     """The table of targets as Markdown, one line each, with the notes that belong to it."""
     lines = [
-        "| workload | beanstalkd | pure | compiled | pure ÷ beanstalkd | compiled ÷ beanstalkd | busy, % of a core |",
-        "|---|---|---|---|---|---|---|",
+        "| workload | beanstalkd | pure | compiled | pure ÷ beanstalkd | compiled ÷ beanstalkd | busy, % of a core "
+        "| server's processor time, µs a command |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     notes: dict[str, None] = {}
     for row in ROWS:
@@ -89,7 +100,8 @@ def table(rows: Mapping[str, Mapping[str, Runs]]) -> list[str]:
             continue
         values = [_value_cell(row, runs.get(name)) for name in (REFERENCE, *OURS)]
         ratios = [_ratio_cell(row, runs, name) for name in OURS]
-        lines.append(f"| {row.title}, {row.unit} | {' | '.join(values + ratios)} | {_busy_cell(runs)} |")
+        title = f"{row.said(scale or Scale())}, {row.unit}"
+        lines.append(f"| {title} | {' | '.join(values + ratios)} | {_busy_cell(runs)} | {_cpu_cell(row, runs)} |")
         if row.name != "memory" and any(idle(each) for each in runs.values() if each):
             notes[row.why_idle or "the server waited for something else: do not trust this figure"] = None
     if notes:
@@ -104,6 +116,8 @@ def line(row: Row, runs: Mapping[str, Runs]) -> str:
         if runs.get(name):
             mark = "*" if idle(runs[name]) else " "
             busy = f"busy {median(runs[name], 1) * 100:3.0f} %{mark}"
+            each_us = cpu_us(row, runs[name])
+            busy += f" {figure(each_us)} µs" if each_us is not None else ""
             values.append(f"{name} {figure(median(runs[name])):>8} ±{spread(runs[name]) * 100:2.0f} % {busy}")
     verdicts = []
     for build in OURS:
@@ -124,16 +138,16 @@ def _by_processor(row: Row, runs: Mapping[str, Runs], build: str) -> str:
 
 def taken(results: Results) -> str:
     """How the figures of the table were taken, in one sentence."""
-    small = f"{results['jobs']:,} jobs and {results['things']:,} tubes and workers"
     return (
         f"{results['machine']}; {results['versions']}; {results['runs']} runs of {results['seconds']:g} s each, "
         f"servers taking turns, medians with half the way from the least to the greatest run; {results['taken']}."
-        + (f" Only a glance: {small}, whatever the rows say." if results["jobs"] < Scale().jobs else "")
+        + (" Only a glance: short runs of few." if results["jobs"] < Scale().jobs else "")
     )
 
 
 def table_part(results: Results) -> list[str]:
-    return [taken(results), "", *table(results["rows"]), "", "![Ratios to beanstalkd](performance-table.svg)"]
+    scale = Scale(results["seconds"], results["jobs"], results["things"])
+    return [taken(results), "", *table(results["rows"], scale), "", "![Ratios to beanstalkd](performance-table.svg)"]
 
 
 def curves_part(results: Results) -> list[str]:

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.benchmark.load import Client, Load, LoadError, connect, fill, put_request, unexpected
+from scripts.benchmark.load import SILENCE_S, Client, Load, LoadError, connect, fill, put_request, unexpected
 from scripts.benchmark.servers import Build, Server, serving
 
 WARM_UP_S = 0.3
+TIDY_S = 1.0
+"""Enough for compaction at leisure to remove the segments of 100,000 jobs."""
 BUSY = 0.90
 """Below this share of a core, something else than the server's own work decided the figure."""
 
@@ -40,13 +42,21 @@ class Scale:
     jobs: int = 1_000_000
     things: int = 10_000
 
+    @property
+    def tenth(self) -> int:
+        """Jobs for what is asked with 100,000 of them."""
+        return max(1, self.jobs // 10)
+
 
 Measure = Callable[[Build, "Row", Scale, int], Sample]
 
 
 @dataclass(frozen=True)
 class Row:
-    """`compiled` and `pure` are the ratios to beanstalkd to reach; `why_idle` says why a server may have time left."""
+    """`compiled` and `pure` are the ratios to beanstalkd to reach; `why_idle` says why a server may have time left.
+
+    The title holds {jobs}, {tenth} and {things} where it names the numbers of a Scale.
+    """
 
     name: str
     title: str
@@ -58,6 +68,10 @@ class Row:
     flags: tuple[str, ...] = ()
     load: dict[str, int] = field(default_factory=dict)
     why_idle: str = ""
+
+    def said(self, scale: Scale) -> str:
+        """The title with the numbers of what was really asked."""
+        return self.title.format(jobs=scale.jobs, tenth=scale.tenth, things=scale.things)
 
     def target(self, build: str) -> float:
         return self.compiled if build == "compiled" else self.pure
@@ -98,10 +112,13 @@ def throughput(build: Build, row: Row, scale: Scale, core: int) -> Sample:
         try:
             load.work(min(WARM_UP_S, scale.seconds / 4))
             watch = Watch(server)
-            sample = watch.sample(load.work(scale.seconds), a_second=True)
-            if not sample.value:
-                raise LoadError(f"{build.name} answered nothing in {scale.seconds:g} s")
-            return sample
+            begun = time.monotonic()
+            commands = load.work(scale.seconds)
+            while not commands:  # a busy machine: the interval goes on until there is something to count
+                if time.monotonic() > begun + SILENCE_S:
+                    raise LoadError(f"{build.name} answered nothing in {SILENCE_S:g} s")
+                commands = load.work(scale.seconds)
+            return watch.sample(commands, a_second=True)
         finally:
             load.close()
 
@@ -154,16 +171,19 @@ class Journals:
     """Journals with many jobs, made once for each build and then started from as often as asked."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, int], Path] = {}
+        self._made: dict[tuple[str, int, bool], Path] = {}
 
-    def directory(self, build: Build, row: Row, jobs: int) -> Path:
-        key = (build.name, jobs)
+    def directory(self, build: Build, row: Row, jobs: int, churned: bool = False) -> Path:
+        """With `churned`, as many jobs came before and were deleted while these came."""
+        key = (build.name, jobs, churned)
         if key not in self._made:
             self._made[key] = Path(tempfile.mkdtemp(prefix="geventstalk-bench-"))
             server = Server(build, row.flags, directory=self._made[key])
             try:
                 server.wait_ready()
                 fill(server.port, jobs)
+                if churned:
+                    replace(server.port, jobs)
             finally:
                 server.kill()
         return self._made[key]
@@ -177,9 +197,29 @@ class Journals:
 journals = Journals()
 
 
+def replace(port: int, jobs: int) -> None:
+    """Deletes the jobs 1 to so many and puts as many others, in turns; then the server may tidy up for a moment."""
+    put = put_request()
+    with Client(port) as client:
+        turns = (b"delete %d\r\n%b" % (id, put) for id in range(1, jobs + 1))
+        client.bursts(turns, b"INSERTED ", lines_each=2)
+        time.sleep(TIDY_S)
+
+
 def restart(build: Build, row: Row, scale: Scale, core: int) -> Sample:
     """Seconds from a start to the first answer, with a journal that holds many jobs and ended by kill -9."""
-    directory = journals.directory(build, row, scale.jobs)
+    return start(build, row, journals.directory(build, row, scale.jobs), scale.jobs, core)
+
+
+def restart_after_churn(build: Build, row: Row, scale: Scale, core: int) -> Sample:
+    """How many times as long a restart takes when other jobs came before those that there are."""
+    fresh = start(build, row, journals.directory(build, row, scale.tenth), scale.tenth, core)
+    churned = start(build, row, journals.directory(build, row, scale.tenth, churned=True), scale.tenth, core)
+    return Sample(churned.value / fresh.value, churned.server_busy, churned.load_busy)
+
+
+def start(build: Build, row: Row, directory: Path, jobs: int, core: int) -> Sample:
+    """Seconds from a start to the first answer, with this journal of so many jobs."""
     own = time.process_time()
     server = Server(build, row.flags, core=core, directory=directory)
     try:
@@ -187,7 +227,7 @@ def restart(build: Build, row: Row, scale: Scale, core: int) -> Sample:
         busy = server.cpu_s() / seconds
         load_busy = (time.process_time() - own) / seconds
         with Client(server.port) as client:
-            ready = b"current-jobs-ready: %d\n" % scale.jobs
+            ready = b"current-jobs-ready: %d\n" % jobs
             if ready not in client.text(b"stats\r\n"):
                 raise unexpected(b"stats without " + ready)
         return Sample(seconds, busy, load_busy)
@@ -205,6 +245,8 @@ def memory(build: Build, row: Row, scale: Scale, core: int) -> Sample:
         return watch.sample((server.rss_bytes() - before) / scale.jobs)
 
 
+CHURN_MOST = 1.5
+"""A restart reads a dead record more for each job; a search among the dead would take a hundred times as long."""
 _CYCLE = "put+reserve+delete"
 _OFF = ("-b", "{dir}", "-F")
 _EVERY = ("-b", "{dir}", "-f50")
@@ -233,11 +275,16 @@ ROWS = (
     _speed("f0-put-100", "`-f0`: put 100 deep, 50 connections", 45, 35, _ALWAYS, connections=50, depth=100, cycle=0),
     _speed("f0-put-1", "`-f0`: put, 1 connection", 0.8, 0.6, _ALWAYS, connections=1, cycle=0),
     _speed(
-        "tubes", f"{_CYCLE}, 50 connections, while 10,000 other tubes hold a job", 2, 1.5, connections=50, other_tubes=1
+        "tubes",
+        f"{_CYCLE}, 50 connections, while {{things:,}} other tubes hold a job",
+        2,
+        1.5,
+        connections=50,
+        other_tubes=1,
     ),
     Row(
         "blocked",
-        "10,000 workers blocked in reserve: put to delivery, median",
+        "{things:,} workers blocked in reserve: put to delivery, median",
         1.2,
         1.5,
         delivery,
@@ -245,10 +292,20 @@ ROWS = (
         smaller=True,
         why_idle=_TURN,
     ),
-    Row("restart", "restart with 1,000,000 jobs until served", 0.8, 1.2, restart, unit="s", smaller=True, flags=_OFF),
+    Row("restart", "restart with {jobs:,} jobs until served", 0.8, 1.2, restart, unit="s", smaller=True, flags=_OFF),
+    Row(
+        "restart-churned",
+        "restart with {tenth:,} jobs that followed as many deleted ones ÷ restart with fresh ones",
+        CHURN_MOST,
+        CHURN_MOST,
+        restart_after_churn,
+        unit="times",
+        smaller=True,
+        flags=_OFF,
+    ),
     Row(
         "memory",
-        "memory a job, 1,000,000 jobs, no journal",
+        "memory a job, {jobs:,} jobs, no journal",
         1.3,
         1.6,
         memory,
