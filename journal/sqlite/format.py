@@ -5,8 +5,8 @@ This room must not know what a payload means, nor SQLite's module. Schema, forma
   FULL one that is too large for a row, or GROUP for several small ones in one: seq is that of the last, key how many,
   and the payload `[[key,kind,size],...]`, a line feed, and theirs. each_record is a view with a row for each of those.
   meta(name, value): `segment` its number, `high_water` the largest key ever written before it, `oldest` the first
-  segment that a replay needs, once the segment is sealed `records`, their count, and `crc` over the others.
-Commits never wait for the device (synchronous=OFF); sync() does, on the `-wal` file, from any thread. SQLite's locks
+  segment that a replay needs, `records-N` those of segment N before it, once it is sealed `records`, their
+  count, and `crc` over the others.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ KEY_MAX: Final = (1 << KEY_BITS) - 1
 """SQLite's integers have 64 bits with their sign, and keys are not negative."""
 SEGMENT_MAX: Final = (1 << 32) - 1
 """Liveness keeps the number of a segment in 32 bits. At a segment a second that is enough for 136 years."""
+BEFORE: Final = "records-"
+"""Names in `meta` begin so that say how many records an older segment has, whose number follows."""
 EMPTY_BYTES: Final = 3 * PAGE_BYTES
 """A segment without records: a page for SQLite's schema, which has room for all of SCHEMA, and one for each table."""
 _MAGIC: Final = b"SQLite format 3\0"

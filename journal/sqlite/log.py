@@ -121,6 +121,7 @@ class _Sealed:
         self.ready = False
         self.bytes = disk_bytes(path)
         self.merge_bytes = min(self.bytes, written + written // 8 + _BARE_SEGMENT_BYTES)  # what that takes at most
+        self.records = writer.records if writer else 0
         self._writer = writer  # of this process, until its WAL is merged
         self.wal = writer.wal if writer else None
         self._left_over: int | None = None  # records of one that a crash left with its WAL, until that is merged
@@ -129,6 +130,7 @@ class _Sealed:
     def found(cls, found: Found) -> _Sealed:
         """As a replay found it."""
         sealed = cls(found.path, found.number, None, found.records << 32)
+        sealed.records = found.records
         if os.path.exists(found.path + "-wal"):
             sealed._left_over = found.records
         else:
@@ -285,7 +287,13 @@ class Journal:
         path = segment_path(self.directory, number)
         writer = self._writer = self._space.within(lambda: SegmentWriter(path, number, self.high_water, self._ahead))
         oldest = self._oldest_needed()
+        writer.before = self._unsealed()
         self._with_room(lambda: writer.note(self.high_water, oldest))
+        for sealed in self._sealed:
+            if not sealed.merged:
+                sync_files(
+                    sealed.path
+                )  # what is built on it must not outlive it, and the watermark says that it is there
         self._watermark = Watermark(self.directory, number)
         fsync_path(self.directory)
         self._space.refill(self._reserve_target(), self._margin)
@@ -293,7 +301,6 @@ class Journal:
         self._prepare()
         for sealed in self._sealed:
             if not sealed.merged:
-                sync_files(sealed.path)  # what is built on it must not outlive it
                 self._seal(sealed)
         if self._space.tight:
             self._refill()
@@ -575,6 +582,7 @@ class Journal:
         fresh = self._next
         self._next = None
         oldest = self._oldest_needed()
+        fresh.before = {**self._unsealed(), writer.number: writer.records}
         self._with_room(lambda: fresh.note(self.high_water, oldest))
         self._unsynced.append(fresh.wal)
         self._writer = fresh
@@ -585,6 +593,11 @@ class Journal:
         self._seal(sealed)
         self._prepare()
         self._behind = True  # until it is judged
+
+    def _unsealed(self) -> dict[int, int]:
+        """Records of the segments that do not say it themselves so far, and of the last: it may be an older copy."""
+        needed = self._sealed[self._retiring :]
+        return {sealed.number: sealed.records for sealed in needed if not sealed.merged or sealed is needed[-1]}
 
     def _excess(self) -> float:
         """By how many bytes the directory is too large, or its disk too full: then commits wait for compaction."""

@@ -21,6 +21,7 @@ from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalNe
 from journal.sqlite.files import fsync_path
 from journal.sqlite.format import (
     APPLICATION_ID,
+    BEFORE,
     DELETE,
     FORMAT_VERSION,
     FORMAT_VERSIONS,
@@ -111,6 +112,9 @@ class SegmentReader:
             self.number = meta["segment"]
             self.high_water = meta["high_water"]
             self.oldest = meta.get("oldest", 0)
+            self.before = {
+                int(name.removeprefix(BEFORE)): value for name, value in meta.items() if name.startswith(BEFORE)
+            }
             self._expected = meta.get("records")
         except sqlite3.Error as error:
             raise unreadable(error, f"{path} cannot be read as a journal segment", path) from error

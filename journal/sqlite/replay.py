@@ -35,7 +35,7 @@ class Found(NamedTuple):
     path: str
     records: int
     damaged: bool
-    deleted: list[int]  # of a damaged one: keys of other segments that its records say are deleted
+    deleted: list[int]  # of a damaged or unsealed one: keys of other segments that its records say are deleted
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -78,6 +78,7 @@ class Replay:
         self._open = 0  # the first segment that was never sealed: a loss of power may have cost it its tail
         self._oldest = 0  # the first segment needed, as the newest that knows says
         self._deleted: list[int] = []
+        self._before: dict[int, tuple[int, int]] = {}  # number to how many records it has, as a newer segment says
 
     def records(self) -> Iterator[Record]:
         """Every intact record, oldest first. CHANGE and DELETE of keys without a whole record are left out."""
@@ -100,8 +101,10 @@ class Replay:
                 self._find_missing(before + 1, number - 1)
             before = number
             yield from self._read(number, path)
-        if self._watermark[0] > before and self._watermark[1]:  # an empty last segment does not stay
-            self._find_missing(before + 1, self._watermark[0])
+        self._find_cut_off()
+        last = self._watermark[0] if self._watermark[1] else self._watermark[0] - 1  # an empty last one does not stay
+        if last > before:
+            self._find_missing(before + 1, last)
         # Each segment that is written to says `oldest` before an older one goes. Where none says it, none has gone;
         # where a damaged one might have said it, nothing is known.
         needed = self._oldest or (first if self.findings else 1)
@@ -116,6 +119,7 @@ class Replay:
         problems = len(self.findings)
         records = 0
         self._deleted = []
+        sealed = False
         try:
             reader = self._source.open(path)
         except JournalDamaged as error:
@@ -126,7 +130,9 @@ class Replay:
                     raise JournalDamaged(f"{path} says that it is segment {reader.number}")
                 self.high_water = max(self.high_water, reader.high_water)
                 self._oldest = max(self._oldest, reader.oldest)
-                if not reader.sealed:
+                self._before.update((each, (number, count)) for each, count in reader.before.items())
+                sealed = reader.sealed
+                if not sealed:
                     self._open = self._open or number
                 for rows in reader.batches():
                     yield number, self._belonging(rows, number)
@@ -141,7 +147,20 @@ class Replay:
         if records < synced and len(self.findings) == problems:
             self.findings.append(f"{path} ends after record {records}, but {synced} were on the device")
         damaged = len(self.findings) > problems
-        self.found.append(Found(number, path, records, damaged, self._deleted if damaged else []))
+        self.found.append(Found(number, path, records, damaged, [] if sealed and not damaged else self._deleted))
+
+    def _find_cut_off(self) -> None:
+        """Segments that were not sealed and have fewer records than a newer segment says.
+
+        A loss of power may have taken those before the newer segment was synced, and only then.
+        """
+        for at, found in enumerate(self.found):
+            number, records = self._before.get(found.number, (0, 0))
+            if found.records < records and not found.damaged and number <= self._watermark[0]:
+                self.findings.append(
+                    f"{found.path} ends after record {found.records}, but {records} were on the device"
+                )
+                self.found[at] = found._replace(damaged=True)
 
     def _belonging(self, rows: list[Row], segment: int) -> list[Row]:
         """Those that are part of their keys' histories."""

@@ -16,6 +16,7 @@ from journal.errors import JournalFailed
 from journal.sqlite.files import NEW_SUFFIX, remove_files, sync_files
 from journal.sqlite.format import (
     APPLICATION_ID,
+    BEFORE,
     CELL_BYTES,
     DELETE,
     EMPTY_BYTES,
@@ -53,6 +54,8 @@ class SegmentWriter:
         """
         self.path = path
         self.number = number
+        self.before: dict[int, int] = {}
+        """Records of the segments before this one that are not sealed yet, and so do not say it themselves."""
         self.records = 0
         self.bytes = 0  # what they take once it is sealed
         self._page_bytes = 0  # of that, what is still free in the page that takes the next row
@@ -140,12 +143,13 @@ class SegmentWriter:
         self.bytes += pages * PAGE_BYTES
 
     def note(self, high_water: int, oldest: int) -> None:
-        """Notes the largest key written before this segment, and the oldest segment that a replay needs.
+        """Notes the largest key written before this segment, the oldest segment that a replay needs, and `before`.
 
         Raises JournalFull or JournalFailed.
         """
+        before = {f"{BEFORE}{number}": records for number, records in self.before.items()}
         try:
-            write_meta(self._db, {"segment": self.number, "high_water": high_water, "oldest": oldest})
+            write_meta(self._db, {"segment": self.number, "high_water": high_water, "oldest": oldest, **before})
         except sqlite3.Error as error:
             raise failure_of(error, "cannot write to journal segment", self.path) from error
 

@@ -45,6 +45,7 @@ class Note(NamedTuple):
 
     high_water: int
     oldest: int
+    before: dict[int, int]
 
 
 Transaction = list[Row] | Note
@@ -61,7 +62,7 @@ class Segment:
 
     def __init__(self, number: int, high_water: int) -> None:
         self.number = number
-        self.note = self._first_note = Note(high_water, 0)
+        self.note = self._first_note = Note(high_water, 0, {})
         self.transactions: list[Transaction] = []
         self.synced = 0  # so many transactions are on the device
         self.doubtful = False  # a sync failed: what it should have covered is not there for sure
@@ -270,6 +271,7 @@ class _SegmentWriter:
     def __init__(self, path: str, number: int, high_water: int, ahead: int = 0) -> None:
         self.path = path
         self.number = number
+        self.before: dict[int, int] = {}
         self.records = 0
         self.bytes = 0
         self._disk = Disk.of(path)
@@ -302,7 +304,7 @@ class _SegmentWriter:
         disk.moment("after a commit")
 
     def note(self, high_water: int, oldest: int) -> None:
-        note = Note(high_water, oldest)
+        note = Note(high_water, oldest, self.before)
         self._disk.take(self._segment.grows_by(note), f"cannot write to journal segment {self.path}")
         self._segment.add(note)
 
@@ -334,7 +336,7 @@ class _SegmentReader(SegmentReader):
         self.path = path
         segment = Disk.of(path).segment(path)
         self.number = segment.number
-        self.high_water, self.oldest = segment.note
+        self.high_water, self.oldest, self.before = segment.note
         self.records = 0
         self.skipped = 0
         self._rows = segment.rows
