@@ -296,12 +296,12 @@ def test_what_was_written_behind_a_lost_truncation_is_lost(tmp_path: Path) -> No
 def test_the_oracle_knows_what_may_be_lost() -> None:
     script = Script()
     ready, buried = ("t", 1, 1, 0, 0, 3), ("t", 1, 3, 0, 1, 3)
-    script.add(MARK, -1, data=b"S 0 []")
+    script.add(MARK, -1, data=b"S 0 [0, []]")
     script.add(MARK, -1, data=b"G 0")
     script.add(MARK, -1, data=b'A 1 [[1, ["t", 1, 1, 0, 0, 3]], [2, ["t", 1, 1, 0, 0, 3]]]')
     script.add(MARK, -1, data=b"C 1")
     script.add(MARK, -1, data=b"D 1")
-    script.add(MARK, -1, data=b'A 2 [[1, ["t", 1, 3, 0, 1, 3]], [2, null]]')
+    script.add(MARK, -1, data=b'A 2 [[1, ["t", 1, 3, 0, 1, 3]], [2, null, ["t", 1, 1, 0, 0, 3]]]')
     oracle = Oracle()
     oracle.play(script.calls, 0)
     end = script.calls[-1].ended

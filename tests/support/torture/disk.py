@@ -203,6 +203,17 @@ class Disk:
                 _apply(content, change)
             (into / name).write_bytes(content)
 
+    def older(self, name: str, draw: random.Random) -> list[bytes]:
+        """What a file held at some earlier moments."""
+        inode = self.names[name]
+        copies = []
+        for _ in range(3):
+            content = bytearray(inode.base)
+            for change in inode.changes[: draw.randint(0, len(inode.changes))]:
+                _apply(content, change)
+            copies.append(bytes(content))
+        return copies
+
     def _names_at(self, moment: int, draw: random.Random) -> dict[str, Inode]:
         loose = [entry for entry in self._entries if entry.begun <= moment < entry.safe]
         way = draw.random()

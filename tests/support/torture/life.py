@@ -1,6 +1,6 @@
 """A life of a journal, in a process that is recorded: the real store over the real journal, and what it promises.
 
-It says in marks, in the order of its system calls: `S n facts` what it found, `G n` started, `A n facts` a batch
+It says in marks, in the order of its system calls: `S n [id, facts]` what it found, `G n` started, `A n facts` a batch
 begins, `C n` committed, `D n` on the device up to here, `E n` a clean end, `F text` given up. The facts of a batch are
 those of the jobs that it changes. Exit code: 0 after a clean end, 74 after a failure that the journal told of.
 """
@@ -74,24 +74,38 @@ def fact_of(job: Job, tube: bytes) -> Fact:
     return tube.decode(), job.pri, job.state, job.delay_s, job.rank if job.state != READY else 0, size
 
 
-def written(facts: dict[int, Fact | None]) -> str:
-    return json.dumps([[id, fact] for id, fact in facts.items()])
+def written(facts: dict[int, Fact | None], last: Facts) -> str:
+    """With what a job was before it is deleted: a damaged journal may still show that."""
+    return json.dumps([[id, fact, last[id]] if id in last else [id, fact] for id, fact in facts.items()])
 
 
 class Keeper:
     """Jobs and the store that keeps them, without an engine: every change is drawn here."""
 
     def __init__(
-        self, directory: str, policy: str, segment_bytes: int, budget: int | None = None, said: list[str] | None = None
+        self,
+        directory: str,
+        policy: str,
+        segment_bytes: int,
+        budget: int | None = None,
+        said: list[str] | None = None,
+        accept_damage: bool = False,
     ) -> None:
         period = {"f0": 0, "fms": PERIOD_MS, "F": None}[policy]
-        log = (lambda text: None) if said is None else said.append
-        journal = Journal(directory, segment_bytes=segment_bytes, budget=budget, allocate=policy == "f0", log=log)
+        journal = Journal(
+            directory,
+            segment_bytes=segment_bytes,
+            budget=budget,
+            allocate=policy == "f0",
+            accept_damage=accept_damage,
+            log=(lambda text: None) if said is None else said.append,
+        )
         self.store = Store(journal, period, Epoch(0, 0))
         self.jobs: dict[int, Job] = {}
         self.tubes: dict[int, bytes] = {}
         self.next_id = 0
         self.buryings = 0
+        self.last: Facts = {}  # of the jobs that the batch deletes
         self._todo: list[tuple[str, int]] = []
 
     def replay(self) -> Facts:
@@ -102,6 +116,11 @@ class Keeper:
             if job.state == BURIED:
                 self.buryings = max(self.buryings, job.rank)
         return {id: self.fact(id) for id in self.jobs}
+
+    @property
+    def high_water(self) -> int:
+        """The highest id that was ever used, as a replay finds it."""
+        return self.store._journal.high_water
 
     def fact(self, id: int) -> Fact:
         return fact_of(self.jobs[id], self.tubes[id])
@@ -116,6 +135,7 @@ class Keeper:
     def batch(self, draw: random.Random, orders: Orders) -> dict[int, Fact | None]:
         """Draws some changes, says what will hold after them, and appends them."""
         self._todo = []
+        self.last.clear()
         facts: dict[int, Fact | None] = {}
         live = dict.fromkeys(self.jobs)
         for _ in range(draw.randint(1, orders.batch_max)):
@@ -133,6 +153,7 @@ class Keeper:
             if word == "delete":
                 del live[id]
                 facts[id] = None
+                self.last[id] = self.fact(id)
             else:
                 self._change(draw, self.jobs[id], word)
                 facts[id] = fact_of(self.jobs[id], self.tubes[id])
@@ -221,7 +242,7 @@ def live(orders: Orders) -> None:
     store = keeper.store
     found = keeper.replay()
     batch = orders.first_batch
-    mark(f"S {batch} {written(dict(found))}")
+    mark(f"S {batch} {json.dumps([keeper.high_water, list(found.items())])}")
     keeper.start()
     mark(f"G {batch}")
     draw = random.Random(orders.seed)
@@ -232,7 +253,7 @@ def live(orders: Orders) -> None:
             batch += 1
             fill(orders.filler, draw)
             facts = keeper.batch(draw, orders)
-            mark(f"A {batch} {written(facts)}")
+            mark(f"A {batch} {written(facts, keeper.last)}")
             keeper.append()
             store.commit(time.monotonic_ns())
             mark(f"C {batch}")

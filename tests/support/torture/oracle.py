@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import Any
 
 from tests.support.torture.life import Fact, Facts
 from tests.support.torture.recorder import MARK, Call
@@ -29,6 +30,7 @@ class Oracle:
         self._begun: list[tuple[int, int]] = []  # moment and batch
         self._promised: list[tuple[int, int]] = []
         self._committed: list[tuple[int, int]] = []
+        self._passing: set[tuple[int, Fact]] = set()  # what a job was before it was deleted in the same batch
         self.batch = 0
         self.ended = False
         self.failure = ""
@@ -48,10 +50,12 @@ class Oracle:
             number, _, text = rest.partition(" ")
             self.batch = max(self.batch, int(number))
             if word == "S":
-                self._restart(int(number), _facts(text), moment)
+                highest, facts = json.loads(text)
+                self._restart(int(number), highest, _facts(facts), moment)
             elif word == "A":
-                for id, fact in json.loads(text):
+                for id, fact, *last in json.loads(text):
                     self._entries.setdefault(id, []).append((int(number), tuple(fact) if fact else None))
+                    self._passing.update((id, tuple(each)) for each in last)
                 self._begun.append((moment, int(number)))
             elif word == "C":
                 self._committed.append((moment, int(number)))
@@ -60,15 +64,17 @@ class Oracle:
                 self._committed.append((moment, int(number)))
                 self._promised.append((moment, int(number)))
 
-    def _restart(self, number: int, found: Facts, moment: int) -> None:
+    def _restart(self, number: int, highest: int, found: Facts, moment: int) -> None:
         """Only the process was lost: everything committed is there."""
-        self.check(found, max(found, default=0), moment, killed=True)
+        self.check(found, highest, moment, killed=True)
+        for id in [id for id in self._entries if id > highest]:
+            del self._entries[id]  # of a batch that did not happen; the id is used anew
         for id, entries in self._entries.items():
             if entries[-1][1] != found.get(id):
                 entries.append((number, found.get(id)))
         self._begun.append((moment, number))
 
-    def check(self, found: Facts, high_water: int | None, moment: int, *, killed: bool = False) -> None:
+    def check(self, found: Facts, high_water: int, moment: int, *, killed: bool = False) -> None:
         """Fails when this may not be what is found after a loss at this moment: of power, or of the process alone."""
         promised = _last(self._committed if killed else self._promised, moment)
         begun = max(promised, _last(self._begun, moment))
@@ -85,12 +91,16 @@ class Oracle:
             raise Violation(f"job {id} is {fact}, may be {may} (batch {promised} promised, {begun} begun)")
         if unknown := found.keys() - self._entries.keys():
             raise Violation(f"jobs {sorted(unknown)[:5]} never were")
-        if not killed and high_water is not None and high_water < highest:
+        if high_water < highest:
             raise Violation(f"the highest id is {high_water}, but {highest} was promised")
 
+    def ever(self, id: int) -> set[Fact | None]:
+        """All that a job ever was."""
+        return {fact for _, fact in self._entries.get(id, [])} | {fact for key, fact in self._passing if key == id}
 
-def _facts(text: str) -> Facts:
-    return {id: (fact[0], fact[1], fact[2], fact[3], fact[4], fact[5]) for id, fact in json.loads(text)}
+
+def _facts(facts: list[tuple[int, list[Any]]]) -> Facts:
+    return {id: (fact[0], fact[1], fact[2], fact[3], fact[4], fact[5]) for id, fact in facts}
 
 
 def _batch(entry: tuple[int, Fact | None]) -> int:

@@ -284,7 +284,7 @@ def read(directory: Path, orders: Orders) -> tuple[Facts, int]:
     said: list[str] = []
     keeper = Keeper(str(directory), "F", orders.segment_bytes, said=said)
     try:
-        return keeper.replay(), keeper.store._journal.high_water
+        return keeper.replay(), keeper.high_water
     except (JournalError, AssertionError) as error:
         raise Violation(
             f"refused: {error} {said}".replace(f"{directory}/", "").replace(str(directory), "it")
