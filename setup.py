@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 
 ROOMS = {
     "geventstalk": ["_build", "turn"],
-    "geventstalk/core": ["check", "engine", "job", "jobtable", "order", "timerwheel", "tube"],
+    "geventstalk/core": ["check", "engine", "job", "jobtable", "line", "order", "timerwheel", "tube", "undo"],
     "geventstalk/durable": ["records", "store"],
     "geventstalk/serving": ["connection", "linger", "parking", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],

@@ -6,10 +6,10 @@ Invariant: whatever command, slice or end of a deadline came last, check() finds
 
 from __future__ import annotations
 
-from geventstalk.core.engine import DEADLINE_MARGIN_NS, NEVER, Engine
+from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MAX
 from geventstalk.core.order import EMPTY
-from geventstalk.core.tube import ID_BITS, NUMBER_BITS, NUMBER_MASK, Client, Tube
+from geventstalk.core.tube import DEADLINE_MARGIN_NS, ID_BITS, Client, Tube
 
 
 def check(engine: Engine) -> None:
@@ -64,24 +64,30 @@ def _check_tube(engine: Engine, tube: Tube) -> None:
     assert tube.jobs or tube.using or tube.watchers or tube is engine.default
     stocked = len(tube.ready) > 0 and not tube.paused_until_ns
     assert stocked == (tube.number in engine.stocked)
-    assert not (stocked and engine.waiting_in(tube)), "a ready job and a client that waits for it"
+    for order in (tube.ready, tube.delayed, tube.buried):
+        order.check()
     first = tube.delayed.first()
     if first != EMPTY:
         assert tube.armed and tube.deadline_ns <= first >> ID_BITS
     if tube.paused_until_ns:
         assert tube.armed and tube.deadline_ns <= tube.paused_until_ns
-    assert {entry & NUMBER_MASK for entry in tube.line} == tube.in_line and len(tube.line) == len(tube.in_line)
-    for entry in tube.line:
-        client = engine.clients.get(entry & NUMBER_MASK)
-        assert client is None or entry >> NUMBER_BITS <= client.wait_number
-    for number in tube.watchers:
-        client = engine.clients[number]
-        assert number in tube.in_line or not client.waiting
+    assert tube.armed or not tube.behind
+    waits = tube.line.waits()
+    for number, wait_number in waits.items():
+        assert number in tube.watchers and wait_number <= engine.clients[number].wait_number
+    for number, client in tube.watchers.items():
+        assert engine.clients[number] is client and client.watched[tube.number] is tube
+        assert (number in waits) != (tube.number in client.absent)
+        in_line = client.waiting and number in waits
+        assert tube.behind or not (stocked and in_line), "a ready job and a client that waits for it"
 
 
 def _check_client(engine: Engine, client: Client) -> None:
     assert client.used is not None and engine.tubes[client.used.name] is client.used
-    assert client.watched and all(client.number in tube.watchers for tube in client.watched.values())
+    assert client.watched or client.gone
+    assert all(tube.watchers[client.number] is client for tube in client.watched.values())
+    assert client.absent.keys() <= client.watched.keys()
+    assert client.armed or not (client.waiting and client.absent)
     first = client.deadlines.first()
     if first != EMPTY:
         due_ns = (first >> ID_BITS) - (DEADLINE_MARGIN_NS if client.waiting else 0)

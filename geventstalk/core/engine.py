@@ -5,11 +5,12 @@ changes go out to a ledger, answers to waiting clients through Client.answer(). 
 Whatever can be large takes a limit and says whether more is left, so that the caller can give others a turn.
 Invariant: a job is in exactly one place, the one its state names, and no unpaused tube has both a ready job and a
 waiting client, except between two slices of work that is not finished yet.
+A change sets what is true (the fields of a job or a client, the job table) in its last step, by assignments that cannot
+fail. An exception before that leaves only orders, lines, counters and timers wrong, which undo() makes anew.
 """
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
 from geventstalk.core.job import (
@@ -24,10 +25,12 @@ from geventstalk.core.job import (
     Ledger,
 )
 from geventstalk.core.jobtable import JobTable
+from geventstalk.core.line import NOBODY
 from geventstalk.core.order import EMPTY
 from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
 from geventstalk.core.timerwheel import Timer, TimerWheel
-from geventstalk.core.tube import ID_BITS, ID_MASK, NUMBER_BITS, NUMBER_MASK, Client, Tube
+from geventstalk.core.tube import DEADLINE_MARGIN_NS, ID_BITS, ID_MASK, Client, Tube
+from geventstalk.core.undo import rebuild
 
 # Outcomes, named as on the wire. A waiting client's answer is one of the first three.
 RESERVED_JOB: Final = 1
@@ -37,16 +40,17 @@ INSERTED: Final = 4
 DRAINING: Final = 5
 OUT_OF_MEMORY: Final = 6
 
-DEADLINE_MARGIN_NS: Final = SECOND_NS
-"""A reserve is refused with DEADLINE_SOON when a job of the client has no more time left than this."""
-
-_LINE_PRUNE_AT: Final = 64
 _SERVE_SLICE: Final = 250
-_GATHER_PER_MOVE: Final = 16
-"""To put a job of a client that is gone into line takes a small part of what it takes to give it back."""
+_SMALL_STEPS: Final = 16
+"""Steps that take a small part of what it takes to move a job: so many count as one unit of work."""
+_LOOKS: Final = 256
+"""Entries of a line that one job may find out of date before the tube's timer goes on with it."""
+_LINES: Final = 1024
+"""Lines in which a client stands at once; its timer goes on with the others."""
 
-_MOVES_PER_JOB: Final = 16
-"""To move a timer from slot to slot takes a small part of what it takes to move a job."""
+_RELEASED: Final = 1
+_BURIED: Final = 2
+_KICKED: Final = 3
 
 DEFAULT_TUBE: Final = b"default"
 
@@ -62,6 +66,8 @@ class Engine:
         self.clients: dict[int, Client] = {}
         self.served: list[Client] = []  # clients answered since the caller emptied this list
         self.draining = False
+        self.changing = False  # whether a change began since the caller set this to False
+        self.work = 0  # units of work beyond one a command, since the caller set this to 0
         self.started_ns = now_ns
         self.ready_count = 0
         self.urgent_count = 0
@@ -88,19 +94,21 @@ class Engine:
         """A new client: it uses and watches the default tube."""
         self.total_clients += 1
         client.number = self.total_clients
-        self.clients[client.number] = client
         client.used = self.default
         self.default.using += 1
         self._watch(client, self.default)
+        self.clients[client.number] = client
 
     def leave(self, client: Client, now_ns: int, limit: int) -> bool:
         """The client is gone: it stops waiting and up to `limit` of its jobs go ready, in the order it reserved them.
 
         Returns whether that is done; call again until it is.
         """
+        client.gone = True
         self.stop_waiting(client)
-        reserved, leaving = client.reserved, client.leaving
-        for _ in range(min(len(reserved), _GATHER_PER_MOVE * limit)):
+        reserved, leaving, watched = client.reserved, client.leaving, client.watched
+        steps = _SMALL_STEPS * limit
+        for _ in range(min(len(reserved), steps)):
             leaving.append(reserved.popitem()[1])
         if reserved:
             return False
@@ -111,24 +119,24 @@ class Engine:
                 self._make_ready(job, self._leave_place(job), now_ns)
         if leaving:
             return False
+        for _ in range(min(len(watched), steps)):
+            self._unwatch(client, watched.popitem()[1])
+        if watched:
+            return False
         self.wheel.cancel(client)
+        del self.clients[client.number]
         self.producer_count -= client.producer
         self.worker_count -= client.worker
-        del self.clients[client.number]
         used = client.used
         assert used is not None
         client.used = None
         used.using -= 1
         self._forget_if_unused(used)
-        for tube in list(client.watched.values()):
-            del tube.watchers[client.number]
-            self._forget_if_unused(tube)
-        client.watched.clear()
-        client.absent.clear()
         return True
 
     def use(self, client: Client, name: bytes) -> None:
         """The client's puts, kicks and peeks go to this tube, which comes into being when it does not exist."""
+        self.changing = True
         tube = self._tube(name)
         before = client.used
         assert before is not None
@@ -139,6 +147,7 @@ class Engine:
 
     def watch(self, client: Client, name: bytes) -> int:
         """Adds a tube to those the client reserves from. Returns how many it watches now."""
+        self.changing = True
         tube = self._tube(name)
         if tube.number not in client.watched:
             self._watch(client, tube)
@@ -150,9 +159,9 @@ class Engine:
         if tube is not None and tube.number in client.watched:
             if len(client.watched) == 1:
                 return 0
+            self.changing = True
             del client.watched[tube.number]
-            del tube.watchers[client.number]
-            self._forget_if_unused(tube)
+            self._unwatch(client, tube)
         return len(client.watched)
 
     def pause(self, name: bytes, delay_s: int, now_ns: int) -> bool:
@@ -160,30 +169,33 @@ class Engine:
         tube = self.tubes.get(name)
         if tube is None:
             return False
+        self.changing = True
         tube.total_pauses += 1
-        tube.pause_s = delay_s
         if delay_s:
-            tube.paused_until_ns = now_ns + delay_s * SECOND_NS
+            until_ns = now_ns + delay_s * SECOND_NS
+            self._arm(tube, until_ns)
             self.stocked.pop(tube.number, None)
-            self._arm(tube, tube.paused_until_ns)
+            tube.paused_until_ns = until_ns
+            tube.pause_s = delay_s
         else:
             self._unpause(tube)
             if self._serve(tube, now_ns, _SERVE_SLICE) == _SERVE_SLICE:
-                self._arm(tube, now_ns)  # the rest of those who wait are served through the timer
+                self._fall_behind(tube, now_ns)
         return True
 
     # --- put
 
     def open_put(self, client: Client, pri: int, delay_s: int, ttr_s: int) -> Job:
         """A put has begun: its id and its tube are settled now, although the body is still to come."""
-        if not client.producer:
-            client.producer = True
-            self.producer_count += 1
+        self.changing = True
         tube = client.used
         assert tube is not None
-        tube.jobs += 1
         job = Job(self.next_id, tube.number, pri, delay_s, ttr_s)
         self.next_id += 1
+        if not client.producer:
+            self.producer_count += 1
+            client.producer = True
+        tube.jobs += 1
         return job
 
     def abandon_put(self, job: Job) -> None:
@@ -198,19 +210,27 @@ class Engine:
         if self.draining or not self.ledger.admits(len(body), tube.name):
             self.abandon_put(job)
             return DRAINING if self.draining else OUT_OF_MEMORY
+        self.changing = True
         job.body = body
         job.created_ns = now_ns
-        self.jobs.add(job)
+        delay_s = job.delay_s
+        job.state = DELAYED if delay_s else READY
+        job.rank = now_ns + delay_s * SECOND_NS if delay_s else job.pri
+        try:
+            self.ledger.put(job, tube.name)
+        except MemoryError:
+            self.abandon_put(job)
+            self.changing = False
+            return OUT_OF_MEMORY
         self.total_jobs += 1
         tube.total_jobs += 1
-        if job.delay_s:
-            self._make_delayed(job, tube, now_ns + job.delay_s * SECOND_NS)
-            self.ledger.put(job, tube.name)
+        if delay_s:
+            self._place_delayed(tube, job.rank, job.id)
+            self.jobs.add(job)
         else:
-            # The ledger hears of the job before it is handed to somebody who waits: what it keeps is a ready job.
-            job.state = READY
-            self.ledger.put(job, tube.name)
-            self._make_ready(job, tube, now_ns)
+            self._place_ready(tube, job.pri, job.id)
+            self.jobs.add(job)
+            self._became_ready(tube, now_ns)
         return INSERTED
 
     def restore(self, job: Job, tube_name: bytes, now_ns: int) -> None:
@@ -225,7 +245,7 @@ class Engine:
             tube.buried.push(job.rank << ID_BITS | job.id)
             self.buried_count += 1
         elif job.state == DELAYED and job.rank > now_ns:
-            self._make_delayed(job, tube, job.rank)
+            self._place_delayed(tube, job.rank, job.id)
         else:
             self._make_ready(job, tube, now_ns)
 
@@ -233,10 +253,12 @@ class Engine:
 
     def reserve(self, client: Client, now_ns: int) -> Job | None:
         """Reserves the ready job of the smallest (pri, id) in the watched tubes that are not paused."""
-        self._become_worker(client)
+        if not client.worker:
+            self._become_worker(client)
         tube = self._best_tube(client)
         if tube is None:
             return None
+        self.changing = True
         job = self._take_first(tube)
         self._hold(client, job, tube, now_ns)
         return job
@@ -251,25 +273,33 @@ class Engine:
 
         The wait ends through Client.answer(), or silently through stop_waiting().
         """
-        client.waiting = True
-        self.waiting_count += 1
-        self._wait_number += 1
-        client.wait_number = self._wait_number
-        entry = self._wait_number << NUMBER_BITS | client.number
-        for tube in client.absent:
-            if client.number not in tube.in_line and tube.number in client.watched:
-                self._line_up(tube, entry)
-        client.absent.clear()
-        client.wait_until_ns = NEVER if timeout_s < 0 else now_ns + timeout_s * SECOND_NS
-        if client.wait_until_ns != NEVER:
-            self._arm(client, client.wait_until_ns)
+        self.changing = True
+        wait_number = self._wait_number + 1
+        self._wait_number = wait_number
+        absent = client.absent
+        lines = min(len(absent), _LINES)
+        for _ in range(lines):
+            absent.popitem()[1].line.add(client.number, wait_number)
+        if lines > _SMALL_STEPS:
+            self.work += lines // _SMALL_STEPS
+        if absent:
+            self._arm(client, now_ns)  # it goes on with the other lines
+        until_ns = NEVER
+        if timeout_s >= 0:
+            until_ns = now_ns + timeout_s * SECOND_NS
+            self._arm(client, until_ns)
         first = client.deadlines.first()
         if first != EMPTY:
             self._arm(client, (first >> ID_BITS) - DEADLINE_MARGIN_NS)
+        self.waiting_count += 1
+        client.wait_number = wait_number
+        client.wait_until_ns = until_ns
+        client.waiting = True
 
     def stop_waiting(self, client: Client) -> None:
         """The client no longer waits; it gets no answer. Nothing happens when it does not wait."""
         if client.waiting:
+            self.changing = True
             client.waiting = False
             self.waiting_count -= 1
 
@@ -278,12 +308,19 @@ class Engine:
         job = self.jobs.get(id)
         if job is None or job.state == RESERVED:
             return None
-        self._become_worker(client)
-        before = job.state
+        if not client.worker:
+            self._become_worker(client)
+        before, rank = job.state, job.rank
         tube = self._leave_place(job)
         self._hold(client, job, tube, now_ns)
         if before != READY:
-            self.ledger.change(job)  # so that a crash brings it back ready, as every reserved job
+            try:
+                self.ledger.change(job)  # so that a crash brings it back ready, as every reserved job
+            except BaseException:
+                job.state, job.rank = before, rank
+                job.holder = 0
+                job.counts().reserves -= 1
+                raise
         return job
 
     # --- what a worker does with a job
@@ -293,12 +330,14 @@ class Engine:
         job = self.jobs.get(id)
         if job is None or (job.state == RESERVED and job.holder != client.number):
             return False
+        self.changing = True
+        self.ledger.delete(job)
         tube = self._leave_place(job)
-        job.state = DELETED
-        self.jobs.remove(id)
         tube.jobs -= 1
         tube.total_deletes += 1
-        self.ledger.delete(job)
+        self.jobs.remove(id)
+        job.state = DELETED
+        job.holder = 0
         self._forget_if_unused(tube)
         return True
 
@@ -308,16 +347,14 @@ class Engine:
         if job is None:
             return False
         tube = self._leave_place(job)
-        job.pri = pri
-        job.delay_s = delay_s
-        job.counts().releases += 1
         if delay_s:
-            self._make_delayed(job, tube, now_ns + delay_s * SECOND_NS)
-            self.ledger.change(job)
+            rank = now_ns + delay_s * SECOND_NS
+            self._place_delayed(tube, rank, id)
+            self._record(job, DELAYED, rank, pri, delay_s, _RELEASED)
         else:
-            job.state = READY
-            self.ledger.change(job)
-            self._make_ready(job, tube, now_ns)
+            self._place_ready(tube, pri, id)
+            self._record(job, READY, pri, pri, 0, _RELEASED)
+            self._became_ready(tube, now_ns)
         return True
 
     def bury(self, client: Client, id: int, pri: int) -> bool:
@@ -326,14 +363,11 @@ class Engine:
         if job is None:
             return False
         tube = self._leave_place(job)
-        job.pri = pri
-        job.counts().buries += 1
         self._bury_number += 1
-        job.state = BURIED
-        job.rank = self._bury_number
-        tube.buried.push(job.rank << ID_BITS | job.id)
+        rank = self._bury_number
+        tube.buried.push(rank << ID_BITS | id)
         self.buried_count += 1
-        self.ledger.change(job)
+        self._record(job, BURIED, rank, pri, job.delay_s, _BURIED)
         return True
 
     def touch(self, client: Client, id: int, now_ns: int) -> bool:
@@ -341,8 +375,9 @@ class Engine:
         job = client.reserved.get(id)
         if job is None:
             return False
-        client.deadlines.discard(job.rank << ID_BITS | job.id)
-        self._start_ttr(client, job, now_ns)
+        self.changing = True
+        client.deadlines.discard(job.rank << ID_BITS | id)
+        job.rank = self._start_ttr(client, job, now_ns)
         return True
 
     def kick(self, tube: Tube, buried: bool, limit: int, now_ns: int) -> int:
@@ -386,7 +421,7 @@ class Engine:
 
         Returns whether everything due was done. What was left is due at once.
         """
-        self.wheel.allowance = _MOVES_PER_JOB * limit
+        self.wheel.allowance = _SMALL_STEPS * limit
         while limit > 0:
             timer = self.wheel.pop_due(now_ns)
             if timer is None:
@@ -406,6 +441,7 @@ class Engine:
                 self._unpause(tube)
             else:
                 self._arm(tube, tube.paused_until_ns)
+        tube.behind = False
         moved += self._serve(tube, now_ns, limit)
         delayed = tube.delayed
         while moved < limit and delayed.first() != EMPTY and delayed.first() >> ID_BITS <= now_ns:
@@ -414,8 +450,8 @@ class Engine:
             self._make_ready(job, self._leave_place(job), now_ns)
             moved += 1
         if moved >= limit:
-            self._arm(tube, now_ns)
-        elif delayed.first() != EMPTY:
+            self._fall_behind(tube, now_ns)
+        if delayed.first() != EMPTY:
             self._arm(tube, delayed.first() >> ID_BITS)
         return moved
 
@@ -429,10 +465,18 @@ class Engine:
         while moved < limit and deadlines.first() != EMPTY and deadlines.first() >> ID_BITS <= now_ns:
             job = self.jobs.get(deadlines.first() & ID_MASK)
             assert job is not None
-            job.counts().timeouts += 1
+            tally = job.counts()
+            tube = self._leave_place(job)
+            self._place_ready(tube, job.pri, job.id)
             self.total_timeouts += 1
-            self._make_ready(job, self._leave_place(job), now_ns)
+            tally.timeouts += 1
+            job.state = READY
+            job.rank = job.pri
+            job.holder = 0
+            self._became_ready(tube, now_ns)
             moved += 1
+        if client.waiting and client.absent and moved < limit:
+            moved += self._stand_in_more_lines(client, now_ns, limit - moved)
         if client.waiting and moved < limit:
             if self.deadline_soon(client, now_ns):
                 self._answer(client, DEADLINE_SOON, None)
@@ -444,23 +488,45 @@ class Engine:
             self._arm(client, (first >> ID_BITS) - margin)
         if client.waiting and client.wait_until_ns != NEVER:
             self._arm(client, client.wait_until_ns)
+        if client.waiting and client.absent:
+            self._arm(client, now_ns)
         return moved
 
+    def _stand_in_more_lines(self, client: Client, now_ns: int, limit: int) -> int:
+        """Goes on with what wait() began; the client is served when one of the tubes has a job by now.
+
+        Returns how many units of work that took.
+        """
+        lines = min(len(client.absent), _SMALL_STEPS * limit)
+        for _ in range(lines):
+            tube = client.absent.popitem()[1]
+            tube.line.add(client.number, client.wait_number)
+            if tube.number in self.stocked:
+                self._serve(tube, now_ns, 1)
+                if not client.waiting:
+                    break
+        return 1 + lines // _SMALL_STEPS
+
+    def _fall_behind(self, tube: Tube, now_ns: int) -> None:
+        """The tube's timer goes on with what one slice could not do."""
+        self._arm(tube, now_ns)
+        tube.behind = True
+
     def _unpause(self, tube: Tube) -> None:
+        if tube.ready.first() != EMPTY:
+            self.stocked[tube.number] = tube
         tube.paused_until_ns = 0
         tube.pause_s = 0
-        if len(tube.ready):
-            self.stocked[tube.number] = tube
 
-    # --- transitions
+    # --- transitions: orders and counters first, the job's own fields last
 
     def _leave_place(self, job: Job) -> Tube:
         """Takes the job out of the place its state names; the caller puts it into another. Returns the job's tube."""
+        self.changing = True
         tube = self.tube_by_number[job.tube]
         state = job.state
         if state == RESERVED:
             holder = self.clients[job.holder]
-            job.holder = 0
             holder.reserved.pop(job.id, None)  # it may be among those that are leaving
             if holder.reserved or holder.leaving:
                 holder.deadlines.discard(job.rank << ID_BITS | job.id)
@@ -470,7 +536,7 @@ class Engine:
             tube.reserved -= 1
         elif state == READY:
             tube.ready.discard(job.rank << ID_BITS | job.id)
-            self._left_ready(tube, job)
+            self._left_ready(tube, job.pri)
         elif state == DELAYED:
             tube.delayed.discard(job.rank << ID_BITS | job.id)
             self.delayed_count -= 1
@@ -483,62 +549,96 @@ class Engine:
         """Takes the tube's first ready job out of its place; there is one."""
         job = self.jobs.get(tube.ready.pop() & ID_MASK)
         assert job is not None
-        self._left_ready(tube, job)
+        self._left_ready(tube, job.pri)
         return job
 
-    def _left_ready(self, tube: Tube, job: Job) -> None:
+    def _left_ready(self, tube: Tube, pri: int) -> None:
         self.ready_count -= 1
-        if job.pri <= URGENT_PRI_MAX:
+        if pri <= URGENT_PRI_MAX:
             self.urgent_count -= 1
             tube.urgent -= 1
-        if not len(tube.ready):
+        if tube.ready.first() == EMPTY:
             self.stocked.pop(tube.number, None)
 
     def _make_ready(self, job: Job, tube: Tube, now_ns: int) -> None:
+        """A job that was in no place any more becomes ready, without a word to the ledger."""
+        pri = job.pri
+        self._place_ready(tube, pri, job.id)
         job.state = READY
-        job.rank = job.pri
-        tube.ready.push(job.pri << ID_BITS | job.id)
+        job.rank = pri
+        job.holder = 0
+        self._became_ready(tube, now_ns)
+
+    def _place_ready(self, tube: Tube, pri: int, id: int) -> None:
+        tube.ready.push(pri << ID_BITS | id)
         self.ready_count += 1
-        if job.pri <= URGENT_PRI_MAX:
+        if pri <= URGENT_PRI_MAX:
             self.urgent_count += 1
             tube.urgent += 1
+
+    def _became_ready(self, tube: Tube, now_ns: int) -> None:
+        """One more job of the tube is ready, all of it: somebody who waits may have it."""
         if not tube.paused_until_ns:
             self.stocked[tube.number] = tube
-            if tube.line:
+            if tube.line.entries:
                 self._serve(tube, now_ns, 1)
 
-    def _make_delayed(self, job: Job, tube: Tube, deadline_ns: int) -> None:
-        job.state = DELAYED
-        job.rank = deadline_ns
-        tube.delayed.push(deadline_ns << ID_BITS | job.id)
+    def _place_delayed(self, tube: Tube, deadline_ns: int, id: int) -> None:
+        tube.delayed.push(deadline_ns << ID_BITS | id)
         self.delayed_count += 1
         self._arm(tube, deadline_ns)
 
     def _hold(self, client: Client, job: Job, tube: Tube, now_ns: int) -> None:
-        job.state = RESERVED
-        job.holder = client.number
-        job.counts().reserves += 1
+        """A job that was in no place any more is reserved by the client."""
+        tally = job.counts()
         client.reserved[job.id] = job
         self.reserved_count += 1
         tube.reserved += 1
-        self._start_ttr(client, job, now_ns)
+        deadline_ns = self._start_ttr(client, job, now_ns)
+        tally.reserves += 1
+        job.state = RESERVED
+        job.holder = client.number
+        job.rank = deadline_ns
 
-    def _start_ttr(self, client: Client, job: Job, now_ns: int) -> None:
-        job.rank = now_ns + job.ttr_s * SECOND_NS
-        client.deadlines.push(job.rank << ID_BITS | job.id)
-        self._arm(client, job.rank)
+    def _start_ttr(self, client: Client, job: Job, now_ns: int) -> int:
+        """Places the job among the client's deadlines. Returns the new deadline, for the caller to set as its rank."""
+        deadline_ns = now_ns + job.ttr_s * SECOND_NS
+        client.deadlines.push(deadline_ns << ID_BITS | job.id)
+        self._arm(client, deadline_ns)
+        return deadline_ns
+
+    def _record(self, job: Job, state: int, rank: int, pri: int, delay_s: int, what: int) -> None:
+        """Sets what is new of a job that nobody holds any more, and tells the ledger; or else nothing is new."""
+        tally = job.counts()
+        before = job.state, job.rank, job.pri, job.delay_s, job.holder
+        counts = tally.releases, tally.buries, tally.kicks
+        if what == _RELEASED:
+            tally.releases += 1
+        elif what == _BURIED:
+            tally.buries += 1
+        else:
+            tally.kicks += 1
+        job.state = state
+        job.rank = rank
+        job.pri = pri
+        job.delay_s = delay_s
+        job.holder = 0
+        try:
+            self.ledger.change(job)
+        except BaseException:
+            job.state, job.rank, job.pri, job.delay_s, job.holder = before
+            tally.releases, tally.buries, tally.kicks = counts
+            raise
 
     def _kick(self, job: Job, now_ns: int) -> None:
         tube = self._leave_place(job)
-        job.counts().kicks += 1
-        job.state = READY
-        self.ledger.change(job)
-        self._make_ready(job, tube, now_ns)
+        self._place_ready(tube, job.pri, job.id)
+        self._record(job, READY, job.pri, job.pri, job.delay_s, _KICKED)
+        self._became_ready(tube, now_ns)
 
     def _become_worker(self, client: Client) -> None:
-        if not client.worker:
-            client.worker = True
-            self.worker_count += 1
+        self.worker_count += 1
+        client.worker = True
 
     # --- waiting lines
 
@@ -547,6 +647,8 @@ class Engine:
         watched = client.watched
         stocked = self.stocked
         few, many = (watched, stocked) if len(watched) <= len(stocked) else (stocked, watched)
+        if len(few) > _SMALL_STEPS:
+            self.work += len(few) // _SMALL_STEPS
         best: Tube | None = None
         best_entry = 0
         for number, tube in few.items():
@@ -558,50 +660,54 @@ class Engine:
 
     def _serve(self, tube: Tube, now_ns: int, limit: int) -> int:
         """Hands ready jobs of an unpaused tube to those who wait for them, first come, first served."""
+        line, clients = tube.line, self.clients
         served = 0
-        while served < limit and not tube.paused_until_ns and len(tube.ready):
-            client = self._first_in_line(tube)
-            if client is None:
+        looks = _LOOKS
+        while served < limit and not tube.paused_until_ns and tube.ready.first() != EMPTY:
+            number = line.first()
+            if number == NOBODY:
                 break
-            heappop(tube.line)
-            tube.in_line.discard(client.number)
-            client.absent.append(tube)
-            job = self._take_first(tube)
-            self._hold(client, job, tube, now_ns)
-            self._answer(client, RESERVED_JOB, job)
-            served += 1
+            client = clients[number]
+            if client.waiting and client.wait_number == line.first_wait():
+                line.drop_first()
+                client.absent[tube.number] = tube
+                self._hand_over(tube, client, now_ns)
+                served += 1
+                continue
+            if client.waiting:
+                line.move_first(client.wait_number)
+            else:
+                line.drop_first()
+                client.absent[tube.number] = tube
+            looks -= 1
+            if not looks:
+                self._fall_behind(tube, now_ns)
+                break
         return served
 
+    def _hand_over(self, tube: Tube, client: Client, now_ns: int) -> None:
+        """The tube's first job goes to a client that waits, and the client hears of it; or else it stays ready."""
+        job = self._take_first(tube)
+        self._hold(client, job, tube, now_ns)
+        try:
+            self._answer(client, RESERVED_JOB, job)
+        except BaseException:
+            job.state = READY
+            job.rank = job.pri
+            job.holder = 0
+            job.counts().reserves -= 1
+            raise
+
     def _answer(self, client: Client, outcome: int, job: Job | None) -> None:
-        self.stop_waiting(client)
+        """Ends a wait; or else it goes on."""
         self.served.append(client)
-        client.answer(outcome, job)
-
-    def _line_up(self, tube: Tube, entry: int) -> None:
-        tube.in_line.add(entry & NUMBER_MASK)
-        heappush(tube.line, entry)
-        if len(tube.line) > _LINE_PRUNE_AT + 2 * len(tube.watchers):
-            tube.line = [entry for entry in tube.line if entry & NUMBER_MASK in tube.watchers]
-            tube.in_line = {entry & NUMBER_MASK for entry in tube.line}
-            heapify(tube.line)
-
-    def _first_in_line(self, tube: Tube) -> Client | None:
-        """The client that has waited longest for this tube; its entry is then the first of the line."""
-        line = tube.line
-        while line:
-            entry = line[0]
-            number = entry & NUMBER_MASK
-            client = self.clients.get(number)
-            if client is None or tube.number not in client.watched or not client.waiting:
-                heappop(line)
-                tube.in_line.discard(number)
-                if client is not None and tube.number in client.watched:
-                    client.absent.append(tube)
-            elif client.wait_number != entry >> NUMBER_BITS:
-                heapreplace(line, client.wait_number << NUMBER_BITS | number)
-            else:
-                return client
-        return None
+        self.waiting_count -= 1
+        client.waiting = False
+        try:
+            client.answer(outcome, job)
+        except BaseException:
+            client.waiting = True
+            raise
 
     def _arm(self, timer: Timer, deadline_ns: int) -> None:
         """Sees to it that the timer fires at the latest then. One that fires too early finds out and is armed anew.
@@ -623,11 +729,16 @@ class Engine:
         return tube
 
     def _watch(self, client: Client, tube: Tube) -> None:
+        client.absent[tube.number] = tube
+        tube.watchers[client.number] = client
         client.watched[tube.number] = tube
-        tube.watchers[client.number] = None
-        client.absent.append(tube)
-        if len(client.absent) > _LINE_PRUNE_AT + 2 * len(client.watched):
-            client.absent = list(client.watched.values())  # grown by watching and ignoring without ever waiting
+
+    def _unwatch(self, client: Client, tube: Tube) -> None:
+        """The tube is no longer among those the client watches: neither knows the other any more."""
+        client.absent.pop(tube.number, None)
+        tube.line.remove(client.number)
+        del tube.watchers[client.number]
+        self._forget_if_unused(tube)
 
     def _forget_if_unused(self, tube: Tube) -> None:
         """A tube ends with its last job, user and watcher, and its counters and pause with it. `default` never ends."""
@@ -638,5 +749,20 @@ class Engine:
         del self.tube_by_number[tube.number]
 
     def waiting_in(self, tube: Tube) -> int:
-        """How many clients wait for a job of this tube. O(watchers)."""
-        return sum(self.clients[number].waiting for number in tube.watchers)
+        """How many clients wait for a job of this tube. It looks at each watcher, and counts that as work."""
+        waiting = 0
+        for client in tube.watchers.values():
+            waiting += client.waiting
+        self.work += len(tube.watchers) // _SMALL_STEPS
+        return waiting
+
+    # --- after an exception
+
+    def undo(self) -> None:
+        """After an exception out of any call here: what was half done is not done, and all else is as it was.
+
+        It takes as long as the engine is large. A job that was handed over, or given back, before the exception came
+        stays so.
+        """
+        rebuild(self)
+        self.changing = False

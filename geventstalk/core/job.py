@@ -21,6 +21,8 @@ STATE_NAMES: Final = ("invalid", "ready", "reserved", "buried", "delayed", "dele
 
 U32_MAX: Final = 2**32 - 1
 U64_MAX: Final = 2**64 - 1
+ID_MAX_BITS: Final = 63
+"""Ids end at 2**63 - 1, because SQLite's integers do."""
 URGENT_PRI_MAX: Final = 1023
 """A ready job of this priority or a smaller number counts as urgent."""
 SECOND_NS: Final = 1_000_000_000
@@ -92,7 +94,7 @@ class Job:
 class Ledger:
     """Hears of every change of a job that must outlive the process. This one keeps nothing: jobs live in memory only.
 
-    The engine calls it after the change is made in memory and before anybody is told of it.
+    The engine calls it before anybody is told of the change. When a call raises, the ledger has kept nothing of it.
     """
 
     def admits(self, body_bytes: int, tube_name: bytes) -> bool:

@@ -74,6 +74,16 @@ class JobTable:
             del self._pages[number]
             self._spare = page
 
+    def recount(self) -> None:
+        """Puts pages and counts right after an exception within add() or remove(); the slots are right."""
+        counts = {number: sum([job is not None for job in page.slots]) for number, page in self._pages.items()}
+        for number, count in counts.items():
+            self._pages[number].count = count
+            if not count:
+                del self._pages[number]
+        self._spare = _Page()
+        self._count = sum(counts.values())
+
     def __iter__(self) -> Iterator[Job]:
         return iter([job for page in self._pages.values() for job in page.slots if job is not None])
 

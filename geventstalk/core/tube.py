@@ -10,29 +10,28 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.job import Job
+from geventstalk.core.job import SECOND_NS, Job
+from geventstalk.core.line import Line
 from geventstalk.core.order import Order
 from geventstalk.core.timerwheel import NEVER, Timer
 
 ID_BITS: Final = 64
 ID_MASK: Final = (1 << ID_BITS) - 1
-NUMBER_BITS: Final = 40
-NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
+DEADLINE_MARGIN_NS: Final = SECOND_NS
+"""A reserve is refused with DEADLINE_SOON when a job of the client has no more time left than this."""
 
 
 class Tube(Timer):
-    """A named set of jobs and the line of clients that wait for one. As a timer it fires when a delay or a pause ends.
+    """A named set of jobs, and the line of clients that wait for one. Its timer is for its delays and its pause.
 
-    The orders hold `rank << 64 | id`. `line` holds `wait number << 40 | client number`, at most one entry a client, and
-    no entry is later than the client's true place: an entry that surfaces is dropped when its client does not wait,
-    and put at the client's true place when it waits anew. So a client that watches many tubes leaves all their lines
-    by a change of its own state, and comes back to those only from which its entry was taken.
+    `ready`, `delayed` and `buried` hold `rank << 64 | id`. `behind` says that more jobs could be handed to those who
+    wait than one slice may, and that the tube's timer goes on with that.
     """
 
     __slots__ = (
+        "behind",
         "buried",
         "delayed",
-        "in_line",
         "jobs",
         "line",
         "name",
@@ -56,9 +55,9 @@ class Tube(Timer):
         self.ready = Order()
         self.delayed = Order()
         self.buried = Order()
-        self.line: list[int] = []
-        self.in_line: set[int] = set()
-        self.watchers: dict[int, None] = {}
+        self.line = Line()
+        self.watchers: dict[int, Client] = {}
+        self.behind = False
         self.using = 0
         self.jobs = 0  # in any state, also while they are uploaded
         self.reserved = 0
@@ -72,19 +71,21 @@ class Tube(Timer):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Client(Timer):
-    """What the engine keeps of a connection. As a timer it fires for its jobs' deadlines and for its waiting.
+    """What the engine keeps of a connection. Its timer is for the deadlines of its jobs and the end of its wait.
 
-    `reserved` is in order of reservation; `deadlines` holds `deadline << 64 | id` of the same jobs, and of those of
-    `leaving` that are still held.
+    `reserved` is in order of reservation. `deadlines` holds `deadline << 64 | id` of the same jobs, and of those of
+    `leaving` that are still held. The client has an entry in the line of each watched tube that is not in `absent`.
     """
 
     __slots__ = (
         "absent",
         "deadlines",
+        "gone",
         "leaving",
         "number",
         "producer",
         "reserved",
+        "upload",
         "used",
         "wait_number",
         "wait_until_ns",
@@ -98,10 +99,12 @@ class Client(Timer):
         self.number = 0
         self.used: Tube | None = None
         self.watched: dict[int, Tube] = {}  # by tube number, in order of watching
-        self.absent: list[Tube] = []  # tubes whose line may lack an entry of this client
+        self.absent: dict[int, Tube] = {}  # watched tubes in whose line it does not stand, by number
         self.reserved: dict[int, Job] = {}
         self.leaving: list[Job] = []  # what is still to be given back of a client that is gone, last one first
         self.deadlines = Order()
+        self.upload: Job | None = None  # a job whose body is still on its way
+        self.gone = False  # the connection has ended, and what it held is given back
         self.waiting = False
         self.wait_number = 0
         self.wait_until_ns = NEVER

@@ -12,7 +12,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from geventstalk.core.engine import Engine
-from geventstalk.core.job import BURIED, DELAYED, READY, Job
+from geventstalk.core.job import BURIED, DELAYED, ID_MAX_BITS, READY, Job
 from geventstalk.core.tube import Client, Tube
 from geventstalk.wire import protocol as p
 from geventstalk.wire.stats import job_stats, server_stats, tube_stats
@@ -20,17 +20,50 @@ from geventstalk.wire.stats import job_stats, server_stats, tube_stats
 MOVE_SLICE: Final = 250
 """Jobs that one slice of a kick, a disconnect or of passing time moves: two or three milliseconds in pure Python."""
 
+LIST_SLICE: Final = 2000
+"""Tubes that one slice of a list names: less than half a millisecond."""
+LARGE_BODY: Final = 1 << 14
+"""A body of this size or more is not copied into its reply: it stands behind the reply's first line."""
+
 _FOR_EVER: Final = -1
+_NAMES_PER_UNIT: Final = 16
+_STATS_UNITS: Final = 16
+"""What the server's statistics take, with a unit for each other command."""
+_SOME_STATS_UNITS: Final = 4
+"""What the statistics of a job or a tube take."""
 
 
 class Service:
-    """What all sessions of a server share. `facts` gives the statistics that are not of the engine, by their key."""
+    """What all sessions of a server share.
 
-    def __init__(self, engine: Engine, max_job_bytes: int, facts: Callable[[], Mapping[str, object]]) -> None:
+    `facts` gives the statistics that are not of the engine, by their key. `tell` is for the owner's log: it hears what
+    the operator must know, and the exception, if there was one that should not have been.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        max_job_bytes: int,
+        facts: Callable[[], Mapping[str, object]],
+        tell: Callable[[str, Exception | None], None] | None = None,
+    ) -> None:
         self.engine = engine
         self.max_job_bytes = max_job_bytes
         self.facts = facts
+        self.tell = tell if tell is not None else _raise_again
         self.commands = [0] * p.COMMANDS  # how often each command was given, by its code
+        self._told_of_ids = False
+
+    def tell_of_ids(self) -> None:
+        """Says once that there are no ids left."""
+        if not self._told_of_ids:
+            self._told_of_ids = True
+            self.tell("no job ids are left below 2**63: every put is refused with OUT_OF_MEMORY", None)
+
+
+def _raise_again(text: str, error: Exception | None) -> None:
+    if error is not None:
+        raise error
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -40,13 +73,17 @@ class Commands(Client):
     __slots__ = (
         "_body",
         "_body_left",
+        "_engine",
+        "_goes_on",
         "_kick_left",
         "_kicked",
         "_kicks_buried",
+        "_list",
+        "_listed",
+        "_pieces",
         "_service",
         "_skip_left",
         "_skip_reply",
-        "_upload",
         "closed",
         "eof",
         "out",
@@ -57,11 +94,15 @@ class Commands(Client):
     def __init__(self, service: Service) -> None:
         super().__init__()
         self._service = service
-        self._upload: Job | None = None
+        self._engine = service.engine
         self._body = bytearray()
         self._body_left = 0
         self._skip_left = 0  # bytes still to be thrown away of a body that is refused
         self._skip_reply = p.R_JOB_TOO_BIG  # and what is said behind them
+        self._goes_on = False  # a command that takes several slices is under way: a kick, or else a list
+        self._list: list[Tube] = []  # what a list that goes on has to name
+        self._listed = 0  # how many of them it has named
+        self._pieces: list[bytes] = []
         self._kick_left = 0
         self._kicked = 0
         self._kicks_buried = False
@@ -79,17 +120,31 @@ class Commands(Client):
             self._reply(reply)
 
     def _reply(self, reply: bytes) -> None:
-        self.out.append(reply)
-        self.out_bytes += len(reply)
         if self.trace is not None:
             self.trace(">", reply)
+        self.out_bytes += len(reply)
+        self.out.append(reply)
+
+    def _reply_in_pieces(self, pieces: list[bytes]) -> None:
+        if self.trace is not None:
+            self.trace(">", b"".join(pieces))
+        self.out_bytes += sum([len(piece) for piece in pieces])
+        self.out += pieces
+
+    def _reserved(self, job: Job) -> None:
+        """Tells the client of a job that is reserved for it by now: nothing here may need much memory."""
+        body = job.body
+        if len(body) < LARGE_BODY:
+            self._reply(p.reserved(job.id, body))
+        else:
+            self._reply_in_pieces([p.reserved_line(job.id, body), body])
 
     def _count(self, code: int) -> None:
         self._service.commands[code] += 1
 
     def _execute(self, line: bytes, now_ns: int) -> None:
         code, arguments = p.command(line)
-        engine = self._service.engine
+        engine = self._engine
         if code == p.PUT:
             self._put(arguments)
         elif code == p.RESERVE_WITH_TIMEOUT:
@@ -126,7 +181,10 @@ class Commands(Client):
             id = p.id_argument(arguments)
             self._count(code)
             job = engine.reserve_job(self, id, now_ns)
-            self._reply(p.R_NOT_FOUND if job is None else p.reserved(job.id, job.body))
+            if job is None:
+                self._reply(p.R_NOT_FOUND)
+            else:
+                self._reserved(job)
         elif code == p.QUIT:
             self.closed = True
         elif code in (p.USE, p.WATCH, p.IGNORE, p.PAUSE_TUBE):
@@ -149,14 +207,18 @@ class Commands(Client):
         if size > self._service.max_job_bytes:
             self._skip(size + 2, p.R_JOB_TOO_BIG)
             return
-        self._upload = self._service.engine.open_put(self, pri, delay_s, max(ttr_s, 1))
+        if self._engine.next_id >> ID_MAX_BITS:
+            self._service.tell_of_ids()
+            self._skip(size + 2, p.R_OUT_OF_MEMORY)
+            return
+        self.upload = self._engine.open_put(self, pri, delay_s, max(ttr_s, 1))
         self._body_left = size + 2
 
     def _reserve(self, timeout_s: int, now_ns: int) -> None:
-        engine = self._service.engine
+        engine = self._engine
         job = engine.reserve(self, now_ns)
         if job is not None:
-            self._reply(p.reserved(job.id, job.body))
+            self._reserved(job)
         elif engine.deadline_soon(self, now_ns):
             self._reply(p.R_DEADLINE_SOON)
         elif timeout_s == 0 or self.eof:
@@ -169,13 +231,22 @@ class Commands(Client):
         self._kicks_buried = len(self._used().buried) > 0
         self._kicked = 0
         self._kick_left = bound
+        self._goes_on = bound > 0
         if not bound:
             self._reply(p.kicked(0))
 
+    def _go_on(self, now_ns: int) -> bool:
+        """Goes on with a command that takes several slices. Returns whether it is done and answered."""
+        if self._kick_left:
+            self._goes_on = not self._kick_slice(now_ns)
+        else:
+            self._goes_on = not self._list_slice()
+        return not self._goes_on
+
     def _kick_slice(self, now_ns: int) -> bool:
-        """Goes on with a kick. Returns whether it is done and answered."""
         limit = min(self._kick_left, MOVE_SLICE)
-        kicked = self._service.engine.kick(self._used(), self._kicks_buried, limit, now_ns)
+        kicked = self._engine.kick(self._used(), self._kicks_buried, limit, now_ns)
+        self._engine.work += kicked
         self._kicked += kicked
         self._kick_left = self._kick_left - kicked if kicked == limit else 0
         if self._kick_left:
@@ -183,8 +254,34 @@ class Commands(Client):
         self._reply(p.kicked(self._kicked))
         return True
 
+    def _begin_list(self, tubes: list[Tube]) -> None:
+        """Answers with the names of the tubes as they are now, however long it takes to write them down."""
+        if len(tubes) <= LIST_SLICE:
+            self._engine.work += len(tubes) // _NAMES_PER_UNIT
+            self._reply(p.ok(p.yaml_list([tube.name for tube in tubes])))
+            return
+        self._list = tubes
+        self._listed = 0
+        self._pieces = [b"", p.YAML_HEAD]
+        self._goes_on = True
+
+    def _list_slice(self) -> bool:
+        begin = self._listed
+        self._listed = begin + LIST_SLICE
+        self._pieces.append(p.yaml_names([tube.name for tube in self._list[begin : self._listed]]))
+        self._engine.work += LIST_SLICE // _NAMES_PER_UNIT
+        if self._listed < len(self._list):
+            return False
+        pieces = self._pieces
+        pieces[0] = p.ok_line(sum([len(piece) for piece in pieces]))
+        pieces.append(p.CRLF)
+        self._reply_in_pieces(pieces)
+        self._list = []
+        self._pieces = []
+        return True
+
     def _tube_command(self, code: int, arguments: bytes, now_ns: int) -> None:
-        engine = self._service.engine
+        engine = self._engine
         if code == p.PAUSE_TUBE:
             name, delay_s = p.pause_arguments(arguments)
             self._count(code)
@@ -206,7 +303,7 @@ class Commands(Client):
     # --- commands that only look
 
     def _look(self, code: int, arguments: bytes, now_ns: int) -> None:
-        engine = self._service.engine
+        engine = self._engine
         if code == p.PEEK:
             id = p.id_argument(arguments)
             self._count(code)
@@ -214,11 +311,13 @@ class Commands(Client):
         elif code == p.STATS_JOB:
             id = p.id_argument(arguments)
             self._count(code)
+            engine.work += _SOME_STATS_UNITS
             job = engine.jobs.get(id)
             self._reply(p.R_NOT_FOUND if job is None else p.ok(p.yaml_map(job_stats(engine, job, now_ns))))
         elif code == p.STATS_TUBE:
             name = p.name_argument(arguments)
             self._count(code)
+            engine.work += _SOME_STATS_UNITS
             tube = engine.tubes.get(name)
             self._reply(p.R_NOT_FOUND if tube is None else p.ok(p.yaml_map(tube_stats(engine, tube, now_ns))))
         else:
@@ -226,7 +325,7 @@ class Commands(Client):
             self._look_around(code, now_ns)
 
     def _look_around(self, code: int, now_ns: int) -> None:
-        engine = self._service.engine
+        engine = self._engine
         if code == p.PEEK_READY:
             self._found(engine.peek(self, READY))
         elif code == p.PEEK_DELAYED:
@@ -234,18 +333,24 @@ class Commands(Client):
         elif code == p.PEEK_BURIED:
             self._found(engine.peek(self, BURIED))
         elif code == p.LIST_TUBES:
-            self._reply(p.ok(p.yaml_list(engine.tubes)))
+            self._begin_list(list(engine.tubes.values()))
         elif code == p.LIST_TUBES_WATCHED:
-            self._reply(p.ok(p.yaml_list([tube.name for tube in self.watched.values()])))
+            self._begin_list(list(self.watched.values()))
         elif code == p.LIST_TUBE_USED:
             self._reply(p.using(self._used().name))
         else:
+            engine.work += _STATS_UNITS
             service = self._service
             stats = server_stats(engine, service.commands, service.max_job_bytes, service.facts(), now_ns)
             self._reply(p.ok(p.yaml_map(stats)))
 
     def _found(self, job: Job | None) -> None:
-        self._reply(p.R_NOT_FOUND if job is None else p.found(job.id, job.body))
+        if job is None:
+            self._reply(p.R_NOT_FOUND)
+        elif len(job.body) < LARGE_BODY:
+            self._reply(p.found(job.id, job.body))
+        else:
+            self._reply_in_pieces([p.found_line(job.id, job.body), job.body])
 
     def _used(self) -> Tube:
         used = self.used

@@ -14,6 +14,7 @@ LINE_BYTES_MAX: Final = 224
 """The longest command line with its CRLF: `pause-tube`, a name of 200 characters and a number of ten digits."""
 TUBE_NAME_BYTES_MAX: Final = 200
 CRLF: Final = b"\r\n"
+YAML_HEAD: Final = b"---\n"
 
 _U32_MAX: Final = 2**32 - 1
 _U64_MAX: Final = 2**64 - 1
@@ -279,6 +280,16 @@ def found(id: int, body: bytes) -> bytes:
     return b"FOUND %d %d\r\n%b" % (id, len(body) - 2, body)
 
 
+def reserved_line(id: int, body: bytes) -> bytes:
+    """What stands before the body of reserved()."""
+    return b"RESERVED %d %d\r\n" % (id, len(body) - 2)
+
+
+def found_line(id: int, body: bytes) -> bytes:
+    """What stands before the body of found()."""
+    return b"FOUND %d %d\r\n" % (id, len(body) - 2)
+
+
 def using(name: bytes) -> bytes:
     return b"USING %b\r\n" % name
 
@@ -296,9 +307,19 @@ def ok(text: bytes) -> bytes:
     return b"OK %d\r\n%b\r\n" % (len(text), text)
 
 
+def ok_line(size: int) -> bytes:
+    """What stands before a text of this size; CRLF stands behind the text."""
+    return b"OK %d\r\n" % size
+
+
 def yaml_list(names: Iterable[bytes]) -> bytes:
     """Names as a YAML list, unquoted as upstream."""
-    return b"".join([b"---\n", *[b"- %b\n" % name for name in names]])
+    return YAML_HEAD + yaml_names(names)
+
+
+def yaml_names(names: Iterable[bytes]) -> bytes:
+    """A part of a YAML list."""
+    return b"".join([b"- %b\n" % name for name in names])
 
 
 def yaml_map(items: Iterable[tuple[str, object]]) -> bytes:

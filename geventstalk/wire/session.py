@@ -19,7 +19,9 @@ from geventstalk.wire.commands import Commands
 from geventstalk.wire.commands import Service as Service
 
 COMMAND_SLICE: Final = 128
-"""Commands of one client that run before others get their turn."""
+"""Units of work that one client has done before others get their turn. A plain command is one unit; what moves many
+jobs, looks at many tubes or writes a long reply is more: see Engine.work.
+"""
 OUT_BYTES_MAX: Final = 1 << 18
 """With so many bytes of replies unsent, a client's further commands wait."""
 
@@ -51,11 +53,19 @@ class Session(Commands):
         return len(self._inbox) - self._at
 
     def receive(self, data: bytes, now_ns: int) -> None:
-        """Takes what the client sent and executes as much as one slice allows."""
+        """Takes what the client sent and executes as much as one slice allows.
+
+        An exception comes out of here, run(), hang_up() and leave() only when a change may be half made. Whoever owns
+        the session then ends the process, or calls Engine.undo() and give_up().
+        """
         if self._at == len(self._inbox):
             self._inbox = data
         else:
-            self._inbox = self._inbox[self._at :] + data
+            try:
+                self._inbox = self._inbox[self._at :] + data
+            except MemoryError as error:
+                self._fail("input of a client is lost, its connection is closed", error)
+                return
         self._at = 0
         if not self.waiting:
             self.run(now_ns)
@@ -64,49 +74,88 @@ class Session(Commands):
         """The client will send nothing more: a wait ends at once, complete commands run, then the connection closes."""
         self.eof = True
         if self.waiting:
-            self._service.engine.stop_waiting(self)
+            self._engine.stop_waiting(self)
             self._reply(p.R_TIMED_OUT)
         self.run(now_ns)
 
     def take_out(self) -> bytes:
         """All replies that stand, as one piece; they are the caller's to send now."""
         out = self.out
-        data = out[0] if len(out) == 1 else b"".join(out)
         self.out = []
         self.out_bytes = 0
-        return data
+        if len(out) == 1:
+            return out[0]
+        try:
+            return b"".join(out)
+        except MemoryError as error:
+            self._fail("replies do not fit into memory, their connection is closed", error)
+            self.take_out()
+            return b""
+
+    def give_up(self) -> None:
+        """After an exception, and Engine.undo(): whatever the client wanted next is not done, and it is told so."""
+        self.upload = None
+        self._engine.stop_waiting(self)
+        if not self.closed:
+            self._say_goodbye()
 
     def leave(self, now_ns: int) -> bool:
         """The connection is gone. Gives back what it held, in slices: returns whether that is done."""
-        if self._upload is not None:
-            self._service.engine.abandon_put(self._upload)
-            self._upload = None
-        return self._service.engine.leave(self, now_ns, MOVE_SLICE)
+        if self.upload is not None:
+            upload = self.upload
+            self.upload = None
+            self._engine.abandon_put(upload)
+        return self._engine.leave(self, now_ns, MOVE_SLICE)
 
     def answer(self, outcome: int, job: Job | None) -> None:
         """The engine ends this client's wait."""
         if outcome == RESERVED_JOB:
             assert job is not None
-            self._reply(p.reserved(job.id, job.body))
+            self._reserved(job)
         else:
             self._reply(p.R_DEADLINE_SOON if outcome == DEADLINE_SOON else p.R_TIMED_OUT)
         self.unfinished = self._at < len(self._inbox)
 
     def run(self, now_ns: int) -> None:
         """Executes complete commands until one waits, the input or the slice is used up, or enough replies stand."""
+        try:
+            self._run(now_ns)
+        except Exception as error:
+            if self._engine.changing:
+                raise
+            self._fail("a command failed in a way it must not, its connection is closed", error)
+
+    def _fail(self, text: str, error: Exception) -> None:
+        """Nothing has changed, but with this client it cannot go on."""
+        self._say_goodbye()
+        self._service.tell(text, error)
+
+    def _say_goodbye(self) -> None:
+        self.closed = True
+        self.unfinished = False
+        self._goes_on = False
+        self._reply(p.R_INTERNAL_ERROR)
+
+    def _run(self, now_ns: int) -> None:
+        engine = self._engine
         left = COMMAND_SLICE
+        engine.work = 0
         self.unfinished = False
         while not self.waiting and not self.closed:
-            if left == 0 or self.out_bytes >= OUT_BYTES_MAX:
+            if engine.work:
+                left -= engine.work
+                engine.work = 0
+            if left <= 0 or self.out_bytes >= OUT_BYTES_MAX:
                 self.unfinished = True
                 return
             left -= 1
-            if self._kick_left:
-                if self._kick_slice(now_ns):
+            engine.changing = False
+            if self._goes_on:
+                if self._go_on(now_ns):
                     continue
                 self.unfinished = True
                 return
-            if self._upload is not None:
+            if self.upload is not None:
                 if self._take_body(now_ns):
                     continue
                 break
@@ -137,6 +186,10 @@ class Session(Commands):
                 self._execute(line, now_ns)
             except p.ProtocolError as error:
                 self._reply(error.reply)
+            except MemoryError:
+                if engine.changing:
+                    raise
+                self._reply(p.R_OUT_OF_MEMORY)
         if self.eof and not self.waiting:
             self.closed = True
 
@@ -165,7 +218,7 @@ class Session(Commands):
         part = self._inbox[self._at : self._at + taken]
         self._at += taken
         self._body_left -= taken
-        job = self._upload
+        job = self.upload
         assert job is not None
         try:
             if self._body_left:
@@ -177,16 +230,16 @@ class Session(Commands):
                 self._body = bytearray()
         except MemoryError:
             self._body = bytearray()
-            self._upload = None
-            self._service.engine.abandon_put(job)
+            self.upload = None
+            self._engine.abandon_put(job)
             self._skip(self._body_left, p.R_OUT_OF_MEMORY)
             return True
-        self._upload = None
+        self.upload = None
         if not part.endswith(p.CRLF):
-            self._service.engine.abandon_put(job)
+            self._engine.abandon_put(job)
             self._reply(p.R_EXPECTED_CRLF)
             return True
-        outcome = self._service.engine.put(job, part, now_ns)
+        outcome = self._engine.put(job, part, now_ns)
         if outcome == INSERTED:
             self._reply(p.inserted(job.id))
         else:

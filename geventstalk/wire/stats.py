@@ -26,7 +26,7 @@ def job_stats(engine: Engine, job: Job, now_ns: int) -> list[tuple[str, object]]
         ("tube", engine.tube_of(job).name),
         ("state", STATE_NAMES[job.state]),
         ("pri", job.pri),
-        ("age", (now_ns - job.created_ns) // SECOND_NS),
+        ("age", max(0, now_ns - job.created_ns) // SECOND_NS),
         ("delay", job.delay_s),
         ("ttr", job.ttr_s),
         ("time-left", _seconds_until(job.rank, now_ns) if has_deadline else 0),
@@ -54,7 +54,7 @@ def tube_stats(engine: Engine, tube: Tube, now_ns: int) -> list[tuple[str, objec
         ("cmd-delete", tube.total_deletes),
         ("cmd-pause-tube", tube.total_pauses),
         ("pause", tube.pause_s),
-        ("pause-time-left", max(0, _seconds_until(tube.paused_until_ns, now_ns))),
+        ("pause-time-left", _seconds_until(tube.paused_until_ns, now_ns)),
     ]
 
 
@@ -78,7 +78,7 @@ def server_stats(
         ("current-waiting", engine.waiting_count),
         ("total-connections", engine.total_clients),
         *[(key, facts[key]) for key in ("pid", "version", "rusage-utime", "rusage-stime")],
-        ("uptime", (now_ns - engine.started_ns) // SECOND_NS),
+        ("uptime", max(0, now_ns - engine.started_ns) // SECOND_NS),
         *[(key, facts[key]) for key in _BINLOG_KEYS],
         ("draining", "true" if engine.draining else "false"),
         *[(key, facts[key]) for key in ("id", "hostname", "os", "platform")],
@@ -89,10 +89,12 @@ def server_stats(
 
 
 def _seconds_until(deadline_ns: int, now_ns: int) -> int:
-    """Whole seconds left. Commands that came together share one reading of the clock; time passes between them all
-    the same, so right after `pause-tube a 10` there are 9 whole seconds left, as upstream says.
+    """Whole seconds left; 0 for a deadline that has come and whose timer is still on its way.
+
+    Commands that came together share one reading of the clock. Time passes between them all the same, so right after
+    `pause-tube a 10` there are 9 whole seconds left, as upstream says.
     """
-    return (deadline_ns - now_ns - 1) // SECOND_NS
+    return max(0, deadline_ns - now_ns - 1) // SECOND_NS
 
 
 _COUNTED: Final = (

@@ -1,0 +1,130 @@
+"""Makes an engine whole again after an exception in the middle of a change.
+
+This room must not decide what is true: the fields of jobs, clients and tubes are, and the job table. Everything that
+follows from them (orders, lines, counters, timers, who exists) is thrown away and made anew.
+Invariant: afterwards check() holds, and whatever was true is still true.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MAX, Job
+from geventstalk.core.line import Line
+from geventstalk.core.order import Order
+from geventstalk.core.timerwheel import NEVER, TimerWheel
+from geventstalk.core.tube import DEADLINE_MARGIN_NS, ID_BITS, Client, Tube
+
+if TYPE_CHECKING:
+    from geventstalk.core.engine import Engine
+
+
+def rebuild(engine: Engine) -> None:
+    """Raises MemoryError when there is no room for that; then the engine cannot be used any more."""
+    engine.jobs.recount()
+    engine.wheel = TimerWheel(engine.wheel.now_ns)
+    for tube in [*engine.tubes.values(), *engine.tube_by_number.values()]:
+        _empty(tube)
+    for client in engine.clients.values():
+        _stand_alone(client)
+    _join_clients(engine)
+    _place_jobs(engine)
+    tubes = {tube.number: tube for tube in [*engine.tube_by_number.values(), *engine.tubes.values()]}
+    alive = [tube for tube in tubes.values() if tube.jobs or tube.using or tube.watchers or tube is engine.default]
+    engine.tubes = {tube.name: tube for tube in alive}
+    engine.tube_by_number = {tube.number: tube for tube in alive}
+    engine.stocked = {tube.number: tube for tube in alive if tube.ready.first() >= 0 and not tube.paused_until_ns}
+    for tube in alive:
+        _arm_tube(engine, tube)
+    for client in engine.clients.values():
+        _arm_client(engine, client)
+
+
+def _empty(tube: Tube) -> None:
+    tube.forget()
+    tube.ready = Order()
+    tube.delayed = Order()
+    tube.buried = Order()
+    tube.line = Line()
+    tube.watchers = {}
+    tube.behind = False
+    tube.using = tube.jobs = tube.reserved = tube.urgent = 0
+
+
+def _stand_alone(client: Client) -> None:
+    client.forget()
+    client.deadlines = Order()
+    holding: list[Job] = [*client.reserved.values(), *reversed(client.leaving)]
+    client.reserved = {job.id: job for job in holding if job.holder == client.number and job.state == RESERVED}
+    client.leaving = []
+
+
+def _join_clients(engine: Engine) -> None:
+    engine.waiting_count = engine.producer_count = engine.worker_count = 0
+    for number, client in engine.clients.items():
+        engine.waiting_count += client.waiting
+        engine.producer_count += client.producer
+        engine.worker_count += client.worker
+        used = client.used
+        if used is not None:
+            used.using += 1
+        upload = client.upload
+        if upload is not None:
+            engine.tube_by_number[upload.tube].jobs += 1
+        client.absent = {}
+        for tube in client.watched.values():
+            tube.watchers[number] = client
+            if client.waiting:
+                tube.line.add(number, client.wait_number)
+            else:
+                client.absent[tube.number] = tube
+
+
+def _place_jobs(engine: Engine) -> None:
+    engine.ready_count = engine.urgent_count = engine.reserved_count = 0
+    engine.delayed_count = engine.buried_count = 0
+    for job in engine.jobs.in_order():
+        tube = engine.tube_by_number[job.tube]
+        tube.jobs += 1
+        entry = job.rank << ID_BITS | job.id
+        if job.state == READY:
+            tube.ready.push(entry)
+            engine.ready_count += 1
+            if job.pri <= URGENT_PRI_MAX:
+                engine.urgent_count += 1
+                tube.urgent += 1
+        elif job.state == DELAYED:
+            tube.delayed.push(entry)
+            engine.delayed_count += 1
+        elif job.state == BURIED:
+            tube.buried.push(entry)
+            engine.buried_count += 1
+        else:
+            holder = engine.clients[job.holder]
+            holder.deadlines.push(entry)
+            holder.reserved.setdefault(job.id, job)
+            engine.reserved_count += 1
+            tube.reserved += 1
+
+
+def _arm_tube(engine: Engine, tube: Tube) -> None:
+    """For its first delay, the end of its pause, and for those who wait although there is a job."""
+    moments = [tube.paused_until_ns] if tube.paused_until_ns else []
+    if tube.delayed.first() >= 0:
+        moments.append(tube.delayed.first() >> ID_BITS)
+    if tube.number in engine.stocked and tube.line.entries:
+        moments.append(0)
+        tube.behind = True
+    if moments:
+        engine.wheel.add(tube, min(moments))
+
+
+def _arm_client(engine: Engine, client: Client) -> None:
+    """For its first deadline, with the margin while it waits, and for the end of its wait."""
+    moments = []
+    if client.deadlines.first() >= 0:
+        moments.append((client.deadlines.first() >> ID_BITS) - (DEADLINE_MARGIN_NS if client.waiting else 0))
+    if client.waiting and client.wait_until_ns != NEVER:
+        moments.append(client.wait_until_ns)
+    if moments:
+        engine.wheel.add(client, min(moments))

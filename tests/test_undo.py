@@ -1,0 +1,361 @@
+"""An exception in the middle of a change: at every call, at every allocation, and in the ledger.
+
+A scene is set, and a command fails at its first point, then at its second, and so on until it gets through. After each
+failure the owner does what a server without a journal does: Engine.undo() where a change may be half made. Then
+check() must find the engine whole, and the command must have happened wholly or not at all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from geventstalk._build import BUILD
+from geventstalk.core import engine as engine_module
+from geventstalk.core.check import check
+from geventstalk.core.engine import Engine
+from geventstalk.core.job import Job, Ledger
+from geventstalk.wire.commands import LARGE_BODY
+from geventstalk.wire.session import Service, Session
+from tests.support.clock import SECOND, ManualClock
+
+PACKAGE = os.path.dirname(os.path.dirname(engine_module.__file__))
+POINTS_MAX = 3_000
+CLEAN_ENOUGH = 15
+
+
+class Planted(Exception):
+    """What a test raises where nothing should."""
+
+
+class Scene:
+    """Three clients, with jobs in all states; the third waits in tube `w`, and a fourth in `p`, which is paused."""
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self.clock = ManualClock()
+        self.told: list[str] = []
+        self.engine = Engine(self.clock.ns, ledger)
+        self.service = Service(self.engine, 1 << 20, dict, lambda text, error: self.told.append(text))
+        self.a, self.b, self.waiting, self.paused = [Session(self.service) for _ in range(4)]
+        self.say(self.a, b"put 5 0 60 1\r\na\r\nput 2000 0 60 1\r\nb\r\nput 5 9 60 1\r\nc\r\nput 5 0 60 1\r\nd\r\n")
+        self.say(self.a, b"put 5 0 1 1\r\ne\r\nreserve\r\nreserve\r\nreserve\r\nbury 1 7\r\nwatch x\r\nuse x\r\n")
+        self.say(self.b, b"put 7 0 60 1\r\nf\r\nreserve\r\nuse w\r\n")
+        self.say(self.waiting, b"watch w\r\nignore default\r\nreserve\r\n")
+        self.say(
+            self.paused, b"use p\r\nput 1 0 60 1\r\ng\r\npause-tube p 3\r\nwatch p\r\nignore default\r\nreserve\r\n"
+        )
+        check(self.engine)
+
+    def say(self, session: Session, data: bytes) -> bytes:
+        session.receive(data, self.clock.ns)
+        while session.unfinished:
+            session.run(self.clock.ns)
+        return session.take_out()
+
+    def settle(self) -> None:
+        """What is due happens, as the owner's clock would have it."""
+        for _ in range(1_000):
+            if self.engine.advance(self.clock.ns, 250):
+                return
+        raise AssertionError("advance() never comes to an end")
+
+
+def truth(scene: Scene) -> dict[int, tuple[Any, ...]]:
+    """Of each job what a client can see of it."""
+    return {
+        job.id: (
+            scene.engine.tube_of(job).name,
+            job.body,
+            *(job.state, job.rank, job.holder, job.pri, job.delay_s),
+            *([0] * 5 if job.tally is None else numbers(job)),
+        )
+        for job in scene.engine.jobs
+    }
+
+
+def numbers(job: Job) -> list[int]:
+    tally = job.counts()
+    return [tally.reserves, tally.timeouts, tally.releases, tally.buries, tally.kicks]
+
+
+def clients(scene: Scene) -> list[tuple[Any, ...]]:
+    return [
+        (
+            number,
+            client.used and client.used.name,
+            [tube.name for tube in client.watched.values()],
+            sorted(client.reserved),
+            client.waiting,
+        )
+        for number, client in scene.engine.clients.items()
+    ]
+
+
+def receive(who: str, data: bytes) -> Callable[[Scene], object]:
+    return lambda scene: scene.say(getattr(scene, who), data)
+
+
+def time_passes(scene: Scene) -> None:
+    scene.clock.pass_ns(4 * SECOND)
+    scene.settle()
+
+
+def leave(scene: Scene) -> None:
+    while not scene.a.leave(scene.clock.ns):
+        pass
+
+
+CHANGES: dict[str, Callable[[Scene], object]] = {
+    "put": receive("a", b"put 5 0 60 3\r\nnew\r\n"),
+    "put delayed": receive("a", b"put 5 2 60 3\r\nnew\r\n"),
+    "put for one who waits": receive("b", b"put 5 0 60 3\r\nnew\r\n"),
+    "put large": receive("b", b"put 5 0 60 %d\r\n%b\r\n" % (2 * LARGE_BODY, b"x" * 2 * LARGE_BODY)),
+    "put in pieces": lambda scene: [scene.say(scene.a, piece) for piece in (b"put 5 0 60 3\r\n", b"n", b"ew\r\n")],
+    "reserve": receive("b", b"reserve\r\n"),
+    "reserve and wait": receive("a", b"ignore default\r\nreserve-with-timeout 2\r\n"),
+    "reserve-job": receive("a", b"reserve-job 3\r\n"),
+    "delete": receive("a", b"delete 4\r\n"),
+    "delete ready": receive("a", b"delete 2\r\n"),
+    "release": receive("a", b"release 4 3 0\r\n"),
+    "release delayed": receive("a", b"release 4 3 2\r\n"),
+    "bury": receive("a", b"bury 4 3\r\n"),
+    "touch": receive("a", b"touch 4\r\n"),
+    "kick": receive("a", b"use default\r\nkick 10\r\n"),
+    "kick-job": receive("a", b"kick-job 3\r\n"),
+    "use": receive("a", b"use somewhere\r\n"),
+    "watch": receive("a", b"watch somewhere\r\n"),
+    "ignore": receive("a", b"ignore x\r\n"),
+    "pause": receive("a", b"pause-tube default 5\r\n"),
+    "unpause": receive("a", b"pause-tube p 0\r\n"),
+    "time": time_passes,
+    "leave": leave,
+    "hang up": lambda scene: scene.waiting.hang_up(scene.clock.ns),
+    "join": lambda scene: Session(scene.service),
+    "look": receive("a", b"stats\r\nstats-tube default\r\nstats-job 4\r\nlist-tubes\r\npeek 3\r\npeek-ready\r\n"),
+}
+
+
+def recover(scene: Scene, session: Session | None) -> None:
+    """What an owner without a journal does after an exception that came out of a session or of advance()."""
+    scene.engine.undo()
+    if session is not None and session.number in scene.engine.clients:
+        session.give_up()
+
+
+def who_failed(name: str, scene: Scene) -> Session | None:
+    if name in ("time", "join", "leave"):
+        return None
+    return scene.b if name in ("put for one who waits", "put large", "reserve") else scene.a
+
+
+@cache
+def expected(name: str) -> tuple[dict[int, tuple[Any, ...]], dict[int, tuple[Any, ...]]]:
+    """All jobs before a command, and after it."""
+    scene = Scene()
+    before = truth(scene)
+    CHANGES[name](scene)
+    return before, truth(scene)
+
+
+def is_whole(old: dict[int, tuple[Any, ...]], new: dict[int, tuple[Any, ...]], scene: Scene) -> None:
+    """Each job is as it was before the command, or as the command leaves it."""
+    now = truth(scene)
+    for id in old.keys() | new.keys() | now.keys():
+        found = now.get(id)
+        if found not in (old.get(id), new.get(id)):
+            # A job that is handed over is first ready: the handing over is a change of its own.
+            handed = new.get(id)
+            assert found is not None and handed is not None and handed[4] and not found[4], (id, old.get(id), found)
+            assert found[:2] == handed[:2] and found[5:7] == handed[5:7]
+
+
+def survives(name: str, scene: Scene) -> None:
+    """After whatever went wrong the engine is whole, and serves everybody who can be served."""
+    check(scene.engine)
+    is_whole(*expected(name), scene)
+    scene.settle()
+    check(scene.engine)
+    for _, client in sorted(scene.engine.clients.items()):
+        assert isinstance(client, Session)
+        while not client.leave(scene.clock.ns):
+            pass
+    check(scene.engine)
+    scene.engine.advance(scene.clock.ns + 100_000 * SECOND, 10_000)
+    check(scene.engine)
+    assert scene.engine.ready_count + scene.engine.buried_count == len(scene.engine.jobs)
+    assert len(scene.engine.clients) == 0 and scene.engine.waiting_count == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BUILD == "compiled", reason="calls of compiled code cannot be traced")
+@pytest.mark.parametrize("event", ["call", "return"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_exception_at_every_call(name: str, event: str) -> None:
+    for point in range(POINTS_MAX):
+        scene = Scene()
+        if not fails_at(event, point, scene, name):
+            assert point > 3, "nothing was tried"
+            return
+        survives(name, scene)
+    raise AssertionError("it never gets through")
+
+
+def fails_at(event: str, point: int, scene: Scene, name: str) -> bool:
+    """Runs a command with an exception at one call, or return, of our packages. Returns whether it came to that."""
+    count = 0
+    planted = False
+
+    def trace(frame: FrameType, kind: str, argument: Any) -> Any:
+        nonlocal count, planted
+        if not frame.f_code.co_filename.startswith(PACKAGE) or planted:
+            return None
+        frame.f_trace_lines = False
+        if kind == event:
+            count += 1
+            if count > point:
+                planted = True
+                raise Planted
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        CHANGES[name](scene)
+    except Planted:
+        sys.settrace(before)
+        recover(scene, who_failed(name, scene))
+    finally:
+        sys.settrace(before)
+    return planted
+
+
+def nomemory() -> Any:
+    """CPython's own means to have allocations fail; not every build of it has that."""
+    try:
+        return importlib.import_module("_testcapi")
+    except ImportError:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(nomemory() is None, reason="this Python has no _testcapi")
+@pytest.mark.parametrize("name", CHANGES)
+def test_no_memory_at_every_allocation(name: str) -> None:
+    capi, work = nomemory(), CHANGES[name]
+    clean = 0
+    for point in range(1, POINTS_MAX):
+        scene = Scene()
+        half_made = False
+        capi.set_nomemory(point, point + 1)
+        try:
+            work(scene)
+        except MemoryError:
+            half_made = True
+        finally:
+            capi.remove_mem_hooks()
+        if half_made:
+            recover(scene, who_failed(name, scene))
+        survives(name, scene)
+        clean = 0 if half_made or scene.told else clean + 1
+        if clean == CLEAN_ENOUGH:  # CPython gets along without some allocations, so that one success is not the end
+            return
+    raise AssertionError("it never gets through")
+
+
+class Failing(Ledger):
+    """A ledger whose calls fail from a certain one on, having kept nothing."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def put(self, job: Job, tube_name: bytes) -> None:
+        self.fail()
+
+    def change(self, job: Job) -> None:
+        self.fail()
+
+    def delete(self, job: Job) -> None:
+        self.fail()
+
+    def fail(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+TOLD = ["put", "put delayed", "reserve-job", "delete", "release", "release delayed", "bury", "kick", "kick-job"]
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_ledger_that_fails(name: str) -> None:
+    ledger = Failing()
+    scene = Scene(ledger)
+    before = truth(scene), clients(scene)
+    ledger.error = Planted()
+    with pytest.raises(Planted):
+        CHANGES[name](scene)
+    scene.engine.undo()
+    check(scene.engine)
+    assert truth(scene) == before[0]
+    ledger.error = None
+    scene.a.give_up()
+    assert scene.a.take_out().endswith(b"INTERNAL_ERROR\r\n")
+
+
+@pytest.mark.parametrize("name", ["put", "put delayed"])
+def test_a_ledger_without_memory_refuses_a_put(name: str) -> None:
+    ledger = Failing()
+    scene = Scene(ledger)
+    before = truth(scene), clients(scene)
+    ledger.error = MemoryError()
+    assert CHANGES[name](scene) == b"OUT_OF_MEMORY\r\n"
+    assert not scene.engine.changing
+    assert (truth(scene), clients(scene)) == before
+    check(scene.engine)
+    ledger.error = None
+    assert scene.say(scene.a, b"put 0 0 1 1\r\nx\r\n").startswith(b"INSERTED ")
+
+
+def test_undo_of_nothing_changes_nothing() -> None:
+    scene = Scene()
+    before = truth(scene), clients(scene), scene.engine.next_deadline_ns()
+    scene.engine.undo()
+    check(scene.engine)
+    assert (truth(scene), clients(scene), scene.engine.next_deadline_ns()) == before
+
+
+def test_what_only_looks_is_answered_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Facts are the server's; when they fail, nothing has changed."""
+
+    def fail() -> dict[str, object]:
+        raise Planted
+
+    scene = Scene()
+    scene.service.facts = fail
+    assert scene.say(scene.a, b"delete 4\r\nstats\r\ndelete 2\r\n") == b"DELETED\r\nINTERNAL_ERROR\r\n"
+    assert scene.a.closed and len(scene.told) == 1
+    assert scene.engine.jobs.get(2) is not None, "nothing is executed behind it"
+    check(scene.engine)
+
+
+def test_without_memory_for_a_look_the_connection_lives_on() -> None:
+    def fail() -> dict[str, object]:
+        raise MemoryError
+
+    scene = Scene()
+    scene.service.facts = fail
+    assert scene.say(scene.a, b"stats\r\ndelete 4\r\n") == b"OUT_OF_MEMORY\r\nDELETED\r\n"
+    assert not scene.a.closed and not scene.told
+
+
+@pytest.fixture(autouse=True)
+def tracing_ends() -> Iterator[None]:
+    before = sys.gettrace()
+    yield
+    sys.settrace(before)
