@@ -170,8 +170,11 @@ def test_a_reply_leaves_at_the_end_of_the_turn() -> None:
 FAULTS = [MemoryError(), OverflowError("int too large"), ValueError("?"), OSError(5, "I/O error")]
 
 
-@pytest.mark.parametrize("error", FAULTS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("where", ["append", "commit", "sync"])
+PLACES = [(where, error) for where in ("append", "commit", "sync") for error in FAULTS]
+PLACES.remove(("append", FAULTS[0]))  # a put that finds no memory is refused, see below
+
+
+@pytest.mark.parametrize(("where", "error"), PLACES, ids=lambda value: getattr(type(value), "__name__", value))
 def test_whatever_fails_in_the_journal_is_the_end(where: str, error: BaseException) -> None:
     """Only JournalError was: after anything else the batch was dropped and the next turn sent its replies."""
     house = House(fsync_ms=0)
@@ -185,6 +188,19 @@ def test_whatever_fails_in_the_journal_is_the_end(where: str, error: BaseExcepti
     assert house.failures == [error], "it is said once"
     assert not one.sent and not two.sent, "no reply leaves any more"
     assert not house.journal.closed
+
+
+def test_a_put_that_the_journal_has_no_memory_for_is_refused() -> None:
+    """append() has kept nothing then, and the engine has not filed the job yet."""
+    house = House()
+    one = house.client()
+    house.journal.append_fails = MemoryError()
+    house.say((one, PUT))
+    assert one.take() == b"OUT_OF_MEMORY\r\n"
+    house.journal.append_fails = None
+    house.say((one, PUT))
+    assert one.take() == b"INSERTED 2\r\n"
+    assert not house.failures
 
 
 def test_a_sync_that_fails_in_a_thread_is_the_end() -> None:
