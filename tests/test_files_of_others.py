@@ -10,7 +10,7 @@ import pytest
 
 from journal import FULL, Journal, JournalFailed
 from journal.sqlite.files import left_overs, segment_path
-from journal.sqlite.room import RESERVE_NAME, Space
+from journal.sqlite.space import RESERVE_NAME, Space
 from journal.sqlite.writer import SegmentWriter
 from tests.support.faults import Rig
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from journal import JournalFull
-from journal.sqlite.room import RESERVE_NAME, Space
+from journal.sqlite.space import RESERVE_NAME, Space
 from tests.support.disk import KIB, fill_up, free_bytes, small_disk
 
 

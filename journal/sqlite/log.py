@@ -32,7 +32,7 @@ from journal.sqlite.format import CHANGE, DELETE, FULL, PAGE_BYTES, PART_BYTES, 
 from journal.sqlite.lock import DirectoryLock
 from journal.sqlite.reader import SegmentReader
 from journal.sqlite.replay import Found, Record, Replay
-from journal.sqlite.room import BLOCK_BYTES, PIECE_BYTES, Space
+from journal.sqlite.space import BLOCK_BYTES, PIECE_BYTES, Space
 from journal.sqlite.wal import WalFile
 from journal.sqlite.watermark import Watermark
 from journal.sqlite.worker import Worker

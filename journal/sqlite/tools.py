@@ -37,7 +37,7 @@ from journal.sqlite.format import CHANGE, FULL, PART_BYTES, split
 from journal.sqlite.lock import LOCK_NAME
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.replay import Record, Replay, Source
-from journal.sqlite.room import RESERVE_NAME
+from journal.sqlite.space import RESERVE_NAME
 from journal.sqlite.wal import torn_bytes
 from journal.sqlite.writer import SegmentWriter
 

@@ -32,7 +32,7 @@ from journal.sqlite.files import segment_path
 from journal.sqlite.format import FULL, LAST, PAGE_BYTES, row_bytes
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.replay import Replay, Source
-from journal.sqlite.room import Space
+from journal.sqlite.space import Space
 from journal.sqlite.watermark import Watermark
 from journal.sqlite.worker import Worker
 
