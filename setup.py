@@ -31,8 +31,23 @@ ROOMS = {
     "geventstalk/durable": ["records", "store"],
     "geventstalk/serving": ["connection", "linger", "parking", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],
-    "journal": ["liveness"],
-    "journal/sqlite": ["files", "format", "log", "reader", "replay", "sql", "wal", "watermark", "writer"],
+    "journal": ["liveness", "log"],
+    "journal/sqlite": [
+        "compaction",
+        "files",
+        "format",
+        "heal",
+        "log",
+        "reader",
+        "replay",
+        "room",
+        "segments",
+        "space",
+        "sql",
+        "wal",
+        "watermark",
+        "writer",
+    ],
 }
 """What is compiled. Its shared library is geventstalk/compiled__mypyc; the .py files stay beside it, for tracebacks."""
 MYPYC = (2, 4)

@@ -405,10 +405,15 @@ class Turn:
                 self.grown.clear()
                 yield Wait(self.grown)
             yield Wait(at_ns=self._clock() + HOUSEKEEPING_NS)
-            while store.wants_compaction():
+            while self.wants_compaction(store):
                 store.compact_slice(self._clock())
                 self.written.set()
                 yield Wait(at_ns=NEXT_TURN)
+
+    def wants_compaction(self, store: Store) -> bool:
+        """Whether there is something to compact, now that the journal's own work was looked at."""
+        store.tend()
+        return store.wants_compaction()
 
     def sync_when_due(self, store: Store) -> Task:
         """Under `-fMS`: a sync in a thread, MS after the first commit that it covers."""

@@ -9,8 +9,8 @@ Compaction appends the live keys of the oldest segment anew, syncs them, and onl
 """
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked, JournalNewer
-from journal.sqlite.format import CHANGE, DELETE, FULL
-from journal.sqlite.log import Journal, SyncPoint
+from journal.log import CHANGE, DELETE, FULL, Log, SyncPoint
+from journal.sqlite.log import Journal
 from journal.sqlite.replay import Record
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "JournalFull",
     "JournalLocked",
     "JournalNewer",
+    "Log",
     "Record",
     "SyncPoint",
 ]

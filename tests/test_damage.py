@@ -29,6 +29,7 @@ from journal.sqlite.files import ASIDE_SUFFIX
 from journal.sqlite.format import Row
 from journal.sqlite.replay import Replay
 from tests.support.clients import Launch, burst, launcher, number, reserve_many, until
+from tests.support.faults import wants_compaction
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 from tests.support.seeds import draw_seed
 from tests.support.wire import Client
@@ -156,7 +157,7 @@ def tell(folder: Path, draw: random.Random, *, crashed: bool, synced: bool = Tru
     for _ in range(6):
         teller.turn(draw)
     if crashed:
-        until(lambda: not teller.store.wants_compaction() and not teller.store.settling, "the worker has nothing to do")
+        until(lambda: not wants_compaction(teller.store) and not teller.store.settling, "the worker has nothing to do")
     else:
         teller.store.close()
     copy = {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in ("lock", "reserve")}

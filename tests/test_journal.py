@@ -33,6 +33,7 @@ from tests.support.faults import (
     read_sound,
     run_driver,
     strace_problem,
+    wants_compaction,
 )
 
 needs_strace = pytest.mark.skipif(bool(strace_problem()), reason=strace_problem() or "strace works")
@@ -224,7 +225,7 @@ def test_the_largest_key_is_remembered_when_the_end_meets_the_last_removal(rig: 
     rig.journal.commit()
     reopened(rig)
     deadline = time.monotonic() + 5
-    while not rig.journal.wants_compaction():
+    while not wants_compaction(rig.journal):
         assert time.monotonic() < deadline
         time.sleep(0.0005)
     rig.journal.compact_slice(rig.payload_of)
@@ -304,7 +305,7 @@ def test_without_compaction_every_segment_stays(tmp_path: Path) -> None:
         rig.delete(key)
         rig.journal.commit()
         rig.settle()
-    assert not rig.journal.wants_compaction()
+    assert not wants_compaction(rig.journal)
     numbers = [int(name[8:16]) for name in rig.segments()]
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 5
     rig.close()
@@ -353,7 +354,7 @@ def test_a_delete_that_is_not_committed_does_not_let_its_segment_go(rig: Rig, tm
     held = dict(rig.model)
     rig.delete(2)
     first = rig.directory / rig.segments()[0]
-    if rig.journal.wants_compaction():
+    if wants_compaction(rig.journal):
         rig.journal.compact_slice(rig.payload_of)
     deadline = time.monotonic() + 0.5
     while first.exists() and time.monotonic() < deadline:  # that it stays is as well
@@ -471,7 +472,7 @@ def test_commit_waits_for_no_device(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
         rig.put(key, 500)
         rig.journal.commit()
         rig.settle()
-        if rig.journal.wants_compaction():
+        if wants_compaction(rig.journal):
             rig.journal.compact_slice(rig.payload_of)
     assert rig.journal.current > 2
     assert waits == []
@@ -574,7 +575,7 @@ def test_a_sync_that_ends_after_the_journal_writes_into_no_file(rig: Rig, tmp_pa
     rig.put(1)
     rig.journal.commit()
     rig.settle()
-    watermark = rig.journal._watermark
+    watermark = rig.journal._segments._watermark
     assert watermark is not None
     rig.close()
     others = [(tmp_path / f"other-{count}").open("wb") for count in range(20)]
@@ -626,7 +627,7 @@ def test_after_a_failed_sync_nothing_is_written_synced_or_removed(rig: Rig, monk
         while time.monotonic() < deadline:
             rig.put(9)
             rig.journal.commit()
-            if rig.journal.wants_compaction():
+            if wants_compaction(rig.journal):
                 rig.journal.compact_slice(rig.payload_of)
             time.sleep(0.001)
     rig.journal.abandon()
@@ -683,7 +684,7 @@ def test_a_failure_in_the_worker_is_final(rig: Rig, monkeypatch: pytest.MonkeyPa
             rig.change(1, 2000)
             rig.journal.commit()
             rig.catch_up()
-            if rig.journal.wants_compaction():
+            if wants_compaction(rig.journal):
                 rig.journal.compact_slice(rig.payload_of)
     assert failing.failed
     assert "\n" not in str(caught.value)
@@ -705,7 +706,7 @@ def test_after_a_failure_the_next_start_has_all_that_was_committed(rig: Rig, mon
             rig.journal.commit()
             held = dict(rig.model)
             rig.catch_up()
-            if rig.journal.wants_compaction():
+            if wants_compaction(rig.journal):
                 rig.journal.compact_slice(rig.payload_of)
     rig.journal.abandon()
     monkeypatch.undo()
@@ -962,14 +963,14 @@ def test_random_lives_against_a_dict(tmp_path: Path, seed: int, round: int) -> N
                     rig.change(draw.choice(list(rig.model)), draw.choice([0, 20]))
                 else:
                     rig.delete(draw.choice(list(rig.model)))
-            if draw.random() < 0.2 and rig.journal.wants_compaction():
+            if draw.random() < 0.2 and wants_compaction(rig.journal):
                 rig.journal.compact_slice(rig.payload_of)
             rig.journal.commit()
             if draw.random() < 0.3:
                 rig.sync()
             if draw.random() < 0.6:
                 for _ in range(5):
-                    if rig.journal.wants_compaction():
+                    if wants_compaction(rig.journal):
                         rig.journal.compact_slice(rig.payload_of)
         if draw.random() < 0.5:
             rig.compact_all()
@@ -1098,7 +1099,7 @@ def test_a_segment_takes_as_much_where_its_wal_is_allocated_ahead(tmp_path: Path
         journal.start()
         deadline = time.monotonic() + 60
         while journal.settling:  # the next segment is made
-            journal.wants_compaction()
+            wants_compaction(journal)
             assert time.monotonic() < deadline
             time.sleep(0.0005)
         for number in (1, 2):

@@ -24,6 +24,7 @@ from geventstalk.durable.store import Store
 from geventstalk.turn import NEXT_TURN, Turn
 from journal import Journal
 from tests.support.clients import Launch, burst, launcher, number, put_many, until
+from tests.support.faults import wants_compaction
 from tests.support.process import ServerProcess
 from tests.support.wire import Client
 
@@ -113,7 +114,7 @@ class Life:
     def turn(self) -> None:
         """The end of a turn."""
         self.store.commit(0)
-        if self.store.wants_compaction():
+        if wants_compaction(self.store):
             self.store.compact_slice(0)
 
     def sample(self) -> None:
@@ -219,7 +220,7 @@ def test_compaction_comes_to_rest(tmp_path: Path, size: int) -> None:
         life.put(size)
         life.turn()
     deadline = time.monotonic() + PATIENCE_S
-    while life.store.settling or life.store.wants_compaction():
+    while life.store.settling or wants_compaction(life.store):
         assert time.monotonic() < deadline, "compaction does not come to an end"
         life.turn()
         time.sleep(0.001)
@@ -256,9 +257,9 @@ def test_a_slice_of_compaction_takes_no_time(tmp_path: Path, size: int) -> None:
             life.delete(id)
     life.turn()
     deadline = time.monotonic() + PATIENCE_S
-    while life.store.settling or life.store.wants_compaction():
+    while life.store.settling or wants_compaction(life.store):
         assert time.monotonic() < deadline, "compaction does not come to an end"
-        if life.store.wants_compaction():
+        if wants_compaction(life.store):
             life.turn()
         else:
             time.sleep(0.001)
@@ -276,7 +277,7 @@ def test_compaction_at_leisure_looks_again_after_the_turn(tmp_path: Path) -> Non
     while life.journal.current < 5:
         life.delete(life.put(1000))
         life.store.commit(0)
-    until(life.store.wants_compaction, "there is something to compact")
+    until(lambda: wants_compaction(life.store), "there is something to compact")
     turn = Turn(Engine(0), time.monotonic_ns, time.time_ns, lambda: None, lambda error: None)
     keeper = turn.keep_house(life.store)
     turn.grown.set()
@@ -284,7 +285,7 @@ def test_compaction_at_leisure_looks_again_after_the_turn(tmp_path: Path) -> Non
     while wait.at_ns in (NEVER, NEXT_TURN):
         wait = next(keeper)
     deadline = time.monotonic() + PATIENCE_S
-    while life.store.settling or life.store.wants_compaction():
+    while life.store.settling or wants_compaction(life.store):
         assert time.monotonic() < deadline, "compaction does not come to an end"
         life.turn()
     before = life.journal.records_moved

@@ -15,7 +15,7 @@ from journal import CHANGE, DELETE, FULL, Journal, JournalFailed
 from journal.sqlite.log import KEY_MAX
 from journal.sqlite.wal import WalFile
 from journal.sqlite.writer import SegmentWriter
-from tests.support.faults import Rig
+from tests.support.faults import Rig, wants_compaction
 
 pytestmark = pytest.mark.timeout(60)
 testcapi = pytest.importorskip("_testcapi", reason="this Python cannot make an allocation fail")
@@ -110,7 +110,7 @@ def test_any_exception_of_a_commit_is_the_end(
         with pytest.raises(JournalFailed):
             rig.journal.append(3, FULL, b"later")
     with pytest.raises(JournalFailed):
-        rig.journal.wants_compaction()
+        wants_compaction(rig.journal)
     with pytest.raises(JournalFailed):
         rig.journal.close()
     rig.model = held

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from journal import CHANGE, DELETE, FULL, Journal, JournalFailed, JournalFull
+from tests.support.faults import wants_compaction
 from tests.support.faulty_journal import Disk, FaultyJournal, worker_of
 from tests.support.simulation.canaries import CANARIES
 from tests.support.simulation.simulation import Outcome, simulate
@@ -148,7 +149,7 @@ class JournalBehaviour:
         """Compacts until there is nothing more to do."""
         deadline_s = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline_s:
-            while journal.wants_compaction():
+            while wants_compaction(journal):
                 journal.compact_slice(model.get)
             if not journal.settling:
                 return

@@ -12,7 +12,9 @@ import pytest
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import MS_NS, Store
-from journal import FULL, Journal, JournalDamaged, SyncPoint
+from journal import FULL, Journal, JournalDamaged
+from journal.sqlite.segments import FileSync
+from tests.support.faults import wants_compaction
 
 NOW_NS = 5_000_000_000
 PATIENCE_S = 60.0
@@ -53,7 +55,7 @@ class Jobs:
         """Waits until the worker has nothing to do; compacts nothing."""
         deadline = time.monotonic() + PATIENCE_S
         while self.store.settling:
-            self.store.wants_compaction()  # hears from the worker
+            wants_compaction(self.store)  # hears from the worker
             assert time.monotonic() < deadline
             time.sleep(0.0005)
 
@@ -100,7 +102,7 @@ def test_a_sync_comes_in_time_while_changes_wait(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Journal, "behind", property(lambda journal: not syncs))
     monkeypatch.setattr(Journal, "catch_up", lambda journal, payload_of: False)
     monkeypatch.setattr(Journal, "wait", lambda journal: time.sleep(0.001 * min(1, next(waits))))
-    monkeypatch.setattr(SyncPoint, "run", lambda point: syncs.append(1))
+    monkeypatch.setattr(FileSync, "run", lambda point: syncs.append(1))
     jobs.put(1)
     jobs.store.commit(NOW_NS)
     assert syncs and jobs.store.sync_due_ns == 0
@@ -141,7 +143,7 @@ def test_what_compaction_commits_for_a_client_is_synced_in_time_too(jobs: Jobs) 
     """W5: a slice of compaction writes the whole batch, a client's change in it; the period begins then."""
     next_id = itertools.count(100)
     # Not while a segment is sealed: its WAL, which then goes, may be what there is to compact.
-    while not jobs.store.wants_compaction() or jobs.store.settling:
+    while not wants_compaction(jobs.store) or jobs.store.settling:
         for id in itertools.islice(next_id, 40):
             jobs.put(id, b"x" * 500)
             jobs.store.commit(NOW_NS)
@@ -155,7 +157,7 @@ def test_what_compaction_commits_for_a_client_is_synced_in_time_too(jobs: Jobs) 
     point.run()
     assert jobs.store.sync_due_ns == 0
     jobs.put(2)
-    assert jobs.store.wants_compaction()
+    assert wants_compaction(jobs.store)
     jobs.store.compact_slice(NOW_NS)
     if jobs.store.dirty:
         jobs.store.commit(NOW_NS)
@@ -209,9 +211,9 @@ def test_a_job_that_was_compacted_is_the_same(tmp_path: Path) -> None:
         jobs.delete(id)
     jobs.store.commit(NOW_NS)
     deadline = time.monotonic() + PATIENCE_S
-    while jobs.store.settling or jobs.store.wants_compaction():
+    while jobs.store.settling or wants_compaction(jobs.store):
         assert time.monotonic() < deadline
-        if jobs.store.wants_compaction():
+        if wants_compaction(jobs.store):
             jobs.store.compact_slice(NOW_NS)
         else:
             time.sleep(0.0005)

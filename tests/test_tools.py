@@ -39,6 +39,7 @@ from journal.sqlite.format import Row
 from journal.sqlite.reader import SegmentReader
 from journal.sqlite.tools import LOST_KEYS, Builder, Survey, backup
 from tests.support.binlogs import fill_beanstalkd, stats_of
+from tests.support.faults import wants_compaction
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess
 from tests.support.wire import Client
 
@@ -132,7 +133,7 @@ def settle(store: Store) -> None:
     """Commits, and waits until the segments are made and sealed that this called for."""
     store.commit(0)
     deadline = time.monotonic() + PATIENCE_S
-    while store.wants_compaction() or store.settling:
+    while wants_compaction(store) or store.settling:
         assert time.monotonic() < deadline
         time.sleep(0.0005)
 
@@ -590,7 +591,7 @@ class LiveJournal:
             self._change(content)
             self.journal.commit()
             self.history.append(content)
-            while self.journal.wants_compaction():
+            while wants_compaction(self.journal):
                 self.journal.compact_slice(self._whole)
             self._settle()
 
@@ -617,7 +618,7 @@ class LiveJournal:
         """Mostly waits for the segments; a reader may hold one, then not for long."""
         deadline = time.monotonic() + self._draw.choice((0, 0.01))
         while self.journal.settling and time.monotonic() < deadline:
-            self.journal.wants_compaction()
+            wants_compaction(self.journal)
 
 
 def content_of(folder: Path) -> dict[int, bytes]:

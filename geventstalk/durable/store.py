@@ -14,7 +14,8 @@ from typing import Final
 from geventstalk.core.job import Job, Ledger
 from geventstalk.core.jobtable import JobTable
 from geventstalk.durable.records import WHOLE_BYTES, Encoder, Epoch, apply_change, decode_whole, encode_change
-from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, SyncPoint
+from journal.errors import JournalDamaged
+from journal.log import CHANGE, DELETE, FULL, Log, SyncPoint
 
 ALWAYS: Final = 0
 """The fsync period of `-f0`: before each reply."""
@@ -26,10 +27,10 @@ _PROGRESS_MASK: Final = (1 << 15) - 1
 
 
 class Store(Ledger):
-    """The engine's ledger over a journal. `fsync_ms` is None for never, 0 for before each reply, else a period."""
+    """The engine's ledger over a log. `fsync_ms` is None for never, 0 for before each reply, else a period."""
 
-    def __init__(self, journal: Journal, fsync_ms: int | None, epoch: Epoch) -> None:
-        self._journal = journal
+    def __init__(self, log: Log, fsync_ms: int | None, epoch: Epoch) -> None:
+        self._log = log
         self._fsync_ms = fsync_ms
         self._epoch = epoch
         self._encoder = Encoder(epoch)
@@ -40,17 +41,17 @@ class Store(Ledger):
     # --- the ledger
 
     def admits(self, body_bytes: int, tube_name: bytes) -> bool:
-        return self._journal.admits(WHOLE_BYTES + len(tube_name) + body_bytes)
+        return self._log.admits(WHOLE_BYTES + len(tube_name) + body_bytes)
 
     def put(self, job: Job, tube_name: bytes) -> None:
-        self._journal.append(job.id, FULL, self._encoder.whole(job, tube_name))
-        job.segment = self._journal.current
+        self._log.append(job.id, FULL, self._encoder.whole(job, tube_name))
+        job.segment = self._log.current
 
     def change(self, job: Job) -> None:
-        self._journal.append(job.id, CHANGE, encode_change(job, self._epoch))
+        self._log.append(job.id, CHANGE, encode_change(job, self._epoch))
 
     def delete(self, job: Job) -> None:
-        self._journal.append(job.id, DELETE, b"")
+        self._log.append(job.id, DELETE, b"")
 
     # --- start
 
@@ -65,7 +66,7 @@ class Store(Ledger):
         names: list[bytes] = []
         numbers: dict[bytes, int] = {}  # until a job is in its tube, it knows the name's place in `names`
         count = 0
-        for segment, rows in self._journal.batches():
+        for segment, rows in self._log.batches():
             for _, key, kind, _, payload in rows:
                 try:
                     if kind == FULL:
@@ -96,26 +97,26 @@ class Store(Ledger):
     def start(self, find: Callable[[int], tuple[Job, bytes] | None]) -> int:
         """Ready to write. `find` gives a job and its tube's name by id. Returns the first id that was never used."""
         self._find = find
-        self._journal.start()
-        self._journal.heal(self._payload_of)
-        return self._journal.high_water + 1
+        self._log.start()
+        self._log.heal(self._payload_of)
+        return self._log.high_water + 1
 
     # --- every turn
 
     @property
     def dirty(self) -> bool:
         """Whether something happened that commit() has not written yet."""
-        return self._journal.dirty
+        return self._log.dirty
 
     @property
     def appended(self) -> int:
         """Counts changes; two equal readings mean that nothing changed between them."""
-        return self._journal.appended
+        return self._log.appended
 
     @property
     def syncs_before_replies(self) -> bool:
         """Whether a reply to a change has to wait for a SyncPoint."""
-        return self._fsync_ms == ALWAYS
+        return self._fsync_ms == ALWAYS or not self._log.safe_after_commit
 
     @property
     def syncs_when_due(self) -> bool:
@@ -132,13 +133,13 @@ class Store(Ledger):
 
         Without `wait` it never waits: while `behind`, the caller has to hold changes back and to call catch_up().
         """
-        self._journal.commit()
+        self._log.commit()
         self._want_sync(now_ns)
         if wait:
             begun_ns = monotonic_ns()
             while self.behind:
                 if not self.catch_up(now_ns):
-                    self._journal.wait()
+                    self._log.wait()
                 self._sync_in_time(now_ns + monotonic_ns() - begun_ns)
 
     def _sync_in_time(self, now_ns: int) -> None:
@@ -151,21 +152,21 @@ class Store(Ledger):
     @property
     def behind(self) -> bool:
         """Whether changes have to wait until the journal has caught up with those that were committed."""
-        return self._journal.behind
+        return self._log.behind
 
     def catch_up(self, now_ns: int) -> bool:
         """While `behind`: does what can be done here and now, a millisecond at the most. Raises JournalFailed.
 
         Returns whether to call again at once; otherwise on_progress() tells when there is something to do again.
         """
-        moved = self._journal.catch_up(self._payload_of)
+        moved = self._log.catch_up(self._payload_of)
         if moved:
             self._want_sync(now_ns)
         return moved
 
     def on_progress(self, call: Callable[[], None]) -> None:
         """Has `call` called, in another thread, whenever the journal's own work has got on."""
-        self._journal.on_progress(call)
+        self._log.on_progress(call)
 
     def _want_sync(self, now_ns: int) -> None:
         if self._fsync_ms and not self._sync_due_ns:
@@ -178,7 +179,7 @@ class Store(Ledger):
 
     def sync_point(self) -> SyncPoint | None:
         """What is to be synced now, by the caller, wherever it may wait; None when there is nothing."""
-        point = self._journal.sync_point()
+        point = self._log.sync_point()
         self._sync_due_ns = 0
         return point
 
@@ -193,18 +194,22 @@ class Store(Ledger):
 
     # --- compaction
 
+    def tend(self) -> None:
+        """Hears how the journal's own work got on, and begins what has to be done next. Raises JournalFailed."""
+        self._log.tend()
+
     def wants_compaction(self) -> bool:
-        """Whether compact_slice() has something to do."""
-        return self._journal.wants_compaction()
+        """Whether compact_slice() has something to do. Only asks: tend() comes before it."""
+        return self._log.wants_compaction()
 
     @property
     def settling(self) -> bool:
         """Whether segments are being made, sealed or removed, so that wants_compaction() may change by itself."""
-        return self._journal.settling
+        return self._log.settling
 
     def compact_slice(self, now_ns: int) -> None:
         """Commits, and moves some live jobs out of the oldest segment; about a millisecond. Raises JournalFailed."""
-        self._journal.compact_slice(self._payload_of)
+        self._log.compact_slice(self._payload_of)
         self._want_sync(now_ns)
 
     def _payload_of(self, id: int) -> bytes | None:
@@ -212,31 +217,31 @@ class Store(Ledger):
         if found is None:
             return None
         job, name = found
-        job.segment = self._journal.current
+        job.segment = self._log.current
         return self._encoder.whole(job, name)
 
     # --- numbers and end
 
     def facts(self) -> dict[str, object]:
         """Statistics by their key."""
-        journal = self._journal
+        facts = self._log.facts()
         return {
-            "binlog-oldest-index": journal.oldest,
-            "binlog-current-index": journal.current,
-            "binlog-records-migrated": journal.records_moved,
-            "binlog-records-written": journal.records_written,
-            "binlog-max-size": journal.segment_bytes,
-            "journal-bytes": journal.disk_bytes,
-            "journal-live-bytes": journal.live.total_bytes,
+            "binlog-oldest-index": facts.oldest,
+            "binlog-current-index": facts.current,
+            "binlog-records-migrated": facts.records_moved,
+            "binlog-records-written": facts.records_written,
+            "binlog-max-size": facts.segment_bytes,
+            "journal-bytes": facts.disk_bytes,
+            "journal-live-bytes": facts.live_bytes,
         }
 
     def close(self) -> None:
         """Writes, syncs and seals everything. Raises JournalFailed."""
-        self._journal.close()
+        self._log.close()
 
     def abandon(self) -> None:
         """Gives up after a failure, writing nothing more."""
-        self._journal.abandon()
+        self._log.abandon()
 
 
 def _nothing(id: int) -> tuple[Job, bytes] | None:

@@ -17,13 +17,15 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-FULL: Final = 1
-CHANGE: Final = 2
-DELETE: Final = 3
+from journal.log import CHANGE as CHANGE  # those that are appended; the segments have some more
+from journal.log import DELETE as DELETE
+from journal.log import FULL as FULL
+from journal.log import Row as Row
+
 PART: Final = 4
 LAST: Final = 5
 GROUP: Final = 6
-"""FULL, CHANGE and DELETE are appended. PART ... LAST are a FULL one that was split; LAST begins with the number of its
+"""PART ... LAST are a FULL one that was split; LAST begins with the number of its
 PARTs (u32). GROUP is a row of several small ones."""
 APPLICATION_ID: Final = 0x67767374  # "gvst"
 FORMAT_VERSION: Final = 2
@@ -81,7 +83,6 @@ CREATE VIEW each_record(seq, key, kind, payload) AS
 
 Entry = tuple[int, int, bytes]
 """A record as it is appended: its key, kind and payload."""
-Row = tuple[int, int, int, int, bytes]
 NewRow = tuple[int, int, int, int, bytearray]
 """To sqlite3 a bytearray is a blob; of bytes it asks first, row by row, whether somebody adapts them to something."""
 

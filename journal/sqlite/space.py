@@ -15,11 +15,9 @@ from threading import Lock
 from typing import Final, TypeVar
 
 from journal.errors import JournalFailed, JournalFull
+from journal.sqlite.room import BLOCK_BYTES, PIECE_BYTES
 
 RESERVE_NAME: Final = "reserve"
-BLOCK_BYTES: Final = 4096
-PIECE_BYTES: Final = 1 << 15
-"""What is given back first when a write finds no room; then twice as much each time, until it succeeds."""
 
 _T = TypeVar("_T")
 
@@ -48,6 +46,8 @@ class Space:
 
     def within(self, write: Callable[[], _T], need: int = 0) -> _T:
         """Does a write; where it finds no room, it is done again with more and more of the reserve given back.
+
+        That is one piece first, then twice as much each time.
 
         From then on it is `tight`, until refill() says otherwise. The write must leave nothing behind when it finds no
         room. Raises JournalFull when there is no reserve left, or at once when there is less room than it may need.

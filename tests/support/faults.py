@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from journal import CHANGE, DELETE, FULL, Journal, JournalError, Record
 from journal.sqlite.replay import Replay
@@ -37,6 +37,20 @@ _LIFE_VERSIONS = 1_000_000
 
 Model = dict[int, tuple[int, int]]
 """Key to (version, size of its body)."""
+
+
+class Compacting(Protocol):
+    """A log, or a store over one."""
+
+    def tend(self) -> None: ...
+
+    def wants_compaction(self) -> bool: ...
+
+
+def wants_compaction(log: Compacting) -> bool:
+    """Whether there is something to compact, now that the log has heard from its worker."""
+    log.tend()
+    return log.wants_compaction()
 
 
 def filler(key: int, size: int) -> bytes:
@@ -156,14 +170,14 @@ class Rig:
         while self.journal.current == before:
             self.change(key, 2000)
             self.journal.commit()
-            self.journal.wants_compaction()  # hears from the worker
+            wants_compaction(self.journal)  # hears from the worker
             assert time.monotonic() < deadline, "no segment follows"
         self.settle()
 
     def settle(self) -> None:
         """Waits until the worker has nothing to do; compacts nothing."""
         deadline = time.monotonic() + PATIENCE_S
-        while self.journal.wants_compaction() or self.journal.settling:
+        while wants_compaction(self.journal) or self.journal.settling:
             if not self.journal.settling:
                 return
             assert time.monotonic() < deadline, "the worker does not come to an end"
@@ -178,8 +192,8 @@ class Rig:
     def compact_all(self) -> None:
         """Compacts until there is nothing to compact any more."""
         deadline = time.monotonic() + PATIENCE_S
-        while self.journal.wants_compaction() or self.journal.settling:
-            if self.journal.wants_compaction():
+        while wants_compaction(self.journal) or self.journal.settling:
+            if wants_compaction(self.journal):
                 self.journal.compact_slice(self.payload_of)
             else:
                 time.sleep(0.0005)
@@ -284,8 +298,8 @@ def drive(life: Life) -> int:
         draw = random.Random(life.seed + 1)
 
         def compact(slices: int) -> None:
-            while slices and (journal.wants_compaction() or journal.settling):
-                if journal.wants_compaction():
+            while slices and (wants_compaction(journal) or journal.settling):
+                if wants_compaction(journal):
                     journal.compact_slice(lambda key: payload(key, *plan.model[key]) if key in plan.model else None)
                 else:
                     time.sleep(0.0005)  # the worker is at it

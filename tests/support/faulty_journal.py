@@ -509,43 +509,53 @@ def worker_of(journal: Any) -> TurnWorker:
 
 
 def _fake_os() -> SimpleNamespace:
-    """What journal.py asks of the system beside its own rooms. Anything else it might ask one day is missing here."""
+    """What segments.py asks of the system beside its own rooms. Anything else it might ask one day is missing here."""
     return SimpleNamespace(
         path=SimpleNamespace(
-            join=os.path.join,
             exists=lambda path: path.endswith("-wal") and Disk.of(path).segment(path).sealed is None,
         ),
     )
 
 
-def _load() -> ModuleType:
-    """A copy of journal/sqlite/log.py of its own, on the rooms of this file."""
-    spec = importlib.util.find_spec("journal.sqlite.log")
+def _copy(name: str, **replaced: object) -> ModuleType:
+    """A copy of a room of journal/sqlite of its own, on the rooms of this file."""
+    spec = importlib.util.find_spec(f"journal.sqlite.{name}")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    replaced: dict[str, object] = {
-        "DirectoryLock": _Lock,
-        "Replay": _Replay,
-        "SegmentReader": _SegmentReader,
-        "SegmentWriter": _SegmentWriter,
-        "Space": _Space,
-        "Watermark": _Watermark,
-        "Worker": TurnWorker,
-        "aside_numbers": lambda directory: [],
-        "disk_bytes": _disk_bytes,
-        "fsync_path": _fsync_path,
-        "os": _fake_os(),
-        "remove_files": _remove_files,
-        "remove_left_overs": lambda directory: None,
-        "sync_files": _sync_files,
-        "seal_left_over": _seal_left_over,
-        "time": SimpleNamespace(monotonic=count(0, 0.003).__next__),
-    }
-    for name, fake in replaced.items():
-        assert hasattr(module, name), f"journal/sqlite/log.py no longer uses {name}"
-        setattr(module, name, fake)
+    for each, fake in replaced.items():
+        assert hasattr(module, each), f"journal/sqlite/{name}.py no longer uses {each}"
+        setattr(module, each, fake)
     return module
+
+
+def _load() -> ModuleType:
+    clock = SimpleNamespace(monotonic=count(0, 0.003).__next__)
+    segments = _copy(
+        "segments",
+        SegmentWriter=_SegmentWriter,
+        Watermark=_Watermark,
+        disk_bytes=_disk_bytes,
+        fsync_path=_fsync_path,
+        os=_fake_os(),
+        remove_files=_remove_files,
+        seal_left_over=_seal_left_over,
+        sync_files=_sync_files,
+    )
+    compaction = _copy("compaction", SegmentReader=_SegmentReader, time=clock)
+    return _copy(
+        "log",
+        Compaction=compaction.Compaction,
+        DirectoryLock=_Lock,
+        Replay=_Replay,
+        Segments=segments.Segments,
+        Space=_Space,
+        Worker=TurnWorker,
+        aside_numbers=lambda directory: [],
+        remove_files=_remove_files,
+        remove_left_overs=lambda directory: None,
+        time=clock,
+    )
 
 
 if TYPE_CHECKING:

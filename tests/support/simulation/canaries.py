@@ -10,8 +10,7 @@ from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.turn import Channel, Task, Wait
 from geventstalk.wire.session import Session
-from journal import FULL, Journal
-from journal.sqlite.log import SyncPoint
+from journal import FULL, Journal, SyncPoint
 from tests.support.faulty_journal import FaultyJournal
 from tests.support.simulation.host import WatchedTurn
 from tests.support.simulation.simulation import Parts
@@ -155,7 +154,7 @@ class CompactionDropsAKey(FaultyJournal):
 class CompactionRemovesBeforeItSyncs(FaultyJournal):
     def _guard(self) -> SyncPoint:
         point = super()._guard()
-        point._files = []
+        vars(point)["_files"] = []
         return point
 
 
@@ -167,7 +166,7 @@ class NeverCompacts(FaultyJournal):
 
 class CompactsForEver(FaultyJournal):
     def wants_compaction(self) -> bool:
-        return super().wants_compaction() or any(self.live.bytes_in(each.number) for each in self._sealed[:1])
+        return super().wants_compaction() or any(self.live.bytes_in(each.number) for each in self._segments.sealed[:1])
 
 
 class AdmitsEverything(FaultyJournal):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from geventstalk.durable.store import Store
 from journal import DELETE, FULL, Journal
-from journal.sqlite import log
-from journal.sqlite.log import SyncPoint
+from journal.sqlite import segments
+from journal.sqlite.segments import FileSync
 from journal.sqlite.writer import SegmentWriter
 
 
@@ -27,7 +27,8 @@ def delete_unrecorded_in_compaction() -> None:
 
     def make(append: Any) -> Any:
         def faulty(self: Journal, key: int, kind: int, payload: bytes) -> None:
-            victim = self._sealed[self._retiring] if len(self._sealed) > self._retiring else None
+            staying = self._segments.staying
+            victim = staying[0] if staying else None
             skip = kind == DELETE and victim is not None and self.live.segment_of(key) == victim.number
             append(self, key, kind, payload)
             if skip:
@@ -48,15 +49,15 @@ def no_sync_of_the_directory() -> None:
 
         return faulty
 
-    _replace(log, "fsync_path", make)
+    _replace(segments, "fsync_path", make)
 
 
 def moved_jobs_not_synced() -> None:
     """Before their segment goes."""
 
     def make(guard: Any) -> Any:
-        def faulty(self: Journal) -> SyncPoint:
-            point: SyncPoint = guard(self)
+        def faulty(self: Journal) -> FileSync:
+            point: FileSync = guard(self)
             point.run = lambda: None  # type: ignore[method-assign]  # the fault
             return point
 
@@ -93,42 +94,42 @@ def sync_of_nothing() -> None:
     """An fsync that is promised and not done."""
 
     def make(run: Any) -> Any:
-        def faulty(self: SyncPoint) -> None:
+        def faulty(self: FileSync) -> None:
             self._files = []
             run(self)
 
         return faulty
 
-    _replace(SyncPoint, "run", make)
+    _replace(FileSync, "run", make)
 
 
 def sync_of_the_newest_only() -> None:
     """Of several segments that were written since the last one."""
 
     def make(run: Any) -> Any:
-        def faulty(self: SyncPoint) -> None:
+        def faulty(self: FileSync) -> None:
             self._files = self._files[-1:]
             run(self)
 
         return faulty
 
-    _replace(SyncPoint, "run", make)
+    _replace(FileSync, "run", make)
 
 
 def failed_sync_goes_unnoticed() -> None:
     def make(run: Any) -> Any:
-        def faulty(self: SyncPoint) -> None:
+        def faulty(self: FileSync) -> None:
             with suppress(Exception):
                 run(self)
 
         return faulty
 
-    _replace(SyncPoint, "run", make)
+    _replace(FileSync, "run", make)
 
 
 def left_over_built_upon() -> None:
     """What a crash left in a WAL is not synced before the journal goes on."""
-    _replace(log, "sync_files", lambda sync_files: lambda path: None)
+    _replace(segments, "sync_files", lambda sync_files: lambda path: None)
 
 
 def order_of_burying_forgotten() -> None:

@@ -22,6 +22,7 @@ from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, Job
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from journal import Journal, JournalError
+from tests.support.faults import wants_compaction
 from tests.support.torture.recorder import mark
 
 FAILED = 74
@@ -120,7 +121,7 @@ class Keeper:
     @property
     def high_water(self) -> int:
         """The highest id that was ever used, as a replay finds it."""
-        return self.store._journal.high_water
+        return self.store._log.high_water
 
     def fact(self, id: int) -> Fact:
         return fact_of(self.jobs[id], self.tubes[id])
@@ -193,8 +194,8 @@ class Keeper:
                 self.store.change(job)
 
     def compact(self, slices: int) -> None:
-        while slices and (self.store.wants_compaction() or self.store.settling):
-            if self.store.wants_compaction():
+        while slices and (wants_compaction(self.store) or self.store.settling):
+            if wants_compaction(self.store):
                 self.store.compact_slice(time.monotonic_ns())
             else:
                 time.sleep(0.0003)  # the journal's own thread is at it

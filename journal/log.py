@@ -1,0 +1,188 @@
+"""What a store needs of any log: keys with opaque payloads, appended, committed, synced, compacted and replayed.
+
+This room must not know files, SQL or threads. journal/sqlite/log.py is one kind of log; a networked one may be another.
+A log is opened, replayed to its end, started, and from then on one thread calls it. No method waits for a device or a
+peer, save where its contract says so: whatever has to wait is done by the log's own thread or in SyncPoint.run().
+Invariant: what a SyncPoint has covered survives everything; what commit() returned from survives the process, if
+`safe_after_commit` says so; and after JournalFailed nothing of the last batch is ever written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from mypy_extensions import mypyc_attr
+
+FULL: Final = 1
+CHANGE: Final = 2
+DELETE: Final = 3
+"""The kinds of records. A key is its last FULL record, then the last CHANGE behind that; after DELETE it is nothing."""
+
+Row = tuple[int, int, int, int, bytes]
+"""A record as a replay gives it: its place, key, kind, a number of the log's own, and payload."""
+PayloadOf = Callable[[int], bytes | None]
+"""Gives the current whole payload of a live key, None for a key that is not live."""
+
+
+class Facts(NamedTuple):
+    """A log's numbers, for statistics. `oldest` and `current` number its segments, whatever those are."""
+
+    oldest: int
+    current: int
+    segment_bytes: int
+    records_written: int
+    records_moved: int
+    disk_bytes: int
+    live_bytes: int
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SyncPoint:
+    """Everything that was committed before this was made. Several may be under way, in any thread."""
+
+    def run(self) -> None:
+        """Waits until all of it survives the loss of power. To be called once.
+
+        Raises JournalFailed: then nothing that waits for this may be promised, and the log takes nothing more.
+        """
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Log:
+    """First exhaust batches(), then start(), then append() and commit()."""
+
+    safe_after_commit: bool
+    """Whether what commit() returned from survives the end of this process. A networked log, whose commit is on its way
+    then, says no: replies wait for a SyncPoint under every policy."""
+    high_water: int
+    """The largest key that was ever appended; keys are never used again."""
+    appended: int
+    """Counts records; two equal readings mean that nothing was appended between them."""
+
+    # --- start
+
+    def batches(self) -> Iterator[tuple[int, list[Row]]]:
+        """Every record that still counts, oldest first: a segment, and some of its rows at a time. Changes nothing.
+
+        CHANGE and DELETE come for live keys only. Raises JournalDamaged behind the last one, and may wait.
+        """
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Ready to take records. May wait. Raises a JournalError."""
+        raise NotImplementedError
+
+    def heal(self, payload_of: PayloadOf) -> int:
+        """Makes good what a replay found damaged and was told to accept. Returns how many keys were written anew.
+
+        May wait. Raises a JournalError.
+        """
+        raise NotImplementedError
+
+    # --- every turn
+
+    @property
+    def current(self) -> int:
+        """The number of the segment that takes the next record."""
+        raise NotImplementedError
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something was appended and not committed."""
+        raise NotImplementedError
+
+    def admits(self, size: int) -> bool:
+        """Whether there is room for a new key with so many bytes, and for all that may still happen to all keys.
+
+        Who appends a new key asks this first. Changes and deletes of live keys always find room.
+        """
+        raise NotImplementedError
+
+    def append(self, key: int, kind: int, payload: bytes) -> None:
+        """Adds a record to the batch. CHANGE and DELETE are for live keys only.
+
+        Does all of it, or raises and has changed nothing; JournalFailed when the log is at its end, now or before.
+        """
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        """Has the batch written as a whole: after a crash all of it is there, or nothing.
+
+        Raises JournalFailed, whatever went wrong: then nothing of the batch may be acknowledged, nothing of it is ever
+        written later, and append() and commit() raise from now on. The failure of an earlier commit or sync, which
+        only showed since, is raised here as well.
+        """
+        raise NotImplementedError
+
+    def sync_point(self) -> SyncPoint | None:
+        """Covers all that was committed and that no earlier point covers; None when there is nothing.
+
+        The caller runs it wherever it may wait, and those who wait for an earlier commit wait for this one in order.
+        """
+        raise NotImplementedError
+
+    # --- keeping pace
+
+    @property
+    def behind(self) -> bool:
+        """Whether changes have to wait, because the log does not keep pace with them.
+
+        Whoever calls commit() then calls catch_up(), and appends nothing meanwhile; everything else goes on.
+        """
+        raise NotImplementedError
+
+    def catch_up(self, payload_of: PayloadOf) -> bool:
+        """While `behind`: one slice of what helps, about a millisecond. Raises JournalFailed.
+
+        Returns whether to call again at once; otherwise on_progress() tells when it may help again.
+        """
+        raise NotImplementedError
+
+    def on_progress(self, call: Callable[[], None]) -> None:
+        """Has `call` called, in any thread, whenever the log's own work got on or failed."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """For who has nothing else to do: waits some milliseconds for the log's own work."""
+        raise NotImplementedError
+
+    # --- compaction
+
+    @property
+    def settling(self) -> bool:
+        """Whether the log's own work is under way, so that wants_compaction() may change by itself."""
+        raise NotImplementedError
+
+    def tend(self) -> None:
+        """Hears how the log's own work got on, and begins what has to be done next. To be called now and then.
+
+        Raises JournalFailed, also for what failed in another thread.
+        """
+        raise NotImplementedError
+
+    def wants_compaction(self) -> bool:
+        """Whether compact_slice() has something worth doing. Only asks."""
+        raise NotImplementedError
+
+    def compact_slice(self, payload_of: PayloadOf) -> None:
+        """Commits, and appends some live keys of the oldest segment anew; about a millisecond.
+
+        Only while wants_compaction() is true. Raises JournalFailed.
+        """
+        raise NotImplementedError
+
+    # --- numbers and end
+
+    def facts(self) -> Facts:
+        """The log's numbers."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Commits and syncs everything and gives the log back. Waits. Raises JournalFailed."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Gives up after a failure: nothing more is written, and what is under way is waited for, some seconds."""
+        raise NotImplementedError

@@ -1,0 +1,170 @@
+"""Compaction: when it is worth it, how live records leave the oldest segment, and when changes have to wait for it.
+
+This room must not know what a payload means. It works in slices of about a millisecond, in the thread that commits.
+Invariant: a segment goes only when nothing is live in it, and everything that replaced it is committed by then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from journal.log import FULL, PayloadOf
+from journal.sqlite.reader import SegmentReader
+from journal.sqlite.room import SPARE_SEGMENTS
+from journal.sqlite.segments import Sealed, Segments
+
+_SCAN_KEYS: Final = 256
+"""Keys of the oldest segment that one slice looks at: most may be dead, and to read one takes a microsecond or two."""
+_MOVE_BYTES: Final = 1 << 17
+"""Bytes that one slice moves, give or take a record: they are written in half a millisecond."""
+_HOLD_S: Final = 0.004
+"""How long changes wait after a commit where the directory has outgrown its bound: no command may wait 5 ms longer."""
+_LONG_HOLD_S: Final = 0.1
+"""The same where it is a segment or more too large: what is moved in that time is more than a usual turn writes."""
+_FULL_HOLD_S: Final = 5.0
+"""The same on a full disk, where going on would be the end, and far beyond the bound."""
+
+
+class Compaction:
+    """Compacts the segments of one directory."""
+
+    def __init__(self, segments: Segments, *, switched_on: bool) -> None:
+        self.records_moved = 0
+        self._segments = segments
+        self._on = switched_on
+        self._victim: SegmentReader | None = None  # the segment that is being moved, opened for reading
+        self._scanned_seq = 0
+        self._behind = False
+        self._held_since_s = 0.0
+        self._hold_s = 0.0
+
+    # --- is it worth it
+
+    def is_wanted(self) -> bool:
+        """Whether move_some() has something worth doing."""
+        segments = self._segments
+        staying = segments.staying
+        if not self._on or not staying or segments.overgrown:
+            return False
+        if sum(not sealed.ready for sealed in segments.sealed[-SPARE_SEGMENTS:]) > 1:
+            return False  # what is moved must not come faster than the worker seals
+        tight = segments.space.tight
+        if self._victim is not None and not tight:
+            return True
+        victim = staying[0]
+        if not victim.ready:
+            return False
+        alive = segments.live.bytes_in(victim.number)
+        if not alive:
+            return True
+        # Ignore the WAL of a segment while it is being sealed. With one record per commit the WAL is ten times larger
+        # than the data that remains.
+        standing = sum(each.bytes if each.ready else each.merge_bytes for each in staying)
+        worth = segments.room.is_worth(standing, segments.live.total_bytes, len(staying))
+        return self._is_worth_on_a_full_disk(alive, standing, worth) if tight else worth
+
+    def _is_worth_on_a_full_disk(self, alive: int, standing: int, worth: bool) -> bool:
+        """On a full disk, compact only where the next segments would not fit otherwise, but then for any garbage."""
+        segments = self._segments
+        room, live = segments.room, segments.live
+        left = segments.space.free() + segments.space.reserved
+        if left <= room.least(alive):
+            return False
+        if worth or left > room.enough(alive):
+            return worth
+        return room.is_worth_on_a_full_disk(standing, live.total_bytes - live.change_bytes)
+
+    # --- moving
+
+    def move_some(
+        self,
+        payload_of: PayloadOf,
+        append: Callable[[int, int, bytes], None],
+        commit: Callable[[], None],
+        retire: Callable[[], None],
+    ) -> None:
+        """One slice: appends some live keys of the oldest segment anew, or retires it when nothing is live in it."""
+        segments = self._segments
+        commit()  # what is live must be so on disk before anything goes for being dead
+        victim = segments.sealed[segments.retiring]
+        if segments.live.bytes_in(victim.number):
+            self._move_keys(victim, payload_of, append)
+            commit()
+        if not segments.live.bytes_in(victim.number):
+            self.close()
+            retire()
+
+    def _move_keys(self, victim: Sealed, payload_of: PayloadOf, append: Callable[[int, int, bytes], None]) -> None:
+        segments = self._segments
+        if self._victim is None:
+            self._victim = segments.with_room(lambda: SegmentReader(victim.path))
+            self._scanned_seq = 0
+        left = min(_MOVE_BYTES, segments.full_at // 2)
+        for seq, key in self._victim.keys_after(self._scanned_seq, _SCAN_KEYS):
+            self._scanned_seq = seq
+            if segments.live.segment_of(key) == victim.number:
+                left -= self._move(key, payload_of, append)
+                if left <= 0:
+                    break
+
+    def _move(self, key: int, payload_of: PayloadOf, append: Callable[[int, int, bytes], None]) -> int:
+        """Appends a key anew. Returns how many bytes that took."""
+        payload = payload_of(key)
+        assert payload is not None, "a live key has a payload"
+        append(key, FULL, payload)
+        self.records_moved += 1
+        return len(payload)
+
+    def close(self) -> None:
+        """Reads no segment any more."""
+        if self._victim is not None:
+            self._victim.close()
+            self._victim = None
+
+    # --- holding changes
+
+    @property
+    def behind(self) -> bool:
+        """Whether changes have to wait. See Log.behind; while nothing is suspected, this costs nothing."""
+        if not self._behind:
+            return False
+        segments = self._segments
+        if segments.space.tight and segments.worker.busy:
+            return True
+        return time.monotonic() - self._held_since_s < self._hold_s
+
+    def suspect(self) -> None:
+        """Has the next commit decide whether changes have to wait."""
+        self._behind = True
+
+    def committed(self) -> None:
+        """A commit of changes is over: if changes have to wait, they do so from now on."""
+        if self._behind:
+            self._held_since_s = time.monotonic()
+            self.judge()
+
+    def judge(self) -> None:
+        """Decides whether changes still have to wait, and how long after a commit."""
+        segments = self._segments
+        room = segments.room
+        excess = segments.excess if self._on else 0
+        late = segments.next is None and segments.overgrown
+        if excess <= 0 and not late:
+            self._behind = False
+        elif segments.space.tight or excess > room.margin:
+            self._hold_s = _FULL_HOLD_S
+        elif excess < room.segment_limit and not self._far_too_large():
+            self._hold_s = _HOLD_S
+        else:
+            self._hold_s = _LONG_HOLD_S
+
+    def _far_too_large(self) -> bool:
+        segments = self._segments
+        assert segments.writer is not None
+        return segments.writer.wal.size() >= 2 * segments.full_at
+
+    def let_go(self) -> None:
+        """Nothing can be done: changes go on."""
+        self._behind = False

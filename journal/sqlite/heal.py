@@ -1,0 +1,91 @@
+"""Making good what --accept-damage accepts: what damaged segments still say is written anew, then they are set aside.
+
+This room must not know what a payload means. Invariant: nothing is deleted and nothing is overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+from journal.errors import JournalFailed
+from journal.liveness import Liveness
+from journal.log import DELETE, FULL, PayloadOf, SyncPoint
+from journal.sqlite.files import ASIDE_SUFFIX, MISSING_SUFFIX, fsync_path, segment_path
+from journal.sqlite.replay import Found, Replay
+
+LOST_KEYS: Final = 1 << 20
+"""Keys that are skipped when damage was accepted, so that none is used again that only the damage knew: more than the
+small records of any segment of a usual size."""
+_SUFFIXES: Final = ("-wal", "-shm", "")
+
+
+class Damage:
+    """What a replay found wrong with a directory."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._segments: list[Found] = []
+        self._orphans: list[int] = []  # keys of which only changes are left
+        self._missing: list[tuple[int, int]] = []  # first and last number of each gap
+
+    def take(self, replay: Replay) -> None:
+        """Remembers what is to be made good."""
+        self._segments = [found for found in replay.found if found.damaged]
+        self._orphans = list(replay.orphans)
+        self._missing = replay.missing
+
+    @property
+    def numbers(self) -> list[int]:
+        """The largest numbers of segments that are damaged or missing."""
+        return [found.number for found in self._segments] + [last for _, last in self._missing]
+
+    def rewrite(self, live: Liveness, payload_of: PayloadOf, append: Callable[[int, int, bytes], None]) -> int:
+        """Appends what damaged segments say as it is now. Returns how many live keys that were."""
+        keys = 0
+        for found in self._segments:
+            for key in live.keys_in(found.number):
+                payload = payload_of(key)
+                assert payload is not None, "a live key has a payload"
+                append(key, FULL, payload)
+                keys += 1
+            for key in found.deleted:
+                if not live.segment_of(key):
+                    append(key, DELETE, b"")
+        for key in self._orphans:
+            append(key, DELETE, b"")
+        return keys
+
+    def set_aside(self, guard: Callable[[], SyncPoint], log: Callable[[str], None]) -> None:
+        """Renames damaged segments and marks missing ones, once a sync of what was rewritten is over.
+
+        Raises JournalFailed.
+        """
+        if not self._segments and not self._missing:
+            return
+        self._require_free_names()
+        guard().run()
+        try:
+            for found in self._segments:
+                for suffix in _SUFFIXES:
+                    if os.path.exists(found.path + suffix):
+                        os.rename(found.path + suffix, found.path + ASIDE_SUFFIX + suffix)
+                log(f"journal: {found.path} is set aside as {found.path + ASIDE_SUFFIX}")
+            for first, last in self._missing:
+                for number in range(first, last + 1):
+                    mark = segment_path(self._directory, number) + MISSING_SUFFIX
+                    os.close(os.open(mark, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise JournalFailed(f"cannot set damaged segments aside: {error.strerror}") from error
+        fsync_path(self._directory)
+        self._segments = []
+        self._missing = []
+
+    def _require_free_names(self) -> None:
+        """An accepted segment that somebody put back may still stand under its other name as well."""
+        for found in self._segments:
+            for suffix in _SUFFIXES:
+                aside = found.path + ASIDE_SUFFIX + suffix
+                if os.path.lexists(aside):
+                    raise JournalFailed(f"cannot set {found.path} aside: {aside} exists")

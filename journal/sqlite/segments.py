@@ -1,0 +1,437 @@
+"""The segments of one directory as they come and go: the current one, the next, those that are sealed, and their room.
+
+This room must not know records or keys, save that a segment has so many live bytes. One thread calls it; the worker
+thread creates, seals and removes segments meanwhile, and run() of a SyncPoint may be called anywhere.
+Invariant: a segment is removed only after everything that replaced it is on the device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from journal.errors import JournalFailed, JournalFull, raise_failure
+from journal.liveness import Liveness
+from journal.log import SyncPoint
+from journal.sqlite.files import disk_bytes, fsync_path, remove_files, segment_path, sync_files
+from journal.sqlite.replay import Found
+from journal.sqlite.room import PIECE_BYTES, Room
+from journal.sqlite.space import Space
+from journal.sqlite.wal import WalFile
+from journal.sqlite.watermark import Watermark
+from journal.sqlite.worker import Worker
+from journal.sqlite.writer import SegmentWriter, seal_left_over
+
+_T = TypeVar("_T")
+_UNKNOWN_RECORD_BYTES: Final = 32
+"""The bits by which the count of records is shifted where their bytes are not known: then the file's size counts."""
+
+
+class FileSync(SyncPoint):
+    """Waits for the WALs that were written since the last one, then moves the watermark."""
+
+    def __init__(
+        self,
+        files: list[WalFile],
+        failed: Callable[[BaseException], None],
+        watermark: Watermark,
+        segment: int,
+        records: int,
+    ) -> None:
+        self._files = files
+        self._failed = failed
+        self._watermark = watermark
+        self._segment = segment
+        self._records = records
+
+    def run(self) -> None:
+        try:
+            for file in self._files:
+                file.sync()
+            self._watermark.advance(self._segment, self._records)
+        except BaseException as error:
+            self._failed(error)
+            raise_failure(error)
+
+
+class Sealed:
+    """A segment that is only read any more. `ready` once the worker has merged its WAL, or found no room to do so."""
+
+    def __init__(self, room: Room, path: str, number: int, writer: SegmentWriter | None, written: int) -> None:
+        self.path = path
+        self.number = number
+        self.ready = False
+        self.bytes = disk_bytes(path)
+        self.merge_bytes = room.merge_bytes(self.bytes, written)
+        self.records = writer.records if writer else 0
+        self.wal = writer.wal if writer else None
+        self._writer = writer  # of this process, until its WAL is merged
+        self._left_over: int | None = None  # records of one that a crash left with its WAL, until that is merged
+
+    @classmethod
+    def found(cls, room: Room, found: Found) -> Sealed:
+        """As a replay found it."""
+        sealed = cls(room, found.path, found.number, None, found.records << _UNKNOWN_RECORD_BYTES)
+        sealed.records = found.records
+        if os.path.exists(found.path + "-wal"):
+            sealed._left_over = found.records
+        else:
+            sealed.ready = True
+        return sealed
+
+    @property
+    def writer(self) -> SegmentWriter | None:
+        """What writes to it in this process, until its WAL is merged."""
+        return self._writer
+
+    @property
+    def merged(self) -> bool:
+        """Whether nothing stands in a WAL any more."""
+        return self._writer is None and self._left_over is None
+
+    def merge(self, log: Callable[[str], None]) -> None:
+        """Seals it, in the worker. Raises JournalFull, when it may be done later."""
+        if self._writer is not None:
+            self._writer.seal()
+        elif self._left_over is not None:
+            torn = seal_left_over(self.path, self._left_over)
+            if torn:
+                log(f"journal: {self.path} ended in a torn write of {torn} bytes, which nobody was told of")
+        self._writer = None
+        self._left_over = None
+
+    def keep(self) -> None:
+        """Instead of sealing it, in the worker: what it has gets to the device as it is."""
+        self.merge_bytes += self.bytes  # it took more than was thought
+        sync_files(self.path)
+
+    def remove(self) -> None:
+        """Unlinks it, in the worker."""
+        if self._writer is not None:
+            self._writer.discard()
+            self._writer = None
+        else:
+            remove_files(self.path)
+        self.wal = None
+
+
+class Segments:
+    """All segments of a directory. First adopt() what a replay found, then begin()."""
+
+    def __init__(
+        self,
+        directory: str,
+        room: Room,
+        space: Space,
+        worker: Worker,
+        log: Callable[[str], None],
+        *,
+        allocate: bool,
+    ) -> None:
+        self.directory = directory
+        self.room = room
+        self.space = space
+        self.worker = worker
+        self.live = Liveness()
+        self.sealed: list[Sealed] = []  # oldest first
+        self.retiring = 0  # how many of those the worker is removing
+        self.writer: SegmentWriter | None = None
+        self.next: SegmentWriter | None = None
+        self.noted = False  # the current segment alone knows which ones are gone
+        self._unsynced: list[WalFile] = []
+        self._watermark: Watermark | None = None
+        self._log = log
+        self._allocate = allocate
+        self._made: list[SegmentWriter] = []  # the next one as soon as the worker has it
+        self._preparing = False
+        self._refilling = False
+        self._said_tight = False
+
+    # --- from the start to the end
+
+    def adopt(self, found: list[Found], live: Liveness) -> None:
+        """Takes over the segments that a replay found."""
+        self.sealed += [Sealed.found(self.room, each) for each in found]
+        self.live = live
+
+    def begin(self, number: int, high_water: int) -> None:
+        """Opens a new segment behind all others. Raises JournalFull or JournalFailed."""
+        self.room.fit(self.space.capacity(self.disk_bytes))
+        fsync_path(self.directory)  # of what a start left that died, nothing may go while what is made now stays
+        path = segment_path(self.directory, number)
+        writer = self.writer = self.space.within(lambda: SegmentWriter(path, number, high_water, self._ahead()))
+        oldest = self.oldest_needed
+        writer.before = self._unsealed()
+        self.with_room(lambda: writer.note(high_water, oldest))
+        for sealed in self.sealed:
+            if not sealed.merged:
+                sync_files(sealed.path)  # what is built on it must not outlive it; the watermark says that it is there
+        self._watermark = Watermark(self.directory, number)
+        fsync_path(self.directory)
+        self.space.refill(self.room.reserve(self.live.keys), self.room.margin)
+        self._say_tight()
+        self.prepare()
+        for sealed in self.sealed:
+            if not sealed.merged:
+                self.seal(sealed)
+        if self.space.tight:
+            self._refill()
+
+    def end(self, seal_bytes: int) -> None:
+        """Syncs what is committed and seals the current segment, unless its WAL is larger than that."""
+        writer = self.writer
+        assert writer is not None
+        self.guard().run()
+        unused = writer.records == 0 and not self.noted and len(self.sealed) > self.retiring
+        if not unused and writer.wal.size() <= seal_bytes:
+            self.seal(Sealed(self.room, writer.path, writer.number, writer, writer.bytes))
+        self.worker.close()
+        for each in (self.next, writer if unused else None):
+            if each is not None:  # the newest first, and for good: a gap in the numbers is a missing segment
+                each.discard()
+                fsync_path(self.directory)
+        self.space.refill(self.room.reserve(self.live.keys), 0)  # before others take what the last steps gave back
+
+    def close(self) -> None:
+        """Nothing is written any more, and no file stays open."""
+        for writer in (self.writer, *self._made, *(sealed.writer for sealed in self.sealed)):
+            if writer is not None:
+                writer.leave()
+        if self._watermark is not None:
+            self._watermark.close()
+
+    # --- what there is
+
+    @property
+    def current(self) -> int:
+        """The number of the segment that takes the next record."""
+        assert self.writer is not None
+        return self.writer.number
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest segment."""
+        return self.sealed[0].number if self.sealed else self.current
+
+    @property
+    def staying(self) -> list[Sealed]:
+        """Sealed segments that are not on their way out."""
+        return self.sealed[self.retiring :]
+
+    @property
+    def oldest_needed(self) -> int:
+        """The first segment that is not on its way out."""
+        return self.sealed[self.retiring].number if len(self.sealed) > self.retiring else self.current
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the segments take on disk."""
+        writer = self.writer
+        return sum(sealed.bytes for sealed in self.sealed) + (disk_bytes(writer.path) if writer else 0)
+
+    @property
+    def full_at(self) -> int:
+        """Of how many bytes a WAL is full."""
+        return self.room.full_at(self.space.tight)
+
+    @property
+    def full(self) -> bool:
+        """Whether the current segment has as many bytes as it should have."""
+        assert self.writer is not None
+        return self.writer.wal.size() >= self.full_at
+
+    @property
+    def overgrown(self) -> bool:
+        """Whether the current segment is beyond full, because the next one is not there yet."""
+        assert self.writer is not None
+        return self.writer.wal.size() > self.full_at + self.full_at // 4
+
+    @property
+    def excess(self) -> float:
+        """By how many bytes the directory is too large, or its disk too full."""
+        used = self.disk_bytes
+        unmerged = sum(sealed.bytes for sealed in self.sealed if not sealed.ready)
+        live = self.live
+        return self.room.excess(self.space.capacity(used), used, unmerged, live.total_bytes, live.keys)
+
+    def left_for_puts(self) -> int:
+        """How many bytes puts may still take."""
+        capacity = self.space.capacity(self.disk_bytes)
+        return self.room.left_for_puts(capacity, self.live.total_bytes, self.live.keys)
+
+    # --- the device
+
+    def written(self) -> None:
+        """Something was committed to the current segment."""
+        assert self.writer is not None
+        if self.writer.wal not in self._unsynced:
+            self._unsynced.append(self.writer.wal)
+
+    def sync_point(self) -> FileSync | None:
+        """What is committed and not yet asked to be on the device; None when there is nothing."""
+        if not self._unsynced:
+            return None
+        point = self._sync_of(self._unsynced)
+        self._unsynced = []
+        return point
+
+    def guard(self) -> FileSync:
+        """A sync of all that was committed.
+
+        The policy's own sync may be on its way in another thread, so this one asks again. Segments before the current
+        one are sealed, and thereby synced, earlier in the worker's order.
+        """
+        assert self.writer is not None
+        return self._sync_of([self.writer.wal])
+
+    def _sync_of(self, files: list[WalFile]) -> FileSync:
+        writer = self.writer
+        assert writer is not None and self._watermark is not None
+        return FileSync(files, self.worker.fail, self._watermark, writer.number, writer.records)
+
+    # --- room
+
+    def with_room(self, write: Callable[[], _T]) -> _T:
+        """Does a write, with room from the reserve where the disk is full. Raises JournalFailed."""
+        try:
+            return self.space.within(write)
+        except JournalFull as full:
+            raise JournalFailed(str(full)) from full
+        finally:
+            self._say_tight()
+
+    def tend_reserve(self) -> None:
+        """Lets the reserve grow and shrink with the live keys, and stand again when a full disk has room."""
+        self._say_tight()
+        space, room = self.space, self.room
+        target = room.reserve(self.live.keys)
+        if self._refilling:
+            return
+        if not space.tight:
+            useful = abs(target - space.reserved) > room.segment_limit // 4
+        else:
+            useful = space.free() >= (PIECE_BYTES if space.reserved < target else room.margin)
+        if useful:
+            self._refill()
+
+    def _refill(self) -> None:
+        space = self.space
+        target, margin = self.room.reserve(self.live.keys), self.room.margin
+        self._refilling = True
+
+        def done() -> None:
+            self._refilling = False
+            self._say_tight()
+            room = space.free() + space.reserved
+            for sealed in self.staying:
+                if sealed.ready and not sealed.merged and sealed.merge_bytes + PIECE_BYTES < room:
+                    room -= sealed.merge_bytes
+                    self.seal(sealed)
+
+        self.worker.submit(lambda: space.refill(target, margin), done)
+
+    def _say_tight(self) -> None:
+        if self.space.tight != self._said_tight:
+            self._said_tight = self.space.tight
+            full = "the disk is full; puts are refused until there is room again"
+            self._log(f"journal: {full if self._said_tight else 'there is room again; puts are accepted'}")
+
+    def _ahead(self) -> int:
+        """How many bytes a new segment's WAL is to have before anything is written."""
+        if not self._allocate or self.space.tight:
+            return 0
+        used = self.disk_bytes
+        return self.room.ahead(self.space.capacity(used), used, self.live.keys)
+
+    # --- segments come and go
+
+    def prepare(self) -> None:
+        """Has the worker create the next segment, so that rotation costs no time. A full disk only puts it off."""
+        if self._preparing or self.next is not None:
+            return
+        self._preparing = True
+        number = self.current + 1
+        ahead = self._ahead()
+        made: list[SegmentWriter] = []
+        self._made = made
+
+        def work() -> None:
+            try:
+                path = segment_path(self.directory, number)
+                made.append(self.space.within(lambda: SegmentWriter(path, number, 0, ahead)))
+                fsync_path(self.directory)
+            except JournalFull:
+                return
+
+        def done() -> None:
+            self._preparing = False
+            self.next = made[0] if made else None
+
+        self.worker.submit(work, done, urgent=True)
+
+    def rotate(self, high_water: int) -> bool:
+        """The next segment takes over, if it is there. Returns whether it did; otherwise it is asked for."""
+        fresh, writer = self.next, self.writer
+        assert writer is not None
+        if fresh is None:
+            self.prepare()
+            return False
+        self.next = None
+        oldest = self.oldest_needed
+        fresh.before = {**self._unsealed(), writer.number: writer.records}
+        self.with_room(lambda: fresh.note(high_water, oldest))
+        self._unsynced.append(fresh.wal)
+        self.writer = fresh
+        self.noted = False
+        sealed = Sealed(self.room, writer.path, writer.number, writer, writer.bytes)
+        self.sealed.append(sealed)
+        self.seal(sealed)
+        self.prepare()
+        return True
+
+    def _unsealed(self) -> dict[int, int]:
+        """Records of the segments that do not say it themselves so far, and of the last: it may be an older copy."""
+        needed = self.staying
+        return {sealed.number: sealed.records for sealed in needed if not sealed.merged or sealed is needed[-1]}
+
+    def seal(self, sealed: Sealed) -> None:
+        """Has the worker merge a segment's WAL, or sync it as it is where there is no room for that."""
+        sealed.ready = False
+
+        def work() -> None:
+            try:
+                self.space.within(lambda: sealed.merge(self._log), sealed.merge_bytes)
+            except JournalFull:
+                sealed.keep()  # as it is, until there is more room
+
+        def done() -> None:
+            sealed.ready = True
+            sealed.bytes = disk_bytes(sealed.path)
+            if sealed.wal in self._unsynced:  # it is on the device by now; under `-F` nobody else asks
+                self._unsynced.remove(sealed.wal)
+            sealed.wal = None
+
+        self.worker.submit(work, done)
+
+    def retire(self, high_water: int, guard: SyncPoint) -> None:
+        """Has the worker remove the oldest segment that stays, after `guard`, a sync of all that replaced it."""
+        victim = self.sealed[self.retiring]
+        self.retiring += 1
+        writer = self.writer
+        assert writer is not None
+        oldest = self.oldest_needed
+        self.with_room(lambda: writer.note(high_water, oldest))
+        self.noted = True
+
+        def work() -> None:
+            guard.run()
+            victim.remove()
+            fsync_path(self.directory)
+
+        def done() -> None:
+            self.retiring -= 1
+            self.sealed.remove(victim)
+            self.live.forget(victim.number)
+
+        self.worker.submit(work, done)
