@@ -765,7 +765,7 @@ def test_a_minimal_import(tmp_path: Path, tool: Callable[..., Ran]) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", "line 1: not the first line"),
+        ("", "line 1: not the first line of an export: it is empty"),
         (JOB, "line 1: not the first line"),
         ("[" * 100_000, "line 1: not the first line"),
         ("\n" + HEADER, "line 1: not the first line"),
@@ -782,7 +782,7 @@ def test_a_minimal_import(tmp_path: Path, tool: Callable[..., Ran]) -> None:
         (HEADER + JOB + JOB[:20], "line 3: not a job"),
         (HEADER + "[" * 100_000, "line 2: not a job: no JSON: nested too deeply"),
         (HEADER + "7\n", "line 2: not a job: no JSON object"),
-        (HEADER + "\n", "line 2: not a job: no JSON"),
+        (HEADER + "\n", "line 2: not a job: it is empty"),
         (HEADER + JOB.replace('"ttr":60,', ""), "line 2: ttr is missing"),
         (HEADER + JOB.replace('"t"', "[1]"), "line 2: tube is not text"),
         (HEADER + JOB.replace('"aGk="', "null"), "line 2: body is missing"),
@@ -1111,6 +1111,9 @@ def test_a_stdout_that_takes_nothing_is_no_traceback(words: str, stdout: str, fo
         ["export", "{}/absent"],
         ["import", "{}/absent/absent"],
         ["import-binlog", "{}/absent", "{}/target"],
+        ["journal", "check", "{}/full/file"],
+        ["journal", "repair", "{}/full/file", "{}/target"],
+        ["export", "/dev/null"],
         ["journal", "check", "{}/empty"],
         ["journal", "backup", "{}/empty", "{}/target"],
         ["import-binlog", "{}/empty", "{}/target"],
@@ -1126,6 +1129,26 @@ def test_directories_that_cannot_be_used(
     ran = tool(*(word.format(tmp_path) for word in words), stdin=HEADER + JOB)
     assert ran.code == 10 and ran.err.startswith("geventstalk: ") and ran.err.count("\n") == 1
     assert not (tmp_path / "absent").exists() and not (tmp_path / "target").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize(
+    "words", [["journal", "check"], ["journal", "dump"], ["journal", "stats"], ["export"], ["journal", "repair"]]
+)
+def test_what_may_not_be_read_is_no_damage(
+    words: Sequence[str], folder: Path, tmp_path: Path, tool: Callable[..., Ran]
+) -> None:
+    more = [tmp_path / "target"] if "repair" in words else []
+    segment = segments(folder)[1]
+    for path, text in ((segment, f"cannot read {segment}"), (folder, f"cannot use journal directory {folder}")):
+        mode = path.stat().st_mode
+        path.chmod(0)
+        try:
+            ran = tool(*words, folder, *more)
+        finally:
+            path.chmod(mode)
+        assert ran == (10, "", f"geventstalk: {text}: Permission denied\n")
+    assert not (tmp_path / "target").exists()
 
 
 @pytest.fixture

@@ -46,6 +46,20 @@ def writing(directory: str) -> Iterator[None]:
         lock.close()
 
 
+def require_readable(directory: str) -> None:
+    """Raises JournalLocked when this process may not read a journal. Without this, it would look like damage."""
+    try:
+        names = sorted(os.listdir(directory))
+        os.stat(os.path.join(directory, "."))  # entering needs a right of its own
+    except OSError as error:
+        raise JournalLocked(f"cannot use journal directory {directory}: {error.strerror}") from error
+    for name in names:
+        path = os.path.join(directory, name)
+        # A file may go while a server compacts.
+        if name.startswith("segment-") and not os.access(path, os.R_OK) and os.path.lexists(path):
+            raise JournalLocked(f"cannot read {path}: {os.strerror(errno.EACCES)}")
+
+
 def require_usable(directory: str, owner: Owner | None = None) -> None:
     """Raises JournalLocked, in the words of a start, when this user (by default: this process) could not use it.
 

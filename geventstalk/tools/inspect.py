@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, Job
 from geventstalk.durable.records import apply_change, decode_whole
+from geventstalk.tools.directory import require_readable
 from geventstalk.tools.lines import WALL, examine, facts_of
 from journal.sqlite.format import CHANGE, FULL
 from journal.sqlite.replay import Record
@@ -40,9 +41,15 @@ def check(directory: str) -> Checked:
     return Checked(survey.findings, notes, len(survey.segments), records, survey.keys)
 
 
+def open_survey(directory: str) -> Survey:
+    """A survey of what this process may read; its caller closes it. Raises JournalLocked when it may not."""
+    require_readable(directory)
+    return Survey(directory, examine)
+
+
 def survey_all(directory: str) -> Survey:
     """A survey that has read everything and holds nothing open."""
-    survey = Survey(directory, examine)
+    survey = open_survey(directory)
     try:
         for _ in survey.read():
             pass
@@ -53,6 +60,7 @@ def survey_all(directory: str) -> Survey:
 
 def dump(directory: str, bodies: bool, complain: Callable[[str], None]) -> Iterator[dict[str, object]]:
     """Every record, dead ones too, in the order they were written, as an object. What is damaged is complained of."""
+    require_readable(directory)
     for seq, record in every_record(directory, complain):
         facts: dict[str, object] = {"segment": record.segment, "seq": seq, "id": record.key}
         try:
@@ -65,7 +73,7 @@ def dump(directory: str, bodies: bool, complain: Callable[[str], None]) -> Itera
 
 def stats(directory: str) -> tuple[dict[str, object], list[str]]:
     """What a journal consists of, and what is wrong with it."""
-    survey = Survey(directory, examine)
+    survey = open_survey(directory)
     try:
         tubes = _count(survey.read())
     finally:

@@ -9,13 +9,12 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from geventstalk.tools.directory import writing
-from geventstalk.tools.inspect import survey_all
-from geventstalk.tools.lines import examine
+from geventstalk.tools.directory import require_readable, writing
+from geventstalk.tools.inspect import open_survey, survey_all
 from journal.errors import JournalLocked
 from journal.sqlite import tools
 from journal.sqlite.files import ASIDE_SUFFIX
-from journal.sqlite.tools import Builder, Survey, list_segments, next_number, require_empty, rewrite, set_aside
+from journal.sqlite.tools import Builder, list_segments, next_number, require_empty, rewrite, set_aside
 
 __all__ = ["ASIDE_SUFFIX", "Copied", "Repaired", "backup", "repair"]
 
@@ -30,6 +29,7 @@ class Copied(NamedTuple):
 
 def backup(directory: str, target: str) -> Copied:
     """Copies a journal, also while its server runs, to a new or empty directory, and checks the copy."""
+    require_readable(directory)
     if not list_segments(directory):
         raise JournalLocked(f"{directory} has no journal in it")
     require_empty(target)
@@ -53,7 +53,7 @@ def repair(directory: str, target: str | None, report: Callable[[list[str]], obj
 
     A journal without findings is left as it is. `report` is given the findings before anything is written.
     """
-    survey = Survey(directory, examine)
+    survey = open_survey(directory)
     try:
         with writing(directory) if target is None else contextlib.nullcontext():
             for _ in survey.read():
@@ -71,7 +71,7 @@ def repair(directory: str, target: str | None, report: Callable[[list[str]], obj
 
 def _repair_to(directory: str, target: str | None) -> tuple[int, list[str]]:
     """Returns how many jobs were written, and which segments were set aside."""
-    survey = Survey(directory, examine)
+    survey = open_survey(directory)
     try:
         if target is not None:
             require_empty(target)

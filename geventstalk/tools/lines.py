@@ -82,6 +82,8 @@ def job_of(line: bytes, number: int) -> tuple[Job, bytes]:
 
 
 def _object_of(line: bytes, number: int, what: str) -> dict[str, Any]:
+    if not line.strip():
+        raise Unreadable(f"line {number}: not {what}: it is empty")
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:

@@ -18,7 +18,7 @@ from geventstalk.core.job import Job
 from geventstalk.durable.records import encode_whole
 from geventstalk.tools.binlog import ID_MAX, Binlog
 from geventstalk.tools.directory import writing
-from geventstalk.tools.inspect import survey_all
+from geventstalk.tools.inspect import open_survey, survey_all
 from geventstalk.tools.lines import (
     EXPORT_FORMAT,
     EXPORT_VERSION,
@@ -26,14 +26,13 @@ from geventstalk.tools.lines import (
     LINE_BYTES_MAX,
     WALL,
     Unreadable,
-    examine,
     export_of,
     header_of,
     job_of,
 )
 from journal.errors import JournalDamaged, JournalLocked
 from journal.sqlite.lock import LOCK_NAME
-from journal.sqlite.tools import Builder, Survey, list_segments, next_number
+from journal.sqlite.tools import Builder, list_segments, next_number
 
 _BINLOG_NAME: Final = re.compile(r"binlog\.(\d{1,18})")
 
@@ -48,7 +47,7 @@ class Imported(NamedTuple):
 
 def export(directory: str, judge: Callable[[list[str]], None]) -> Iterator[dict[str, object]]:
     """The header, then each job, as objects. `judge` is given the findings before that, and may raise."""
-    survey = Survey(directory, examine)
+    survey = open_survey(directory)
     try:
         found = survey.live_records()
         first = next(found, None)
