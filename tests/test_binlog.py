@@ -291,17 +291,19 @@ GOOD = record(1, READY, b"four\r\n")
 @pytest.mark.parametrize(
     ("bad", "word"),
     [
-        (Struct("<i").pack(201) + bytes(90), "length 201"),
-        (Struct("<i").pack(-1) + bytes(90), "length -1"),
-        (record(2, READY, b"x\r\n", tube=b"a b"), "name"),
+        (Struct("<i").pack(201) + bytes(90), "cannot have 201 bytes"),
+        (Struct("<i").pack(-1) + bytes(90), "cannot have -1 bytes"),
+        (record(2, READY, b"x\r\n", tube=b"a b"), "cannot be called"),
         (record(2, 6, b"x\r\n"), "unknown state 6"),
-        (record(0, READY, b"x\r\n"), "without an id"),
-        (record(2, READY, b"xyz"), "no end"),
-        (record(1, READY, size=7), "size of its body changed"),
-        (record(2, READY, b""), "impossible"),
-        (record(2, READY, b"x\r\n", delay=-1), "impossible"),
-        (record(2, DELAYED, b"x\r\n", deadline=-1), "impossible"),
-        (record(2**63, READY, b"x\r\n"), "impossible"),
+        (record(0, READY, b"x\r\n"), "the id 0"),
+        (record(2, READY, b"xyz"), "does not end with CRLF"),
+        (record(1, READY, size=7), "changes its size"),
+        (record(2, READY, b""), "that no job can have"),
+        (record(2, READY, b"x\r\n", delay=-1), "that no job can have"),
+        (record(2, DELAYED, b"x\r\n", deadline=-1), "that no job can have"),
+        (record(2**63, READY, b"x\r\n"), "that no job can have"),
+        (record(2**63 - 1, READY, b"x\r\n"), "that no job can have"),
+        (record(2, DELAYED, b"x\r\n", deadline=2**63 - 1), "that no job can have"),
     ],
 )
 def test_damage_is_told_with_its_place(bad: bytes, word: str) -> None:
@@ -313,7 +315,7 @@ def test_damage_is_told_with_its_place(bad: bytes, word: str) -> None:
 
 
 def test_something_behind_the_zeros_is_damage() -> None:
-    assert "behind the end" in parsed(GOOD, tail=bytes(500) + b"x").findings[0]
+    assert "bytes follow behind the last record" in parsed(GOOD, tail=bytes(500) + b"x").findings[0]
 
 
 def test_unknown_versions_and_files_without_a_beginning() -> None:
@@ -325,7 +327,7 @@ def test_unknown_versions_and_files_without_a_beginning() -> None:
     for nothing in (b"", b"\0", bytes(4096)):
         log = Binlog()
         log.read("binlog.3", nothing)
-        assert log.notes == ["binlog.3 was not begun"] and not log.findings
+        assert log.notes == ["binlog.3 has no records yet"] and not log.findings
 
 
 def test_a_torn_rewrite_of_a_job_does_not_lose_it() -> None:

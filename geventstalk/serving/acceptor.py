@@ -60,7 +60,10 @@ class Acceptor(StreamServer):
     def _pause(self, error: OSError) -> None:
         if not self._refused:
             self._refused = True
-            self._log.warning("cannot accept a connection: %s; others are served, trying again", error.strerror)
+            self._log.warning(
+                "cannot accept a connection: %s; those that are connected are served, and it is tried again",
+                error.strerror,
+            )
         self.stop_accepting()
         base: Any = self
         base._timer = base.loop.timer(ACCEPT_RETRY_S)

@@ -80,7 +80,7 @@ class Binlog:
     def read(self, name: str, data: Data) -> None:
         """Reads one file. `name` is for messages; `data` has to stay until jobs() is done."""
         if len(data) < _VERSION.size or _zeros(data, 0):
-            self.notes.append(f"{name} was not begun")
+            self.notes.append(f"{name} has no records yet")
             return
         (version,) = _VERSION.unpack_from(data)
         layout = _LAYOUTS.get(version)
@@ -92,14 +92,14 @@ class Binlog:
             while not _zeros(data, at, layout.length.size + layout.fields.size):
                 at = self._record(data, at, layout)
             if not _zeros(data, at):
-                raise _Damaged("something behind the end")
+                raise _Damaged("bytes follow behind the last record")
         except _Torn as error:
             self.notes.append(f"{name} ends in a torn record at byte {at} of {len(data)}: {error}")
         except _Damaged as error:
             if _is_last(data, at, layout):
                 self.notes.append(f"{name} ends in a torn record at byte {at} of {len(data)}: {error}")
             else:
-                self.findings.append(f"{name} is damaged at byte {at}: {error}; nothing behind it is read")
+                self.findings.append(f"{name} is damaged at byte {at}: {error}; the rest of the file is not read")
 
     def jobs(self) -> Iterator[tuple[Job, bytes]]:
         """Every job with the name of its tube, in the order in which beanstalkd restores them; one body at a time.
@@ -118,30 +118,30 @@ class Binlog:
     def _record(self, data: Data, at: int, layout: _Layout) -> int:
         """Takes in the record at a place. Returns where it ends."""
         if len(data) - at < layout.length.size:
-            raise _Torn("length of the tube's name")
+            raise _Torn("the length of the tube's name is cut off")
         (length,) = layout.length.unpack_from(data, at)
         if not 0 <= length <= _NAME_BYTES_MAX:
-            raise _Damaged(f"length {length} of a tube's name")
+            raise _Damaged(f"a tube's name cannot have {length} bytes")
         at += layout.length.size
         name = data[at : at + length]
         at += length
         if len(data) - at < layout.fields.size:
-            raise _Torn("name of the tube" if len(data) < at else "fields of the job")
+            raise _Torn(f"the {'name of the tube' if len(data) < at else 'job'} is cut off")
         if _zeros(data, at, layout.fields.size) and _zeros(data, at):  # where nothing was written yet
-            raise _Torn("fields of the job")
+            raise _Torn("the job is cut off")
         if length and not TUBE_NAME.fullmatch(name):
-            raise _Damaged(f"name {name!r} of a tube")
+            raise _Damaged(f"a tube cannot be called {name!r}")
         job, state, size = _decode(data, at, layout)
         if length and state == _INVALID:
-            raise _Damaged(f"job {job.id}: a whole record of a deleted job")
+            raise _Damaged(f"job {job.id} is deleted, and its record has a body")
         at += layout.fields.size
         if length:
             if len(data) - at < size:
-                raise _Torn("body of the job")
+                raise _Torn("the body of the job is cut off")
             if data[at + size - 2 : at + size] != _CRLF:
                 if _zeros(data, at + size):
-                    raise _Torn("body of the job")
-                raise _Damaged(f"job {job.id}: the body has no end")
+                    raise _Torn("the body of the job is cut off")
+                raise _Damaged(f"the body of job {job.id} does not end with CRLF")
         self.high_water = max(self.high_water, job.id)
         self._take(job, state, _Kept(job, name, data, at, at + size) if length else None, size)
         return at + size if length else at
@@ -154,7 +154,7 @@ class Binlog:
             self._kept[job.id] = whole if known is None else whole._replace(tube=known.tube)
         elif known is not None:
             if known.body_end - known.body_at != size:
-                raise _Damaged(f"job {job.id}: the size of its body changed")
+                raise _Damaged(f"the body of job {job.id} changes its size")
             self._kept[job.id] = known._replace(job=job)
         # Else a whole record stood in a file that is gone: the job was deleted, or comes again further on.
 
@@ -172,14 +172,14 @@ def _decode(data: Data, at: int, layout: _Layout) -> tuple[Job, int, int]:
     """The job in the fields at a place, the state they name, and the size of the body with its CRLF."""
     id, pri, delay, ttr, size, created, deadline, *counts, state = layout.fields.unpack_from(data, at)
     if not id:
-        raise _Damaged("a record without an id")
+        raise _Damaged("a record has the id 0")
     if state not in (_INVALID, READY, RESERVED, BURIED, DELAYED):
-        raise _Damaged(f"job {id}: unknown state {state}")
+        raise _Damaged(f"job {id} has the unknown state {state}")
     delay_s, ttr_s = delay * layout.unit_ns // SECOND_NS, ttr * layout.unit_ns // SECOND_NS
     times = created * layout.unit_ns, deadline * layout.unit_ns
     sound = all(0 <= time <= WALL_NS_MAX for time in times) and 0 <= delay_s <= U32_MAX and 0 <= ttr_s <= U32_MAX
     if not sound or id > ID_MAX or size < len(_CRLF):
-        raise _Damaged(f"job {id}: impossible values")
+        raise _Damaged(f"job {id} has an id, a time or a size that no job can have")
     job = Job(id, 0, pri, delay_s, max(1, ttr_s))
     job.created_ns = created * layout.unit_ns
     job.state = READY if state == RESERVED else state

@@ -31,7 +31,7 @@ def check(directory: str) -> Checked:
     """Reads all of a journal."""
     survey = survey_all(directory)
     notes = [
-        f"{facts.path} ends in a torn write of {facts.torn_bytes} bytes, which nobody was told of"
+        f"{facts.path} ends in a torn write of {facts.torn_bytes} bytes; nothing acknowledged is in it"
         for facts in survey.segments
         if facts.torn_bytes
     ]
