@@ -416,6 +416,20 @@ def test_a_stop_signal_before_the_server_runs_ends_cleanly(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("number", early.STOP_SIGNALS)
+def test_a_command_that_is_stopped_early_does_not_end_with_0(number: signal.Signals) -> None:
+    """Before a command sets its own handlers: its work is not done, and a script must see that."""
+    script = (
+        "import os, sys, types\n"
+        "module = types.ModuleType('geventstalk.cli.program')\n"
+        f"module.main = lambda words: os.kill(os.getpid(), {int(number)})\n"
+        "sys.modules['geventstalk.cli.program'] = module\n"
+        "from geventstalk.cli.main import main; sys.exit(main(['journal']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+
+
 @pytest.mark.parametrize("number", early.DRAIN_SIGNALS)
 def test_a_drain_signal_before_the_server_runs_does_no_harm(
     number: signal.Signals, stand_in: Callable[..., StandIn], tmp_path: Path

@@ -50,5 +50,5 @@ def handle_early_signals(listeners: list[socket.socket], *, serves: bool) -> Non
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # nohup
         signal.signal(number, stop)
-    for number in DRAIN_SIGNALS if serves else ():
+    for number in DRAIN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

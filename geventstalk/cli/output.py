@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -32,7 +33,9 @@ def report(findings: list[str]) -> int:
 @contextlib.contextmanager
 def output() -> Iterator[Callable[[dict[str, object]], None]]:
     """A function that writes an object as a line of JSON to stdout."""
-    stream: IO[str] = sys.stdout
+    stream: IO[str] | None = sys.stdout
+    if stream is None:
+        raise OSError(errno.EBADF, "stdout is closed")
     encode = json.JSONEncoder(separators=(",", ":")).encode
 
     def write(facts: dict[str, object]) -> None:

@@ -145,7 +145,7 @@ def _allow_many_files() -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """Within, a signal to stop ends the command with its clean-up; one that the server would take for drain, too."""
+    """Within, a signal to stop ends the command with its clean-up. SIGUSR1 and SIGUSR2 are for servers."""
 
     def stop(number: int, _frame: FrameType | None) -> NoReturn:
         raise _Stopped(number)

@@ -39,6 +39,12 @@ _EPILOG = (
 )
 
 
+class StdoutError(Exception):
+    """Help, the version or the answer of --check-config cannot be written."""
+
+    exit_code = 1
+
+
 def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
     """Serves as these words say, and returns the exit code. Sockets that it opens are added to `listeners`."""
     from geventstalk import config, logs
@@ -60,7 +66,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
             _print("configuration is fine", after_name=":")
             return 0
         _serve(settings, listeners, log)
-    except (config.ConfigError, listen.ListenError, listen.UserError, Unusable) as error:
+    except (config.ConfigError, listen.ListenError, listen.UserError, Unusable, StdoutError) as error:
         logs.print_error(str(error), settings.log_format)
         listen.close_listeners(listeners)
         return error.exit_code
@@ -118,6 +124,8 @@ def parse(arguments: Sequence[str]) -> CommandLine | None:
         context = _command().make_context(PROGRAM, list(arguments))
     except click.exceptions.Exit:
         return None
+    except OSError as error:  # only help and version do anything beside reading words
+        raise StdoutError(f"cannot write to stdout: {error.strerror}") from None
     except click.NoSuchOption as error:
         raise ConfigError(f"unknown flag: {error.option_name}") from None
     except click.BadOptionUsage as error:
@@ -235,4 +243,7 @@ def _print(text: str, after_name: str = "") -> None:
 
     from geventstalk.logs import PROGRAM
 
-    click.echo(f"{PROGRAM}{after_name} {text}")
+    try:
+        click.echo(f"{PROGRAM}{after_name} {text}")
+    except OSError as error:
+        raise StdoutError(f"cannot write to stdout: {error.strerror}") from None
