@@ -835,7 +835,7 @@ def test_the_largest_numbers_that_come_in_are_served(
     """An imported highest id of 2**63 - 1, then a put, once lost acknowledged jobs."""
     last = 2**63 - 2
     jobs = JOB.replace(":5", f":{last}").replace(
-        "}", f',"state":"delayed","deadline_ns":{8 * 10**18},"created_ns":{8 * 10**18},"pri":{2**32 - 1}}}'
+        "}", f',"state":"delayed","deadline_ns":{8 * 10**18},"pri":{2**32 - 1}}}'
     )
     assert tool("import", tmp_path / "new", stdin=HEADER + jobs).code == 0
     server = start_server("-b", str(tmp_path / "new"))

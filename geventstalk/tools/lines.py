@@ -10,7 +10,7 @@ import base64
 import json
 from typing import Any, Final
 
-from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, U32_MAX, Job, Tally
+from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES, U32_MAX, Job, Tally
 from geventstalk.durable.records import Epoch, apply_change, decode_whole
 from geventstalk.tools.binlog import ID_MAX, TUBE_NAME, WALL_NS_MAX
 from journal.sqlite.format import CHANGE, FULL
@@ -73,6 +73,9 @@ def job_of(line: bytes, number: int) -> tuple[Job, bytes]:
     job.state = _STATES[state]
     if job.state == DELAYED:
         job.rank = of("deadline_ns", WALL_NS_MAX, default=None)
+        if "delay" not in fields:
+            # A server takes no deadline for true that is later than the delay allows.
+            job.delay_s = min(U32_MAX, max(0, -((job.created_ns - job.rank) // SECOND_NS)))
     elif job.state == BURIED:
         job.rank = of("burying", _I64_MAX // 2)  # the next buryings are counted up from it
     counts = [of(key) for key in _COUNTS]
