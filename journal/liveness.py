@@ -108,6 +108,16 @@ class Liveness:
             if page.wholes[at] and segment in (page.wholes[at] >> _BYTES_BITS, page.changes[at] >> _BYTES_BITS)
         ]
 
+    def keys_in_any(self, segments: set[int]) -> set[int]:
+        """As keys_in(), of several segments at once. O(keys)."""
+        return {
+            number << _PAGE_BITS | at
+            for number, page in self._pages.items()
+            for at in range(_PAGE_KEYS)
+            if page.wholes[at]
+            and (page.wholes[at] >> _BYTES_BITS in segments or page.changes[at] >> _BYTES_BITS in segments)
+        }
+
     def _drop(self, page: _Page, at: int) -> None:
         self._shrink(page.wholes[at])
         if page.changes[at]:

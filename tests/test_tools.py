@@ -302,7 +302,7 @@ def test_damage_is_found_and_repaired(
     target = tmp_path / "repaired"
     ran = tool("journal", "repair", folder, target)
     assert ran.code == 1 and "finding" in ran.err, "what cannot be brought back is damage all the same"
-    assert ran.out == f"wrote {len(intact)} jobs to {target}; what the findings name is lost\n"
+    assert ran.out.startswith(f"wrote {len(intact)} jobs to {target}\n") and "findings name is lost" in ran.out
     assert prints(folder) == before
     sound(target, intact, tool)
     assert json.loads(tool("export", target).out.splitlines()[0]) == json.loads(accepted.out.splitlines()[0])
@@ -311,10 +311,38 @@ def test_damage_is_found_and_repaired(
     shutil.copytree(folder, other)
     ran = tool("journal", "repair", "--in-place", other)
     assert ran.code == 1 and "finding" in ran.err
-    assert ran.out.startswith(f"wrote {len(intact)} jobs to {other}; what the findings name is lost\nset aside ")
-    aside = {name.removesuffix(".damaged"): sha for name, sha in prints(other).items() if name.endswith(".damaged")}
-    assert aside == {name: sha for name, sha in before.items() if name.startswith("segment")}
+    assert ran.out.startswith(f"{other} has {len(intact)} jobs\n") and "findings name is lost" in ran.out
+    after = prints(other)
+    aside = {name for name in after if name.endswith(".damaged")}
+    assert len(aside) <= 1
+    for name in aside:
+        assert after[name] == before[name.removesuffix(".damaged")]
+        assert f"set aside {other / name.removesuffix('.damaged')} as {other / name};" in ran.out
+    for name, print_ in before.items():  # what is sound stays as it is
+        assert name in ("synced", "lock") or name + ".damaged" in aside or after[name] == print_
+    lost = {int(line.removeprefix("lost: job ")) for line in ran.out.splitlines() if line.startswith("lost: job ")}
+    assert not lost & intact.keys()
+    assert lost <= {*range(1, highest + 1), 1000}
     sound(other, intact, tool)
+
+
+def test_repair_names_the_jobs_that_are_lost_and_touches_what_is_damaged_only(
+    folder: Path, tool: Callable[..., Ran]
+) -> None:
+    before = prints(folder)
+    for job in (2, 3):
+        flip(segments(folder)[0], bytes([job]) * 1000)
+    ran = tool("journal", "repair", "--in-place", folder)
+    assert ran.code == 1
+    assert [line for line in ran.out.splitlines() if line.startswith("lost")] == ["lost: job 2", "lost: job 3"]
+    after = prints(folder)
+    first = segments(folder)[0].name
+    assert first != min(before) and "segment-00000001.db.damaged" in after
+    assert all(after[name] == before[name] for name in before if name not in ("segment-00000001.db", "synced", "lock"))
+    assert tool("journal", "check", folder).code == 0
+    newest = segments(folder)[-1]
+    (folder / first).unlink()  # what is missing is still found
+    assert first != newest.name and tool("journal", "check", folder).code == 1
 
 
 def sound(folder: Path, jobs: Jobs, tool: Callable[..., Ran]) -> None:
@@ -340,10 +368,11 @@ def test_repair_in_place_uses_no_number_twice(folder: Path, tool: Callable[..., 
     newest.rename(newest.with_name(newest.name + ".damaged"))
     (folder / "synced").unlink()
     for job in (b"\x03", b"\x04"):
-        flip(segments(folder)[0], job * 1000)
+        place = next(path for path in segments(folder) if job * 1000 in path.read_bytes())
+        flip(place, job * 1000)
         assert tool("journal", "repair", "--in-place", folder).code == 1
-        assert segments(folder)[0].name > newest.name
-    assert len(list(folder.glob("*.damaged"))) > 3
+        assert not place.exists() and segments(folder)[-1].name > newest.name
+    assert len(list(folder.glob("*.damaged"))) == 3
 
 
 def test_dump_has_every_record(folder: Path, tool: Callable[..., Ran]) -> None:

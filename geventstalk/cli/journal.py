@@ -70,15 +70,15 @@ def _backup(directory: str, target: str) -> int:
 
 
 @journal.command(name="repair")
-@click.option("--in-place", is_flag=True, help="Write to DIR itself, and set its segments aside there.")
+@click.option("--in-place", is_flag=True, help="Repair DIR itself, and set damaged segments aside there.")
 @click.argument("directory", metavar="DIR")
 @click.argument("target", metavar="[TARGET]", required=False)
 def _repair(directory: str, target: str | None, in_place: bool) -> int:
     """Write what is intact in a damaged journal anew.
 
-    TARGET is a new or empty directory, and DIR is not changed. With --in-place the intact jobs are written to DIR
-    itself, and the old segments are set aside under other names. Nothing is deleted. The exit code is 1 when there was
-    damage.
+    TARGET is a new or empty directory, and DIR is not changed. With --in-place only damaged segments of DIR
+    are touched: what is intact in them is written anew, and they are set aside under other names. Nothing is deleted.
+    The lost jobs that are known are listed. The exit code is 1 when there was damage.
     """
     if (target is None) != in_place:
         raise click.UsageError("give a TARGET, or --in-place")
@@ -86,10 +86,13 @@ def _repair(directory: str, target: str | None, in_place: bool) -> int:
     if not repaired.findings:
         click.echo(f"nothing to repair: {repaired.jobs} jobs")
         return 0
-    click.echo(f"wrote {repaired.jobs} jobs to {target or directory}; what the findings name is lost")
-    if repaired.aside:
-        click.echo(f"set aside {len(repaired.aside)} segments as {repaired.aside[0]}{ASIDE_SUFFIX} and so on")
-        click.echo(
-            f"damaged among them: {', '.join(repaired.damaged) or 'none'}; the others hold what was written anew"
-        )
+    if target is None:
+        click.echo(f"{directory} has {repaired.jobs} jobs")
+    else:
+        click.echo(f"wrote {repaired.jobs} jobs to {target}")
+    for path in repaired.aside:
+        click.echo(f"set aside {path} as {path}{ASIDE_SUFFIX}; what is intact in it is written anew")
+    for id in repaired.lost:
+        click.echo(f"lost: job {id}")
+    click.echo("what else the findings name is lost as well, and nobody can say of which jobs it was")
     return EXIT_DAMAGE

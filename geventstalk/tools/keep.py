@@ -14,7 +14,7 @@ from geventstalk.tools.inspect import open_survey, survey_all
 from journal.errors import JournalLocked
 from journal.sqlite import tools
 from journal.sqlite.files import ASIDE_SUFFIX
-from journal.sqlite.tools import Builder, list_segments, next_number, require_empty, rewrite, set_aside
+from journal.sqlite.tools import Builder, list_segments, mend, next_number, require_empty, rewrite
 
 __all__ = ["ASIDE_SUFFIX", "Copied", "Repaired", "backup", "repair"]
 
@@ -40,16 +40,16 @@ def backup(directory: str, target: str) -> Copied:
 
 
 class Repaired(NamedTuple):
-    """How many jobs there are, what was wrong, which segments were set aside, and which of those are damaged."""
+    """How many jobs there are, what was wrong, which segments were set aside, and which jobs are known to be lost."""
 
     jobs: int
     findings: list[str]
     aside: list[str]
-    damaged: list[str]
+    lost: list[int]
 
 
 def repair(directory: str, target: str | None, report: Callable[[list[str]], object]) -> Repaired:
-    """Writes what is intact to the target, or behind what is there; then the old segments are set aside.
+    """Writes what is intact to the target; without one, makes the damage good where it is.
 
     A journal without findings is left as it is. `report` is given the findings before anything is written.
     """
@@ -65,12 +65,11 @@ def repair(directory: str, target: str | None, report: Callable[[list[str]], obj
                 jobs, aside = _repair_to(directory, target)
     finally:
         survey.close()
-    damaged = [facts.path for facts in survey.segments if facts.damaged and facts.path in aside]
-    return Repaired(jobs, survey.findings, aside, damaged)
+    return Repaired(jobs, survey.findings, aside, survey.lost)
 
 
 def _repair_to(directory: str, target: str | None) -> tuple[int, list[str]]:
-    """Returns how many jobs were written, and which segments were set aside."""
+    """Returns how many jobs there are then, and which segments were set aside."""
     survey = open_survey(directory)
     try:
         if target is not None:
@@ -78,9 +77,8 @@ def _repair_to(directory: str, target: str | None) -> tuple[int, list[str]]:
             with writing(target):
                 rewrite(survey, Builder(target))
             return survey.keys, []
-        segments = [path for _, path in list_segments(directory)]
-        rewrite(survey, Builder(directory, first=next_number(directory)))
-        set_aside(segments)
-        return survey.keys, segments
+        oldest = min((number for number, _ in list_segments(directory)), default=0)
+        aside = mend(survey, Builder(directory, first=next_number(directory), oldest=oldest))
+        return survey.keys, aside
     finally:
         survey.close()

@@ -28,6 +28,7 @@ from journal.sqlite.format import (
     FULL,
     GROUP,
     GROUP_ERRORS,
+    KEY_MAX,
     LAST,
     PART,
     PARTS,
@@ -91,6 +92,7 @@ class SegmentReader:
             raise
         self.records = 0  # the last one that rows() found
         self.skipped = 0  # how many it left out because they are damaged
+        self.suspects: list[int] = []  # keys that damaged records seem to be of, until somebody takes them
 
     def _read_head(self) -> None:
         path = self.path
@@ -171,6 +173,8 @@ class SegmentReader:
                     self.skipped += 1  # a page stands in the place of another: what it says was said before
                     continue
                 self.skipped += last - self.records - len(records)
+                if not records:
+                    self.suspects += _claimed(last, key, kind, payload)
                 for seq, key, kind, _, payload in records:
                     self.records = seq
                     yield key, kind, payload
@@ -263,6 +267,15 @@ def _require_file(path: str) -> None:
         raise JournalDamaged(f"{path} is not a file")
     if not os.access(path, os.R_OK):
         raise JournalFailed(f"cannot read {path}: {os.strerror(errno.EACCES)}")
+
+
+def _claimed(seq: int, key: object, kind: object, payload: bytes) -> list[int]:
+    """The keys that a damaged row says it is of. Nothing but a line for the operator may be built on that."""
+    try:
+        keys = [row[1] for row in ungroup(seq, int(str(key)), payload)] if kind == GROUP else [int(str(key))]
+    except GROUP_ERRORS:
+        return []
+    return [key for key in keys if 0 < key <= KEY_MAX]
 
 
 def _intact(seq: int, key: int, kind: int, crc: object, payload: bytes) -> list[Row]:

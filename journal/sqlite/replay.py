@@ -8,7 +8,7 @@ Invariant: a record is given back only when its checksum, its place and its segm
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -17,6 +17,9 @@ from journal.liveness import Liveness
 from journal.sqlite.files import aside_numbers, begun_paths, read_watermark, segment_path, segment_paths
 from journal.sqlite.format import CHANGE, DELETE, FULL, Row, row_bytes
 from journal.sqlite.reader import SegmentReader
+
+_MISSING_MAX: Final = 10_000
+"""So many segments may be missing in a row before their loss cannot be accepted for good: a file has a wrong name."""
 
 
 class Record(NamedTuple):
@@ -35,7 +38,7 @@ class Found(NamedTuple):
     path: str
     records: int
     damaged: bool
-    deleted: list[int]  # of a damaged or unsealed one: keys of other segments that its records say are deleted
+    deleted: list[int]  # keys of other segments that its records delete; empty where nobody needs to know
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -79,6 +82,8 @@ class Replay:
         self._oldest = 0  # the first segment needed, as the newest that knows says
         self._deleted: list[int] = []
         self._before: dict[int, tuple[int, int]] = {}  # number to how many records it has, as a newer segment says
+        self.suspects: set[int] = set()  # keys that damaged records seem to be of, and no later record settles
+        self.keeps_deleted = False  # whether `found` says of sound segments, too, which keys they deleted
 
     def records(self) -> Iterator[Record]:
         """Every intact record, oldest first. CHANGE and DELETE of keys without a whole record are left out."""
@@ -135,19 +140,23 @@ class Replay:
                 if not sealed:
                     self._open = self._open or number
                 for rows in reader.batches():
+                    if reader.suspects:
+                        self._take_suspects(reader)
                     yield number, self._belonging(rows, number)
             except JournalDamaged as error:
                 self.findings.append(f"{error}")
             finally:
                 reader.close()
             records = reader.records
+            self._take_suspects(reader)
             if reader.skipped:
                 self.findings.append(f"{path} has {reader.skipped} damaged records, which are left out")
         synced = self._watermark[1] if self._watermark[0] == number else 0
         if records < synced and len(self.findings) == problems:
             self.findings.append(f"{path} ends after record {records}, but {synced} were on the device")
         damaged = len(self.findings) > problems
-        self.found.append(Found(number, path, records, damaged, [] if sealed and not damaged else self._deleted))
+        deleted = [] if sealed and not damaged and not self.keeps_deleted else self._deleted
+        self.found.append(Found(number, path, records, damaged, deleted))
 
     def _find_cut_off(self) -> None:
         """Segments that were not sealed and have fewer records than a newer segment says.
@@ -161,6 +170,15 @@ class Replay:
                     f"{found.path} ends after record {found.records}, but {records} were on the device"
                 )
                 self.found[at] = found._replace(damaged=True)
+
+    @property
+    def oldest(self) -> int:
+        """The first segment that is needed, as far as a segment says."""
+        return self._oldest
+
+    def _take_suspects(self, reader: SegmentReader) -> None:
+        self.suspects.update(reader.suspects)
+        reader.suspects = []
 
     def _belonging(self, rows: list[Row], segment: int) -> list[Row]:
         """Those that are part of their keys' histories."""
@@ -184,6 +202,8 @@ class Replay:
             if self.orphans:
                 self.orphans.discard(key)
             return True
+        if kind == DELETE and self.suspects:
+            self.suspects.discard(key)
         if self.live.segment_of(key):
             if kind == DELETE:
                 self.live.delete(key)
@@ -200,7 +220,8 @@ class Replay:
     def _find_missing(self, first: int, last: int) -> None:
         aside = sum(first <= number <= last for number in aside_numbers(self._directory))
         if aside < last - first + 1:
-            self.missing.append((first, last))
+            if last - first < _MISSING_MAX:  # each gets a file that says so
+                self.missing.append((first, last))
             path = segment_path(self._directory, first)
             more = f", and {last - first} more behind it" if last > first else ""
             self.findings.append(f"{path} is missing{more}")

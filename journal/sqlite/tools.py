@@ -13,6 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Final, NamedTuple
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalLocked
@@ -33,7 +34,7 @@ from journal.sqlite.files import (
     segment_paths,
     write_watermark,
 )
-from journal.sqlite.format import CHANGE, FULL, PART_BYTES, split
+from journal.sqlite.format import CHANGE, DELETE, FULL, PART_BYTES, split
 from journal.sqlite.lock import LOCK_NAME
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.replay import Record, Replay, Source
@@ -170,6 +171,14 @@ class Survey:
         self.keys = 0
         self.high_water = 0
         """The largest key in any record, also of keys long gone."""
+        self.damaged: dict[int, str] = {}
+        """Number and path of each segment that has something in it which is not as it was written."""
+        self.missing: list[tuple[int, int]] = []
+        """First and last number of each gap between the segments."""
+        self.oldest = 0
+        self.lost: list[int] = []
+        """Keys that are known to be lost: a damaged record names them, or only their changes are left."""
+        self._dead: list[int] = []
         self._examine = examine
         self._snapshot = Snapshot(directory)
 
@@ -204,6 +213,10 @@ class Survey:
             if record.kind == FULL and wholes.get(record.key) == place:
                 yield record, changes.get(record.key)
 
+    def at_risk(self) -> tuple[set[int], list[int]]:
+        """Keys that need a damaged segment, and those that would come back, or be in doubt, without it."""
+        return self.live.keys_in_any(set(self.damaged)), self._dead
+
     def close(self) -> None:
         """Lets go of the files, and fills in what can only be known then."""
         self._snapshot.close()
@@ -211,13 +224,16 @@ class Survey:
 
     def _read(self) -> Iterator[tuple[int, Record]]:
         replay = Replay(self.directory, self._snapshot)
+        replay.keeps_deleted = True
         self.live = replay.live
+        strange: set[int] = set()
         unsound: list[str] = []
         lost: set[int] = set()
         for place, record in enumerate(replay.records()):
             try:
                 self._examine(record)
             except ValueError as error:
+                strange.add(record.segment)
                 unsound.append(f"segment {record.segment}: a record of job {record.key} is not a job's: {error}")
                 if record.kind == FULL:
                     lost.add(record.key)
@@ -231,6 +247,14 @@ class Survey:
         self.notes = replay.notes
         self.high_water = replay.high_water
         self.keys = self.live.keys - len(lost)
+        self.missing = replay.missing
+        self.oldest = replay.oldest
+        self.damaged = {each.number: each.path for each in replay.found if each.damaged or each.number in strange}
+        gone = {key for key in replay.suspects if not self.live.segment_of(key)}
+        self.lost = sorted(gone | replay.orphans | lost)
+        deleted = {key for each in replay.found if each.number in self.damaged for key in each.deleted}
+        self._dead = sorted({key for key in deleted if not self.live.segment_of(key)} | replay.orphans | lost)
+        self.segments = []
         for found in replay.found:
             facts = (self._snapshot.bytes_of(found.path), self.live.bytes_in(found.number), 0, found.damaged)
             self.segments.append(SegmentFacts(found.number, found.path, found.records, *facts))
@@ -278,13 +302,23 @@ class Builder:
     """
 
     def __init__(
-        self, directory: str, *, first: int = 1, high_water: int = 0, segment_bytes: int = SEGMENT_BYTES
+        self,
+        directory: str,
+        *,
+        first: int = 1,
+        high_water: int = 0,
+        segment_bytes: int = SEGMENT_BYTES,
+        oldest: int = 0,
     ) -> None:
-        """Raises JournalFailed."""
+        """`oldest` is the first segment that is still needed, where that is not the first one written here.
+
+        Raises JournalFailed.
+        """
         self.directory = directory
         self.high_water = high_water
         self._segment_bytes = segment_bytes
         self._first = first
+        self._oldest = oldest or first
         self._writers: list[SegmentWriter] = []
         self._batch: list[tuple[int, int, bytes]] = []
         self._batch_bytes = 0
@@ -304,11 +338,17 @@ class Builder:
             self._batch.append((key, CHANGE, change))
             self._batch_bytes += len(change)
 
+    def delete(self, key: int) -> None:
+        """Adds a record that a key is gone. Raises a JournalError."""
+        if len(self._batch) >= _BATCH_ROWS:
+            self._write()
+        self._batch.append((key, DELETE, b""))
+
     def finish(self) -> None:
         """Everything, and the high water with it, is on the device and valid. Raises a JournalError."""
         self._write()
         last = self._writers[-1]
-        last.note(self.high_water, self._first)
+        last.note(self.high_water, self._oldest)
         last.seal()
         self._mark(last.number, last.records)
         os.close(self._watermark)
@@ -333,7 +373,7 @@ class Builder:
             self._mark(number + 1, 1)
             writer = SegmentWriter(segment_path(self.directory, number), number, self.high_water)
             self._writers.append(writer)
-            writer.note(self.high_water, self._first)
+            writer.note(self.high_water, self._oldest)
         writer.append(writer.rows(self._batch))
         if self._batch:
             self.high_water = max(self.high_water, *(key for key, _, _ in self._batch))
@@ -356,6 +396,41 @@ def rewrite(survey: Survey, builder: Builder) -> None:
     except BaseException:
         builder.discard()
         raise
+
+
+def mend(survey: Survey, builder: Builder) -> list[str]:
+    """Makes damage good in place: what needs a damaged segment is written anew, and only then that is set aside.
+
+    Sound segments stay as they are. Returns the paths that were set aside. Raises a JournalError.
+    """
+    try:
+        records = survey.live_records()
+        first = next(records, None)  # from here on the survey knows all
+        moving, dead = survey.at_risk()
+        for record, change in chain([first] if first else [], records):
+            if record.key in moving:
+                builder.append(record.key, record.payload, change)
+        for key in dead:
+            builder.delete(key)
+        builder.high_water = max(builder.high_water, survey.used_keys)
+        builder.finish()
+    except BaseException:
+        builder.discard()
+        raise
+    aside = [path for _, path in sorted(survey.damaged.items())]
+    set_aside(aside)
+    _mark_missing(survey.directory, survey.missing)
+    return aside
+
+
+def _mark_missing(directory: str, missing: list[tuple[int, int]]) -> None:
+    """Notes that the loss of these segments is known. Raises JournalFailed."""
+    with _failing("cannot note that segments are missing"):
+        for first, last in missing:
+            for number in range(first, last + 1):
+                mark = segment_path(directory, number) + MISSING_SUFFIX
+                os.close(os.open(mark, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    fsync_path(directory)
 
 
 def set_aside(paths: list[str]) -> None:

@@ -339,6 +339,7 @@ class _SegmentReader(SegmentReader):
         self.high_water, self.oldest, self.before = segment.note
         self.records = 0
         self.skipped = 0
+        self.suspects = []
         self._rows = segment.rows
         self._expected = segment.sealed
 
