@@ -58,9 +58,10 @@ class Flag:
         self.raised: Callable[[], None] | None = None
 
     def set(self) -> None:
-        self.is_set = True
-        if self.raised is not None:
-            self.raised()
+        if not self.is_set:
+            self.is_set = True
+            if self.raised is not None:
+                self.raised()
 
     def clear(self) -> None:
         self.is_set = False

@@ -35,7 +35,7 @@ class Server:
             raise RuntimeError("two\\nlines")
         self.listeners = listeners
 
-    def run(self):
+    def run(self, drains):
         if BEHAVIOUR == "modules":
             slow = {"gevent", "yaml", "sqlite3", "json", "asyncio", "encodings.idna"}
             print(*sorted(slow & set(sys.modules)), flush=True)

@@ -20,7 +20,15 @@ from geventstalk.core.job import (
     Job,
     Tally,
 )
-from geventstalk.durable.records import Encoder, Epoch, apply_change, decode_whole, encode_change, encode_whole
+from geventstalk.durable.records import (
+    Encoder,
+    Epoch,
+    apply_change,
+    decode_whole,
+    encode_change,
+    encode_whole,
+    make_plausible,
+)
 from tests.support.clock import BOOT_NS, SECOND
 
 WALL_NS = 1_750_000_000 * SECOND
@@ -225,3 +233,19 @@ def test_any_job_comes_back(
     other = Epoch(shift, 0)
     again, _ = decode_whole(1, encode_whole(job, b"t", other), other)
     assert facts(again) == facts(job)
+
+
+def test_a_job_of_a_wrong_clock_is_made_plausible() -> None:
+    """A machine without a clock of its own wrote it in another year."""
+    now_ns = 77 * SECOND
+    for years in (-56, 56):
+        early = Epoch(WALL_NS + years * 31_536_000 * SECOND, BOOT_NS)
+        job = job_of(DELAYED, BOOT_NS + 5 * SECOND)
+        found, _ = decode_whole(42, encode_whole(job, b"t", early), Epoch(WALL_NS, now_ns))
+        make_plausible(found, now_ns)
+        assert found.created_ns <= now_ns, "no age is negative"
+        assert found.rank <= now_ns + job.delay_s * SECOND, "no delay is longer than it was"
+    later, _ = decode_whole(42, encode_whole(job_of(DELAYED, BOOT_NS + 5 * SECOND), b"t", EPOCH), LATER)
+    before = facts(later)
+    make_plausible(later, now_ns)
+    assert facts(later) == before, "sound times stay"

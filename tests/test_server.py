@@ -758,3 +758,23 @@ def test_the_trace_of_vv(start_server: Callable[..., ServerProcess], tmp_path: P
         *("<command delete", ">reply NOT_FOUND"),
     ]
     assert lines[-len(wanted) :] == wanted
+
+
+@pytest.mark.parametrize("close", [CLOSERS["close"], CLOSERS["reset"]], ids=["close", "reset"])
+@pytest.mark.slow
+def test_clients_that_go_with_replies_unread_leave_nobody_behind(
+    launch_tcp: Launch, close: Callable[[socket.socket], None]
+) -> None:
+    """Hundreds stayed for ever, and each swallowed a job. It took a write that fails while the client is read."""
+    want_descriptors(700)
+    server = launch_tcp()
+    with Client(server.connect()) as control:
+        for round in range(6):
+            socks = [server.connect() for _ in range(300)]
+            for sock in socks:
+                sock.sendall(b"stats\r\nreserve\r\n")
+            time.sleep(0.003 * (round % 3))
+            for sock in socks:
+                close(sock)
+            until(lambda: number(control, "current-connections") == 1, "all have gone")
+        assert number(control, "current-waiting") == 0

@@ -51,4 +51,17 @@ def handle_early_signals(listeners: list[socket.socket], *, serves: bool) -> Non
             continue  # nohup
         signal.signal(number, stop)
     for number in DRAIN_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _remember)
+
+
+_last_drain_signal = 0
+
+
+def _remember(number: int, _frame: FrameType | None) -> None:
+    global _last_drain_signal
+    _last_drain_signal = number
+
+
+def drains() -> bool:
+    """Whether puts are to be refused, by the drain signals that came before the server handled them itself."""
+    return _last_drain_signal == signal.SIGUSR1

@@ -10,7 +10,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from geventstalk.cli.early import DRAIN_SIGNALS, STOP_SIGNALS, end
+from geventstalk.cli.early import DRAIN_SIGNALS, STOP_SIGNALS, drains, end
 
 if TYPE_CHECKING:
     import logging
@@ -103,7 +103,7 @@ def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logg
         # Typically an installation below root's home, which that user may not enter.
         raise listen.UserError(f"user {settings.user} cannot load the server: {error}", EXIT_USER) from error
     server = Server(settings, listeners, log)
-    code = server.run()
+    code = server.run(drains)
     for number in STOP_SIGNALS + DRAIN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a second signal must not turn a clean end into another
     listen.close_listeners(listeners)

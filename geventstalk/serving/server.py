@@ -284,22 +284,32 @@ def _sleep(wait: Wait, parking: Parking) -> None:
     flag = wait.flag
     if flag is not None:
         flag.raised = parking.wake_soon
-    while flag is None or not flag.is_set:
-        if wait.at_ns == NEVER:
-            parking.park()
-            continue
-        left_s = NEXT_TURN_S if wait.at_ns == NEXT_TURN else (wait.at_ns - monotonic_ns()) / 1e9
-        if left_s <= 0:
-            return
-        timer = parking.loop.timer(left_s)
-        timer.start(parking.wake)
-        try:
-            parking.park()
-        finally:
-            timer.stop()
-            timer.close()
-        if wait.at_ns == NEXT_TURN:
-            return
+    try:
+        while flag is None or not flag.is_set:
+            if wait.at_ns == NEVER:
+                parking.park()
+            elif wait.at_ns == NEXT_TURN:
+                _nap(NEXT_TURN_S, parking)
+                return
+            else:
+                left_ns = wait.at_ns - monotonic_ns()
+                if left_ns <= 0:
+                    return
+                _nap(left_ns / 1e9, parking)
+    finally:
+        if flag is not None:
+            flag.raised = None
+
+
+def _nap(seconds: float, parking: Parking) -> None:
+    """So long, or until somebody wakes the greenlet earlier."""
+    timer = parking.loop.timer(seconds)
+    timer.start(parking.wake)
+    try:
+        parking.park()
+    finally:
+        timer.stop()
+        timer.close()
 
 
 class _WireTrace:

@@ -1,0 +1,83 @@
+"""The parking of a greenlet: a wake-up counts only while the greenlet sleeps there."""
+
+from __future__ import annotations
+
+import gevent
+import pytest
+
+from geventstalk.serving.parking import Parking
+
+
+class Sleeper:
+    """A greenlet that parks again and again, and now and then waits for something else."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+        self.elsewhere = gevent.event.Event()
+        self.goes_elsewhere = False
+        self.parking: Parking
+        self.greenlet = gevent.spawn(self._run)
+        gevent.sleep(0)
+
+    def _run(self) -> None:
+        self.parking = Parking()
+        while True:
+            self.parking.park()
+            self.woken += 1
+            if self.goes_elsewhere:
+                self.elsewhere.wait()
+                self.goes_elsewhere = False
+
+    def end(self) -> None:
+        self.greenlet.kill()
+        self.parking.close()
+
+
+@pytest.fixture
+def sleeper() -> Sleeper:
+    return Sleeper()
+
+
+def test_who_sleeps_is_woken(sleeper: Sleeper) -> None:
+    sleeper.parking.wake_soon()
+    assert sleeper.woken == 0, "not on the spot: whoever wakes it goes on first"
+    gevent.sleep(0)
+    assert sleeper.woken == 1
+    sleeper.end()
+
+
+def test_several_wake_ups_at_once_are_one_or_more_and_never_an_error(sleeper: Sleeper) -> None:
+    for _ in range(5):
+        sleeper.parking.wake_soon()
+    gevent.sleep(0)
+    assert 1 <= sleeper.woken <= 5
+    sleeper.end()
+
+
+def test_a_greenlet_that_waits_for_something_else_is_left_alone(sleeper: Sleeper) -> None:
+    """The wake-up of a connection switched into its greenlet while that waited for the lock: it stayed for ever."""
+    sleeper.goes_elsewhere = True
+    sleeper.parking.wake_soon()
+    sleeper.parking.wake_soon()  # comes when the greenlet waits elsewhere
+    gevent.sleep(0)
+    sleeper.parking.wake_soon()
+    gevent.get_hub().loop.run_callback(sleeper.parking.wake)
+    gevent.sleep(0.001)
+    assert sleeper.woken == 1 and not sleeper.greenlet.dead
+    sleeper.elsewhere.set()
+    gevent.sleep(0.001)
+    sleeper.parking.wake_soon()
+    gevent.sleep(0.001)
+    assert sleeper.woken == 2
+    sleeper.end()
+
+
+def test_who_was_killed_is_not_woken(sleeper: Sleeper) -> None:
+    sleeper.parking.wake_soon()
+    sleeper.greenlet.kill()
+    woken = sleeper.woken
+    gevent.get_hub().loop.run_callback(sleeper.parking.wake)
+    gevent.sleep(0.001)
+    assert sleeper.greenlet.dead and sleeper.woken == woken
+    sleeper.parking.close()
+    sleeper.parking.wake()
