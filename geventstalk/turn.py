@@ -151,6 +151,7 @@ class Turn:
         self.channels: dict[int, Channel] = {}
         self.gate = ReplyGate()
         self.failed = False
+        self.tell: Callable[[str, BaseException | None], None] = _tell_nobody
         self.sync: Sync | None = None  # the one that is under way in a thread
         self.move_slice = MOVE_SLICE
         self._clock = clock
@@ -223,13 +224,26 @@ class Turn:
             else:
                 session.run(now_ns)
         except Exception as error:
-            self.fail(error)  # a change may be half made
-            return
+            self._change_failed(channel, error)
         if store is not None and store.appended != before:
             channel.changed = True
         if not channel.in_turn:
             channel.in_turn = True
             self._in_turn.append(channel)
+
+    def _change_failed(self, channel: Channel, error: Exception) -> None:
+        """A change may be half made. A journal may have half of it; without one it is undone, and its client goes."""
+        if self.store is not None:
+            self.fail(error)
+            return
+        try:
+            self.engine.undo()
+            channel.session.give_up()
+        except Exception as second:
+            second.__context__ = error
+            self.fail(second)
+        else:
+            self.tell("a change failed and is undone, its connection is closed", error)
 
     def leave(self, channel: Channel) -> None:
         """A client is gone, and its channel takes nothing more. What it held is given back, now or by let_go()."""
@@ -492,3 +506,7 @@ def _cost_of_leaving(channel: Channel) -> int:
     """How many moves a client takes that leaves."""
     session = channel.session
     return 1 + len(session.reserved) + len(session.watched)
+
+
+def _tell_nobody(text: str, error: BaseException | None) -> None:
+    return

@@ -231,14 +231,22 @@ class HalfMade(Session):
         raise RuntimeError("in the middle")
 
 
-def test_a_failure_with_half_of_a_change_made_ends_the_server() -> None:
-    house = House(durable=False)
-    one = Wire(HalfMade(house.service))
+@pytest.mark.parametrize("durable", [False, True], ids=["memory", "journal"])
+def test_a_failure_with_half_of_a_change_made(durable: bool) -> None:
+    """Without a journal it is undone and its client goes; with one, the next start brings back what was promised."""
+    house = House(durable=durable)
+    told: list[BaseException | None] = []
+    house.turn.tell = lambda text, error: told.append(error)
+    one, other = Wire(HalfMade(house.service)), house.client()
     house.turn.join(one)
+    house.say((other, PUT))
+    other.take()
     house.say((one, b"delete 1\r\n"))
-    assert [str(error) for error in house.failures] == ["in the middle"]
-    house.say((one, None))
-    assert not one.sent
+    assert [str(error) for error in house.failures or told] == ["in the middle"]
+    assert bool(house.failures) == durable
+    assert one.take().endswith(b"" if durable else b"INTERNAL_ERROR\r\n") and one.session.closed != durable
+    house.say((other, b"peek 1\r\n"))
+    assert other.take() == (b"" if durable else b"FOUND 1 1\r\nx\r\n")
 
 
 # -f0

@@ -17,7 +17,35 @@ import gevent
 from gevent.server import StreamServer
 
 ACCEPT_RETRY_S = 0.1
-SPARE_DESCRIPTORS = 64
+JOURNAL_DESCRIPTORS = 64
+"""What is kept back for a journal. An open segment takes four: the database, SQLite's two files, one to sync the log.
+Beside the segment that is written, up to a dozen are prepared, sealed, compacted or read at the same time."""
+OWN_DESCRIPTORS = 16
+"""What the server has open before any client comes: its log, the event loop, a few listeners, the journal's lock."""
+DESCRIPTORS_MIN = 2 * JOURNAL_DESCRIPTORS + OWN_DESCRIPTORS
+"""With fewer, the journal and the clients have to share what there is, half and half."""
+DESCRIPTORS_MAX = 1 << 20
+"""The soft limit is not raised any further; nobody has more clients, and some systems allow a billion."""
+
+
+def raise_limit(log: logging.Logger, *, durable: bool) -> None:
+    """Lets the process have as many descriptors as it may; says so, and warns when they are few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            log.warning("the limit of open files stays %d: %s", soft, error)
+        else:
+            log.info("raised the limit of open files from %d to %d", soft, wanted)
+            soft = wanted
+    if durable and soft != resource.RLIM_INFINITY and soft < DESCRIPTORS_MIN:
+        log.warning(
+            "the limit of open files is %d; with less than %d, few clients fit beside the journal",
+            soft,
+            DESCRIPTORS_MIN,
+        )
 
 
 class Acceptor(StreamServer):
@@ -30,7 +58,7 @@ class Acceptor(StreamServer):
         base.__init__(listener, serve, spawn=gevent.spawn_raw)
         self._log = log
         self._refused = False
-        self._spare = SPARE_DESCRIPTORS if durable else 0
+        self._spare = JOURNAL_DESCRIPTORS if durable else 0
 
     def do_read(self) -> Any:
         """The next connection as (socket,), or None when there is none to be had now."""
@@ -54,7 +82,7 @@ class Acceptor(StreamServer):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         lowest = os.dup(any_fd)
         os.close(lowest)
-        if self._spare and lowest >= limit - min(self._spare, limit // 4):
+        if self._spare and lowest >= limit - min(self._spare, limit // 2):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _pause(self, error: OSError) -> None:

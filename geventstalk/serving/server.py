@@ -30,7 +30,7 @@ from geventstalk.core.engine import NEVER, Engine
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.logs import Trace, make_trace
-from geventstalk.serving.acceptor import Acceptor
+from geventstalk.serving.acceptor import Acceptor, raise_limit
 from geventstalk.serving.connection import Ahead, Connection
 from geventstalk.serving.linger import Linger
 from geventstalk.serving.listen import describe
@@ -65,8 +65,9 @@ class Server:
         threading.excepthook = self._thread_crashed
         self._loop: Any = hub.loop
         self._engine = Engine(monotonic_ns())
-        self._service = Service(self._engine, settings.max_job_bytes, self._facts)
+        self._service = Service(self._engine, settings.max_job_bytes, self._facts, self._tell)
         self._turn = Turn(self._engine, monotonic_ns, time.time_ns, self._turn_begins, self._turn_failed)
+        self._turn.tell = self._tell
         self._ahead = Ahead()
         self._idle: Any = self._loop.idle()
         self._linger = Linger()
@@ -86,6 +87,7 @@ class Server:
         # 200 ms. What a connection leaves behind is taken apart by hand in Connection.close().
         gc.collect()
         gc.disable()
+        raise_limit(self._log, durable=self._settings.journal is not None)
         try:
             self._open_journal()
         except JournalError as error:
@@ -221,6 +223,10 @@ class Server:
             self._turn.fail(error)
 
     # --- failures
+
+    def _tell(self, text: str, error: BaseException | None) -> None:
+        """Something for the log; after an exception that was undone, or with which nothing had changed, it goes on."""
+        self._log.error("%s", text, exc_info=error)
 
     def _turn_failed(self, error: BaseException) -> None:
         """The turn lets no reply leave any more. With a journal the next start brings back what was promised."""
