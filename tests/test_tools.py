@@ -36,8 +36,9 @@ from geventstalk.durable.store import Store
 from geventstalk.tools import inspect, transfer
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
 from journal.sqlite.format import Row
+from journal.sqlite.heal import LOST_KEYS
 from journal.sqlite.reader import SegmentReader
-from journal.sqlite.tools import LOST_KEYS, Builder, Survey, backup
+from journal.sqlite.tools import Builder, Survey, backup
 from tests.support.binlogs import fill_beanstalkd, stats_of
 from tests.support.faults import wants_compaction
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess

@@ -25,11 +25,12 @@ from journal.log import Row as Row
 PART: Final = 4
 LAST: Final = 5
 GROUP: Final = 6
-"""PART ... LAST are a FULL one that was split; LAST begins with the number of its
-PARTs (u32). GROUP is a row of several small ones."""
+"""Kinds of rows beside FULL, CHANGE and DELETE. A FULL record that is too large for a row becomes PART ... LAST; LAST
+begins with the number of its PARTs (u32). GROUP is a row of several small records."""
 APPLICATION_ID: Final = 0x67767374  # "gvst"
 FORMAT_VERSION: Final = 2
-FORMAT_VERSIONS: Final = (1, 2)  # the first had neither groups nor the view; what reads the second reads it as well
+FORMAT_VERSIONS: Final = (1, 2)
+"""What can be read. Version 1 had neither groups nor the view; whoever reads version 2 reads version 1 as well."""
 PAGE_BYTES: Final = 2048
 """A commit writes whole pages to the WAL: small ones waste less on a single record, large ones less on large bodies."""
 KEY_BITS: Final = 63
@@ -38,7 +39,7 @@ KEY_MAX: Final = (1 << KEY_BITS) - 1
 SEGMENT_MAX: Final = (1 << 32) - 1
 """Liveness keeps the number of a segment in 32 bits. At a segment a second that is enough for 136 years."""
 BEFORE: Final = "records-"
-"""Names in `meta` begin so that say how many records an older segment has, whose number follows."""
+"""A name in `meta` that begins so says how many records an older segment has. The number of that segment follows."""
 EMPTY_BYTES: Final = 3 * PAGE_BYTES
 """A segment without records: a page for SQLite's schema, which has room for all of SCHEMA, and one for each table."""
 _MAGIC: Final = b"SQLite format 3\0"
@@ -49,19 +50,29 @@ PART_BYTES: Final = 1 << 24
 GROUPED_MAX: Final = 200
 """Payloads of at most so many bytes share rows with others of their commit: a small one costs little beside its row."""
 GROUP_BYTES: Final = 655
-"""A group has at most so many: a page holds three, which hardly takes more room than their records would alone."""
+"""A group has at most so many: a third of LEAF_BYTES, less CELL_BYTES and one byte to spare. So a page holds three
+groups, and that hardly takes more room than their records would take alone."""
 LARGE_BATCH: Final = 256
-"""With so many records at once groups fill pages: a third of the rows, and only the last page is half empty."""
+"""With so many records in a commit a group fills a page: there are a third as many rows, and only the last page is half
+empty."""
 HEAD_ENDS: Final = [[f",{kind},{size}]" for size in range(GROUPED_MAX + 1)] for kind in range(DELETE + 1)]
-"""Made once: a number to text is 200 instructions, of a durable put 4 % in all."""
-CELL_BYTES: Final = 24  # what a record takes in its page beside the payload
+"""The end of each possible head. Turning a number into text takes 200 instructions: 4 % of a durable put in all."""
+CELL_BYTES: Final = 24
+"""What a record takes in its page beside the payload: a pointer of 2 bytes, and about 22 for the length of the row,
+`seq`, the row's header, `key`, `kind` and `crc`; SQLite stores small numbers in fewer bytes."""
 LEAF_BYTES: Final = PAGE_BYTES - 8
-LOCAL_MAX: Final = PAGE_BYTES - 60  # a larger payload spills into pages of its own,
-LOCAL_MIN: Final = (PAGE_BYTES - 12) * 32 // 255 - 23  # and leaves at least this much where it stands
+"""What a page has for rows: a leaf of SQLite's tree begins with a header of 8 bytes (file format, section 1.6)."""
+LOCAL_MAX: Final = PAGE_BYTES - 60
+"""A larger payload spills into pages of its own: a row may have PAGE_BYTES - 35 bytes in its page (section 1.6), and
+up to 25 of them are not payload."""
+LOCAL_MIN: Final = (PAGE_BYTES - 12) * 32 // 255 - 23
+"""A payload that spills leaves at least so much in the page of its row (section 1.6, M)."""
 _SHARES: Final = tuple(-(-PAGE_BYTES // (LEAF_BYTES // (size + CELL_BYTES))) for size in range(LOCAL_MAX + 1))
 
 PARTS: Final = Struct("<I")
+"""What the payload of LAST begins with."""
 GROUP_ERRORS: Final = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+"""What ungroup() raises for a payload that is no group's."""
 _JSON: Final = json.JSONDecoder()
 SCHEMA: Final = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;

@@ -34,7 +34,8 @@ from journal.sqlite.files import (
     segment_paths,
     write_watermark,
 )
-from journal.sqlite.format import CHANGE, DELETE, FULL, PART_BYTES, split
+from journal.sqlite.format import CHANGE, DELETE, FULL, KEY_MAX, PART_BYTES, split
+from journal.sqlite.heal import LOST_KEYS
 from journal.sqlite.lock import LOCK_NAME
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.replay import Record, Replay, Source
@@ -44,8 +45,6 @@ from journal.sqlite.writer import SegmentWriter
 
 SEGMENT_BYTES: Final = 10485760
 """How large the segments become that are written here."""
-LOST_KEYS: Final = 1 << 20
-"""As many keys are skipped behind those that a damaged journal still shows."""
 _ATTEMPTS: Final = 50
 _PAUSE_S: Final = 0.1
 _BATCH_ROWS: Final = 1000
@@ -185,7 +184,7 @@ class Survey:
     @property
     def used_keys(self) -> int:
         """No key up to this one may be given to anybody again: what is damaged may have held larger ones."""
-        return self.high_water + (LOST_KEYS if self.findings else 0)
+        return min(self.high_water + (LOST_KEYS if self.findings else 0), KEY_MAX)
 
     def read(self) -> Iterator[Record]:
         """Every sound record that belongs to a key's history, oldest first. The findings are there behind the last."""
