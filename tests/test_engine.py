@@ -1651,3 +1651,81 @@ def test_random_commands_between_slices(seed: int) -> None:
         check(engine)
         assert engine.ready_count + engine.buried_count == len(alive)
         assert engine.next_deadline_ns() == NEVER and not engine.clients
+
+
+# --- many tubes of one client
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["leave", "served", "again"])
+def test_a_client_of_thousands_of_tubes_waits_and_leaves_in_slices(bench: Bench, how: str) -> None:
+    many, other = bench.join("many"), bench.join("other")
+    engine, clock = bench.engine, bench.clock
+    count = 5_000
+    for number in range(count):
+        engine.watch(many, b"tube-%d" % number)
+    assert engine.reserve(many, clock.ns) is None
+    engine.wait(many, clock.ns, -1)
+    assert len(many.absent) > count - 1_000, "it stands in some lines at once, in the others later"
+    check(engine)
+    engine.use(other, b"tube-%d" % 1)  # a tube in whose line it does not stand yet
+    assert 1 in [int(tube.name[5:]) for tube in many.absent.values() if tube.name != b"default"]
+    job = engine.open_put(other, 0, 0, 60)
+    engine.put(job, b"x\r\n", clock.ns)
+    check(engine)
+    slices = 1
+    while not engine.advance(clock.ns, 100):
+        check(engine)
+        slices += 1
+    assert slices > 10 and not many.waiting and list(many.reserved) == [job.id]
+    if how == "again":
+        engine.wait(many, clock.ns, 5)
+        engine.advance(clock.ns, 100)
+        clock.pass_ns(5 * SECOND)
+        while not engine.advance(clock.ns, 100):
+            check(engine)
+        assert not many.waiting
+    slices = 1
+    while not engine.leave(many, clock.ns, 100):
+        check(engine)
+        slices += 1
+    assert slices > 10 and len(engine.tubes) == 2
+    check(engine)
+
+
+def test_reserving_from_many_stocked_tubes_looks_at_all_of_them_only_now_and_then(bench: Bench) -> None:
+    """Whatever happens between two reserves, the smallest job comes first."""
+    many, other = bench.join("many"), bench.join("other")
+    engine, clock = bench.engine, bench.clock
+    draw = random.Random(5)
+    names = [b"tube-%d" % number for number in range(300)]
+    for name in names:
+        engine.watch(many, name)
+
+    def put(name: bytes, pri: int) -> None:
+        engine.use(other, name)
+        engine.put(engine.open_put(other, pri, 0, 60), b"x\r\n", clock.ns)
+
+    for name in names * 2:
+        put(name, draw.randrange(1000))
+    engine.reserve(many, clock.ns)
+    engine.reserve(many, clock.ns)
+    engine.work = 0
+    for _ in range(50):
+        engine.reserve(many, clock.ns)
+    assert engine.work < 50, "all tubes are looked at for each job"
+    for _ in range(400):
+        if draw.random() < 0.1:
+            put(draw.choice(names), draw.randrange(1000))
+        if draw.random() < 0.1:
+            engine.pause(draw.choice(names), draw.choice((0, 5)), clock.ns)
+        if draw.random() < 0.1:
+            engine.ignore(many, draw.choice(names))
+        if draw.random() < 0.1:
+            engine.watch(many, draw.choice(names))
+        stocked = [tube for tube in many.watched.values() if tube.number in engine.stocked]
+        smallest = min([tube.ready.first() for tube in stocked], default=None)
+        job = engine.reserve(many, clock.ns)
+        assert (job is None) == (smallest is None)
+        assert job is None or smallest == job.pri << 64 | job.id
+        check(engine)

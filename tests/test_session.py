@@ -18,6 +18,7 @@ from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, Job, Ledger
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.wire import protocol as p
+from geventstalk.wire.commands import LIST_SLICE
 from geventstalk.wire.session import COMMAND_SLICE, MOVE_SLICE, OUT_BYTES_MAX, Service, Session
 from tests.support.clock import SECOND, ManualClock
 from tests.support.wire import (
@@ -797,3 +798,79 @@ def test_trace_sees_commands_and_replies(house: House) -> None:
         ("<", b"peek 1"),
         (">", b"FOUND 1 1\r\na\r\n"),
     ]
+
+
+# --- slices count work
+
+
+@pytest.mark.slow
+def test_a_long_list_is_written_in_slices_and_names_the_tubes_of_one_moment(house: House) -> None:
+    session, other = house.connect(), house.connect()
+    count = 3 * LIST_SLICE
+    for number in range(count):
+        house.engine.watch(session, b"tube-%d" % number)
+    session.receive(b"list-tubes\r\nlist-tubes-watched\r\nuse x\r\n", house.clock.ns)
+    assert flags(session) == {"unfinished"} and not session.out, "it takes several slices"
+    session.run(house.clock.ns)
+    house.feed(other, b"use late\r\nwatch later\r\n")  # tubes come and go meanwhile
+    assert flags(session) == {"unfinished"} and not session.out
+    out = house.finish(session)
+    for _ in range(2):
+        head, _, rest = out.partition(b"\r\n")
+        size = int(head.split()[1])
+        text, out = rest[:size], rest[size + 2 :]
+        assert text.startswith(b"---\n- default\n- tube-0\n") and text.count(b"\n- ") == count + 1
+        assert b"late" not in text
+    assert out == b"USING x\r\n"
+    check(house.engine)
+
+
+@pytest.mark.parametrize("command", [b"stats", b"stats-tube default", b"list-tubes", b"kick 1000"])
+def test_a_slice_ends_sooner_for_commands_that_do_much(house: House, command: bytes) -> None:
+    for _ in range(5):
+        house.feed(house.connect(), b"watch a\r\n")
+    for number in range(200):
+        house.engine.watch(house.connect(), b"tube-%d" % number)
+    session = house.connect()
+    bury_many(house, 2_000)
+    session.receive((command + b"\r\n") * COMMAND_SLICE, house.clock.ns)
+    replies = b"".join(session.out)
+    assert replies.count(b"OK ") + replies.count(b"KICKED ") <= COMMAND_SLICE // 4
+    assert session.unfinished
+
+
+@pytest.mark.slow
+def test_a_reserve_that_looks_at_many_tubes_is_more_than_one_unit(house: House) -> None:
+    session, other = house.connect(), house.connect()
+    for number in range(2_500):
+        house.engine.watch(session, b"tube-%d" % number)
+        house.feed(other, b"use tube-%d\r\nput %d 0 60 1\r\nx\r\n" % (number, 2_500 - number))
+    session.receive(b"reserve\r\n" * 3, house.clock.ns)
+    assert len(session.out) == 1 and session.unfinished
+    out = house.finish(session)
+    assert [int(line.split()[1]) for line in out.split(b"\r\n") if line.startswith(b"RESERVED")] == [2500, 2499, 2498]
+
+
+def test_ids_end_where_those_of_sqlite_end(house: House) -> None:
+    told: list[str] = []
+    house.service.tell = lambda text, error: told.append(text)
+    house.engine.next_id = 2**63 - 1
+    session = house.connect()
+    put = b"put 0 0 1 1\r\nx\r\n"
+    assert house.feed(session, put + put + put) == b"INSERTED %d\r\n" % (2**63 - 1) + b"OUT_OF_MEMORY\r\n" * 2
+    assert len(told) == 1, "the log says it once"
+    assert house.feed(session, b"delete %d\r\n" % (2**63 - 1)) == b"DELETED\r\n"
+    check(house.engine)
+
+
+def test_nothing_is_negative_at_a_deadline_whose_timer_is_late(house: House) -> None:
+    session = house.connect()
+    house.feed(session, b"put 0 0 1 1\r\nx\r\nreserve\r\nput 0 1 9 1\r\ny\r\npause-tube default 1\r\n")
+    for ns in (SECOND - 1, 1, 1, SECOND):
+        house.clock.pass_ns(ns)  # and the engine does not hear of it
+        out = house.feed(session, b"stats-job 1\r\nstats-job 2\r\nstats-tube default\r\nstats\r\n")
+        assert not re.search(rb": -\d", out), out
+    job = house.engine.jobs.get(1)
+    assert job is not None
+    job.created_ns = house.clock.ns + 5 * SECOND  # the clock at its start was wrong
+    assert b"age: 0\n" in house.feed(session, b"stats-job 1\r\n")

@@ -87,6 +87,10 @@ def _check_client(engine: Engine, client: Client) -> None:
     assert client.watched or client.gone
     assert all(tube.watchers[client.number] is client for tube in client.watched.values())
     assert client.absent.keys() <= client.watched.keys()
+    if client.arrivals == engine.arrivals and client.candidates:
+        known = {tube.number: entry for entry, tube in client.candidates}
+        stocked = client.watched.keys() & engine.stocked.keys()
+        assert all(known[number] <= engine.stocked[number].ready.first() for number in stocked)
     assert client.armed or not (client.waiting and client.absent)
     first = client.deadlines.first()
     if first != EMPTY:

@@ -11,6 +11,7 @@ fail. An exception before that leaves only orders, lines, counters and timers wr
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from geventstalk.core.job import (
@@ -45,9 +46,13 @@ _SMALL_STEPS: Final = 16
 """Steps that take a small part of what it takes to move a job: so many count as one unit of work."""
 _LOOKS: Final = 256
 """Entries of a line that one job may find out of date before the tube's timer goes on with it."""
-_LINES: Final = 1024
+_TUBE_STEPS: Final = 2
+"""To stand in a line, or to leave one and perhaps end its tube, takes half of what it takes to move a job."""
+_LINES: Final = 512
 """Lines in which a client stands at once; its timer goes on with the others."""
 
+_SCAN_MAX: Final = 64
+"""Among more tubes than this, a client's next reserve does not look at all of them again when it need not."""
 _RELEASED: Final = 1
 _BURIED: Final = 2
 _KICKED: Final = 3
@@ -67,6 +72,7 @@ class Engine:
         self.served: list[Client] = []  # clients answered since the caller emptied this list
         self.draining = False
         self.changing = False  # whether a change began since the caller set this to False
+        self.arrivals = 0  # how often a tube got a ready job, or was unpaused with one
         self.work = 0  # units of work beyond one a command, since the caller set this to 0
         self.started_ns = now_ns
         self.ready_count = 0
@@ -119,7 +125,7 @@ class Engine:
                 self._make_ready(job, self._leave_place(job), now_ns)
         if leaving:
             return False
-        for _ in range(min(len(watched), steps)):
+        for _ in range(min(len(watched), max(_SMALL_STEPS, _TUBE_STEPS * limit))):
             self._unwatch(client, watched.popitem()[1])
         if watched:
             return False
@@ -280,8 +286,8 @@ class Engine:
         lines = min(len(absent), _LINES)
         for _ in range(lines):
             absent.popitem()[1].line.add(client.number, wait_number)
-        if lines > _SMALL_STEPS:
-            self.work += lines // _SMALL_STEPS
+        if lines > _TUBE_STEPS:
+            self.work += lines // _TUBE_STEPS
         if absent:
             self._arm(client, now_ns)  # it goes on with the other lines
         until_ns = NEVER
@@ -497,7 +503,7 @@ class Engine:
 
         Returns how many units of work that took.
         """
-        lines = min(len(client.absent), _SMALL_STEPS * limit)
+        lines = min(len(client.absent), _TUBE_STEPS * limit)
         for _ in range(lines):
             tube = client.absent.popitem()[1]
             tube.line.add(client.number, client.wait_number)
@@ -505,7 +511,7 @@ class Engine:
                 self._serve(tube, now_ns, 1)
                 if not client.waiting:
                     break
-        return 1 + lines // _SMALL_STEPS
+        return 1 + lines // _TUBE_STEPS
 
     def _fall_behind(self, tube: Tube, now_ns: int) -> None:
         """The tube's timer goes on with what one slice could not do."""
@@ -515,6 +521,7 @@ class Engine:
     def _unpause(self, tube: Tube) -> None:
         if tube.ready.first() != EMPTY:
             self.stocked[tube.number] = tube
+            self.arrivals += 1
         tube.paused_until_ns = 0
         tube.pause_s = 0
 
@@ -571,6 +578,7 @@ class Engine:
 
     def _place_ready(self, tube: Tube, pri: int, id: int) -> None:
         tube.ready.push(pri << ID_BITS | id)
+        self.arrivals += 1
         self.ready_count += 1
         if pri <= URGENT_PRI_MAX:
             self.urgent_count += 1
@@ -647,7 +655,11 @@ class Engine:
         watched = client.watched
         stocked = self.stocked
         few, many = (watched, stocked) if len(watched) <= len(stocked) else (stocked, watched)
-        if len(few) > _SMALL_STEPS:
+        if len(few) > _SCAN_MAX:
+            if client.arrivals == self.arrivals:
+                return self._best_candidate(client)
+            client.arrivals = self.arrivals
+            client.candidates = []
             self.work += len(few) // _SMALL_STEPS
         best: Tube | None = None
         best_entry = 0
@@ -656,6 +668,32 @@ class Engine:
                 entry = tube.ready.first()
                 if best is None or entry < best_entry:
                     best, best_entry = tube, entry
+        return best
+
+    def _best_candidate(self, client: Client) -> Tube | None:
+        """The same for a client that looked at all tubes before, and nothing has become ready since.
+
+        So a tube's first job can only have given way to a later one: a heap of what came first in each tube shows
+        which tube to look at again.
+        """
+        heap, stocked = client.candidates, self.stocked
+        if not heap:
+            heap = [(tube.ready.first(), tube) for number, tube in client.watched.items() if number in stocked]
+            heapify(heap)
+            client.candidates = heap
+            self.work += len(client.watched) // _SMALL_STEPS
+        steps = 0
+        best: Tube | None = None
+        while heap and best is None:
+            entry, tube = heap[0]
+            steps += 1
+            if tube.number not in stocked:
+                heappop(heap)
+            elif tube.ready.first() != entry:
+                heapreplace(heap, (tube.ready.first(), tube))
+            else:
+                best = tube
+        self.work += steps // _SMALL_STEPS
         return best
 
     def _serve(self, tube: Tube, now_ns: int, limit: int) -> int:
@@ -729,12 +767,14 @@ class Engine:
         return tube
 
     def _watch(self, client: Client, tube: Tube) -> None:
+        client.arrivals = NEVER
         client.absent[tube.number] = tube
         tube.watchers[client.number] = client
         client.watched[tube.number] = tube
 
     def _unwatch(self, client: Client, tube: Tube) -> None:
         """The tube is no longer among those the client watches: neither knows the other any more."""
+        client.arrivals = NEVER
         client.absent.pop(tube.number, None)
         tube.line.remove(client.number)
         del tube.watchers[client.number]

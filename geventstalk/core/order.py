@@ -14,6 +14,7 @@ from typing import Final
 EMPTY: Final = -1
 """What first() and pop() return when nothing is there; entries are never negative."""
 
+_NONE: Final[list[int]] = []
 _RUN_MAX: Final = 512
 """Taking the first of so many entries moves 4 KB, which is less work than the call that does it."""
 
@@ -26,11 +27,12 @@ class Order:
     def __init__(self) -> None:
         self._head: list[int] = []  # the first run: most orders never have another
         self._tail = self._head
-        self._runs = [self._head]
-        self._starts = [EMPTY]  # where each run begins: a lower bound, so that it stays right when entries leave
+        self._runs: list[list[int]] | None = None  # all of them, when there is more than the first
+        self._starts: list[int] = _NONE  # where each begins: a lower bound, which stays right when entries leave
 
     def __len__(self) -> int:
-        return len(self._head) if self._head is self._tail else sum([len(run) for run in self._runs])
+        runs = self._runs
+        return len(self._head) if runs is None else sum([len(run) for run in runs])
 
     def push(self, entry: int) -> None:
         """Adds an entry that is not there."""
@@ -40,8 +42,9 @@ class Order:
         elif len(tail) < _RUN_MAX:
             tail.append(entry)
         else:
+            runs = self._all_runs()
             self._tail = [entry]
-            self._runs.append(self._tail)
+            runs.append(self._tail)
             self._starts.append(entry)
 
     def first(self) -> int:
@@ -62,9 +65,10 @@ class Order:
         """Removes an entry that is there, wherever it stands."""
         run = self._head
         at = 0
-        if run is not self._tail:
+        runs = self._runs
+        if runs is not None:
             at = bisect_right(self._starts, entry) - 1
-            run = self._runs[at]
+            run = runs[at]
         if run[-1] == entry:
             run.pop()
         else:
@@ -76,17 +80,17 @@ class Order:
 
     def clear(self) -> None:
         """Removes all entries."""
-        if self._head is self._tail:
+        if self._runs is None:
             self._head.clear()
         else:
             self._head = self._tail = []
-            self._runs = [self._head]
-            self._starts = [EMPTY]
+            self._runs = None
+            self._starts = _NONE
 
     def smallest(self, count: int) -> list[int]:
         """Up to `count` entries in order, without removing them. It looks at no more than it returns."""
         found: list[int] = []
-        for run in self._runs:
+        for run in self._runs or [self._head]:
             if len(found) >= count:
                 break
             found += run[: count - len(found)]
@@ -95,6 +99,10 @@ class Order:
     def check(self) -> None:
         """Asserts what is always true. O(n): for tests."""
         runs = self._runs
+        if runs is None:
+            assert self._head is self._tail and len(self._head) <= _RUN_MAX
+            assert self._head == sorted(set(self._head))
+            return
         assert runs[0] is self._head and runs[-1] is self._tail and len(runs) == len(self._starts)
         assert len(runs) == 1 or all(runs)
         assert self._starts[0] == EMPTY and self._starts == sorted(self._starts)
@@ -103,26 +111,44 @@ class Order:
         assert entries == sorted(set(entries)) and all(len(run) <= _RUN_MAX for run in runs)
 
     def _insert(self, entry: int) -> None:
-        at = 0 if self._head is self._tail else bisect_right(self._starts, entry) - 1
-        run = self._runs[at]
+        at = 0
+        run = self._head
+        runs = self._runs
+        if runs is not None:
+            at = bisect_right(self._starts, entry) - 1
+            run = runs[at]
         if len(run) == _RUN_MAX:
-            self._split(at)
-            if entry >= self._starts[at + 1]:
-                run = self._runs[at + 1]
+            half = self._split(at)
+            if entry >= half[0]:
+                run = half
         insort(run, entry)
 
-    def _split(self, at: int) -> None:
-        run = self._runs[at]
+    def _split(self, at: int) -> list[int]:
+        """Makes two runs of one. Returns the second."""
+        runs = self._all_runs()
+        run = runs[at]
         half = run[_RUN_MAX // 2 :]
         del run[_RUN_MAX // 2 :]
-        self._runs.insert(at + 1, half)
+        runs.insert(at + 1, half)
         self._starts.insert(at + 1, half[0])
-        self._tail = self._runs[-1]
+        self._tail = runs[-1]
+        return half
+
+    def _all_runs(self) -> list[list[int]]:
+        runs = self._runs
+        if runs is None:
+            runs = self._runs = [self._head]
+            self._starts = [EMPTY]
+        return runs
 
     def _drop(self, at: int) -> None:
         """Removes a run that is empty; it is not the only one."""
-        del self._runs[at]
+        runs = self._all_runs()
+        del runs[at]
         del self._starts[at]
         self._starts[0] = EMPTY
-        self._head = self._runs[0]
-        self._tail = self._runs[-1]
+        self._head = runs[0]
+        self._tail = runs[-1]
+        if len(runs) == 1:
+            self._runs = None
+            self._starts = _NONE

@@ -79,6 +79,8 @@ class Client(Timer):
 
     __slots__ = (
         "absent",
+        "arrivals",
+        "candidates",
         "deadlines",
         "gone",
         "leaving",
@@ -100,6 +102,8 @@ class Client(Timer):
         self.used: Tube | None = None
         self.watched: dict[int, Tube] = {}  # by tube number, in order of watching
         self.absent: dict[int, Tube] = {}  # watched tubes in whose line it does not stand, by number
+        self.arrivals = NEVER  # Engine.arrivals when it last looked at all of its many tubes
+        self.candidates: list[tuple[int, Tube]] = []  # of these a heap by their first jobs at that time, when needed
         self.reserved: dict[int, Job] = {}
         self.leaving: list[Job] = []  # what is still to be given back of a client that is gone, last one first
         self.deadlines = Order()

@@ -54,6 +54,7 @@ def _empty(tube: Tube) -> None:
 def _stand_alone(client: Client) -> None:
     client.forget()
     client.deadlines = Order()
+    client.arrivals = NEVER
     holding: list[Job] = [*client.reserved.values(), *reversed(client.leaving)]
     client.reserved = {job.id: job for job in holding if job.holder == client.number and job.state == RESERVED}
     client.leaving = []

@@ -20,7 +20,7 @@ from geventstalk.wire.stats import job_stats, server_stats, tube_stats
 MOVE_SLICE: Final = 250
 """Jobs that one slice of a kick, a disconnect or of passing time moves: two or three milliseconds in pure Python."""
 
-LIST_SLICE: Final = 2000
+LIST_SLICE: Final = 1000
 """Tubes that one slice of a list names: less than half a millisecond."""
 LARGE_BODY: Final = 1 << 14
 """A body of this size or more is not copied into its reply: it stands behind the reply's first line."""

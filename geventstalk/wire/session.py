@@ -93,7 +93,7 @@ class Session(Commands):
             return b""
 
     def give_up(self) -> None:
-        """After an exception, and Engine.undo(): whatever the client wanted next is not done, and it is told so."""
+        """After an exception and Engine.undo(): what the client wanted is not done, and it is told so."""
         self.upload = None
         self._engine.stop_waiting(self)
         if not self.closed:
@@ -126,7 +126,7 @@ class Session(Commands):
             self._fail("a command failed in a way it must not, its connection is closed", error)
 
     def _fail(self, text: str, error: Exception) -> None:
-        """Nothing has changed, but with this client it cannot go on."""
+        """Nothing is half done, but with this client it cannot go on."""
         self._say_goodbye()
         self._service.tell(text, error)
 

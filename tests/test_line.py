@@ -1,0 +1,57 @@
+"""The waiting line of one tube, by cases and against a plain list."""
+
+from __future__ import annotations
+
+import random
+
+from geventstalk.core.line import NOBODY, Line
+
+
+def test_nobody_waits() -> None:
+    line = Line()
+    assert (line.first(), line.first_wait(), len(line)) == (NOBODY, NOBODY, 0)
+    line.remove(7)
+    assert line.waits() == {}
+
+
+def test_first_come_first_served() -> None:
+    line = Line()
+    for client, wait in ((5, 3), (1, 1), (9, 2)):
+        line.add(client, wait)
+    assert line.waits() == {1: 1, 9: 2, 5: 3}
+    assert (line.first(), line.first_wait()) == (1, 1)
+    line.move_first(8)
+    assert (line.first(), line.first_wait()) == (9, 2)
+    line.drop_first()
+    assert 9 not in line and 5 in line and line.waits() == {5: 3, 1: 8}
+
+
+def test_a_client_leaves_from_wherever_it_stands() -> None:
+    line = Line()
+    for client in range(1, 6):
+        line.add(client, client)
+    line.remove(3)
+    line.remove(1)
+    assert line.waits() == {2: 2, 4: 4, 5: 5}
+
+
+def test_random_against_a_list(seed: int) -> None:
+    draw = random.Random(seed)
+    line, model = Line(), dict[int, int]()
+    for wait in range(1, 3_000):
+        client = draw.randrange(1, 40)
+        first = min(model, key=lambda each: (model[each], each), default=NOBODY)
+        assert line.first() == first and len(line) == len(model)
+        if client not in model:
+            line.add(client, wait)
+            model[client] = wait
+        elif draw.random() < 0.4:
+            line.remove(client)
+            del model[client]
+        elif draw.random() < 0.5:
+            line.move_first(wait)
+            model[first] = wait
+        else:
+            line.drop_first()
+            del model[first]
+    assert line.waits() == model
