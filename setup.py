@@ -98,6 +98,7 @@ METADATA: dict[str, Any] = {
         "Intended Audience :: System Administrators",
         "Operating System :: POSIX",
         "Programming Language :: Python :: 3",
+        # Those that scripts/test --long has run on.
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
