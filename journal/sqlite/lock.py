@@ -21,6 +21,7 @@ class DirectoryLock:
             if not os.path.isdir(directory):
                 os.mkdir(directory, 0o750)
                 self.created = True
+            _sync_parent(directory, self.created)
             self._file = os.open(os.path.join(directory, LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise JournalLocked(f"cannot use journal directory {directory}: {error.strerror}") from error
@@ -37,3 +38,21 @@ class DirectoryLock:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _sync_parent(directory: str, created: bool) -> None:
+    """Waits until the directory's own name is on the device: without its name all that is in it is lost.
+
+    A start that died may have made a directory that is found now. Raises OSError only where this one has made it.
+    """
+    try:
+        parent = os.open(os.path.dirname(os.path.abspath(directory)), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+    except PermissionError:
+        return  # who may not read the parent cannot sync it
+    except OSError:
+        if created:
+            raise
