@@ -36,6 +36,7 @@ from tests.support.torture.recorder import (
     recording,
 )
 from tests.support.torture.torturer import Torment, scratch, see_again
+from tests.support.torture.whole import ServerTorment
 
 pytestmark = pytest.mark.skipif(bool(recorder_problem()), reason=recorder_problem() or "the recorder works")
 needs_the_source = pytest.mark.skipif(BUILD == "compiled", reason="a fault cannot be planted in compiled code")
@@ -100,6 +101,24 @@ def test_a_violation_is_kept_and_seen_again(tmp_path: Path) -> None:
     assert once
     assert once == twice
     assert once in outcome.failure
+
+
+# A whole server
+
+
+@pytest.mark.slow
+def test_a_reply_under_f0_is_a_promise(seed: int) -> None:
+    torment = ServerTorment(seed)
+    torment.run(60)
+    assert torment.cuts == 60
+    assert torment.started == 3
+
+
+@needs_the_source
+@pytest.mark.slow
+def test_replies_that_wait_for_no_sync_are_found() -> None:
+    with pytest.raises(Violation, match=r"had left|on the device|is missing"):
+        ServerTorment(1, fault="sync of nothing").run(200)
 
 
 # The recorder
@@ -210,6 +229,20 @@ def test_the_recording_is_what_happened(tmp_path: Path, seed: int) -> None:
         assert {path.name for path in image.iterdir()} == {path.name for path in directory.iterdir()}
     finally:
         subprocess.run(["rm", "-r", str(directory)], check=True)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["made now", "made by a start that died"])
+def test_the_name_of_a_new_journal_is_synced_before_it_is_used(tmp_path: Path, there: bool) -> None:
+    folder = tmp_path / "parent"
+    folder.mkdir()
+    if there:
+        (folder / "journal").mkdir()
+    calls = program("from journal import Journal; Journal(folder + '/journal', segment_bytes=1 << 20)", folder)
+    after = [call for call in calls if call.call != "m"]
+    assert [call.call for call in calls if call.call == "m"] == ["m"] * (not there)
+    assert (after[0].call, after[0].name) == ("o", "")
+    assert (after[1].call, after[1].fd, after[1].result) == ("s", after[0].fd, 0)
+    assert after[3].name == "journal/lock"
 
 
 # The disk

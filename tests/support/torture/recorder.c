@@ -6,7 +6,7 @@
  *                fail without any effect; a pwrite that finds no room (ENOSPC) writes half of its data before that
  * TORTURE_KILL   the process dies, as by kill -9, at the entry of this call
  * TORTURE_SYNC_US  each fsync takes so long
- * TORTURE_WIRE   set: what is received from and sent to sockets is recorded as well
+ * TORTURE_WIRE   set: what is read from and written to accepted connections is recorded as well
  *
  * A record: its length, then struct head, a name and data. Moments are ticks of one counter for all threads: a call has
  * begun and ended between two of them. A record is written when its call has ended; a kill waits for calls under way.
@@ -255,9 +255,12 @@ static ssize_t wrote(int fd, const void *data, size_t size, off_t at)
 ssize_t pwrite(int fd, const void *data, size_t size, off_t at) { return wrote(fd, data, size, at); }
 ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) { return wrote(fd, data, size, at); }
 
+static ssize_t told(ssize_t (*real)(int, const void *, size_t), int fd, const void *data, size_t size);
+
 ssize_t write(int fd, const void *data, size_t size)
 {
     REAL(write);
+    if (is_known(fd, 2)) return told(real, fd, data, size);
     if (!is_known(fd, 1)) return real(fd, data, size);
     off_t at = lseek(fd, 0, SEEK_CUR);
     struct head head;
@@ -372,26 +375,32 @@ int mkdir(const char *path, mode_t mode)
 }
 
 /* What clients are told is begun before it leaves; what they ask for has ended when it is here. */
-ssize_t send(int fd, const void *data, size_t size, int flags)
+static ssize_t told(ssize_t (*real)(int, const void *, size_t), int fd, const void *data, size_t size)
 {
-    REAL(send);
     struct head head;
-    if (!wire || trace < 0) return real(fd, data, size, flags);
     enter(&head, 'S', fd);
-    ssize_t result = real(fd, data, size, flags);
+    ssize_t result = real(fd, data, size);
     head.data_bytes = result > 0 ? (uint32_t)result : 0;
     leave(&head, result, NULL, data);
     return result;
 }
 
-ssize_t recv(int fd, void *data, size_t size, int flags)
+ssize_t read(int fd, void *data, size_t size)
 {
-    REAL(recv);
+    REAL(read);
     struct head head;
-    if (!wire || trace < 0) return real(fd, data, size, flags);
+    if (!is_known(fd, 2)) return real(fd, data, size);
     enter(&head, 'R', fd);
-    ssize_t result = real(fd, data, size, flags);
+    ssize_t result = real(fd, data, size);
     head.data_bytes = result > 0 ? (uint32_t)result : 0;
     leave(&head, result, NULL, data);
+    return result;
+}
+
+int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
+{
+    REAL(accept4);
+    int result = real(fd, address, length, flags);
+    if (wire && result >= 0 && result < FILES) known[result] = 2;
     return result;
 }
