@@ -13,7 +13,7 @@ from typing import Any, Final
 from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES, U32_MAX, Job, Tally
 from geventstalk.durable.records import Epoch, apply_change, decode_whole
 from geventstalk.tools.binlog import ID_MAX, TUBE_NAME, WALL_NS_MAX
-from journal.sqlite.format import CHANGE, FULL
+from journal.log import CHANGE, FULL
 from journal.sqlite.replay import Record
 
 EXPORT_FORMAT: Final = "geventstalk-jobs"
