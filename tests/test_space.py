@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -76,6 +78,62 @@ def test_a_write_takes_from_the_reserve_what_it_needs(disk: Callable[[int], Path
 
 def fail(error: Exception) -> None:
     raise error
+
+
+def written_in(space: Space, sizes: list[int]) -> threading.Thread:
+    """A thread that writes; the first time it finds no room."""
+
+    def write() -> None:
+        sizes.append(space.reserved)
+        if len(sizes) == 1:
+            raise JournalFull("no space")
+
+    def run() -> None:
+        space.within(write)
+        sizes.append(-1)
+
+    return threading.Thread(target=run)
+
+
+def test_a_reserve_that_is_being_made_is_given_back_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the allocation and the note of it: whoever finds the disk full then must not take that for the end."""
+    space = Space(str(tmp_path), None)
+    sizes: list[int] = []
+    writer = written_in(space, sizes)
+    real = os.posix_fallocate
+
+    def allocate(file: int, offset: int, length: int) -> None:
+        real(file, offset, length)
+        writer.start()
+        writer.join(0.2)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    space.refill(128 * KIB, 0)
+    writer.join()
+    assert sizes == [0, 96 * KIB, -1]
+    assert (space.reserved, space.tight) == (96 * KIB, True)
+
+
+def test_who_gives_back_while_the_reserve_is_judged_is_believed(tmp_path: Path) -> None:
+    """Otherwise puts are accepted while the reserve is not what it should be."""
+    sizes: list[int] = []
+
+    class Watched(Space):
+        calls = 0
+
+        def free(self) -> int:
+            self.calls += 1
+            if self.calls == 2:  # the last look of refill()
+                writer.start()
+                writer.join(0.2)
+            return 10 << 30
+
+    space = Watched(str(tmp_path), None)
+    writer = written_in(space, sizes)
+    space.refill(128 * KIB, 0)
+    writer.join()
+    assert sizes[-1] == -1
+    assert (space.reserved, space.tight) == (96 * KIB, True)
 
 
 def test_a_reserve_of_an_earlier_life_counts(disk: Callable[[int], Path]) -> None:

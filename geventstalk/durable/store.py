@@ -37,11 +37,15 @@ class Store(Ledger):
         self._find: Callable[[int], tuple[Job, bytes] | None] = _nothing
         self._sync_due_ns = 0  # 0: nothing is committed that is not on the device
         self._sync_ns = _UNKNOWN_SYNC_NS
+        self._refused = 0  # puts, for want of room
 
     # --- the ledger
 
     def admits(self, body_bytes: int, tube_name: bytes) -> bool:
-        return self._log.admits(WHOLE_BYTES + len(tube_name) + body_bytes)
+        if self._log.admits(WHOLE_BYTES + len(tube_name) + body_bytes):
+            return True
+        self._refused += 1
+        return False
 
     def put(self, job: Job, tube_name: bytes) -> None:
         self._log.append(job.id, FULL, self._encoder.whole(job, tube_name))
@@ -233,6 +237,7 @@ class Store(Ledger):
             "binlog-max-size": facts.segment_bytes,
             "journal-bytes": facts.disk_bytes,
             "journal-live-bytes": facts.live_bytes,
+            "journal-puts-refused": self._refused,
         }
 
     def close(self) -> None:

@@ -39,6 +39,8 @@ _START_WAIT_S: Final = 5.0
 """How long a start on a full disk waits until what can be sealed gives room back: about as long as a start may take."""
 _WAIT_S: Final = 0.004
 """How long wait() waits: it is called again while that helps, and a sync may be due meanwhile."""
+_ACCEPT_SHARE: Final = 64
+"""With this share of the disk or budget left for puts, accepting them is worth a line: less may be gone at once."""
 _ADMIT_CHECK_EVERY: Final = 256
 """Puts between two looks at the disk, which take as long as ten puts; the reserve covers what others take meanwhile."""
 
@@ -70,6 +72,7 @@ class Journal(Log):
         self.high_water = 0
         self.live = Liveness()
         self._accept_damage = accept_damage
+        self._budget = budget
         self._log = log
         self._lock = DirectoryLock(directory)
         self.created = self._lock.created
@@ -89,6 +92,7 @@ class Journal(Log):
         self._estimate = 0  # bytes of WAL that were surely written to the current segment
         self._slack = 0
         self._admitted = 0
+        self._refusing = False
 
     # --- start
 
@@ -129,6 +133,11 @@ class Journal(Log):
         numbers = [sealed.number for sealed in segments.sealed] + self._damage.numbers
         segments.begin(max([0, *numbers, *aside_numbers(self.directory)]) + 1, self.high_water)
         self._number = segments.current
+        if self._budget is not None:
+            self._log(
+                f"journal: of {self._budget} bytes about {self._room.of_budget(self._budget)} are for the records of "
+                f"jobs, which are larger than their bodies; the rest is for changes, deletes and compaction"
+            )
         if self._space.tight:
             end = time.monotonic() + _START_WAIT_S
             while self._worker.busy and time.monotonic() < end:
@@ -259,9 +268,22 @@ class Journal(Log):
             self._admitted = 0
             self._slack = self._segments.left_for_puts()
         if self._slack < need:
+            self._say_refusing(True)
             return False
         self._slack -= need
         return True
+
+    def _say_refusing(self, refusing: bool) -> None:
+        """Says when refusing puts begins and ends, with the figures. A full disk is told of by itself."""
+        if refusing == self._refusing:
+            return
+        self._refusing = refusing
+        used = self.disk_bytes
+        self._log(
+            f"journal: puts are {'refused: the journal is full' if refusing else 'accepted again'}; "
+            f"{self.live.total_bytes} bytes of records count, the segments take {used} of "
+            f"{self._space.capacity(used)} bytes, and what is left is kept for changes, deletes and compaction"
+        )
 
     # --- keeping pace
 
@@ -314,6 +336,9 @@ class Journal(Log):
                 self._rotate()  # the next segment was late, and nobody writes now
                 self._compaction.suspect()
             segments.tend_reserve()
+            if self._refusing and not self._space.tight:
+                share = self._space.capacity(segments.disk_bytes) // _ACCEPT_SHARE
+                self._say_refusing(segments.left_for_puts() < share)
         except BaseException as error:
             self._fail(error)
 

@@ -127,6 +127,10 @@ class Room:
         around = SPARE_SEGMENTS * self.segment_limit + coming + self.reserve(keys)
         return capacity - GARBAGE_SHARE * grown - bare - around
 
+    def of_budget(self, budget: int) -> int:
+        """How many bytes of records a budget has room for, all in all."""
+        return max(0, self.left_for_puts(budget, 0, 0) // GARBAGE_SHARE)
+
     def ahead(self, capacity: int, used: int, keys: int) -> int:
         """How many bytes of a new WAL are filled in advance: never so many that the WAL is full, and none where the
         segments that come and go hardly fit."""

@@ -60,9 +60,10 @@ class Space:
             try:
                 return write()
             except JournalFull:
-                if not self.give_back(piece):
-                    raise
-                self.tight = True
+                with self._lock:
+                    if not self._give_back(piece):
+                        raise
+                    self.tight = True
                 piece *= 2
 
     def refill(self, size: int, margin: int) -> None:
@@ -70,36 +71,40 @@ class Space:
 
         It is `tight` from then on when that is less, or no longer when there is a margin beside it.
         """
-        free = self.free()
-        self._resize(min(size, self.reserved + free - free % BLOCK_BYTES))
-        if self.reserved < size:
-            self.tight = True
-        elif self.free() >= margin:
-            self.tight = False
+        with self._lock:  # until it is decided: another thread may give room back, and is the last to say `tight` then
+            free = self.free()
+            self._resize(min(size, self.reserved + free - free % BLOCK_BYTES))
+            if self.reserved < size:
+                self.tight = True
+            elif self.free() >= margin:
+                self.tight = False
 
     def give_back(self, size: int) -> bool:
         """Returns that many bytes of the reserve to the disk, or what there is. Returns whether there was any."""
+        with self._lock:  # what another thread is about to reserve counts as well
+            return self._give_back(size)
+
+    def _give_back(self, size: int) -> bool:
         return self.reserved > 0 and self._resize(max(0, self.reserved - size))
 
     def _resize(self, size: int) -> bool:
         """Makes the reserve larger or smaller. Returns whether it is so: otherwise it is as it was."""
-        with self._lock:
-            try:
-                file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            except OSError:
-                return False
-            try:
-                if size > self.reserved:
-                    os.posix_fallocate(file, 0, size)
-                os.ftruncate(file, size)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(file, self.reserved)
-                return False
-            finally:
-                os.close(file)
-            self.reserved = size
-            return True
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return False
+        try:
+            if size > self.reserved:
+                os.posix_fallocate(file, 0, size)
+            os.ftruncate(file, size)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, self.reserved)
+            return False
+        finally:
+            os.close(file)
+        self.reserved = size
+        return True
 
 
 def _size_of_reserve(path: str) -> int:

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from math import inf
+from threading import Lock
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -443,6 +444,7 @@ class _Space(Space):
     def __init__(self, directory: str, budget: int | None) -> None:
         self._disk = Disk.of(directory)
         self._budget = budget
+        self._lock = Lock()
         self.reserved = self._disk.reserved_bytes
         self.tight = False
 
