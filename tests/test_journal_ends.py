@@ -6,13 +6,17 @@ A failing allocation is made by the interpreter itself, one place after the othe
 from __future__ import annotations
 
 import os
+import resource
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from geventstalk.serving.acceptor import JOURNAL_DESCRIPTORS
 from journal import CHANGE, DELETE, FULL, Journal, JournalFailed
 from journal.sqlite.log import KEY_MAX
+from journal.sqlite.segments import DESCRIPTORS_MAX
 from journal.sqlite.wal import WalFile
 from journal.sqlite.writer import SegmentWriter
 from tests.support.faults import Rig, wants_compaction
@@ -180,6 +184,41 @@ def test_any_exception_of_a_sync_is_the_end(rig: Rig, monkeypatch: pytest.Monkey
     with pytest.raises(JournalFailed):
         rig.journal.commit()
     rig.journal.abandon()
+
+
+def test_the_server_keeps_as_many_descriptors_back_as_a_journal_needs() -> None:
+    assert DESCRIPTORS_MAX <= JOURNAL_DESCRIPTORS
+
+
+def test_a_lack_of_descriptors_puts_the_next_segment_off(rig: Rig) -> None:
+    """At each of the descriptors that making a segment takes; it is made once there are some again."""
+    rig.put(1)
+    rig.journal.commit()
+    rig.settle()
+    segments = rig.journal._segments
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for left in range(6):
+        before = rig.journal.current
+        fresh, segments.next = segments.next, None  # as if it had not been made yet
+        assert fresh is not None
+        fresh.discard()
+        lowest = os.dup(0)
+        os.close(lowest)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + left, limits[1]))
+            segments.prepare()
+            deadline = time.monotonic() + 60
+            while rig.journal._worker.busy:
+                rig.journal._worker.check()
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        rig.rotate(1)
+        assert rig.journal.current == before + 1, left
+    rig.close()
+    rig.open()
+    rig.close()
 
 
 def test_a_sync_beside_one_that_fails_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

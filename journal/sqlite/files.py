@@ -6,6 +6,7 @@ not merged into it yet, and `-shm`, the index of the WAL, which is made anew whe
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from typing import Final
@@ -20,6 +21,8 @@ ASIDE_SUFFIX: Final = ".damaged"
 MISSING_SUFFIX: Final = ".missing"
 """An empty file with this name says that a segment is known to be missing, and that this was accepted."""
 WATERMARK_NAME: Final = "synced"
+_DESCRIPTORS_OF_A_SEGMENT: Final = 6
+"""The database, its WAL, the index, the WAL once more for its fsync, and up to two that SQLite takes for a moment."""
 _NUMBER: Final = r"(?:\d{8}|[1-9]\d{8,17})"
 _NAME: Final = re.compile(rf"segment-({_NUMBER})\.db")
 _LEFT_OVER: Final = re.compile(rf"(segment-{_NUMBER}\.db)({re.escape(NEW_SUFFIX)})?(-wal|-shm|-journal)?")
@@ -98,6 +101,27 @@ def read_watermark(directory: str) -> tuple[int, int]:
     if not match or crc32(match[0][:41]) != int(match[3]):
         return 0, 0
     return int(match[1]), int(match[2])
+
+
+def lacks_descriptors(error: BaseException) -> bool:
+    """Whether what failed did so for want of descriptors.
+
+    SQLite says only that it cannot open a file, and by now has closed what it had open: so this looks whether there
+    are as many as a segment takes while it is made.
+    """
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return cause.errno in (errno.EMFILE, errno.ENFILE)
+    files: list[int] = []
+    try:
+        while len(files) < _DESCRIPTORS_OF_A_SEGMENT:
+            files.append(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as now:
+        return now.errno in (errno.EMFILE, errno.ENFILE)
+    finally:
+        for file in files:
+            os.close(file)
+    return False
 
 
 def fsync_path(path: str) -> None:

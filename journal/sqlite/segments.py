@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from journal.errors import JournalFailed, JournalFull, raise_failure
 from journal.liveness import Liveness
 from journal.log import SyncPoint
-from journal.sqlite.files import disk_bytes, fsync_path, remove_files, segment_path, sync_files
+from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remove_files, segment_path, sync_files
 from journal.sqlite.replay import Found
 from journal.sqlite.room import PIECE_BYTES, Room
 from journal.sqlite.space import Space
@@ -24,6 +24,14 @@ from journal.sqlite.worker import Worker
 from journal.sqlite.writer import SegmentWriter, seal_left_over
 
 _T = TypeVar("_T")
+_WAITING_MAX: Final = 10
+"""Segments that may wait to be sealed before the next one is made: four times as many as on a device that keeps pace.
+Each keeps its descriptors, so this bounds DESCRIPTORS_MAX."""
+DESCRIPTORS_MAX: Final = 4 * (_WAITING_MAX + 3) + 8
+"""Descriptors that a journal needs at most: four for each segment that is written or waits to be sealed (the database,
+its WAL, the index, and the WAL once more for its fsync), for the next one and for the one that is being made; three for
+the segment that compaction reads; and the lock, the watermark, the reserve, a directory while it is synced, and one
+that SQLite may take for a moment."""
 _UNKNOWN_RECORD_BYTES: Final = 32
 """The bits by which the count of records is shifted where their bytes are not known: then the file's size counts."""
 
@@ -347,8 +355,12 @@ class Segments:
     # --- segments come and go
 
     def prepare(self) -> None:
-        """Has the worker create the next segment, so that rotation costs no time. A full disk only puts it off."""
-        if self._preparing or self.next is not None:
+        """Has the worker create the next segment, so that rotation costs no time.
+
+        A full disk, a lack of descriptors, and a device that does not keep pace only put it off.
+        """
+        waiting = sum(not sealed.ready for sealed in self.sealed)
+        if self._preparing or self.next is not None or waiting >= _WAITING_MAX:
             return
         self._preparing = True
         number = self.current + 1
@@ -363,6 +375,11 @@ class Segments:
                 fsync_path(self.directory)
             except JournalFull:
                 return
+            except JournalFailed as failure:
+                if not lacks_descriptors(failure):
+                    raise
+                while made:
+                    made.pop().discard()  # without an fsync of its directory, a segment is none
 
         def done() -> None:
             self._preparing = False
