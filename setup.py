@@ -26,7 +26,7 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 ROOMS = {
-    "geventstalk": ["_build", "turn"],
+    "geventstalk": ["_build", "limits", "turn"],
     "geventstalk/core": ["check", "engine", "job", "jobtable", "line", "order", "timerwheel", "tube", "undo"],
     "geventstalk/durable": ["records", "store"],
     "geventstalk/serving": ["connection", "linger", "parking", "server"],

@@ -10,6 +10,9 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from geventstalk.limits import U32_MAX as U32_MAX
+from geventstalk.limits import U64_MAX as U64_MAX
+
 UPLOADING: Final = 0
 READY: Final = 1
 RESERVED: Final = 2
@@ -19,8 +22,6 @@ DELETED: Final = 5
 
 STATE_NAMES: Final = ("invalid", "ready", "reserved", "buried", "delayed", "deleted")
 
-U32_MAX: Final = 2**32 - 1
-U64_MAX: Final = 2**64 - 1
 ID_MAX_BITS: Final = 63
 """Ids end at 2**63 - 1, because SQLite's integers do."""
 URGENT_PRI_MAX: Final = 1023

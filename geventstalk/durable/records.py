@@ -15,7 +15,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job, Tally
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, U32_MAX, Job, Tally
 
 _HEAD: Final = Struct("<BIIq")
 _TALLY: Final = Struct("<5I")
@@ -25,7 +25,6 @@ _READY_BYTES: Final = _READY.size
 _HAS_TALLY: Final = 0x80
 WHOLE_BYTES: Final = _HEAD.size + _TALLY.size + _WHOLE.size
 """What a whole job takes beside its body and the name of its tube, at the most."""
-_U32_MAX: Final = 2**32 - 1
 STEP_NS: Final = 10_000_000
 """A smaller difference between two readings is the time that the readings take, on a busy machine."""
 _READINGS: Final = 5
@@ -99,11 +98,11 @@ def encode_change(job: Job, epoch: Epoch) -> bytes:
     if tally is None:
         return _HEAD.pack(state, job.pri, job.delay_s, rank)
     return _HEAD.pack(state | _HAS_TALLY, job.pri, job.delay_s, rank) + _TALLY.pack(
-        tally.reserves & _U32_MAX,
-        tally.timeouts & _U32_MAX,
-        tally.releases & _U32_MAX,
-        tally.buries & _U32_MAX,
-        tally.kicks & _U32_MAX,
+        tally.reserves & U32_MAX,
+        tally.timeouts & U32_MAX,
+        tally.releases & U32_MAX,
+        tally.buries & U32_MAX,
+        tally.kicks & U32_MAX,
     )
 
 

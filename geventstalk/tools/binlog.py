@@ -8,17 +8,15 @@ everything else that beanstalkd did not write is damage (`findings`), and the re
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from mmap import mmap
 from struct import Struct
 from typing import Final, NamedTuple
 
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, U32_MAX, Job, Tally
+from geventstalk.limits import is_tube_name
 
 Data = bytes | mmap
-TUBE_NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
-"""What a tube may be called."""
 ID_MAX: Final = 2**63 - 2
 """The largest id that may come in. SQLite's integers end one later, so that at least one more put finds an id."""
 WALL_NS_MAX: Final = 8 * 10**18
@@ -129,7 +127,7 @@ class Binlog:
             raise _Torn(f"the {'name of the tube' if len(data) < at else 'job'} is cut off")
         if _zeros(data, at, layout.fields.size) and _zeros(data, at):  # where nothing was written yet
             raise _Torn("the job is cut off")
-        if length and not TUBE_NAME.fullmatch(name):
+        if length and not is_tube_name(name):
             raise _Damaged(f"a tube cannot be called {name!r}")
         job, state, size = _decode(data, at, layout)
         if length and state == _INVALID:

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES, U32_MAX, Job, Tally
 from geventstalk.durable.records import Epoch, apply_change, decode_whole
-from geventstalk.tools.binlog import ID_MAX, TUBE_NAME, WALL_NS_MAX
+from geventstalk.limits import is_tube_name
+from geventstalk.tools.binlog import ID_MAX, WALL_NS_MAX
 from journal.log import CHANGE, FULL
 from journal.sqlite.replay import Record
 
@@ -52,7 +53,7 @@ def job_of(line: bytes, number: int) -> tuple[Job, bytes]:
     """The job in a line, and the name of its tube. Raises Unreadable."""
     fields = _object_of(line, number, "a job")
     name = _text(fields, "tube", number).encode("ascii", "replace")  # a "?" is in no name
-    if not TUBE_NAME.fullmatch(name):
+    if not is_tube_name(name):
         raise Unreadable(f"line {number}: tube is not a name that a tube can have: {_shown(fields['tube'])}")
     state = fields.get("state", "ready")
     if not isinstance(state, str) or state not in _STATES:

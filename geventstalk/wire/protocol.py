@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
+from geventstalk.limits import TUBE_NAME_BYTES_MAX as TUBE_NAME_BYTES_MAX
+from geventstalk.limits import TUBE_NAME_CHARACTERS, U32_MAX, U64_MAX
+from geventstalk.limits import is_tube_name as is_tube_name
+
 LINE_BYTES_MAX: Final = 224
 """The longest command line with its CRLF: `pause-tube`, a name of 200 characters and a number of ten digits."""
-TUBE_NAME_BYTES_MAX: Final = 200
 CRLF: Final = b"\r\n"
 YAML_HEAD: Final = b"---\n"
 
-_U32_MAX: Final = 2**32 - 1
-_U64_MAX: Final = 2**64 - 1
 _TIMEOUT_MAX: Final = 2**31 - 1
 
 PUT: Final = 1
@@ -87,7 +88,6 @@ _SEEN_PUTS: Final[dict[bytes, tuple[int, int, int, int]]] = {}
 """Arguments of puts, which most producers repeat: knowing them saves a third of what a pipelined put costs."""
 _SEEN_PUTS_MAX: Final = 1024
 
-_NAME_CHARACTERS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-+/;.$_()"
 _SPACES_OF_KICK: Final = b" \t\n\v\f\r"  # what C's strtoul skips
 
 # Replies that never change.
@@ -174,19 +174,19 @@ def _words(arguments: bytes, count: int) -> list[bytes]:
 
 def id_argument(arguments: bytes) -> int:
     """`<verb> <id>`: an unsigned 64-bit number."""
-    return _number(arguments, _U64_MAX)
+    return _number(arguments, U64_MAX)
 
 
 def bury_arguments(arguments: bytes) -> tuple[int, int]:
     """`bury <id> <pri>`."""
     words = _words(arguments, 2)
-    return _number(words[0], _U64_MAX), _number(words[1], _U32_MAX)
+    return _number(words[0], U64_MAX), _number(words[1], U32_MAX)
 
 
 def release_arguments(arguments: bytes) -> tuple[int, int, int]:
     """`release <id> <pri> <delay>`."""
     words = _words(arguments, 3)
-    return _number(words[0], _U64_MAX), _number(words[1], _U32_MAX), _number(words[2], _U32_MAX)
+    return _number(words[0], U64_MAX), _number(words[1], U32_MAX), _number(words[2], U32_MAX)
 
 
 def put_arguments(arguments: bytes) -> tuple[int, int, int, int]:
@@ -196,10 +196,10 @@ def put_arguments(arguments: bytes) -> tuple[int, int, int, int]:
         return seen
     words = _words(arguments, 4)
     numbers = (
-        _number(words[0], _U32_MAX),
-        _number(words[1], _U32_MAX),
-        _number(words[2], _U32_MAX),
-        _number(words[3], _U32_MAX),
+        _number(words[0], U32_MAX),
+        _number(words[1], U32_MAX),
+        _number(words[2], U32_MAX),
+        _number(words[3], U32_MAX),
     )
     if len(_SEEN_PUTS) >= _SEEN_PUTS_MAX:
         _SEEN_PUTS.clear()
@@ -218,8 +218,8 @@ def put_size_with_garbage(arguments: bytes) -> int:
     digits = words[3][: len(words[3]) - len(words[3].lstrip(b"0123456789"))]
     try:
         for word in words[:3]:
-            _number(word, _U32_MAX)
-        return _number(digits, _U32_MAX)
+            _number(word, U32_MAX)
+        return _number(digits, U32_MAX)
     except BadFormat:
         return -1
 
@@ -239,15 +239,8 @@ def kick_argument(arguments: bytes) -> int:
     if text.startswith((b"-", b"+")):
         text = text[1:]
     digits = text[: len(text) - len(text.lstrip(b"0123456789"))]
-    value = _number(digits, _U64_MAX)
-    return (-value if negative else value) & _U32_MAX
-
-
-def is_tube_name(name: bytes) -> bool:
-    """1 to 200 characters of the allowed set, the first of them not `-`."""
-    if not 0 < len(name) <= TUBE_NAME_BYTES_MAX or name.startswith(b"-"):
-        return False
-    return not name.translate(None, _NAME_CHARACTERS)
+    value = _number(digits, U64_MAX)
+    return (-value if negative else value) & U32_MAX
 
 
 def name_argument(arguments: bytes) -> bytes:
@@ -260,10 +253,10 @@ def name_argument(arguments: bytes) -> bytes:
 def pause_arguments(arguments: bytes) -> tuple[bytes, int]:
     """`pause-tube <tube> <delay>`: no space is needed before the name, which may still prove not to be a tube name."""
     text = arguments.lstrip(b" ")
-    rest = text.lstrip(_NAME_CHARACTERS)
+    rest = text.lstrip(TUBE_NAME_CHARACTERS)
     if not rest.startswith(b" "):
         raise BadFormat
-    return text[: len(text) - len(rest)], _number(rest, _U32_MAX)
+    return text[: len(text) - len(rest)], _number(rest, U32_MAX)
 
 
 def inserted(id: int) -> bytes:
