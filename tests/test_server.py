@@ -797,3 +797,27 @@ def test_a_busy_journal_goes_on_beside_clients_that_take_every_descriptor(tmp_pa
     finally:
         assert server.stop() == 0
     assert "few clients fit beside the journal" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_what_many_clients_send_ahead_takes_little_memory(launch_tcp: Launch) -> None:
+    """Each of them may send a lot behind a reserve that waits; all together took 180 MB."""
+    count = 400
+    want_descriptors(count + 100)
+    server = launch_tcp()
+    with contextlib.ExitStack() as stack:
+        clients = connect_many(stack, server, count)
+        before = memory_bytes(server.pid)
+        for client in clients:
+            client.send(b"watch t\r\nignore default\r\nreserve\r\n")
+            assert [client.reply(), client.reply()] == [b"WATCHING 2\r\n", b"WATCHING 1\r\n"]
+            fill(client.sock, b"list-tube-used\r\n" * 4096, 1 << 19)
+        with Client(server.connect()) as control:
+            until(lambda: number(control, "current-waiting") == count, "all of them wait")
+            growth = memory_bytes(server.pid) - before
+            print(f"grown by {growth / 1e6:.0f} MB")
+            assert growth < 40_000_000, "8 MB for all of them, 4 KB for each, and as much again while it is read"
+            control.ask(b"use t")
+            control.put(b"x")
+            assert clients[0].reply().startswith(b"RESERVED 1 1")
+            assert clients[0].reply() == b"USING default\r\n", "what was sent ahead is executed"
