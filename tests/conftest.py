@@ -10,11 +10,14 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from geventstalk._build import BUILD
 from tests.support.process import GEVENTSTALK, ServerProcess, TracebackFound, beanstalkd_path, check_logs
 from tests.support.seeds import draw_seed
 
+TOGETHER = ("tests/test_packaging.py", "tests/test_run.py")
+"""Files whose tests share what takes long to make, or build on each other."""
 WORKERS_MAX = 8
 """Beyond these the servers that the tests start are more than a machine of any size lets run at once."""
 
@@ -40,6 +43,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """What `-n auto` means: one more than there are cores, because many tests wait for a process or for a moment."""
     return min(len(os.sched_getaffinity(0)) + 1, WORKERS_MAX)
+
+
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist carries no types
+    """Gives each test to whoever is free, but the tests of some files to one worker, in their order."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if file in TOGETHER else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    # The marker xdist_group cannot be used: with pytest 9.2, xdist 3.8 ignores it without a word.
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)

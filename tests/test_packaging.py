@@ -56,10 +56,6 @@ def wheel_names(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
-in_order = pytest.mark.xdist_group("packaging")
-"""What shares a wheel, or builds on the test before, belongs to one worker."""
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
@@ -91,7 +87,6 @@ def metadata(wheel: Path) -> email.message.Message:
         return email.parser.Parser().parsestr(archive.read(name).decode())
 
 
-@in_order
 @pytest.mark.slow
 def test_the_wheel_holds_the_two_packages_and_nothing_else(wheel: Path) -> None:
     names = {name for name in wheel_names(wheel) if ".dist-info/" not in name}
@@ -99,7 +94,6 @@ def test_the_wheel_holds_the_two_packages_and_nothing_else(wheel: Path) -> None:
     assert names == sources | {"geventstalk/py.typed", "journal/py.typed"}
 
 
-@in_order
 @pytest.mark.slow
 def test_the_wheel_says_what_it_needs(metadata: email.message.Message) -> None:
     namespace: dict[str, str] = {}
@@ -113,7 +107,6 @@ def test_the_wheel_says_what_it_needs(metadata: email.message.Message) -> None:
     assert names == ["click", "gevent", "mypy_extensions", "pyyaml"]
 
 
-@in_order
 @pytest.mark.slow
 def test_the_wheel_works_without_the_tree(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
@@ -127,7 +120,6 @@ def test_the_wheel_works_without_the_tree(wheel: Path, tmp_path: Path) -> None:
     assert run([sys.executable, "-m", "geventstalk", "-v"], cwd=tmp_path, environment=place).startswith("geventstalk ")
 
 
-@in_order
 @pytest.mark.slow
 def test_a_source_archive_makes_the_same_wheel(wheel: Path, sdist_tree: Path, tmp_path: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -135,7 +127,6 @@ def test_a_source_archive_makes_the_same_wheel(wheel: Path, sdist_tree: Path, tm
     assert (again.name, wheel_names(again)) == (wheel.name, wheel_names(wheel))
 
 
-@in_order
 @pytest.mark.slow
 @pytest.mark.timeout(2 * MAKE_LIMIT_S)
 def test_the_compiled_wheel_holds_the_core_beside_its_source(wheel: Path, compiled_wheel: Path) -> None:
@@ -155,7 +146,6 @@ def compiled_rooms() -> set[str]:
     return rooms
 
 
-@in_order
 @pytest.mark.slow
 @pytest.mark.timeout(2 * MAKE_LIMIT_S)
 def test_the_compiled_build_passes_the_tests_that_take_seconds(compiled_wheel: Path, tmp_path: Path) -> None:
@@ -278,7 +268,6 @@ def dockerfile() -> list[tuple[str, str]]:
     return [(name, rest.strip()) for name, _, rest in lines]
 
 
-@in_order
 @pytest.mark.slow
 def test_the_image_is_built_from_what_its_wheel_needs(wheel: Path, tmp_path: Path) -> None:
     """The short form of test_the_image: what the Dockerfile copies is in its context and makes the wheel."""

@@ -29,7 +29,7 @@ PURE = {"GEVENTSTALK_COMPILE": "0"}
 QUICKLY = {"CFLAGS": "-O0"}
 NO_COMPILER = {"CC": "/nowhere/cc"}
 
-pytestmark = [pytest.mark.xdist_group("scripts/run"), pytest.mark.timeout(2 * MAKE_LIMIT_S)]
+pytestmark = pytest.mark.timeout(2 * MAKE_LIMIT_S)
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
