@@ -36,14 +36,15 @@ class Planted(Exception):
 
 
 class Scene:
-    """Three clients, with jobs in all states; the third waits in tube `w`, and a fourth in `p`, which is paused."""
+    """Clients and jobs in all states. One client waits in tube `w`, one in `p`, which is paused, and one is idle."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.clock = ManualClock()
         self.told: list[str] = []
         self.engine = Engine(self.clock.ns, ledger)
         self.service = Service(self.engine, 1 << 20, dict, lambda text, error: self.told.append(text))
-        self.a, self.b, self.waiting, self.paused = [Session(self.service) for _ in range(4)]
+        self.a, self.b, self.waiting, self.paused, self.idle = [Session(self.service) for _ in range(5)]
+        self.say(self.idle, b"watch empty\r\nignore default\r\n")
         self.say(self.a, b"put 5 0 60 1\r\na\r\nput 2000 0 60 1\r\nb\r\nput 5 9 60 1\r\nc\r\nput 5 0 60 1\r\nd\r\n")
         self.say(self.a, b"put 5 0 1 1\r\ne\r\nreserve\r\nreserve\r\nreserve\r\nbury 1 7\r\nwatch x\r\nuse x\r\n")
         self.say(self.b, b"put 7 0 60 1\r\nf\r\nreserve\r\nuse w\r\n")
@@ -119,7 +120,7 @@ CHANGES: dict[str, Callable[[Scene], object]] = {
     "put large": receive("b", b"put 5 0 60 %d\r\n%b\r\n" % (2 * LARGE_BODY, b"x" * 2 * LARGE_BODY)),
     "put in pieces": lambda scene: [scene.say(scene.a, piece) for piece in (b"put 5 0 60 3\r\n", b"n", b"ew\r\n")],
     "reserve": receive("b", b"reserve\r\n"),
-    "reserve and wait": receive("a", b"ignore default\r\nreserve-with-timeout 2\r\n"),
+    "reserve and wait": receive("idle", b"reserve-with-timeout 2\r\n"),
     "reserve-job": receive("a", b"reserve-job 3\r\n"),
     "delete": receive("a", b"delete 4\r\n"),
     "delete ready": receive("a", b"delete 2\r\n"),
@@ -152,6 +153,8 @@ def recover(scene: Scene, session: Session | None) -> None:
 def who_failed(name: str, scene: Scene) -> Session | None:
     if name in ("time", "join", "leave"):
         return None
+    if name == "reserve and wait":
+        return scene.idle
     return scene.b if name in ("put for one who waits", "put large", "reserve") else scene.a
 
 
