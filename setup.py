@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 ROOMS = {
     "geventstalk": ["_build", "limits", "turn"],
     "geventstalk/core": ["check", "engine", "job", "jobtable", "line", "order", "timerwheel", "tube", "undo"],
-    "geventstalk/durable": ["records", "store"],
+    "geventstalk/durable": ["large", "records", "store"],
     "geventstalk/serving": ["connection", "linger", "parking", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],
     "journal": ["liveness", "log"],

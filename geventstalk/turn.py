@@ -314,7 +314,7 @@ class Turn:
         for channel in touched:
             channel.in_turn = False
             session = channel.session
-            if session.out:
+            while session.out:
                 channel.send(session.take_out())
             channel.goes_on()
 
@@ -323,7 +323,7 @@ class Turn:
         for channel in touched:
             channel.in_turn = False
             session = channel.session
-            if session.out:
+            while session.out:
                 data = session.take_out()
                 if channel.changed or channel.held:
                     channel.changed = False

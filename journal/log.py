@@ -22,7 +22,8 @@ DELETE: Final = 3
 Row = tuple[int, int, int, int, bytes]
 """A record as a replay gives it: its place, key, kind, a number of the log's own, and payload."""
 PayloadOf = Callable[[int], bytes | None]
-"""Gives the current whole payload of a live key, None for a key that is not live."""
+"""Gives the current whole payload of a live key. None says that whoever is asked appends the key in parts; the log asks
+again in its next slice."""
 
 
 class Facts(NamedTuple):
@@ -105,6 +106,28 @@ class Log:
 
         Does all of it, or raises and has changed nothing; JournalFailed when the log is at its end, now or before.
         """
+        raise NotImplementedError
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the parts of a large payload may begin now: one key at a time, and not on a full disk."""
+        raise NotImplementedError
+
+    @property
+    def short_of_room(self) -> bool:
+        """Whether the disk is full, so that parts that are under way must be dropped."""
+        raise NotImplementedError
+
+    def append_part(self, key: int, part: bytes) -> None:
+        """Adds a part of a large payload to the batch, which counts only after append_last(). Raises as append()."""
+        raise NotImplementedError
+
+    def append_last(self, key: int, last: bytes) -> None:
+        """Adds the last part: from now on all parts of the key together are its FULL record. Raises as append()."""
+        raise NotImplementedError
+
+    def drop_parts(self) -> None:
+        """The parts that were appended since the last append_last() are garbage."""
         raise NotImplementedError
 
     def commit(self) -> None:

@@ -40,6 +40,8 @@ DEADLINE_SOON: Final = 3
 INSERTED: Final = 4
 DRAINING: Final = 5
 OUT_OF_MEMORY: Final = 6
+UNFINISHED: Final = 7
+"""The ledger has more to take of a large body."""
 
 _SERVE_SLICE: Final = 250
 _SMALL_STEPS: Final = 16
@@ -206,22 +208,50 @@ class Engine:
 
     def abandon_put(self, job: Job) -> None:
         """The body did not arrive or was refused; the id stays spent."""
+        self.ledger.unprepare(job)
         tube = self.tube_by_number[job.tube]
         tube.jobs -= 1
         self._forget_if_unused(tube)
 
+    def prepare(self, job: Job, body: bytes, now_ns: int) -> int:
+        """The body is complete and large: the ledger takes a slice of it, so that put() has little left to do.
+
+        Returns INSERTED when put() may be called, UNFINISHED when this has to be called again, or why abandon_put() has
+        to be called: DRAINING or OUT_OF_MEMORY. Meanwhile nobody sees the job.
+        """
+        tube = self.tube_by_number[job.tube]
+        if not job.body:
+            if self.draining:
+                return DRAINING
+            if not self.ledger.admits(len(body), tube.name):
+                return OUT_OF_MEMORY
+            self._begin(job, body, now_ns)
+        try:
+            taken = self.ledger.prepare(job, tube.name)
+        except MemoryError:
+            return OUT_OF_MEMORY
+        if taken is None:
+            return OUT_OF_MEMORY
+        return INSERTED if taken else UNFINISHED
+
+    def _begin(self, job: Job, body: bytes, now_ns: int) -> None:
+        """The job is what its put says. It is in no place yet."""
+        delay_s = job.delay_s
+        job.created_ns = now_ns
+        job.state = DELAYED if delay_s else READY
+        job.rank = now_ns + delay_s * SECOND_NS if delay_s else job.pri
+        job.body = body
+
     def put(self, job: Job, body: bytes, now_ns: int) -> int:
         """The body (with its CRLF) is complete. Returns INSERTED, DRAINING or OUT_OF_MEMORY."""
         tube = self.tube_by_number[job.tube]
-        if self.draining or not self.ledger.admits(len(body), tube.name):
-            self.abandon_put(job)
-            return DRAINING if self.draining else OUT_OF_MEMORY
+        if not job.body:  # otherwise prepare() has begun, and the ledger holds most of it
+            if self.draining or not self.ledger.admits(len(body), tube.name):
+                self.abandon_put(job)
+                return DRAINING if self.draining else OUT_OF_MEMORY
+            self._begin(job, body, now_ns)
         self.changing = True
-        job.body = body
-        job.created_ns = now_ns
         delay_s = job.delay_s
-        job.state = DELAYED if delay_s else READY
-        job.rank = now_ns + delay_s * SECOND_NS if delay_s else job.pri
         try:
             self.ledger.put(job, tube.name)
         except MemoryError:

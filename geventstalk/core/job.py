@@ -105,6 +105,16 @@ class Ledger:
     def put(self, job: Job, tube_name: bytes) -> None:
         """The job is new: all of it must be kept."""
 
+    def prepare(self, job: Job, tube_name: bytes) -> bool | None:
+        """Before the put() of a large job: keeps a slice of it. Returns whether put() may follow; else call again.
+
+        None says that there is no room for it after all. A slice takes about a millisecond.
+        """
+        return True
+
+    def unprepare(self, job: Job) -> None:
+        """The put() of this job does not come, whether it was prepared or not."""
+
     def change(self, job: Job) -> None:
         """State, priority, delay, order or counts of the job changed."""
 

@@ -108,8 +108,13 @@ def encode_change(job: Job, epoch: Epoch) -> bytes:
 
 def encode_whole(job: Job, tube_name: bytes, epoch: Epoch) -> bytes:
     """All of a job."""
+    return encode_head(job, tube_name, epoch) + job.body
+
+
+def encode_head(job: Job, tube_name: bytes, epoch: Epoch) -> bytes:
+    """All of a job that stands before its body."""
     rest = _WHOLE.pack(job.ttr_s, epoch.to_wall(job.created_ns), len(tube_name))
-    return b"".join((encode_change(job, epoch), rest, tube_name, job.body))
+    return b"".join((encode_change(job, epoch), rest, tube_name))
 
 
 class Encoder:

@@ -13,6 +13,7 @@ from typing import Final
 
 from geventstalk.core.job import Job, Ledger
 from geventstalk.core.jobtable import JobTable
+from geventstalk.durable.large import LARGE_BYTES, LargeRecord
 from geventstalk.durable.records import WHOLE_BYTES, Encoder, Epoch, apply_change, decode_whole, encode_change
 from journal.errors import JournalDamaged
 from journal.log import CHANGE, DELETE, FULL, Log, SyncPoint
@@ -35,6 +36,8 @@ class Store(Ledger):
         self._epoch = epoch
         self._encoder = Encoder(epoch)
         self._find: Callable[[int], tuple[Job, bytes] | None] = _nothing
+        self._large: LargeRecord | None = None  # what is written in parts, by a put or by compaction
+        self._move_waits = False  # compaction has a large job to move, which comes before the next large put
         self._sync_due_ns = 0  # 0: nothing is committed that is not on the device
         self._sync_ns = _UNKNOWN_SYNC_NS
         self._refused = 0  # puts, for want of room
@@ -48,14 +51,58 @@ class Store(Ledger):
         return False
 
     def put(self, job: Job, tube_name: bytes) -> None:
+        large = self._large
+        if large is not None and large.job is job:
+            self._finish_large(large)
+            return
         self._log.append(job.id, FULL, self._encoder.whole(job, tube_name))
         job.segment = self._log.current
+
+    def prepare(self, job: Job, tube_name: bytes) -> bool | None:
+        large = self._large
+        if large is None:
+            if self._log.short_of_room:
+                return None
+            if self._move_waits or not self._log.takes_parts:
+                self._move_waits = False  # compaction had its turn to begin
+                return False
+            large = self._large = LargeRecord(job, tube_name, self._epoch)
+        elif large.job is not job:
+            return False
+        elif self._log.short_of_room:
+            return None
+        return self._append_part(large)
+
+    def unprepare(self, job: Job) -> None:
+        large = self._large
+        if large is not None and large.job is job:
+            self._large = None
+            self._log.drop_parts()
+
+    def _append_part(self, large: LargeRecord) -> bool:
+        """Returns whether only the last part is left."""
+        if not large.is_last:
+            self._log.append_part(large.job.id, large.part())
+            large.advance()
+        return large.is_last
+
+    def _finish_large(self, large: LargeRecord) -> None:
+        """The last part, and what has changed since the first one was written."""
+        job = large.job
+        self._log.append_last(job.id, large.part())
+        self._large = None
+        job.segment = self._log.current
+        change = encode_change(job, self._epoch)
+        if not large.head.startswith(change):
+            self._log.append(job.id, CHANGE, change)
 
     def change(self, job: Job) -> None:
         self._log.append(job.id, CHANGE, encode_change(job, self._epoch))
 
     def delete(self, job: Job) -> None:
         self._log.append(job.id, DELETE, b"")
+        if self._large is not None:
+            self.unprepare(job)
 
     # --- start
 
@@ -102,7 +149,7 @@ class Store(Ledger):
         """Ready to write. `find` gives a job and its tube's name by id. Returns the first id that was never used."""
         self._find = find
         self._log.start()
-        self._log.heal(self._payload_of)
+        self._log.heal(self._whole_of)
         return self._log.high_water + 1
 
     # --- every turn
@@ -217,12 +264,33 @@ class Store(Ledger):
         self._want_sync(now_ns)
 
     def _payload_of(self, id: int) -> bytes | None:
-        found = self._find(id)
-        if found is None:
+        """The payload of a job that compaction moves; None while a large job is moved in parts, one with each call."""
+        job, name = self._found(id)
+        if len(job.body) < LARGE_BYTES:
+            return self._whole_of(id)
+        large = self._large
+        if large is not None and large.job is job:
+            if self._log.short_of_room:
+                self.unprepare(job)
+            elif self._append_part(large):
+                self._finish_large(large)
             return None
-        job, name = found
+        if self._log.short_of_room and large is None:
+            return self._whole_of(id)  # at once: on a full disk nothing may stay half written
+        self._move_waits = large is not None
+        if large is None and self._log.takes_parts:
+            self._large = LargeRecord(job, name, self._epoch)
+        return None
+
+    def _whole_of(self, id: int) -> bytes:
+        job, name = self._found(id)
         job.segment = self._log.current
         return self._encoder.whole(job, name)
+
+    def _found(self, id: int) -> tuple[Job, bytes]:
+        found = self._find(id)
+        assert found is not None, "the log asks for live keys only"
+        return found
 
     # --- numbers and end
 

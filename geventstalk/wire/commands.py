@@ -7,11 +7,12 @@ Invariant: each command is answered once, at once or when its wait ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.engine import Engine
+from geventstalk.core.engine import DRAINING, INSERTED, UNFINISHED, Engine
 from geventstalk.core.job import BURIED, DELAYED, ID_MAX_BITS, READY, Job
 from geventstalk.core.tube import Client, Tube
 from geventstalk.wire import protocol as p
@@ -25,10 +26,15 @@ LIST_SLICE: Final = 1000
 LARGE_BODY: Final = 1 << 14
 """A body of this size or more is not copied into its reply: it stands behind the reply's first line."""
 
+LARGE_PUT: Final = 1 << 20
+"""A body of this size or more goes to the ledger in slices: to write as much at once takes several milliseconds."""
+
 _FOR_EVER: Final = -1
 _NAMES_PER_UNIT: Final = 16
 _STATS_UNITS: Final = 16
 """What the server's statistics take, with a unit for each other command."""
+_PART_UNITS: Final = 128
+"""What a part of a large body takes: a slice of its own."""
 _SOME_STATS_UNITS: Final = 4
 """What the statistics of a job or a tube take."""
 
@@ -81,6 +87,7 @@ class Commands(Client):
         "_list",
         "_listed",
         "_pieces",
+        "_put_body",
         "_service",
         "_skip_left",
         "_skip_reply",
@@ -95,11 +102,12 @@ class Commands(Client):
         super().__init__()
         self._service = service
         self._engine = service.engine
-        self._body = bytearray()
+        self._body: BytesIO | None = None  # what has come of a body that takes several reads
+        self._put_body = b""  # all of a large body that the ledger has not wholly taken yet
         self._body_left = 0
         self._skip_left = 0  # bytes still to be thrown away of a body that is refused
         self._skip_reply = p.R_JOB_TOO_BIG  # and what is said behind them
-        self._goes_on = False  # a command that takes several slices is under way: a kick, or else a list
+        self._goes_on = False  # a command that takes several slices is under way: a put, a kick or a list
         self._list: list[Tube] = []  # what a list that goes on has to name
         self._listed = 0  # how many of them it has named
         self._pieces: list[bytes] = []
@@ -237,11 +245,46 @@ class Commands(Client):
 
     def _go_on(self, now_ns: int) -> bool:
         """Goes on with a command that takes several slices. Returns whether it is done and answered."""
-        if self._kick_left:
+        if self._put_body:
+            self._goes_on = not self._put_slice(now_ns)
+        elif self._kick_left:
             self._goes_on = not self._kick_slice(now_ns)
         else:
             self._goes_on = not self._list_slice()
         return not self._goes_on
+
+    def _take(self, job: Job, body: bytes, now_ns: int) -> None:
+        """All of a body is there. A large one goes to the ledger in slices."""
+        if len(body) < LARGE_PUT:
+            self._finish_put(job, body, now_ns)
+        else:
+            self._put_body = body
+            self._goes_on = not self._put_slice(now_ns)
+
+    def _put_slice(self, now_ns: int) -> bool:
+        job = self.upload
+        assert job is not None
+        body = self._put_body
+        outcome = self._engine.prepare(job, body, now_ns)
+        if outcome == UNFINISHED:
+            self._engine.work += _PART_UNITS
+            return False
+        self._put_body = b""
+        if outcome == INSERTED:
+            self._finish_put(job, body, now_ns)
+        else:
+            self.upload = None
+            self._engine.abandon_put(job)
+            self._reply(p.R_DRAINING if outcome == DRAINING else p.R_OUT_OF_MEMORY)
+        return True
+
+    def _finish_put(self, job: Job, body: bytes, now_ns: int) -> None:
+        self.upload = None
+        outcome = self._engine.put(job, body, now_ns)
+        if outcome == INSERTED:
+            self._reply(p.inserted(job.id))
+        else:
+            self._reply(p.R_DRAINING if outcome == DRAINING else p.R_OUT_OF_MEMORY)
 
     def _kick_slice(self, now_ns: int) -> bool:
         limit = min(self._kick_left, MOVE_SLICE)

@@ -7,11 +7,12 @@ Invariant: while a reserve waits, nothing further of the input is executed; repl
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.engine import DEADLINE_SOON, DRAINING, INSERTED, RESERVED_JOB
+from geventstalk.core.engine import DEADLINE_SOON, RESERVED_JOB
 from geventstalk.core.job import Job
 from geventstalk.wire import protocol as p
 from geventstalk.wire.commands import MOVE_SLICE as MOVE_SLICE
@@ -25,6 +26,8 @@ jobs, looks at many tubes or writes a long reply is more: see Engine.work.
 OUT_BYTES_MAX: Final = 1 << 18
 """With so many bytes of replies unsent, a client's further commands wait."""
 
+_JOIN_BYTES_MAX: Final = 1 << 17
+"""Replies of more bytes do not leave in one piece: to copy them would take longer than another system call."""
 _SHORT_INPUT: Final = 512
 """So much is cut at its first CRLF at less cost than searched: 3 % of a request's work."""
 
@@ -79,8 +82,13 @@ class Session(Commands):
         self.run(now_ns)
 
     def take_out(self) -> bytes:
-        """All replies that stand, as one piece; they are the caller's to send now."""
+        """The replies that stand, as one piece; they are the caller's to send now.
+
+        Among many bytes it is only the first ones, so that a large body is never copied: call again while `out` lasts.
+        """
         out = self.out
+        if self.out_bytes > _JOIN_BYTES_MAX:
+            return self._take_some(out)
         self.out = []
         self.out_bytes = 0
         if len(out) == 1:
@@ -91,6 +99,19 @@ class Session(Commands):
             self._fail("replies do not fit into memory, their connection is closed", error)
             self.take_out()
             return b""
+
+    def _take_some(self, out: list[bytes]) -> bytes:
+        """A large piece alone, or the small ones that stand before the next large one."""
+        count = size = 0
+        while count < len(out) and size + len(out[count]) <= _JOIN_BYTES_MAX:
+            size += len(out[count])
+            count += 1
+        if not count:
+            count, size = 1, len(out[0])
+        data = out[0] if count == 1 else b"".join(out[:count])
+        del out[:count]
+        self.out_bytes -= size
+        return data
 
     def give_up(self) -> None:
         """After an exception and Engine.undo(): what the client wanted is not done, and it is told so."""
@@ -221,27 +242,24 @@ class Session(Commands):
         job = self.upload
         assert job is not None
         try:
-            if self._body_left:
-                self._body += part
-                return False
-            if self._body:
-                self._body += part
-                part = bytes(self._body)
-                self._body = bytearray()
+            if self._body is not None or self._body_left:
+                if self._body is None:
+                    self._body = BytesIO()
+                self._body.write(part)
+                if self._body_left:
+                    return False
+                part = self._body.getvalue()  # which copies nothing
+                self._body = None
         except MemoryError:
-            self._body = bytearray()
+            self._body = None
             self.upload = None
             self._engine.abandon_put(job)
             self._skip(self._body_left, p.R_OUT_OF_MEMORY)
             return True
-        self.upload = None
         if not part.endswith(p.CRLF):
+            self.upload = None
             self._engine.abandon_put(job)
             self._reply(p.R_EXPECTED_CRLF)
             return True
-        outcome = self._engine.put(job, part, now_ns)
-        if outcome == INSERTED:
-            self._reply(p.inserted(job.id))
-        else:
-            self._reply(p.R_DRAINING if outcome == DRAINING else p.R_OUT_OF_MEMORY)
+        self._take(job, part, now_ns)
         return True

@@ -103,19 +103,17 @@ class Compaction:
             self._scanned_seq = 0
         left = min(_MOVE_BYTES, segments.full_at // 2)
         for seq, key in self._victim.keys_after(self._scanned_seq, _SCAN_KEYS):
-            self._scanned_seq = seq
             if segments.live.segment_of(key) == victim.number:
-                left -= self._move(key, payload_of, append)
-                if left <= 0:
-                    break
-
-    def _move(self, key: int, payload_of: PayloadOf, append: Callable[[int, int, bytes], None]) -> int:
-        """Appends a key anew. Returns how many bytes that took."""
-        payload = payload_of(key)
-        assert payload is not None, "a live key has a payload"
-        append(key, FULL, payload)
-        self.records_moved += 1
-        return len(payload)
+                payload = payload_of(key)
+                if payload is not None:
+                    append(key, FULL, payload)
+                    left -= len(payload)
+                elif segments.live.segment_of(key) == victim.number:
+                    break  # it is on its way in parts: the next slice asks for this key again
+                self.records_moved += 1
+            self._scanned_seq = seq
+            if left <= 0:
+                break
 
     def close(self) -> None:
         """Reads no segment any more."""

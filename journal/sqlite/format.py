@@ -1,6 +1,6 @@
 """What a segment is made of: kinds of records, checksums, groups, parts, sizes and the schema. Knows no file.
 
-This room must not know what a payload means, nor SQLite's module. Schema, format version 2; docs/journal.md has more:
+This room must not know what a payload means, nor SQLite's module. Schema, format version 3; docs/journal.md has more:
   record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ...; kind is FULL, CHANGE or DELETE, or PART ... LAST for a
   FULL one that is too large for a row, or GROUP for several small ones in one: seq is that of the last, key how many,
   and the payload `[[key,kind,size],...]`, a line feed, and theirs. each_record is a view with a row for each of those.
@@ -25,12 +25,14 @@ from journal.log import Row as Row
 PART: Final = 4
 LAST: Final = 5
 GROUP: Final = 6
-"""Kinds of rows beside FULL, CHANGE and DELETE. A FULL record that is too large for a row becomes PART ... LAST; LAST
-begins with the number of its PARTs (u32). GROUP is a row of several small records."""
+"""Kinds of rows beside FULL, CHANGE and DELETE. A FULL record that is too large for a row becomes PART ... LAST. LAST
+begins with the number of its PARTs (u32). Other records may stand between them, but no PARTs of another key. GROUP is a
+row of several small records."""
 APPLICATION_ID: Final = 0x67767374  # "gvst"
-FORMAT_VERSION: Final = 2
-FORMAT_VERSIONS: Final = (1, 2)
-"""What can be read. Version 1 had neither groups nor the view; whoever reads version 2 reads version 1 as well."""
+FORMAT_VERSION: Final = 3
+FORMAT_VERSIONS: Final = (1, 2, 3)
+"""What can be read. Version 1 has neither groups nor the view. In version 2 nothing stands between PARTs. Whoever reads
+version 3 reads all of them."""
 PAGE_BYTES: Final = 2048
 """A commit writes whole pages to the WAL: small ones waste less on a single record, large ones less on large bodies."""
 KEY_BITS: Final = 63

@@ -19,7 +19,7 @@ from journal.liveness import Liveness
 from journal.log import CHANGE, DELETE, FULL, Facts, Log, PayloadOf, SyncPoint
 from journal.sqlite.compaction import Compaction
 from journal.sqlite.files import aside_numbers, remove_files, remove_left_overs
-from journal.sqlite.format import PAGE_BYTES, PART_BYTES, Row, row_bytes, split
+from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split
 from journal.sqlite.heal import LOST_KEYS, Damage
 from journal.sqlite.lock import DirectoryLock
 from journal.sqlite.replay import Record, Replay
@@ -90,6 +90,7 @@ class Journal(Log):
         self._number = 0  # of the current segment; 0 before start() and after a failure
         self._batch: list[tuple[int, int, bytes]] = []
         self._estimate = 0  # bytes of WAL that were surely written to the current segment
+        self._parts = 0  # how many parts of a large payload stand in the current segment, without their last
         self._slack = 0
         self._admitted = 0
         self._refusing = False
@@ -200,6 +201,43 @@ class Journal(Log):
         self._estimate = estimate
         if new:
             self.high_water = key
+
+    @property
+    def takes_parts(self) -> bool:
+        return not self._parts and not self._space.tight
+
+    @property
+    def short_of_room(self) -> bool:
+        return self._space.tight
+
+    def append_part(self, key: int, part: bytes) -> None:
+        if not self._number:
+            self._refuse()
+        self._batch.append((key, PART, part))
+        self._parts += 1
+        self._segments.open_bytes += row_bytes(len(part))
+        self._estimate += len(part)
+        self.appended += 1
+        if key > self.high_water:
+            self.high_water = key
+
+    def append_last(self, key: int, last: bytes) -> None:
+        number = self._number
+        if not number:
+            self._refuse()
+        row = PARTS.pack(self._parts) + last
+        self._batch.append((key, LAST, row))
+        try:
+            self.live.whole(key, number, self._segments.open_bytes + row_bytes(len(row)))
+        except BaseException as error:
+            self._fail(error)
+        self._estimate += len(row)
+        self.appended += 1
+        self.drop_parts()
+
+    def drop_parts(self) -> None:
+        self._parts = 0
+        self._segments.open_bytes = 0
 
     def commit(self) -> None:
         try:

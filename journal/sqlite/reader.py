@@ -51,19 +51,25 @@ _SELECT_KEYS: Final = (
 
 
 def join(reader: SegmentReader, behind: int = 0) -> Iterator[tuple[int, int, bytes]]:
-    """The reader's records with those that were split made whole; one that misses a part is skipped."""
+    """The reader's records with those that were split made whole; one that misses a part is skipped.
+
+    Other records may stand between the parts of a key, but no parts of another key: those before them were given up.
+    """
     parts: list[bytes] = []
+    parts_key = 0
     for key, kind, payload in reader.rows(behind):
         if kind == PART:
+            if key != parts_key:
+                parts, parts_key = [], key
             parts.append(payload)
         elif kind == LAST:
-            if len(payload) >= PARTS.size and PARTS.unpack_from(payload)[0] == len(parts):
-                yield key, FULL, b"".join([*parts, payload[PARTS.size :]])
+            count = PARTS.unpack_from(payload)[0] if len(payload) >= PARTS.size else -1
+            if count == 0 or (key == parts_key and 0 < count <= len(parts)):
+                yield key, FULL, b"".join([*parts[len(parts) - count :], payload[PARTS.size :]])
             else:
                 reader.skipped += 1
-            parts = []
+            parts, parts_key = [], 0
         else:
-            parts = []
             yield key, kind, payload
 
 

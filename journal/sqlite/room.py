@@ -140,13 +140,15 @@ class Room:
 
     # --- compaction
 
-    def excess(self, capacity: int, used: int, unmerged: int, live: int, keys: int) -> float:
+    def excess(self, capacity: int, used: int, unmerged: int, oversize: int, live: int, keys: int) -> float:
         """By how many bytes the directory is too large, or its disk too full: then changes wait for compaction.
 
-        Segments that are being sealed take their bytes twice for a moment: `unmerged` is what those take.
+        Segments that are being sealed take their bytes twice for a moment: `unmerged` is what those take. Of segments
+        that are written, sealed or removed, `oversize` is what a large record adds to their usual size.
         """
         room = capacity - used - self.reserve(keys) - INDEXES_MAX * INDEX_BYTES
-        return max(used + unmerged - HOLD_SHARE * live - 3 * self.segment_limit, self.margin - room)
+        too_large = used + unmerged - oversize - HOLD_SHARE * live - 3 * self.segment_limit
+        return max(too_large, self.margin - room)
 
     def is_worth(self, standing: int, live: int, segments: int) -> bool:
         """Whether sealed segments, so many bytes in so many files, hold more garbage than live records.

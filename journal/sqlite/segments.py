@@ -147,6 +147,7 @@ class Segments:
         self.writer: SegmentWriter | None = None
         self.next: SegmentWriter | None = None
         self.noted = False  # the current segment alone knows which ones are gone
+        self.open_bytes = 0  # of a large record that is being written in parts: all of them go to one segment
         self._unsynced: list[WalFile] = []
         self._watermark: Watermark | None = None
         self._log = log
@@ -245,28 +246,41 @@ class Segments:
 
     @property
     def full(self) -> bool:
-        """Whether the current segment has as many bytes as it should have."""
+        """Whether the current segment has as many bytes as it should have, and a record may begin elsewhere."""
         assert self.writer is not None
-        return self.writer.wal.size() >= self.full_at
+        return self.writer.wal.size() >= self.full_at and not self.open_bytes
 
     @property
     def overgrown(self) -> bool:
         """Whether the current segment is beyond full, because the next one is not there yet."""
         assert self.writer is not None
-        return self.writer.wal.size() > self.full_at + self.full_at // 4
+        return self.writer.wal.size() > self.full_at + self.full_at // 4 and not self.open_bytes
 
     @property
     def excess(self) -> float:
         """By how many bytes the directory is too large, or its disk too full."""
         used = self.disk_bytes
         unmerged = sum(sealed.bytes for sealed in self.sealed if not sealed.ready)
-        live = self.live
-        return self.room.excess(self.space.capacity(used), used, unmerged, live.total_bytes, live.keys)
+        live = self.live.total_bytes + self.open_bytes
+        return self.room.excess(self.space.capacity(used), used, unmerged, self._oversize, live, self.live.keys)
+
+    @property
+    def _oversize(self) -> int:
+        """By how much segments are larger than segments should be, because of a large record, and are not at rest.
+
+        The current one, those that are being sealed and those that are being removed: to wait for them helps nobody.
+        """
+        assert self.writer is not None
+        most = 2 * self.room.segment_limit
+        restless = [sealed.bytes for sealed in self.sealed[: self.retiring]]
+        restless += [2 * sealed.bytes for sealed in self.staying if not sealed.ready]
+        restless.append(self.writer.wal.size())
+        return sum(bytes - most for bytes in restless if bytes > most)
 
     def left_for_puts(self) -> int:
         """How many bytes puts may still take."""
         capacity = self.space.capacity(self.disk_bytes)
-        return self.room.left_for_puts(capacity, self.live.total_bytes, self.live.keys)
+        return self.room.left_for_puts(capacity, self.live.total_bytes + self.open_bytes, self.live.keys)
 
     # --- the device
 

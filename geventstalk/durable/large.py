@@ -1,0 +1,44 @@
+"""A job too large to be written at once, on its way to the log part by part.
+
+This room must not know the log. Invariant: the parts in order are the whole record as it was when the first one was
+made; what changes in the job meanwhile is a record of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from geventstalk.core.job import Job
+from geventstalk.durable.records import Epoch, encode_head
+
+LARGE_BYTES: Final = 1 << 20
+"""A job with a body of so many bytes is written in parts: to write it at once takes several milliseconds."""
+_PART_BYTES: Final = 1 << 18
+"""What one slice writes: checksum, copy and SQLite take a millisecond for as much."""
+
+
+class LargeRecord:
+    """One job and how much of it is written."""
+
+    __slots__ = ("_at", "_end", "head", "job")
+
+    def __init__(self, job: Job, tube_name: bytes, epoch: Epoch) -> None:
+        self.job = job
+        self.head = encode_head(job, tube_name, epoch)
+        self._at = 0
+        self._end = _PART_BYTES
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the part that is due is the last one."""
+        return self._end >= len(self.job.body)
+
+    def part(self) -> bytes:
+        """The part that is due."""
+        piece = self.job.body[self._at : self._end]
+        return self.head + piece if not self._at else piece
+
+    def advance(self) -> None:
+        """The part that was due is written; the next one is due."""
+        self._at = self._end
+        self._end += _PART_BYTES

@@ -1,0 +1,294 @@
+"""Large bodies, from the session to the journal and back: written in parts, so that nobody waits for them.
+
+Sessions, engine, store and journal are the real ones. Each step stands for a turn of the server: what it appended is
+counted, because a slice is to take about a millisecond whatever the body is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from geventstalk.core.check import check
+from geventstalk.core.engine import Engine
+from geventstalk.core.job import BURIED, Job
+from geventstalk.durable.large import LARGE_BYTES
+from geventstalk.durable.records import Epoch
+from geventstalk.durable.store import Store
+from geventstalk.wire.session import Service, Session
+from journal import Journal
+from tests.support.clock import SECOND, ManualClock
+from tests.support.faults import wants_compaction
+
+PART_BYTES_MAX = 1 << 19
+"""So many bytes are appended within a millisecond or two."""
+STEPS_MAX = 10_000
+BODY = random.Random(1).randbytes(3 * LARGE_BYTES + 12345)
+
+
+class House:
+    """A server without sockets and greenlets over a journal, one step a turn."""
+
+    def __init__(self, directory: Path, **options: object) -> None:
+        self.clock = ManualClock()
+        self.journal = Journal(str(directory), segment_bytes=1 << 16, **options)  # type: ignore[arg-type]  # passed on
+        self.store = Store(self.journal, 50, Epoch(1_700_000_000 * SECOND, self.clock.ns))
+        self.engine = Engine(self.clock.ns)
+        for job, name in self.store.replay(self.engine.jobs):
+            self.engine.restore(job, name, self.clock.ns)
+        self.engine.next_id = self.store.start(self._find)
+        self.engine.ledger = self.store
+        self.service = Service(self.engine, 1 << 30, dict)
+        self.most_bytes = 0  # what was appended in one turn, at the most
+
+    def _find(self, id: int) -> tuple[Job, bytes] | None:
+        job = self.engine.jobs.get(id)
+        return None if job is None else (job, self.engine.tube_of(job).name)
+
+    def commit(self) -> None:
+        self.most_bytes = max(self.most_bytes, sum(len(row[2]) for row in self.journal._batch))
+        self.store.commit(self.clock.ns)
+
+    def say(self, session: Session, data: bytes) -> bytes:
+        """What is answered in this turn."""
+        session.receive(data, self.clock.ns)
+        self.commit()
+        return replies(session)
+
+    def go_on(self, session: Session, until: Callable[[], bool] | None = None) -> bytes:
+        """Lets a session go on, turn by turn."""
+        out = replies(session)
+        for _ in range(STEPS_MAX):
+            if not session.unfinished or (until is not None and until()):
+                return out
+            session.run(self.clock.ns)
+            self.commit()
+            out += replies(session)
+        raise AssertionError("the session does not come to an end")
+
+    def put(self, session: Session, body: bytes, head: bytes = b"put 0 0 60 %d\r\n") -> bytes:
+        return self.say(session, head % len(body) + body + b"\r\n") + self.go_on(session)
+
+    def compact(self, turn: Callable[[], None] = lambda: None) -> None:
+        """Compacts to the end. `turn` is called behind each slice."""
+        for _ in range(STEPS_MAX):
+            if wants_compaction(self.store):
+                self.store.compact_slice(self.clock.ns)
+                turn()
+                self.commit()
+            elif not self.store.settling:
+                return
+            else:
+                self.journal.wait()
+        raise AssertionError("compaction does not come to an end")
+
+    def close(self) -> None:
+        check(self.engine)
+        self.store.close()
+
+
+def replies(session: Session) -> bytes:
+    out = b""
+    while session.out:
+        out += session.take_out()
+    return out
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path / "journal")
+    yield made
+    made.close()
+
+
+def reopened(house: House, tmp_path: Path) -> House:
+    """The house after a clean end and a start; the old one may be closed again."""
+    house.store.close()
+    found = House(tmp_path / "journal")
+    house.__dict__.update(found.__dict__)
+    return house
+
+
+def body_of(house: House, id: int) -> bytes | None:
+    job = house.engine.jobs.get(id)
+    return None if job is None else job.body[:-2]
+
+
+def test_a_large_put_is_written_in_slices(house: House, tmp_path: Path) -> None:
+    client, other = Session(house.service), Session(house.service)
+    assert house.say(client, b"put 7 0 60 %d\r\n" % len(BODY) + BODY + b"\r\n") == b""
+    assert client.unfinished, "the put goes on in the next turn"
+    turns = 0
+    while not client.out:
+        assert house.say(other, b"peek 1\r\nreserve-job 1\r\n") == b"NOT_FOUND\r\nNOT_FOUND\r\n"
+        assert house.put(other, b"small").startswith(b"INSERTED")
+        client.run(house.clock.ns)
+        house.commit()
+        turns += 1
+    assert replies(client) == b"INSERTED 1\r\n"
+    assert turns > 5 and house.most_bytes <= PART_BYTES_MAX
+    reopened(house, tmp_path)
+    assert body_of(house, 1) == BODY and len(house.engine.jobs) == turns + 1
+
+
+def test_a_large_put_with_a_delay_is_found_as_it_was(house: House, tmp_path: Path) -> None:
+    client = Session(house.service)
+    assert house.put(client, BODY, b"put 5 1000 60 %d\r\n") == b"INSERTED 1\r\n"
+    reopened(house, tmp_path)
+    job = house.engine.jobs.get(1)
+    assert job is not None and (job.pri, job.delay_s, job.ttr_s) == (5, 1000, 60) and body_of(house, 1) == BODY
+    assert job.rank == house.clock.ns + 1000 * SECOND
+
+
+@pytest.mark.parametrize("turns", [0, 1, 4])
+def test_a_client_that_goes_in_the_middle_leaves_no_job(house: House, tmp_path: Path, turns: int) -> None:
+    client, other = Session(house.service), Session(house.service)
+    house.say(client, b"put 0 0 60 %d\r\n" % len(BODY) + BODY + b"\r\n")
+    for _ in range(turns):
+        client.run(house.clock.ns)
+        house.commit()
+    assert client.leave(house.clock.ns)
+    assert house.put(other, BODY[::-1]) == b"INSERTED 2\r\n", "the next large put finds its way free"
+    check(house.engine)
+    reopened(house, tmp_path)
+    assert body_of(house, 1) is None and body_of(house, 2) == BODY[::-1]
+
+
+def test_a_kill_in_the_middle_leaves_no_job_and_no_damage(house: House, tmp_path: Path) -> None:
+    client, other = Session(house.service), Session(house.service)
+    house.put(other, b"small")
+    house.say(client, b"put 0 0 60 %d\r\n" % len(BODY) + BODY + b"\r\n")
+    client.run(house.clock.ns)
+    house.commit()
+    house.store.abandon()  # as kill -9: nothing more is written
+    house.__dict__.update(House(tmp_path / "journal").__dict__)
+    assert body_of(house, 2) is None and body_of(house, 1) == b"small"
+
+
+def test_two_large_puts_at_once_come_one_after_the_other(house: House, tmp_path: Path) -> None:
+    clients = [Session(house.service) for _ in range(3)]
+    bodies = [BODY, BODY[::-1], BODY[1:]]
+    for client, body in zip(clients, bodies, strict=True):
+        assert house.say(client, b"put 0 0 60 %d\r\n" % len(body) + body + b"\r\n") == b""
+    answers = {}
+    for _ in range(STEPS_MAX):
+        for number, client in enumerate(clients):
+            if client.unfinished:
+                client.run(house.clock.ns)
+            if client.out:
+                answers[number] = replies(client)
+        house.commit()
+        if len(answers) == 3:
+            break
+    assert answers == {0: b"INSERTED 1\r\n", 1: b"INSERTED 2\r\n", 2: b"INSERTED 3\r\n"}
+    reopened(house, tmp_path)
+    assert [body_of(house, id) for id in (1, 2, 3)] == bodies
+
+
+def test_all_parts_go_to_one_segment_and_then_it_rotates(house: House) -> None:
+    client = Session(house.service)
+    before = house.journal.current
+    house.say(client, b"put 0 0 60 %d\r\n" % len(BODY) + BODY + b"\r\n")
+    house.go_on(client, lambda: house.journal.current != before and client.unfinished)
+    assert not client.unfinished, "the segment stays the same while parts of a record stand in it"
+    for _ in range(STEPS_MAX):
+        if house.journal.current != before:
+            return
+        house.put(client, b"small")
+        wants_compaction(house.store)
+    raise AssertionError("the segment is far beyond full, and nothing follows it")
+
+
+def one_of_three_is_left(house: House, tmp_path: Path) -> Session:
+    """The first of three large jobs: compaction has to move it before the others' garbage goes."""
+    client = Session(house.service)
+    for body in (BODY, BODY[::-1], BODY[1:]):
+        house.put(client, body)
+    reopened(house, tmp_path)
+    client = Session(house.service)
+    assert house.say(client, b"delete 2\r\ndelete 3\r\n") == b"DELETED\r\nDELETED\r\n"
+    return client
+
+
+def test_compaction_moves_a_large_job_in_slices(house: House, tmp_path: Path) -> None:
+    one_of_three_is_left(house, tmp_path)
+    moved_before = house.journal.records_moved
+    house.most_bytes = 0
+
+    def bury_in_the_middle() -> None:
+        job = house.engine.jobs.get(1)
+        assert job is not None
+        if job.state != BURIED and house.store._large is not None:
+            session = Session(house.service)
+            session.receive(b"reserve\r\n", house.clock.ns)
+            assert replies(session).startswith(b"RESERVED 1 ")
+            session.receive(b"bury 1 99\r\n", house.clock.ns)
+            assert replies(session) == b"BURIED\r\n"
+            assert session.leave(house.clock.ns)
+
+    house.compact(bury_in_the_middle)
+    assert house.journal.records_moved == moved_before + 1
+    assert house.most_bytes <= PART_BYTES_MAX
+    reopened(house, tmp_path)
+    job = house.engine.jobs.get(1)
+    assert job is not None and (job.state, job.pri) == (BURIED, 99) and body_of(house, 1) == BODY
+    assert house.journal.disk_bytes < 2 * len(BODY)
+
+
+def test_a_large_job_that_is_deleted_while_it_is_moved_is_gone(house: House, tmp_path: Path) -> None:
+    client = one_of_three_is_left(house, tmp_path)
+
+    def delete_in_the_middle() -> None:
+        if house.engine.jobs.get(1) is not None and house.store._large is not None:
+            assert house.say(client, b"delete 1\r\n") == b"DELETED\r\n"
+
+    house.compact(delete_in_the_middle)
+    assert house.engine.jobs.get(1) is None
+    assert house.put(client, BODY) == b"INSERTED 4\r\n"
+    reopened(house, tmp_path)
+    assert body_of(house, 1) is None and body_of(house, 4) == BODY
+
+
+def test_a_full_disk_in_the_middle_refuses_the_put(house: House, tmp_path: Path) -> None:
+    client = Session(house.service)
+    house.say(client, b"put 0 0 60 %d\r\n" % len(BODY) + BODY + b"\r\n")
+    house.journal._space.tight = True
+    assert house.go_on(client) == b"OUT_OF_MEMORY\r\n"
+    house.journal._space.tight = False
+    assert house.put(client, BODY) == b"INSERTED 2\r\n"
+    reopened(house, tmp_path)
+    assert body_of(house, 1) is None and body_of(house, 2) == BODY
+
+
+def test_draining_refuses_a_large_put_before_anything_is_written(house: House) -> None:
+    client = Session(house.service)
+    house.engine.draining = True
+    before = house.journal.appended
+    assert house.put(client, BODY) == b"DRAINING\r\n"
+    assert house.journal.appended == before
+
+
+def test_a_large_body_is_never_copied_on_its_way_out(house: House) -> None:
+    client = Session(house.service)
+    house.put(client, BODY)
+    client.receive(b"list-tube-used\r\npeek 1\r\nlist-tube-used\r\n", house.clock.ns)
+    pieces = []
+    while client.out:
+        pieces.append(client.take_out())
+        if not client.out:
+            client.run(house.clock.ns)
+    job = house.engine.jobs.get(1)
+    assert job is not None and any(piece is job.body for piece in pieces)
+    assert b"".join(pieces) == b"USING default\r\nFOUND 1 %d\r\n%b\r\nUSING default\r\n" % (len(BODY), BODY)
+    assert client.out_bytes == 0
+
+
+def test_without_a_journal_a_large_put_is_answered_at_once() -> None:
+    engine = Engine(0)
+    client = Session(Service(engine, 1 << 30, dict))
+    client.receive(b"put 0 0 60 %d\r\n" % len(BODY) + BODY + b"\r\n", 0)
+    assert replies(client) == b"INSERTED 1\r\n"
+    check(engine)
