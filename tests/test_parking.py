@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from time import monotonic_ns
+
 import gevent
 import pytest
 
 from geventstalk.serving.parking import Parking
+from geventstalk.serving.server import _sleep
+from geventstalk.turn import NEXT_TURN, Flag, Wait
 
 
 class Sleeper:
@@ -81,3 +85,18 @@ def test_who_was_killed_is_not_woken(sleeper: Sleeper) -> None:
     assert sleeper.greenlet.dead and sleeper.woken == woken
     sleeper.parking.close()
     sleeper.parking.wake()
+
+
+@pytest.mark.parametrize("flagged", [False, True])
+@pytest.mark.parametrize("moment", ["next turn", "past", "soon"])
+def test_a_task_sleeps_with_and_without_a_flag(flagged: bool, moment: str) -> None:
+    """Compiled, a wait without a flag ended the server: mypyc took the flag for one that is there, in a `finally`."""
+    at_ns = {"next turn": NEXT_TURN, "past": monotonic_ns() - 1, "soon": monotonic_ns() + 1_000_000}[moment]
+
+    def sleep() -> bool:
+        parking = Parking()
+        _sleep(Wait(Flag() if flagged else None, at_ns), parking)
+        parking.close()
+        return True
+
+    assert gevent.spawn(sleep).get(timeout=60)

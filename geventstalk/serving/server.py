@@ -288,23 +288,31 @@ class Server:
 def _sleep(wait: Wait, parking: Parking) -> None:
     """Until the flag is set, or the moment has come, or (NEXT_TURN) the event loop went around once."""
     flag = wait.flag
-    if flag is not None:
-        flag.raised = parking.wake_soon
+    if flag is None:
+        while not _sleep_some(wait.at_ns, parking):
+            pass
+        return
+    flag.raised = parking.wake_soon
     try:
-        while flag is None or not flag.is_set:
-            if wait.at_ns == NEVER:
-                parking.park()
-            elif wait.at_ns == NEXT_TURN:
-                _nap(NEXT_TURN_S, parking)
-                return
-            else:
-                left_ns = wait.at_ns - monotonic_ns()
-                if left_ns <= 0:
-                    return
-                _nap(left_ns / 1e9, parking)
+        while not flag.is_set and not _sleep_some(wait.at_ns, parking):
+            pass
     finally:
-        if flag is not None:
-            flag.raised = None
+        flag.raised = None
+
+
+def _sleep_some(at_ns: int, parking: Parking) -> bool:
+    """Until the moment has come, or somebody wakes the greenlet earlier. Returns whether the moment has come."""
+    if at_ns == NEVER:
+        parking.park()
+        return False
+    if at_ns == NEXT_TURN:
+        _nap(NEXT_TURN_S, parking)
+        return True
+    left_ns = at_ns - monotonic_ns()
+    if left_ns <= 0:
+        return True
+    _nap(left_ns / 1e9, parking)
+    return False
 
 
 def _nap(seconds: float, parking: Parking) -> None:
