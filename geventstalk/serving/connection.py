@@ -22,6 +22,8 @@ CHUNK_BYTES: Final = 1 << 16
 """What one read takes at most, so that no client keeps the others waiting."""
 _SHORT_BYTES: Final = 960
 """What is asked for from a client whose last piece was shorter still: memory for more than a kilobyte costs twice."""
+_WRITE_BYTES_MAX: Final = 1 << 18
+"""What one turn writes at most: to a client that reads as fast as it is written to, the system would take all of it."""
 AHEAD_BYTES_MAX = 1 << 18
 """Of what a client sends while its reserve waits, so much is taken in. Beyond that only its hangup is looked for."""
 AHEAD_BYTES_MIN: Final = 1 << 12
@@ -101,7 +103,7 @@ class Connection(Channel):
         if self._state == OVER:
             return
         try:
-            sent = write(self._fd, data)
+            sent = write(self._fd, data if len(data) <= _WRITE_BYTES_MAX else memoryview(data)[:_WRITE_BYTES_MAX])
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -200,13 +202,17 @@ class Connection(Channel):
         self._step(data or None)
 
     def _write(self) -> None:
+        left = _WRITE_BYTES_MAX
         try:
-            while self._unsent:
-                sent = write(self._fd, self._unsent[0])
-                if sent < len(self._unsent[0]):
-                    self._unsent[0] = self._unsent[0][sent:]
+            while self._unsent and left > 0:
+                piece = self._unsent[0]
+                sent = write(self._fd, piece[:left])
+                left -= sent
+                if sent == len(piece):
+                    del self._unsent[0]
+                else:
+                    self._unsent[0] = piece[sent:]
                     return
-                del self._unsent[0]
         except BlockingIOError:
             return
         except OSError:
