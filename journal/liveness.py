@@ -1,6 +1,6 @@
-"""Which keys are live, in which segment their records stand, and how many bytes those take.
+"""Which keys are live, in which segment their records stand, and how many bytes the records take.
 
-This room must not know payloads or files. Sixteen bytes a key, in pages of sequential keys.
+This room must not know payloads or files. It takes sixteen bytes a key, in pages of sequential keys.
 Invariant: the live bytes of a segment are those of the records that a replay still needs.
 """
 
@@ -10,15 +10,18 @@ from array import array
 from typing import Final
 
 _PAGE_BITS: Final = 6
+"""Pages of 64 keys. One old key keeps its whole page: with larger pages, old keys among many short-lived ones would
+cost more memory."""
 _PAGE_KEYS: Final = 1 << _PAGE_BITS
 _PAGE_MASK: Final = _PAGE_KEYS - 1
 _BYTES_BITS: Final = 32
+"""A number holds a segment and a size in 64 bits, 32 bits each: see SEGMENT_MAX in sqlite/format.py."""
 _BYTES_MASK: Final = (1 << _BYTES_BITS) - 1
 _ZEROS: Final = array("Q", bytes(8 * _PAGE_KEYS))
 
 
 class _Page:
-    """For each key `segment << 32 | bytes` of its whole record and of its last change; 0 where there is none."""
+    """Two numbers for each key, `segment << 32 | bytes`: its whole record and its last change. 0 stands for none."""
 
     __slots__ = ("changes", "count", "wholes")
 
@@ -34,14 +37,16 @@ class Liveness:
     def __init__(self) -> None:
         self.keys = 0
         self.total_bytes = 0
-        self.change_bytes = 0  # of those, what stands in changes: a whole record that is written anew has no need of it
-        self._segment = 0  # the one that was written last; what is live in it is kept apart from the others,
-        self._segment_bytes = 0  # because nearly all that comes and goes is of it: 3 % of a durable put
+        self.change_bytes = 0  # the part of total_bytes that changes take; a whole record written anew replaces it
+        # Nearly every record comes to and goes from the segment that was written last. To keep the live bytes of this
+        # segment apart from the others saves 3 % of a durable put.
+        self._segment = 0
+        self._segment_bytes = 0
         self._others: dict[int, int] = {}
         self._pages: dict[int, _Page] = {}
 
     def whole(self, key: int, segment: int, size: int) -> None:
-        """A whole record was written: what stood for the key before is dead."""
+        """A whole record was written: all earlier records of the key are dead."""
         page = self._pages.get(key >> _PAGE_BITS)
         if page is None:
             page = self._pages[key >> _PAGE_BITS] = _Page()
@@ -70,7 +75,7 @@ class Liveness:
         self._grow(segment, size)
 
     def delete(self, key: int) -> None:
-        """The key is dead, and all that stood for it. Nothing happens for a key that is not live."""
+        """The key and all its records are dead. Nothing happens for a key that is not live."""
         page = self._pages.get(key >> _PAGE_BITS)
         at = key & _PAGE_MASK
         if page is None or not page.wholes[at]:
@@ -83,7 +88,7 @@ class Liveness:
             del self._pages[key >> _PAGE_BITS]
 
     def has_page(self, key: int) -> bool:
-        """Whether there is room for the key's numbers. Taking that room is the first step of the first whole()."""
+        """Whether there is a page for the key's numbers. The first whole() of a key makes the page before all else."""
         return (key >> _PAGE_BITS) in self._pages
 
     def segment_of(self, key: int) -> int:
@@ -109,7 +114,7 @@ class Liveness:
         ]
 
     def keys_in_any(self, segments: set[int]) -> set[int]:
-        """As keys_in(), of several segments at once. O(keys)."""
+        """The same as keys_in() for several segments at once. O(keys)."""
         return {
             number << _PAGE_BITS | at
             for number, page in self._pages.items()
@@ -127,7 +132,7 @@ class Liveness:
 
     def _grow(self, segment: int, size: int) -> None:
         if segment != self._segment:
-            if self._segment_bytes:  # else it may be forgotten already
+            if self._segment_bytes:  # otherwise the segment may be forgotten already
                 self._others[self._segment] = self._segment_bytes
             self._segment = segment
             self._segment_bytes = self._others.pop(segment, 0)

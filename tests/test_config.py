@@ -15,6 +15,7 @@ import yaml
 
 from geventstalk import config, logs
 from geventstalk.config import OPTIONS, ConfigError, Option, Settings, load
+from journal.sqlite.tools import SEGMENT_BYTES
 from tests.support.process import ROOT
 
 EXAMPLE = ROOT / "conf" / "geventstalk.yaml"
@@ -112,6 +113,10 @@ def test_defaults_are_those_of_upstream() -> None:
     assert (settings.port, settings.listen, settings.journal) == ("11300", (), None)
     assert (settings.fsync_ms, settings.segment_bytes, settings.max_job_bytes) == (50, 10_485_760, 65_535)
     assert settings.compact and settings.user is None and settings.verbose == 0
+
+
+def test_tools_write_segments_of_the_default_size() -> None:
+    assert Settings().segment_bytes == SEGMENT_BYTES
 
 
 def test_every_setting_has_a_row_in_the_table_and_every_row_is_complete() -> None:

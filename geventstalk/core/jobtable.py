@@ -1,4 +1,4 @@
-"""Where a server keeps its jobs: by id, whatever state they are in.
+"""All jobs of a server by their ids, in whatever state.
 
 This room must not know what a job is for. Invariant: a page is there exactly while it holds a job.
 """
@@ -26,15 +26,15 @@ class _Page:
 class JobTable:
     """Jobs by id, in pages of 64 sequential ids.
 
-    A dict that grows to millions of entries stops everything while it is resized; this one has a page for each 64 of
-    them. Larger pages would cost what they hold on to for one old job among many short ones.
+    A dict of millions of entries stops everything while it is resized. The dict here has one entry for each page of 64
+    ids. One old job keeps its whole page, so larger pages would cost memory when most jobs are short-lived.
     """
 
     __slots__ = ("_count", "_pages", "_spare")
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
-        self._spare = _Page()  # an empty one: where jobs go as they come, each would make a page and drop it
+        self._spare = _Page()  # an empty page; where each job leaves before the next comes, each would make a page
         self._count = 0
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class JobTable:
         self._count += 1
 
     def set(self, job: Job) -> None:
-        """Adds a job, or puts it into the place of the one with its id."""
+        """Adds a job, or replaces the job with the same id."""
         page = self._pages.get(job.id >> _PAGE_BITS)
         at = job.id & _PAGE_MASK
         if page is None or page.slots[at] is None:
@@ -64,7 +64,7 @@ class JobTable:
             page.slots[at] = job
 
     def remove(self, id: int) -> None:
-        """Removes the job of an id that is in the table."""
+        """Removes the job with an id that is in the table."""
         number = id >> _PAGE_BITS
         page = self._pages[number]
         page.slots[id & _PAGE_MASK] = None
@@ -75,7 +75,7 @@ class JobTable:
             self._spare = page
 
     def recount(self) -> None:
-        """Puts pages and counts right after an exception within add() or remove(); the slots are right."""
+        """Corrects pages and counts after an exception within add() or remove(). The slots are right already."""
         counts = {number: sum([job is not None for job in page.slots]) for number, page in self._pages.items()}
         for number, count in counts.items():
             self._pages[number].count = count
@@ -88,7 +88,7 @@ class JobTable:
         return iter([job for page in self._pages.values() for job in page.slots if job is not None])
 
     def in_order(self) -> Iterator[Job]:
-        """All jobs in order of id, without a list of them. Nothing may be added or removed meanwhile."""
+        """All jobs in order of id, without making a list. No job may be added or removed meanwhile."""
         for number in sorted(self._pages):
             for job in self._pages[number].slots:
                 if job is not None:

@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, U32_MAX, Job, Tally
-from geventstalk.limits import is_tube_name
+from geventstalk.limits import TUBE_NAME_BYTES_MAX, is_tube_name
 
 Data = bytes | mmap
 ID_MAX: Final = 2**63 - 2
@@ -24,7 +24,6 @@ WALL_NS_MAX: Final = 8 * 10**18
 to 2**63, by which the clock of a machine may be set wrong."""
 
 _INVALID: Final = 0  # the state of a deleted job
-_NAME_BYTES_MAX: Final = 200
 _VERSION: Final = Struct("<i")
 _CRLF: Final = b"\r\n"
 _CHUNK: Final = 1 << 20
@@ -118,7 +117,7 @@ class Binlog:
         if len(data) - at < layout.length.size:
             raise _Torn("the length of the tube's name is cut off")
         (length,) = layout.length.unpack_from(data, at)
-        if not 0 <= length <= _NAME_BYTES_MAX:
+        if not 0 <= length <= TUBE_NAME_BYTES_MAX:
             raise _Damaged(f"a tube's name cannot have {length} bytes")
         at += layout.length.size
         name = data[at : at + length]
@@ -161,7 +160,7 @@ def _is_last(data: Data, at: int, layout: _Layout) -> bool:
     """Whether there are only zeros behind the fields of the record at a place: nobody wrote on after it."""
     (length,) = layout.length.unpack_from(data, at)
     at += layout.length.size
-    if 0 <= length <= _NAME_BYTES_MAX:
+    if 0 <= length <= TUBE_NAME_BYTES_MAX:
         at += length + layout.fields.size
     return _zeros(data, at)
 

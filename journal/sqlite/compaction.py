@@ -1,7 +1,8 @@
-"""Compaction: when it is worth it, how live records leave the oldest segment, and when changes have to wait for it.
+"""Compaction: when to compact, how live records leave the oldest segment, and when changes wait for compaction.
 
 This room must not know what a payload means. It works in slices of about a millisecond, in the thread that commits.
-Invariant: a segment goes only when nothing is live in it, and everything that replaced it is committed by then.
+Invariant: a segment is removed only when it has no live record, and after all records that replaced its own are
+committed.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from journal.sqlite.room import SPARE_SEGMENTS
 from journal.sqlite.segments import Sealed, Segments
 
 _SCAN_KEYS: Final = 256
-"""Keys of the oldest segment that one slice looks at: most may be dead, and to read one takes a microsecond or two."""
+"""Keys of the oldest segment that one slice looks at. To read a key takes one or two microseconds; most may be dead."""
 _MOVE_BYTES: Final = 1 << 17
-"""Bytes that one slice moves, give or take a record: they are written in half a millisecond."""
+"""Bytes that one slice moves, give or take a record. To write them takes half a millisecond."""
 _HOLD_S: Final = 0.004
-"""How long changes wait after a commit where the directory has outgrown its bound: no command may wait 5 ms longer."""
+"""How long changes wait after a commit when the directory has outgrown its bound. No command may wait 5 ms longer."""
 _LONG_HOLD_S: Final = 0.1
-"""The same where it is a segment or more too large: what is moved in that time is more than a usual turn writes."""
+"""How long they wait when the directory is a segment or more too large. In this time compaction moves more than a usual
+turn writes."""
 _FULL_HOLD_S: Final = 5.0
-"""The same on a full disk, where going on would be the end, and far beyond the bound."""
+"""How long they wait on a full disk, where a change could end the process, and when the directory is far too large."""
 
 
 class Compaction:
@@ -49,7 +51,7 @@ class Compaction:
         if not self._on or not staying or segments.overgrown:
             return False
         if sum(not sealed.ready for sealed in segments.sealed[-SPARE_SEGMENTS:]) > 1:
-            return False  # what is moved must not come faster than the worker seals
+            return False  # compaction must not write segments faster than the worker seals them
         tight = segments.space.tight
         if self._victim is not None and not tight:
             return True
@@ -66,7 +68,7 @@ class Compaction:
         return self._is_worth_on_a_full_disk(alive, standing, worth) if tight else worth
 
     def _is_worth_on_a_full_disk(self, alive: int, standing: int, worth: bool) -> bool:
-        """On a full disk, compact only where the next segments would not fit otherwise, but then for any garbage."""
+        """On a full disk, compact only if the next segments would not fit otherwise. Then any garbage counts."""
         segments = self._segments
         room, live = segments.room, segments.live
         left = segments.space.free() + segments.space.reserved
@@ -87,7 +89,7 @@ class Compaction:
     ) -> None:
         """One slice: appends some live keys of the oldest segment anew, or retires it when nothing is live in it."""
         segments = self._segments
-        commit()  # what is live must be so on disk before anything goes for being dead
+        commit()  # a dead record may be removed only after its successor is on disk
         victim = segments.sealed[segments.retiring]
         if segments.live.bytes_in(victim.number):
             self._move_keys(victim, payload_of, append)
@@ -109,14 +111,14 @@ class Compaction:
                     append(key, FULL, payload)
                     left -= len(payload)
                 elif segments.live.segment_of(key) == victim.number:
-                    break  # it is on its way in parts: the next slice asks for this key again
+                    break  # a large payload is moved in parts: the next slice asks for this key again
                 self.records_moved += 1
             self._scanned_seq = seq
             if left <= 0:
                 break
 
     def close(self) -> None:
-        """Reads no segment any more."""
+        """Closes the segment that is being read."""
         if self._victim is not None:
             self._victim.close()
             self._victim = None
@@ -125,7 +127,7 @@ class Compaction:
 
     @property
     def behind(self) -> bool:
-        """Whether changes have to wait. See Log.behind; while nothing is suspected, this costs nothing."""
+        """Whether changes have to wait, see Log.behind. Without a suspicion the question costs nothing."""
         if not self._behind:
             return False
         segments = self._segments
@@ -138,7 +140,7 @@ class Compaction:
         self._behind = True
 
     def committed(self) -> None:
-        """A commit of changes is over: if changes have to wait, they do so from now on."""
+        """A commit of changes is over. If changes have to wait, their wait begins now."""
         if self._behind:
             self._held_since_s = time.monotonic()
             self.judge()
@@ -164,5 +166,5 @@ class Compaction:
         return segments.writer.wal.size() >= 2 * segments.full_at
 
     def let_go(self) -> None:
-        """Nothing can be done: changes go on."""
+        """Compaction can do nothing more at the moment: changes go on."""
         self._behind = False

@@ -19,6 +19,7 @@ from journal.liveness import Liveness
 from journal.log import CHANGE, DELETE, FULL, Facts, Log, PayloadOf, SyncPoint
 from journal.sqlite.compaction import Compaction
 from journal.sqlite.files import aside_numbers, remove_files, remove_left_overs
+from journal.sqlite.format import KEY_MAX as KEY_MAX
 from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split
 from journal.sqlite.heal import LOST_KEYS, Damage
 from journal.sqlite.lock import DirectoryLock
@@ -28,29 +29,30 @@ from journal.sqlite.segments import Segments
 from journal.sqlite.space import Space
 from journal.sqlite.worker import Worker
 
-KEY_MAX: Final = 2**63 - 1
-"""The largest integer of SQLite."""
 _QUICK_KEY_MAX: Final = 2**62 - 1
-"""Integers up to here are compared at once in the compiled build; a comparison with KEY_MAX would take a call."""
+"""The compiled build compares integers up to here directly. A comparison with KEY_MAX would take a call."""
 _SEAL_AT_END_BYTES: Final = 1 << 24
-"""A larger WAL is left to the next start: to merge and sync 16 MB takes a slow device a second, and a stop may not take
-much longer."""
+"""A stop leaves a larger WAL to the next start. A slow device takes a second to merge and sync 16 MB, and a stop may
+not take much longer."""
 _START_WAIT_S: Final = 5.0
-"""How long a start on a full disk waits until what can be sealed gives room back: about as long as a start may take."""
+"""How long a start on a full disk waits for sealing to give room back: about as long as a start may take."""
 _WAIT_S: Final = 0.004
-"""How long wait() waits: it is called again while that helps, and a sync may be due meanwhile."""
+"""How long wait() waits. A sync may be due after that; the caller calls wait() again while waiting helps."""
 _ACCEPT_SHARE: Final = 64
-"""With this share of the disk or budget left for puts, accepting them is worth a line: less may be gone at once."""
+"""With this share of the disk or budget left for puts, the log says that puts are accepted again. A smaller share may
+be used up at once, and such lines would come again and again."""
 _ADMIT_CHECK_EVERY: Final = 256
-"""Puts between two looks at the disk, which take as long as ten puts; the reserve covers what others take meanwhile."""
+"""Puts between two looks at the disk. A look takes as long as ten puts. The reserve covers what others write
+meanwhile."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Journal(Log):
     """Opens and locks a directory. First exhaust replay(), then start(), then append and commit.
 
-    `budget` is the most the directory may come to, in bytes, None for as much as the disk gives. With `accept_damage`
-    a damaged segment does not stop the start: what it still gives is used, and its file is set aside by heal().
+    `budget` is the largest size of the directory in bytes; None stands for as much as the disk gives. With
+    `accept_damage` a damaged segment does not stop the start: its readable records are used, and heal() sets its file
+    aside.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Journal(Log):
         accept_damage: bool = False,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Raises JournalLocked when the directory cannot be had, JournalFailed when its reserve is another's file."""
+        """Raises JournalLocked when the directory cannot be used, JournalFailed when its reserve is another's file."""
         self.directory = directory
         self.safe_after_commit = True
         self.records_written = 0
@@ -98,7 +100,7 @@ class Journal(Log):
     # --- start
 
     def replay(self) -> Iterator[Record]:
-        """Every record of every segment, oldest first; changes none. Raises JournalDamaged behind the last one."""
+        """Every record of every segment, oldest first. Changes nothing. Raises JournalDamaged after the last record."""
         for segment, rows in self.batches():
             for _, key, kind, _, payload in rows:
                 yield Record(key, kind, payload, segment)

@@ -1,8 +1,8 @@
-"""What an operator does to a journal: look through it, copy it, write it anew. Knows keys and payloads, no more.
+"""What an operator does to a journal: look through the journal, copy it, write it anew.
 
-This room must not know SQL nor what a payload means; who does hands in `examine`, which says whether one is sound.
-Reading takes no lock and changes neither segment nor WAL, so it may be done beside a running server; SQLite may leave
-its index of a WAL (`-shm`) behind. Invariant: what a Snapshot gives back is a state that the journal was in.
+This room must not know SQL nor what a payload means. The caller hands in `examine`, which says whether a payload is
+sound. Reading takes no lock and changes neither segment nor WAL, so a tool may read beside a running server. SQLite may
+leave its index of a WAL (`-shm`) behind. Invariant: what a Snapshot gives back is a state that the journal was in.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ from journal.sqlite.wal import torn_bytes
 from journal.sqlite.writer import SegmentWriter
 
 SEGMENT_BYTES: Final = 10485760
-"""How large the segments become that are written here."""
+"""The size of segments that tools write: the default of a server's -s."""
 _ATTEMPTS: Final = 50
 _PAUSE_S: Final = 0.1
+"""How often a tool tries to open all segments at one moment, and the pause after each try: five seconds in all."""
 _BATCH_ROWS: Final = 1000
 _BATCH_BYTES: Final = 1 << 20
+"""Rows and bytes that one transaction writes: enough that its fixed cost does not count, and little memory."""
 _OURS: Final = re.compile(
     rf"{LOCK_NAME}|{WATERMARK_NAME}|{RESERVE_NAME}|lost\+found"
     rf"|segment-\d{{8,18}}\.db({re.escape(ASIDE_SUFFIX)}|{re.escape(NEW_SUFFIX)})?(-wal|-shm)?"
@@ -57,11 +59,11 @@ _OURS: Final = re.compile(
 _FILES_OF_AN_EMPTY_DIRECTORY: Final = {LOCK_NAME, "lost+found"}
 
 Examine = Callable[[Record], None]
-"""Raises ValueError when a record is none that its owner wrote."""
+"""Raises ValueError when a record is not one that its owner writes."""
 
 
 class _Pinned(SegmentReader):
-    """A segment as it was when this was made, to be read as often as wanted."""
+    """A segment as it was when this object was made. It can be read any number of times."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -72,17 +74,17 @@ class _Pinned(SegmentReader):
             raise
 
     def close(self) -> None:
-        """Nothing: the snapshot decides when it is done."""
+        """Does nothing: the snapshot closes the segment, with release()."""
 
     def release(self) -> None:
         super().close()
 
 
 class Snapshot(Source):
-    """All segments of a directory at one moment, held open: a server that writes and compacts does not disturb it.
+    """All segments of a directory at one moment, held open. A server may write and compact meanwhile.
 
-    A journal is its records up to some place in their order. The newest segment is opened first: what an older one
-    takes in meanwhile comes before everything that the newer one is not seen to have.
+    A state of a journal is all records up to some place in their order. So the newest segment is opened first: records
+    that an older segment takes in meanwhile come before all records that the newer segment does not show yet.
     """
 
     def __init__(self, directory: str) -> None:
@@ -106,7 +108,7 @@ class Snapshot(Source):
             before = _fingerprint(directory)
             if self._take():
                 return
-            # Either a segment came or went under our hands, or it is damaged: then nothing changes while we wait.
+            # Either a segment came or went meanwhile, or one is damaged. If nothing changes now, one is damaged.
             time.sleep(_PAUSE_S)
             if _fingerprint(directory) == before:
                 return
@@ -122,11 +124,11 @@ class Snapshot(Source):
         return self._readers[path]
 
     def bytes_of(self, path: str) -> int:
-        """What a segment took on disk at that moment. By now a server may have removed it, or merged its WAL."""
+        """What a segment took on disk at that moment. The server may have removed it or merged its WAL since."""
         return self._bytes[path]
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Closes the files."""
         for reader in self._readers.values():
             reader.release()
         self._readers.clear()
@@ -145,7 +147,7 @@ class Snapshot(Source):
 
 
 class SegmentFacts(NamedTuple):
-    """One segment. `live_bytes` are those a replay still needs; `torn_bytes` a write that a crash cut short."""
+    """One segment. A replay needs its `live_bytes`. `torn_bytes` is the size of a write that a crash cut short."""
 
     number: int
     path: str
@@ -157,21 +159,21 @@ class SegmentFacts(NamedTuple):
 
 
 class Survey:
-    """One reading of a whole directory: what is wrong with it, and what of it is live."""
+    """One reading of a whole directory: what is wrong with the journal, and which records are live."""
 
     def __init__(self, directory: str, examine: Examine) -> None:
         """Raises JournalLocked when there is no such directory, or no journal in it."""
         self.directory = directory
         self.findings: list[str] = []
         self.notes: list[str] = []
-        """What is no damage, and worth a line."""
+        """Lines for the operator about what is no damage."""
         self.segments: list[SegmentFacts] = []
         self.live = Liveness()
         self.keys = 0
         self.high_water = 0
-        """The largest key in any record, also of keys long gone."""
+        """The largest key in any record, also in records of keys that are deleted."""
         self.damaged: dict[int, str] = {}
-        """Number and path of each segment that has something in it which is not as it was written."""
+        """Number and path of each damaged segment."""
         self.missing: list[tuple[int, int]] = []
         """First and last number of each gap between the segments."""
         self.oldest = 0
@@ -183,18 +185,18 @@ class Survey:
 
     @property
     def used_keys(self) -> int:
-        """No key up to this one may be given to anybody again: what is damaged may have held larger ones."""
+        """No key up to this one may be used again. After damage it is larger: lost records may have had larger keys."""
         return min(self.high_water + (LOST_KEYS if self.findings else 0), KEY_MAX)
 
     def read(self) -> Iterator[Record]:
-        """Every sound record that belongs to a key's history, oldest first. The findings are there behind the last."""
+        """Every sound record that belongs to a key's history, oldest first. `findings` is complete after the last."""
         return (record for _, record in self._read())
 
     def live_records(self) -> Iterator[tuple[Record, bytes | None]]:
-        """Each live key's whole record, in the order they stand in, with the payload of its last change.
+        """Each live key's whole record, in the order of the journal, with the payload of the key's last change.
 
-        Reads the directory twice; holds some 100 bytes a key, and no whole payload but one. The findings and the high
-        water are there before the first record.
+        Reads the directory twice. Holds some 100 bytes for each key, and one whole payload at a time. `findings` and
+        `high_water` are complete before the first record.
         """
         wholes: dict[int, int] = {}
         changes: dict[int, bytes] = {}
@@ -213,11 +215,11 @@ class Survey:
                 yield record, changes.get(record.key)
 
     def at_risk(self) -> tuple[set[int], list[int]]:
-        """Keys that need a damaged segment, and those that would come back, or be in doubt, without it."""
+        """Keys that need a damaged segment, and keys that would come back, or be in doubt, without that segment."""
         return self.live.keys_in_any(set(self.damaged)), self._dead
 
     def close(self) -> None:
-        """Lets go of the files, and fills in what can only be known then."""
+        """Closes the files, and fills in `torn_bytes`, which can be asked only then."""
         self._snapshot.close()
         self.segments = [facts._replace(torn_bytes=torn_bytes(facts.path)) for facts in self.segments]
 
@@ -277,7 +279,7 @@ def next_number(directory: str) -> int:
 
 
 def every_record(directory: str, complain: Callable[[str], None]) -> Iterator[tuple[int, Record]]:
-    """Each intact record, dead ones too, with its place in its segment. What cannot be read is complained of."""
+    """Each intact record, also dead ones, with its place in its segment. Calls `complain` for what cannot be read."""
     snapshot = Snapshot(directory)
     try:
         for number, path in snapshot.paths():
@@ -294,10 +296,10 @@ def every_record(directory: str, complain: Callable[[str], None]) -> Iterator[tu
 
 
 class Builder:
-    """Writes segments from one end to the other: a new journal, or what comes behind an old one.
+    """Writes whole segments: a new journal, or new segments behind those of an old journal.
 
-    Until finish() has returned, the directory's watermark names a record that is not there, so that a server does
-    not take the beginning for the whole. The caller holds the directory's lock.
+    Until finish() has returned, the directory's watermark names a record that does not exist. So a server refuses an
+    unfinished journal. The caller holds the directory's lock.
     """
 
     def __init__(
@@ -309,7 +311,7 @@ class Builder:
         segment_bytes: int = SEGMENT_BYTES,
         oldest: int = 0,
     ) -> None:
-        """`oldest` is the first segment that is still needed, where that is not the first one written here.
+        """`oldest` is the first segment that is still needed; 0 stands for the first segment written here.
 
         Raises JournalFailed.
         """
