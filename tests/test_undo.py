@@ -194,6 +194,26 @@ def survives(name: str, scene: Scene) -> None:
     check(scene.engine)
     assert scene.engine.ready_count + scene.engine.buried_count == len(scene.engine.jobs)
     assert len(scene.engine.clients) == 0 and scene.engine.waiting_count == 0
+    assert sum(tube.jobs for tube in scene.engine.tubes.values()) == len(scene.engine.jobs), "an upload still counts"
+
+
+class Closed(Ledger):
+    """It fails before anything has changed."""
+
+    def admits(self, body_bytes: int, tube_name: bytes) -> bool:
+        if body_bytes > 3:
+            raise Planted
+        return True
+
+
+def test_a_put_that_fails_before_it_changed_anything_leaves_no_tube_behind() -> None:
+    scene = Scene(Closed())
+    scene.say(scene.idle, b"use brief\r\nput 0 0 60 9\r\n123456789\r\n")
+    assert scene.told and scene.idle.closed
+    check(scene.engine)
+    assert scene.idle.leave(scene.clock.ns)
+    check(scene.engine)
+    assert b"brief" not in scene.engine.tubes
 
 
 @pytest.mark.slow

@@ -208,6 +208,7 @@ class Engine:
 
     def abandon_put(self, job: Job) -> None:
         """The body did not arrive or was refused; the id stays spent."""
+        self.changing = True
         self.ledger.unprepare(job)
         tube = self.tube_by_number[job.tube]
         tube.jobs -= 1

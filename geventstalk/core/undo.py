@@ -71,7 +71,10 @@ def _join_clients(engine: Engine) -> None:
             used.using += 1
         upload = client.upload
         if upload is not None:
-            engine.tube_by_number[upload.tube].jobs += 1
+            if engine.jobs.get(upload.id) is None:
+                engine.tube_by_number[upload.tube].jobs += 1
+            else:
+                client.upload = None  # its put was finished, all but this
         client.absent = {}
         for tube in client.watched.values():
             tube.watchers[number] = client

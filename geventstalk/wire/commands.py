@@ -279,8 +279,8 @@ class Commands(Client):
         return True
 
     def _finish_put(self, job: Job, body: bytes, now_ns: int) -> None:
-        self.upload = None
         outcome = self._engine.put(job, body, now_ns)
+        self.upload = None  # after an exception it is still an upload, unless the job table has it
         if outcome == INSERTED:
             self._reply(p.inserted(job.id))
         else:

@@ -115,7 +115,6 @@ class Session(Commands):
 
     def give_up(self) -> None:
         """After an exception and Engine.undo(): what the client wanted is not done, and it is told so."""
-        self.upload = None
         self._engine.stop_waiting(self)
         if not self.closed:
             self._say_goodbye()
