@@ -1,7 +1,7 @@
 """A job too large to be written at once, on its way to the log part by part.
 
-This room must not know the log. Invariant: the parts in order are the whole record as it was when the first one was
-made; what changes in the job meanwhile is a record of its own.
+This room must not know the log. Invariant: the parts in order are the whole record as it was when the first part was
+made. A change of the job after that is a record of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from geventstalk.core.job import Job
 from geventstalk.durable.records import Epoch, encode_head
 
 LARGE_BYTES: Final = 1 << 20
-"""A job with a body of so many bytes is written in parts: to write it at once takes several milliseconds."""
+"""A job with a body of so many bytes is written in parts. To write it at once would take several milliseconds."""
 _PART_BYTES: Final = 1 << 18
-"""What one slice writes: checksum, copy and SQLite take a millisecond for as much."""
+"""Bytes that one slice writes. Checksum, copy and SQLite take a millisecond for so many bytes."""
 
 
 class LargeRecord:
-    """One job and how much of it is written."""
+    """One job, and how many bytes of its record are written."""
 
     __slots__ = ("_at", "_end", "head", "job")
 

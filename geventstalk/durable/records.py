@@ -1,6 +1,6 @@
 """Jobs to journal payloads and back, and the wall clock of the journal to the monotonic clock of the engine.
 
-This room must not know the engine, SQLite or gevent. Layout, little-endian, format versions 1 and 2:
+This room must not know the engine, SQLite or gevent. Layout, little-endian, format versions 1 to 3:
   change: state u8 | pri u32 | delay u32 | rank i64 | [tally 5 x u32]
   whole:  all of a change | ttr u32 | created i64 (wall clock, ns) | name length u8 | name | body
 The state's high bit says that a tally follows: reserves, timeouts, releases, buries, kicks. `rank` is the deadline of a
@@ -24,16 +24,16 @@ _READY: Final = Struct("<BIIqIqB")  # head and whole of a job without a tally
 _READY_BYTES: Final = _READY.size
 _HAS_TALLY: Final = 0x80
 WHOLE_BYTES: Final = _HEAD.size + _TALLY.size + _WHOLE.size
-"""What a whole job takes beside its body and the name of its tube, at the most."""
+"""The most that a whole job takes beside its body and the name of its tube."""
 STEP_NS: Final = 10_000_000
-"""A smaller difference between two readings is the time that the readings take, on a busy machine."""
+"""A smaller difference between two readings is no step of the clock: on a busy machine the readings take so long."""
 _READINGS: Final = 5
 
 
 class Epoch:
     """Turns monotonic nanoseconds of this process into wall-clock nanoseconds and back.
 
-    The wall clock may be wrong at the start and step later on: follow() has what is written follow it.
+    The wall clock may be wrong at the start and step later. After follow(), new records have the clock's new time.
     """
 
     def __init__(self, wall_ns: int, monotonic_ns: int) -> None:
@@ -42,11 +42,11 @@ class Epoch:
         self._monotonic_ns = monotonic_ns
 
     def follow(self, wall_clock: Callable[[], int], clock: Callable[[], int]) -> bool:
-        """Looks whether the wall clock has stepped. Returns whether it did; from now on its new time counts."""
+        """Looks whether the wall clock has stepped, and takes its new time over. Returns whether it has stepped."""
         offset_ns = wall_clock() - clock()
         if -STEP_NS < offset_ns - self.offset_ns < STEP_NS:
             return False
-        # Or this process did not run for a moment between the two readings: the quickest of some readings is right.
+        # The process may have stood still between the two readings. The quickest of several readings is right.
         quickest_ns = STEP_NS
         found_ns = self.offset_ns
         for _ in range(_READINGS):
@@ -65,7 +65,7 @@ class Epoch:
         return monotonic_ns + self.offset_ns
 
     def to_monotonic(self, wall_ns: int) -> int:
-        """The same object for jobs of the same moment, as they had it before the restart: 32 bytes a job."""
+        """Jobs of the same moment get the same integer object, which saves 32 bytes for each job."""
         if wall_ns != self._wall_ns:
             self._wall_ns = wall_ns
             self._monotonic_ns = wall_ns - self.offset_ns
@@ -75,7 +75,7 @@ class Epoch:
 def make_plausible(job: Job, now_ns: int) -> None:
     """Corrects the times of a job that another process wrote, perhaps with a wrong clock.
 
-    No job was created in the future, and no delay that has begun takes longer than from its beginning.
+    No job was created in the future, and no delay lasts longer from now than its full length.
     """
     if job.created_ns > now_ns:
         job.created_ns = now_ns
@@ -86,7 +86,7 @@ def make_plausible(job: Job, now_ns: int) -> None:
 
 
 def encode_change(job: Job, epoch: Epoch) -> bytes:
-    """What of a job can change. A reserved job is kept as a ready one: that is what a restart makes of it."""
+    """The fields of a job that can change. A reserved job is written as ready, which a restart makes of it."""
     state, rank = job.state, 0
     if state == DELAYED:
         rank = epoch.to_wall(job.rank)

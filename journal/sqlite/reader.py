@@ -1,7 +1,7 @@
 """A segment opened for reading, its records checked one by one.
 
-This room must not know what a payload means, nor of other segments. Nothing is written to the segment. Invariant: what
-is given back has the checksum and the place it was written with.
+This room must not know what a payload means, nor other segments. It writes nothing to the segment. Invariant: a record
+is given back only when its checksum and its place are those that it was written with.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ _SELECT_KEYS: Final = (
 
 
 def join(reader: SegmentReader, behind: int = 0) -> Iterator[tuple[int, int, bytes]]:
-    """The reader's records with those that were split made whole; one that misses a part is skipped.
+    """The reader's records. Records in parts are made whole; a record that misses a part is skipped.
 
-    Other records may stand between the parts of a key, but no parts of another key: those before them were given up.
+    Other records may stand between the parts of a key, but no parts of another key. Where there are some, the writer
+    gave up the earlier parts.
     """
     parts: list[bytes] = []
     parts_key = 0
@@ -75,16 +76,16 @@ def join(reader: SegmentReader, behind: int = 0) -> Iterator[tuple[int, int, byt
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SegmentReader:
-    """A segment opened for reading; a WAL that a crash left beside it is part of it, and stays as it is."""
+    """A segment opened for reading. A WAL that a crash left beside the file belongs to the segment and stays there."""
 
     def __init__(self, path: str) -> None:
-        """Raises JournalDamaged when this is no segment, JournalNewer when it is one of a later format.
+        """Raises JournalDamaged when the file is no segment, JournalNewer when its format is a later one.
 
-        `oldest` is 0 where the segment does not say: one that was prepared and not begun.
+        `oldest` is 0 when the segment does not say it: the segment was prepared and never begun.
         """
         self.path = path
-        # Read-only, so that closing merges nothing. Without a WAL nobody writes to the file: then no lock is needed and
-        # nothing is created beside it.
+        # Read-only, so that closing merges nothing. Without a WAL nobody writes to the file. Then SQLite needs no lock
+        # and creates nothing beside the file.
         _require_file(path)
         mode = "mode=ro" if os.path.exists(path + "-wal") else "mode=ro&immutable=1"
         try:
@@ -96,8 +97,8 @@ class SegmentReader:
         except BaseException:
             self._db.close()
             raise
-        self.records = 0  # the last one that rows() found
-        self.skipped = 0  # how many it left out because they are damaged
+        self.records = 0  # number of the last record that rows() found
+        self.skipped = 0  # how many damaged records rows() left out
         self.suspects: list[int] = []  # keys that damaged records seem to be of, until somebody takes them
 
     def _read_head(self) -> None:
@@ -130,9 +131,9 @@ class SegmentReader:
             raise JournalDamaged(f"{path} cannot be read as a journal segment: {error}") from error
 
     def batches(self) -> Iterator[list[Row]]:
-        """As join(), some records at a time, each as (seq, key, kind, crc, payload): a third of its time.
+        """The records of join(), several at a time, each as (seq, key, kind, crc, payload), in a third of the time.
 
-        Only for what is as it should be. From the first record that is not, one at a time.
+        From the first record that is not as it should be, the records come one at a time.
         """
         self.records = self.skipped = 0
         try:
@@ -141,18 +142,18 @@ class SegmentReader:
                 self.records = rows[-1][0]
                 yield rows
         except sqlite3.Error:
-            pass  # what can still be read is read below, up to where it cannot
+            pass  # join() reads what can still be read
         for key, kind, payload in join(self, self.records):
             yield [(self.records, key, kind, 0, payload)]
 
     def _whole(self, rows: list[Row]) -> list[Row]:
-        """A row for each record; none when not all are as they were written, whole, and stand behind `records`."""
+        """A row for each record. None at all unless every record is whole, as it was written, and next in order."""
         whole: list[Row] = []
         before = self.records
         try:
             for row in rows:
                 seq, key, kind, crc, payload = row
-                # checksum() written out: a call a record is a twentieth of a restart.
+                # checksum() written out: a call for each record takes a twentieth of a restart.
                 if crc != crc32(payload, (key ^ (key >> 32) ^ (kind << 29) ^ (seq << 3)) & 0xFFFFFFFF):
                     return []
                 if kind == GROUP and seq == before + key:
@@ -215,7 +216,7 @@ class SegmentReader:
 
     @property
     def sealed(self) -> bool:
-        """Whether nobody writes to it any more."""
+        """Whether the segment is sealed: nobody writes to a sealed segment."""
         return self._expected is not None
 
     def pin(self) -> None:
@@ -261,9 +262,9 @@ class SegmentReader:
 def _require_file(path: str) -> None:
     """Raises JournalDamaged where a name stands for no file, JournalFailed where the system does not say.
 
-    SQLite would wait for ever for somebody to write to a pipe. Whoever may not read a file, or cannot reach the disk
-    that a link leads to, is told so: that is no damage. The file is not opened for that: closing a file by hand drops
-    the locks that SQLite has on the file in this process.
+    SQLite would wait for ever for somebody to write to a pipe. A file that this user may not read is no damage, and
+    neither is a link to a disk that is not there. The check does not open the file: closing a file drops all locks that
+    SQLite holds on the same file in this process.
     """
     try:
         kind = os.stat(path).st_mode
@@ -276,7 +277,7 @@ def _require_file(path: str) -> None:
 
 
 def _claimed(seq: int, key: object, kind: object, payload: bytes) -> list[int]:
-    """The keys that a damaged row says it is of. Nothing but a line for the operator may be built on that."""
+    """The keys that a damaged row names. They may be wrong: use them for a line to the operator only."""
     try:
         keys = [row[1] for row in ungroup(seq, int(str(key)), payload)] if kind == GROUP else [int(str(key))]
     except GROUP_ERRORS:
@@ -285,7 +286,7 @@ def _claimed(seq: int, key: object, kind: object, payload: bytes) -> list[int]:
 
 
 def _intact(seq: int, key: int, kind: int, crc: object, payload: bytes) -> list[Row]:
-    """A row's record, or all of a group; none when it is not as it was written. Raises TypeError or OverflowError."""
+    """The records of a row; none when the row is not as it was written. Raises TypeError or OverflowError."""
     if not FULL <= kind <= GROUP or crc != checksum(seq, key, kind, payload):
         return []
     try:

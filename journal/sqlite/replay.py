@@ -1,8 +1,8 @@
 """Reads all segments of a directory in order, and finds out what is wrong with them. Changes nothing on disk.
 
-This room must not know what a payload means. A torn tail is what a crash leaves of writes that were never acknowledged
-under the policy in force; SQLite drops it and it is no damage. Everything else that is not as it was written is.
-Invariant: a record is given back only when its checksum, its place and its segment are those it was written with.
+This room must not know what a payload means. A crash may leave a torn tail: writes that were never acknowledged under
+the policy in force. SQLite drops a torn tail; that is no damage. Anything else that is not as it was written is damage.
+Invariant: a record is given back only when its checksum, place and segment are those that it was written with.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from journal.sqlite.format import CHANGE, DELETE, FULL, Row, row_bytes
 from journal.sqlite.reader import SegmentReader
 
 _MISSING_MAX: Final = 10_000
-"""So many segments may be missing in a row before their loss cannot be accepted for good: a file has a wrong name."""
+"""A larger gap in the numbers is not accepted for good: then some file has a wrong name, and nothing is missing."""
 
 
 class Record(NamedTuple):
-    """What was appended, in that order. `segment` is where it stands."""
+    """A record as it was appended, and the number of the segment that holds it."""
 
     key: int
     kind: int
@@ -32,13 +32,13 @@ class Record(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A segment that was read. `damaged` ones are to be set aside once their records stand elsewhere."""
+    """A segment that was read. A `damaged` segment is set aside once its records stand elsewhere."""
 
     number: int
     path: str
     records: int
     damaged: bool
-    deleted: list[int]  # keys of other segments that its records delete; empty where nobody needs to know
+    deleted: list[int]  # keys of other segments that its records delete; empty when nobody needs to know
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -58,7 +58,7 @@ class Source:
         return SegmentReader(path)
 
     def begun(self, paths: list[tuple[int, str]]) -> list[tuple[int, str]]:
-        """The same without a newest segment that was never complete, and so never written to."""
+        """The same without a newest segment that was never complete, and therefore never written to."""
         return begun_paths(paths, self.watermark)
 
 
@@ -68,9 +68,9 @@ class Replay:
     def __init__(self, directory: str, source: Source | None = None) -> None:
         self.live = Liveness()
         self.findings: list[str] = []
-        self.unfinished: list[str] = []  # segments that were never complete: they hold nothing
+        self.unfinished: list[str] = []  # segments that were never complete and hold nothing
         self.notes: list[str] = []
-        """What is no damage, and worth a line."""
+        """Lines for the operator about what is no damage."""
         self.found: list[Found] = []
         self.high_water = 0
         self._directory = directory
@@ -79,20 +79,20 @@ class Replay:
         self.missing: list[tuple[int, int]] = []  # first and last number of each gap
         self.orphans: set[int] = set()  # keys of which only changes are left
         self._open = 0  # the first segment that was never sealed: a loss of power may have cost it its tail
-        self._oldest = 0  # the first segment needed, as the newest that knows says
+        self._oldest = 0  # the first segment that is needed, as the newest segment that knows it says
         self._deleted: list[int] = []
-        self._before: dict[int, tuple[int, int]] = {}  # number to how many records it has, as a newer segment says
-        self.suspects: set[int] = set()  # keys that damaged records seem to be of, and no later record settles
-        self.keeps_deleted = False  # whether `found` says of sound segments, too, which keys they deleted
+        self._before: dict[int, tuple[int, int]] = {}  # segment to (the newer segment that counted it, its records)
+        self.suspects: set[int] = set()  # keys that damaged records name and no later record settles
+        self.keeps_deleted = False  # whether `found` lists the deleted keys of sound segments, too
 
     def records(self) -> Iterator[Record]:
-        """Every intact record, oldest first. CHANGE and DELETE of keys without a whole record are left out."""
+        """Every intact record, oldest first, without the CHANGE and DELETE of keys that have no whole record."""
         for segment, rows in self.batches():
             for _, key, kind, _, payload in rows:
                 yield Record(key, kind, payload, segment)
 
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
-        """The same as segments and some rows of each at a time: (seq, key, kind, crc, payload)."""
+        """The same records, several at a time: their segment, and rows of (seq, key, kind, crc, payload)."""
         first = before = 0
         every = self._source.paths()
         paths = self._source.begun(every)
@@ -110,12 +110,12 @@ class Replay:
         last = self._watermark[0] if self._watermark[1] else self._watermark[0] - 1  # an empty last one does not stay
         if last > before:
             self._find_missing(before + 1, last)
-        # Each segment that is written to says `oldest` before an older one goes. Where none says it, none has gone;
-        # where a damaged one might have said it, nothing is known.
+        # A segment that is written to notes `oldest` before an older segment goes. If no segment has the note, none has
+        # gone. If a damaged segment might have had the note, nothing is known.
         needed = self._oldest or (first if self.findings else 1)
         if needed < first:
             self._find_missing(needed, first - 1)
-        if self.orphans and not 0 < self._open < before:  # else nobody was promised what they belong to
+        if self.orphans and not 0 < self._open < before:  # otherwise their whole records were never promised
             self.findings.append(
                 f"{len(self.orphans)} jobs are known by their changes only: the segment that held them is missing"
             )
@@ -159,9 +159,9 @@ class Replay:
         self.found.append(Found(number, path, records, damaged, deleted))
 
     def _find_cut_off(self) -> None:
-        """Segments that were not sealed and have fewer records than a newer segment says.
+        """Finds segments that were not sealed and have fewer records than a newer segment says.
 
-        A loss of power may have taken those before the newer segment was synced, and only then.
+        A loss of power may take these records only before the newer segment is synced. Afterwards it is damage.
         """
         for at, found in enumerate(self.found):
             number, records = self._before.get(found.number, (0, 0))
@@ -173,7 +173,7 @@ class Replay:
 
     @property
     def oldest(self) -> int:
-        """The first segment that is needed, as far as a segment says."""
+        """The first segment that is needed; 0 when no segment says it."""
         return self._oldest
 
     def _take_suspects(self, reader: SegmentReader) -> None:
@@ -181,7 +181,7 @@ class Replay:
         reader.suspects = []
 
     def _belonging(self, rows: list[Row], segment: int) -> list[Row]:
-        """Those that are part of their keys' histories."""
+        """The rows that are part of their keys' histories."""
         whole = self.live.whole
         dead: set[int] = set()
         for row in rows:
@@ -194,7 +194,7 @@ class Replay:
         return [row for row in rows if row[0] not in dead] if dead else rows
 
     def _belongs(self, key: int, kind: int, size: int, segment: int) -> bool:
-        """Whether the record is part of a key's history. One whose whole record was compacted away is dead."""
+        """Whether the record is part of a key's history. Without a whole record of the key before it, it is dead."""
         if key > self.high_water:
             self.high_water = key
         if kind == FULL:
@@ -220,7 +220,7 @@ class Replay:
     def _find_missing(self, first: int, last: int) -> None:
         aside = sum(first <= number <= last for number in aside_numbers(self._directory))
         if aside < last - first + 1:
-            if last - first < _MISSING_MAX:  # each gets a file that says so
+            if last - first < _MISSING_MAX:  # each of them gets a .missing file when the loss is accepted
                 self.missing.append((first, last))
             path = segment_path(self._directory, first)
             more = f", and {last - first} more behind it" if last > first else ""

@@ -1,7 +1,7 @@
-"""The segments of one directory as they come and go: the current one, the next, those that are sealed, and their room.
+"""The segments of one directory as they come and go: the current segment, the next, the sealed ones, and their room.
 
-This room must not know records or keys, save that a segment has so many live bytes. One thread calls it; the worker
-thread creates, seals and removes segments meanwhile, and run() of a SyncPoint may be called anywhere.
+This room must not know records or keys, only how many live bytes a segment has. One thread calls it. The worker thread
+creates, seals and removes segments meanwhile. Any thread may call run() of a SyncPoint.
 Invariant: a segment is removed only after everything that replaced it is on the device.
 """
 
@@ -25,19 +25,20 @@ from journal.sqlite.writer import SegmentWriter, seal_left_over
 
 _T = TypeVar("_T")
 _WAITING_MAX: Final = 10
-"""Segments that may wait to be sealed before the next one is made: four times as many as on a device that keeps pace.
-Each keeps its descriptors, so this bounds DESCRIPTORS_MAX."""
+"""With so many segments waiting to be sealed, no next segment is made. A device that keeps pace has a quarter of these
+waiting. Each waiting segment keeps its descriptors open, so DESCRIPTORS_MAX follows from this."""
 DESCRIPTORS_MAX: Final = 4 * (_WAITING_MAX + 3) + 8
 """Descriptors that a journal needs at most: four for each segment that is written or waits to be sealed (the database,
 its WAL, the index, and the WAL once more for its fsync), for the next one and for the one that is being made; three for
 the segment that compaction reads; and the lock, the watermark, the reserve, a directory while it is synced, and one
 that SQLite may take for a moment."""
 _UNKNOWN_RECORD_BYTES: Final = 32
-"""The bits by which the count of records is shifted where their bytes are not known: then the file's size counts."""
+"""After a restart the bytes of a segment's records are not known. The number of records, shifted by so many bits,
+stands for them: it is larger than any file, so Room.merge_bytes() takes the file's size."""
 
 
 class FileSync(SyncPoint):
-    """Waits for the WALs that were written since the last one, then moves the watermark."""
+    """Syncs the WALs that were written since the last sync, then moves the watermark."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class FileSync(SyncPoint):
 
 
 class Sealed:
-    """A segment that is only read any more. `ready` once the worker has merged its WAL, or found no room to do so."""
+    """A segment that takes no more records. `ready` once the worker has merged its WAL, or found no room to merge."""
 
     def __init__(self, room: Room, path: str, number: int, writer: SegmentWriter | None, written: int) -> None:
         self.path = path
@@ -74,12 +75,12 @@ class Sealed:
         self.merge_bytes = room.merge_bytes(self.bytes, written)
         self.records = writer.records if writer else 0
         self.wal = writer.wal if writer else None
-        self._writer = writer  # of this process, until its WAL is merged
-        self._left_over: int | None = None  # records of one that a crash left with its WAL, until that is merged
+        self._writer = writer  # this process's writer, until the WAL is merged
+        self._left_over: int | None = None  # number of its records when a crash left the WAL, until that is merged
 
     @classmethod
     def found(cls, room: Room, found: Found) -> Sealed:
-        """As a replay found it."""
+        """A segment that a replay found."""
         sealed = cls(room, found.path, found.number, None, found.records << _UNKNOWN_RECORD_BYTES)
         sealed.records = found.records
         if os.path.exists(found.path + "-wal"):
@@ -90,16 +91,16 @@ class Sealed:
 
     @property
     def writer(self) -> SegmentWriter | None:
-        """What writes to it in this process, until its WAL is merged."""
+        """This process's writer of the segment, until the WAL is merged."""
         return self._writer
 
     @property
     def merged(self) -> bool:
-        """Whether nothing stands in a WAL any more."""
+        """Whether all records stand in the database file, and none in a WAL."""
         return self._writer is None and self._left_over is None
 
     def merge(self, log: Callable[[str], None]) -> None:
-        """Seals it, in the worker. Raises JournalFull, when it may be done later."""
+        """Seals the segment, in the worker. Raises JournalFull when the caller may try again later."""
         if self._writer is not None:
             self._writer.seal()
         elif self._left_over is not None:
@@ -110,12 +111,12 @@ class Sealed:
         self._left_over = None
 
     def keep(self) -> None:
-        """Instead of sealing it, in the worker: what it has gets to the device as it is."""
-        self.merge_bytes += self.bytes  # it took more than was thought
+        """Syncs the segment with its WAL, in the worker, when there is no room to seal it."""
+        self.merge_bytes += self.bytes  # merging took more than was expected
         sync_files(self.path)
 
     def remove(self) -> None:
-        """Unlinks it, in the worker."""
+        """Removes the segment's files, in the worker."""
         if self._writer is not None:
             self._writer.discard()
             self._writer = None
@@ -143,16 +144,16 @@ class Segments:
         self.worker = worker
         self.live = Liveness()
         self.sealed: list[Sealed] = []  # oldest first
-        self.retiring = 0  # how many of those the worker is removing
+        self.retiring = 0  # how many of the sealed segments the worker is removing
         self.writer: SegmentWriter | None = None
         self.next: SegmentWriter | None = None
-        self.noted = False  # the current segment alone knows which ones are gone
-        self.open_bytes = 0  # of a large record that is being written in parts: all of them go to one segment
+        self.noted = False  # whether only the current segment says which segments are gone
+        self.open_bytes = 0  # parts written of an unfinished large record; all its parts go to one segment
         self._unsynced: list[WalFile] = []
         self._watermark: Watermark | None = None
         self._log = log
         self._allocate = allocate
-        self._made: list[SegmentWriter] = []  # the next one as soon as the worker has it
+        self._made: list[SegmentWriter] = []  # the next segment, as soon as the worker has made it
         self._preparing = False
         self._refilling = False
         self._said_tight = False
@@ -167,7 +168,7 @@ class Segments:
     def begin(self, number: int, high_water: int) -> None:
         """Opens a new segment behind all others. Raises JournalFull or JournalFailed."""
         self.room.fit(self.space.capacity(self.disk_bytes))
-        fsync_path(self.directory)  # of what a start left that died, nothing may go while what is made now stays
+        fsync_path(self.directory)  # names that an earlier start made must not vanish while newer ones stay
         path = segment_path(self.directory, number)
         writer = self.writer = self.space.within(lambda: SegmentWriter(path, number, high_water, self._ahead()))
         oldest = self.oldest_needed
@@ -175,7 +176,7 @@ class Segments:
         self.with_room(lambda: writer.note(high_water, oldest))
         for sealed in self.sealed:
             if not sealed.merged:
-                sync_files(sealed.path)  # what is built on it must not outlive it; the watermark says that it is there
+                sync_files(sealed.path)  # later records build on it, and the watermark says that it is there
         self._watermark = Watermark(self.directory, number)
         fsync_path(self.directory)
         self.space.refill(self.room.reserve(self.live.keys), self.room.margin)
@@ -188,7 +189,7 @@ class Segments:
             self._refill()
 
     def end(self, seal_bytes: int) -> None:
-        """Syncs what is committed and seals the current segment, unless its WAL is larger than that."""
+        """Syncs all commits, and seals the current segment unless its WAL is larger than `seal_bytes`."""
         writer = self.writer
         assert writer is not None
         self.guard().run()
@@ -197,13 +198,13 @@ class Segments:
             self.seal(Sealed(self.room, writer.path, writer.number, writer, writer.bytes))
         self.worker.close()
         for each in (self.next, writer if unused else None):
-            if each is not None:  # the newest first, and for good: a gap in the numbers is a missing segment
+            if each is not None:  # newest first, each synced: after a crash a gap would count as a missing segment
                 each.discard()
                 fsync_path(self.directory)
         self.space.refill(self.room.reserve(self.live.keys), 0)  # before others take what the last steps gave back
 
     def close(self) -> None:
-        """Nothing is written any more, and no file stays open."""
+        """Closes all files. Nothing is written any more."""
         for writer in (self.writer, *self._made, *(sealed.writer for sealed in self.sealed)):
             if writer is not None:
                 writer.leave()
@@ -225,12 +226,12 @@ class Segments:
 
     @property
     def staying(self) -> list[Sealed]:
-        """Sealed segments that are not on their way out."""
+        """Sealed segments that are not being removed."""
         return self.sealed[self.retiring :]
 
     @property
     def oldest_needed(self) -> int:
-        """The first segment that is not on its way out."""
+        """The number of the first segment that is not being removed."""
         return self.sealed[self.retiring].number if len(self.sealed) > self.retiring else self.current
 
     @property
@@ -241,18 +242,18 @@ class Segments:
 
     @property
     def full_at(self) -> int:
-        """Of how many bytes a WAL is full."""
+        """A WAL of so many bytes is full."""
         return self.room.full_at(self.space.tight)
 
     @property
     def full(self) -> bool:
-        """Whether the current segment has as many bytes as it should have, and a record may begin elsewhere."""
+        """Whether the current segment is full, and no large record is being written to it in parts."""
         assert self.writer is not None
         return self.writer.wal.size() >= self.full_at and not self.open_bytes
 
     @property
     def overgrown(self) -> bool:
-        """Whether the current segment is beyond full, because the next one is not there yet."""
+        """Whether the current segment is a quarter larger than full, because the next segment is not ready yet."""
         assert self.writer is not None
         return self.writer.wal.size() > self.full_at + self.full_at // 4 and not self.open_bytes
 
@@ -266,9 +267,9 @@ class Segments:
 
     @property
     def _oversize(self) -> int:
-        """By how much segments are larger than segments should be, because of a large record, and are not at rest.
+        """By how many bytes large records make segments too large that are being written, sealed or removed.
 
-        The current one, those that are being sealed and those that are being removed: to wait for them helps nobody.
+        Changes do not wait for these bytes: waiting would not make such segments smaller.
         """
         assert self.writer is not None
         most = 2 * self.room.segment_limit
@@ -291,7 +292,7 @@ class Segments:
             self._unsynced.append(self.writer.wal)
 
     def sync_point(self) -> FileSync | None:
-        """What is committed and not yet asked to be on the device; None when there is nothing."""
+        """A sync of all commits that no earlier sync point covers; None when there are no such commits."""
         if not self._unsynced:
             return None
         point = self._sync_of(self._unsynced)
@@ -299,10 +300,10 @@ class Segments:
         return point
 
     def guard(self) -> FileSync:
-        """A sync of all that was committed.
+        """A sync of all commits.
 
-        The policy's own sync may be on its way in another thread, so this one asks again. Segments before the current
-        one are sealed, and thereby synced, earlier in the worker's order.
+        The policy's own sync may be under way in another thread, so this sync asks the device again. The worker seals,
+        and thereby syncs, earlier segments before it comes to this sync.
         """
         assert self.writer is not None
         return self._sync_of([self.writer.wal])
@@ -324,7 +325,7 @@ class Segments:
             self._say_tight()
 
     def tend_reserve(self) -> None:
-        """Lets the reserve grow and shrink with the live keys, and stand again when a full disk has room."""
+        """Lets the reserve grow and shrink with the live keys, and fills it again when a full disk has room."""
         self._say_tight()
         space, room = self.space, self.room
         target = room.reserve(self.live.keys)
@@ -360,7 +361,7 @@ class Segments:
             self._log(f"journal: {full if self._said_tight else 'there is room again; puts are accepted'}")
 
     def _ahead(self) -> int:
-        """How many bytes a new segment's WAL is to have before anything is written."""
+        """How many bytes of a new segment's WAL are filled with zeros before anything is written."""
         if not self._allocate or self.space.tight:
             return 0
         used = self.disk_bytes
@@ -393,7 +394,7 @@ class Segments:
                 if not lacks_descriptors(failure):
                     raise
                 while made:
-                    made.pop().discard()  # without an fsync of its directory, a segment is none
+                    made.pop().discard()  # its directory is not synced: a loss of power could remove the segment
 
         def done() -> None:
             self._preparing = False
@@ -402,7 +403,7 @@ class Segments:
         self.worker.submit(work, done, urgent=True)
 
     def rotate(self, high_water: int) -> bool:
-        """The next segment takes over, if it is there. Returns whether it did; otherwise it is asked for."""
+        """The next segment takes over, if it is ready; otherwise asks for it. Returns whether it took over."""
         fresh, writer = self.next, self.writer
         assert writer is not None
         if fresh is None:
@@ -422,24 +423,24 @@ class Segments:
         return True
 
     def _unsealed(self) -> dict[int, int]:
-        """Records of the segments that do not say it themselves so far, and of the last: it may be an older copy."""
+        """How many records each unsealed segment has, and the last sealed one, which may turn out an older copy."""
         needed = self.staying
         return {sealed.number: sealed.records for sealed in needed if not sealed.merged or sealed is needed[-1]}
 
     def seal(self, sealed: Sealed) -> None:
-        """Has the worker merge a segment's WAL, or sync it as it is where there is no room for that."""
+        """Has the worker merge a segment's WAL, or sync the WAL as it is when there is no room to merge."""
         sealed.ready = False
 
         def work() -> None:
             try:
                 self.space.within(lambda: sealed.merge(self._log), sealed.merge_bytes)
             except JournalFull:
-                sealed.keep()  # as it is, until there is more room
+                sealed.keep()  # until there is more room
 
         def done() -> None:
             sealed.ready = True
             sealed.bytes = disk_bytes(sealed.path)
-            if sealed.wal in self._unsynced:  # it is on the device by now; under `-F` nobody else asks
+            if sealed.wal in self._unsynced:  # already on the device; under `-F` nobody else drops the entry
                 self._unsynced.remove(sealed.wal)
             sealed.wal = None
 

@@ -40,7 +40,8 @@ from journal.sqlite.format import (
 from journal.sqlite.sql import connect_to_read, failure_of, read_meta, write_meta
 from journal.sqlite.wal import WalFile, bytes_behind
 
-_BUSY_MS: Final = 100  # how long sealing waits for others who look at the file
+_BUSY_MS: Final = 100
+"""How long sealing waits for others who read the file. Sealing is in a thread of its own: nobody waits for it."""
 _INSERT: Final = "INSERT INTO record(seq, key, kind, crc, payload) VALUES(?, ?, ?, ?, ?)"
 
 
@@ -48,19 +49,20 @@ class SegmentWriter:
     """A new segment, open for appending."""
 
     def __init__(self, path: str, number: int, high_water: int, ahead: int = 0) -> None:
-        """Creates the file, synced, with so many bytes ahead of what will be written to its WAL.
+        """Creates the file and syncs it. Fills the first `ahead` bytes of its WAL with zeros.
 
-        Raises JournalFull or JournalFailed; what was begun is removed then.
+        Raises JournalFull or JournalFailed, and removes what was begun.
         """
         self.path = path
         self.number = number
         self.before: dict[int, int] = {}
-        """Records of the segments before this one that are not sealed yet, and so do not say it themselves."""
+        """Number of each earlier segment that is not sealed, to the number of its records. Such a segment does not say
+        itself how many records it has."""
         self.records = 0
-        self.bytes = 0  # what they take once it is sealed
-        self._page_bytes = 0  # of that, what is still free in the page that takes the next row
+        self.bytes = 0  # what the records take once the segment is sealed
+        self._page_bytes = 0  # the free part of the page that takes the next row
         new = path + NEW_SUFFIX
-        ours: list[str] = []  # what may be removed again
+        ours: list[str] = []  # files that this call made, and may remove again
         try:
             _require_none(path)
             # Job bodies are nobody else's business; SQLite gives its own files the mode of this one.
@@ -78,10 +80,10 @@ class SegmentWriter:
                 if ahead:
                     self.wal.allocate(ahead)
             except BaseException:
-                self._db.close()  # what is open keeps its room on the disk, also without a name
+                self._db.close()  # an open file keeps its room on the disk, also without a name
                 raise
         except (sqlite3.Error, OSError) as error:
-            failure = failure_of(error, "cannot create journal segment", path)  # while the disk is as full as it was
+            failure = failure_of(error, "cannot create journal segment", path)  # before removing: is the disk full?
             _remove(ours)
             raise failure from error
         except BaseException:
@@ -89,7 +91,7 @@ class SegmentWriter:
             raise
 
     def rows(self, batch: list[Entry]) -> list[NewRow]:
-        """What append() is to write for a batch: small records that follow each other share rows."""
+        """The rows of a batch, for append(). Small records that follow each other share rows."""
         limit = LOCAL_MAX if len(batch) >= LARGE_BATCH else GROUP_BYTES
         rows: list[NewRow] = []
         heads: list[str] = []
@@ -113,7 +115,7 @@ class SegmentWriter:
     def append(self, rows: Sequence[NewRow]) -> None:
         """Commits the rows in one transaction, without waiting for the device.
 
-        Raises JournalFull, when nothing was written and it may be tried again with more room, or JournalFailed.
+        Raises JournalFull when nothing was written: the caller may try again with more room. Raises JournalFailed.
         """
         execute = self._db.execute
         try:
@@ -154,17 +156,17 @@ class SegmentWriter:
             raise failure_of(error, "cannot write to journal segment", self.path) from error
 
     def discard(self) -> None:
-        """Closes and removes a segment that nobody needs, sealed or not."""
+        """Closes and removes a segment that nobody needs. The segment may be sealed or not."""
         remove_files(self.path)
-        with suppress(sqlite3.Error):  # it would merge the WAL now, into a file that has no name any more
+        with suppress(sqlite3.Error):  # closing merges the WAL into a file that has no name any more
             self._db.close()
 
     def leave(self) -> None:
-        """Closes the segment as it is, with its WAL; the next start reads both.
+        """Closes the segment as it is, with its WAL. The next start reads both.
 
-        Closing the last connection to a file, SQLite would merge the WAL and unlink it, and with synchronous=OFF wait
-        for no device: a loss of power would then take what was synced in the WAL. A second connection, which only
-        reads, keeps SQLite from that. Raises nothing: the end of the process closes what cannot be closed here.
+        When the last connection to a file is closed, SQLite merges the WAL and unlinks it. With synchronous=OFF it does
+        not wait for the device, so a loss of power would take records that were synced in the WAL. A second connection,
+        which only reads, keeps SQLite from merging. Raises nothing: the end of the process closes the rest.
         """
         with suppress(sqlite3.Error):
             self._db.execute("SELECT 1").fetchone()  # fails when the segment is closed, as sealing closes it
@@ -173,37 +175,37 @@ class SegmentWriter:
                 self._db.close()
 
     def seal(self) -> None:
-        """Moves everything from the WAL into the database file, synced, and closes. For a thread away from the hub.
+        """Moves all records from the WAL into the database file, syncs that file, and closes it. For a worker thread.
 
-        Raises JournalFull, when it may be tried again with more room, or JournalFailed.
+        Raises JournalFull when the caller may try again with more room. Raises JournalFailed.
         """
         seal(self._db, self.path, self.records)
 
 
 def _require_none(path: str) -> None:
-    """Raises OSError where a segment's name is taken, and so would be taken from somebody by a rename."""
+    """Raises OSError when a segment's name is taken: a rename would overwrite somebody's file."""
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
 def _create(path: str, number: int, high_water: int) -> None:
-    """Makes an empty segment of a new file, complete and on the device; the segment gets its own name only then.
+    """Makes a new file an empty segment, complete and on the device. Only then does the caller give it its own name.
 
-    So whatever a crash leaves under that name is whole, and a WAL never stands beside an empty database, as a loss of
-    power might leave it: SQLite would delete the WAL. All is written without a WAL: SQLite merges a WAL while it
-    closes the file, and is silent when the disk is full just then. Raises OSError, sqlite3.Error or JournalFailed.
+    So a file with a segment's name is whole, whatever a crash leaves. Otherwise a loss of power might leave a WAL
+    beside an empty database, and SQLite would delete the WAL. The schema is written without a WAL: SQLite merges a WAL
+    while it closes the file, and is silent when the disk is full then. Raises OSError, sqlite3.Error or JournalFailed.
     """
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.executescript(
-            # Alone with the file, SQLite needs no index of a WAL beside it: 32 KiB that a full disk may not have.
-            # Neither does it need a journal: a segment that was begun and not finished is removed.
+            # With exclusive locking SQLite makes no index of a WAL: 32 KiB that a full disk may not have.
+            # SQLite needs no rollback journal either: a segment that was begun and not finished is removed.
             f"PRAGMA locking_mode=EXCLUSIVE; PRAGMA page_size={PAGE_BYTES}; PRAGMA journal_mode=OFF;"
             f"PRAGMA synchronous=OFF; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION};"
             f"BEGIN; {SCHEMA}"
         )
         write_meta(db, {"segment": number, "high_water": high_water})
         db.execute("COMMIT")
-        db.execute("PRAGMA journal_mode=WAL").fetchone()  # last: this writes two bytes of the database, and no WAL
+        db.execute("PRAGMA journal_mode=WAL").fetchone()  # last: this writes two bytes of the database and makes no WAL
     _require_whole(path)
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -213,7 +215,7 @@ def _create(path: str, number: int, high_water: int) -> None:
 
 
 def _remove(paths: list[str]) -> None:
-    """Removes a segment that could not be made, under the names it has got. Raises JournalFailed."""
+    """Removes the files of a segment that could not be made. Raises JournalFailed."""
     try:
         for path in paths:
             remove_files(path)
@@ -222,7 +224,7 @@ def _remove(paths: list[str]) -> None:
 
 
 def _require_whole(path: str) -> None:
-    """Raises JournalFailed when a new segment is not as it has to be, although SQLite told of no failure."""
+    """Raises JournalFailed when a new segment is not complete although SQLite reported no failure."""
     with open(path, "rb") as file:
         head = file.read(HEAD_BYTES)
     if (
@@ -247,14 +249,14 @@ def seal(db: sqlite3.Connection, path: str, records: int) -> None:
         busy = 1
     db.close()
     if busy:
-        # Somebody looks at the file (sqlite3, a backup); closing left the WAL beside it, which is as good.
+        # Somebody reads the file (sqlite3, a backup), so closing left the WAL beside it. A synced WAL is as good.
         sync_files(path)
 
 
 def seal_left_over(path: str, records: int) -> int:
     """Merges the WAL that a crash left beside a segment of so many records, as SegmentWriter.seal() does.
 
-    Returns how many bytes of that WAL were torn, that is, no part of a whole transaction.
+    Returns how many bytes of that WAL were torn: they belong to no whole transaction.
     """
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
