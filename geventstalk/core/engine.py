@@ -41,20 +41,20 @@ INSERTED: Final = 4
 DRAINING: Final = 5
 OUT_OF_MEMORY: Final = 6
 UNFINISHED: Final = 7
-"""The ledger has more to take of a large body."""
+"""The ledger has not yet taken all of a large body."""
 
 _SERVE_SLICE: Final = 250
 _SMALL_STEPS: Final = 16
-"""Steps that take a small part of what it takes to move a job: so many count as one unit of work."""
+"""So many small steps count as one unit of work, which is to move one job."""
 _LOOKS: Final = 256
-"""Entries of a line that one job may find out of date before the tube's timer goes on with it."""
+"""So many outdated entries of a line may be dropped for one job. After that the tube's timer goes on."""
 _TUBE_STEPS: Final = 2
-"""To stand in a line, or to leave one and perhaps end its tube, takes half of what it takes to move a job."""
+"""So many lines entered or left count as one unit of work. To leave a line may also end its tube."""
 _LINES: Final = 512
-"""Lines in which a client stands at once; its timer goes on with the others."""
+"""A client enters so many lines in the call of wait(). Its timer enters the others later."""
 
 _SCAN_MAX: Final = 64
-"""Among more tubes than this, a client's next reserve does not look at all of them again when it need not."""
+"""With more tubes than this, a client's next reserve looks again only at tubes whose first job may have changed."""
 _RELEASED: Final = 1
 _BURIED: Final = 2
 _KICKED: Final = 3
@@ -108,9 +108,9 @@ class Engine:
         self.clients[client.number] = client
 
     def leave(self, client: Client, now_ns: int, limit: int) -> bool:
-        """The client is gone: it stops waiting and up to `limit` of its jobs go ready, in the order it reserved them.
+        """The client is gone. It stops waiting, and up to `limit` of its jobs become ready, in order of reservation.
 
-        Returns whether that is done; call again until it is.
+        Returns whether all is done. Call again until it is.
         """
         client.gone = True
         self.stop_waiting(client)
@@ -154,7 +154,7 @@ class Engine:
         self._forget_if_unused(before)
 
     def watch(self, client: Client, name: bytes) -> int:
-        """Adds a tube to those the client reserves from. Returns how many it watches now."""
+        """The client reserves from this tube, too. Returns how many tubes the client watches now."""
         self.changing = True
         tube = self._tube(name)
         if tube.number not in client.watched:
@@ -162,7 +162,7 @@ class Engine:
         return len(client.watched)
 
     def ignore(self, client: Client, name: bytes) -> int:
-        """Takes a tube away. Returns how many are watched now, or 0 when it is the only one and therefore stays."""
+        """The client stops watching a tube. Returns how many are left, or 0 when the only tube stays watched."""
         tube = self.tubes.get(name)
         if tube is not None and tube.number in client.watched:
             if len(client.watched) == 1:
@@ -194,7 +194,7 @@ class Engine:
     # --- put
 
     def open_put(self, client: Client, pri: int, delay_s: int, ttr_s: int) -> Job:
-        """A put has begun: its id and its tube are settled now, although the body is still to come."""
+        """A put has begun. Its id and its tube are settled now, before the body arrives."""
         self.changing = True
         tube = client.used
         assert tube is not None
@@ -207,7 +207,7 @@ class Engine:
         return job
 
     def abandon_put(self, job: Job) -> None:
-        """The body did not arrive or was refused; the id stays spent."""
+        """The body did not arrive or was refused. The id is not used again."""
         self.changing = True
         self.ledger.unprepare(job)
         tube = self.tube_by_number[job.tube]
@@ -215,10 +215,10 @@ class Engine:
         self._forget_if_unused(tube)
 
     def prepare(self, job: Job, body: bytes, now_ns: int) -> int:
-        """The body is complete and large: the ledger takes a slice of it, so that put() has little left to do.
+        """The body is complete and large. The ledger takes a slice of the body, so that put() has little left to do.
 
-        Returns INSERTED when put() may be called, UNFINISHED when this has to be called again, or why abandon_put() has
-        to be called: DRAINING or OUT_OF_MEMORY. Meanwhile nobody sees the job.
+        Returns INSERTED when the caller may call put(), and UNFINISHED when it has to call prepare() again. After
+        DRAINING or OUT_OF_MEMORY it has to call abandon_put(). Meanwhile nobody sees the job.
         """
         tube = self.tube_by_number[job.tube]
         if not job.body:
@@ -236,7 +236,7 @@ class Engine:
         return INSERTED if taken else UNFINISHED
 
     def _begin(self, job: Job, body: bytes, now_ns: int) -> None:
-        """The job is what its put says. It is in no place yet."""
+        """Fills the job with what its put says. The job is in no place yet."""
         delay_s = job.delay_s
         job.created_ns = now_ns
         job.state = DELAYED if delay_s else READY
@@ -271,7 +271,7 @@ class Engine:
         return INSERTED
 
     def restore(self, job: Job, tube_name: bytes, now_ns: int) -> None:
-        """Gives a job of `jobs` its place. Its state is READY, or BURIED or DELAYED with the rank set."""
+        """Gives a job of `jobs` its place. Its state is READY, BURIED or DELAYED; the last two have their rank set."""
         tube = self._tube(tube_name)
         tube.jobs += 1
         job.tube = tube.number
@@ -301,7 +301,7 @@ class Engine:
         return job
 
     def deadline_soon(self, client: Client, now_ns: int) -> bool:
-        """Whether a job that the client holds has no more than the margin left."""
+        """Whether a job of the client has no more time left than the margin before its deadline."""
         first = client.deadlines.first()
         return first != EMPTY and now_ns >= (first >> ID_BITS) - DEADLINE_MARGIN_NS
 
@@ -334,14 +334,14 @@ class Engine:
         client.waiting = True
 
     def stop_waiting(self, client: Client) -> None:
-        """The client no longer waits; it gets no answer. Nothing happens when it does not wait."""
+        """The client stops waiting and gets no answer. Nothing happens when the client does not wait."""
         if client.waiting:
             self.changing = True
             client.waiting = False
             self.waiting_count -= 1
 
     def reserve_job(self, client: Client, id: int, now_ns: int) -> Job | None:
-        """Reserves this very job, when it is ready, delayed or buried; tube, watches and pauses do not matter."""
+        """Reserves the job with this id if it is ready, delayed or buried. Tube, watches and pauses do not matter."""
         job = self.jobs.get(id)
         if job is None or job.state == RESERVED:
             return None
@@ -363,7 +363,7 @@ class Engine:
     # --- what a worker does with a job
 
     def delete(self, client: Client, id: int) -> bool:
-        """Deletes a job that the client holds or that nobody holds. Returns whether there was one."""
+        """Deletes a job that the client holds or that nobody holds. Returns whether there was such a job."""
         job = self.jobs.get(id)
         if job is None or (job.state == RESERVED and job.holder != client.number):
             return False
@@ -418,7 +418,7 @@ class Engine:
         return True
 
     def kick(self, tube: Tube, buried: bool, limit: int, now_ns: int) -> int:
-        """Makes up to `limit` buried (else delayed) jobs of the tube ready, first ones first. Returns how many."""
+        """Makes up to `limit` buried or delayed jobs of the tube ready, the first ones first. Returns how many."""
         heap = tube.buried if buried else tube.delayed
         kicked = 0
         while kicked < limit and heap.first() != EMPTY:
@@ -441,7 +441,7 @@ class Engine:
         return self.tube_by_number[job.tube]
 
     def peek(self, client: Client, state: int) -> Job | None:
-        """The first READY, DELAYED or BURIED job of the tube that the client uses, left where it is."""
+        """The first READY, DELAYED or BURIED job of the tube that the client uses. The job stays in its place."""
         tube = client.used
         assert tube is not None
         first = (tube.ready if state == READY else tube.delayed if state == DELAYED else tube.buried).first()
@@ -450,13 +450,13 @@ class Engine:
     # --- time
 
     def next_deadline_ns(self) -> int:
-        """When advance() is due: never later than anything that is to happen, or NEVER."""
+        """When advance() is due, or NEVER. Nothing has to happen before that time."""
         return self.wheel.next_ns()
 
     def advance(self, now_ns: int, limit: int) -> bool:
-        """Lets happen what is due: ttrs, delays, pauses, timeouts of waiting; about `limit` of them at most.
+        """Ends ttrs, delays, pauses and waits that are due: about `limit` of them at most.
 
-        Returns whether everything due was done. What was left is due at once.
+        Returns whether everything due was done. The rest is due at once.
         """
         self.wheel.allowance = _SMALL_STEPS * limit
         while limit > 0:
@@ -471,7 +471,7 @@ class Engine:
         return False
 
     def _tube_due(self, tube: Tube, now_ns: int, limit: int) -> int:
-        """Ends the pause, serves those who waited for that, matures delays. Returns how many jobs moved."""
+        """Ends a pause, serves the clients that waited for its end, ends delays. Returns how many jobs moved."""
         moved = 0
         if tube.paused_until_ns:
             if tube.paused_until_ns <= now_ns:
@@ -495,7 +495,7 @@ class Engine:
     def _client_due(self, client: Client, now_ns: int, limit: int) -> int:
         """Takes overdue jobs away, then ends a wait that has to end. Returns how many jobs moved.
 
-        In this order: a client whose own job has just expired may be the one that gets it again.
+        The order matters: a client that waits may get its own expired job again.
         """
         moved = 0
         deadlines = client.deadlines
@@ -530,9 +530,9 @@ class Engine:
         return moved
 
     def _stand_in_more_lines(self, client: Client, now_ns: int, limit: int) -> int:
-        """Goes on with what wait() began; the client is served when one of the tubes has a job by now.
+        """Enters more of the lines that wait() began with. The client is served when one of the tubes has a job now.
 
-        Returns how many units of work that took.
+        Returns how many units of work it did.
         """
         lines = min(len(client.absent), _TUBE_STEPS * limit)
         for _ in range(lines):
@@ -545,7 +545,7 @@ class Engine:
         return 1 + lines // _TUBE_STEPS
 
     def _fall_behind(self, tube: Tube, now_ns: int) -> None:
-        """The tube's timer goes on with what one slice could not do."""
+        """The tube's timer will go on with the work that one slice could not do."""
         self._arm(tube, now_ns)
         tube.behind = True
 
@@ -559,7 +559,7 @@ class Engine:
     # --- transitions: orders and counters first, the job's own fields last
 
     def _leave_place(self, job: Job) -> Tube:
-        """Takes the job out of the place its state names; the caller puts it into another. Returns the job's tube."""
+        """Takes the job out of the place that its state names. The caller gives it a new place. Returns its tube."""
         self.changing = True
         tube = self.tube_by_number[job.tube]
         state = job.state
@@ -584,7 +584,7 @@ class Engine:
         return tube
 
     def _take_first(self, tube: Tube) -> Job:
-        """Takes the tube's first ready job out of its place; there is one."""
+        """Takes the first ready job of a tube that has ready jobs out of its place."""
         job = self.jobs.get(tube.ready.pop() & ID_MASK)
         assert job is not None
         self._left_ready(tube, job.pri)
@@ -599,7 +599,7 @@ class Engine:
             self.stocked.pop(tube.number, None)
 
     def _make_ready(self, job: Job, tube: Tube, now_ns: int) -> None:
-        """A job that was in no place any more becomes ready, without a word to the ledger."""
+        """A job that is in no place becomes ready. The ledger is not told."""
         pri = job.pri
         self._place_ready(tube, pri, job.id)
         job.state = READY
@@ -616,7 +616,7 @@ class Engine:
             tube.urgent += 1
 
     def _became_ready(self, tube: Tube, now_ns: int) -> None:
-        """One more job of the tube is ready, all of it: somebody who waits may have it."""
+        """One more job of the tube is completely ready: a waiting client may have it."""
         if not tube.paused_until_ns:
             self.stocked[tube.number] = tube
             if tube.line.entries:
@@ -628,7 +628,7 @@ class Engine:
         self._arm(tube, deadline_ns)
 
     def _hold(self, client: Client, job: Job, tube: Tube, now_ns: int) -> None:
-        """A job that was in no place any more is reserved by the client."""
+        """The client reserves a job that is in no place."""
         tally = job.counts()
         client.reserved[job.id] = job
         self.reserved_count += 1
@@ -647,7 +647,7 @@ class Engine:
         return deadline_ns
 
     def _record(self, job: Job, state: int, rank: int, pri: int, delay_s: int, what: int) -> None:
-        """Sets what is new of a job that nobody holds any more, and tells the ledger; or else nothing is new."""
+        """Sets the new values of a job that nobody holds any more, and tells the ledger. Does both or neither."""
         tally = job.counts()
         before = job.state, job.rank, job.pri, job.delay_s, job.holder
         counts = tally.releases, tally.buries, tally.kicks
@@ -682,7 +682,7 @@ class Engine:
     # --- waiting lines
 
     def _best_tube(self, client: Client) -> Tube | None:
-        """The watched, unpaused tube whose first ready job is the smallest; looks at the smaller of two sets."""
+        """The watched, unpaused tube whose first ready job is the smallest. Searches the smaller of two sets."""
         watched = client.watched
         stocked = self.stocked
         few, many = (watched, stocked) if len(watched) <= len(stocked) else (stocked, watched)
@@ -702,9 +702,9 @@ class Engine:
         return best
 
     def _best_candidate(self, client: Client) -> Tube | None:
-        """The same for a client that looked at all tubes before, and nothing has become ready since.
+        """The same for a client that has looked at all tubes, when no job has become ready since.
 
-        So a tube's first job can only have given way to a later one: a heap of what came first in each tube shows
+        A tube's first job can only have been replaced by a later job. So a heap with the first job of each tube shows
         which tube to look at again.
         """
         heap, stocked = client.candidates, self.stocked

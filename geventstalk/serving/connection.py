@@ -1,9 +1,9 @@
 """One client's socket: a greenlet with blocking-style code around a session, and the bytes on their way to the client.
 
-This room must not know the engine or the journal. One persistent read watcher a connection: gevent's own recv() starts
-and stops one each time, which costs a quarter of the speed of a plain request.
-Invariant: what a session puts out leaves only through send(), called by the turn after the commit that covers it. The
-watchers of the socket run only in the state that they belong to; all they do is to wake the greenlet from its parking.
+This room must not know the engine or the journal. Each connection has one lasting read watcher: gevent's own recv()
+starts and stops a watcher each time, which costs a quarter of the speed of a plain request.
+Invariant: replies leave only through send(). The turn calls send() after the commit that covers the replies. A watcher
+of the socket runs only in the state that it belongs to, and does nothing but wake the greenlet from its parking.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ from geventstalk.turn import Channel
 from geventstalk.wire.session import OUT_BYTES_MAX, Session
 
 CHUNK_BYTES: Final = 1 << 16
-"""What one read takes at most, so that no client keeps the others waiting."""
+"""The most that one read takes, so that no client keeps the others waiting."""
 _SHORT_BYTES: Final = 960
-"""What is asked for from a client whose last piece was shorter still: memory for more than a kilobyte costs twice."""
+"""How much a read asks for when the client's last piece was shorter than this. Memory for more than a kilobyte costs
+twice as much."""
 _WRITE_BYTES_MAX: Final = 1 << 18
-"""What one turn writes at most: to a client that reads as fast as it is written to, the system would take all of it."""
+"""The most that one turn writes to a client. Without a limit, a client that reads quickly would get all of a large
+reply in one turn."""
 AHEAD_BYTES_MAX = 1 << 18
-"""Of what a client sends while its reserve waits, so much is taken in. Beyond that only its hangup is looked for."""
+"""How much of a client's input is read while its reserve waits. Beyond that the server looks only for a hangup."""
 AHEAD_BYTES_MIN: Final = 1 << 12
-"""The same, and what one read takes at most, while all clients together have sent too much ahead."""
+"""The same limit, and the limit of one read, while all clients together have sent too much ahead."""
 ALL_AHEAD_BYTES_MAX: Final = 1 << 23
-"""What all clients together may have sent ahead before each of them is held short: 32 times what one may."""
+"""With more than this sent ahead by all clients together, AHEAD_BYTES_MIN holds for each: 32 times AHEAD_BYTES_MAX."""
 HANGUP_CHECK_S = 1.0
 
 # What a connection waits for. A watcher that runs belongs to one of these states.
-READING: Final = 0  # for bytes, or the end of them
-SENDING: Final = 1  # until the socket takes more: the client reads slowly, and nothing of it is read meanwhile
-PAUSED: Final = 2  # for the end of a turn, or of a sync: replies have to leave before anything else is read or executed
-FULL: Final = 3  # for its reserve to end: so much was sent behind it that only a hangup is looked for now and then
-OVER: Final = 4  # for nothing more
+READING: Final = 0  # for bytes, or for the end of the input
+SENDING: Final = 1  # for room in the socket: the client reads slowly, and the server reads nothing from it meanwhile
+PAUSED: Final = 2  # for the end of a turn or of a sync: replies have to leave before anything else is read or executed
+FULL: Final = 3  # for its reserve to end: the client sent so much behind it that the server looks only for a hangup
+OVER: Final = 4  # for nothing: the connection is over
 
 
 class Ahead:
-    """What all clients together have sent ahead of what could be executed."""
+    """How many bytes all clients together have sent that cannot be executed yet."""
 
     def __init__(self) -> None:
         self.total_bytes = 0
@@ -96,7 +98,7 @@ class Connection(Channel):
     # --- the turn's side
 
     def send(self, data: bytes) -> None:
-        """Writes as much as the socket takes; the rest follows when it takes more. Until then nothing is read."""
+        """Writes as much as the socket takes. The rest follows when there is room again; nothing is read until then."""
         if self._unsent:
             self._unsent.append(memoryview(data))
             return
@@ -115,14 +117,14 @@ class Connection(Channel):
             self._become(SENDING)
 
     def goes_on(self) -> None:
-        """The turn is over for this connection: whatever it could not do in it goes on in the next one."""
+        """The turn is over for this connection. Work that is left goes on in the next turn."""
         session = self.session
         stops = session.closed or session.unfinished or self._state == PAUSED
         if stops and not self._unsent and self._state != OVER:
             self._poke.start(self._parking.wake)
 
     def close(self) -> None:
-        """Closes the socket, if it is not yet; serve() must have returned, or never run again."""
+        """Closes the socket if it is open. serve() must have returned, or must never run again."""
         self._state = OVER
         if self._socket.fileno() < 0:
             return
@@ -138,7 +140,7 @@ class Connection(Channel):
     # --- states
 
     def _next_state(self) -> int:
-        """What the connection has to wait for, by what stands."""
+        """What the connection has to wait for now."""
         session = self.session
         if self._state == OVER:
             return OVER
@@ -168,7 +170,7 @@ class Connection(Channel):
         self._state = state
 
     def _may_go_on(self) -> bool:
-        """Whether there is something to execute, and everything that was executed has left."""
+        """Whether there is something to execute, and all earlier replies have left."""
         session = self.session
         return session.unfinished and not session.out and not session.closed and self.held_bytes < OUT_BYTES_MAX
 
@@ -220,9 +222,9 @@ class Connection(Channel):
             self._become(OVER)
 
     def _look_for_hangup(self) -> None:
-        """A waiting client that has gone is found by asking now and then, at no cost between."""
+        """Asks whether a waiting client has gone. Asking now and then costs nothing in between."""
         poll = select.poll()
         poll.register(self._fd, select.POLLRDHUP)
         if poll.poll(0):
-            self._hangup_seen = True  # nothing more will come than what the system holds, and that may be taken in
+            self._hangup_seen = True  # no more input comes than the system holds by now, so all of it may be read
             self._become(READING)

@@ -1,8 +1,8 @@
 """Whether to look for the next request for some microseconds before the process goes to sleep.
 
-A client that waits for each reply sends its next command as soon as it has it, and to sleep and be woken takes longer
-than that: a single client's commands are answered half as fast again. This room must not know clocks or the event loop.
-Invariant: where looking does not pay, it takes less than a hundredth of the turns, so that an idle server stays idle.
+A client that waits for each reply sends its next command at once. To sleep and be woken takes longer than that, so
+looking makes a single client's commands half as fast again. This room must not know clocks or the event loop.
+Invariant: where looking does not pay, fewer than one turn in a hundred looks, so that an idle server stays idle.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ LOOK_NS: Final = 50_000
 """How long to look. A client on the same machine needs 10 to 50 µs from a reply to its next command."""
 _WIN: Final = 1
 _LOSS: Final = 4
-"""It has to pay four of five times."""
+"""A look that finds nothing costs as much as four that find a request: looking has to pay four of five times."""
 _CREDIT_MAX: Final = 2 * _LOSS
+"""After success, two looks in a row may find nothing before looking rests."""
 _REST_TURNS: Final = 128
+"""Turns without looking, after looking did not pay. This keeps the invariant's hundredth."""
 
 
 class Linger:
-    """Tell it of each turn's end; while it says so, ask over() whenever there is nothing to do."""
+    """Call turn_ends() after each turn. While looking goes on, call over() whenever there is nothing to do."""
 
     __slots__ = ("_credit", "_looking", "_rest_turns", "_until_ns")
 
@@ -30,8 +32,8 @@ class Linger:
         self._rest_turns = 0
 
     def turn_ends(self, now_ns: int) -> bool:
-        """Returns whether looking has to begin; when it is under way already, it goes on for LOOK_NS from now."""
-        if self._looking:  # and this turn is what it was for
+        """Returns whether looking has to begin. Looking that is under way goes on for LOOK_NS from now."""
+        if self._looking:  # and it has found the request of this turn
             self._credit = min(self._credit + _WIN, _CREDIT_MAX)
             self._until_ns = now_ns + LOOK_NS
             return False

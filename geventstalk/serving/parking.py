@@ -1,9 +1,9 @@
 """Where a greenlet sleeps, and the only way in which the server's own greenlets are woken.
 
-A watcher or a callback that switches into a greenlet resumes it wherever it is, also where it waits for something else.
-Nothing here does that: wake() resumes the greenlet only while it sleeps in park() of this parking, and is nothing
-otherwise. So a wake-up that comes too late, or twice, does no harm.
-Invariant: after park() the greenlet may have been woken without a reason; it looks at its state, and may park again.
+A watcher or a callback that switches into a greenlet resumes the greenlet wherever it is, also while it waits for
+something else. wake() resumes the greenlet only while the greenlet sleeps in park() of this parking; otherwise wake()
+does nothing. So a wake-up that comes too late, or twice, does no harm.
+Invariant: park() may return without a reason. The greenlet then looks at its state, and may park again.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Parking:
             self._resume()
 
     def wake_soon(self) -> None:
-        """The same from anywhere: the greenlet goes on when the event loop is at it."""
+        """The same from any greenlet: the event loop resumes the sleeping greenlet later."""
         if self._parked:
             self.loop.run_callback(self.wake)
 
     def close(self) -> None:
-        """Nobody will park here again; frees the greenlet, which would be part of a cycle."""
+        """Nobody parks here again. Drops the reference to the greenlet, which would be part of a cycle."""
         self._parked = False
         self._resume = None

@@ -20,6 +20,7 @@ CRLF: Final = b"\r\n"
 YAML_HEAD: Final = b"---\n"
 
 _TIMEOUT_MAX: Final = 2**31 - 1
+"""The largest timeout of reserve-with-timeout: upstream keeps it in a C int."""
 
 PUT: Final = 1
 PEEK: Final = 2
@@ -85,7 +86,7 @@ _CODE_BY_WORD: Final = {prefix.rstrip(b" "): code for prefix, code in _PREFIXES 
 _CODE_BY_LINE: Final = {prefix: code for prefix, code in _PREFIXES if code in _BARE}
 
 _SEEN_PUTS: Final[dict[bytes, tuple[int, int, int, int]]] = {}
-"""Arguments of puts, which most producers repeat: knowing them saves a third of what a pipelined put costs."""
+"""Arguments of earlier puts. Most producers repeat theirs: to find them here saves a third of a pipelined put."""
 _SEEN_PUTS_MAX: Final = 1024
 
 _SPACES_OF_KICK: Final = b" \t\n\v\f\r"  # what C's strtoul skips
