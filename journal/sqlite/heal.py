@@ -1,4 +1,4 @@
-"""Making good what --accept-damage accepts: what damaged segments still say is written anew, then they are set aside.
+"""Heals a journal for --accept-damage: writes the intact records of damaged segments anew, then sets these aside.
 
 This room must not know what a payload means. Invariant: nothing is deleted and nothing is overwritten.
 """
@@ -16,8 +16,8 @@ from journal.sqlite.files import ASIDE_SUFFIX, MISSING_SUFFIX, fsync_path, segme
 from journal.sqlite.replay import Found, Replay
 
 LOST_KEYS: Final = 1 << 20
-"""Keys that are skipped when damage was accepted, so that none is used again that only the damage knew: more than the
-small records of any segment of a usual size."""
+"""Keys that are skipped when damage was accepted. Perhaps only lost records knew that a key was used, and no key may be
+used again. A segment of a usual size has fewer records than this."""
 _SUFFIXES: Final = ("-wal", "-shm", "")
 
 
@@ -42,7 +42,7 @@ class Damage:
         return [found.number for found in self._segments] + [last for _, last in self._missing]
 
     def rewrite(self, live: Liveness, payload_of: PayloadOf, append: Callable[[int, int, bytes], None]) -> int:
-        """Appends what damaged segments say as it is now. Returns how many live keys that were."""
+        """Appends the live records and the deletions of damaged segments anew. Returns how many live keys it wrote."""
         keys = 0
         for found in self._segments:
             for key in live.keys_in(found.number):

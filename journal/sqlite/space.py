@@ -45,12 +45,11 @@ class Space:
         return capacity if self._budget is None else min(capacity, self._budget)
 
     def within(self, write: Callable[[], _T], need: int = 0) -> _T:
-        """Does a write; where it finds no room, it is done again with more and more of the reserve given back.
+        """Does a write. While the write finds no room, gives back more of the reserve and does the write again.
 
-        That is one piece first, then twice as much each time.
-
-        From then on it is `tight`, until refill() says otherwise. The write must leave nothing behind when it finds no
-        room. Raises JournalFull when there is no reserve left, or at once when there is less room than it may need.
+        It gives back one piece first, and twice as much each time. From then on the space is `tight`, until refill()
+        finds room. A write that finds no room must leave nothing behind. Raises JournalFull when no reserve is left, or
+        at once when there is less room than `need`.
         """
         piece = PIECE_BYTES
         if need and need > self.free() + self.reserved:
@@ -67,9 +66,10 @@ class Space:
                 piece *= 2
 
     def refill(self, size: int, margin: int) -> None:
-        """Lets the reserve have this size, or as much of it as a full disk gives.
+        """Makes the reserve this large, or as large as a full disk allows.
 
-        It is `tight` from then on when that is less, or no longer when there is a margin beside it.
+        The space is `tight` when the reserve is smaller than this. It stops being `tight` when the reserve is complete
+        and `margin` bytes are free beside it.
         """
         with self._lock:  # until it is decided: another thread may give room back, and is the last to say `tight` then
             free = self.free()
@@ -80,7 +80,7 @@ class Space:
                 self.tight = False
 
     def give_back(self, size: int) -> bool:
-        """Returns that many bytes of the reserve to the disk, or what there is. Returns whether there was any."""
+        """Gives so many bytes of the reserve back to the disk, or all of it. Returns whether there was a reserve."""
         with self._lock:  # what another thread is about to reserve counts as well
             return self._give_back(size)
 
@@ -88,7 +88,7 @@ class Space:
         return self.reserved > 0 and self._resize(max(0, self.reserved - size))
 
     def _resize(self, size: int) -> bool:
-        """Makes the reserve larger or smaller. Returns whether it is so: otherwise it is as it was."""
+        """Makes the reserve larger or smaller. Returns whether that worked: otherwise the reserve is as before."""
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -108,7 +108,7 @@ class Space:
 
 
 def _size_of_reserve(path: str) -> int:
-    """How large the reserve of an earlier life is. A reserve is a file of zeros: what is not is never cut.
+    """How large the reserve of an earlier process is. A reserve is a file of zeros. No other file is ever cut.
 
     Raises JournalFailed.
     """
