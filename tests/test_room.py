@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from journal.sqlite.format import LOCAL_MAX, PAGE_BYTES, row_bytes
+from journal.sqlite.format import INDEX_BYTES, LOCAL_MAX, PAGE_BYTES, row_bytes
 from journal.sqlite.room import (
     AHEAD_MAX,
     BARE_SEGMENT_BYTES,
     BLOCK_BYTES,
     CAPACITY_SHARE,
     CHANGE_BYTES,
-    INDEX_BYTES,
     INDEXES_MAX,
     KEY_BYTES,
     NEW_SEGMENT_BYTES,

@@ -35,6 +35,9 @@ FORMAT_VERSIONS: Final = (1, 2, 3)
 version 3 reads all of them."""
 PAGE_BYTES: Final = 2048
 """A commit writes whole pages to the WAL: small ones waste less on a single record, large ones less on large bodies."""
+INDEX_BYTES: Final = 1 << 15
+"""SQLite keeps the index of a WAL in a file of its own. The file begins with this size, and grows by this much
+(SQLite's WAL-mode file format, section 2)."""
 KEY_BITS: Final = 63
 KEY_MAX: Final = (1 << KEY_BITS) - 1
 """SQLite's integers have 64 bits with their sign, and keys are not negative."""

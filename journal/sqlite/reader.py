@@ -43,6 +43,7 @@ from journal.sqlite.sql import connect_to_read, failure_of, read_meta, unreadabl
 from journal.sqlite.writer import seal
 
 _BATCH_ROWS: Final = 32
+"""Rows that are read together. A row may hold 16 MB (PART_BYTES), so this bounds the memory."""
 _SELECT: Final = "SELECT seq, key, kind, crc, payload FROM record WHERE seq > ? ORDER BY seq"
 _SELECT_KEYS: Final = (
     f"SELECT seq, key, kind, CASE kind WHEN {GROUP} THEN payload END FROM record "

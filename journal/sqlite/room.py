@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from journal.sqlite.format import CELL_BYTES, PAGE_BYTES, row_bytes
+from journal.sqlite.format import CELL_BYTES, INDEX_BYTES, PAGE_BYTES, row_bytes
 
 BLOCK_BYTES: Final = 4096
 """Nearly all file systems give room in blocks of this size. A reserve of whole blocks takes exactly its size."""
-INDEX_BYTES: Final = 1 << 15
-"""SQLite keeps the index of a WAL in a file of its own. The index takes this much, and grows by this much."""
 PIECE_BYTES: Final = INDEX_BYTES
 """The smallest piece of the reserve that is given back: the largest step that SQLite takes beside a transaction."""
 INDEXES_MAX: Final = 5

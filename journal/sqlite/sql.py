@@ -8,8 +8,7 @@ from typing import Final
 from urllib.parse import quote
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
-from journal.sqlite.format import meta_checksum
-from journal.sqlite.wal import INDEX_BYTES
+from journal.sqlite.format import INDEX_BYTES, meta_checksum
 
 _FSYNC_CODES: Final = (1034, 1290)  # SQLITE_IOERR_FSYNC, SQLITE_IOERR_DIR_FSYNC
 _INDEX_CODE: Final = 4874  # SQLITE_IOERR_SHMSIZE: no room for the index of a WAL; by now there may be room again

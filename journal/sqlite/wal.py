@@ -22,11 +22,10 @@ _FRAME_HEAD_BYTES: Final = 24
 """Each page in a WAL stands behind a header of this size (the same section)."""
 _LOOK_BYTES: Final = 1 << 16
 """A WAL is looked through in pieces of this size, so that a large one takes no memory."""
-INDEX_BYTES: Final = 1 << 15
-"""SQLite's index of a WAL grows by so much at a time (its WAL-mode file format, section 2)."""
 _FRAMES: Final = Struct("=I")
 _FRAMES_AT: Final = 16
-"""Where that index has the number of frames that belong to whole transactions (`mxFrame`, section 2.1)."""
+"""Where SQLite's index of a WAL has the number of frames that belong to whole transactions (`mxFrame`, WAL-mode file
+format, section 2.1)."""
 _ZEROS: Final = bytes(1 << 16)
 """What is written to a new WAL at a time: large enough that the number of system calls does not matter."""
 
