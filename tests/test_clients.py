@@ -524,13 +524,36 @@ def program(kind: str, tmp_path: Path) -> str:
     return str(path)
 
 
+PYSTALK_CONFTEST = """
+import socket, subprocess, time, pytest
+
+# The name that pytest had for ordinary fixtures at the time.
+pytest.yield_fixture = pytest.fixture
+
+
+class Popen(subprocess.Popen):
+    # The suite sleeps for 0.25 s while the server starts. A busy machine takes longer, so this waits for the port.
+    def __init__(self, command, **options):
+        super().__init__(command, **options)
+        deadline = time.monotonic() + 60
+        while self.poll() is None and time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", int(command[-1]))).close()
+                return
+            except OSError:
+                time.sleep(0.01)
+
+
+subprocess.Popen = Popen
+"""
+
+
 def test_own_suite_of_pystalk(program: str, tmp_path: Path) -> None:
     """Of the last source distribution that holds it; the library it tests is the one installed here."""
     sha256 = "16133a39f4be69f59961397e35c8c8e6d99f8813dda8c90696e2ac0647f2a86e"
     suite = fetch_sdist("pystalk==0.5.1", sha256, tmp_path)
     (suite / "pytest.ini").write_text("[pytest]\n")
-    # The name that pytest had for ordinary fixtures at the time.
-    (suite / "conftest.py").write_text("import pytest\npytest.yield_fixture = pytest.fixture\n")
+    (suite / "conftest.py").write_text(PYSTALK_CONFTEST)
     (suite / "pystalk").rename(suite / "pystalk-of-that-time")
     pytest_options = ["-c", "pytest.ini", "-p", "no:cacheprovider", "tests/integration"]
     command = [sys.executable, "-m", "pytest", *pytest_options]

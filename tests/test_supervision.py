@@ -45,7 +45,7 @@ start = Acceptor.start
 Acceptor.start = lambda acceptor: (start(acceptor), threading.Thread(target=breaks).start())
 """
 COMMIT = "from geventstalk.durable.store import Store\nStore.commit = breaks"
-SYNC = "from journal import SyncPoint\nSyncPoint.run = breaks"
+SYNC = "from journal.sqlite.segments import FileSync\nFileSync.run = breaks"
 HOUSE = "from geventstalk.durable.store import Store\nStore.wants_compaction = breaks"
 
 UNEXPECTED = 'ZeroDivisionError("planted")'
