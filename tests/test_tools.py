@@ -95,7 +95,8 @@ def start(*words: object) -> subprocess.Popen[bytes]:
 
 
 def make_job(id: int, state: int = READY, body: bytes = b"body", rank: int = 0, tally: Tally | None = None) -> Job:
-    job = Job(id, 0, id % 7, 0, 60)
+    # A start corrects a deadline that is further away than the job's delay.
+    job = Job(id, 0, id % 7, 4_000_000_000 if state == DELAYED else 0, 60)
     job.body = body + b"\r\n"
     job.created_ns = 1000 * SECOND
     job.state = state
@@ -865,7 +866,7 @@ def test_the_largest_numbers_that_come_in_are_served(
     """An imported highest id of 2**63 - 1, then a put, once lost acknowledged jobs."""
     last = 2**63 - 2
     jobs = JOB.replace(":5", f":{last}").replace(
-        "}", f',"state":"delayed","deadline_ns":{8 * 10**18},"pri":{2**32 - 1}}}'
+        "}", f',"state":"delayed","delay":{2**32 - 1},"deadline_ns":{8 * 10**18},"pri":{2**32 - 1}}}'
     )
     assert tool("import", tmp_path / "new", stdin=HEADER + jobs).code == 0
     server = start_server("-b", str(tmp_path / "new"))
