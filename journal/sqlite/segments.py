@@ -32,6 +32,8 @@ DESCRIPTORS_MAX: Final = 4 * (_WAITING_MAX + 3) + 8
 its WAL, the index, and the WAL once more for its fsync), for the next one and for the one that is being made; three for
 the segment that compaction reads; and the lock, the watermark, the reserve, a directory while it is synced, and one
 that SQLite may take for a moment."""
+_LARGE_BYTES: Final = 1 << 20
+"""Smaller segments are never too large: only a record that is written in parts makes one so."""
 _UNKNOWN_RECORD_BYTES: Final = 32
 """After a restart the bytes of a segment's records are not known. The number of records, shifted by so many bits,
 stands for them: it is larger than any file, so Room.merge_bytes() takes the file's size."""
@@ -272,7 +274,7 @@ class Segments:
         Changes do not wait for these bytes: waiting would not make such segments smaller.
         """
         assert self.writer is not None
-        most = 2 * self.room.segment_limit
+        most = max(2 * self.room.segment_limit, _LARGE_BYTES)
         restless = [sealed.bytes for sealed in self.sealed[: self.retiring]]
         restless += [2 * sealed.bytes for sealed in self.staying if not sealed.ready]
         restless.append(self.writer.wal.size())

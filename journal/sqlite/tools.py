@@ -45,9 +45,10 @@ from journal.sqlite.writer import SegmentWriter
 
 SEGMENT_BYTES: Final = 10485760
 """The size of segments that tools write: the default of a server's -s."""
-_ATTEMPTS: Final = 50
+_ATTEMPTS: Final = 300
 _PAUSE_S: Final = 0.1
-"""How often a tool tries to open all segments at one moment, and the pause after each try: five seconds in all."""
+"""How often a tool tries to open all segments at one moment, and the pause after each try: half a minute in all. A busy
+server with small segments makes a new segment several times a second."""
 _BATCH_ROWS: Final = 1000
 _BATCH_BYTES: Final = 1 << 20
 """Rows and bytes that one transaction writes: enough that its fixed cost does not count, and little memory."""

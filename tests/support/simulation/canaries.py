@@ -187,7 +187,7 @@ class KeepsItsReserve(FaultyJournal):
 
     def start(self) -> None:
         super().start()
-        self._space.give_back = lambda size: False  # type: ignore[method-assign]  # the fault
+        self._space._give_back = lambda size: False  # type: ignore[method-assign]  # the fault
 
 
 CANARIES: dict[str, Parts] = {

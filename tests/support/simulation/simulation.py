@@ -549,7 +549,9 @@ class Simulation:
             )
             taken = disk.used_bytes + disk.reserved_bytes
             require(taken <= (scenario.budget or UNLIMITED), "the directory outgrows its budget:", taken)
-        if live < SMALL_BYTES:
+        if live < SMALL_BYTES and (
+            scenario.compact or scenario.bytes_max == UNLIMITED
+        ):  # -n fills a small disk for good
             require(self.journal.admits(10), "there is room again, and puts are refused")
 
     def _require_answered(self, client: SimulatedClient) -> None:
