@@ -176,9 +176,12 @@ class Segments:
         oldest = self.oldest_needed
         writer.before = self._unsealed()
         self.with_room(lambda: writer.note(high_water, oldest))
+        # Its note corrects older notes where a crash took records that nobody was promised: it must stay.
+        self.noted = any(not sealed.merged for sealed in self.sealed)
         for sealed in self.sealed:
             if not sealed.merged:
                 sync_files(sealed.path)  # later records build on it, and the watermark says that it is there
+        sync_files(path)  # what it notes of older segments counts as soon as the watermark speaks of it
         self._watermark = Watermark(self.directory, number)
         fsync_path(self.directory)
         self.space.refill(self.room.reserve(self.live.keys), self.room.margin)
