@@ -88,6 +88,9 @@ def test_what_must_not_happen_ends_the_process(tmp_path: Path, plant: str, code:
     assert found == (code or (74 if durable else 70)), text
     assert text.encode().count(TRACEBACK) == 1, text
     assert "stopping" in text
+    promise, loss = "nothing since the last commit was acknowledged", "all jobs are lost, because there is no journal"
+    assert (promise in text) is (found == 74), text
+    assert (loss in text) is (not code and not durable), text
 
 
 @pytest.mark.parametrize("error", [UNEXPECTED, 'MemoryError("planted")'], ids=["a bug", "memory"])

@@ -1,6 +1,7 @@
-"""Accepts connections from one listening socket, also when descriptors run out.
+"""Accepts connections from one listening socket, also when file descriptors run out.
 
-This room must not know what is served. Invariant: what cannot be accepted waits in the system's backlog, at no cost.
+This room must not know what is served. Invariant: a client that cannot be accepted waits in the backlog of the system
+and costs the server nothing.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from gevent.server import StreamServer
 
 ACCEPT_RETRY_S = 0.1
 JOURNAL_DESCRIPTORS = 64
-"""What is kept back for a journal. An open segment takes four: the database, SQLite's two files, one to sync the log.
-Beside the segment that is written, up to a dozen are prepared, sealed, compacted or read at the same time."""
+"""So many descriptors are kept for a journal. An open segment needs four: the database, SQLite's two files beside it,
+and one to sync the WAL. While one segment is written, up to a dozen others are prepared, sealed, compacted or read."""
 OWN_DESCRIPTORS = 16
-"""What the server has open before any client comes: its log, the event loop, a few listeners, the journal's lock."""
+"""The server has so many open before any client comes: its log, the event loop, some listeners, the journal's lock."""
 DESCRIPTORS_MIN = 2 * JOURNAL_DESCRIPTORS + OWN_DESCRIPTORS
-"""With fewer, the journal and the clients have to share what there is, half and half."""
+"""With fewer descriptors than this, the journal gets half of them and the clients get the other half."""
 DESCRIPTORS_MAX = 1 << 20
-"""The soft limit is not raised any further; nobody has more clients, and some systems allow a billion."""
+"""The soft limit is not raised beyond this. Some systems allow a billion, and no server has so many clients."""
 
 
 def raise_limit(log: logging.Logger, *, durable: bool) -> None:
-    """Lets the process have as many descriptors as it may; says so, and warns when they are few."""
+    """Raises the soft limit of descriptors as far as the system allows, and warns when it is low for a journal."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -49,7 +50,7 @@ def raise_limit(log: logging.Logger, *, durable: bool) -> None:
 
 
 class Acceptor(StreamServer):
-    """Accepts connections; when there is no descriptor left for one, it waits and tries again."""
+    """Accepts connections. When no descriptor is left, the acceptor pauses and then tries again."""
 
     def __init__(
         self, listener: socket.socket, serve: Callable[[socket.socket], None], log: logging.Logger, *, durable: bool
@@ -61,7 +62,7 @@ class Acceptor(StreamServer):
         self._spare = JOURNAL_DESCRIPTORS if durable else 0
 
     def do_read(self) -> Any:
-        """The next connection as (socket,), or None when there is none to be had now."""
+        """The next connection as (socket,), or None when none can be accepted now."""
         listener: Any = self.socket
         try:
             self._require_descriptors(listener.fileno())
@@ -78,7 +79,7 @@ class Acceptor(StreamServer):
         return (sock,)
 
     def _require_descriptors(self, any_fd: int) -> None:
-        """Leaves some descriptors to the journal, whose segments come and go. Raises OSError when no more are left."""
+        """Raises OSError when the only descriptors left are those kept for the journal, whose segments come and go."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         lowest = os.dup(any_fd)
         os.close(lowest)
@@ -89,7 +90,7 @@ class Acceptor(StreamServer):
         if not self._refused:
             self._refused = True
             self._log.warning(
-                "cannot accept a connection: %s; those that are connected are served, and it is tried again",
+                "cannot accept a connection: %s; connected clients are served, and new ones have to wait",
                 error.strerror,
             )
         self.stop_accepting()

@@ -1,9 +1,10 @@
 """The wiring with gevent: listeners, a greenlet for each connection and each task of the turn, signals, the end.
 
-What is done, and in which order, is in turn.py. Here stands only who is woken when. A step begins a turn; when every
-connection that is readable had its step, _end_turn() commits and the replies leave.
-Invariant: nothing here that touches the engine or the journal waits for anything in between, so there is no lock. And
-nothing fails in silence: whatever comes out of a greenlet, a callback or a thread is logged and ends the process.
+turn.py decides what is done, and in which order. This room decides which greenlet is woken, and when. The first step
+of a connection begins a turn. Every other readable connection has its step. Then _end_turn() commits, and the replies
+leave.
+Invariant: code that touches the engine or the journal never waits in the middle of its work, so it needs no lock.
+Nothing fails in silence: an exception out of a greenlet, a callback or a thread is logged and ends the process.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ EXIT_OK = 0
 EXIT_REPLAY = 1
 EXIT_LOCKED = 10
 EXIT_BUG = 70
-"""As sysexits' EX_SOFTWARE: something happened that must not, and nobody knows what else is wrong."""
+"""EX_SOFTWARE of sysexits.h: geventstalk has a fault, and nobody knows what else is wrong."""
 EXIT_JOURNAL = 74
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 NEXT_TURN_S = 1e-9
-"""Lets all others have their turn: after sleep(0) gevent comes back up to 50 times before it looks at any socket."""
+"""A sleep of this length lets every socket have its turn. After sleep(0) gevent runs the greenlet up to 50 times more
+before it looks at any socket."""
 PROGRESS_EVERY_S = 2.0
 
 
@@ -79,12 +81,12 @@ class Server:
         self._uname = os.uname()
 
     def run(self, drains: Callable[[], bool] = lambda: False) -> int:
-        """Opens the journal, brings its jobs back, serves until stopped. Returns the exit code of the process.
+        """Opens the journal, replays its jobs, and serves until stop(). Returns the exit code of the process.
 
-        `drains` says whether a signal that came before this could hear of it wants puts refused.
+        `drains` says whether SIGUSR1 arrived before the handlers of this server were set.
         """
-        # Jobs, tubes and sessions are free of cycles, and a collection with a million jobs stops everything for
-        # 200 ms. What a connection leaves behind is taken apart by hand in Connection.close().
+        # A garbage collection with a million jobs stops the server for 200 ms. Jobs, tubes and sessions have no
+        # reference cycles, and Connection.close() takes the cycles of a connection apart, so nothing needs collecting.
         gc.collect()
         gc.disable()
         raise_limit(self._log, durable=self._settings.journal is not None)
@@ -119,7 +121,7 @@ class Server:
         self._stopped.set()
 
     def drain(self, on: bool) -> None:
-        """While draining, puts are refused; everything else goes on."""
+        """While the server drains, it refuses puts and serves every other command."""
         self._engine.draining = on
         self._log.info("draining" if on else "no longer draining")
 
@@ -163,7 +165,7 @@ class Server:
 
     def _finish(self) -> int:
         if self._sync_thread is not None:
-            self._sync_thread.get()  # a sync that is under way; replies at the gate may have waited for it
+            self._sync_thread.get()  # replies at the gate may wait for this sync
         self._turn.finish()
         for channel in list(self._turn.channels.values()):
             assert isinstance(channel, Connection)
@@ -175,7 +177,7 @@ class Server:
     # --- connections
 
     def serve(self, sock: socket.socket) -> None:
-        """A connection's whole life; runs in its greenlet."""
+        """Serves one connection until its end. Runs in the greenlet of the connection."""
         fd = sock.fileno()
         if self._trace:
             self._trace.accept(fd)
@@ -205,12 +207,12 @@ class Server:
             self._idle.start(self._look_again)
 
     def _look_again(self) -> None:
-        """Called as often as the event loop finds nothing to do, while the watcher runs."""
+        """The idle watcher calls this whenever the event loop finds nothing to do."""
         if self._linger.over(monotonic_ns()):
             self._idle.stop()
 
     def _drive(self, task: Task) -> None:
-        """Runs a task of the turn; in a greenlet of its own."""
+        """Runs a task of the turn. Each task has a greenlet of its own."""
         parking = Parking()
         try:
             for wait in task:
@@ -225,16 +227,18 @@ class Server:
     # --- failures
 
     def _tell(self, text: str, error: BaseException | None) -> None:
-        """Something for the log; after an exception that was undone, or with which nothing had changed, it goes on."""
+        """Logs a line. The server goes on: the exception, if any, was undone or came before anything had changed."""
         self._log.error("%s", text, exc_info=error)
 
     def _turn_failed(self, error: BaseException) -> None:
-        """The turn lets no reply leave any more. With a journal the next start brings back what was promised."""
-        journal = self._settings.journal is not None
-        self._end_with(EXIT_JOURNAL if journal else EXIT_BUG, error, "nothing since the last commit was acknowledged")
+        """No reply leaves any more. With a journal, the next start replays what was promised."""
+        if self._settings.journal is not None:
+            self._end_with(EXIT_JOURNAL, error, "nothing since the last commit was acknowledged")
+        else:
+            self._end_with(EXIT_BUG, error, "all jobs are lost, because there is no journal")
 
     def _crash(self, context: object, kind: Any, error: Any, trace: Any) -> None:
-        """gevent's hub calls this with whatever comes out of a greenlet or a callback; otherwise it would go on."""
+        """gevent's hub calls this with an exception out of a greenlet or a callback. gevent itself would go on."""
         if isinstance(error, gevent.GreenletExit):
             return
         if not isinstance(error, BaseException):
@@ -243,11 +247,11 @@ class Server:
         self._end_with(EXIT_BUG, error.with_traceback(trace), "this is a fault of geventstalk")
 
     def _thread_crashed(self, found: threading.ExceptHookArgs) -> None:
-        """Called in the thread, whatever it was for: gevent's own, or the journal's."""
+        """Python calls this in a thread that an exception ended: a thread of gevent, or a thread of the journal."""
         self._loop.run_callback_threadsafe(self._crash, None, found.exc_type, found.exc_value, found.exc_traceback)
 
     def _end_with(self, code: int, error: BaseException, what: str) -> None:
-        """Logs why the process ends, once: one line for what may happen to a journal, else the traceback, too."""
+        """Logs once why the process ends: one line for an expected failure of the journal, else a traceback, too."""
         if self._exit_code == EXIT_OK:
             self._exit_code = code
             found: BaseException | None = error
@@ -286,7 +290,7 @@ class Server:
 
 
 def _sleep(wait: Wait, parking: Parking) -> None:
-    """Until the flag is set, or the moment has come, or (NEXT_TURN) the event loop went around once."""
+    """Sleeps until the flag is set or the moment has come. NEXT_TURN means until the event loop went around once."""
     flag = wait.flag
     if flag is None:
         while not _sleep_some(wait.at_ns, parking):
@@ -301,7 +305,7 @@ def _sleep(wait: Wait, parking: Parking) -> None:
 
 
 def _sleep_some(at_ns: int, parking: Parking) -> bool:
-    """Until the moment has come, or somebody wakes the greenlet earlier. Returns whether the moment has come."""
+    """Sleeps until the moment has come or somebody wakes the greenlet. Returns whether the moment has come."""
     if at_ns == NEVER:
         parking.park()
         return False
@@ -316,7 +320,7 @@ def _sleep_some(at_ns: int, parking: Parking) -> bool:
 
 
 def _nap(seconds: float, parking: Parking) -> None:
-    """So long, or until somebody wakes the greenlet earlier."""
+    """Sleeps for this long, or until somebody wakes the greenlet."""
     timer = parking.loop.timer(seconds)
     timer.start(parking.wake)
     try:
@@ -327,7 +331,7 @@ def _nap(seconds: float, parking: Parking) -> None:
 
 
 class _WireTrace:
-    """Turns a session's lines into those of `-VV`."""
+    """Writes the lines of a session to the log, as `-VV` wants."""
 
     def __init__(self, trace: Trace, fd: int) -> None:
         self._trace = trace
@@ -347,7 +351,7 @@ class _WireTrace:
 
 
 def _warn_of_binlog(directory: str, log: logging.Logger) -> None:
-    """beanstalkd's files are not read; somebody who replaced it must hear of that before missing the jobs."""
+    """An operator who replaced beanstalkd must hear at once that the files of beanstalkd are not read."""
     names = [name for name in os.listdir(directory) if name.startswith("binlog.")]
     if names:
         log.warning("%s holds %d binlog files of beanstalkd, which are not read", directory, len(names))
