@@ -57,7 +57,7 @@ class Service:
         self.max_job_bytes = max_job_bytes
         self.facts = facts
         self.tell = tell if tell is not None else _raise_again
-        self.commands = [0] * p.COMMANDS  # how often each command was given, by its code
+        self.commands = [0] * p.COMMANDS  # how often each command was given, by its code; every session counts here
         self._told_of_ids = False
 
     def tell_of_ids(self) -> None:
@@ -79,6 +79,7 @@ class Commands(Client):
     __slots__ = (
         "_body",
         "_body_left",
+        "_counts",
         "_engine",
         "_goes_on",
         "_kick_left",
@@ -102,6 +103,7 @@ class Commands(Client):
         super().__init__()
         self._service = service
         self._engine = service.engine
+        self._counts = service.commands
         self._body: BytesIO | None = None  # what has come of a body that takes several reads
         self._put_body = b""  # all of a large body that the ledger has not wholly taken yet
         self._body_left = 0
@@ -147,9 +149,6 @@ class Commands(Client):
         else:
             self._reply_in_pieces([p.reserved_line(job.id, body), body])
 
-    def _count(self, code: int) -> None:
-        self._service.commands[code] += 1
-
     def _execute(self, line: bytes, now_ns: int) -> None:
         code, arguments = p.command(line)
         engine = self._engine
@@ -157,37 +156,37 @@ class Commands(Client):
             self._put(arguments)
         elif code == p.RESERVE_WITH_TIMEOUT:
             timeout_s = p.timeout_argument(arguments)
-            self._count(code)
+            self._counts[code] += 1
             self._reserve(timeout_s, now_ns)
         elif code == p.DELETE:
             id = p.id_argument(arguments)
-            self._count(code)
+            self._counts[code] += 1
             self._reply(p.R_DELETED if engine.delete(self, id) else p.R_NOT_FOUND)
         elif code == p.RESERVE:
-            self._count(code)
+            self._counts[code] += 1
             self._reserve(_FOR_EVER, now_ns)
         elif code == p.RELEASE:
             id, pri, delay_s = p.release_arguments(arguments)
-            self._count(code)
+            self._counts[code] += 1
             done = engine.release(self, id, pri, delay_s, now_ns)
             self._reply(p.R_RELEASED if done else p.R_NOT_FOUND)
         elif code == p.BURY:
             id, pri = p.bury_arguments(arguments)
-            self._count(code)
+            self._counts[code] += 1
             self._reply(p.R_BURIED if engine.bury(self, id, pri) else p.R_NOT_FOUND)
         elif code == p.TOUCH:
             id = p.id_argument(arguments)
-            self._count(code)
+            self._counts[code] += 1
             self._reply(p.R_TOUCHED if engine.touch(self, id, now_ns) else p.R_NOT_FOUND)
         elif code == p.KICK:
             self._kick(p.kick_argument(arguments))
         elif code == p.KICK_JOB:
             id = p.id_argument(arguments)
-            self._count(code)
+            self._counts[code] += 1
             self._reply(p.R_KICKED if engine.kick_job(id, now_ns) else p.R_NOT_FOUND)
         elif code == p.RESERVE_JOB:
             id = p.id_argument(arguments)
-            self._count(code)
+            self._counts[code] += 1
             job = engine.reserve_job(self, id, now_ns)
             if job is None:
                 self._reply(p.R_NOT_FOUND)
@@ -206,12 +205,12 @@ class Commands(Client):
         except p.BadFormat:
             size = p.put_size_with_garbage(arguments)
             if size >= 0:
-                self._count(p.PUT)
+                self._counts[p.PUT] += 1
             if size <= self._service.max_job_bytes:
                 raise
             self._skip(size + 2, p.R_JOB_TOO_BIG)
             return
-        self._count(p.PUT)
+        self._counts[p.PUT] += 1
         if size > self._service.max_job_bytes:
             self._skip(size + 2, p.R_JOB_TOO_BIG)
             return
@@ -235,7 +234,7 @@ class Commands(Client):
             engine.wait(self, now_ns, timeout_s)
 
     def _kick(self, bound: int) -> None:
-        self._count(p.KICK)
+        self._counts[p.KICK] += 1
         self._kicks_buried = len(self._used().buried) > 0
         self._kicked = 0
         self._kick_left = bound
@@ -253,13 +252,10 @@ class Commands(Client):
             self._goes_on = not self._list_slice()
         return not self._goes_on
 
-    def _take(self, job: Job, body: bytes, now_ns: int) -> None:
-        """All of a body is there. A large one goes to the ledger in slices."""
-        if len(body) < LARGE_PUT:
-            self._finish_put(job, body, now_ns)
-        else:
-            self._put_body = body
-            self._goes_on = not self._put_slice(now_ns)
+    def _begin_large_put(self, body: bytes, now_ns: int) -> None:
+        """All of a body of LARGE_PUT bytes or more is there. It goes to the ledger in slices."""
+        self._put_body = body
+        self._goes_on = not self._put_slice(now_ns)
 
     def _put_slice(self, now_ns: int) -> bool:
         job = self.upload
@@ -327,13 +323,13 @@ class Commands(Client):
         engine = self._engine
         if code == p.PAUSE_TUBE:
             name, delay_s = p.pause_arguments(arguments)
-            self._count(code)
+            self._counts[code] += 1
             if not p.is_tube_name(name):
                 raise p.BadFormat
             self._reply(p.R_PAUSED if engine.pause(name, delay_s, now_ns) else p.R_NOT_FOUND)
             return
         name = p.name_argument(arguments)
-        self._count(code)
+        self._counts[code] += 1
         if code == p.USE:
             engine.use(self, name)
             self._reply(p.using(name))
@@ -349,22 +345,22 @@ class Commands(Client):
         engine = self._engine
         if code == p.PEEK:
             id = p.id_argument(arguments)
-            self._count(code)
+            self._counts[code] += 1
             self._found(engine.jobs.get(id))
         elif code == p.STATS_JOB:
             id = p.id_argument(arguments)
-            self._count(code)
+            self._counts[code] += 1
             engine.work += _SOME_STATS_UNITS
             job = engine.jobs.get(id)
             self._reply(p.R_NOT_FOUND if job is None else p.ok(p.yaml_map(job_stats(engine, job, now_ns))))
         elif code == p.STATS_TUBE:
             name = p.name_argument(arguments)
-            self._count(code)
+            self._counts[code] += 1
             engine.work += _SOME_STATS_UNITS
             tube = engine.tubes.get(name)
             self._reply(p.R_NOT_FOUND if tube is None else p.ok(p.yaml_map(tube_stats(engine, tube, now_ns))))
         else:
-            self._count(code)
+            self._counts[code] += 1
             self._look_around(code, now_ns)
 
     def _look_around(self, code: int, now_ns: int) -> None:

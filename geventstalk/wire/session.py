@@ -15,8 +15,8 @@ from mypy_extensions import mypyc_attr
 from geventstalk.core.engine import DEADLINE_SOON, RESERVED_JOB
 from geventstalk.core.job import Job
 from geventstalk.wire import protocol as p
+from geventstalk.wire.commands import LARGE_PUT, Commands
 from geventstalk.wire.commands import MOVE_SLICE as MOVE_SLICE
-from geventstalk.wire.commands import Commands
 from geventstalk.wire.commands import Service as Service
 
 COMMAND_SLICE: Final = 128
@@ -28,6 +28,7 @@ OUT_BYTES_MAX: Final = 1 << 18
 
 _JOIN_BYTES_MAX: Final = 1 << 17
 """Replies of more bytes do not leave in one piece: to copy them would take longer than another system call."""
+_LINE_MAX: Final = p.LINE_BYTES_MAX - len(p.CRLF)
 _SHORT_INPUT: Final = 512
 """So much is cut at its first CRLF at less cost than searched: 3 % of a request's work."""
 
@@ -161,11 +162,8 @@ class Session(Commands):
         left = COMMAND_SLICE
         engine.work = 0
         self.unfinished = False
-        while not self.waiting and not self.closed:
-            if engine.work:
-                left -= engine.work
-                engine.work = 0
-            if left <= 0 or self.out_bytes >= OUT_BYTES_MAX:
+        while (self._at < len(self._inbox) or self._goes_on) and not self.waiting and not self.closed:
+            if left <= engine.work or self.out_bytes >= OUT_BYTES_MAX:
                 self.unfinished = True
                 return
             left -= 1
@@ -179,24 +177,25 @@ class Session(Commands):
                 if self._take_body(now_ns):
                     continue
                 break
-            if self._skip_left and not self._skip_some():
+            if self._skip_left:
+                if self._skip_some():
+                    continue
                 break
-            if self._at == len(self._inbox):
-                break
-            if self._at == 0 and len(self._inbox) <= _SHORT_INPUT:
-                line, ending, rest = self._inbox.partition(p.CRLF)
+            inbox, at = self._inbox, self._at
+            if at or len(inbox) > _SHORT_INPUT:
+                end = inbox.find(p.CRLF, at)
+                if end < 0:
+                    self._shorten_line()
+                    break
+                line = inbox[at:end]
+                self._at = end + 2
+            else:
+                line, ending, rest = inbox.partition(p.CRLF)
                 if not ending:
                     self._shorten_line()
                     break
                 self._inbox = rest
-            else:
-                end = self._inbox.find(p.CRLF, self._at)
-                if end < 0:
-                    self._shorten_line()
-                    break
-                line = self._inbox[self._at : end]
-                self._at = end + 2
-            if self._skip_line or len(line) > p.LINE_BYTES_MAX - 2:
+            if self._skip_line or len(line) > _LINE_MAX:
                 self._skip_line = False
                 self._reply(p.R_BAD_FORMAT)
                 continue
@@ -234,14 +233,14 @@ class Session(Commands):
 
     def _take_body(self, now_ns: int) -> bool:
         """Takes what has come of a put's body; returns whether that was all of it."""
-        taken = min(self._body_left, self.pending_bytes)
-        part = self._inbox[self._at : self._at + taken]
-        self._at += taken
-        self._body_left -= taken
         job = self.upload
         assert job is not None
-        try:
-            if self._body is not None or self._body_left:
+        at, left = self._at, self._body_left
+        part = self._inbox[at : at + left]
+        self._at = at + len(part)
+        if len(part) < left or self._body is not None:
+            self._body_left = left - len(part)
+            try:
                 if self._body is None:
                     self._body = BytesIO()
                 self._body.write(part)
@@ -249,16 +248,19 @@ class Session(Commands):
                     return False
                 part = self._body.getvalue()  # which copies nothing
                 self._body = None
-        except MemoryError:
-            self._body = None
-            self.upload = None
-            self._engine.abandon_put(job)
-            self._skip(self._body_left, p.R_OUT_OF_MEMORY)
-            return True
+            except MemoryError:
+                self._body = None
+                self.upload = None
+                self._engine.abandon_put(job)
+                self._skip(self._body_left, p.R_OUT_OF_MEMORY)
+                return True
         if not part.endswith(p.CRLF):
             self.upload = None
             self._engine.abandon_put(job)
             self._reply(p.R_EXPECTED_CRLF)
             return True
-        self._take(job, part, now_ns)
+        if len(part) < LARGE_PUT:
+            self._finish_put(job, part, now_ns)
+        else:
+            self._begin_large_put(part, now_ns)
         return True
