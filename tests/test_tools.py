@@ -27,7 +27,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-import journal.sqlite.tools
+import journal.sqlite.survey
 from geventstalk.cli.main import COMMANDS
 from geventstalk.cli.program import leaves, main
 from geventstalk.core.job import BURIED, DELAYED, READY, Job, Tally
@@ -38,7 +38,7 @@ from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
 from journal.sqlite.format import Row
 from journal.sqlite.heal import LOST_KEYS
 from journal.sqlite.reader import SegmentReader
-from journal.sqlite.tools import Builder, Survey, backup
+from journal.sqlite.survey import Builder, Survey, backup
 from tests.support.binlogs import fill_beanstalkd, stats_of
 from tests.support.faults import wants_compaction
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess
@@ -702,7 +702,7 @@ def test_copies_between_any_two_steps(way: str, tmp_path: Path, monkeypatch: pyt
             target = make_folder(tmp_path / "target")
             least = len(live.history) - 1
             with monkeypatch.context() as patch:
-                patch.setattr(f"journal.sqlite.tools.{way}", moving(getattr(journal.sqlite.tools, way), live, draw))
+                patch.setattr(f"journal.sqlite.survey.{way}", moving(getattr(journal.sqlite.survey, way), live, draw))
                 if way == "_Pinned":
                     found = content_of(live.folder)
                 else:

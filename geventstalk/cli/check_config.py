@@ -11,8 +11,8 @@ import logging
 from geventstalk.cli.serve import Unusable
 from geventstalk.config import Settings
 from geventstalk.serving import listen
-from geventstalk.tools import directory
 from journal.errors import JournalLocked
+from journal.sqlite import directory
 
 
 def check(settings: Settings, log: logging.Logger) -> None:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, Job
 from geventstalk.durable.records import apply_change, decode_whole
-from geventstalk.tools.directory import require_readable
 from geventstalk.tools.lines import WALL, examine, facts_of
 from journal.log import CHANGE, FULL
+from journal.sqlite.directory import require_readable
 from journal.sqlite.replay import Record
-from journal.sqlite.tools import Survey, every_record, strangers
+from journal.sqlite.survey import Survey, every_record, strangers
 
 
 class Checked(NamedTuple):

@@ -9,12 +9,12 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from geventstalk.tools.directory import require_readable, writing
 from geventstalk.tools.inspect import open_survey, survey_all
 from journal.errors import JournalLocked
-from journal.sqlite import tools
+from journal.sqlite import survey as tools
+from journal.sqlite.directory import require_readable, writing
 from journal.sqlite.files import ASIDE_SUFFIX
-from journal.sqlite.tools import Builder, list_segments, mend, next_number, require_empty, rewrite
+from journal.sqlite.survey import Builder, list_segments, mend, next_number, require_empty, rewrite
 
 __all__ = ["ASIDE_SUFFIX", "Copied", "Repaired", "backup", "repair"]
 

@@ -17,7 +17,6 @@ from typing import IO, Final, NamedTuple
 from geventstalk.core.job import Job
 from geventstalk.durable.records import encode_whole
 from geventstalk.tools.binlog import ID_MAX, Binlog
-from geventstalk.tools.directory import writing
 from geventstalk.tools.inspect import open_survey, survey_all
 from geventstalk.tools.lines import (
     EXPORT_FORMAT,
@@ -31,8 +30,9 @@ from geventstalk.tools.lines import (
     job_of,
 )
 from journal.errors import JournalDamaged, JournalLocked
+from journal.sqlite.directory import writing
 from journal.sqlite.lock import LOCK_NAME
-from journal.sqlite.tools import Builder, list_segments, next_number
+from journal.sqlite.survey import Builder, list_segments, next_number
 
 _BINLOG_NAME: Final = re.compile(r"binlog\.(\d{1,18})")
 
