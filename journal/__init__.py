@@ -8,10 +8,14 @@ open; `lock`; `synced`, how far the journal surely reached the device; `reserve`
 Compaction appends the live keys of the oldest segment anew, syncs them, and only then unlinks it.
 """
 
+from typing import TYPE_CHECKING
+
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked, JournalNewer
-from journal.log import CHANGE, DELETE, FULL, Log, SyncPoint
+from journal.log import CHANGE, DELETE, FULL, Log, Record, SyncPoint
 from journal.sqlite.log import Journal
-from journal.sqlite.replay import Record
+
+if TYPE_CHECKING:
+    from journal.tools import LogTools
 
 __all__ = [
     "CHANGE",
@@ -27,4 +31,12 @@ __all__ = [
     "Log",
     "Record",
     "SyncPoint",
+    "tools_for",
 ]
+
+
+def tools_for(place: str) -> "LogTools":
+    """What can be done to the log at a place: the path of a directory."""
+    from journal.sqlite.tools import DirectoryTools  # late: a server never needs the tools
+
+    return DirectoryTools(place)

@@ -21,6 +21,17 @@ DELETE: Final = 3
 
 Row = tuple[int, int, int, int, bytes]
 """A record as a replay gives it: its place, key, kind, a number of the log's own, and payload."""
+
+
+class Record(NamedTuple):
+    """A record as it was appended, and the number of the segment that holds it."""
+
+    key: int
+    kind: int
+    payload: bytes
+    segment: int
+
+
 PayloadOf = Callable[[int], bytes | None]
 """Gives the current whole payload of a live key. None says that whoever is asked appends the key in parts; the log asks
 again in its next slice."""

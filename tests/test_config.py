@@ -15,7 +15,7 @@ import yaml
 
 from geventstalk import config, logs
 from geventstalk.config import OPTIONS, ConfigError, Option, Settings, load
-from journal.sqlite.survey import SEGMENT_BYTES
+from journal.sqlite.builder import SEGMENT_BYTES
 from tests.support.process import ROOT
 
 EXAMPLE = ROOT / "conf" / "geventstalk.yaml"

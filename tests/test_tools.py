@@ -27,6 +27,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+import journal.sqlite.backup
 import journal.sqlite.survey
 from geventstalk.cli.main import COMMANDS
 from geventstalk.cli.program import leaves, main
@@ -35,10 +36,12 @@ from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
 from geventstalk.tools import inspect, transfer
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
+from journal.sqlite.backup import backup
+from journal.sqlite.builder import SegmentBuilder
 from journal.sqlite.format import Row
 from journal.sqlite.heal import LOST_KEYS
 from journal.sqlite.reader import SegmentReader
-from journal.sqlite.survey import Builder, Survey, backup
+from journal.sqlite.survey import SegmentSurvey
 from tests.support.binlogs import fill_beanstalkd, stats_of
 from tests.support.faults import wants_compaction
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess
@@ -269,7 +272,7 @@ def lose_the_newest(folder: Path) -> str:
 def not_a_job(folder: Path) -> str:
     path = segments(folder)[-1]
     path.unlink()
-    with_payload = Builder(str(folder), first=int(path.stem[-8:]))
+    with_payload = SegmentBuilder(str(folder), first=int(path.stem[-8:]))
     with_payload.append(1000, b"no job")
     with_payload.finish()
     return "a record of job 1000 is not a job's"
@@ -423,7 +426,7 @@ def test_stats_agree_with_the_jobs(folder: Path, tool: Callable[..., Ran]) -> No
 
 
 def test_a_large_journal_is_dumped_without_holding_it(tmp_path: Path) -> None:
-    builder = Builder(str(make_folder(tmp_path / "large")))
+    builder = SegmentBuilder(str(make_folder(tmp_path / "large")))
     for id in range(1, 1001):
         builder.append(id, encode_whole(make_job(id, body=bytes(100_000)), b"t", Epoch(0, 0)))
     builder.finish()
@@ -449,12 +452,12 @@ def make_folder(path: Path) -> Path:
 @pytest.mark.parametrize("segment_bytes", [1 << 15, 1 << 20])
 def test_what_is_built_knows_its_beginning_and_its_highest_id(segment_bytes: int, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "built")
-    builder = Builder(str(folder), first=3, segment_bytes=segment_bytes)
+    builder = SegmentBuilder(str(folder), first=3, segment_bytes=segment_bytes)
     for id in range(1, 3001):
         builder.append(id, b"whole " + bytes(50))
     builder.high_water = 1_000_000
     builder.finish()
-    survey = Survey(str(folder), lambda record: None)
+    survey = SegmentSurvey(str(folder), lambda record: None)
     assert sum(1 for _ in survey.read()) == 3000
     survey.close()
     assert survey.high_water == 1_000_000 and not survey.findings
@@ -462,7 +465,7 @@ def test_what_is_built_knows_its_beginning_and_its_highest_id(segment_bytes: int
     if len(segments(folder)) == 1:
         return
     segments(folder)[0].unlink()
-    survey = Survey(str(folder), lambda record: None)
+    survey = SegmentSurvey(str(folder), lambda record: None)
     assert 0 < sum(1 for _ in survey.read()) < 3000
     survey.close()
     assert "segment-00000003.db is missing" in survey.findings[0]
@@ -471,7 +474,7 @@ def test_what_is_built_knows_its_beginning_and_its_highest_id(segment_bytes: int
 def test_a_survey_sees_one_moment(tmp_path: Path, seed: int) -> None:
     live = LiveJournal(tmp_path / "live", random.Random(seed))
     live.steps(40)
-    survey = Survey(str(live.folder), lambda record: None)
+    survey = SegmentSurvey(str(live.folder), lambda record: None)
     live.steps(40)
     found = {record.key: (change or record.payload).split(b" ", 1)[1] for record, change in survey.live_records()}
     survey.close()
@@ -480,14 +483,14 @@ def test_a_survey_sees_one_moment(tmp_path: Path, seed: int) -> None:
 
 
 def test_stats_know_how_large_a_segment_was_that_compaction_removes_meanwhile(folder: Path) -> None:
-    survey = Survey(str(folder), lambda record: None)
+    survey = SegmentSurvey(str(folder), lambda record: None)
     sizes = {path.name: path.stat().st_size for path in segments(folder)}
     for path in segments(folder)[:2]:
         path.unlink()
     for _ in survey.read():
         pass
     survey.close()
-    assert {os.path.basename(facts.path): facts.bytes for facts in survey.segments} == sizes
+    assert {f"segment-{facts.number:08d}.db": facts.bytes for facts in survey.segments} == sizes
 
 
 @pytest.mark.parametrize(
@@ -653,7 +656,7 @@ class LiveJournal:
 
 
 def content_of(folder: Path) -> dict[int, bytes]:
-    survey = Survey(str(folder), lambda record: None)
+    survey = SegmentSurvey(str(folder), lambda record: None)
     content = {}
     for record, change in survey.live_records():
         content[record.key] = (change or record.payload).split(b" ", 1)[1]
@@ -702,7 +705,8 @@ def test_copies_between_any_two_steps(way: str, tmp_path: Path, monkeypatch: pyt
             target = make_folder(tmp_path / "target")
             least = len(live.history) - 1
             with monkeypatch.context() as patch:
-                patch.setattr(f"journal.sqlite.survey.{way}", moving(getattr(journal.sqlite.survey, way), live, draw))
+                room = journal.sqlite.survey if way == "_Pinned" else journal.sqlite.backup
+                patch.setattr(room, way, moving(getattr(room, way), live, draw))
                 if way == "_Pinned":
                     found = content_of(live.folder)
                 else:
@@ -900,7 +904,7 @@ def test_import_into_a_journal_without_jobs(tmp_path: Path, tool: Callable[..., 
 def test_an_import_that_was_killed_does_not_pass_for_a_whole(tmp_path: Path, tool: Callable[..., Ran]) -> None:
     """Whatever is there of it: a server refuses it, and check says why."""
     folder = make_folder(tmp_path / "new")
-    builder = Builder(str(folder), segment_bytes=1 << 15)
+    builder = SegmentBuilder(str(folder), segment_bytes=1 << 15)
     for id in range(1, 3000):
         builder.append(id, bytes(100))
     assert len(segments(folder)) > 1

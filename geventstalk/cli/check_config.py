@@ -11,20 +11,21 @@ import logging
 from geventstalk.cli.serve import Unusable
 from geventstalk.config import Settings
 from geventstalk.serving import listen
-from journal.errors import JournalLocked
-from journal.sqlite import directory
+from journal import JournalLocked, tools_for
+from journal.tools import Owner
 
 
 def check(settings: Settings, log: logging.Logger) -> None:
     """Raises ListenError, UserError or Unusable, each with the exit code that a start would end with."""
     for warning in listen.check_listeners(settings):
         log.warning("%s", warning)
-    owner = None if settings.user is None else directory.Owner(*listen.check_user(settings.user))
+    owner = None if settings.user is None else Owner(*listen.check_user(settings.user))
     if settings.journal is not None:
+        log_tools = tools_for(settings.journal)
         try:
-            directory.require_usable(settings.journal, owner)
+            log_tools.require_usable(owner)
         except JournalLocked as error:
             raise Unusable(str(error)) from None
-        holder = directory.holder(settings.journal)
+        holder = log_tools.holder()
         if holder is not None:
             log.warning("at this moment: journal directory %s is in use by process %d", settings.journal, holder)

@@ -7,7 +7,6 @@ import yaml
 
 from geventstalk.cli.output import EXIT_DAMAGE, output, report
 from geventstalk.tools import inspect, keep
-from geventstalk.tools.keep import ASIDE_SUFFIX
 
 
 @click.group(name="journal", invoke_without_command=True)
@@ -90,8 +89,8 @@ def _repair(directory: str, target: str | None, in_place: bool) -> int:
         click.echo(f"{directory} has {repaired.jobs} jobs")
     else:
         click.echo(f"wrote {repaired.jobs} jobs to {target}")
-    for path in repaired.aside:
-        click.echo(f"set aside {path} as {path}{ASIDE_SUFFIX}; what is intact in it is written anew")
+    for path, name in repaired.aside:
+        click.echo(f"set aside {path} as {name}; what is intact in it is written anew")
     for id in repaired.lost:
         click.echo(f"lost: job {id}")
     click.echo("what else the findings name is lost as well, and nobody can say of which jobs it was")

@@ -11,10 +11,8 @@ from typing import NamedTuple
 from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, Job
 from geventstalk.durable.records import apply_change, decode_whole
 from geventstalk.tools.lines import WALL, examine, facts_of
-from journal.log import CHANGE, FULL
-from journal.sqlite.directory import require_readable
-from journal.sqlite.replay import Record
-from journal.sqlite.survey import Survey, every_record, strangers
+from journal import CHANGE, FULL, Record, tools_for
+from journal.tools import Survey
 
 
 class Checked(NamedTuple):
@@ -30,21 +28,14 @@ class Checked(NamedTuple):
 def check(directory: str) -> Checked:
     """Reads all of a journal."""
     survey = survey_all(directory)
-    notes = [
-        f"{facts.path} ends in a torn write of {facts.torn_bytes} bytes; nothing acknowledged is in it"
-        for facts in survey.segments
-        if facts.torn_bytes
-    ]
-    notes += survey.notes
-    notes += [f"{name} {what}" for name, what in strangers(directory)]
+    notes = survey.notes + tools_for(directory).strangers()
     records = sum(facts.records for facts in survey.segments)
     return Checked(survey.findings, notes, len(survey.segments), records, survey.keys)
 
 
 def open_survey(directory: str) -> Survey:
     """A survey of what this process may read; its caller closes it. Raises JournalLocked when it may not."""
-    require_readable(directory)
-    return Survey(directory, examine)
+    return tools_for(directory).survey(examine)
 
 
 def survey_all(directory: str) -> Survey:
@@ -60,8 +51,7 @@ def survey_all(directory: str) -> Survey:
 
 def dump(directory: str, bodies: bool, complain: Callable[[str], None]) -> Iterator[dict[str, object]]:
     """Every record, dead ones too, in the order they were written, as an object. What is damaged is complained of."""
-    require_readable(directory)
-    for seq, record in every_record(directory, complain):
+    for seq, record in tools_for(directory).every_record(complain):
         facts: dict[str, object] = {"segment": record.segment, "seq": seq, "id": record.key}
         try:
             facts |= facts_of(record, bodies)
@@ -93,8 +83,8 @@ def stats(directory: str) -> tuple[dict[str, object], list[str]]:
             for facts in survey.segments
         ],
         "bytes": size,
-        "live-bytes": survey.live.total_bytes,
-        "dead-bytes": max(0, size - survey.live.total_bytes),
+        "live-bytes": survey.live_bytes,
+        "dead-bytes": max(0, size - survey.live_bytes),
         "jobs": survey.keys,
         "highest-id": survey.high_water,
         "tubes": {

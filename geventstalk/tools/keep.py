@@ -10,13 +10,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from geventstalk.tools.inspect import open_survey, survey_all
-from journal.errors import JournalLocked
-from journal.sqlite import survey as tools
-from journal.sqlite.directory import require_readable, writing
-from journal.sqlite.files import ASIDE_SUFFIX
-from journal.sqlite.survey import Builder, list_segments, mend, next_number, require_empty, rewrite
-
-__all__ = ["ASIDE_SUFFIX", "Copied", "Repaired", "backup", "repair"]
+from geventstalk.tools.lines import examine
+from journal import tools_for
+from journal.tools import rewrite
 
 
 class Copied(NamedTuple):
@@ -29,22 +25,17 @@ class Copied(NamedTuple):
 
 def backup(directory: str, target: str) -> Copied:
     """Copies a journal, also while its server runs, to a new or empty directory, and checks the copy."""
-    require_readable(directory)
-    if not list_segments(directory):
-        raise JournalLocked(f"{directory} has no journal in it")
-    require_empty(target)
-    with writing(target):
-        segments = tools.backup(directory, target)
+    segments = tools_for(directory).backup(target)
     survey = survey_all(target)
     return Copied(segments, survey.keys, survey.findings)
 
 
 class Repaired(NamedTuple):
-    """How many jobs there are, what was wrong, which segments were set aside, and which jobs are known to be lost."""
+    """How many jobs there are, what was wrong, what was set aside under which name, which jobs are known to be lost."""
 
     jobs: int
     findings: list[str]
-    aside: list[str]
+    aside: list[tuple[str, str]]
     lost: list[int]
 
 
@@ -55,12 +46,12 @@ def repair(directory: str, target: str | None, report: Callable[[list[str]], obj
     """
     survey = open_survey(directory)
     try:
-        with writing(directory) if target is None else contextlib.nullcontext():
+        with tools_for(directory).writing() if target is None else contextlib.nullcontext():
             for _ in survey.read():
                 pass
             report(survey.findings)
             jobs = survey.keys
-            aside: list[str] = []
+            aside: list[tuple[str, str]] = []
             if survey.findings:
                 jobs, aside = _repair_to(directory, target)
     finally:
@@ -68,17 +59,16 @@ def repair(directory: str, target: str | None, report: Callable[[list[str]], obj
     return Repaired(jobs, survey.findings, aside, survey.lost)
 
 
-def _repair_to(directory: str, target: str | None) -> tuple[int, list[str]]:
-    """Returns how many jobs there are then, and which segments were set aside."""
+def _repair_to(directory: str, target: str | None) -> tuple[int, list[tuple[str, str]]]:
+    """Returns how many jobs there are then, and what was set aside under which name."""
+    if target is None:
+        return tools_for(directory).mend(examine)
     survey = open_survey(directory)
     try:
-        if target is not None:
-            require_empty(target)
-            with writing(target):
-                rewrite(survey, Builder(target))
-            return survey.keys, []
-        oldest = min((number for number, _ in list_segments(directory)), default=0)
-        aside = mend(survey, Builder(directory, first=next_number(directory), oldest=oldest))
-        return survey.keys, aside
+        copy = tools_for(target)
+        copy.require_empty()
+        with copy.writing():
+            rewrite(survey, copy.builder())
+        return survey.keys, []
     finally:
         survey.close()

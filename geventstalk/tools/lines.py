@@ -14,8 +14,7 @@ from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES,
 from geventstalk.durable.records import Epoch, apply_change, decode_whole
 from geventstalk.limits import is_tube_name
 from geventstalk.tools.binlog import ID_MAX, WALL_NS_MAX
-from journal.log import CHANGE, FULL
-from journal.sqlite.replay import Record
+from journal import CHANGE, FULL, Record
 
 EXPORT_FORMAT: Final = "geventstalk-jobs"
 EXPORT_VERSION: Final = 1

@@ -29,12 +29,11 @@ from geventstalk.tools.lines import (
     header_of,
     job_of,
 )
-from journal.errors import JournalDamaged, JournalLocked
-from journal.sqlite.directory import writing
-from journal.sqlite.lock import LOCK_NAME
-from journal.sqlite.survey import Builder, list_segments, next_number
+from journal import JournalDamaged, JournalLocked, tools_for
 
 _BINLOG_NAME: Final = re.compile(r"binlog\.(\d{1,18})")
+_BINLOG_LOCK: Final = "lock"
+"""beanstalkd locks this file while it runs."""
 
 
 class Imported(NamedTuple):
@@ -107,7 +106,7 @@ def import_binlog(binlogs: str, directory: str, judge: Callable[[list[str], list
 
 def _lock_binlog(directory: str, held: contextlib.ExitStack) -> None:
     """Keeps beanstalkd from starting on the directory while it is read. Raises JournalLocked when one runs on it."""
-    path = os.path.join(directory, LOCK_NAME)
+    path = os.path.join(directory, _BINLOG_LOCK)
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -148,10 +147,11 @@ def _fill(directory: str, jobs: Iterable[tuple[Job, bytes]], high_water: int, ex
     """Writes jobs to a journal that has none, all or nothing. Returns how many, and the next id."""
     if high_water > ID_MAX:
         raise JournalDamaged(f"the highest id is {high_water}; ids end at {ID_MAX}, and nothing was imported")
-    with writing(directory):
-        if list_segments(directory):
+    log = tools_for(directory)
+    with log.writing():
+        if log.exists():
             high_water = max(high_water, _require_no_jobs(directory))
-        builder = Builder(directory, first=next_number(directory), high_water=high_water)
+        builder = log.builder(high_water)
         ids: set[int] = set()
         try:
             for job, name in jobs:

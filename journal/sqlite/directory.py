@@ -1,6 +1,7 @@
-"""A journal's directory: its lock while a tool writes to it, and whether a server could use it.
+"""A journal's directory: what is in it, its lock while a tool writes to it, and whether a server could use it.
 
-Asking takes no lock, not even for a moment: a server that starts meanwhile would be refused.
+This room must not know records. Whoever only asks takes no lock, not even for a moment: a server that starts meanwhile
+would be refused.
 """
 
 from __future__ import annotations
@@ -9,24 +10,40 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
-from journal.errors import JournalLocked
-from journal.sqlite.files import fsync_path
+from journal.errors import JournalFailed, JournalLocked
+from journal.sqlite.files import (
+    ASIDE_SUFFIX,
+    MISSING_SUFFIX,
+    NEW_SUFFIX,
+    WATERMARK_NAME,
+    aside_numbers,
+    begun_paths,
+    fsync_path,
+    read_watermark,
+    segment_paths,
+)
 from journal.sqlite.lock import LOCK_NAME, DirectoryLock
+from journal.sqlite.space import RESERVE_NAME
+from journal.tools import Owner
 
+ATTEMPTS: Final = 300
+PAUSE_S: Final = 0.1
+"""How often a tool tries to open all segments at one moment, and the pause after each try: half a minute in all. A busy
+server with small segments makes a new segment several times a second."""
+_OURS: Final = re.compile(
+    rf"{LOCK_NAME}|{WATERMARK_NAME}|{RESERVE_NAME}|lost\+found"
+    rf"|segment-\d{{8,18}}\.db({re.escape(ASIDE_SUFFIX)}|{re.escape(NEW_SUFFIX)})?(-wal|-shm)?"
+    rf"|segment-\d{{8,18}}\.db{re.escape(MISSING_SUFFIX)}"
+)
+_FILES_OF_AN_EMPTY_DIRECTORY: Final = {LOCK_NAME, "lost+found"}
 _FLOCK: Final = Struct("hhqqi")
 """struct flock as Linux has it: type, whence, start, length, pid."""
-
-
-class Owner(NamedTuple):
-    """The user as which a server would use a directory."""
-
-    uid: int
-    gids: frozenset[int]
 
 
 @contextlib.contextmanager
@@ -93,6 +110,68 @@ def holder(directory: str) -> int | None:
     finally:
         os.close(file)
     return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def list_segments(directory: str) -> list[tuple[int, str]]:
+    """Number and path of every segment that was ever complete, oldest first.
+
+    Raises JournalLocked when the directory cannot be read.
+    """
+    try:
+        return begun_paths(segment_paths(directory), read_watermark(directory))
+    except OSError as error:
+        raise JournalLocked(f"cannot use journal directory {directory}: {error.strerror}") from error
+
+
+def next_number(directory: str) -> int:
+    """A number for a segment that no segment has or ever had. Raises JournalLocked."""
+    numbers = [number for number, _ in list_segments(directory)]
+    return max([0, *numbers, *aside_numbers(directory), read_watermark(directory)[0]]) + 1
+
+
+def strangers(directory: str) -> list[str]:
+    """A line for each file that no replay reads: its name, and what it is."""
+    found = []
+    for name in sorted(os.listdir(directory)):
+        if name.startswith("segment-") and name.endswith(ASIDE_SUFFIX):
+            found.append(f"{name} was set aside")
+        elif name.startswith("segment-") and name.endswith(MISSING_SUFFIX):
+            found.append(f"{name} stands for a segment whose loss was accepted")
+        elif not _OURS.fullmatch(name):
+            found.append(f"{name} does not belong to a journal")
+    return found
+
+
+def require_empty(directory: str) -> None:
+    """Raises JournalLocked when a directory, if it is there at all, has more in it than a lock."""
+    try:
+        left = set(os.listdir(directory)) - _FILES_OF_AN_EMPTY_DIRECTORY
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise JournalLocked(f"cannot use directory {directory}: {error.strerror}") from error
+    if left:
+        raise JournalLocked(f"{directory} is not empty: it has {min(left)}")
+
+
+def fingerprint(directory: str) -> set[tuple[str, int, int]]:
+    """What changes when anybody does anything to the segments."""
+    found = set()
+    for entry in os.scandir(directory):
+        if entry.name.startswith("segment-") and not entry.name.endswith("-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                facts = entry.stat()
+                found.add((entry.name, facts.st_size, facts.st_mtime_ns))
+    return found
+
+
+@contextlib.contextmanager
+def failing(what: str) -> Iterator[None]:
+    """An OSError in the body becomes a JournalFailed that begins with these words."""
+    try:
+        yield
+    except OSError as error:
+        raise JournalFailed(f"{what}: {error.strerror}") from error
 
 
 def _may_use(facts: os.stat_result, owner: Owner) -> bool:

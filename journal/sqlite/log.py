@@ -16,14 +16,14 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, raise_failure
 from journal.liveness import Liveness
-from journal.log import CHANGE, DELETE, FULL, Facts, Log, PayloadOf, SyncPoint
+from journal.log import CHANGE, DELETE, FULL, Facts, Log, PayloadOf, Record, SyncPoint
 from journal.sqlite.compaction import Compaction
 from journal.sqlite.files import aside_numbers, remove_files, remove_left_overs
 from journal.sqlite.format import KEY_MAX as KEY_MAX
 from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split
 from journal.sqlite.heal import LOST_KEYS, Damage
 from journal.sqlite.lock import DirectoryLock
-from journal.sqlite.replay import Record, Replay
+from journal.sqlite.replay import Replay
 from journal.sqlite.room import NEW_SEGMENT_BYTES, Room
 from journal.sqlite.segments import Segments
 from journal.sqlite.space import Space

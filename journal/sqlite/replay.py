@@ -14,21 +14,13 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged
 from journal.liveness import Liveness
+from journal.log import Record
 from journal.sqlite.files import aside_numbers, begun_paths, read_watermark, segment_path, segment_paths
 from journal.sqlite.format import CHANGE, DELETE, FULL, Row, row_bytes
 from journal.sqlite.reader import SegmentReader
 
 _MISSING_MAX: Final = 10_000
 """A larger gap in the numbers is not accepted for good: then some file has a wrong name, and nothing is missing."""
-
-
-class Record(NamedTuple):
-    """A record as it was appended, and the number of the segment that holds it."""
-
-    key: int
-    kind: int
-    payload: bytes
-    segment: int
 
 
 class Found(NamedTuple):

@@ -1,0 +1,141 @@
+"""Copies a journal while its server may write and compact.
+
+This room must not know SQL nor what a payload means. It takes no lock of the original and changes nothing there.
+Invariant: a copy that is not complete never passes for a journal.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+
+from journal.errors import JournalDamaged, JournalError, JournalFailed
+from journal.sqlite.directory import ATTEMPTS, PAUSE_S, failing, fingerprint, list_segments
+from journal.sqlite.files import (
+    ASIDE_SUFFIX,
+    MISSING_SUFFIX,
+    WATERMARK_NAME,
+    fsync_path,
+    read_watermark,
+    remove_files,
+    segment_path,
+    write_watermark,
+)
+from journal.sqlite.reader import SegmentReader
+
+
+def backup(directory: str, target: str) -> int:
+    """Copies a journal, also while its server runs, into an empty directory whose lock the caller holds.
+
+    The copy is the journal as it was at some moment between begin and end. Returns the number of segments. Raises
+    JournalDamaged when a segment cannot be read, and JournalFailed; the copy is then removed.
+
+    A sealed segment never changes, so those are copied at leisure. Then the directory is listed again: whatever was
+    live in a segment that is gone by now stands in one of the rest. That rest, newest first for the reason that
+    Snapshot gives, is small; when one of it goes away before it was copied, all this begins again.
+    """
+    path = os.path.join(target, WATERMARK_NAME)
+    with failing(f"cannot create {path}"):
+        watermark = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    copy = _Copy(directory, target, watermark)
+    try:
+        copy.run()
+        _copy_asides(directory, target)
+        copy.mark()
+        fsync_path(target)
+    except BaseException:
+        for number in copy.records:
+            remove_files(segment_path(target, number))
+        os.unlink(path)
+        raise
+    finally:
+        os.close(watermark)
+    return len(copy.records)
+
+
+class _Copy:
+    """The segments of a backup. `records` has how many there are in each that was copied."""
+
+    def __init__(self, directory: str, target: str, watermark: int) -> None:
+        self.records: dict[int, int] = {}
+        self._directory = directory
+        self._target = target
+        self._file = watermark
+        self._synced = read_watermark(directory)
+
+    def run(self) -> None:
+        """Raises JournalDamaged or JournalFailed."""
+        failed_on = None
+        for _ in range(ATTEMPTS):
+            before = fingerprint(self._directory)
+            if self._round(strict=before == failed_on):
+                return
+            failed_on = before
+            time.sleep(PAUSE_S)
+        raise JournalFailed(f"the journal in {self._directory} changes faster than it can be copied")
+
+    def mark(self) -> None:
+        """Notes in the copy how far it goes, or how far the original should go and does not."""
+        last = max(self.records)
+        segment, records = self._synced
+        if segment <= last and records <= self.records.get(segment, records):
+            segment, records = last, self.records[last]
+        self._write_watermark(segment, records)
+
+    def _round(self, *, strict: bool) -> bool:
+        """Copies what is not copied yet. Returns whether that is a whole; with `strict` it is, or raises."""
+        for number, path in list_segments(self._directory):
+            if number not in self.records:
+                self._copy(number, path, sealed=True)
+        listed = list_segments(self._directory)
+        whole = listed == list_segments(self._directory)
+        unsealed = [(number, path) for number, path in reversed(listed) if number not in self.records]
+        for number, path in unsealed:
+            self._copy(number, path, strict=strict)
+        if whole and listed and all(number in self.records and os.path.exists(path) for number, path in listed):
+            for number in self.records.keys() - {number for number, _ in listed}:
+                self._drop(number)
+            return True
+        for number, _ in unsealed:
+            self._drop(number)
+        return False
+
+    def _copy(self, number: int, path: str, *, strict: bool = False, sealed: bool = False) -> None:
+        """Copies a segment, with `sealed` only if it is. With `strict` it must be readable."""
+        # As with a Builder: the beginning of a copy must not pass for the whole.
+        self._write_watermark(max(number, *self.records, 0) + 1, 1)
+        copy = segment_path(self._target, number)
+        try:
+            reader = SegmentReader(path)
+        except JournalError:
+            if strict:  # else it may just be gone
+                raise
+            return
+        try:
+            if reader.sealed or not sealed:
+                self.records[number] = reader.copy_to(copy)
+        except BaseException as error:
+            remove_files(copy)
+            if strict or not isinstance(error, JournalDamaged):
+                raise
+        finally:
+            reader.close()
+
+    def _drop(self, number: int) -> None:
+        if self.records.pop(number, None) is not None:
+            remove_files(segment_path(self._target, number))
+
+    def _write_watermark(self, segment: int, records: int) -> None:
+        with failing("cannot write the watermark of the copy"):
+            write_watermark(self._file, segment, records)
+            os.fsync(self._file)
+
+
+def _copy_asides(directory: str, target: str) -> None:
+    """Segments that were set aside belong to the journal: without them their numbers would seem to be missing."""
+    for name in os.listdir(directory):
+        if name.startswith("segment-") and (ASIDE_SUFFIX in name or MISSING_SUFFIX in name):
+            with failing(f"cannot copy {name}"):
+                shutil.copy(os.path.join(directory, name), os.path.join(target, name))
+            fsync_path(os.path.join(target, name))

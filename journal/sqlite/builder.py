@@ -1,0 +1,176 @@
+"""Writes whole segments: a new journal, or what repairs an old one.
+
+This room must not know SQL nor what a payload means. Whoever calls it holds the directory's lock.
+Invariant: what is written counts for a server only when it is complete and on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from itertools import chain
+from typing import Final
+
+from journal.errors import JournalFailed
+from journal.sqlite.directory import failing
+from journal.sqlite.files import (
+    ASIDE_SUFFIX,
+    MISSING_SUFFIX,
+    WATERMARK_NAME,
+    fsync_path,
+    read_watermark,
+    remove_left_overs,
+    segment_path,
+    write_watermark,
+)
+from journal.sqlite.format import CHANGE, DELETE, FULL, PART_BYTES, split
+from journal.sqlite.survey import SegmentSurvey
+from journal.sqlite.writer import SegmentWriter
+from journal.tools import Builder
+
+SEGMENT_BYTES: Final = 10485760
+"""The size of segments that tools write: the default of a server's -s."""
+_BATCH_ROWS: Final = 1000
+_BATCH_BYTES: Final = 1 << 20
+"""Rows and bytes that one transaction writes: enough that its fixed cost does not count, and little memory."""
+
+
+class SegmentBuilder(Builder):
+    """Writes whole segments: a new journal, or new segments behind those of an old journal.
+
+    Until finish() has returned, the directory's watermark names a record that does not exist. So a server refuses an
+    unfinished journal. The caller holds the directory's lock.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        first: int = 1,
+        high_water: int = 0,
+        segment_bytes: int = SEGMENT_BYTES,
+        oldest: int = 0,
+    ) -> None:
+        """`oldest` is the first segment that is still needed; 0 stands for the first segment written here.
+
+        Raises JournalFailed.
+        """
+        self.directory = directory
+        self.high_water = high_water
+        self._segment_bytes = segment_bytes
+        self._first = first
+        self._oldest = oldest or first
+        self._writers: list[SegmentWriter] = []
+        self._batch: list[tuple[int, int, bytes]] = []
+        self._batch_bytes = 0
+        remove_left_overs(directory)
+        self._watermark_before = read_watermark(directory)
+        path = os.path.join(directory, WATERMARK_NAME)
+        with failing(f"cannot create {path}"):
+            self._watermark = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def append(self, key: int, payload: bytes, change: bytes | None = None) -> None:
+        """Adds a whole record of a key, and its last change; both are there or neither. Raises a JournalError."""
+        if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_ROWS:
+            self._write()
+        self._batch += split(key, payload) if len(payload) > PART_BYTES else [(key, FULL, payload)]
+        self._batch_bytes += len(payload)
+        if change is not None:
+            self._batch.append((key, CHANGE, change))
+            self._batch_bytes += len(change)
+
+    def delete(self, key: int) -> None:
+        """Adds a record that a key is gone. Raises a JournalError."""
+        if len(self._batch) >= _BATCH_ROWS:
+            self._write()
+        self._batch.append((key, DELETE, b""))
+
+    def finish(self) -> None:
+        """Everything, and the high water with it, is on the device and valid. Raises a JournalError."""
+        self._write()
+        last = self._writers[-1]
+        last.note(self.high_water, self._oldest)
+        last.seal()
+        self._mark(last.number, last.records)
+        os.close(self._watermark)
+        fsync_path(self.directory)
+
+    def discard(self) -> None:
+        """Removes what was written. The directory is as it was."""
+        for writer in self._writers:
+            writer.discard()
+        if self._watermark_before[0]:
+            self._mark(*self._watermark_before)
+        else:
+            os.unlink(os.path.join(self.directory, WATERMARK_NAME))
+        os.close(self._watermark)
+
+    def _write(self) -> None:
+        writer = self._writers[-1] if self._writers else None
+        if writer is None or writer.wal.size() >= self._segment_bytes:
+            if writer is not None:
+                writer.seal()
+            number = self._first + len(self._writers)
+            self._mark(number + 1, 1)
+            writer = SegmentWriter(segment_path(self.directory, number), number, self.high_water)
+            self._writers.append(writer)
+            writer.note(self.high_water, self._oldest)
+        writer.append(writer.rows(self._batch))
+        if self._batch:
+            self.high_water = max(self.high_water, *(key for key, _, _ in self._batch))
+        self._batch = []
+        self._batch_bytes = 0
+
+    def _mark(self, segment: int, records: int) -> None:
+        with failing("cannot write the journal's watermark"):
+            write_watermark(self._watermark, segment, records)
+            os.fsync(self._watermark)
+
+
+def mend(survey: SegmentSurvey, builder: SegmentBuilder) -> list[tuple[str, str]]:
+    """Writes anew what needs a damaged segment, and only then sets the damaged segment aside.
+
+    Sound segments stay as they are. Returns the old and the new path of what was set aside. Raises a JournalError.
+    """
+    try:
+        records = survey.live_records()
+        first = next(records, None)  # from here on the survey knows all
+        moving, dead = survey.at_risk()
+        for record, change in chain([first] if first else [], records):
+            if record.key in moving:
+                builder.append(record.key, record.payload, change)
+        for key in dead:
+            builder.delete(key)
+        builder.high_water = max(builder.high_water, survey.used_keys)
+        builder.finish()
+    except BaseException:
+        builder.discard()
+        raise
+    aside = [path for _, path in sorted(survey.damaged.items())]
+    set_aside(aside)
+    _mark_missing(survey.directory, survey.missing)
+    return [(path, path + ASIDE_SUFFIX) for path in aside]
+
+
+def _mark_missing(directory: str, missing: list[tuple[int, int]]) -> None:
+    """Notes that the loss of these segments is known. Raises JournalFailed."""
+    with failing("cannot note that segments are missing"):
+        for first, last in missing:
+            for number in range(first, last + 1):
+                mark = segment_path(directory, number) + MISSING_SUFFIX
+                os.close(os.open(mark, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    fsync_path(directory)
+
+
+def set_aside(paths: list[str]) -> None:
+    """Renames segments, in this order, so that no replay reads them any more. Raises JournalFailed."""
+    for path in paths:
+        if os.path.exists(path + ASIDE_SUFFIX):
+            raise JournalFailed(f"cannot set {path} aside: {path + ASIDE_SUFFIX} exists")
+    with failing("cannot set a segment aside"):
+        for path in paths:
+            for suffix in ("", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(path + suffix, path + ASIDE_SUFFIX + suffix)
+    if paths:
+        fsync_path(os.path.dirname(paths[0]) or ".")
