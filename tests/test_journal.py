@@ -872,6 +872,19 @@ def test_a_restart_behind_churn_compares_no_records_with_each_other(tmp_path: Pa
     assert Counted.comparisons == 0
 
 
+def test_a_replay_that_is_given_up_leaves_no_file_open(rig: Rig) -> None:
+    """A compiled generator that is given up closes nothing."""
+    rig.put(1)
+    rig.close()
+    before = os.listdir("/proc/self/fd")
+    journal = Journal(str(rig.directory), segment_bytes=rig.segment_bytes)
+    records = journal.replay()
+    assert next(records).key == 1
+    journal.abandon()
+    assert os.listdir("/proc/self/fd") == before
+    del records
+
+
 def test_a_garbled_watermark_is_no_reason_to_count_to_infinity(rig: Rig) -> None:
     rig.put(1)
     rig.journal.commit()

@@ -88,6 +88,7 @@ class Journal(Log):
         self._segments = Segments(directory, self._room, self._space, self._worker, log, allocate=allocate)
         self._compaction = Compaction(self._segments, switched_on=compact)
         self._damage = Damage(directory)
+        self._replay: Replay | None = None  # while it is not exhausted
         self._unfinished: list[str] = []  # segments that were never complete, and hold nothing
         self._number = 0  # of the current segment; 0 before start() and after a failure
         self._batch: list[tuple[int, int, bytes]] = []
@@ -108,9 +109,10 @@ class Journal(Log):
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
         if self._space.free() < 2 * NEW_SEGMENT_BYTES:
             self._space.give_back(2 * NEW_SEGMENT_BYTES)  # even reading takes some: SQLite's index of a WAL
-        replay = Replay(self.directory)
+        replay = self._replay = Replay(self.directory)
         self.live = replay.live
         yield from replay.batches()
+        self._replay = None
         self.high_water = replay.high_water
         self._unfinished = replay.unfinished
         for note in replay.notes:
@@ -435,6 +437,8 @@ class Journal(Log):
             self._give_up_files()
 
     def _give_up_files(self) -> None:
+        if self._replay is not None:
+            self._replay.close()
         self._segments.close()
         self._compaction.close()
         self._lock.close()

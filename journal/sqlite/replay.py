@@ -68,6 +68,7 @@ class Replay:
         self._directory = directory
         self._source = source or Source(directory)
         self._watermark = self._source.watermark
+        self._reader: SegmentReader | None = None  # of the segment that is being read
         self.missing: list[tuple[int, int]] = []  # first and last number of each gap
         self.orphans: set[int] = set()  # keys of which only changes are left
         self._open = 0  # the first segment that was never sealed: a loss of power may have cost it its tail
@@ -122,6 +123,7 @@ class Replay:
         except JournalDamaged as error:
             self.findings.append(f"{error}")
         else:
+            self._reader = reader
             try:
                 if reader.number != number:
                     raise JournalDamaged(f"{path} says that it is segment {reader.number}")
@@ -138,7 +140,7 @@ class Replay:
             except JournalDamaged as error:
                 self.findings.append(f"{error}")
             finally:
-                reader.close()
+                self.close()
             records = reader.records
             self._take_suspects(reader)
             if reader.skipped:
@@ -149,6 +151,13 @@ class Replay:
         damaged = len(self.findings) > problems
         deleted = [] if sealed and not damaged and not self.keeps_deleted else self._deleted
         self.found.append(Found(number, path, records, damaged, deleted))
+
+    def close(self) -> None:
+        """Closes the segment at which a reading was given up. A compiled generator that is given up closes nothing."""
+        reader = self._reader
+        self._reader = None
+        if reader is not None:
+            reader.close()
 
     def _find_cut_off(self) -> None:
         """Finds segments that were not sealed and have fewer records than a newer segment says.
