@@ -274,10 +274,14 @@ def test_a_slice_of_compaction_takes_no_time(tmp_path: Path, size: int) -> None:
 def test_compaction_at_leisure_looks_again_after_the_turn(tmp_path: Path) -> None:
     """The commit of another turn may remove the last segment that it wanted."""
     life = Life(tmp_path / "journal", segment=1 << 16)
-    while life.journal.current < 5:
-        life.delete(life.put(1000))
+    while life.journal.current < 5:  # nothing is garbage yet, so that no commit compacts
+        life.put(1000)
         life.store.commit(0)
-    until(lambda: wants_compaction(life.store), "there is something to compact")
+    until(lambda: not wants_compaction(life.store) and not life.store.settling, "all older segments are sealed")
+    for id in [id for id in life.jobs if id % 10]:
+        life.delete(id)
+    life.store.commit(0)
+    assert wants_compaction(life.store)
     turn = Turn(Engine(0), time.monotonic_ns, time.time_ns, lambda: None, lambda error: None)
     keeper = turn.keep_house(life.store)
     turn.grown.set()
