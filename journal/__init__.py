@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked, JournalNewer
 from journal.log import CHANGE, DELETE, FULL, Log, Record, SyncPoint
 from journal.sqlite.log import Journal
+from journal.sqlite.segments import DESCRIPTORS_MAX, DESCRIPTORS_MIN
 
 if TYPE_CHECKING:
     from journal.tools import LogTools
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CHANGE",
     "DELETE",
+    "DESCRIPTORS_MAX",
+    "DESCRIPTORS_MIN",
     "FULL",
     "Journal",
     "JournalDamaged",

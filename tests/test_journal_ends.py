@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk.serving.acceptor import JOURNAL_DESCRIPTORS
-from journal import CHANGE, DELETE, FULL, Journal, JournalFailed
+from journal import CHANGE, DELETE, DESCRIPTORS_MAX, DESCRIPTORS_MIN, FULL, Journal, JournalFailed
 from journal.sqlite.log import KEY_MAX
-from journal.sqlite.segments import DESCRIPTORS_MAX
 from journal.sqlite.wal import WalFile
 from journal.sqlite.writer import SegmentWriter
 from tests.support.faults import Rig, wants_compaction
@@ -186,8 +184,38 @@ def test_any_exception_of_a_sync_is_the_end(rig: Rig, monkeypatch: pytest.Monkey
     rig.journal.abandon()
 
 
-def test_the_server_keeps_as_many_descriptors_back_as_a_journal_needs() -> None:
-    assert DESCRIPTORS_MAX <= JOURNAL_DESCRIPTORS
+@pytest.mark.parametrize("descriptors", [DESCRIPTORS_MIN, 30, DESCRIPTORS_MAX])
+def test_a_journal_stays_within_the_descriptors_that_it_was_given(tmp_path: Path, descriptors: int) -> None:
+    """On a device that does not keep pace: the next segment is always made first, so others wait to be sealed."""
+    others = len(os.listdir("/proc/self/fd"))
+    rig = Rig(tmp_path / "journal", segment_bytes=1 << 15, descriptors=descriptors)
+    rig.journal.on_progress(lambda: time.sleep(0.005))
+    for key in range(1, 40):
+        rig.put(key)
+    peak = waited = changes = 0
+    deadline = time.monotonic() + 50
+    while waited < (descriptors - 10) // 4 - 1:
+        changes += 1
+        rig.change(1 + changes % 39, 5000)
+        rig.journal.commit()
+        if wants_compaction(rig.journal):
+            rig.journal.compact_slice(rig.payload_of)
+        waited = max(waited, sum(not sealed.ready for sealed in rig.journal._segments.sealed))
+        peak = max(peak, len(os.listdir("/proc/self/fd")) - others)
+        assert time.monotonic() < deadline, f"only {waited} segments wait to be sealed"
+    for _ in range(300):
+        rig.change(1, 5000)
+        rig.journal.commit()
+        wants_compaction(rig.journal)  # hears from the worker
+        peak = max(peak, len(os.listdir("/proc/self/fd")) - others)
+    print(f"{peak} of {descriptors}")
+    assert descriptors - 12 <= peak <= descriptors
+    rig.close()
+
+
+def test_a_journal_with_fewer_descriptors_than_it_needs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"needs {DESCRIPTORS_MIN}"):
+        Journal(str(tmp_path / "journal"), segment_bytes=1 << 15, descriptors=DESCRIPTORS_MIN - 1)
 
 
 def test_a_lack_of_descriptors_puts_the_next_segment_off(rig: Rig) -> None:

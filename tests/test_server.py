@@ -781,25 +781,6 @@ def test_clients_that_go_with_replies_unread_leave_nobody_behind(
 
 
 @pytest.mark.slow
-def test_a_busy_journal_goes_on_beside_clients_that_take_every_descriptor(tmp_path: Path) -> None:
-    """With `ulimit -n 64` idle clients left it so few that the server ended: no segment could be created."""
-    few = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
-    flags = ["-b", str(tmp_path / "journal"), "-s", "100000", "-f0"]
-    server = ServerProcess([*few, *GEVENTSTALK], flags, stderr=tmp_path / "log")
-    try:
-        with contextlib.ExitStack() as stack:
-            control = stack.enter_context(Client(server.wait_ready().connect()))
-            for _ in range(84):  # most of them stay in the backlog
-                stack.enter_context(server.connect())
-            for _ in range(40):
-                ids = put_many(control, 50, body=b"x" * 1000)
-                assert set(burst(control, [b"delete %d\r\n" % id for id in ids])) == {b"DELETED\r\n"}
-    finally:
-        assert server.stop() == 0
-    assert "few clients fit beside the journal" in (tmp_path / "log").read_text()
-
-
-@pytest.mark.slow
 def test_what_many_clients_send_ahead_takes_little_memory(launch_tcp: Launch) -> None:
     """Each of them may send a lot behind a reserve that waits; all together took 180 MB."""
     count = 400

@@ -49,6 +49,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
     """Serves as these words say, and returns the exit code. Sockets that it opens are added to `listeners`."""
     from geventstalk import config, logs
     from geventstalk.serving import listen
+    from geventstalk.serving.descriptors import TooFewError
 
     settings = config.Settings()
     try:
@@ -66,7 +67,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
             _print("configuration is fine", after_name=":")
             return 0
         _serve(settings, listeners, log)
-    except (config.ConfigError, listen.ListenError, listen.UserError, Unusable, StdoutError) as error:
+    except (config.ConfigError, listen.ListenError, listen.UserError, TooFewError, Unusable, StdoutError) as error:
         logs.print_error(str(error), settings.log_format)
         listen.close_listeners(listeners)
         return error.exit_code
@@ -83,12 +84,15 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
 
 def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logger) -> NoReturn:
     from geventstalk import logs
-    from geventstalk.serving import listen
+    from geventstalk.serving import descriptors, listen
 
+    descriptors.raise_limit(log)  # before the sockets, which may be many
+    descriptors.require_some(1)
     trace = logs.make_trace(settings.verbose)
     if trace:
         trace.started()
     listeners.extend(listen.open_listeners(settings, log))
+    descriptors.require_some(0)
     if trace:
         for listener in listeners:
             trace.bind(listener.fileno(), listen.address_of(listener))

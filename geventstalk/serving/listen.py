@@ -70,7 +70,11 @@ class UnixListener(socket.socket):
         """Binds, and remembers the file."""
         self.bind(path)
         self.path = path
-        self.pin = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self.pin = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            os.unlink(path)  # nobody would recognize the file later
+            raise
 
     def remove_file(self) -> None:
         """Removes the file if it is still this socket's and the process may; otherwise does nothing."""

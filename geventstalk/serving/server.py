@@ -31,14 +31,15 @@ from geventstalk.core.engine import NEVER, Engine
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.logs import Trace, make_trace
-from geventstalk.serving.acceptor import Acceptor, raise_limit
+from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Ahead, Connection
+from geventstalk.serving.descriptors import Descriptors
 from geventstalk.serving.linger import Linger
 from geventstalk.serving.listen import describe
 from geventstalk.serving.parking import Parking
 from geventstalk.turn import NEXT_TURN, Task, Turn, Wait
 from geventstalk.wire.session import Service, Session
-from journal import Journal, JournalError, JournalFailed, JournalLocked
+from journal import DESCRIPTORS_MAX, DESCRIPTORS_MIN, Journal, JournalError, JournalFailed, JournalLocked
 
 EXIT_OK = 0
 EXIT_REPLAY = 1
@@ -71,6 +72,7 @@ class Server:
         self._turn = Turn(self._engine, monotonic_ns, time.time_ns, self._turn_begins, self._turn_failed)
         self._turn.tell = self._tell
         self._ahead = Ahead()
+        self._descriptors: Descriptors
         self._idle: Any = self._loop.idle()
         self._linger = Linger()
         self._sync_thread: Any = None  # the last sync in a thread
@@ -84,12 +86,16 @@ class Server:
         """Opens the journal, replays its jobs, and serves until stop(). Returns the exit code of the process.
 
         `drains` says whether SIGUSR1 arrived before the handlers of this server were set.
+
+        Raises TooFewError when no client could be served.
         """
         # A garbage collection with a million jobs stops the server for 200 ms. Jobs, tubes and sessions have no
         # reference cycles, and Connection.close() takes the cycles of a connection apart, so nothing needs collecting.
         gc.collect()
         gc.disable()
-        raise_limit(self._log, durable=self._settings.journal is not None)
+        durable = self._settings.journal is not None
+        self._descriptors = Descriptors(DESCRIPTORS_MIN, DESCRIPTORS_MAX) if durable else Descriptors()
+        self._descriptors.warn_of_few(self._log)
         try:
             self._open_journal()
         except JournalError as error:
@@ -103,8 +109,7 @@ class Server:
         if drains():
             self.drain(True)
         tasks = [gevent.spawn(self._drive, task) for task in self._turn.tasks()]
-        durable = self._turn.store is not None
-        acceptors = [Acceptor(listener, self.serve, self._log, durable=durable) for listener in self._listeners]
+        acceptors = [Acceptor(each, self.serve, self._descriptors, self._log) for each in self._listeners]
         for acceptor in acceptors:
             acceptor.start()
         for listener in self._listeners:
@@ -138,6 +143,7 @@ class Server:
             budget=self._settings.max_journal_bytes,
             allocate=self._settings.fsync_ms == 0,
             accept_damage=self._settings.accept_damage,
+            descriptors=self._descriptors.for_journal,
             log=self._log.warning,
         )
         if journal.created:
@@ -192,6 +198,7 @@ class Server:
         finally:
             if not self._stopped.is_set():
                 connection.close()
+                self._descriptors.give_back()
                 turn.leave(connection)
             if self._trace:
                 self._trace.close(fd)

@@ -25,7 +25,7 @@ from journal.sqlite.heal import LOST_KEYS, Damage
 from journal.sqlite.lock import DirectoryLock
 from journal.sqlite.replay import Replay
 from journal.sqlite.room import NEW_SEGMENT_BYTES, Room
-from journal.sqlite.segments import Segments
+from journal.sqlite.segments import DESCRIPTORS_MAX, Segments
 from journal.sqlite.space import Space
 from journal.sqlite.worker import Worker
 
@@ -52,7 +52,7 @@ class Journal(Log):
 
     `budget` is the largest size of the directory in bytes; None stands for as much as the disk gives. With
     `accept_damage` a damaged segment does not stop the start: its readable records are used, and heal() sets its file
-    aside.
+    aside. `descriptors` is how many descriptors the journal may take, at least DESCRIPTORS_MIN.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Journal(Log):
         budget: int | None = None,
         allocate: bool = False,
         accept_damage: bool = False,
+        descriptors: int = DESCRIPTORS_MAX,
         log: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Raises JournalLocked when the directory cannot be used, JournalFailed when its reserve is another's file."""
@@ -85,7 +86,9 @@ class Journal(Log):
         except BaseException:
             self._lock.close()
             raise
-        self._segments = Segments(directory, self._room, self._space, self._worker, log, allocate=allocate)
+        self._segments = Segments(
+            directory, self._room, self._space, self._worker, log, allocate=allocate, descriptors=descriptors
+        )
         self._compaction = Compaction(self._segments, switched_on=compact)
         self._damage = Damage(directory)
         self._replay: Replay | None = None  # while it is not exhausted

@@ -27,11 +27,16 @@ _T = TypeVar("_T")
 _WAITING_MAX: Final = 10
 """With so many segments waiting to be sealed, no next segment is made. A device that keeps pace has a quarter of these
 waiting. Each waiting segment keeps its descriptors open, so DESCRIPTORS_MAX follows from this."""
-DESCRIPTORS_MAX: Final = 4 * (_WAITING_MAX + 3) + 8
-"""Descriptors that a journal needs at most: four for each segment that is written or waits to be sealed (the database,
-its WAL, the index, and the WAL once more for its fsync), for the next one and for the one that is being made; three for
-the segment that compaction reads; and the lock, the watermark, the reserve, a directory while it is synced, and one
-that SQLite may take for a moment."""
+_OF_A_SEGMENT: Final = 4
+"""Descriptors of a segment that is written, is the next one, or waits to be sealed: the database, its WAL, the index,
+and the WAL once more for its fsync."""
+_OF_THE_REST: Final = 10
+"""Descriptors beside those: two that SQLite takes while a segment is made; three for the segment that compaction reads;
+the lock, the watermark, the reserve, a directory while it is synced, and one that SQLite may take for a moment."""
+DESCRIPTORS_MIN: Final = _OF_A_SEGMENT * 2 + _OF_THE_REST
+"""With so many descriptors a journal works: one segment is written, and one is either made or waits to be sealed."""
+DESCRIPTORS_MAX: Final = _OF_A_SEGMENT * (_WAITING_MAX + 1) + _OF_THE_REST
+"""More descriptors than these a journal never takes."""
 _LARGE_BYTES: Final = 1 << 20
 """Smaller segments are never too large: only a record that is written in parts makes one so."""
 _UNKNOWN_RECORD_BYTES: Final = 32
@@ -139,7 +144,11 @@ class Segments:
         log: Callable[[str], None],
         *,
         allocate: bool,
+        descriptors: int,
     ) -> None:
+        """Raises ValueError when `descriptors` are fewer than DESCRIPTORS_MIN."""
+        if descriptors < DESCRIPTORS_MIN:
+            raise ValueError(f"a journal needs {DESCRIPTORS_MIN} descriptors, not {descriptors}")
         self.directory = directory
         self.room = room
         self.space = space
@@ -155,6 +164,7 @@ class Segments:
         self._watermark: Watermark | None = None
         self._log = log
         self._allocate = allocate
+        self._waiting_max = min(_WAITING_MAX, (descriptors - _OF_THE_REST) // _OF_A_SEGMENT - 1)
         self._made: list[SegmentWriter] = []  # the next segment, as soon as the worker has made it
         self._preparing = False
         self._refilling = False
@@ -380,7 +390,7 @@ class Segments:
         A full disk, a lack of descriptors, and a device that does not keep pace only put it off.
         """
         waiting = sum(not sealed.ready for sealed in self.sealed)
-        if self._preparing or self.next is not None or waiting >= _WAITING_MAX:
+        if self._preparing or self.next is not None or waiting >= self._waiting_max:
             return
         self._preparing = True
         number = self.current + 1

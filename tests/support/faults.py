@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from journal import CHANGE, DELETE, FULL, Journal, JournalError, Record
+from journal import CHANGE, DELETE, DESCRIPTORS_MAX, FULL, Journal, JournalError, Record
 from journal.sqlite.replay import Replay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,12 +104,15 @@ def read_sound(directory: Path) -> Read:
 class Rig:
     """A journal and the dict that says what is in it; opened, it has proved that they agree."""
 
-    def __init__(self, directory: Path, *, segment_bytes: int = 1 << 16, compact: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *, segment_bytes: int = 1 << 16, compact: bool = True, descriptors: int = DESCRIPTORS_MAX
+    ) -> None:
         self.directory = directory
         self.model: Model = {}
         self.said: list[str] = []
         self.segment_bytes = segment_bytes
         self.compact = compact
+        self.descriptors = descriptors
         self.version = 0
         self.journal = self.open()
 
@@ -128,6 +131,7 @@ class Rig:
             segment_bytes=self.segment_bytes,
             compact=self.compact,
             accept_damage=accept_damage,
+            descriptors=self.descriptors,
             log=self.said.append,
         )
         try:

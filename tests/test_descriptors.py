@@ -1,0 +1,154 @@
+"""Few descriptors: a start that cannot serve anybody is refused, and clients never take what the journal needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from geventstalk.serving import descriptors
+from geventstalk.serving.descriptors import Descriptors, TooFewError
+from tests.support.clients import burst, number, put_many, until
+from tests.support.process import GEVENTSTALK, ServerProcess
+from tests.support.wire import Client
+
+OWN = 6  # stdin, stdout, stderr, a listener, two of the event loop
+LEAST, MOST = 18, 54  # of a journal; test_a_journal_stays_within_the_descriptors_that_it_was_given holds them
+
+
+@contextlib.contextmanager
+def server_with(limit: int, *flags: str, tmp_path: Path, also: str = "") -> Iterator[ServerProcess]:
+    """A server with so many descriptors at most. `also` is done by the shell before."""
+    few = ["bash", "-c", f'{also} ulimit -n {limit}; exec "$@"', "bash"]
+    server = ServerProcess([*few, *GEVENTSTALK], flags, stderr=tmp_path / "log")
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def serves(server: ServerProcess, clients: int) -> None:
+    """So many clients are served, those beyond wait, and come in when others leave."""
+    server.wait_ready()
+    with contextlib.ExitStack() as stack:
+        inside = [stack.enter_context(Client(server.connect())) for _ in range(clients)]
+        for client in inside:
+            client.sync()
+        waiting = stack.enter_context(Client(server.connect()))
+        waiting.send(b"list-tube-used\r\n")
+        assert number(inside[0], "current-connections") == clients
+        assert not select.select([waiting.sock], [], [], 0.3)[0]
+        inside[0].close()
+        assert waiting.reply() == b"USING default\r\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "least", "most", "for_journal", "for_clients"),
+    [
+        (OWN + 2, 0, 0, 0, 1),
+        (1000, 0, 0, 0, 1000 - OWN - 1),
+        (OWN + 1 + LEAST + 1, LEAST, MOST, LEAST, 1),
+        (64, LEAST, MOST, 28, 29),
+        (OWN + 1 + 2 * MOST, LEAST, MOST, MOST, MOST),
+        (1000, LEAST, MOST, MOST, 1000 - OWN - 1 - MOST),
+    ],
+)
+def test_shares(
+    monkeypatch: pytest.MonkeyPatch, limit: int, least: int, most: int, for_journal: int, for_clients: int
+) -> None:
+    monkeypatch.setattr(descriptors, "_limit", lambda: limit)
+    monkeypatch.setattr(descriptors, "_open_count", lambda: OWN)
+    shares = Descriptors(least, most)
+    taken = 0
+    while shares.take():
+        taken += 1
+    assert (shares.for_journal, taken) == (for_journal, for_clients)
+    shares.give_back()
+    assert (shares.take(), shares.take()) == (True, False)
+
+
+@pytest.mark.parametrize(("limit", "least"), [(OWN + 1, 0), (OWN + 1 + LEAST, LEAST), (3, 0)])
+def test_nothing_is_left_to_a_client(monkeypatch: pytest.MonkeyPatch, limit: int, least: int) -> None:
+    monkeypatch.setattr(descriptors, "_limit", lambda: limit)
+    monkeypatch.setattr(descriptors, "_open_count", lambda: OWN)
+    with pytest.raises(TooFewError, match=f"the limit of open files is {limit}, and with less than {OWN + least + 2} "):
+        Descriptors(least, MOST)
+
+
+@pytest.mark.parametrize(
+    ("limit", "durable", "wanted"), [(5, False, 8), (7, False, 8), (7, True, 8), (8, True, 26), (25, True, 26)]
+)
+def test_a_start_without_a_descriptor_for_a_client_is_refused(
+    tmp_path: Path, limit: int, durable: bool, wanted: int
+) -> None:
+    """It listened and accepted nobody; without a descriptor for the event loop, libev ended the process."""
+    flags = ["-b", str(tmp_path / "journal")] if durable else []
+    with server_with(limit, *flags, tmp_path=tmp_path) as server:
+        assert server.process.wait(60) == 71
+    assert (tmp_path / "log").read_text() == (
+        f"geventstalk: the limit of open files is {limit}, and with less than {wanted} no client can be served; "
+        "raise ulimit -n or LimitNOFILE=\n"
+    )
+    assert not (tmp_path / "journal").exists()
+
+
+@pytest.mark.parametrize(("limit", "clients"), [(8, 1), (16, 9), (32, 25)])
+@pytest.mark.slow
+def test_without_a_journal_all_that_is_left_is_for_clients(tmp_path: Path, limit: int, clients: int) -> None:
+    with server_with(limit, tmp_path=tmp_path) as server:
+        serves(server, clients)
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "clients", "sync"), [(26, 1, "-f0"), (26, 1, "-F"), (27, 2, "-f50"), (32, 7, "-f0"), (64, 29, "-F")]
+)
+@pytest.mark.slow
+def test_a_busy_journal_goes_on_beside_clients_that_take_every_descriptor(
+    tmp_path: Path, limit: int, clients: int, sync: str
+) -> None:
+    """With `ulimit -n 64` idle clients left it so few that the server ended: no segment could be created."""
+    flags = ["-b", str(tmp_path / "journal"), "-s", "20000", sync]
+    with server_with(limit, *flags, tmp_path=tmp_path) as server, contextlib.ExitStack() as stack:
+        control = stack.enter_context(Client(server.wait_ready().connect()))
+        control.sync()
+        for _ in range(limit):  # most of them stay in the backlog
+            stack.enter_context(server.connect())
+        until(lambda: number(control, "current-connections") == clients, "they take what there is")
+        put_many(control, 50, body=b"y" * 500)  # to be moved again and again
+        while number(control, "binlog-current-index") <= 10:
+            ids = put_many(control, 50, body=b"x" * 1000)
+            assert set(burst(control, [b"delete %d\r\n" % id for id in ids])) == {b"DELETED\r\n"}
+        assert number(control, "current-jobs-ready") == 50
+        assert server.stop() == 0
+    assert "few clients fit beside the journal" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_many_listeners_and_what_was_inherited_are_counted(tmp_path: Path) -> None:
+    """Also when inherited descriptors have high numbers and leave a gap."""
+    paths = [tmp_path / f"s{number}" for number in range(5)]  # two descriptors each: the socket, and a pin of its file
+    flags = [word for path in paths for word in ("-l", f"unix:{path}")]
+    also = "exec 30</dev/null 35</dev/null 36</dev/null;"
+    with server_with(40, *flags, tmp_path=tmp_path, also=also) as server:
+        serves(server, 40 - OWN - 2 * len(paths) - 3 - 1)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(os.fspath(paths[-1]))
+            client.settimeout(30)
+            client.sendall(b"list-tube-used\r\n")
+            assert client.recv(100) == b"USING default\r\n"
+        assert server.stop() == 0
+
+
+def test_more_listeners_than_descriptors_are_refused(tmp_path: Path) -> None:
+    flags = [word for number in range(5) for word in ("-l", f"unix:{tmp_path}/s{number}")]
+    for limit, said in [(10, "cannot listen on unix:"), (16, "with less than 18 no client can be served")]:
+        with server_with(limit, *flags, tmp_path=tmp_path) as server:
+            assert server.process.wait(60) in (71, 111)
+        assert said in (tmp_path / "log").read_text()
+        assert not list(tmp_path.glob("s*")), "their files are removed"
