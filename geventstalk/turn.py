@@ -24,6 +24,10 @@ from geventstalk.wire.session import MOVE_SLICE, Session
 
 NEXT_TURN: Final = 0
 """A moment that is over as soon as everybody else had a turn."""
+CATCH_UP_SLICES: Final = 3
+"""Slices of catching up in a turn, of a millisecond each at the most: what is no change is served in between."""
+CATCH_UP_WAIT_NS: Final = 1_000_000
+"""How long catching up rests when the journal's own work has to get on first."""
 HOUSEKEEPING_NS: Final = 50_000_000
 """How long compaction at leisure stays behind the writing: garbage gathers, and a burst of writes is not disturbed."""
 
@@ -161,6 +165,7 @@ class Turn:
         self._under_way = False
         self._in_turn: list[Channel] = []
         self._leaving: deque[Channel] = deque()
+        self._held_up: dict[int, Channel] = {}  # whose next command is a change, while Engine.held
         self._leave_budget = MOVE_SLICE  # what clients that go may still give back within this turn
         self._armed_ns = NEVER  # when the task of the clock wakes by itself
         self.earlier = Flag()  # something is due earlier than that
@@ -168,6 +173,7 @@ class Turn:
         self.written = Flag()  # there is something to sync
         self.grown = Flag(True)  # there may be something to compact
         self.awaited = Flag()  # replies wait for a sync
+        self.late = Flag()  # the journal does not keep pace
 
     def open(self, store: Store, progress: Callable[[int], None] = lambda records: None) -> int:
         """Brings the jobs of a journal back, and has every change written there. Returns how many jobs there are.
@@ -195,7 +201,7 @@ class Turn:
         tasks = [self.keep_time(), self.let_go()]
         store = self.store
         if store is not None:
-            tasks.append(self.keep_house(store))
+            tasks += [self.keep_house(store), self.keep_pace(store)]
             if store.syncs_before_replies:
                 tasks.append(self.sync_for_replies(store))
             elif store.syncs_when_due:
@@ -248,6 +254,7 @@ class Turn:
     def leave(self, channel: Channel) -> None:
         """A client is gone, and its channel takes nothing more. What it held is given back, now or by let_go()."""
         cost = _cost_of_leaving(channel)
+        self._held_up.pop(channel.session.number, None)
         try:
             if cost <= self._leave_budget and not self._leaving:
                 self._leave_budget -= cost
@@ -293,6 +300,9 @@ class Turn:
             store.commit(now_ns)
             self.written.set()
             self.grown.set()
+            if store.behind:
+                self.engine.held = True
+                self.late.set()
 
     def collect_served(self) -> None:
         """Clients whose wait ended in this turn have replies, too."""
@@ -311,15 +321,20 @@ class Turn:
         if store is not None and store.syncs_before_replies:
             self.flush_durably(touched)
             return
+        held = self.engine.held
         for channel in touched:
             channel.in_turn = False
             session = channel.session
             while session.out:
                 channel.send(session.take_out())
-            channel.goes_on()
+            if held and session.held_up:
+                self._held_up[session.number] = channel
+            else:
+                channel.goes_on()
 
     def flush_durably(self, touched: list[Channel]) -> None:
         """Under `-f0`: replies to changes wait for a sync, and so does what comes behind them."""
+        held = self.engine.held
         for channel in touched:
             channel.in_turn = False
             session = channel.session
@@ -330,7 +345,10 @@ class Turn:
                     self.gate.hold(channel, data)
                 else:
                     channel.send(data)
-            channel.goes_on()
+            if held and session.held_up:
+                self._held_up[session.number] = channel
+            else:
+                channel.goes_on()
         if self.gate.clients and not self.awaited.is_set and not self.sync_here():
             self.awaited.set()
 
@@ -429,6 +447,25 @@ class Turn:
         """Whether there is something to compact, now that the journal's own work was looked at."""
         store.tend()
         return store.wants_compaction()
+
+    def keep_pace(self, store: Store) -> Task:
+        """While the journal is behind: catches up, a few slices a turn, and then wakes whose changes had to wait."""
+        while True:
+            yield Wait(self.late)
+            self.late.clear()
+            slices = 0
+            while store.behind:
+                if store.catch_up(self._clock()):
+                    self.written.set()
+                    slices += 1
+                    if slices % CATCH_UP_SLICES == 0:
+                        yield Wait(at_ns=NEXT_TURN)
+                else:
+                    yield Wait(at_ns=self._clock() + CATCH_UP_WAIT_NS)
+            self.engine.held = False
+            held_up, self._held_up = self._held_up, {}
+            for channel in held_up.values():
+                channel.goes_on()
 
     def sync_when_due(self, store: Store) -> Task:
         """Under `-fMS`: a sync in a thread, MS after the first commit that it covers."""

@@ -163,23 +163,16 @@ class Log:
     def behind(self) -> bool:
         """Whether changes have to wait, because the log does not keep pace with them.
 
-        Whoever calls commit() then calls catch_up(), and appends nothing meanwhile; everything else goes on.
+        Whoever appends then calls catch_up() again and again, and appends no changes meanwhile. The last parts of a
+        large payload may still be appended.
         """
         raise NotImplementedError
 
     def catch_up(self, payload_of: PayloadOf) -> bool:
         """While `behind`: one slice of what helps, about a millisecond. Raises JournalFailed.
 
-        Returns whether to call again at once; otherwise on_progress() tells when it may help again.
+        Returns whether to call again at once; otherwise the log's own work has to get on, which takes milliseconds.
         """
-        raise NotImplementedError
-
-    def on_progress(self, call: Callable[[], None]) -> None:
-        """Has `call` called, in any thread, whenever the log's own work got on or failed."""
-        raise NotImplementedError
-
-    def wait(self) -> None:
-        """For who has nothing else to do: waits some milliseconds for the log's own work."""
         raise NotImplementedError
 
     # --- compaction

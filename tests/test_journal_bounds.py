@@ -24,7 +24,7 @@ from geventstalk.durable.store import Store
 from geventstalk.turn import NEXT_TURN, Turn
 from journal import Journal
 from tests.support.clients import Launch, burst, launcher, number, put_many, until
-from tests.support.faults import wants_compaction
+from tests.support.faults import keep_pace, wants_compaction
 from tests.support.process import ServerProcess
 from tests.support.wire import Client
 
@@ -114,6 +114,7 @@ class Life:
     def turn(self) -> None:
         """The end of a turn."""
         self.store.commit(0)
+        keep_pace(self.store)
         if wants_compaction(self.store):
             self.store.compact_slice(0)
 

@@ -13,7 +13,6 @@ from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import MS_NS, Store
 from journal import FULL, Journal, JournalDamaged
-from journal.log import PayloadOf, SyncPoint
 from tests.support.faults import wants_compaction
 
 NOW_NS = 5_000_000_000
@@ -30,11 +29,10 @@ class Jobs:
         fsync_ms: int | None = 50,
         *,
         segment_bytes: int = 1 << 15,
-        journal: Journal | None = None,
     ) -> None:
         self.jobs: dict[int, Job] = {}
         self.names: dict[int, bytes] = {}
-        self.journal = journal or Journal(str(directory), segment_bytes=segment_bytes)
+        self.journal = Journal(str(directory), segment_bytes=segment_bytes)
         self.store = Store(self.journal, fsync_ms, Epoch(WALL_NS, NOW_NS))
         try:
             for job, name in self.store.replay():
@@ -103,52 +101,6 @@ def test_a_commit_makes_a_sync_due_one_period_later(jobs: Jobs) -> None:
     assert point is not None and jobs.store.sync_due_ns == 0
     point.run()
     assert jobs.store.sync_point() is None
-
-
-class Noticed(SyncPoint):
-    """Tells when it has run."""
-
-    def __init__(self, point: SyncPoint, ran: list[SyncPoint]) -> None:
-        self.point = point
-        self.ran = ran
-
-    def run(self) -> None:
-        self.point.run()
-        self.ran.append(self.point)
-
-
-class BehindUntilSynced(Journal):
-    """Its worker does not get on until a sync has run."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(str(directory), segment_bytes=1 << 15)
-        self.syncs: list[SyncPoint] = []
-        self.end = time.monotonic() + PATIENCE_S
-
-    @property
-    def behind(self) -> bool:
-        return not self.syncs
-
-    def catch_up(self, payload_of: PayloadOf) -> bool:
-        return False
-
-    def wait(self) -> None:
-        assert time.monotonic() < self.end, "no sync comes"
-        super().wait()
-
-    def sync_point(self) -> SyncPoint | None:
-        point = super().sync_point()
-        return None if point is None else Noticed(point, self.syncs)
-
-
-def test_a_sync_comes_in_time_while_changes_wait(tmp_path: Path) -> None:
-    """Upstream's promise of `-fMS` is the same on a full disk and on a slow one."""
-    journal = BehindUntilSynced(tmp_path / "journal")
-    jobs = Jobs(tmp_path / "journal", 1, journal=journal)
-    jobs.put(1)
-    jobs.store.commit(NOW_NS)
-    assert journal.syncs and jobs.store.sync_due_ns == 0
-    jobs.close()
 
 
 @pytest.mark.parametrize("fsync_ms", [None, 0])

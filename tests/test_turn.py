@@ -12,7 +12,7 @@ import pytest
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
-from geventstalk.turn import NEXT_TURN, Channel, Task, Turn, Wait
+from geventstalk.turn import CATCH_UP_SLICES, NEXT_TURN, Channel, Task, Turn, Wait
 from geventstalk.wire.session import Service, Session
 from journal.log import Log, Row, SyncPoint
 from tests.support.clock import SECOND, ManualClock
@@ -56,6 +56,7 @@ class FakeJournal(Log):
     dirty = False
     settling = False
     behind = False
+    catches_up = True
 
     def __init__(self) -> None:
         self.safe_after_commit = True
@@ -67,6 +68,7 @@ class FakeJournal(Log):
         self.unsynced = False
         self.closed = False
         self.commits = 0
+        self.slices = 0  # of catching up
 
     def admits(self, size: int) -> bool:
         return True
@@ -86,10 +88,8 @@ class FakeJournal(Log):
         self.commits += 1
 
     def catch_up(self, payload_of: Callable[[int], bytes | None]) -> bool:
-        return False
-
-    def on_progress(self, call: Callable[[], None]) -> None:
-        return
+        self.slices += 1
+        return self.catches_up
 
     def sync_point(self) -> SyncPoint | None:
         covered, self.unsynced = self.unsynced, False
@@ -314,6 +314,148 @@ def test_what_comes_behind_a_change_waits_with_it() -> None:
     house.turn.finish()
     assert one.take() == b"INSERTED 1\r\nUSING default\r\n"
     assert house.journal.closed
+
+
+# A journal that does not keep pace
+
+HELD = {
+    "delete": b"delete 1\r\n",
+    "reserve-job": b"reserve-job 1\r\n",
+    "release": b"release 1 0 0\r\n",
+    "bury": b"bury 1 0\r\n",
+    "kick": b"kick 1\r\n",
+    "kick-job": b"kick-job 1\r\n",
+    "a put's body": PUT,
+    "behind others": b"list-tube-used\r\ndelete 1\r\n",
+    "at the end": b"delete 1\r\n",
+}
+GOES_ON = {
+    "reserve": b"reserve\r\n",
+    "touch": b"touch 1\r\n",
+    "stats": b"stats-tube default\r\n",
+    "a put's line": b"put 0 0 60 1\r\n",
+    "some of a put's body": b"put 0 0 60 9\r\nxyz",
+    "a mistake": b"delete\r\n",
+    "a name": b"use delete\r\n",
+    "no end of line": b"delete 1",
+    "too long": b"delete 1" * 100,
+    "refused": b"put 0 0 60 99999\r\n" + b"delete 1\r\n" * 3,
+}
+
+
+def falls_behind(house: House, client: Wire) -> Task:
+    """A change after which the journal is behind. Returns the task that has it catch up."""
+    store = house.turn.store
+    assert store is not None
+    task = house.turn.keep_pace(store)
+    while not store.syncs_quickly:
+        store.sync_took(1)  # the turn syncs by itself
+    wait = next(task)
+    house.journal.behind = True
+    house.say((client, PUT))
+    assert client.take().startswith(b"INSERTED"), "what is committed need not wait"
+    assert wait.flag is not None and wait.flag.is_set
+    return task
+
+
+@pytest.mark.parametrize("fsync_ms", [None, 0])
+@pytest.mark.parametrize("name", HELD)
+def test_changes_wait_until_the_journal_has_caught_up(name: str, fsync_ms: int | None) -> None:
+    """The hub waited, for up to five seconds, and nobody was served."""
+    house = House(fsync_ms)
+    one, other = house.client(), house.client()
+    task = falls_behind(house, other)
+    house.say((one, HELD[name]))
+    if name == "at the end":
+        house.say((one, None))
+    appended, turns = house.journal.appended, one.turns
+    assert next(task).at_ns == NEXT_TURN
+    for _ in range(5):
+        house.say((other, b"stats-job 1\r\n"))
+        assert other.take().startswith(b"OK "), "everybody else is served"
+        next(task)
+    assert one.take() == (b"USING default\r\n" if name == "behind others" else b"")
+    assert (house.journal.appended, one.turns) == (appended, turns), "nothing changes, and nobody asks all the time"
+    house.journal.behind = False
+    next(task)
+    assert one.turns == turns + 1
+    house.say((one, b""))
+    assert one.take() and not one.session.unfinished
+    assert one.session.closed == (name == "at the end")
+
+
+@pytest.mark.parametrize("name", GOES_ON)
+def test_what_is_no_change_does_not_wait_for_the_journal(name: str) -> None:
+    house = House()
+    one, other = house.client(), house.client()
+    falls_behind(house, other)
+    house.say((one, GOES_ON[name]))
+    assert not one.session.held_up and one.turns == 1
+
+
+def test_a_client_that_came_in_the_turn_in_which_the_wait_ends_goes_on_at_once() -> None:
+    house = House()
+    one, other = house.client(), house.client()
+    task = falls_behind(house, other)
+    house.turn.step(one, b"delete 1\r\n")
+    house.journal.behind = False
+    next(task)
+    house.turn.end()
+    assert one.turns == 1 and one.session.unfinished
+    house.say((one, b""))
+    assert one.take() == b"DELETED\r\n"
+
+
+def test_a_held_client_that_is_gone_is_not_asked_to_go_on() -> None:
+    house = House()
+    one, two, other = house.client(), house.client(), house.client()
+    task = falls_behind(house, other)
+    house.say((one, b"delete 1\r\n"), (two, b"delete 1\r\n"))
+    house.turn.leave(one)
+    turns = one.turns
+    house.journal.behind = False
+    next(task)
+    assert (one.turns, two.turns) == (turns, 1)
+
+
+def test_a_sync_comes_in_time_while_changes_wait() -> None:
+    """Upstream's promise of `-fMS` is the same on a full disk and on a slow one."""
+    house = House(fsync_ms=50)
+    other = house.client()
+    syncs = house.turn.tasks()[-1]
+    wait = next(syncs)
+    task = falls_behind(house, other)
+    assert wait.flag is not None and wait.flag.is_set
+    due = next(syncs)
+    assert due.at_ns == house.clock.ns + 50_000_000
+    house.clock.ns = due.at_ns
+    next(task)
+    assert house.engine.held
+    sync = next(syncs).sync
+    assert sync is not None
+    sync.run()
+    next(syncs)
+    assert not house.journal.unsynced and house.engine.held
+    house.turn.written.clear()
+    next(task)
+    assert house.turn.written.is_set, "what compaction moved is synced in time, too"
+
+
+def test_catching_up_rests_while_the_journal_itself_is_at_work() -> None:
+    house = House()
+    other = house.client()
+    task = falls_behind(house, other)
+    house.journal.catches_up = False
+    assert next(task).at_ns > house.clock.ns
+    assert house.journal.slices == 1
+    house.journal.catches_up = True
+    assert next(task).at_ns == NEXT_TURN
+    assert house.journal.slices == 1 + CATCH_UP_SLICES
+    house.journal.behind = False
+    wait = next(task)
+    assert wait.flag is house.turn.late and not wait.flag.is_set
+    house.say((other, PUT))
+    assert not house.engine.held
 
 
 # Clients that go

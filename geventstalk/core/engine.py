@@ -73,6 +73,7 @@ class Engine:
         self.clients: dict[int, Client] = {}
         self.served: list[Client] = []  # clients answered since the caller emptied this list
         self.draining = False
+        self.held = False  # the ledger does not keep pace: clients make no changes until this is False again
         self.changing = False  # whether a change began since the caller set this to False
         self.arrivals = 0  # how often a tube got a ready job, or was unpaused with one
         self.work = 0  # units of work beyond one a command, since the caller set this to 0

@@ -8,7 +8,6 @@ was committed before a SyncPoint that has run survives the loss of power.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from time import monotonic_ns
 from typing import Final
 
 from geventstalk.core.job import Job, Ledger
@@ -63,7 +62,7 @@ class Store(Ledger):
         if large is None:
             if self._log.short_of_room:
                 return None
-            if self._move_waits or not self._log.takes_parts:
+            if self._move_waits or not self._log.takes_parts or self.behind:
                 self._move_waits = False  # compaction had its turn to begin
                 return False
             large = self._large = LargeRecord(job, tube_name, self._epoch)
@@ -179,45 +178,31 @@ class Store(Ledger):
         if self._epoch.follow(wall_clock, clock):
             self._encoder.forget()
 
-    def commit(self, now_ns: int, *, wait: bool = True) -> None:
+    def commit(self, now_ns: int) -> None:
         """Writes all changes since the last time in one transaction. Raises JournalFailed: then none is safe.
 
-        Without `wait` it never waits: while `behind`, the caller has to hold changes back and to call catch_up().
+        Never waits. The caller asks `behind` afterwards.
         """
         self._log.commit()
         self._want_sync(now_ns)
-        if wait:
-            begun_ns = monotonic_ns()
-            while self.behind:
-                if not self.catch_up(now_ns):
-                    self._log.wait()
-                self._sync_in_time(now_ns + monotonic_ns() - begun_ns)
-
-    def _sync_in_time(self, now_ns: int) -> None:
-        """The policy's sync, where the caller cannot see to it."""
-        if self._sync_due_ns and now_ns >= self._sync_due_ns:
-            point = self.sync_point()
-            if point is not None:
-                point.run()
 
     @property
     def behind(self) -> bool:
-        """Whether changes have to wait until the journal has caught up with those that were committed."""
+        """Whether changes have to wait until the journal has caught up with those that were committed.
+
+        The caller then holds changes back and calls catch_up() again and again.
+        """
         return self._log.behind
 
     def catch_up(self, now_ns: int) -> bool:
         """While `behind`: does what can be done here and now, a millisecond at the most. Raises JournalFailed.
 
-        Returns whether to call again at once; otherwise on_progress() tells when there is something to do again.
+        Returns whether to call again at once; otherwise another thread is at work, for some milliseconds.
         """
         moved = self._log.catch_up(self._payload_of)
         if moved:
             self._want_sync(now_ns)
         return moved
-
-    def on_progress(self, call: Callable[[], None]) -> None:
-        """Has `call` called, in another thread, whenever the journal's own work has got on."""
-        self._log.on_progress(call)
 
     def _want_sync(self, now_ns: int) -> None:
         if self._fsync_ms and not self._sync_due_ns:

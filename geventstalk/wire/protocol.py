@@ -85,6 +85,9 @@ _BARE: Final = frozenset(
 _CODE_BY_WORD: Final = {prefix.rstrip(b" "): code for prefix, code in _PREFIXES if prefix.endswith(b" ")}
 _CODE_BY_LINE: Final = {prefix: code for prefix, code in _PREFIXES if code in _BARE}
 
+_CHANGES: Final = frozenset({RESERVE_JOB, DELETE, RELEASE, BURY, KICK, KICK_JOB})
+"""Commands that may change what survives a restart. A put changes it when its body is complete."""
+
 _SEEN_PUTS: Final[dict[bytes, tuple[int, int, int, int]]] = {}
 """Arguments of earlier puts. Most producers repeat theirs: to find them here saves a third of a pipelined put."""
 _SEEN_PUTS_MAX: Final = 1024
@@ -149,6 +152,14 @@ def command(line: bytes) -> tuple[int, bytes]:
                 raise BadFormat
             return code, line[len(prefix) :]
     raise UnknownCommand
+
+
+def is_change(line: bytes) -> bool:
+    """Whether a line without its CRLF is a command that may change what survives a restart."""
+    try:
+        return command(line)[0] in _CHANGES
+    except ProtocolError:
+        return False
 
 
 def _number(word: bytes, limit: int) -> int:

@@ -37,11 +37,12 @@ _SHORT_INPUT: Final = 512
 class Session(Commands):
     """One connection. Feed it with receive() and hang_up(), let it go on with run(), send and empty `out`.
 
-    `unfinished` says that run() has more to do once others had their turn and `out` was sent; `closed`, that the
-    connection ends once `out` is sent. After that call Engine.leave().
+    `unfinished` says that run() has more to do once others had their turn and `out` was sent; `held_up`, that run()
+    can do that only once Engine.held is False; `closed`, that the connection ends once `out` is sent. After that call
+    Engine.leave().
     """
 
-    __slots__ = ("_at", "_inbox", "_skip_line", "unfinished")
+    __slots__ = ("_at", "_inbox", "_skip_line", "held_up", "unfinished")
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -49,6 +50,7 @@ class Session(Commands):
         self._at = 0  # what of the inbox is done with
         self._skip_line = False  # within a line that is too long
         self.unfinished = False
+        self.held_up = False
         service.engine.join(self)
 
     @property
@@ -162,9 +164,15 @@ class Session(Commands):
         left = COMMAND_SLICE
         engine.work = 0
         self.unfinished = False
+        self.held_up = False
+        held = engine.held
         while (self._at < len(self._inbox) or self._goes_on) and not self.waiting and not self.closed:
             if left <= engine.work or self.out_bytes >= OUT_BYTES_MAX:
                 self.unfinished = True
+                return
+            if held and self._changes_next():
+                self.unfinished = True
+                self.held_up = True
                 return
             left -= 1
             engine.changing = False
@@ -211,6 +219,20 @@ class Session(Commands):
                 self._reply(p.R_OUT_OF_MEMORY)
         if self.eof and not self.waiting:
             self.closed = True
+
+    def _changes_next(self) -> bool:
+        """Whether what comes next may change something that survives a restart.
+
+        A large put that has begun is left to the ledger, which may need the end of that put before it can go on.
+        """
+        if self._goes_on:
+            return self._kick_left > 0
+        if self.upload is not None:
+            return self._body_left <= self.pending_bytes
+        if self._skip_left or self._skip_line:
+            return False
+        end = self._inbox.find(p.CRLF, self._at)
+        return end >= 0 and p.is_change(self._inbox[self._at : end])
 
     # --- input that is not a command line
 

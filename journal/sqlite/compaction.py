@@ -21,12 +21,15 @@ _SCAN_KEYS: Final = 256
 _MOVE_BYTES: Final = 1 << 17
 """Bytes that one slice moves, give or take a record. To write them takes half a millisecond."""
 _HOLD_S: Final = 0.004
-"""How long changes wait after a commit when the directory has outgrown its bound. No command may wait 5 ms longer."""
+"""How long changes wait after a commit when the directory has outgrown its bound."""
 _LONG_HOLD_S: Final = 0.1
 """How long they wait when the directory is a segment or more too large. In this time compaction moves more than a usual
 turn writes."""
 _FULL_HOLD_S: Final = 5.0
 """How long they wait on a full disk, where a change could end the process, and when the directory is far too large."""
+_STEP_S: Final = 0.002
+"""How much of this time passes between two looks at the most. What else the process did in between does not count: in
+that time compaction could not work."""
 
 
 class Compaction:
@@ -39,8 +42,9 @@ class Compaction:
         self._victim: SegmentReader | None = None  # the segment that is being moved, opened for reading
         self._scanned_seq = 0
         self._behind = False
-        self._held_since_s = 0.0
-        self._hold_s = 0.0
+        self._hold_s = 0.0  # how long changes wait after a commit
+        self._held_s = 0.0  # how long they have waited since
+        self._seen_s = 0.0  # when that was seen last
 
     # --- is it worth it
 
@@ -133,17 +137,30 @@ class Compaction:
         segments = self._segments
         if segments.space.tight and segments.worker.busy:
             return True
-        return time.monotonic() - self._held_since_s < self._hold_s
+        return self._held_s < self._hold_s
 
     def suspect(self) -> None:
         """Has the next commit decide whether changes have to wait."""
-        self._behind = True
+        if not self._behind:
+            self._behind = True
+            self._hold()
+
+    def _hold(self) -> None:
+        self._held_s = 0.0
+        self._seen_s = time.monotonic()
 
     def committed(self) -> None:
-        """A commit of changes is over. If changes have to wait, their wait begins now."""
+        """A commit is over. If changes have to wait, their wait begins now, or goes on."""
         if self._behind:
-            self._held_since_s = time.monotonic()
+            if self._held_s >= self._hold_s:
+                self._hold()
             self.judge()
+
+    def time_passes(self) -> None:
+        """To be called again and again while changes wait."""
+        now_s = time.monotonic()
+        self._held_s += min(now_s - self._seen_s, _STEP_S)
+        self._seen_s = now_s
 
     def judge(self) -> None:
         """Decides whether changes still have to wait, and how long after a commit."""

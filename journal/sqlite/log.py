@@ -36,8 +36,6 @@ _SEAL_AT_END_BYTES: Final = 1 << 24
 not take much longer."""
 _START_WAIT_S: Final = 5.0
 """How long a start on a full disk waits for sealing to give room back: about as long as a start may take."""
-_WAIT_S: Final = 0.004
-"""How long wait() waits. A sync may be due after that; the caller calls wait() again while waiting helps."""
 _ACCEPT_SHARE: Final = 64
 """With this share of the disk or budget left for puts, the log says that puts are accepted again. A smaller share may
 be used up at once, and such lines would come again and again."""
@@ -344,18 +342,13 @@ class Journal(Log):
         if moves:
             self.compact_slice(payload_of)
         try:
+            self._compaction.time_passes()
             self._compaction.judge()
         except BaseException as error:
             self._fail(error)
         if not moves and not self._worker.busy:
             self._compaction.let_go()
         return moves
-
-    def on_progress(self, call: Callable[[], None]) -> None:
-        self._worker.on_progress = call
-
-    def wait(self) -> None:
-        self._worker.wait(_WAIT_S)
 
     # --- compaction
 

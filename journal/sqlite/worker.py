@@ -17,10 +17,6 @@ _ABANDON_S: Final = 5.0
 """How long the end after a failure waits for the work at hand: longer than any of it takes on a device that answers."""
 
 
-def _nothing() -> None:
-    return
-
-
 class Worker:
     """Runs submitted work in order. The first failure is final: nothing is run after it, and check() raises it."""
 
@@ -33,7 +29,6 @@ class Worker:
         self._thread: Thread | None = None
         self._progress = Event()
         self._failing = Lock()
-        self.on_progress: Callable[[], None] = _nothing
         """Called in the thread after each piece of work."""
 
     def submit(self, work: Callable[[], None], done: Callable[[], None], *, urgent: bool = False) -> None:
@@ -110,7 +105,6 @@ class Worker:
         except BaseException as error:  # nobody else hears of the end of a thread
             self.fail(error)
             self._progress.set()
-            self.on_progress()
 
     def _next(self) -> tuple[Callable[[], None], Callable[[], None]] | None:
         with self._wake:
@@ -125,4 +119,3 @@ class Worker:
         except BaseException as error:
             self.fail(error)
         self._progress.set()
-        self.on_progress()

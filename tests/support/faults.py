@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -51,6 +51,23 @@ def wants_compaction(log: Compacting) -> bool:
     """Whether there is something to compact, now that the log has heard from its worker."""
     log.tend()
     return log.wants_compaction()
+
+
+class KeepsPace(Protocol):
+    """A store."""
+
+    @property
+    def behind(self) -> bool: ...
+
+    def catch_up(self, now_ns: int) -> bool: ...
+
+
+def keep_pace(store: KeepsPace, between: Callable[[], None] = lambda: None) -> None:
+    """Waits as long as changes have to, as the turn does. `between` is called all the time meanwhile."""
+    while store.behind:
+        if not store.catch_up(time.monotonic_ns()):
+            time.sleep(0.001)
+        between()
 
 
 def filler(key: int, size: int) -> bytes:
@@ -191,7 +208,7 @@ class Rig:
         """Waits as long as changes have to."""
         while self.journal.behind:
             if not self.journal.catch_up(self.payload_of):
-                self.journal.wait()
+                time.sleep(0.001)
 
     def compact_all(self) -> None:
         """Compacts until there is nothing to compact any more."""

@@ -117,6 +117,7 @@ class Connection(Channel):
         self.ended = False  # the peer sends nothing more
         self.read_all = False  # and the session knows
         self.gone = False
+        self.told_to_go_on = False  # since its last step
         self._world = world
 
     def over(self) -> bool:
@@ -129,7 +130,7 @@ class Connection(Channel):
         if session.closed:
             return False
         if session.unfinished:
-            return not session.out
+            return not session.out and self.told_to_go_on
         return bool(self.inbox) or (self.ended and not self.read_all)
 
     def send(self, data: bytes) -> None:
@@ -138,7 +139,7 @@ class Connection(Channel):
             self.gone = True
 
     def goes_on(self) -> None:
-        return  # busy() is asked again and again
+        self.told_to_go_on = True
 
 
 class WatchedTurn(Turn):
@@ -150,6 +151,7 @@ class WatchedTurn(Turn):
 
     def step(self, channel: Channel, data: bytes | None) -> None:
         assert isinstance(channel, Connection)
+        channel.told_to_go_on = False
         self.world.steps(channel)
         super().step(channel, data)
         self.world.steps(None)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -22,7 +23,7 @@ from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, Job
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from journal import Journal, JournalError
-from tests.support.faults import wants_compaction
+from tests.support.faults import keep_pace, wants_compaction
 from tests.support.torture.recorder import mark
 
 FAILED = 74
@@ -229,6 +230,11 @@ class Syncer:
             run()
             self.wait()
 
+    def sync_when_due(self, batch: int, draw: random.Random) -> None:
+        due_ns = self._store.sync_due_ns
+        if due_ns and time.monotonic_ns() >= due_ns:
+            self.sync(batch, beside=draw.random() < 0.4)
+
     def wait(self) -> None:
         if self._thread is not None:
             self._thread.join()
@@ -258,8 +264,10 @@ def live(orders: Orders) -> None:
             keeper.append()
             store.commit(time.monotonic_ns())
             mark(f"C {batch}")
-            if orders.policy == "f0" or (store.sync_due_ns and time.monotonic_ns() >= store.sync_due_ns):
+            if orders.policy == "f0":
                 syncer.sync(batch, beside=draw.random() < 0.4)
+            keep_pace(store, partial(syncer.sync_when_due, batch, draw))
+            syncer.sync_when_due(batch, draw)
             if draw.random() < leisure:
                 keeper.compact(draw.choice([1, 3, 20]))
         syncer.wait()
