@@ -465,6 +465,7 @@ class Turn:
             self.engine.held = False
             held_up, self._held_up = self._held_up, {}
             for channel in held_up.values():
+                channel.session.held_up = False
                 channel.goes_on()
 
     def sync_when_due(self, store: Store) -> Task:

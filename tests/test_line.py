@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from geventstalk.core.line import NOBODY, Line
+from geventstalk.core.line import Line
 
 
 def test_nobody_waits() -> None:
     line = Line()
-    assert (line.first(), line.first_wait(), len(line)) == (NOBODY, NOBODY, 0)
+    assert not line.entries and len(line) == 0
     line.remove(7)
     assert line.waits() == {}
 
@@ -19,10 +19,9 @@ def test_first_come_first_served() -> None:
     for client, wait in ((5, 3), (1, 1), (9, 2)):
         line.add(client, wait)
     assert line.waits() == {1: 1, 9: 2, 5: 3}
-    assert (line.first(), line.first_wait()) == (1, 1)
-    line.move_first(8)
-    assert (line.first(), line.first_wait()) == (9, 2)
-    line.drop_first()
+    assert line.take_first() == (1, 1)
+    line.add(1, 8)
+    assert line.take_first() == (9, 2)
     assert 9 not in line and 5 in line and line.waits() == {5: 3, 1: 8}
 
 
@@ -40,18 +39,17 @@ def test_random_against_a_list(seed: int) -> None:
     line, model = Line(), dict[int, int]()
     for wait in range(1, 3_000):
         client = draw.randrange(1, 40)
-        first = min(model, key=lambda each: (model[each], each), default=NOBODY)
-        assert line.first() == first and len(line) == len(model)
+        first = min(model, key=lambda each: (model[each], each), default=0)
+        assert len(line) == len(model)
         if client not in model:
             line.add(client, wait)
             model[client] = wait
         elif draw.random() < 0.4:
             line.remove(client)
             del model[client]
-        elif draw.random() < 0.5:
-            line.move_first(wait)
-            model[first] = wait
         else:
-            line.drop_first()
-            del model[first]
+            assert line.take_first() == (first, model.pop(first))
+            if draw.random() < 0.5:
+                line.add(first, wait)
+                model[first] = wait
     assert line.waits() == model

@@ -26,7 +26,6 @@ from geventstalk.core.job import (
     Ledger,
 )
 from geventstalk.core.jobtable import JobTable
-from geventstalk.core.line import NOBODY
 from geventstalk.core.order import EMPTY
 from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
 from geventstalk.core.timerwheel import Timer, TimerWheel
@@ -200,6 +199,7 @@ class Engine:
         tube = client.used
         assert tube is not None
         job = Job(self.next_id, tube.number, pri, delay_s, ttr_s)
+        job.rank = pri
         self.next_id += 1
         if not client.producer:
             self.producer_count += 1
@@ -240,8 +240,11 @@ class Engine:
         """Fills the job with what its put says. The job is in no place yet."""
         delay_s = job.delay_s
         job.created_ns = now_ns
-        job.state = DELAYED if delay_s else READY
-        job.rank = now_ns + delay_s * SECOND_NS if delay_s else job.pri
+        if delay_s:
+            job.state = DELAYED
+            job.rank = now_ns + delay_s * SECOND_NS
+        else:
+            job.state = READY  # and its rank is its priority, since open_put()
         job.body = body
 
     def put(self, job: Job, body: bytes, now_ns: int) -> int:
@@ -253,7 +256,6 @@ class Engine:
                 return DRAINING if self.draining else OUT_OF_MEMORY
             self._begin(job, body, now_ns)
         self.changing = True
-        delay_s = job.delay_s
         try:
             self.ledger.put(job, tube.name)
         except MemoryError:
@@ -262,13 +264,14 @@ class Engine:
             return OUT_OF_MEMORY
         self.total_jobs += 1
         tube.total_jobs += 1
-        if delay_s:
+        if job.delay_s:
             self._place_delayed(tube, job.rank, job.id)
             self.jobs.add(job)
         else:
             self._place_ready(tube, job.pri, job.id)
             self.jobs.add(job)
-            self._became_ready(tube, now_ns)
+            if tube.line.entries:
+                self._serve(tube, now_ns, 1)
         return INSERTED
 
     def restore(self, job: Job, tube_name: bytes, now_ns: int) -> None:
@@ -320,8 +323,8 @@ class Engine:
             absent.popitem()[1].line.add(client.number, wait_number)
         if lines > _TUBE_STEPS:
             self.work += lines // _TUBE_STEPS
-        if absent:
-            self._arm(client, now_ns)  # it goes on with the other lines
+            if absent:
+                self._arm(client, now_ns)  # it goes on with the other lines
         until_ns = NEVER
         if timeout_s >= 0:
             until_ns = now_ns + timeout_s * SECOND_NS
@@ -392,7 +395,8 @@ class Engine:
         else:
             self._place_ready(tube, pri, id)
             self._record(job, READY, pri, pri, 0, _RELEASED)
-            self._became_ready(tube, now_ns)
+            if tube.line.entries:
+                self._serve(tube, now_ns, 1)
         return True
 
     def bury(self, client: Client, id: int, pri: int) -> bool:
@@ -401,8 +405,8 @@ class Engine:
         if job is None:
             return False
         tube = self._leave_place(job)
-        self._bury_number += 1
-        rank = self._bury_number
+        rank = self._bury_number + 1
+        self._bury_number = rank
         tube.buried.push(rank << ID_BITS | id)
         self.buried_count += 1
         self._record(job, BURIED, rank, pri, job.delay_s, _BURIED)
@@ -422,8 +426,11 @@ class Engine:
         """Makes up to `limit` buried or delayed jobs of the tube ready, the first ones first. Returns how many."""
         heap = tube.buried if buried else tube.delayed
         kicked = 0
-        while kicked < limit and heap.first() != EMPTY:
-            job = self.jobs.get(heap.first() & ID_MASK)
+        while kicked < limit:
+            first = heap.first()
+            if first == EMPTY:
+                break
+            job = self.jobs.get(first & ID_MASK)
             assert job is not None
             self._kick(job, now_ns)
             kicked += 1
@@ -511,7 +518,8 @@ class Engine:
             job.state = READY
             job.rank = job.pri
             job.holder = 0
-            self._became_ready(tube, now_ns)
+            if tube.line.entries:
+                self._serve(tube, now_ns, 1)
             moved += 1
         if client.waiting and client.absent and moved < limit:
             moved += self._stand_in_more_lines(client, now_ns, limit - moved)
@@ -606,22 +614,19 @@ class Engine:
         job.state = READY
         job.rank = pri
         job.holder = 0
-        self._became_ready(tube, now_ns)
+        if tube.line.entries:
+            self._serve(tube, now_ns, 1)
 
     def _place_ready(self, tube: Tube, pri: int, id: int) -> None:
+        """The caller has to serve those who wait in line, when the job is completely ready."""
         tube.ready.push(pri << ID_BITS | id)
+        if not tube.paused_until_ns:
+            self.stocked[tube.number] = tube
         self.arrivals += 1
         self.ready_count += 1
         if pri <= URGENT_PRI_MAX:
             self.urgent_count += 1
             tube.urgent += 1
-
-    def _became_ready(self, tube: Tube, now_ns: int) -> None:
-        """One more job of the tube is completely ready: a waiting client may have it."""
-        if not tube.paused_until_ns:
-            self.stocked[tube.number] = tube
-            if tube.line.entries:
-                self._serve(tube, now_ns, 1)
 
     def _place_delayed(self, tube: Tube, deadline_ns: int, id: int) -> None:
         tube.delayed.push(deadline_ns << ID_BITS | id)
@@ -674,7 +679,8 @@ class Engine:
         tube = self._leave_place(job)
         self._place_ready(tube, job.pri, job.id)
         self._record(job, READY, job.pri, job.pri, job.delay_s, _KICKED)
-        self._became_ready(tube, now_ns)
+        if tube.line.entries:
+            self._serve(tube, now_ns, 1)
 
     def _become_worker(self, client: Client) -> None:
         self.worker_count += 1
@@ -685,6 +691,9 @@ class Engine:
     def _best_tube(self, client: Client) -> Tube | None:
         """The watched, unpaused tube whose first ready job is the smallest. Searches the smaller of two sets."""
         watched = client.watched
+        if len(watched) == 1:
+            for number in watched:
+                return self.stocked.get(number)
         stocked = self.stocked
         few, many = (watched, stocked) if len(watched) <= len(stocked) else (stocked, watched)
         if len(few) > _SCAN_MAX:
@@ -729,26 +738,22 @@ class Engine:
         return best
 
     def _serve(self, tube: Tube, now_ns: int, limit: int) -> int:
-        """Hands ready jobs of an unpaused tube to those who wait for them, first come, first served."""
-        line, clients = tube.line, self.clients
+        """Hands the tube's ready jobs, unless it is paused, to those who wait for them: first come, first served."""
+        line = tube.line
         served = 0
         looks = _LOOKS
-        while served < limit and not tube.paused_until_ns and tube.ready.first() != EMPTY:
-            number = line.first()
-            if number == NOBODY:
-                break
-            client = clients[number]
-            if client.waiting and client.wait_number == line.first_wait():
-                line.drop_first()
+        while served < limit and line.entries and tube.number in self.stocked:
+            number, wait_number = line.take_first()
+            client = self.clients[number]
+            if not client.waiting:
+                client.absent[tube.number] = tube
+            elif client.wait_number != wait_number:
+                line.add(number, client.wait_number)
+            else:
                 client.absent[tube.number] = tube
                 self._hand_over(tube, client, now_ns)
                 served += 1
                 continue
-            if client.waiting:
-                line.move_first(client.wait_number)
-            else:
-                line.drop_first()
-                client.absent[tube.number] = tube
             looks -= 1
             if not looks:
                 self._fall_behind(tube, now_ns)
@@ -784,7 +789,7 @@ class Engine:
 
         So a worker's timer is armed once a ttr, not once a job.
         """
-        if not timer.armed or deadline_ns < timer.deadline_ns:
+        if timer.slot < 0 or deadline_ns < timer.deadline_ns:
             self.wheel.add(timer, deadline_ns)
 
     # --- tubes come and go

@@ -30,15 +30,14 @@ class JobTable:
     ids. One old job keeps its whole page, so larger pages would cost memory when most jobs are short-lived.
     """
 
-    __slots__ = ("_count", "_pages", "_spare")
+    __slots__ = ("_pages", "_spare")
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
         self._spare = _Page()  # an empty page; where each job leaves before the next comes, each would make a page
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum([page.count for page in self._pages.values()])
 
     def get(self, id: int) -> Job | None:
         page = self._pages.get(id >> _PAGE_BITS)
@@ -52,7 +51,6 @@ class JobTable:
             page = self._pages[number] = _Page() if self._spare.count else self._spare
         page.slots[job.id & _PAGE_MASK] = job
         page.count += 1
-        self._count += 1
 
     def set(self, job: Job) -> None:
         """Adds a job, or replaces the job with the same id."""
@@ -69,7 +67,6 @@ class JobTable:
         page = self._pages[number]
         page.slots[id & _PAGE_MASK] = None
         page.count -= 1
-        self._count -= 1
         if not page.count:
             del self._pages[number]
             self._spare = page
@@ -82,7 +79,6 @@ class JobTable:
             if not count:
                 del self._pages[number]
         self._spare = _Page()
-        self._count = sum(counts.values())
 
     def __iter__(self) -> Iterator[Job]:
         return iter([job for page in self._pages.values() for job in page.slots if job is not None])

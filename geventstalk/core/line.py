@@ -2,7 +2,8 @@
 
 This room must not know clients, only their numbers, and the numbers of their waits, which grow with each wait.
 A client that watches many tubes cannot leave all their lines whenever its wait ends. So an entry may be out of date:
-its client does not wait any more, or has begun a later wait. Whoever looks at the first entry drops or moves it then.
+its client does not wait any more, or has begun a later wait. Whoever takes such an entry out adds the client again,
+at the place of its later wait, if it has one.
 Invariant: a client has at most one entry, and no entry is later than its client's true place.
 """
 
@@ -12,8 +13,6 @@ from typing import Final
 
 from geventstalk.core.order import Order
 
-NOBODY: Final = 0
-"""The number of no client and of no wait."""
 _NUMBER_BITS: Final = 40
 """Room for 2**40 clients: with 10,000 new connections a second that takes 3 years."""
 _NUMBER_MASK: Final = (1 << _NUMBER_BITS) - 1
@@ -40,30 +39,17 @@ class Line:
         self._order.push(entry)
         self.entries[client] = entry
 
-    def first(self) -> int:
-        """The number of the client whose entry is first, or NOBODY."""
-        entry = self._order.first()
-        return entry & _NUMBER_MASK if self.entries else NOBODY
-
-    def first_wait(self) -> int:
-        """Which wait of that client its entry is for, or NOBODY."""
-        return self._order.first() >> _NUMBER_BITS if self.entries else NOBODY
-
-    def drop_first(self) -> None:
-        """The first entry goes; there is one."""
-        del self.entries[self._order.pop() & _NUMBER_MASK]
-
-    def move_first(self, wait: int) -> None:
-        """The first entry goes to the place of a later wait of its client."""
-        client = self._order.pop() & _NUMBER_MASK
-        entry = wait << _NUMBER_BITS | client
-        self._order.push(entry)
-        self.entries[client] = entry
+    def take_first(self) -> tuple[int, int]:
+        """Takes the first entry out; there is one. Returns its client and the wait it is for."""
+        entry = self._order.pop()
+        client = entry & _NUMBER_MASK
+        del self.entries[client]
+        return client, entry >> _NUMBER_BITS
 
     def remove(self, client: int) -> None:
         """The client's entry goes, wherever it stands; nothing happens when it has none."""
-        entry = self.entries.pop(client, NOBODY)
-        if entry:
+        entry = self.entries.pop(client, None)
+        if entry is not None:
             self._order.discard(entry)
 
     def waits(self) -> dict[int, int]:

@@ -63,10 +63,10 @@ class Order:
 
     def discard(self, entry: int) -> None:
         """Removes an entry that is there, wherever it stands."""
-        run = self._head
-        at = 0
         runs = self._runs
-        if runs is not None:
+        if runs is None:
+            run, at = self._head, 0
+        else:
             at = bisect_right(self._starts, entry) - 1
             run = runs[at]
         if run[-1] == entry:
@@ -75,7 +75,7 @@ class Order:
             place = bisect_left(run, entry)
             assert run[place] == entry, "an entry is not there"
             del run[place]
-        if not run and self._head is not self._tail:
+        if runs is not None and not run:
             self._drop(at)
 
     def clear(self) -> None:

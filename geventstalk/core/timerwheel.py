@@ -32,20 +32,20 @@ ANY_NUMBER: Final = 1 << 60
 class Timer:
     """Something with a deadline. Subclass it, or own one; a wheel does the rest."""
 
-    __slots__ = ("_place", "_slot", "deadline_ns")
+    __slots__ = ("_place", "deadline_ns", "slot")
 
     def __init__(self) -> None:
         self.deadline_ns = 0
-        self._slot = _NO_SLOT  # level * 64 + slot, or _NEAR
+        self.slot = _NO_SLOT  # level * 64 + slot, or _NEAR; less than 0: not armed
         self._place = 0  # index in the slot's list, or the number of its entry in the heap
 
     def forget(self) -> None:
         """The wheel that held this timer is gone."""
-        self._slot = _NO_SLOT
+        self.slot = _NO_SLOT
 
     @property
     def armed(self) -> bool:
-        return self._slot >= 0
+        return self.slot >= 0
 
 
 class TimerWheel:
@@ -76,7 +76,7 @@ class TimerWheel:
 
     def add(self, timer: Timer, deadline_ns: int) -> None:
         """Arms a timer, or moves an armed one. A deadline in the past is due at once."""
-        if timer._slot >= 0:
+        if timer.slot >= 0:
             self.cancel(timer)
         timer.deadline_ns = deadline_ns
         self._count += 1
@@ -86,7 +86,7 @@ class TimerWheel:
 
     def cancel(self, timer: Timer) -> None:
         """Disarms a timer; nothing happens when it is not armed."""
-        number = timer._slot
+        number = timer.slot
         if number < 0:
             return
         if number != _NEAR:
@@ -97,7 +97,7 @@ class TimerWheel:
                 last._place = timer._place
             elif not slot:
                 self._occupied[number >> _LEVEL_BITS] &= ~(1 << (number & (_SLOTS - 1)))
-        timer._slot = _NO_SLOT
+        timer.slot = _NO_SLOT
         self._count -= 1
         # The bound may be too early now. It is never too late, and the next look at it puts it right.
         if not self._count or timer.deadline_ns == self._next_ns:
@@ -142,7 +142,7 @@ class TimerWheel:
         near = self._near
         while near:
             _, number, timer = near[0]
-            if timer._slot == _NEAR and timer._place == number:
+            if timer.slot == _NEAR and timer._place == number:
                 return True
             heappop(near)
         return False
@@ -159,7 +159,7 @@ class TimerWheel:
                 self._place(timer)
             else:
                 self._entry_number += 1
-                timer._slot = _NEAR
+                timer.slot = _NEAR
                 timer._place = self._entry_number
                 heappush(self._near, (timer.deadline_ns, self._entry_number, timer))
         self._moving = number if slot and level else _NO_SLOT
@@ -173,7 +173,7 @@ class TimerWheel:
         digit = (tick >> (level * _LEVEL_BITS)) & (_SLOTS - 1)
         number = (level << _LEVEL_BITS) | digit
         slot = self._slots[number]
-        timer._slot = number
+        timer.slot = number
         timer._place = len(slot)
         slot.append(timer)
         self._occupied[level] |= 1 << digit
@@ -219,15 +219,15 @@ class TimerWheel:
             counted += len(slot)
             start = self._start_of(number)
             for place, timer in enumerate(slot):
-                assert timer._slot == number and timer._place == place
+                assert timer.slot == number and timer._place == place
                 tick = max(timer.deadline_ns >> TICK_BITS, self._tick)
                 assert number == self._moving or tick >> (level * _LEVEL_BITS) == start >> (level * _LEVEL_BITS)
         for deadline_ns, number, timer in self._near:
-            if timer._slot == _NEAR and timer._place == number:
+            if timer.slot == _NEAR and timer._place == number:
                 counted += 1
                 assert deadline_ns == timer.deadline_ns and deadline_ns >> TICK_BITS <= self._tick
         assert counted == self._count
         if self._next_known and self._count:
             deadlines = [timer.deadline_ns for slot in self._slots for timer in slot]
-            deadlines += [timer.deadline_ns for _, _, timer in self._near if timer._slot == _NEAR]
+            deadlines += [timer.deadline_ns for _, _, timer in self._near if timer.slot == _NEAR]
             assert self._next_ns <= min(deadlines)

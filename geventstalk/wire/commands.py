@@ -14,6 +14,7 @@ from mypy_extensions import mypyc_attr
 
 from geventstalk.core.engine import DRAINING, INSERTED, UNFINISHED, Engine
 from geventstalk.core.job import BURIED, DELAYED, ID_MAX_BITS, READY, Job
+from geventstalk.core.order import EMPTY
 from geventstalk.core.tube import Client, Tube
 from geventstalk.wire import protocol as p
 from geventstalk.wire.stats import job_stats, server_stats, tube_stats
@@ -218,7 +219,7 @@ class Commands(Client):
             self._service.tell_of_ids()
             self._skip(size + 2, p.R_OUT_OF_MEMORY)
             return
-        self.upload = self._engine.open_put(self, pri, delay_s, max(ttr_s, 1))
+        self.upload = self._engine.open_put(self, pri, delay_s, ttr_s or 1)
         self._body_left = size + 2
 
     def _reserve(self, timeout_s: int, now_ns: int) -> None:
@@ -235,7 +236,7 @@ class Commands(Client):
 
     def _kick(self, bound: int) -> None:
         self._counts[p.KICK] += 1
-        self._kicks_buried = len(self._used().buried) > 0
+        self._kicks_buried = self._used().buried.first() != EMPTY
         self._kicked = 0
         self._kick_left = bound
         self._goes_on = bound > 0

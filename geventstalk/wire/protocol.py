@@ -140,10 +140,7 @@ def command(line: bytes) -> tuple[int, bytes]:
     verb, space, arguments = line.partition(b" ")
     code = _CODE_BY_WORD.get(verb, 0) if space else _CODE_BY_LINE.get(verb, 0)
     if code:
-        # A NUL is an error everywhere; where nothing may stand behind the digits or the name, it fails on that anyway.
-        if code in (RESERVE_WITH_TIMEOUT, KICK) and 0 in arguments:
-            raise BadFormat
-        return code, arguments
+        return code, arguments  # whoever reads the arguments fails on a NUL in them
     if 0 in line:
         raise BadFormat
     for prefix, code in _PREFIXES:
@@ -237,15 +234,19 @@ def put_size_with_garbage(arguments: bytes) -> int:
 
 
 def timeout_argument(arguments: bytes) -> int:
-    """`reserve-with-timeout <seconds>`: whatever follows the digits is ignored, as upstream does."""
+    """`reserve-with-timeout <seconds>`: whatever follows the digits is ignored, as upstream does, but no NUL."""
     if not arguments.isdigit():
+        if 0 in arguments:
+            raise BadFormat
         text = arguments.lstrip(b" ")
         arguments = text[: len(text) - len(text.lstrip(b"0123456789"))]
     return _number(arguments, _TIMEOUT_MAX)
 
 
 def kick_argument(arguments: bytes) -> int:
-    """`kick <bound>`, read like C's strtoul and cut to 32 bits, as upstream does: -1 is 4,294,967,295."""
+    """`kick <bound>`, read like C's strtoul and cut to 32 bits, as upstream does: -1 is 4,294,967,295. No NUL in it."""
+    if 0 in arguments:
+        raise BadFormat
     text = arguments.lstrip(_SPACES_OF_KICK)
     negative = text.startswith(b"-")
     if text.startswith((b"-", b"+")):
@@ -329,8 +330,8 @@ def yaml_names(names: Iterable[bytes]) -> bytes:
 
 def yaml_map(items: Iterable[tuple[str, object]]) -> bytes:
     """Keys and values as a YAML map. Bytes are quoted, as upstream quotes what is not a number; text goes as it is."""
-    lines = ["---\n"]
-    for key, value in items:
-        shown = f'"{value.decode("latin-1")}"' if isinstance(value, bytes) else value
-        lines.append(f"{key}: {shown}\n")
-    return "".join(lines).encode("latin-1")
+    lines = [
+        f'{key}: "{value.decode("latin-1")}"\n' if isinstance(value, bytes) else f"{key}: {value}\n"
+        for key, value in items
+    ]
+    return YAML_HEAD + "".join(lines).encode("latin-1")

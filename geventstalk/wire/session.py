@@ -73,8 +73,7 @@ class Session(Commands):
                 self._fail("input of a client is lost, its connection is closed", error)
                 return
         self._at = 0
-        if not self.waiting:
-            self.run(now_ns)
+        self.run(now_ns)
 
     def hang_up(self, now_ns: int) -> None:
         """The client will send nothing more: a wait ends at once, complete commands run, then the connection closes."""
@@ -90,12 +89,14 @@ class Session(Commands):
         Among many bytes it is only the first ones, so that a large body is never copied: call again while `out` lasts.
         """
         out = self.out
+        if len(out) == 1:
+            self.out = []
+            self.out_bytes = 0
+            return out[0]
         if self.out_bytes > _JOIN_BYTES_MAX:
             return self._take_some(out)
         self.out = []
         self.out_bytes = 0
-        if len(out) == 1:
-            return out[0]
         try:
             return b"".join(out)
         except MemoryError as error:
@@ -141,12 +142,69 @@ class Session(Commands):
 
     def run(self, now_ns: int) -> None:
         """Executes complete commands until one waits, the input or the slice is used up, or enough replies stand."""
+        engine = self._engine
+        left = COMMAND_SLICE
+        engine.work = 0
+        self.unfinished = False
         try:
-            self._run(now_ns)
+            while (self._at < len(self._inbox) or self._goes_on) and not self.waiting and not self.closed:
+                if left <= engine.work or self.out_bytes >= OUT_BYTES_MAX:
+                    self.unfinished = True
+                    return
+                if engine.held:
+                    self.held_up = self._changes_next()
+                    if self.held_up:
+                        self.unfinished = True
+                        return
+                left -= 1
+                engine.changing = False
+                if self._goes_on:
+                    if self._go_on(now_ns):
+                        continue
+                    self.unfinished = True
+                    return
+                if self.upload is not None:
+                    if self._take_body(now_ns):
+                        continue
+                    break
+                if self._skip_left:
+                    if self._skip_some():
+                        continue
+                    break
+                inbox, at = self._inbox, self._at
+                if at or len(inbox) > _SHORT_INPUT:
+                    end = inbox.find(p.CRLF, at)
+                    if end < 0:
+                        self._shorten_line()
+                        break
+                    line = inbox[at:end]
+                    self._at = end + 2
+                else:
+                    line, ending, rest = inbox.partition(p.CRLF)
+                    if not ending:
+                        self._shorten_line()
+                        break
+                    self._inbox = rest
+                if self._skip_line or len(line) > _LINE_MAX:
+                    self._skip_line = False
+                    self._reply(p.R_BAD_FORMAT)
+                    continue
+                if self.trace is not None:
+                    self.trace("<", line)
+                try:
+                    self._execute(line, now_ns)
+                except p.ProtocolError as error:
+                    self._reply(error.reply)
+                except MemoryError:
+                    if engine.changing:
+                        raise
+                    self._reply(p.R_OUT_OF_MEMORY)
         except Exception as error:
-            if self._engine.changing:
+            if engine.changing:
                 raise
             self._fail("a command failed in a way it must not, its connection is closed", error)
+        if self.eof and not self.waiting:
+            self.closed = True
 
     def _fail(self, text: str, error: Exception) -> None:
         """Nothing is half done, but with this client it cannot go on."""
@@ -156,69 +214,9 @@ class Session(Commands):
     def _say_goodbye(self) -> None:
         self.closed = True
         self.unfinished = False
+        self.held_up = False
         self._goes_on = False
         self._reply(p.R_INTERNAL_ERROR)
-
-    def _run(self, now_ns: int) -> None:
-        engine = self._engine
-        left = COMMAND_SLICE
-        engine.work = 0
-        self.unfinished = False
-        self.held_up = False
-        held = engine.held
-        while (self._at < len(self._inbox) or self._goes_on) and not self.waiting and not self.closed:
-            if left <= engine.work or self.out_bytes >= OUT_BYTES_MAX:
-                self.unfinished = True
-                return
-            if held and self._changes_next():
-                self.unfinished = True
-                self.held_up = True
-                return
-            left -= 1
-            engine.changing = False
-            if self._goes_on:
-                if self._go_on(now_ns):
-                    continue
-                self.unfinished = True
-                return
-            if self.upload is not None:
-                if self._take_body(now_ns):
-                    continue
-                break
-            if self._skip_left:
-                if self._skip_some():
-                    continue
-                break
-            inbox, at = self._inbox, self._at
-            if at or len(inbox) > _SHORT_INPUT:
-                end = inbox.find(p.CRLF, at)
-                if end < 0:
-                    self._shorten_line()
-                    break
-                line = inbox[at:end]
-                self._at = end + 2
-            else:
-                line, ending, rest = inbox.partition(p.CRLF)
-                if not ending:
-                    self._shorten_line()
-                    break
-                self._inbox = rest
-            if self._skip_line or len(line) > _LINE_MAX:
-                self._skip_line = False
-                self._reply(p.R_BAD_FORMAT)
-                continue
-            if self.trace is not None:
-                self.trace("<", line)
-            try:
-                self._execute(line, now_ns)
-            except p.ProtocolError as error:
-                self._reply(error.reply)
-            except MemoryError:
-                if engine.changing:
-                    raise
-                self._reply(p.R_OUT_OF_MEMORY)
-        if self.eof and not self.waiting:
-            self.closed = True
 
     def _changes_next(self) -> bool:
         """Whether what comes next may change something that survives a restart.
@@ -259,9 +257,10 @@ class Session(Commands):
         assert job is not None
         at, left = self._at, self._body_left
         part = self._inbox[at : at + left]
-        self._at = at + len(part)
-        if len(part) < left or self._body is not None:
-            self._body_left = left - len(part)
+        size = len(part)
+        self._at = at + size
+        if size < left or self._body is not None:
+            self._body_left = left - size
             try:
                 if self._body is None:
                     self._body = BytesIO()
@@ -269,6 +268,7 @@ class Session(Commands):
                 if self._body_left:
                     return False
                 part = self._body.getvalue()  # which copies nothing
+                size = len(part)
                 self._body = None
             except MemoryError:
                 self._body = None
@@ -281,7 +281,7 @@ class Session(Commands):
             self._engine.abandon_put(job)
             self._reply(p.R_EXPECTED_CRLF)
             return True
-        if len(part) < LARGE_PUT:
+        if size < LARGE_PUT:
             self._finish_put(job, part, now_ns)
         else:
             self._begin_large_put(part, now_ns)
