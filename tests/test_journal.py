@@ -551,6 +551,23 @@ def test_a_sync_after_rotation_covers_both_segments(rig: Rig, monkeypatch: pytes
     rig.close()
 
 
+def test_the_watermark_never_speaks_of_a_segment_before_the_one_behind_is_synced(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments end before the worker seals them, and neither an end nor what follows healing waits for that."""
+    before = rig.journal.current
+    monkeypatch.setattr(rig.journal._worker, "submit", lambda work, done, **_: None)  # a worker that is late
+    while rig.journal.current == before:
+        rig.put(1, 2000)
+        rig.journal.commit()
+    names = counted_syncs(monkeypatch)
+    rig.journal._guard().run()
+    assert names == [f"segment-{number:08d}.db-wal" for number in (before, before + 1)]
+    assert read_watermark(str(rig.directory)) == (before + 1, 0)
+    monkeypatch.undo()
+    rig.journal.abandon()
+
+
 def test_the_watermark_only_moves_forward(rig: Rig) -> None:
     """The worker's sync before a segment goes may end long after a newer one of the server's."""
     rig.put(1)

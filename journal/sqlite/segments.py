@@ -315,13 +315,13 @@ class Segments:
         return point
 
     def guard(self) -> FileSync:
-        """A sync of all commits.
+        """A sync of all commits, in whatever thread it runs.
 
-        The policy's own sync may be under way in another thread, so this sync asks the device again. The worker seals,
-        and thereby syncs, earlier segments before it comes to this sync.
+        The policy's own sync may be under way in another thread, and the worker may not have sealed the segments before
+        the current one yet. So this sync asks the device again.
         """
         assert self.writer is not None
-        return self._sync_of([self.writer.wal])
+        return self._sync_of([*(sealed.wal for sealed in self.sealed if sealed.wal is not None), self.writer.wal])
 
     def _sync_of(self, files: list[WalFile]) -> FileSync:
         writer = self.writer
