@@ -27,7 +27,20 @@ HERE = Path(__file__).resolve().parent
 
 ROOMS = {
     "geventstalk": ["_build", "limits", "turn"],
-    "geventstalk/core": ["check", "engine", "job", "jobtable", "line", "order", "timerwheel", "tube", "undo"],
+    "geventstalk/core": [
+        "check",
+        "dispatch",
+        "due",
+        "engine",
+        "job",
+        "jobtable",
+        "line",
+        "order",
+        "places",
+        "timerwheel",
+        "tube",
+        "undo",
+    ],
     "geventstalk/durable": ["large", "records", "store"],
     "geventstalk/serving": ["connection", "linger", "parking", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],

@@ -13,12 +13,9 @@ import pytest
 
 from geventstalk.core.check import check
 from geventstalk.core.engine import (
-    DEADLINE_SOON,
     DRAINING,
     INSERTED,
     OUT_OF_MEMORY,
-    RESERVED_JOB,
-    TIMED_OUT,
     Engine,
 )
 from geventstalk.core.job import (
@@ -32,7 +29,7 @@ from geventstalk.core.job import (
     Ledger,
 )
 from geventstalk.core.timerwheel import NEVER
-from geventstalk.core.tube import Client
+from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB, TIMED_OUT, Client
 from tests.support.clock import SECOND, ManualClock
 
 MANY = 1_000_000

@@ -24,16 +24,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from geventstalk.core.check import check
 from geventstalk.core.engine import (
-    DEADLINE_SOON,
     DRAINING,
     INSERTED,
-    RESERVED_JOB,
-    TIMED_OUT,
     Engine,
 )
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, U64_MAX, Job, Tally
 from geventstalk.core.timerwheel import NEVER
-from geventstalk.core.tube import Client, Tube
+from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB, TIMED_OUT, Client, Tube
 from tests.support.clock import SECOND, ManualClock
 from tests.support.model import Answer, Model, ModelTube
 

@@ -20,6 +20,11 @@ ID_MASK: Final = (1 << ID_BITS) - 1
 DEADLINE_MARGIN_NS: Final = SECOND_NS
 """A reserve is refused with DEADLINE_SOON when a job of the client has no more time left than this."""
 
+# How a client's wait ends, named as on the wire.
+RESERVED_JOB: Final = 1
+TIMED_OUT: Final = 2
+DEADLINE_SOON: Final = 3
+
 
 class Tube(Timer):
     """A named set of jobs, and the line of clients that wait for one. Its timer is for its delays and its pause.

@@ -12,8 +12,8 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.engine import DEADLINE_SOON, RESERVED_JOB
 from geventstalk.core.job import Job
+from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB
 from geventstalk.wire import protocol as p
 from geventstalk.wire.commands import LARGE_PUT, Commands
 from geventstalk.wire.commands import MOVE_SLICE as MOVE_SLICE

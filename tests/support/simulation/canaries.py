@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from geventstalk.core.engine import RESERVED_JOB
 from geventstalk.core.job import BURIED, READY, Job
+from geventstalk.core.tube import RESERVED_JOB
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.turn import Channel, Task, Wait

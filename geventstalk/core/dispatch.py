@@ -1,0 +1,200 @@
+"""Who waits for a job, and who gets one: the search among watched tubes, and the lines of those who wait.
+
+This room must not know commands, nor when a wait or a ttr ends. See places.py for how the rooms of the engine stand.
+Invariant: no unpaused tube has both a ready job and a waiting client, except between two slices of work that is not
+finished yet. Then the tube is `behind`, and its timer is armed.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heapreplace
+from typing import Final
+
+from geventstalk.core.job import READY, SECOND_NS, Job
+from geventstalk.core.order import EMPTY
+from geventstalk.core.places import SMALL_STEPS, TUBE_STEPS, Places
+from geventstalk.core.timerwheel import NEVER
+from geventstalk.core.tube import DEADLINE_MARGIN_NS, ID_BITS, RESERVED_JOB, Client, Tube
+
+_LOOKS: Final = 256
+"""So many outdated entries of a line may be dropped for one job. After that the tube's timer goes on."""
+_LINES: Final = 512
+"""A client enters so many lines in the call of wait(). Its timer enters the others later."""
+_SCAN_MAX: Final = 64
+"""With more tubes than this, a client's next reserve looks again only at tubes whose first job may have changed."""
+
+
+class Dispatch(Places):
+    """Brings ready jobs and clients together."""
+
+    # --- the search
+
+    def _best_tube(self, client: Client) -> Tube | None:
+        """The watched, unpaused tube whose first ready job is the smallest. Searches the smaller of two sets."""
+        watched = client.watched
+        if len(watched) == 1:
+            for number in watched:
+                return self.stocked.get(number)
+        stocked = self.stocked
+        few, many = (watched, stocked) if len(watched) <= len(stocked) else (stocked, watched)
+        if len(few) > _SCAN_MAX:
+            if client.arrivals == self.arrivals:
+                return self._best_candidate(client)
+            client.arrivals = self.arrivals
+            client.candidates = []
+            self.work += len(few) // SMALL_STEPS
+        best: Tube | None = None
+        best_entry = 0
+        for number, tube in few.items():
+            if number in many:
+                entry = tube.ready.first()
+                if best is None or entry < best_entry:
+                    best, best_entry = tube, entry
+        return best
+
+    def _best_candidate(self, client: Client) -> Tube | None:
+        """The same for a client that has looked at all tubes, when no job has become ready since.
+
+        A tube's first job can only have been replaced by a later job. So a heap with the first job of each tube shows
+        which tube to look at again.
+        """
+        heap, stocked = client.candidates, self.stocked
+        if not heap:
+            heap = [(tube.ready.first(), tube) for number, tube in client.watched.items() if number in stocked]
+            heapify(heap)
+            client.candidates = heap
+            self.work += len(client.watched) // SMALL_STEPS
+        steps = 0
+        best: Tube | None = None
+        while heap and best is None:
+            entry, tube = heap[0]
+            steps += 1
+            if tube.number not in stocked:
+                heappop(heap)
+            elif tube.ready.first() != entry:
+                heapreplace(heap, (tube.ready.first(), tube))
+            else:
+                best = tube
+        self.work += steps // SMALL_STEPS
+        return best
+
+    # --- a job turns ready
+
+    def _make_ready(self, job: Job, tube: Tube, now_ns: int) -> None:
+        """A job that is in no place becomes ready. The ledger is not told."""
+        pri = job.pri
+        self._place_ready(tube, pri, job.id)
+        job.state = READY
+        job.rank = pri
+        job.holder = 0
+        if tube.line.entries:
+            self._serve(tube, now_ns, 1)
+
+    def _serve(self, tube: Tube, now_ns: int, limit: int) -> int:
+        """Hands the tube's ready jobs, unless it is paused, to those who wait for them: first come, first served."""
+        line = tube.line
+        served = 0
+        looks = _LOOKS
+        while served < limit and line.entries and tube.number in self.stocked:
+            number, wait_number = line.take_first()
+            client = self.clients[number]
+            if not client.waiting:
+                client.absent[tube.number] = tube
+            elif client.wait_number != wait_number:
+                line.add(number, client.wait_number)
+            else:
+                client.absent[tube.number] = tube
+                self._hand_over(tube, client, now_ns)
+                served += 1
+                continue
+            looks -= 1
+            if not looks:
+                self._fall_behind(tube, now_ns)
+                break
+        return served
+
+    def _hand_over(self, tube: Tube, client: Client, now_ns: int) -> None:
+        """The tube's first job goes to a client that waits, and the client hears of it; or else it stays ready."""
+        job = self._take_first(tube)
+        self._hold(client, job, tube, now_ns)
+        try:
+            self._answer(client, RESERVED_JOB, job)
+        except BaseException:
+            job.state = READY
+            job.rank = job.pri
+            job.holder = 0
+            job.counts().reserves -= 1
+            raise
+
+    def _answer(self, client: Client, outcome: int, job: Job | None) -> None:
+        """Ends a wait; or else it goes on."""
+        self.served.append(client)
+        self.waiting_count -= 1
+        client.waiting = False
+        try:
+            client.answer(outcome, job)
+        except BaseException:
+            client.waiting = True
+            raise
+
+    def _fall_behind(self, tube: Tube, now_ns: int) -> None:
+        """The tube's timer will go on with the work that one slice could not do."""
+        self._arm(tube, now_ns)
+        tube.behind = True
+
+    # --- waiting
+
+    def wait(self, client: Client, now_ns: int, timeout_s: int) -> None:
+        """Stands the client at the end of the line of each tube it watches; `timeout_s` of -1 is for ever.
+
+        The wait ends through Client.answer(), or silently through stop_waiting().
+        """
+        self.changing = True
+        wait_number = self._wait_number + 1
+        self._wait_number = wait_number
+        absent = client.absent
+        lines = min(len(absent), _LINES)
+        for _ in range(lines):
+            absent.popitem()[1].line.add(client.number, wait_number)
+        if lines > TUBE_STEPS:
+            self.work += lines // TUBE_STEPS
+            if absent:
+                self._arm(client, now_ns)  # it goes on with the other lines
+        until_ns = NEVER
+        if timeout_s >= 0:
+            until_ns = now_ns + timeout_s * SECOND_NS
+            self._arm(client, until_ns)
+        first = client.deadlines.first()
+        if first != EMPTY:
+            self._arm(client, (first >> ID_BITS) - DEADLINE_MARGIN_NS)
+        self.waiting_count += 1
+        client.wait_number = wait_number
+        client.wait_until_ns = until_ns
+        client.waiting = True
+
+    def _stand_in_more_lines(self, client: Client, now_ns: int, limit: int) -> int:
+        """Enters more of the lines that wait() began with. The client is served when one of the tubes has a job now.
+
+        Returns how many units of work it did.
+        """
+        lines = min(len(client.absent), TUBE_STEPS * limit)
+        for _ in range(lines):
+            tube = client.absent.popitem()[1]
+            tube.line.add(client.number, client.wait_number)
+            if tube.number in self.stocked:
+                self._serve(tube, now_ns, 1)
+                if not client.waiting:
+                    break
+        return 1 + lines // TUBE_STEPS
+
+    def stop_waiting(self, client: Client) -> None:
+        """The client stops waiting and gets no answer. Nothing happens when the client does not wait."""
+        if client.waiting:
+            self.changing = True
+            client.waiting = False
+            self.waiting_count -= 1
+
+    def deadline_soon(self, client: Client, now_ns: int) -> bool:
+        """Whether a job of the client has no more time left than the margin before its deadline."""
+        first = client.deadlines.first()
+        return first != EMPTY and now_ns >= (first >> ID_BITS) - DEADLINE_MARGIN_NS

@@ -1,0 +1,107 @@
+"""What time brings: the ends of ttrs, delays, pauses and waits.
+
+This room must not read a clock: time comes in as an argument. See places.py for how the rooms of the engine stand.
+Invariant: whatever has to happen at some moment has a timer that is armed for that moment or earlier. A timer that
+fires too early finds nothing due and is armed anew.
+"""
+
+from __future__ import annotations
+
+from geventstalk.core.dispatch import Dispatch
+from geventstalk.core.job import READY
+from geventstalk.core.order import EMPTY
+from geventstalk.core.places import SMALL_STEPS
+from geventstalk.core.timerwheel import NEVER
+from geventstalk.core.tube import DEADLINE_MARGIN_NS, DEADLINE_SOON, ID_BITS, ID_MASK, TIMED_OUT, Client, Tube
+
+
+class Due(Dispatch):
+    """Does what is due."""
+
+    def next_deadline_ns(self) -> int:
+        """When advance() is due, or NEVER. Nothing has to happen before that time."""
+        return self.wheel.next_ns()
+
+    def advance(self, now_ns: int, limit: int) -> bool:
+        """Ends ttrs, delays, pauses and waits that are due: about `limit` of them at most.
+
+        Returns whether everything due was done. The rest is due at once.
+        """
+        self.wheel.allowance = SMALL_STEPS * limit
+        while limit > 0:
+            timer = self.wheel.pop_due(now_ns)
+            if timer is None:
+                return self.wheel.allowance > 0
+            if isinstance(timer, Tube):
+                limit -= 1 + self._tube_due(timer, now_ns, limit)
+            else:
+                assert isinstance(timer, Client)
+                limit -= 1 + self._client_due(timer, now_ns, limit)
+        return False
+
+    def _tube_due(self, tube: Tube, now_ns: int, limit: int) -> int:
+        """Ends a pause, serves the clients that waited for its end, ends delays. Returns how many jobs moved."""
+        moved = 0
+        if tube.paused_until_ns:
+            if tube.paused_until_ns <= now_ns:
+                self._unpause(tube)
+            else:
+                self._arm(tube, tube.paused_until_ns)
+        tube.behind = False
+        moved += self._serve(tube, now_ns, limit)
+        delayed = tube.delayed
+        while moved < limit and delayed.first() != EMPTY and delayed.first() >> ID_BITS <= now_ns:
+            job = self.jobs.get(delayed.first() & ID_MASK)
+            assert job is not None
+            self._make_ready(job, self._leave_place(job), now_ns)
+            moved += 1
+        if moved >= limit:
+            self._fall_behind(tube, now_ns)
+        if delayed.first() != EMPTY:
+            self._arm(tube, delayed.first() >> ID_BITS)
+        return moved
+
+    def _client_due(self, client: Client, now_ns: int, limit: int) -> int:
+        """Takes overdue jobs away, then ends a wait that has to end. Returns how many jobs moved.
+
+        The order matters: a client that waits may get its own expired job again.
+        """
+        moved = 0
+        deadlines = client.deadlines
+        while moved < limit and deadlines.first() != EMPTY and deadlines.first() >> ID_BITS <= now_ns:
+            job = self.jobs.get(deadlines.first() & ID_MASK)
+            assert job is not None
+            tally = job.counts()
+            tube = self._leave_place(job)
+            self._place_ready(tube, job.pri, job.id)
+            self.total_timeouts += 1
+            tally.timeouts += 1
+            job.state = READY
+            job.rank = job.pri
+            job.holder = 0
+            if tube.line.entries:
+                self._serve(tube, now_ns, 1)
+            moved += 1
+        if client.waiting and client.absent and moved < limit:
+            moved += self._stand_in_more_lines(client, now_ns, limit - moved)
+        if client.waiting and moved < limit:
+            if self.deadline_soon(client, now_ns):
+                self._answer(client, DEADLINE_SOON, None)
+            elif client.wait_until_ns != NEVER and client.wait_until_ns <= now_ns:
+                self._answer(client, TIMED_OUT, None)
+        first = deadlines.first()
+        if first != EMPTY:
+            margin = DEADLINE_MARGIN_NS if client.waiting else 0
+            self._arm(client, (first >> ID_BITS) - margin)
+        if client.waiting and client.wait_until_ns != NEVER:
+            self._arm(client, client.wait_until_ns)
+        if client.waiting and client.absent:
+            self._arm(client, now_ns)
+        return moved
+
+    def _unpause(self, tube: Tube) -> None:
+        if tube.ready.first() != EMPTY:
+            self.stocked[tube.number] = tube
+            self.arrivals += 1
+        tube.paused_until_ns = 0
+        tube.pause_s = 0

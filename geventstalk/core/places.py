@@ -1,0 +1,188 @@
+"""Where each job is, which tubes there are, and the counters of both: what every change of a job goes through.
+
+The engine is one object in four rooms, each a class that derives from the one below: places, dispatch, due, engine.
+This room must not know who waits for a job, nor what time it is.
+Invariant: a job is in exactly one place, the one its state names, and each counter says how many are there.
+A method takes a job out of its place, or gives a job a place. It changes orders and counters first, and the job's own
+fields last, by assignments that cannot fail. engine.py says what an exception before that means.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from geventstalk.core.job import DELAYED, READY, RESERVED, SECOND_NS, URGENT_PRI_MAX, Job, Ledger
+from geventstalk.core.jobtable import JobTable
+from geventstalk.core.order import EMPTY
+from geventstalk.core.timerwheel import NEVER, Timer, TimerWheel
+from geventstalk.core.tube import ID_BITS, ID_MASK, Client, Tube
+
+SMALL_STEPS: Final = 16
+"""So many small steps count as one unit of work, which is to move one job."""
+TUBE_STEPS: Final = 2
+"""So many lines entered or left count as one unit of work. To leave a line may also end its tube."""
+DEFAULT_TUBE: Final = b"default"
+
+
+class Places:
+    """All tubes and jobs of a server, and each job's place. Counters are per process, as upstream."""
+
+    def __init__(self, now_ns: int, ledger: Ledger | None = None) -> None:
+        self.ledger = ledger if ledger is not None else Ledger()
+        self.jobs = JobTable()
+        self.next_id = 1
+        self.tubes: dict[bytes, Tube] = {}  # in order of creation
+        self.clients: dict[int, Client] = {}
+        self.served: list[Client] = []  # clients answered since the caller emptied this list
+        self.draining = False
+        self.held = False  # the ledger does not keep pace: clients make no changes until this is False again
+        self.changing = False  # whether a change began since the caller set this to False
+        self.arrivals = 0  # how often a tube got a ready job, or was unpaused with one
+        self.work = 0  # units of work beyond one a command, since the caller set this to 0
+        self.started_ns = now_ns
+        self.ready_count = 0
+        self.urgent_count = 0
+        self.reserved_count = 0
+        self.delayed_count = 0
+        self.buried_count = 0
+        self.waiting_count = 0
+        self.producer_count = 0
+        self.worker_count = 0
+        self.total_jobs = 0
+        self.total_timeouts = 0
+        self.total_clients = 0
+        self.wheel = TimerWheel(now_ns)
+        self.tube_by_number: dict[int, Tube] = {}
+        self.stocked: dict[int, Tube] = {}  # unpaused tubes with ready jobs, by number
+        self._tube_number = 0
+        self._wait_number = 0
+        self._bury_number = 0
+        self.default = self._tube(DEFAULT_TUBE)
+
+    # --- from place to place
+
+    def _leave_place(self, job: Job) -> Tube:
+        """Takes the job out of the place that its state names. The caller gives it a new place. Returns its tube."""
+        self.changing = True
+        tube = self.tube_by_number[job.tube]
+        state = job.state
+        if state == RESERVED:
+            holder = self.clients[job.holder]
+            holder.reserved.pop(job.id, None)  # it may be among those that are leaving
+            if holder.reserved or holder.leaving:
+                holder.deadlines.discard(job.rank << ID_BITS | job.id)
+            else:
+                holder.deadlines.clear()  # most workers hold one job: without its entry, a delete is a tenth cheaper
+            self.reserved_count -= 1
+            tube.reserved -= 1
+        elif state == READY:
+            tube.ready.discard(job.rank << ID_BITS | job.id)
+            self._left_ready(tube, job.pri)
+        elif state == DELAYED:
+            tube.delayed.discard(job.rank << ID_BITS | job.id)
+            self.delayed_count -= 1
+        else:
+            tube.buried.discard(job.rank << ID_BITS | job.id)
+            self.buried_count -= 1
+        return tube
+
+    def _take_first(self, tube: Tube) -> Job:
+        """Takes the first ready job of a tube that has ready jobs out of its place."""
+        job = self.jobs.get(tube.ready.pop() & ID_MASK)
+        assert job is not None
+        self._left_ready(tube, job.pri)
+        return job
+
+    def _left_ready(self, tube: Tube, pri: int) -> None:
+        self.ready_count -= 1
+        if pri <= URGENT_PRI_MAX:
+            self.urgent_count -= 1
+            tube.urgent -= 1
+        if tube.ready.first() == EMPTY:
+            self.stocked.pop(tube.number, None)
+
+    def _place_ready(self, tube: Tube, pri: int, id: int) -> None:
+        """The caller has to serve those who wait in line, when the job is completely ready."""
+        tube.ready.push(pri << ID_BITS | id)
+        if not tube.paused_until_ns:
+            self.stocked[tube.number] = tube
+        self.arrivals += 1
+        self.ready_count += 1
+        if pri <= URGENT_PRI_MAX:
+            self.urgent_count += 1
+            tube.urgent += 1
+
+    def _place_delayed(self, tube: Tube, deadline_ns: int, id: int) -> None:
+        tube.delayed.push(deadline_ns << ID_BITS | id)
+        self.delayed_count += 1
+        self._arm(tube, deadline_ns)
+
+    def _hold(self, client: Client, job: Job, tube: Tube, now_ns: int) -> None:
+        """The client reserves a job that is in no place."""
+        tally = job.counts()
+        client.reserved[job.id] = job
+        self.reserved_count += 1
+        tube.reserved += 1
+        deadline_ns = self._start_ttr(client, job, now_ns)
+        tally.reserves += 1
+        job.state = RESERVED
+        job.holder = client.number
+        job.rank = deadline_ns
+
+    def _start_ttr(self, client: Client, job: Job, now_ns: int) -> int:
+        """Places the job among the client's deadlines. Returns the new deadline, for the caller to set as its rank."""
+        deadline_ns = now_ns + job.ttr_s * SECOND_NS
+        client.deadlines.push(deadline_ns << ID_BITS | job.id)
+        self._arm(client, deadline_ns)
+        return deadline_ns
+
+    # --- timers
+
+    def _arm(self, timer: Timer, deadline_ns: int) -> None:
+        """Sees to it that the timer fires at the latest then. One that fires too early finds out and is armed anew.
+
+        So a worker's timer is armed once a ttr, not once a job.
+        """
+        if timer.slot < 0 or deadline_ns < timer.deadline_ns:
+            self.wheel.add(timer, deadline_ns)
+
+    # --- tubes come and go
+
+    def _tube(self, name: bytes) -> Tube:
+        tube = self.tubes.get(name)
+        if tube is None:
+            self._tube_number += 1
+            tube = Tube(self._tube_number, name)
+            self.tubes[name] = tube
+            self.tube_by_number[tube.number] = tube
+        return tube
+
+    def _watch(self, client: Client, tube: Tube) -> None:
+        client.arrivals = NEVER
+        client.absent[tube.number] = tube
+        tube.watchers[client.number] = client
+        client.watched[tube.number] = tube
+
+    def _unwatch(self, client: Client, tube: Tube) -> None:
+        """The tube is no longer among those the client watches: neither knows the other any more."""
+        client.arrivals = NEVER
+        client.absent.pop(tube.number, None)
+        tube.line.remove(client.number)
+        del tube.watchers[client.number]
+        self._forget_if_unused(tube)
+
+    def _forget_if_unused(self, tube: Tube) -> None:
+        """A tube ends with its last job, user and watcher, and its counters and pause with it. `default` never ends."""
+        if tube.jobs or tube.using or tube.watchers or tube is self.default:
+            return
+        self.wheel.cancel(tube)
+        del self.tubes[tube.name]
+        del self.tube_by_number[tube.number]
+
+    def waiting_in(self, tube: Tube) -> int:
+        """How many clients wait for a job of this tube. It looks at each watcher, and counts that as work."""
+        waiting = 0
+        for client in tube.watchers.values():
+            waiting += client.waiting
+        self.work += len(tube.watchers) // SMALL_STEPS
+        return waiting
