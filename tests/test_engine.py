@@ -28,7 +28,7 @@ from geventstalk.core.job import (
     Job,
     Ledger,
 )
-from geventstalk.core.timerwheel import NEVER
+from geventstalk.core.timerwheel import NEVER, TICK_BITS, Timer
 from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB, TIMED_OUT, Client
 from tests.support.clock import SECOND, ManualClock
 
@@ -1536,6 +1536,18 @@ def test_ttrs_that_end_together_in_slices(bench: Bench) -> None:
     assert bench.engine.total_timeouts == 8
     bench.advance(2)
     assert bench.state(10) == READY
+
+
+def test_a_slice_moves_a_thousand_timers_at_most(bench: Bench) -> None:
+    """10,000 timers stand in one slot of the wheel's second level. At the beginning of the slot none of them is due."""
+    slot = 1 << TICK_BITS + 6
+    begin = (bench.clock.ns // slot + 2) * slot
+    for number in range(10_000):
+        bench.engine.wheel.add(Timer(), begin + slot // 2 + number)
+    slices = 1
+    while not bench.engine.advance(begin, 250):
+        slices += 1
+    assert 10 <= slices <= 12
 
 
 def test_a_waiting_holder_whose_jobs_end_in_slices(bench: Bench) -> None:

@@ -61,6 +61,7 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
         ("geventstalk/core/timerwheel.py", "import time"),
         ("geventstalk/core/engine.py", "import geventstalk.wire.protocol"),
         ("geventstalk/core/engine.py", "import random"),
+        ("geventstalk/core/dispatch.py", "import geventstalk.core.due"),
         ("geventstalk/wire/protocol.py", "import geventstalk.core.engine"),
         ("geventstalk/wire/session.py", "import geventstalk.durable.store"),
         ("geventstalk/wire/session.py", "def late() -> None:\n    import socket"),

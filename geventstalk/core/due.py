@@ -7,12 +7,17 @@ fires too early finds nothing due and is armed anew.
 
 from __future__ import annotations
 
+from typing import Final
+
 from geventstalk.core.dispatch import Dispatch
 from geventstalk.core.job import READY
 from geventstalk.core.order import EMPTY
-from geventstalk.core.places import SMALL_STEPS
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, DEADLINE_SOON, ID_BITS, ID_MASK, TIMED_OUT, Client, Tube
+
+_TIMER_STEPS: Final = 4
+"""So many timers may change their slot in the wheel for each unit of work that a slice allows. The pure build takes 1.4
+us for each, and a slice of 250 units should stay below 2 ms."""
 
 
 class Due(Dispatch):
@@ -27,7 +32,7 @@ class Due(Dispatch):
 
         Returns whether everything due was done. The rest is due at once.
         """
-        self.wheel.allowance = SMALL_STEPS * limit
+        self.wheel.allowance = _TIMER_STEPS * limit
         while limit > 0:
             timer = self.wheel.pop_due(now_ns)
             if timer is None:
