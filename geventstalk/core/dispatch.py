@@ -17,11 +17,12 @@ from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, ID_BITS, RESERVED_JOB, Client, Tube
 
 _LOOKS: Final = 256
-"""So many outdated entries of a line may be dropped for one job. After that the tube's timer goes on."""
+"""A search for a waiter drops so many outdated entries of a line at most. Then the tube's timer goes on."""
 _LINES: Final = 512
-"""A client enters so many lines in the call of wait(). Its timer enters the others later."""
+"""wait() enters so many lines at most. The client's timer enters the other lines later."""
 _SCAN_MAX: Final = 64
-"""With more tubes than this, a client's next reserve looks again only at tubes whose first job may have changed."""
+"""A client with more tubes than this looks at all of them once. Its next reserve looks only at those that may have
+changed."""
 
 
 class Dispatch(Places):
@@ -53,10 +54,10 @@ class Dispatch(Places):
         return best
 
     def _best_candidate(self, client: Client) -> Tube | None:
-        """The same for a client that has looked at all tubes, when no job has become ready since.
+        """Does what _best_tube() does, for a client that has looked at all tubes. No job has become ready since then.
 
-        A tube's first job can only have been replaced by a later job. So a heap with the first job of each tube shows
-        which tube to look at again.
+        So the first job of a tube can only have been replaced by a later job. A heap with the first job that each tube
+        had then shows which tube to look at again.
         """
         heap, stocked = client.candidates, self.stocked
         if not heap:
@@ -91,7 +92,10 @@ class Dispatch(Places):
             self._serve(tube, now_ns, 1)
 
     def _serve(self, tube: Tube, now_ns: int, limit: int) -> int:
-        """Hands the tube's ready jobs, unless it is paused, to those who wait for them: first come, first served."""
+        """Hands up to `limit` ready jobs of a tube, unless it is paused, to clients in its line: first come, first served.
+
+        Returns how many jobs were handed over.
+        """
         line = tube.line
         served = 0
         looks = _LOOKS
@@ -114,7 +118,9 @@ class Dispatch(Places):
         return served
 
     def _hand_over(self, tube: Tube, client: Client, now_ns: int) -> None:
-        """The tube's first job goes to a client that waits, and the client hears of it; or else it stays ready."""
+        """Reserves the tube's first job for a client that waits, and answers the client. After an exception the job is
+        ready.
+        """
         job = self._take_first(tube)
         self._hold(client, job, tube, now_ns)
         try:
@@ -127,7 +133,7 @@ class Dispatch(Places):
             raise
 
     def _answer(self, client: Client, outcome: int, job: Job | None) -> None:
-        """Ends a wait; or else it goes on."""
+        """Ends a wait with this answer. After an exception the client still waits."""
         self.served.append(client)
         self.waiting_count -= 1
         client.waiting = False
@@ -138,14 +144,14 @@ class Dispatch(Places):
             raise
 
     def _fall_behind(self, tube: Tube, now_ns: int) -> None:
-        """The tube's timer will go on with the work that one slice could not do."""
+        """Leaves work that one slice cannot do to the tube's timer."""
         self._arm(tube, now_ns)
         tube.behind = True
 
     # --- waiting
 
     def wait(self, client: Client, now_ns: int, timeout_s: int) -> None:
-        """Stands the client at the end of the line of each tube it watches; `timeout_s` of -1 is for ever.
+        """Puts the client at the end of the line of each tube that it watches. A `timeout_s` of -1 means for ever.
 
         The wait ends through Client.answer(), or silently through stop_waiting().
         """
@@ -159,7 +165,7 @@ class Dispatch(Places):
         if lines > TUBE_STEPS:
             self.work += lines // TUBE_STEPS
             if absent:
-                self._arm(client, now_ns)  # it goes on with the other lines
+                self._arm(client, now_ns)  # _stand_in_more_lines() enters the others
         until_ns = NEVER
         if timeout_s >= 0:
             until_ns = now_ns + timeout_s * SECOND_NS
@@ -173,9 +179,9 @@ class Dispatch(Places):
         client.waiting = True
 
     def _stand_in_more_lines(self, client: Client, now_ns: int, limit: int) -> int:
-        """Enters more of the lines that wait() began with. The client is served when one of the tubes has a job now.
+        """Enters lines that wait() left over. A client whose tube has a ready job is served at once.
 
-        Returns how many units of work it did.
+        Returns the units of work.
         """
         lines = min(len(client.absent), TUBE_STEPS * limit)
         for _ in range(lines):
@@ -198,3 +204,11 @@ class Dispatch(Places):
         """Whether a job of the client has no more time left than the margin before its deadline."""
         first = client.deadlines.first()
         return first != EMPTY and now_ns >= (first >> ID_BITS) - DEADLINE_MARGIN_NS
+
+    def waiting_in(self, tube: Tube) -> int:
+        """How many clients wait for a job of this tube. Looks at each watcher, and counts that as work."""
+        waiting = 0
+        for client in tube.watchers.values():
+            waiting += client.waiting
+        self.work += len(tube.watchers) // SMALL_STEPS
+        return waiting

@@ -30,7 +30,7 @@ class Due(Dispatch):
     def advance(self, now_ns: int, limit: int) -> bool:
         """Ends ttrs, delays, pauses and waits that are due: about `limit` of them at most.
 
-        Returns whether everything due was done. The rest is due at once.
+        Returns whether everything that is due was done. If not, next_deadline_ns() says that the rest is due at once.
         """
         self.wheel.allowance = _TIMER_STEPS * limit
         while limit > 0:
@@ -45,7 +45,7 @@ class Due(Dispatch):
         return False
 
     def _tube_due(self, tube: Tube, now_ns: int, limit: int) -> int:
-        """Ends a pause, serves the clients that waited for its end, ends delays. Returns how many jobs moved."""
+        """Ends the tube's pause, serves its waiting clients, ends its delays. Returns how many jobs moved."""
         moved = 0
         if tube.paused_until_ns:
             if tube.paused_until_ns <= now_ns:
@@ -67,7 +67,7 @@ class Due(Dispatch):
         return moved
 
     def _client_due(self, client: Client, now_ns: int, limit: int) -> int:
-        """Takes overdue jobs away, then ends a wait that has to end. Returns how many jobs moved.
+        """Takes overdue jobs away from the client, then ends its wait if the wait is over. Returns how many jobs moved.
 
         The order matters: a client that waits may get its own expired job again.
         """

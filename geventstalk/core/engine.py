@@ -29,7 +29,9 @@ UNFINISHED: Final = 7
 """The ledger has not yet taken all of a large body."""
 
 _SERVE_SLICE: Final = 250
+"""The end of a pause by a command hands out so many jobs at once. The tube's timer hands out the others."""
 
+# What _record() counts.
 _RELEASED: Final = 1
 _BURIED: Final = 2
 _KICKED: Final = 3
@@ -41,7 +43,7 @@ class Engine(Due):
     # --- clients and tubes
 
     def join(self, client: Client) -> None:
-        """A new client: it uses and watches the default tube."""
+        """Takes in a new client. The client uses and watches the default tube."""
         self.total_clients += 1
         client.number = self.total_clients
         client.used = self.default
@@ -50,9 +52,9 @@ class Engine(Due):
         self.clients[client.number] = client
 
     def leave(self, client: Client, now_ns: int, limit: int) -> bool:
-        """The client is gone. It stops waiting, and up to `limit` of its jobs become ready, in order of reservation.
+        """Ends the wait of a client that is gone, and makes up to `limit` of its jobs ready, in order of reservation.
 
-        Returns whether all is done. Call again until it is.
+        Returns whether the client is forgotten. The caller calls again until then.
         """
         client.gone = True
         self.stop_waiting(client)
@@ -85,7 +87,7 @@ class Engine(Due):
         return True
 
     def use(self, client: Client, name: bytes) -> None:
-        """The client's puts, kicks and peeks go to this tube, which comes into being when it does not exist."""
+        """Directs the client's puts, kicks and peeks to this tube. Makes the tube when it does not exist."""
         self.changing = True
         tube = self._tube(name)
         before = client.used
@@ -96,7 +98,7 @@ class Engine(Due):
         self._forget_if_unused(before)
 
     def watch(self, client: Client, name: bytes) -> int:
-        """The client reserves from this tube, too. Returns how many tubes the client watches now."""
+        """Adds a tube to those that the client reserves from. Returns how many tubes the client watches now."""
         self.changing = True
         tube = self._tube(name)
         if tube.number not in client.watched:
@@ -104,7 +106,7 @@ class Engine(Due):
         return len(client.watched)
 
     def ignore(self, client: Client, name: bytes) -> int:
-        """The client stops watching a tube. Returns how many are left, or 0 when the only tube stays watched."""
+        """Ends the watch of a tube. Returns how many tubes stay watched, or 0 when it is the only tube and stays."""
         tube = self.tubes.get(name)
         if tube is not None and tube.number in client.watched:
             if len(client.watched) == 1:
@@ -115,7 +117,7 @@ class Engine(Due):
         return len(client.watched)
 
     def pause(self, name: bytes, delay_s: int, now_ns: int) -> bool:
-        """Nobody reserves from the tube for `delay_s` seconds; 0 ends a pause. Returns whether the tube exists."""
+        """Lets nobody reserve from the tube for `delay_s` seconds; 0 ends a pause. Returns whether the tube exists."""
         tube = self.tubes.get(name)
         if tube is None:
             return False
@@ -136,7 +138,7 @@ class Engine(Due):
     # --- put
 
     def open_put(self, client: Client, pri: int, delay_s: int, ttr_s: int) -> Job:
-        """A put has begun. Its id and its tube are settled now, before the body arrives."""
+        """Begins a put. The job gets its id and its tube now, before the body arrives."""
         self.changing = True
         tube = client.used
         assert tube is not None
@@ -150,7 +152,7 @@ class Engine(Due):
         return job
 
     def abandon_put(self, job: Job) -> None:
-        """The body did not arrive or was refused. The id is not used again."""
+        """Ends a put whose body did not arrive or was refused. The id is not used again."""
         self.changing = True
         self.ledger.unprepare(job)
         tube = self.tube_by_number[job.tube]
@@ -158,10 +160,10 @@ class Engine(Due):
         self._forget_if_unused(tube)
 
     def prepare(self, job: Job, body: bytes, now_ns: int) -> int:
-        """The body is complete and large. The ledger takes a slice of the body, so that put() has little left to do.
+        """Gives the ledger a slice of a large body that is complete, so that put() has little left to do.
 
-        Returns INSERTED when the caller may call put(), and UNFINISHED when it has to call prepare() again. After
-        DRAINING or OUT_OF_MEMORY it has to call abandon_put(). Meanwhile nobody sees the job.
+        Returns INSERTED when the caller may call put(), and UNFINISHED when the caller has to call prepare() again.
+        After DRAINING or OUT_OF_MEMORY the caller has to call abandon_put(). Meanwhile nobody sees the job.
         """
         tube = self.tube_by_number[job.tube]
         if not job.body:
@@ -179,7 +181,7 @@ class Engine(Due):
         return INSERTED if taken else UNFINISHED
 
     def _begin(self, job: Job, body: bytes, now_ns: int) -> None:
-        """Fills the job with what its put says. The job is in no place yet."""
+        """Sets the fields of a job that is in no place yet."""
         delay_s = job.delay_s
         job.created_ns = now_ns
         if delay_s:
@@ -190,9 +192,9 @@ class Engine(Due):
         job.body = body
 
     def put(self, job: Job, body: bytes, now_ns: int) -> int:
-        """The body (with its CRLF) is complete. Returns INSERTED, DRAINING or OUT_OF_MEMORY."""
+        """Inserts a job whose body, with its CRLF, is complete. Returns INSERTED, DRAINING or OUT_OF_MEMORY."""
         tube = self.tube_by_number[job.tube]
-        if not job.body:  # otherwise prepare() has begun, and the ledger holds most of it
+        if not job.body:  # otherwise the ledger has most of the body, through prepare()
             if self.draining or not self.ledger.admits(len(body), tube.name):
                 self.abandon_put(job)
                 return DRAINING if self.draining else OUT_OF_MEMORY
@@ -258,7 +260,7 @@ class Engine(Due):
         self._hold(client, job, tube, now_ns)
         if before != READY:
             try:
-                self.ledger.change(job)  # so that a crash brings it back ready, as every reserved job
+                self.ledger.change(job)  # after a crash every reserved job is ready
             except BaseException:
                 job.state, job.rank = before, rank
                 job.holder = 0
@@ -358,7 +360,7 @@ class Engine(Due):
             self._serve(tube, now_ns, 1)
 
     def _record(self, job: Job, state: int, rank: int, pri: int, delay_s: int, what: int) -> None:
-        """Sets the new values of a job that nobody holds any more, and tells the ledger. Does both or neither."""
+        """Sets the new fields of a job that nobody holds any more, and tells the ledger. Does both or neither."""
         tally = job.counts()
         before = job.state, job.rank, job.pri, job.delay_s, job.holder
         counts = tally.releases, tally.buries, tally.kicks
@@ -396,10 +398,9 @@ class Engine(Due):
     # --- after an exception
 
     def undo(self) -> None:
-        """After an exception out of any call here: what was half done is not done, and all else is as it was.
+        """Undoes what is half done after an exception out of any call here. All else stays as it is.
 
-        It takes as long as the engine is large. A job that was handed over, or given back, before the exception came
-        stays so.
+        Takes as long as the engine is large. A job that was handed over or given back before the exception stays so.
         """
         rebuild(self)
         self.changing = False

@@ -18,9 +18,9 @@ from geventstalk.core.timerwheel import NEVER, Timer, TimerWheel
 from geventstalk.core.tube import ID_BITS, ID_MASK, Client, Tube
 
 SMALL_STEPS: Final = 16
-"""So many small steps count as one unit of work, which is to move one job."""
+"""So many small steps count as one unit of work. To move one job is one unit of work."""
 TUBE_STEPS: Final = 2
-"""So many lines entered or left count as one unit of work. To leave a line may also end its tube."""
+"""To enter or leave so many lines counts as one unit of work. A client that leaves a line may end the line's tube."""
 DEFAULT_TUBE: Final = b"default"
 
 
@@ -68,11 +68,11 @@ class Places:
         state = job.state
         if state == RESERVED:
             holder = self.clients[job.holder]
-            holder.reserved.pop(job.id, None)  # it may be among those that are leaving
+            holder.reserved.pop(job.id, None)  # leave() may have taken the job to `leaving`
             if holder.reserved or holder.leaving:
                 holder.deadlines.discard(job.rank << ID_BITS | job.id)
             else:
-                holder.deadlines.clear()  # most workers hold one job: without its entry, a delete is a tenth cheaper
+                holder.deadlines.clear()  # most workers hold one job; this makes a delete a tenth cheaper
             self.reserved_count -= 1
             tube.reserved -= 1
         elif state == READY:
@@ -87,7 +87,7 @@ class Places:
         return tube
 
     def _take_first(self, tube: Tube) -> Job:
-        """Takes the first ready job of a tube that has ready jobs out of its place."""
+        """Takes the first ready job out of its place. The tube must have a ready job."""
         job = self.jobs.get(tube.ready.pop() & ID_MASK)
         assert job is not None
         self._left_ready(tube, job.pri)
@@ -102,7 +102,7 @@ class Places:
             self.stocked.pop(tube.number, None)
 
     def _place_ready(self, tube: Tube, pri: int, id: int) -> None:
-        """The caller has to serve those who wait in line, when the job is completely ready."""
+        """The caller serves the clients in the tube's line afterwards, when the job is completely ready."""
         tube.ready.push(pri << ID_BITS | id)
         if not tube.paused_until_ns:
             self.stocked[tube.number] = tube
@@ -130,7 +130,7 @@ class Places:
         job.rank = deadline_ns
 
     def _start_ttr(self, client: Client, job: Job, now_ns: int) -> int:
-        """Places the job among the client's deadlines. Returns the new deadline, for the caller to set as its rank."""
+        """Places the job among the client's deadlines. Returns the deadline; the caller sets it as the job's rank."""
         deadline_ns = now_ns + job.ttr_s * SECOND_NS
         client.deadlines.push(deadline_ns << ID_BITS | job.id)
         self._arm(client, deadline_ns)
@@ -139,9 +139,9 @@ class Places:
     # --- timers
 
     def _arm(self, timer: Timer, deadline_ns: int) -> None:
-        """Sees to it that the timer fires at the latest then. One that fires too early finds out and is armed anew.
+        """Makes the timer fire at this deadline or earlier. A timer that fires too early is armed anew.
 
-        So a worker's timer is armed once a ttr, not once a job.
+        So the timer of a worker is armed once a ttr, and not once a job.
         """
         if timer.slot < 0 or deadline_ns < timer.deadline_ns:
             self.wheel.add(timer, deadline_ns)
@@ -164,7 +164,7 @@ class Places:
         client.watched[tube.number] = tube
 
     def _unwatch(self, client: Client, tube: Tube) -> None:
-        """The tube is no longer among those the client watches: neither knows the other any more."""
+        """Makes the tube and the client forget each other. The caller has taken the tube out of `client.watched`."""
         client.arrivals = NEVER
         client.absent.pop(tube.number, None)
         tube.line.remove(client.number)
@@ -172,17 +172,9 @@ class Places:
         self._forget_if_unused(tube)
 
     def _forget_if_unused(self, tube: Tube) -> None:
-        """A tube ends with its last job, user and watcher, and its counters and pause with it. `default` never ends."""
+        """Ends a tube without jobs, users and watchers, with its counters and its pause. `default` never ends."""
         if tube.jobs or tube.using or tube.watchers or tube is self.default:
             return
         self.wheel.cancel(tube)
         del self.tubes[tube.name]
         del self.tube_by_number[tube.number]
-
-    def waiting_in(self, tube: Tube) -> int:
-        """How many clients wait for a job of this tube. It looks at each watcher, and counts that as work."""
-        waiting = 0
-        for client in tube.watchers.values():
-            waiting += client.waiting
-        self.work += len(tube.watchers) // SMALL_STEPS
-        return waiting
