@@ -92,9 +92,9 @@ class Dispatch(Places):
             self._serve(tube, now_ns, 1)
 
     def _serve(self, tube: Tube, now_ns: int, limit: int) -> int:
-        """Hands up to `limit` ready jobs of a tube, unless it is paused, to clients in its line: first come, first served.
+        """Hands up to `limit` ready jobs of a tube that is not paused to clients in its line, first come, first served.
 
-        Returns how many jobs were handed over.
+        Does nothing while the tube is paused. Returns how many jobs were handed over.
         """
         line = tube.line
         served = 0
