@@ -109,8 +109,8 @@ def test_the_contracts_know_every_floor() -> None:
     """A new floor has to be given its place: above what it imports, below what imports it."""
     floors = {path.parent.name for path in (ROOT / "geventstalk").glob("*/__init__.py")}
     rooms = {path.stem for path in (ROOT / "geventstalk").glob("*.py")}
-    (layers,) = re.findall(r"^layers = \[(.*?)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
-    known = set(re.findall(r"geventstalk\.(\w+)", layers))
+    layers = re.findall(r"^layers = \[(.*?)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
+    known = set(re.findall(r"geventstalk\.(\w+)", layers[0]))  # the others are those of the rooms of one floor
     assert floors <= known
     assert rooms - known == {"__init__", "__main__", "_build", "_version", "config", "logs"}
 
