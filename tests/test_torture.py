@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from geventstalk._build import BUILD
+from tests.support.disk import small_disk
 from tests.support.process import ROOT
 from tests.support.torture.canaries import CANARIES
 from tests.support.torture.disk import Disk
@@ -36,7 +37,7 @@ from tests.support.torture.recorder import (
     recording,
 )
 from tests.support.torture.torturer import Torment, scratch, see_again
-from tests.support.torture.whole import ServerTorment
+from tests.support.torture.whole import NO_SYNC_WHEN_DUE, ServerTorment
 
 pytestmark = pytest.mark.skipif(bool(recorder_problem()), reason=recorder_problem() or "the recorder works")
 needs_the_source = pytest.mark.skipif(BUILD == "compiled", reason="a fault cannot be planted in compiled code")
@@ -119,6 +120,29 @@ def test_a_reply_under_f0_is_a_promise(seed: int) -> None:
 def test_replies_that_wait_for_no_sync_are_found() -> None:
     with pytest.raises(Violation, match=r"had left|on the device|is missing"):
         ServerTorment(1, fault="sync of nothing").run(200)
+
+
+@pytest.mark.slow
+def test_a_reply_under_f50_is_a_promise_soon(seed: int) -> None:
+    torment = ServerTorment(seed, fsync_ms=50)
+    torment.run(60, rounds=150)
+    assert torment.cuts == 60
+
+
+@pytest.mark.slow
+def test_a_reply_under_f50_is_a_promise_soon_on_a_full_disk(seed: int, tmp_path: Path) -> None:
+    """While changes have to wait for compaction, the sync of what was answered comes in time."""
+    with small_disk(tmp_path / "disk", 4 << 20) as disk:
+        torment = ServerTorment(seed, fsync_ms=50, disk=disk)
+        torment.run(60, rounds=300)
+    assert torment.cuts == 60 and torment.refused
+
+
+@needs_the_source
+@pytest.mark.slow
+def test_a_sync_that_never_comes_under_f50_is_found() -> None:
+    with pytest.raises(Violation, match="had left"):
+        ServerTorment(1, fault=NO_SYNC_WHEN_DUE, fsync_ms=50).run(200, rounds=500)
 
 
 # The recorder
