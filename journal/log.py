@@ -1,10 +1,10 @@
-"""What a store needs of any log: keys with opaque payloads, appended, committed, synced, compacted and replayed.
+"""What a store needs of any log. A log holds keys with opaque payloads. It appends, commits, syncs, compacts, replays.
 
-This room must not know files, SQL or threads. journal/sqlite/log.py is one kind of log; a networked one may be another.
-A log is opened, replayed to its end, started, and from then on one thread calls it. No method waits for a device or a
-peer, save where its contract says so: whatever has to wait is done by the log's own thread or in SyncPoint.run().
-Invariant: what a SyncPoint has covered survives everything; what commit() returned from survives the process, if
-`safe_after_commit` says so; and after JournalFailed nothing of the last batch is ever written.
+This room must not know files, SQL or threads. journal/sqlite/log.py is one kind of log; a networked log may be another.
+The owner of a log replays the log to its end, starts it, and from then on calls it from one thread. A method waits for
+a device or a peer only where its contract says so. Other waiting is done in the log's own thread or SyncPoint.run().
+Invariant: records that a SyncPoint has covered survive everything. Records whose commit() has returned survive the end
+of the process, if `safe_after_commit` says so. After JournalFailed nothing of the last batch is ever written.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from mypy_extensions import mypyc_attr
 FULL: Final = 1
 CHANGE: Final = 2
 DELETE: Final = 3
-"""The kinds of records. A key is its last FULL record, then the last CHANGE behind that; after DELETE it is nothing."""
+"""The kinds of records. A key's last FULL record counts, and the last CHANGE behind it. After DELETE nothing counts."""
 
 Row = tuple[int, int, int, int, bytes]
-"""A record as a replay gives it: its place, key, kind, a number of the log's own, and payload."""
+"""A record as a replay gives it: its place, key, kind, a number for the log's own use, and payload."""
 
 
 class Record(NamedTuple):
@@ -33,12 +33,12 @@ class Record(NamedTuple):
 
 
 PayloadOf = Callable[[int], bytes | None]
-"""Gives the current whole payload of a live key. None says that whoever is asked appends the key in parts; the log asks
-again in its next slice."""
+"""Gives the current whole payload of a live key. None says that the owner is appending the key in parts. Then the log
+asks again in its next slice."""
 
 
 class Facts(NamedTuple):
-    """A log's numbers, for statistics. `oldest` and `current` number its segments, whatever those are."""
+    """A log's numbers, for statistics. `oldest` and `current` are numbers of segments, whatever the log calls so."""
 
     oldest: int
     current: int
@@ -51,45 +51,46 @@ class Facts(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SyncPoint:
-    """Everything that was committed before this was made. Several may be under way, in any thread."""
+    """Covers everything that was committed before it was made. Several may run at once, in any thread."""
 
     def run(self) -> None:
-        """Waits until all of it survives the loss of power. To be called once.
+        """Waits until everything that this covers survives a loss of power. The caller calls it once.
 
-        Raises JournalFailed: then nothing that waits for this may be promised, and the log takes nothing more.
+        Raises JournalFailed. Then nothing that waits for this may be promised, and the log takes nothing more.
         """
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Log:
-    """First exhaust batches(), then start(), then append() and commit()."""
+    """The caller first exhausts batches(), then calls start(), and then append() and commit()."""
 
     safe_after_commit: bool
-    """Whether what commit() returned from survives the end of this process. A networked log, whose commit is on its way
-    then, says no: replies wait for a SyncPoint under every policy."""
+    """Whether committed records survive the end of this process. A networked log says no: its commit may still be on
+    its way. Then replies wait for a SyncPoint under every policy."""
     high_water: int
-    """The largest key that was ever appended; keys are never used again."""
+    """The largest key that was ever appended. No key is used again."""
     appended: int
-    """Counts records; two equal readings mean that nothing was appended between them."""
+    """How many records were appended. Two equal readings mean that nothing was appended between them."""
 
     # --- start
 
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
-        """Every record that still counts, oldest first: a segment, and some of its rows at a time. Changes nothing.
+        """Every record that still counts, oldest first: each time a segment's number and some of its rows.
 
-        CHANGE and DELETE come for live keys only. Raises JournalDamaged behind the last one, and may wait.
+        CHANGE and DELETE come only for live keys. Changes nothing, and may wait. Raises JournalDamaged behind the last
+        record.
         """
         raise NotImplementedError
 
     def start(self) -> None:
-        """Ready to take records. May wait. Raises a JournalError."""
+        """Makes the log ready for append(). May wait. Raises a JournalError."""
         raise NotImplementedError
 
     def heal(self, payload_of: PayloadOf) -> int:
-        """Makes good what a replay found damaged and was told to accept. Returns how many keys were written anew.
+        """Repairs the damage that the replay found, if the log was told to accept damage.
 
-        May wait. Raises a JournalError.
+        Returns how many keys were written anew. May wait. Raises a JournalError.
         """
         raise NotImplementedError
 
@@ -106,54 +107,54 @@ class Log:
         raise NotImplementedError
 
     def admits(self, size: int) -> bool:
-        """Whether there is room for a new key with so many bytes, and for all that may still happen to all keys.
+        """Whether there is room for a new key with so many bytes, and for every later change and delete of all keys.
 
-        Who appends a new key asks this first. Changes and deletes of live keys always find room.
+        The caller asks this before it appends a new key. Changes and deletes of live keys always find room.
         """
         raise NotImplementedError
 
     def append(self, key: int, kind: int, payload: bytes) -> None:
         """Adds a record to the batch. CHANGE and DELETE are for live keys only.
 
-        Does all of it, or raises and has changed nothing; JournalFailed when the log is at its end, now or before.
+        Does everything, or raises an exception and changes nothing. Raises JournalFailed when the log has failed.
         """
         raise NotImplementedError
 
     @property
     def takes_parts(self) -> bool:
-        """Whether the parts of a large payload may begin now: one key at a time, and not on a full disk."""
+        """Whether the caller may begin to append a payload in parts: one key at a time, and not on a full disk."""
         raise NotImplementedError
 
     @property
     def short_of_room(self) -> bool:
-        """Whether the disk is full, so that parts that are under way must be dropped."""
+        """Whether the disk is full. Then the caller must drop the parts that it has appended."""
         raise NotImplementedError
 
     def append_part(self, key: int, part: bytes) -> None:
-        """Adds a part of a large payload to the batch, which counts only after append_last(). Raises as append()."""
+        """Adds a part of a large payload to the batch. It counts only after append_last(). Raises as append() does."""
         raise NotImplementedError
 
     def append_last(self, key: int, last: bytes) -> None:
-        """Adds the last part: from now on all parts of the key together are its FULL record. Raises as append()."""
+        """Adds the last part. From now on all parts of the key are its FULL record. Raises as append() does."""
         raise NotImplementedError
 
     def drop_parts(self) -> None:
-        """The parts that were appended since the last append_last() are garbage."""
+        """Makes the parts that were appended since the last append_last() garbage."""
         raise NotImplementedError
 
     def commit(self) -> None:
-        """Has the batch written as a whole: after a crash all of it is there, or nothing.
+        """Writes the batch as a whole: after a crash all of it is there, or nothing.
 
-        Raises JournalFailed, whatever went wrong: then nothing of the batch may be acknowledged, nothing of it is ever
-        written later, and append() and commit() raise from now on. The failure of an earlier commit or sync, which
-        only showed since, is raised here as well.
+        Raises JournalFailed, whatever went wrong, also for an earlier commit or sync whose failure only showed since.
+        Then nothing of the batch may be acknowledged, nothing of it is ever written later, and append() and commit()
+        raise JournalFailed from now on.
         """
         raise NotImplementedError
 
     def sync_point(self) -> SyncPoint | None:
-        """Covers all that was committed and that no earlier point covers; None when there is nothing.
+        """Covers everything that was committed and that no earlier point covers. None when there is no such thing.
 
-        The caller runs it wherever it may wait, and those who wait for an earlier commit wait for this one in order.
+        The caller runs the point where it may wait. Replies leave in the order of their commits.
         """
         raise NotImplementedError
 
@@ -161,17 +162,17 @@ class Log:
 
     @property
     def behind(self) -> bool:
-        """Whether changes have to wait, because the log does not keep pace with them.
+        """Whether the log does not keep pace, so that changes have to wait.
 
-        Whoever appends then calls catch_up() again and again, and appends no changes meanwhile. The last parts of a
-        large payload may still be appended.
+        The caller then calls catch_up() again and again, and appends no changes meanwhile. It may still append the last
+        parts of a large payload.
         """
         raise NotImplementedError
 
     def catch_up(self, payload_of: PayloadOf) -> bool:
-        """While `behind`: one slice of what helps, about a millisecond. Raises JournalFailed.
+        """Helps a log that is `behind`, for about a millisecond. Raises JournalFailed.
 
-        Returns whether to call again at once; otherwise the log's own work has to get on, which takes milliseconds.
+        Returns whether to call again at once. If not, the log's own work has to go on first, for some milliseconds.
         """
         raise NotImplementedError
 
@@ -179,24 +180,24 @@ class Log:
 
     @property
     def settling(self) -> bool:
-        """Whether the log's own work is under way, so that wants_compaction() may change by itself."""
+        """Whether the log's own work is not finished, so that wants_compaction() may change by itself."""
         raise NotImplementedError
 
     def tend(self) -> None:
-        """Hears how the log's own work got on, and begins what has to be done next. To be called now and then.
+        """Takes in the results of the log's own work, and begins its next work. The caller calls this now and then.
 
-        Raises JournalFailed, also for what failed in another thread.
+        Raises JournalFailed, also for a failure in another thread.
         """
         raise NotImplementedError
 
     def wants_compaction(self) -> bool:
-        """Whether compact_slice() has something worth doing. Only asks."""
+        """Whether compact_slice() has something worth doing. Changes nothing."""
         raise NotImplementedError
 
     def compact_slice(self, payload_of: PayloadOf) -> None:
-        """Commits, and appends some live keys of the oldest segment anew; about a millisecond.
+        """Commits, and appends some live keys of the oldest segment again. Takes about a millisecond.
 
-        Only while wants_compaction() is true. Raises JournalFailed.
+        The caller calls this only while wants_compaction() is true. Raises JournalFailed.
         """
         raise NotImplementedError
 
@@ -207,9 +208,9 @@ class Log:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Commits and syncs everything and gives the log back. Waits. Raises JournalFailed."""
+        """Commits and syncs everything, and gives the log back. Waits. Raises JournalFailed."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Gives up after a failure: nothing more is written, and what is under way is waited for, some seconds."""
+        """Gives the log up after a failure. Writes nothing more, and waits some seconds for the log's current work."""
         raise NotImplementedError

@@ -1,8 +1,8 @@
-"""Listening sockets and the user to run as: what needs the rights the program was started with.
+"""Listening sockets, and the user to run as. Both need the rights that the program was started with.
 
-It must not import gevent nor know the server: the port is open before either is loaded. The sockets it
-returns are bound, listening and non-blocking. A unix socket is taken over only when nobody answers on it, and
-two starters on one path are kept apart by a lock on its directory.
+This room must not import gevent nor know the server: the port is open before either is loaded. The sockets that it
+returns are bound, listening and non-blocking. It takes a unix socket over only when nobody answers there. A lock on the
+directory keeps two starters on one path apart.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 BACKLOG = 1024
 UNIX_PREFIX = "unix:"
-UNIX_PATH_BYTES_MAX = 107  # one less than sockaddr_un holds
+UNIX_PATH_BYTES_MAX = 107  # sockaddr_un has room for one byte more
 
 _FIRST_INHERITED_FD = 3
 _LOCK_WAIT_S = 0.5
 _LOCK_RETRY_S = 0.01
-# The host does not have this address, so the next address of the same name is tried. When a port is in use, no other
-# address is tried: two servers would share one name.
+# With these errors the host does not have an address, so the next address of the same name is tried. After any other
+# error none is tried. If the port is in use on one address of a name, two servers would share the name.
 _ADDRESS_UNAVAILABLE = frozenset({errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EADDRNOTAVAIL})
 
 _AddressInfo = tuple[int, int, int, str, Any]  # as getaddrinfo gives it
@@ -45,11 +45,11 @@ class ListenError(Exception):
 
 
 class AddressInUse(ListenError):
-    """Somebody else listens there."""
+    """Somebody else listens on the address."""
 
 
 class UserError(Exception):
-    """The program cannot become the user it was told to; `exit_code` says why, as upstream."""
+    """The program cannot become the user that it was told to. `exit_code` says why, as upstream."""
 
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
@@ -57,10 +57,10 @@ class UserError(Exception):
 
 
 class UnixListener(socket.socket):
-    """A unix socket that this process bound, and the file it made by that.
+    """A unix socket that this process bound, and the file that the system made for it.
 
-    The descriptor `pin` keeps the file's inode number from being used again, also after the socket is closed:
-    as long as it is open, a path with that number is this socket's and nobody else's.
+    The descriptor `pin` keeps the inode number of the file in use, also after the socket is closed. So while `pin` is
+    open, a path with that number is the file of this socket.
     """
 
     path = ""
@@ -77,7 +77,7 @@ class UnixListener(socket.socket):
             raise
 
     def remove_file(self) -> None:
-        """Removes the file if it is still this socket's and the process may; otherwise does nothing."""
+        """Removes the file if the file still belongs to this socket and the process may remove it."""
         if self.pin < 0:
             return
         with contextlib.suppress(OSError), _directory_lock(self.path) as locked:
@@ -90,9 +90,9 @@ class UnixListener(socket.socket):
 def open_listeners(
     settings: Settings, log: logging.Logger, environ: Mapping[str, str] = os.environ
 ) -> list[socket.socket]:
-    """Sockets for every address of the settings, or those that the service manager passed.
+    """Opens a socket for every address of the settings, or takes the sockets that the service manager passed.
 
-    All names are resolved before the first socket is bound. After a ListenError nothing is left behind.
+    Resolves all names before it binds the first socket. Leaves nothing behind after a ListenError.
     """
     listeners: list[socket.socket] = []
     try:
@@ -109,7 +109,7 @@ def open_listeners(
 
 
 def close_listeners(listeners: Iterable[socket.socket]) -> None:
-    """Closes the sockets and removes the files of those unix sockets that this process bound."""
+    """Closes the sockets, and removes the files of the unix sockets that this process bound."""
     for listener in listeners:
         listener.close()
         if isinstance(listener, UnixListener):
@@ -117,7 +117,7 @@ def close_listeners(listeners: Iterable[socket.socket]) -> None:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Where the socket listens: `127.0.0.1:11300`, `[::1]:11300` or a path."""
+    """The address of the socket: `127.0.0.1:11300`, `[::1]:11300` or a path."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return "@" + os.fsdecode(name[1:]) if name[:1] == b"\0" else os.fsdecode(name)
@@ -126,7 +126,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def describe(listener: socket.socket) -> str:
-    """Where the socket listens, for the log, and what a wildcard address means."""
+    """The address of the socket for the log, with the meaning of a wildcard address."""
     address = address_of(listener)
     if listener.family == socket.AF_UNIX:
         return UNIX_PREFIX + address
@@ -140,9 +140,9 @@ def describe(listener: socket.socket) -> str:
 
 
 def check_listeners(settings: Settings) -> list[str]:
-    """Finds what open_listeners() would find, and listens nowhere. Returns warnings about addresses in use.
+    """Finds the errors that open_listeners() would find, and listens nowhere. Returns warnings about addresses in use.
 
-    Raises ListenError. Each address is bound for a moment; that another server has it now is a warning only.
+    Binds each address for a moment. An address that another server has now is only a warning. Raises ListenError.
     """
     warnings = []
     plans = _plans(settings)
@@ -179,9 +179,9 @@ def _is_already(entry: pwd.struct_passwd) -> bool:
 
 
 def drop_privileges(user: str) -> None:
-    """Makes the process run as this user: its groups, its primary group, its id. Raises UserError.
+    """Makes the process run as this user: sets the groups, the primary group and the id. Raises UserError.
 
-    A process that already is that user, and not root, stays as it is: only root may set groups.
+    Does nothing when the process already is this user and is not root: only root may set groups.
     """
     entry = _entry_of(user)
     if os.geteuid() != 0 and _is_already(entry):
@@ -209,7 +209,7 @@ def _open_all(settings: Settings, log: logging.Logger) -> Iterator[socket.socket
 
 
 def _plans(settings: Settings) -> list[_Plan]:
-    """For each address of the settings the path of its unix socket, or what its name resolves to."""
+    """For each address of the settings: the path of its unix socket, or the addresses that its name resolves to."""
     plans: list[_Plan] = []
     for address in settings.listen or (None,):
         if address is not None and address.startswith(UNIX_PREFIX):
@@ -220,7 +220,7 @@ def _plans(settings: Settings) -> list[_Plan]:
 
 
 def _ipv4_apart(plans: Sequence[_Plan]) -> bool:
-    """Whether IPv4 has addresses of its own."""
+    """Whether some address is an IPv4 address. Then an IPv6 wildcard must not serve IPv4, too."""
     return any(not isinstance(plan, str) and plan[0][0] == socket.AF_INET for plan in plans)
 
 
@@ -256,7 +256,7 @@ def _bind_tcp(family: int, kind: int, protocol: int, address: Any, ipv4_apart: b
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _set_connection_options(listener)
         if family == socket.AF_INET6 and address[0] == "::":
-            # The wildcard serves IPv4 too, unless IPv4 has addresses of its own: those would collide with it.
+            # The wildcard also serves IPv4, unless another address is IPv4: the two would collide.
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(ipv4_apart))
         listener.bind(address)
         if listens:
@@ -268,7 +268,7 @@ def _bind_tcp(family: int, kind: int, protocol: int, address: Any, ipv4_apart: b
 
 
 def _set_connection_options(listener: socket.socket) -> None:
-    # Accepted sockets inherit both.
+    # Accepted sockets inherit both options.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -324,7 +324,7 @@ def _open_unix(path: str, log: logging.Logger) -> UnixListener:
 
 
 def _make_way(path: str, locked: bool, log: logging.Logger) -> None:
-    """Removes a socket that a dead server left at the path; any other file there is an error."""
+    """Removes a socket that a dead server left at the path. Any other file at the path is an error."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -334,7 +334,7 @@ def _make_way(path: str, locked: bool, log: logging.Logger) -> None:
     if not stat.S_ISSOCK(mode):
         raise ListenError(f"another file already exists in the given path: {path}")
     if not locked:
-        # Without the lock the socket may be one that another starter has bound, but not yet opened.
+        # Without the lock, another starter may just have bound this socket, and not listen yet.
         raise ListenError(f"local socket {path} exists, and its directory cannot be locked to replace it")
     _require_unused(path)
     log.warning("removing existing local socket to replace it: %s", path)
@@ -351,7 +351,7 @@ def _require_unused(path: str) -> None:
 
 
 def _check_unix(path: str) -> None:
-    """Raises ListenError when a unix socket could not be made at the path."""
+    """Raises ListenError when no unix socket could be made at the path."""
     folder = os.path.dirname(path) or "."
     try:
         mode = os.lstat(path).st_mode
@@ -369,7 +369,7 @@ def _check_unix(path: str) -> None:
 
 
 def _who_answers(path: str) -> str | None:
-    """Why the socket at the path may be a live one; None when it certainly is not."""
+    """Why the socket at the path may be alive. None when it certainly is not."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -377,7 +377,7 @@ def _who_answers(path: str) -> str | None:
         except (ConnectionRefusedError, FileNotFoundError):
             return None
         except BlockingIOError:
-            return "a server listens on it"  # and has a full backlog
+            return "a server listens on it"  # its backlog is full
         except OSError as error:
             return str(error.strerror)
     return "a server listens on it"
@@ -385,7 +385,7 @@ def _who_answers(path: str) -> str | None:
 
 @contextlib.contextmanager
 def _directory_lock(path: str) -> Iterator[bool]:
-    """Holds the advisory lock of the directory the path is in; yields whether that was possible."""
+    """Holds the advisory lock of the path's directory. Yields whether the lock could be taken."""
     try:
         fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

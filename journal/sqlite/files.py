@@ -1,7 +1,7 @@
-"""The files of a journal's directory: their names, and what is done to them as files. Knows no SQL.
+"""The files of a journal's directory: their names, and what is done to them as files.
 
-This room must not know records. A segment is up to three files: the database, SQLite's `-wal`, which holds what is
-not merged into it yet, and `-shm`, the index of the WAL, which is made anew whenever it is missing.
+This room must not know SQL nor records. A segment is up to three files: the database; `-wal`, with the records that
+SQLite has not merged into the database yet; `-shm`, the index of the WAL, which SQLite makes again when it is missing.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from journal.errors import JournalFailed
 from journal.sqlite.format import EMPTY_BYTES, PAGE_BYTES, SEGMENT_MAX, is_beginning
 
 NEW_SUFFIX: Final = ".new"
-"""What the name of a segment ends in while it is made."""
+"""The name of a segment ends in this while the segment is made."""
 ASIDE_SUFFIX: Final = ".damaged"
 MISSING_SUFFIX: Final = ".missing"
-"""An empty file with this name says that a segment is known to be missing, and that this was accepted."""
+"""The name of an empty file ends in this. It says that a segment is missing, and that its loss was accepted."""
 WATERMARK_NAME: Final = "synced"
 _DESCRIPTORS_OF_A_SEGMENT: Final = 6
-"""The database, its WAL, the index, the WAL once more for its fsync, and up to two that SQLite takes for a moment."""
+"""The database, its WAL, the index, the WAL once more for its fsync, and two that SQLite may open for a moment."""
 _NUMBER: Final = r"(?:\d{8}|[1-9]\d{8,17})"
 _NAME: Final = re.compile(rf"segment-({_NUMBER})\.db")
 _LEFT_OVER: Final = re.compile(rf"(segment-{_NUMBER}\.db)({re.escape(NEW_SUFFIX)})?(-wal|-shm|-journal)?")
-"""A segment with what SQLite keeps beside it, also while it is made."""
+"""A segment, or a file that SQLite keeps beside a segment, also while the segment is made."""
 _WATERMARK: Final = re.compile(rb"(\d{20}) (\d{20}) (\d{10})\n")
 
 
 def segment_path(directory: str, number: int) -> str:
-    """Where the segment of this number stands."""
+    """The path of the segment with this number."""
     return os.path.join(directory, f"segment-{number:08d}.db")
 
 
@@ -49,10 +49,10 @@ def aside_numbers(directory: str) -> list[int]:
 
 
 def never_begun(path: str) -> bool:
-    """Whether a file is the beginning of a segment that was never complete: nothing was ever written to the segment.
+    """Whether a file is the beginning of a segment that was never complete. Nothing was ever written to such a segment.
 
-    An earlier version gave a segment its name too early when the disk was full; a loss of power left the file so. A
-    segment that was complete is never that short, and one that was written to has a WAL or is sealed.
+    On a full disk, an earlier version gave a segment its name too early, and a loss of power left the file like this. A
+    complete segment is never so short, and a segment that was written to has a WAL or is sealed.
     """
     try:
         size = os.stat(path).st_size
@@ -65,14 +65,14 @@ def never_begun(path: str) -> bool:
 
 
 def begun_paths(paths: list[tuple[int, str]], watermark: tuple[int, int]) -> list[tuple[int, str]]:
-    """The segments but a newest one that was never complete: nothing was written to it, and it may be replaced."""
+    """All segments, except a newest one that was never complete. Nothing was written to it, and it may be replaced."""
     if paths and never_begun(paths[-1][1]) and not (watermark[0] >= paths[-1][0] and watermark[1]):
         return paths[:-1]
     return paths
 
 
 def _size_of(path: str) -> int:
-    """The size of a file; 0 when there is none. Raises OSError when that cannot be known."""
+    """The size of a file, or 0 when the file does not exist. Raises OSError when neither can be known."""
     try:
         return os.stat(path).st_size
     except FileNotFoundError:
@@ -80,15 +80,15 @@ def _size_of(path: str) -> int:
 
 
 def write_watermark(file: int, segment: int, records: int) -> None:
-    """Notes that so many records of a segment are on the device. Not synced itself: what it says is a lower bound."""
+    """Notes that so many records of a segment are on the device. The note is not synced, so it is a lower bound."""
     text = b"%020d %020d" % (segment, records)
     os.pwrite(file, b"%b %010d\n" % (text, crc32(text)), 0)
 
 
 def read_watermark(directory: str) -> tuple[int, int]:
-    """Segment and records of the last watermark; (0, 0) when there is none, or none that is whole.
+    """Segment and records of the last watermark; (0, 0) when there is no watermark, or no whole one.
 
-    Raises JournalFailed when the file is there and cannot be read: what it says might be needed.
+    Raises JournalFailed when the file exists and cannot be read: the watermark might be needed.
     """
     path = os.path.join(directory, WATERMARK_NAME)
     try:
@@ -104,10 +104,10 @@ def read_watermark(directory: str) -> tuple[int, int]:
 
 
 def lacks_descriptors(error: BaseException) -> bool:
-    """Whether what failed did so for want of descriptors.
+    """Whether this error came from a lack of descriptors.
 
-    SQLite says only that it cannot open a file, and by now has closed what it had open: so this looks whether there
-    are as many as a segment takes while it is made.
+    SQLite says only that it cannot open a file, and has closed its files by now. So this opens as many descriptors as a
+    new segment needs, and sees whether that works.
     """
     cause = error.__cause__
     if isinstance(cause, OSError):
@@ -137,20 +137,20 @@ def fsync_path(path: str) -> None:
 
 
 def sync_files(path: str) -> None:
-    """Waits until a segment is on the device, also what stands in its WAL. Raises JournalFailed."""
+    """Waits until a segment is on the device, and its WAL. Raises JournalFailed."""
     if os.path.exists(path + "-wal"):
         try:
             fsync_path(path + "-wal")
         except JournalFailed:
             if os.path.exists(path + "-wal"):
-                raise  # otherwise the last one who looked at it has merged it meanwhile
+                raise  # otherwise the last reader has closed the segment, which merges the WAL
     fsync_path(path)
 
 
 def left_overs(directory: str) -> list[str]:
-    """Files of a segment that a crash left half made or half removed: those alone that a journal makes.
+    """Files of segments that a crash left half made or half removed.
 
-    Whatever else is in the directory, and whatever has such a name but is no file, is somebody else's.
+    Only files that a journal makes are among them. A file with another name, or a directory, belongs to somebody else.
     """
     found = []
     with os.scandir(directory) as entries:
@@ -165,7 +165,7 @@ def left_overs(directory: str) -> list[str]:
 
 
 def remove_left_overs(directory: str) -> None:
-    """Removes left_overs(). For who holds the directory's lock. Raises JournalFailed."""
+    """Removes left_overs(). The caller holds the directory's lock. Raises JournalFailed."""
     try:
         for path in left_overs(directory):
             os.unlink(path)
@@ -174,9 +174,9 @@ def remove_left_overs(directory: str) -> None:
 
 
 def remove_files(path: str) -> None:
-    """Unlinks a segment with what SQLite keeps beside it; what is not there is no error.
+    """Unlinks a segment and the files that SQLite keeps beside it. A file that is missing is no error.
 
-    The database first: without its WAL, which may hold deletes, the rest of it would be believed.
+    The database goes first. A database without its WAL, which may hold deletes, would pass for a whole segment.
     """
     for suffix in ("", "-wal", "-shm"):
         try:
@@ -186,5 +186,5 @@ def remove_files(path: str) -> None:
 
 
 def disk_bytes(path: str) -> int:
-    """What a segment takes on disk, its WAL included."""
+    """The bytes that a segment and its WAL take on disk."""
     return _size_of(path) + _size_of(path + "-wal")

@@ -1,4 +1,4 @@
-"""The lock on a journal's directory: one process at a time, released by the kernel whatever way the process ends."""
+"""The lock on a journal's directory: one process has it at a time. The kernel releases it when the process ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LOCK_NAME = "lock"
 
 
 class DirectoryLock:
-    """Holds `DIR/lock`, the same file and kind of lock that beanstalkd uses, until close()."""
+    """Holds `DIR/lock` until close(). beanstalkd uses the same file and the same kind of lock."""
 
     def __init__(self, directory: str) -> None:
-        """Takes the lock, making the directory when only its last component is missing. Raises JournalLocked."""
+        """Takes the lock. Makes the directory when only its last component is missing. Raises JournalLocked."""
         self.created = False
         try:
             if not os.path.isdir(directory):
@@ -34,16 +34,17 @@ class DirectoryLock:
             raise JournalLocked(f"cannot lock journal directory {directory}: {error.strerror}") from error
 
     def close(self) -> None:
-        """May be called again: a journal whose end failed is given up after that."""
+        """Gives the lock back. May be called again: close() of a journal may fail, and then abandon() is called."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def _sync_parent(directory: str, created: bool) -> None:
-    """Waits until the directory's own name is on the device: without its name all that is in it is lost.
+    """Waits until the name of the directory is on the device. Without its name, everything in the directory is lost.
 
-    A start that died may have made a directory that is found now. Raises OSError only where this one has made it.
+    A start that died may have made a directory that exists now, so its name is synced, too. Raises OSError only if this
+    process has made the directory.
     """
     try:
         parent = os.open(os.path.dirname(os.path.abspath(directory)), os.O_RDONLY | os.O_CLOEXEC)
@@ -52,7 +53,7 @@ def _sync_parent(directory: str, created: bool) -> None:
         finally:
             os.close(parent)
     except PermissionError:
-        return  # who may not read the parent cannot sync it
+        return  # a process that may not read the parent cannot sync it
     except OSError:
         if created:
             raise

@@ -1,4 +1,4 @@
-"""What every room that speaks SQL needs: the table `meta`, and what an error of SQLite or the system means."""
+"""What every room that speaks SQL needs: the table `meta`, and the meaning of errors of SQLite and of the system."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalF
 from journal.sqlite.format import INDEX_BYTES, meta_checksum
 
 _FSYNC_CODES: Final = (1034, 1290)  # SQLITE_IOERR_FSYNC, SQLITE_IOERR_DIR_FSYNC
-_INDEX_CODE: Final = 4874  # SQLITE_IOERR_SHMSIZE: no room for the index of a WAL; by now there may be room again
+_INDEX_CODE: Final = 4874  # SQLITE_IOERR_SHMSIZE: there was no room for the index of a WAL. There may be room again
 
 
 def connect_to_read(path: str, mode: str) -> sqlite3.Connection:
-    """A connection in a mode that cannot write, so that closing the connection merges no WAL. Raises sqlite3.Error."""
+    """Opens a connection that cannot write, so that closing it merges no WAL. Raises sqlite3.Error."""
     return sqlite3.connect(f"file:{quote(path)}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
 
 
 def write_meta(db: sqlite3.Connection, meta: dict[str, int]) -> None:
-    """Writes values, with the checksum of all that stand then, in one statement."""
+    """Writes all values and their checksum, in one statement."""
     rows = {**meta, "crc": meta_checksum(meta)}
     places = ", ".join(["(?, ?)"] * len(rows))
     db.execute(f"INSERT OR REPLACE INTO meta VALUES {places}", [part for row in rows.items() for part in row])
@@ -31,7 +31,7 @@ def read_meta(db: sqlite3.Connection) -> dict[str, int]:
 
 
 def unreadable(error: sqlite3.Error, what: str, path: str) -> JournalError:
-    """A device or a limit of the system that fails is no damage: the file may be whole the next time."""
+    """What an error while reading means. A failing device or a limit of the system is no damage of the file."""
     text = " ".join(str(error).split())  # SQLite may quote a schema of many lines
     if "I/O error" in text or "unable to open" in text or "locked" in text or isinstance(error, sqlite3.InternalError):
         return JournalFull(f"{what}: no space left on device") if _is_full(path) else JournalFailed(f"{what}: {text}")
@@ -39,7 +39,7 @@ def unreadable(error: sqlite3.Error, what: str, path: str) -> JournalError:
 
 
 def failure_of(error: Exception, what: str, path: str) -> JournalError:
-    """What an error of SQLite or the system means. sqlite3 has error codes from Python 3.11 on only."""
+    """What an error while writing means. sqlite3 gives error codes only from Python 3.11 on."""
     text = " ".join(str(error).split())
     code = getattr(error, "sqlite_errorcode", 0)
     full = "full" in text or "No space" in text or code == _INDEX_CODE
@@ -51,6 +51,8 @@ def failure_of(error: Exception, what: str, path: str) -> JournalError:
 
 
 def _is_full(path: str) -> bool:
-    """Whether the index of a WAL cannot grow; SQLite calls that an I/O error, or a file that it cannot open."""
+    """Whether the disk has no room for the index of a WAL. SQLite then reports an I/O error, or that it cannot open a
+    file.
+    """
     disk = os.statvfs(os.path.dirname(path) or ".")
     return disk.f_bavail * disk.f_frsize < INDEX_BYTES

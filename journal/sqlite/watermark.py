@@ -1,8 +1,9 @@
-"""The file `synced`: how far the journal was on the device when somebody last looked.
+"""The file `synced`: it says how much of the journal was on the device when a sync point last ended.
 
 A replay uses the watermark to tell a torn tail, which nobody was promised, from damage. The file itself is never
-synced: what the file says is a lower bound. Several threads run sync points (the hub, a thread of its pool, the
-journal's worker), and they may end in any order. Invariant: the watermark only moves forward while a journal is open.
+synced: the watermark is a lower bound. Several threads run sync points (the hub, a thread of its pool, the journal's
+worker), and the sync points may end in any order.
+Invariant: the watermark only moves forward while a journal is open.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from journal.errors import JournalFailed
 from journal.sqlite.files import WATERMARK_NAME, write_watermark
 
 _TEXT_MAX: Final = 64
-"""A watermark takes 53 bytes. A larger file of that name is somebody else's."""
+"""A watermark takes 53 bytes. A larger file with this name does not belong to a journal."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -27,9 +28,9 @@ class Watermark:
     """The largest pair of segment and records that a sync point has reached. Any thread may call."""
 
     def __init__(self, directory: str, segment: int) -> None:
-        """Opens the file, or makes it, and says that nothing of this new segment is synced.
+        """Opens or makes the file, and writes that nothing of this new segment is synced.
 
-        What the file said before belongs to segments that were read and found whole. Raises JournalFailed.
+        The old watermark is not needed any more: its segments were read and found whole. Raises JournalFailed.
         """
         self._lock = Lock()
         self._segment = segment
@@ -41,16 +42,16 @@ class Watermark:
             raise JournalFailed(f"cannot write the journal's watermark: {error.strerror}") from error
 
     def advance(self, segment: int, records: int) -> None:
-        """So many records of a segment, and all before that segment, are on the device. Never goes back."""
+        """Notes that all older segments and so many records of this segment are on the device. Never goes back."""
         with self._lock:
             if self._file < 0 or (segment, records) <= (self._segment, self._records):
                 return
-            with suppress(OSError):  # an older watermark is as true; a newer one only tells damage more sharply
+            with suppress(OSError):  # the older watermark is still true; a newer one finds more damage
                 self._write(segment, records)
                 self._segment, self._records = segment, records
 
     def close(self) -> None:
-        """A sync point that ends later writes nothing: by then the descriptor may be another file's."""
+        """Closes the file. A sync point that ends later writes nothing: its descriptor may be another file's."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)

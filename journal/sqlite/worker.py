@@ -1,7 +1,7 @@
-"""The journal's own thread: one piece of work after the other, results and failures handed back when asked.
+"""The journal's own thread. It does one piece of work after the other, and reports when somebody asks.
 
 This room must not know what the work is. Invariants: `done` callbacks run in the thread that calls check(), wait() or
-close(). Whatever exception ends a piece of work, or the thread itself, check() raises as JournalFailed from then on.
+close(). After an exception out of a piece of work, or out of the thread itself, check() raises JournalFailed for ever.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Final
 from journal.errors import JournalFailed, failure_of
 
 _ABANDON_S: Final = 5.0
-"""How long the end after a failure waits for the work at hand: longer than any of it takes on a device that answers."""
+"""After a failure, the end of the journal waits so long for the current work. No work takes longer on a device that
+answers."""
 
 
 class Worker:
-    """Runs submitted work in order. The first failure is final: nothing is run after it, and check() raises it."""
+    """Runs submitted work in order. The first failure is final: the thread runs nothing more, and check() raises it."""
 
     def __init__(self) -> None:
         self._todo: deque[tuple[Callable[[], None], Callable[[], None]] | None] = deque()
         self._wake = Condition()
         self._done: deque[Callable[[], None]] = deque()
-        self._open = 0  # submitted, and its `done` not run yet
+        self._open = 0  # pieces of work whose `done` was not run yet
         self._failure: JournalFailed | None = None
         self._thread: Thread | None = None
         self._progress = Event()
         self._failing = Lock()
-        """Called in the thread after each piece of work."""
 
     def submit(self, work: Callable[[], None], done: Callable[[], None], *, urgent: bool = False) -> None:
-        """Has `work` run in the thread, and then `done` by the next check(). Urgent work is done before all other."""
+        """Runs `work` in the thread; the next check() runs `done`. Urgent work is done before all other work."""
         if self._thread is None:
             self._thread = Thread(target=self._run, name="journal", daemon=True)
             self._thread.start()
@@ -56,27 +56,27 @@ class Worker:
             raise self._failure
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until a piece of work is done and runs its `done`; a failure is left to check()."""
+        """Waits until a piece of work is done and runs its `done`. Leaves a failure to check()."""
         if self._open and not self._done and self._failure is None:
             self._progress.wait(timeout_s)
         self._progress.clear()
         self._report()
 
     def fail(self, error: BaseException) -> None:
-        """Something failed for good: no more work is run, and check() raises the first failure from now on."""
+        """Ends all work after a final failure. From now on check() raises the first failure."""
         with self._failing:
             if self._failure is None:
                 self._failure = failure_of(error)
 
     def close(self) -> None:
-        """Waits until all work is done, then as check()."""
+        """Waits until all work is done, and then does what check() does."""
         self._end()
         self.check()
 
     def abandon(self) -> bool:
-        """Ends the thread after the work it is at; what is still to do is forgotten.
+        """Ends the thread after its current work. Other work is dropped.
 
-        Returns whether the thread has ended: a device that answers nothing must not hold up the end of the process.
+        Returns whether the thread has ended. A device that does not answer must not hold up the end of the process.
         """
         self.fail(JournalFailed("the journal was given up"))
         return self._end(_ABANDON_S)
@@ -102,7 +102,7 @@ class Worker:
             while (item := self._next()) is not None:
                 if self._failure is None:
                     self._do(*item)
-        except BaseException as error:  # nobody else hears of the end of a thread
+        except BaseException as error:  # otherwise the thread would end unnoticed
             self.fail(error)
             self._progress.set()
 
