@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
-U32_MAX: Final = 2**32 - 1
+U32_BITS: Final = 32
+U64_BITS: Final = 64
+U32_MAX: Final = 2**U32_BITS - 1
 """The largest priority, delay, time to run and size."""
-U64_MAX: Final = 2**64 - 1
+U64_MAX: Final = 2**U64_BITS - 1
 """The largest id that a command may name."""
 TUBE_NAME_BYTES_MAX: Final = 200
 TUBE_NAME_CHARACTERS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-+/;.$_()"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import ClassVar, Final
 
 from geventstalk.limits import TUBE_NAME_BYTES_MAX as TUBE_NAME_BYTES_MAX
-from geventstalk.limits import TUBE_NAME_CHARACTERS, U32_MAX, U64_MAX
+from geventstalk.limits import TUBE_NAME_CHARACTERS, U32_BITS, U32_MAX, U64_BITS
 from geventstalk.limits import is_tube_name as is_tube_name
 
 LINE_BYTES_MAX: Final = 224
@@ -19,8 +19,8 @@ LINE_BYTES_MAX: Final = 224
 CRLF: Final = b"\r\n"
 YAML_HEAD: Final = b"---\n"
 
-_TIMEOUT_MAX: Final = 2**31 - 1
-"""The largest timeout of reserve-with-timeout: upstream keeps it in a C int."""
+_TIMEOUT_BITS: Final = 31
+"""The largest timeout of reserve-with-timeout is 2**31 - 1: upstream keeps it in a C int."""
 
 PUT: Final = 1
 PEEK: Final = 2
@@ -138,9 +138,9 @@ def command(line: bytes) -> tuple[int, bytes]:
     Raises UnknownCommand, or BadFormat for a verb that must stand alone.
     """
     verb, space, arguments = line.partition(b" ")
-    code = _CODE_BY_WORD.get(verb, 0) if space else _CODE_BY_LINE.get(verb, 0)
-    if code:
-        return code, arguments  # whoever reads the arguments fails on a NUL in them
+    known = _CODE_BY_WORD.get(verb) if space else _CODE_BY_LINE.get(verb)
+    if known is not None:
+        return known, arguments  # whoever reads the arguments fails on a NUL in them
     if 0 in line:
         raise BadFormat
     for prefix, code in _PREFIXES:
@@ -159,14 +159,14 @@ def is_change(line: bytes) -> bool:
         return False
 
 
-def _number(word: bytes, limit: int) -> int:
-    """Digits, behind any number of spaces."""
+def _number(word: bytes, bits: int) -> int:
+    """Digits, behind any number of spaces: an unsigned number of so many bits."""
     if not word.isdigit():
         word = word.lstrip(b" ")
         if not word.isdigit():
             raise BadFormat
     value = int(word)
-    if value > limit:
+    if value >> bits:  # to compare with 2**64, which is an object of its own, would be dearer
         raise BadFormat
     return value
 
@@ -183,19 +183,19 @@ def _words(arguments: bytes, count: int) -> list[bytes]:
 
 def id_argument(arguments: bytes) -> int:
     """`<verb> <id>`: an unsigned 64-bit number."""
-    return _number(arguments, U64_MAX)
+    return _number(arguments, U64_BITS)
 
 
 def bury_arguments(arguments: bytes) -> tuple[int, int]:
     """`bury <id> <pri>`."""
     words = _words(arguments, 2)
-    return _number(words[0], U64_MAX), _number(words[1], U32_MAX)
+    return _number(words[0], U64_BITS), _number(words[1], U32_BITS)
 
 
 def release_arguments(arguments: bytes) -> tuple[int, int, int]:
     """`release <id> <pri> <delay>`."""
     words = _words(arguments, 3)
-    return _number(words[0], U64_MAX), _number(words[1], U32_MAX), _number(words[2], U32_MAX)
+    return _number(words[0], U64_BITS), _number(words[1], U32_BITS), _number(words[2], U32_BITS)
 
 
 def put_arguments(arguments: bytes) -> tuple[int, int, int, int]:
@@ -205,10 +205,10 @@ def put_arguments(arguments: bytes) -> tuple[int, int, int, int]:
         return seen
     words = _words(arguments, 4)
     numbers = (
-        _number(words[0], U32_MAX),
-        _number(words[1], U32_MAX),
-        _number(words[2], U32_MAX),
-        _number(words[3], U32_MAX),
+        _number(words[0], U32_BITS),
+        _number(words[1], U32_BITS),
+        _number(words[2], U32_BITS),
+        _number(words[3], U32_BITS),
     )
     if len(_SEEN_PUTS) >= _SEEN_PUTS_MAX:
         _SEEN_PUTS.clear()
@@ -227,8 +227,8 @@ def put_size_with_garbage(arguments: bytes) -> int:
     digits = words[3][: len(words[3]) - len(words[3].lstrip(b"0123456789"))]
     try:
         for word in words[:3]:
-            _number(word, U32_MAX)
-        return _number(digits, U32_MAX)
+            _number(word, U32_BITS)
+        return _number(digits, U32_BITS)
     except BadFormat:
         return -1
 
@@ -240,7 +240,7 @@ def timeout_argument(arguments: bytes) -> int:
             raise BadFormat
         text = arguments.lstrip(b" ")
         arguments = text[: len(text) - len(text.lstrip(b"0123456789"))]
-    return _number(arguments, _TIMEOUT_MAX)
+    return _number(arguments, _TIMEOUT_BITS)
 
 
 def kick_argument(arguments: bytes) -> int:
@@ -252,7 +252,7 @@ def kick_argument(arguments: bytes) -> int:
     if text.startswith((b"-", b"+")):
         text = text[1:]
     digits = text[: len(text) - len(text.lstrip(b"0123456789"))]
-    value = _number(digits, U64_MAX)
+    value = _number(digits, U64_BITS)
     return (-value if negative else value) & U32_MAX
 
 
@@ -269,7 +269,7 @@ def pause_arguments(arguments: bytes) -> tuple[bytes, int]:
     rest = text.lstrip(TUBE_NAME_CHARACTERS)
     if not rest.startswith(b" "):
         raise BadFormat
-    return text[: len(text) - len(rest)], _number(rest, U32_MAX)
+    return text[: len(text) - len(rest)], _number(rest, U32_BITS)
 
 
 def inserted(id: int) -> bytes:
