@@ -199,10 +199,10 @@ class Session(Commands):
                     if engine.changing:
                         raise
                     self._reply(p.R_OUT_OF_MEMORY)
-        except Exception as error:
+        except Exception as fault:  # not `error`: mypyc gives a name one type, and that is a ProtocolError's here
             if engine.changing:
                 raise
-            self._fail("a command failed in a way it must not, its connection is closed", error)
+            self._fail("a command failed in a way it must not, its connection is closed", fault)
         if self.eof and not self.waiting:
             self.closed = True
 
