@@ -87,6 +87,12 @@ def test_only_this_host_can_connect_until_somebody_says_otherwise() -> None:
     assert text.index("EnvironmentFile=") > text.index("GEVENTSTALK_LISTEN=127.0.0.1")
 
 
+def test_systemd_waits_until_the_server_serves_and_sees_when_it_hangs() -> None:
+    """What the server says to systemd is in test_notify.py."""
+    assert values(SERVICE, "Type") == ["notify"]
+    assert values(SERVICE, "WatchdogSec") == ["2min"]
+
+
 def test_what_stays_wrong_is_not_restarted_for_ever() -> None:
     assert values(SERVICE, "RestartPreventExitStatus") == ["1 5 10 32 33 34 71"]
 

@@ -36,6 +36,7 @@ from geventstalk.serving.connection import Ahead, Connection
 from geventstalk.serving.descriptors import Descriptors
 from geventstalk.serving.linger import Linger
 from geventstalk.serving.listen import describe
+from geventstalk.serving.notify import Manager
 from geventstalk.serving.parking import Parking
 from geventstalk.turn import NEXT_TURN, Task, Turn, Wait
 from geventstalk.wire.session import Service, Session
@@ -79,6 +80,7 @@ class Server:
         self._stopped = Event()
         self._stopped_by = ""
         self._exit_code = EXIT_OK
+        self._manager = Manager.of(os.environ)
         self._id = secrets.token_hex(8)
         self._uname = os.uname()
 
@@ -114,7 +116,15 @@ class Server:
             acceptor.start()
         for listener in self._listeners:
             self._log.info("listening on %s", describe(listener))
+        self._manager.ready(self._status())
+        period_s = self._manager.watchdog_s / 2
+        alive: Any = self._loop.timer(period_s, period_s)
+        if period_s:
+            alive.start(self._show_life)
         self._stopped.wait()
+        alive.stop()
+        alive.close()
+        self._manager.stopping(self._stopped_by or "a failure")
         for acceptor in acceptors:
             acceptor.stop()
         gevent.killall(tasks)
@@ -129,6 +139,8 @@ class Server:
         """While the server drains, it refuses puts and serves every other command."""
         self._engine.draining = on
         self._log.info("draining" if on else "no longer draining")
+        if not self._stopped.is_set():
+            self._manager.runs(self._status())
 
     # --- start and end
 
@@ -157,6 +169,7 @@ class Server:
             if time.monotonic() - shown_s[0] > PROGRESS_EVERY_S:
                 shown_s[0] = time.monotonic()
                 self._log.info("replaying the journal: %d records so far", records)
+                self._manager.replaying(records)
 
         count = self._turn.open(store, progress)
         engine = self._engine
@@ -179,6 +192,19 @@ class Server:
         if self._exit_code == EXIT_OK:
             self._log.info("%s", self._stopped_by)
         return self._exit_code
+
+    def _show_life(self) -> None:
+        """Tells the manager's watchdog that the event loop goes round."""
+        self._manager.runs(self._status())
+
+    def _status(self) -> str:
+        """The server in one line, for an operator who asks the manager."""
+        engine = self._engine
+        return (
+            f"{'Draining' if engine.draining else 'Serving'}: {len(self._turn.channels)} connections; jobs: "
+            f"{engine.ready_count} ready, {engine.reserved_count} reserved, {engine.delayed_count} delayed, "
+            f"{engine.buried_count} buried"
+        )
 
     # --- connections
 
