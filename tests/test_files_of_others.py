@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from journal import FULL, Journal, JournalFailed
-from journal.sqlite.files import left_overs, segment_path
+from journal.sqlite.files import WATERMARK_NAME, left_overs, segment_path
 from journal.sqlite.space import RESERVE_NAME, Space
 from journal.sqlite.writer import SegmentWriter
 from tests.support.faults import Rig
@@ -42,8 +42,12 @@ OWN = [
 
 def started(folder: Path) -> Journal:
     journal = Journal(str(folder), segment_bytes=1 << 15)
-    assert list(journal.replay()) == []
-    journal.start()
+    try:
+        assert list(journal.replay()) == []
+        journal.start()
+    except BaseException:
+        journal.abandon()
+        raise
     return journal
 
 
@@ -102,10 +106,11 @@ def test_a_new_segment_takes_nobodys_place(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "directory", "text"])
-def test_a_reserve_that_is_none_is_not_cut(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("name", [RESERVE_NAME, WATERMARK_NAME])
+def test_what_only_has_the_name_of_a_file_of_the_journal_is_left_alone(tmp_path: Path, name: str, kind: str) -> None:
     folder = tmp_path / "journal"
     folder.mkdir()
-    path = folder / RESERVE_NAME
+    path = folder / name
     other = tmp_path / "other"
     other.write_bytes(b"\0" * 5000)
     if kind == "link":
@@ -116,8 +121,8 @@ def test_a_reserve_that_is_none_is_not_cut(tmp_path: Path, kind: str) -> None:
         path.write_bytes(b"a table for two\n" * 1000)
     before = look(path)
     for _ in range(2):  # the second time proves that the directory's lock was given back
-        with pytest.raises(JournalFailed, match=RESERVE_NAME):
-            Journal(str(folder), segment_bytes=1 << 15)
+        with pytest.raises(JournalFailed, match=name):
+            started(folder)
     assert look(path) == before
     assert other.stat().st_size == 5000
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from pathlib import Path
 
-import pytest
-
-from journal import JournalFailed
-from journal.sqlite.files import WATERMARK_NAME, read_watermark
+from journal.sqlite.files import read_watermark
 from journal.sqlite.watermark import Watermark
 
 
@@ -60,23 +56,3 @@ def test_what_a_start_finds_belongs_to_segments_that_were_read(tmp_path: Path) -
     watermark = Watermark(str(tmp_path), 3)
     assert read_watermark(str(tmp_path)) == (3, 0)
     watermark.close()
-
-
-@pytest.mark.parametrize("kind", ["link", "directory", "large"])
-def test_a_file_of_others_is_left_alone(tmp_path: Path, kind: str) -> None:
-    folder = tmp_path / "journal"
-    folder.mkdir()
-    path = folder / WATERMARK_NAME
-    other = tmp_path / "other"
-    other.write_bytes(b"precious")
-    if kind == "link":
-        path.symlink_to(other)
-    elif kind == "directory":
-        path.mkdir()
-    else:
-        path.write_bytes(b"a list of what is synced\n" * 10)
-    before = os.lstat(path)
-    with pytest.raises(JournalFailed, match=WATERMARK_NAME):
-        Watermark(str(folder), 1)
-    assert other.read_bytes() == b"precious"
-    assert os.lstat(path).st_mode == before.st_mode and os.lstat(path).st_size == before.st_size

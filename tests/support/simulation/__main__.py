@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
-import random
-import sys
 import time
-from typing import NoReturn
 
+from tests.support.seed_program import run, seed_parser, seeds_of
 from tests.support.simulation.simulation import Outcome, simulate
 
 SHOW_EVERY_S = 5.0
 
 
-class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 when every life was sound, 1 when one was not."""
-    parser = Parser(prog="scripts/simulate", description=__doc__)
-    parser.add_argument("seed", type=int, nargs="?", help="the seed of one life, shown step by step")
-    parser.add_argument("--seeds", type=int, metavar="N", help="live N lives, one seed after the other")
-    parser.add_argument("--first", type=int, metavar="S", help="the first of those seeds (default: drawn)")
+    parser = seed_parser(
+        "scripts/simulate",
+        __doc__,
+        one="the seed of one life, shown step by step",
+        many="live N lives, one seed after the other",
+    )
     options = parser.parse_args(arguments)
-    if (options.seed is None) == (options.seeds is None):
-        parser.error("give one seed, or --seeds N")
-    if options.seeds is None and options.first is not None:
-        parser.error("--first belongs to --seeds")
-    if options.seeds is not None and options.seeds < 1:
-        parser.error("--seeds needs a number of lives")
-    if options.seed is not None:
-        return replay(options.seed)
-    first = random.SystemRandom().randrange(2**32) if options.first is None else options.first
-    return search(first, options.seeds)
+    seeds = seeds_of(parser, options)
+    return search(seeds) if options.seed is None else replay(options.seed)
 
 
 def replay(seed: int) -> int:
@@ -46,20 +30,20 @@ def replay(seed: int) -> int:
     return outcome.failure is not None
 
 
-def search(first: int, seeds: int) -> int:
+def search(seeds: range) -> int:
     """Many lives, up to the first that fails."""
-    print(f"seeds {first} to {first + seeds - 1}", flush=True)
+    print(f"seeds {seeds[0]} to {seeds[-1]}", flush=True)
     begun_s = shown_s = time.monotonic()
-    for count, seed in enumerate(range(first, first + seeds), 1):
+    for count, seed in enumerate(seeds, 1):
         outcome = simulate(seed)
         if outcome.failure is not None:
             print(*outcome.trace, summary(outcome), f"replay with: scripts/simulate {seed}", sep="\n")
             return 1
         now_s = time.monotonic()
-        if now_s - shown_s > SHOW_EVERY_S or count == seeds:
+        if now_s - shown_s > SHOW_EVERY_S or count == len(seeds):
             shown_s = now_s
             print(f"{count} seeds, {count / (now_s - begun_s):.1f} seeds/s", flush=True)
-    print(f"{seeds} lives were sound")
+    print(f"{len(seeds)} lives were sound")
     return 0
 
 
@@ -71,7 +55,4 @@ def summary(outcome: Outcome) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (KeyboardInterrupt, BrokenPipeError):
-        sys.exit(130)
+    run(main)

@@ -21,6 +21,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from tests.support.torture.recorder import (
     ALLOCATE,
@@ -59,6 +60,17 @@ class Inode:
     changes: list[Change] = field(default_factory=list)
     open_changes: list[Change] = field(default_factory=list)  # that no fsync has settled so far
 
+    def add(self, change: Change) -> None:
+        self.changes.append(change)
+        self.open_changes.append(change)
+
+    def after(self, count: int) -> bytes:
+        """The content after so many of the changes."""
+        content = bytearray(self.base)
+        for change in self.changes[:count]:
+            _apply(content, change)
+        return bytes(content)
+
 
 @dataclass(slots=True)
 class Entry:
@@ -70,6 +82,9 @@ class Entry:
     inode: Inode | None
     away: str = ""
     safe: int = _NEVER
+
+
+_Loose = TypeVar("_Loose", Change, Entry)
 
 
 class Disk:
@@ -115,9 +130,7 @@ class Disk:
             if inode is None:
                 return
             size = call.at if kind != ALLOCATE else max(call.at, _size(inode))
-            change = Change(begun, ended, size, call.data if kind == WRITE else None)
-            inode.changes.append(change)
-            inode.open_changes.append(change)
+            inode.add(Change(begun, ended, size, call.data if kind == WRITE else None))
             if kind != WRITE:
                 self.moments.append(ended)
         elif kind in (UNLINK, RENAME, MKDIR):
@@ -133,9 +146,7 @@ class Disk:
         inode = self.names[call.name]
         self._files[call.fd] = inode
         if call.flags & os.O_TRUNC and _size(inode):
-            change = Change(begun, ended, 0, None)
-            inode.changes.append(change)
-            inode.open_changes.append(change)
+            inode.add(Change(begun, ended, 0, None))
 
     def _rename(self, call: Call, begun: int, ended: int) -> None:
         assert call.call != MKDIR, "the directory is there before"
@@ -156,21 +167,9 @@ class Disk:
         self.moments.append(ended)
         inode = self._files.get(fd)
         if inode is None:
-            waiting: list[Entry] = []
-            for entry in self._open_entries:
-                if entry.ended < begun:
-                    entry.safe = ended
-                else:
-                    waiting.append(entry)
-            self._open_entries = waiting
-            return
-        left: list[Change] = []
-        for change in inode.open_changes:
-            if change.ended < begun:
-                change.safe = ended
-            else:
-                left.append(change)
-        inode.open_changes = left
+            self._open_entries = _settle(self._open_entries, begun, ended)
+        else:
+            inode.open_changes = _settle(inode.open_changes, begun, ended)
 
     def _failed(self, fd: int, begun: int) -> None:
         inode = self._files[fd]
@@ -198,21 +197,12 @@ class Disk:
     def whole(self, into: Path) -> None:
         """Writes what is there when nothing is lost."""
         for name, inode in self.names.items():
-            content = bytearray(inode.base)
-            for change in inode.changes:
-                _apply(content, change)
-            (into / name).write_bytes(content)
+            (into / name).write_bytes(inode.after(len(inode.changes)))
 
     def older(self, name: str, draw: random.Random) -> list[bytes]:
         """What a file held at some earlier moments."""
         inode = self.names[name]
-        copies = []
-        for _ in range(3):
-            content = bytearray(inode.base)
-            for change in inode.changes[: draw.randint(0, len(inode.changes))]:
-                _apply(content, change)
-            copies.append(bytes(content))
-        return copies
+        return [inode.after(draw.randint(0, len(inode.changes))) for _ in range(3)]
 
     def _names_at(self, moment: int, draw: random.Random) -> dict[str, Inode]:
         loose = [entry for entry in self._entries if entry.begun <= moment < entry.safe]
@@ -325,6 +315,14 @@ class _Fate:
         begin = max(change.at, sector * self._sector)
         end = min(change.at + len(change.data), (sector + 1) * self._sector)
         _apply(content, Change(0, 0, begin, change.data[begin - change.at : end - change.at]))
+
+
+def _settle(loose: list[_Loose], begun: int, ended: int) -> list[_Loose]:
+    """Marks what an fsync covers: all that had ended before it began. Returns the rest."""
+    for each in loose:
+        if each.ended < begun:
+            each.safe = ended
+    return [each for each in loose if each.ended >= begun]
 
 
 def _apply(content: bytearray, change: Change) -> None:
