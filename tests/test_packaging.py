@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import email.message
 import email.parser
 import json
@@ -11,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,18 +17,11 @@ from pathlib import Path
 import pytest
 
 from tests.clients.programs import missing
-from tests.support.compiled import BuildFailed, build, clone, put_on, unpacked
+from tests.support.compiled import BuildFailed, build, check_compiled, clone, has_compiler, unpacked, wheel_names
 from tests.support.process import ROOT, ServerProcess, free_port
 
 MAKE_LIMIT_S = 600
 """What a build, or the tests of one, may take where other tests take the processors meanwhile."""
-COMPILED_LAYERS = [
-    *(f"tests/test_{name}.py" for name in ("cli", "engine", "engine_model", "order", "job_table", "journal_format")),
-    *(f"tests/test_{name}.py" for name in ("liveness", "protocol", "records", "segment", "session", "store")),
-    *(f"tests/test_{name}.py" for name in ("signals", "timerwheel")),
-    "tests/test_tools.py::test_reading_changes_nothing",
-]
-"""What takes seconds in all, and reaches every compiled room."""
 SHELL_SCRIPTS = ("scripts/run", "scripts/test", "scripts/environment", "scripts/places.sh", ".ci/run")
 
 
@@ -52,11 +43,6 @@ def run(
     return done.stdout
 
 
-def wheel_names(wheel: Path) -> set[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
@@ -68,17 +54,6 @@ def sdist_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a source archive holds."""
     folder = tmp_path_factory.mktemp("sdist")
     return unpacked(build("sdist", clone(folder / "tree"), folder / "dist"), folder / "unpacked")
-
-
-@pytest.fixture(scope="module")
-def compiled_wheel(sdist_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """From the source archive, so that this is proved to hold what compiling needs, too."""
-    if shutil.which("cc") is None and shutil.which("gcc") is None:
-        missing("a C compiler is not installed")
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        missing("Python's headers are not installed")
-    quickly = {"CFLAGS": "-O0"}  # gcc takes 7 s instead of 20 s; what mypyc makes of the core is the same
-    return build("wheel", sdist_tree, tmp_path_factory.mktemp("compiled") / "dist", compile="1", environment=quickly)
 
 
 @pytest.fixture
@@ -129,46 +104,14 @@ def test_a_source_archive_makes_the_same_wheel(wheel: Path, sdist_tree: Path, tm
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2 * MAKE_LIMIT_S)
-def test_the_compiled_wheel_holds_the_core_beside_its_source(wheel: Path, compiled_wheel: Path) -> None:
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    more = {f"{room}{suffix}" for room in ["geventstalk/compiled__mypyc", *compiled_rooms()]}
-    assert wheel_names(compiled_wheel) == wheel_names(wheel) | more
-    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert f"-{tag}-{tag}-linux_" in compiled_wheel.name
-
-
-def compiled_rooms() -> set[str]:
-    """What setup.py says is compiled, as paths without a suffix; it holds all of the core and of the wire."""
-    (table,) = re.findall(r"^ROOMS = (\{.*?^\})", (ROOT / "setup.py").read_text(), re.DOTALL | re.MULTILINE)
-    rooms = {f"{folder}/{room}" for folder, names in ast.literal_eval(table).items() for room in names}
-    pure = {path for floor in ("core", "wire") for path in (ROOT / "geventstalk" / floor).glob("*.py")}
-    assert {str(path.relative_to(ROOT).with_suffix("")) for path in pure if path.stem != "__init__"} <= rooms
-    return rooms
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2 * MAKE_LIMIT_S)
-def test_the_compiled_build_passes_the_tests_that_take_seconds(compiled_wheel: Path, tmp_path: Path) -> None:
-    """The rest of them: scripts/test --compiled."""
-    tree = clone(tmp_path / "tree")
-    put_on(compiled_wheel, tree)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n",
-        "2",
-        "-p",
-        "no:cacheprovider",
-        "--build",
-        "compiled",
-        "-m",
-        "not slow",
-        *COMPILED_LAYERS,
-    ]
-    print(run(command, cwd=tree, timeout_s=MAKE_LIMIT_S, environment={"PYTHONPATH": str(tree)}))
+def test_a_source_archive_holds_what_compiling_needs(wheel: Path, sdist_tree: Path, tmp_path: Path) -> None:
+    """Every run compiles a clone, see `test_run`."""
+    if not has_compiler():
+        missing("a C compiler with Python's headers is not installed")
+    compiled = build("wheel", sdist_tree, tmp_path / "dist", compile="1", environment={"CFLAGS": "-O0"})
+    check_compiled(compiled, wheel_names(wheel))
 
 
 class TestCompileOrNot:
@@ -212,6 +155,7 @@ class TestCompileOrNot:
         assert len(list((tree / "dist").iterdir())) == 1
 
     @pytest.mark.slow
+    @pytest.mark.long
     def test_a_compiler_that_fails_later_leaves_a_pure_wheel(self, tree: Path, tmp_path: Path) -> None:
         code, (line,) = self.bdist(tree, CC=self.cc(tmp_path, 'case "$*" in *probe.c*) exit 0 ;; *) exit 1 ;; esac'))
         assert (code, line) == (0, "geventstalk: the core stays pure Python: the C compiler fails, see above")

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,15 +18,23 @@ import pytest
 
 from scripts.build import NO_NETWORK, NO_ROOM
 from tests.clients.programs import missing
-from tests.support.compiled import clone
+from tests.support.compiled import PACKAGES, check_compiled, clone, has_compiler, put_on, wheel_names
 from tests.support.disk import small_disk
-from tests.support.process import ServerProcess, free_port
+from tests.support.process import ROOT, ServerProcess, free_port
 
 MAKE_LIMIT_S = 180
 """An environment takes some ten seconds, a compiled one with a compiler that does not optimise half a minute."""
 PURE = {"GEVENTSTALK_COMPILE": "0"}
 QUICKLY = {"CFLAGS": "-O0"}
 NO_COMPILER = {"CC": "/nowhere/cc"}
+UNPLUGGED = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
+COMPILED_LAYERS = [
+    *(f"tests/test_{name}.py" for name in ("cli", "engine", "engine_model", "order", "job_table", "journal_format")),
+    *(f"tests/test_{name}.py" for name in ("liveness", "protocol", "records", "segment", "session", "store")),
+    *(f"tests/test_{name}.py" for name in ("signals", "timerwheel")),
+    "tests/test_tools.py::test_reading_changes_nothing",
+]
+"""What takes seconds in all, and reaches every compiled room."""
 
 pytestmark = pytest.mark.timeout(2 * MAKE_LIMIT_S)
 
@@ -148,14 +155,15 @@ class TestNotCompiled:
         line = "geventstalk: GEVENTSTALK_COMPILE is neither 0 nor 1: yes"
         assert said(tree, {"GEVENTSTALK_COMPILE": "yes"}, 1) == ("", [line])
 
-    def test_without_a_network_it_is_pure_as_long_as_that_is_there(self, tree: Path, tmp_path: Path) -> None:
-        unplugged = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
-        version, errors = said(tree, unplugged)
+    def test_without_a_network_it_is_pure_as_long_as_that_is_there(self, tree: Path) -> None:
+        version, errors = said(tree, UNPLUGGED)
         assert version.endswith(" (pure)")
         assert "is there a network?" in errors[-2]
         assert errors[-1].endswith("the compiled one cannot be made now, see above")
-        fresh = clone(tmp_path / "fresh")
-        _, errors = said(fresh, unplugged, 1)
+
+    @pytest.mark.long
+    def test_without_a_network_a_fresh_clone_says_so(self, tmp_path: Path) -> None:
+        _, errors = said(clone(tmp_path / "fresh"), UNPLUGGED, 1)
         assert "is there a network?" in errors[-1]
 
     def test_a_full_disk_is_told_in_a_line(self, tmp_path: Path) -> None:
@@ -196,10 +204,8 @@ class TestCompiled:
 
     @pytest.fixture(autouse=True)
     def compiler(self) -> None:
-        if shutil.which("cc") is None and shutil.which("gcc") is None:
-            missing("a C compiler is not installed")
-        if not Path(sysconfig.get_path("include"), "Python.h").exists():
-            missing("Python's headers are not installed")
+        if not has_compiler():
+            missing("a C compiler with Python's headers is not installed")
 
     def test_an_interrupted_build_is_none(self, tree: Path) -> None:
         with running(tree, **QUICKLY) as process:
@@ -264,17 +270,57 @@ class TestCompiled:
         assert is_ready(tree)
         room.with_suffix(".txt").unlink()
 
+    def test_the_wheel_holds_the_core_beside_its_source(self, tree: Path) -> None:
+        (wheel,) = (tree / ".venv-compiled" / "wheel").glob("*.whl")
+        sources = {str(path.relative_to(ROOT)) for top in PACKAGES for path in (ROOT / top).rglob("*.py")}
+        about = {name for name in wheel_names(wheel) if ".dist-info/" in name}
+        check_compiled(wheel, sources | {f"{top}/py.typed" for top in PACKAGES} | about)
+
+    def test_what_it_compiled_passes_the_tests_that_take_seconds(self, tree: Path, tmp_path: Path) -> None:
+        """The rest of them: scripts/test --compiled."""
+        (wheel,) = (tree / ".venv-compiled" / "wheel").glob("*.whl")
+        copy = clone(tmp_path / "copy")
+        put_on(wheel, copy)
+        words = ["-q", "-n", "0", "-p", "no:cacheprovider", "--build", "compiled", "-m", "not slow", *COMPILED_LAYERS]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *words],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=2 * MAKE_LIMIT_S,
+            check=False,
+        )
+        print(done.stdout)
+        assert done.returncode == 0
+
     def test_the_pure_build_is_still_there(self, tree: Path) -> None:
         before = marks(tree)
         version, errors = said(tree, PURE)
         assert (version[-7:], errors, marks(tree)) == (" (pure)", [], before)
 
-    def test_works_through_a_link_and_after_a_move(self, tree: Path, tmp_path: Path) -> None:
-        moved = tree.rename(tree.with_name("moved"))
+    def test_works_through_a_link(self, tree: Path, tmp_path: Path) -> None:
         link = tmp_path / "geventstalk"
-        link.symlink_to(moved / "scripts" / "run")
-        assert not is_ready(moved), "an environment cannot be moved"
+        link.symlink_to(tree / "scripts" / "run")
         done = subprocess.run([link, "-v"], env=environment(PURE), capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("geventstalk ")
+        assert not done.stderr
+
+    def test_is_not_ready_after_a_move(self, tree: Path) -> None:
+        moved = tree.rename(tree.with_name("moved"))
+        try:
+            assert not is_ready(moved), "an environment cannot be moved"
+        finally:
+            moved.rename(tree)
+
+    @pytest.mark.long
+    def test_makes_its_environment_again_after_a_move(self, tree: Path) -> None:
+        moved = tree.rename(tree.with_name("moved"))
+        done = subprocess.run(
+            [moved / "scripts" / "run", "-v"], env=environment(PURE), capture_output=True, text=True, check=True
+        )
         assert done.stdout.startswith("geventstalk ")
         assert "making an environment" in done.stderr
 

@@ -8,10 +8,13 @@ Nothing in the copy knows that it is one; `pytest --build compiled` there refuse
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -81,6 +84,35 @@ def put_on(wheel: Path, tree: Path) -> None:
         shutil.rmtree(tree / package)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tree, [name for name in archive.namelist() if name.split("/")[0] in PACKAGES])
+
+
+def has_compiler() -> bool:
+    """Whether the core can be compiled for this Python."""
+    there = any(shutil.which(name) for name in ("cc", "gcc"))
+    return there and Path(sysconfig.get_path("include"), "Python.h").exists()
+
+
+def wheel_names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def check_compiled(wheel: Path, pure: set[str]) -> None:
+    """Fails unless the wheel holds what a pure one does, and beside it each room as an extension of this Python."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    more = {f"{room}{suffix}" for room in ["geventstalk/compiled__mypyc", *_compiled_rooms()]}
+    assert wheel_names(wheel) == pure | more
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert f"-{tag}-{tag}-linux_" in wheel.name
+
+
+def _compiled_rooms() -> set[str]:
+    """What setup.py says is compiled, as paths without a suffix; it holds all of the core and of the wire."""
+    (table,) = re.findall(r"^ROOMS = (\{.*?^\})", (ROOT / "setup.py").read_text(), re.DOTALL | re.MULTILINE)
+    rooms = {f"{folder}/{room}" for folder, names in ast.literal_eval(table).items() for room in names}
+    pure = {path for floor in ("core", "wire") for path in (ROOT / "geventstalk" / floor).glob("*.py")}
+    assert {str(path.relative_to(ROOT).with_suffix("")) for path in pure if path.stem != "__init__"} <= rooms
+    return rooms
 
 
 def main() -> int:
