@@ -21,6 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from geventstalk.core.engine import Engine
+from geventstalk.serving.connection import AHEAD_BYTES_MAX, ALL_UNSENT_BYTES_MAX, OUT_BYTES_MIN, Unsent
+from geventstalk.wire.session import OUT_BYTES_MAX, Service
 from tests.support.clients import (
     CLOSERS,
     Launch,
@@ -802,3 +805,100 @@ def test_what_many_clients_send_ahead_takes_little_memory(launch_tcp: Launch) ->
             control.put(b"x")
             assert clients[0].reply().startswith(b"RESERVED 1 1")
             assert clients[0].reply() == b"USING default\r\n", "what was sent ahead is executed"
+
+
+@pytest.mark.slow
+def test_clients_that_vanish_behind_a_waiting_reserve_are_gone_at_once(launch_tcp: Launch) -> None:
+    """All that the system had taken of each was read first: for ten seconds, and up to 6 MB for each of them."""
+    count = 150
+    want_descriptors(count + 100)
+    server = launch_tcp()
+    with contextlib.ExitStack() as stack, Client(server.connect()) as control:
+        clients = connect_many(stack, server, count)
+        for client in clients:
+            client.send(b"watch t\r\nignore default\r\nreserve\r\n")
+        until(lambda: number(control, "current-waiting") == count, "all of them wait")
+        for client in clients:
+            fill(client.sock, b"list-tube-used\r\n" * 4096, 4_000_000)
+        before = memory_bytes(server.pid)
+        peak = 0
+        for client in clients:
+            client.close()  # with replies unread, so this is a reset
+
+        def gone() -> bool:
+            nonlocal peak
+            peak = max(peak, memory_bytes(server.pid))
+            return number(control, "current-connections") == 1
+
+        until(gone, "all have gone")
+        print(f"grown by {(peak - before) / 1e6:.0f} MB")
+        assert peak - before < 10_000_000
+        assert number(control, "current-waiting") == 0
+
+
+@pytest.mark.slow
+def test_what_was_sent_behind_a_waiting_reserve_is_executed_after_the_end_of_the_input(launch: Launch) -> None:
+    """More than is read while the reserve waits. The reserve ends, later ones do not wait, and nothing is lost."""
+    count = AHEAD_BYTES_MAX // 16 + 3000
+    server = launch()
+    with Client(server.connect()) as client:
+        client.send(b"reserve\r\n" + b"list-tube-used\r\n" * count + b"reserve\r\nlist-tubes-watched\r\n")
+        client.sock.shutdown(socket.SHUT_WR)
+        expected = b"TIMED_OUT\r\n" + b"USING default\r\n" * count + b"TIMED_OUT\r\nOK 14\r\n---\n- default\n\r\n"
+        assert receive_all(client.sock) == expected
+
+
+@pytest.mark.slow
+def test_replies_that_nobody_reads_take_little_memory(
+    start_server: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    """Each client may leave 256 KB unread, and a turn makes half of that; for all of them together it was 130 MB."""
+    count, peeks = 400, 1500
+    want_descriptors(count + 100)
+    server = start_server(unix_path=str(tmp_path / "s"))
+    with contextlib.ExitStack() as stack, Client(server.connect()) as control:
+        body = os.urandom(1000)
+        assert control.put(body) == 1
+        clients = connect_many(stack, server, count)
+        clients[-1].sync()
+        before = memory_bytes(server.pid)
+        for client in clients:
+            client.send(b"peek 1\r\n" * peeks)
+        seen: list[int] = []
+
+        def stands_still() -> bool:
+            seen.append(number(control, "cmd-peek"))
+            time.sleep(0.05)
+            return seen[-1] >= 100 * count and len(set(seen[-10:])) == 1
+
+        until(stands_still, "all sockets are full")
+        growth = memory_bytes(server.pid) - before
+        print(f"grown by {growth / 1e6:.0f} MB, {seen[-1]} peeks")
+        assert growth < 40_000_000, "8 MB for all of them, as much again in a turn, 4 KB and the input for each"
+        reply = b"FOUND 1 1000\r\n%b\r\n" % body
+        for client in (clients[0], clients[count // 2], clients[-1]):
+            assert receive_exactly(client.sock, peeks * len(reply)) == reply * peeks, "nothing is lost"
+        assert control.put(b"x") == 2
+
+
+def test_the_share_of_a_client_falls_while_all_together_make_too_much() -> None:
+    service = Service(Engine(0), 100, dict)
+    unsent = Unsent(service)
+    assert service.out_bytes_max == OUT_BYTES_MAX
+    for _ in range(3):
+        unsent.made(ALL_UNSENT_BYTES_MAX - 1)
+        assert service.out_bytes_max > OUT_BYTES_MIN
+        unsent.made(1)
+        assert service.out_bytes_max == OUT_BYTES_MIN, "for the rest of the turn"
+        unsent.turn_ends()
+    assert service.out_bytes_max == OUT_BYTES_MAX // 8, "in the next turn the same for all"
+    large = bytes(1 << 20)
+    for _ in range(64):
+        unsent.leave(large)
+    assert service.out_bytes_max == OUT_BYTES_MIN
+    for _ in range(64):
+        unsent.take(memoryview(large)[5:].obj)
+    for _ in range(3):
+        unsent.made(10_000)
+        unsent.turn_ends()
+    assert service.out_bytes_max == OUT_BYTES_MAX

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from geventstalk.serving.parking import Parking
 from geventstalk.turn import Channel
-from geventstalk.wire.session import OUT_BYTES_MAX, Session
+from geventstalk.wire.session import OUT_BYTES_MAX, Service, Session
 
 CHUNK_BYTES: Final = 1 << 16
 """The most that one read takes, so that no client keeps the others waiting."""
@@ -32,6 +32,13 @@ AHEAD_BYTES_MIN: Final = 1 << 12
 """The same limit, and the limit of one read, while all clients together have sent too much ahead."""
 ALL_AHEAD_BYTES_MAX: Final = 1 << 23
 """With more than this sent ahead by all clients together, AHEAD_BYTES_MIN holds for each: 32 times AHEAD_BYTES_MAX."""
+OUT_BYTES_MIN: Final = 1 << 12
+"""What OUT_BYTES_MAX is while all clients together leave too much unread."""
+ALL_UNSENT_BYTES_MAX: Final = 1 << 23
+"""With more than this unread by all clients together, OUT_BYTES_MIN holds for each: 32 times OUT_BYTES_MAX."""
+_COUNTED_BYTES_MAX: Final = 1 << 17
+"""No more is counted of one reply. A larger one is the body of a job, which takes memory anyway, or a long list, which
+would be made for a client that has nothing else unsent, too."""
 HANGUP_CHECK_S = 1.0
 
 # What a connection waits for. A watcher that runs belongs to one of these states.
@@ -49,6 +56,49 @@ class Ahead:
         self.total_bytes = 0
 
 
+class Unsent:
+    """How many bytes of replies all clients together have not taken. With too many, each client may have few only.
+
+    A reply is always made as a whole, and kept. So what a client costs is at most what one turn makes for it, which is
+    Service.out_bytes_max and one reply more: whoever has something unsent executes nothing. Where the limit is lower, a
+    client that reads gets as much, in smaller pieces.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.turn_bytes = 0  # made in this turn by all clients to which it made more than OUT_BYTES_MIN
+        self._left_bytes = 0  # what clients did not take when it was sent
+        self._service = service
+        self._share = OUT_BYTES_MAX
+
+    def made(self, count: int) -> None:
+        """So many bytes stand for a client that are to be sent at the end of the turn."""
+        self.turn_bytes += count
+        self._limit()
+
+    def turn_ends(self) -> None:
+        """What was made is sent or left. Shares fall and rise with what a turn makes, so that all get the same."""
+        if self.turn_bytes >= ALL_UNSENT_BYTES_MAX:
+            self._share = max(self._share // 2, OUT_BYTES_MIN)
+        elif self.turn_bytes < ALL_UNSENT_BYTES_MAX // 4:
+            self._share = min(self._share * 2, OUT_BYTES_MAX)
+        self.turn_bytes = 0
+        self._limit()
+
+    def leave(self, data: bytes) -> None:
+        """A reply has to wait until its client reads."""
+        self._left_bytes += min(len(data), _COUNTED_BYTES_MAX)
+        self._limit()
+
+    def take(self, data: Any) -> None:
+        """A reply that was left is sent, or nobody takes it any more."""
+        self._left_bytes -= min(len(data), _COUNTED_BYTES_MAX)
+        self._limit()
+
+    def _limit(self) -> None:
+        crowded = self.turn_bytes + self._left_bytes >= ALL_UNSENT_BYTES_MAX
+        self._service.out_bytes_max = OUT_BYTES_MIN if crowded else self._share
+
+
 class Connection(Channel):
     """Call serve() in a greenlet of its own. `step` runs a piece of the session's work in the turn."""
 
@@ -58,6 +108,7 @@ class Connection(Channel):
         session: Session,
         step: Callable[[Channel, bytes | None], None],
         ahead: Ahead,
+        unsent: Unsent,
         parking: Parking,
     ) -> None:
         super().__init__(session)
@@ -66,9 +117,9 @@ class Connection(Channel):
         self._give = step
         self._all_ahead = ahead
         self._ahead_bytes = 0
+        self._all_unsent = unsent
         self._unsent: list[memoryview] = []
         self._ask_bytes = CHUNK_BYTES
-        self._hangup_seen = False  # behind input that is not read yet: all of that may be read now
         self._state = PAUSED
         self._parking = parking
         loop = parking.loop
@@ -101,6 +152,7 @@ class Connection(Channel):
         """Writes as much as the socket takes. The rest follows when there is room again; nothing is read until then."""
         if self._unsent:
             self._unsent.append(memoryview(data))
+            self._all_unsent.leave(data)
             return
         if self._state == OVER:
             return
@@ -114,6 +166,7 @@ class Connection(Channel):
             return
         if sent < len(data):
             self._unsent.append(memoryview(data)[sent:])
+            self._all_unsent.leave(data)
             self._become(SENDING)
 
     def goes_on(self) -> None:
@@ -132,7 +185,7 @@ class Connection(Channel):
             watcher.stop()
             watcher.close()
         self._parking.close()
-        self._unsent.clear()
+        self._forget_unsent()
         self._all_ahead.total_bytes -= self._ahead_bytes
         self._ahead_bytes = 0
         self._socket.close()
@@ -148,9 +201,9 @@ class Connection(Channel):
             return SENDING
         if session.closed:
             return PAUSED if self.held or session.out else OVER
-        if session.unfinished or session.eof or self.held_bytes >= OUT_BYTES_MAX:
+        if session.unfinished or (session.eof and not session.unread) or self.held_bytes >= OUT_BYTES_MAX:
             return PAUSED
-        if session.waiting and self._ahead_bytes >= self._ahead_max() and not self._hangup_seen:
+        if session.waiting and self._ahead_bytes >= self._ahead_max():
             return FULL
         return READING
 
@@ -182,6 +235,8 @@ class Connection(Channel):
         if ahead_bytes != self._ahead_bytes:
             self._all_ahead.total_bytes += ahead_bytes - self._ahead_bytes
             self._ahead_bytes = ahead_bytes
+        if self.session.out_bytes > OUT_BYTES_MIN:
+            self._all_unsent.made(self.session.out_bytes)
 
     def _ahead_max(self) -> int:
         return AHEAD_BYTES_MAX if self._all_ahead.total_bytes < ALL_AHEAD_BYTES_MAX else AHEAD_BYTES_MIN
@@ -199,6 +254,7 @@ class Connection(Channel):
             return
         size = len(data)
         if not size:
+            self.session.unread = False
             self._become(PAUSED)
         self._ask_bytes = _SHORT_BYTES if size < _SHORT_BYTES else CHUNK_BYTES
         self._step(data or None)
@@ -212,19 +268,36 @@ class Connection(Channel):
                 left -= sent
                 if sent == len(piece):
                     del self._unsent[0]
+                    self._all_unsent.take(piece.obj)
                 else:
                     self._unsent[0] = piece[sent:]
                     return
         except BlockingIOError:
             return
         except OSError:
-            self._unsent.clear()
+            self._forget_unsent()
             self._become(OVER)
 
+    def _forget_unsent(self) -> None:
+        for piece in self._unsent:
+            self._all_unsent.take(piece.obj)
+        self._unsent.clear()
+
     def _look_for_hangup(self) -> None:
-        """Asks whether a waiting client has gone. Asking now and then costs nothing in between."""
+        """Asks whether a waiting client has gone. Asking now and then costs nothing in between.
+
+        After a reset nobody is left to answer. Otherwise the wait ends now, and what the client sent before is read and
+        executed piece by piece: to read all of it first could take megabytes for each client. TCP tells of an end only
+        when there is room for all input before it; a client that sent more than the system takes is not seen to go.
+        """
         poll = select.poll()
         poll.register(self._fd, select.POLLRDHUP)
-        if poll.poll(0):
-            self._hangup_seen = True  # no more input comes than the system holds by now, so all of it may be read
-            self._become(READING)
+        events = poll.poll(0)
+        if not events:
+            return
+        if events[0][1] & select.POLLERR:
+            self._become(OVER)
+            return
+        self.session.unread = True
+        self._become(PAUSED)
+        self._step(None)

@@ -32,7 +32,7 @@ from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.logs import Trace, make_trace
 from geventstalk.serving.acceptor import Acceptor
-from geventstalk.serving.connection import Ahead, Connection
+from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors
 from geventstalk.serving.linger import Linger
 from geventstalk.serving.listen import describe
@@ -73,6 +73,7 @@ class Server:
         self._turn = Turn(self._engine, monotonic_ns, time.time_ns, self._turn_begins, self._turn_failed)
         self._turn.tell = self._tell
         self._ahead = Ahead()
+        self._unsent = Unsent(self._service)
         self._descriptors: Descriptors
         self._idle: Any = self._loop.idle()
         self._linger = Linger()
@@ -217,7 +218,7 @@ class Server:
         if self._trace and self._trace.wire:
             session.trace = _WireTrace(self._trace, fd)
         turn = self._turn
-        connection = Connection(sock, session, turn.step, self._ahead, Parking())
+        connection = Connection(sock, session, turn.step, self._ahead, self._unsent, Parking())
         turn.join(connection)
         try:
             connection.serve()
@@ -236,6 +237,8 @@ class Server:
 
     def _end_turn(self) -> None:
         self._turn.end()
+        if self._unsent.turn_bytes:
+            self._unsent.turn_ends()
         if self._linger.turn_ends(monotonic_ns()):
             self._idle.start(self._look_again)
 

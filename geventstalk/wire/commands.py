@@ -30,6 +30,9 @@ LARGE_BODY: Final = 1 << 14
 LARGE_PUT: Final = 1 << 20
 """A body of this size or more goes to the ledger in slices: to write as much at once takes several milliseconds."""
 
+OUT_BYTES_MAX: Final = 1 << 18
+"""With so many bytes of replies unsent, a client's further commands wait."""
+
 _FOR_EVER: Final = -1
 _NAMES_PER_UNIT: Final = 16
 _STATS_UNITS: Final = 16
@@ -58,6 +61,7 @@ class Service:
         self.max_job_bytes = max_job_bytes
         self.facts = facts
         self.tell = tell if tell is not None else _raise_again
+        self.out_bytes_max = OUT_BYTES_MAX  # whoever sends the replies lowers it while too many of them wait
         self.commands = [0] * p.COMMANDS  # how often each command was given, by its code; every session counts here
         self._told_of_ids = False
 

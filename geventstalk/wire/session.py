@@ -17,14 +17,13 @@ from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB
 from geventstalk.wire import protocol as p
 from geventstalk.wire.commands import LARGE_PUT, Commands
 from geventstalk.wire.commands import MOVE_SLICE as MOVE_SLICE
+from geventstalk.wire.commands import OUT_BYTES_MAX as OUT_BYTES_MAX
 from geventstalk.wire.commands import Service as Service
 
 COMMAND_SLICE: Final = 128
 """Units of work that one client has done before others get their turn. A plain command is one unit; what moves many
 jobs, looks at many tubes or writes a long reply is more: see Engine.work.
 """
-OUT_BYTES_MAX: Final = 1 << 18
-"""With so many bytes of replies unsent, a client's further commands wait."""
 
 _JOIN_BYTES_MAX: Final = 1 << 17
 """Replies of more bytes do not leave in one piece: to copy them would take longer than another system call."""
@@ -42,7 +41,7 @@ class Session(Commands):
     Engine.leave().
     """
 
-    __slots__ = ("_at", "_inbox", "_skip_line", "held_up", "unfinished")
+    __slots__ = ("_at", "_inbox", "_skip_line", "held_up", "unfinished", "unread")
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -51,6 +50,7 @@ class Session(Commands):
         self._skip_line = False  # within a line that is too long
         self.unfinished = False
         self.held_up = False
+        self.unread = False  # after hang_up(): the owner has not read yet all that the client sent before
         service.engine.join(self)
 
     @property
@@ -76,7 +76,10 @@ class Session(Commands):
         self.run(now_ns)
 
     def hang_up(self, now_ns: int) -> None:
-        """The client will send nothing more: a wait ends at once, complete commands run, then the connection closes."""
+        """The client will send nothing more: a wait ends at once, complete commands run, then the connection closes.
+
+        With `unread` set before, the connection stays open for what is still to be read; call again behind that.
+        """
         self.eof = True
         if self.waiting:
             self._engine.stop_waiting(self)
@@ -143,12 +146,13 @@ class Session(Commands):
     def run(self, now_ns: int) -> None:
         """Executes complete commands until one waits, the input or the slice is used up, or enough replies stand."""
         engine = self._engine
+        out_bytes_max = self._service.out_bytes_max
         left = COMMAND_SLICE
         engine.work = 0
         self.unfinished = False
         try:
             while (self._at < len(self._inbox) or self._goes_on) and not self.waiting and not self.closed:
-                if left <= engine.work or self.out_bytes >= OUT_BYTES_MAX:
+                if left <= engine.work or self.out_bytes >= out_bytes_max:
                     self.unfinished = True
                     return
                 if engine.held:
@@ -203,7 +207,7 @@ class Session(Commands):
             if engine.changing:
                 raise
             self._fail("a command failed in a way it must not, its connection is closed", fault)
-        if self.eof and not self.waiting:
+        if self.eof and not self.waiting and not self.unread:
             self.closed = True
 
     def _fail(self, text: str, error: Exception) -> None:
