@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from geventstalk.exits import EXIT_USAGE
+
 ENV_PREFIX = "GEVENTSTALK_"
 ENV_CONFIG = "GEVENTSTALK_CONFIG"
 
@@ -48,7 +50,7 @@ _FILE_BYTES_MAX = 1 << 20  # 100 times the example file; /dev/zero named by mist
 class ConfigError(Exception):
     """Options the program cannot run with; the text names the option and where it came from."""
 
-    exit_code = 5
+    exit_code = EXIT_USAGE
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk import __version__
+from geventstalk import __version__, exits
 from geventstalk._build import BUILD
 from geventstalk.cli import early
 from geventstalk.cli import serve as cli
@@ -404,7 +404,7 @@ def test_a_server_that_cannot_be_loaded_is_one_line(stand_in: Callable[..., Stan
     assert err.startswith("geventstalk: unexpected error: ModuleNotFoundError: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("number", early.STOP_SIGNALS)
+@pytest.mark.parametrize("number", exits.STOP_SIGNALS)
 def test_a_stop_signal_before_the_server_runs_ends_cleanly(
     number: signal.Signals, stand_in: Callable[..., StandIn], tmp_path: Path
 ) -> None:
@@ -416,7 +416,7 @@ def test_a_stop_signal_before_the_server_runs_ends_cleanly(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", early.STOP_SIGNALS)
+@pytest.mark.parametrize("number", exits.STOP_SIGNALS)
 def test_a_command_that_is_stopped_early_does_not_end_with_0(number: signal.Signals) -> None:
     """Before a command sets its own handlers: its work is not done, and a script must see that."""
     script = (
@@ -535,12 +535,20 @@ def test_a_second_server_does_not_take_the_first_ones_socket(
     assert ask(heir, b"list-tube-used\r\n") == b"USING default\r\n"
 
 
-@pytest.mark.parametrize("number", early.STOP_SIGNALS)
+@pytest.mark.parametrize("number", exits.STOP_SIGNALS)
 def test_a_real_server_ends_at_once(number: signal.Signals, start_server: Callable[..., ServerProcess]) -> None:
     server = start_server()
     with server.connect():
         server.process.send_signal(number)
         assert server.process.wait(5) == 0
+
+
+def test_every_exit_code_is_documented() -> None:
+    table = (
+        (ROOT / "docs" / "operating.md").read_text().partition("## Exit codes of the server")[2].partition("\n## ")[0]
+    )
+    documented = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(", ")}
+    assert documented == {code for name, code in vars(exits).items() if name.startswith("EXIT_")}
 
 
 def test_a_client_that_comes_early_is_served() -> None:

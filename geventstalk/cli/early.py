@@ -10,13 +10,14 @@ import os
 import signal
 import sys
 
+from geventstalk.exits import STOP_SIGNALS
+
 TYPE_CHECKING = False  # as in typing, which alone takes 5 ms
 if TYPE_CHECKING:
     import socket
     from types import FrameType
     from typing import NoReturn
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 DRAIN_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 import yaml
 
-from geventstalk.cli.output import EXIT_DAMAGE, output, report
+from geventstalk.cli.output import output, report
+from geventstalk.exits import EXIT_DAMAGE, EXIT_OK
 from geventstalk.tools import inspect, keep
 
 
@@ -28,7 +29,7 @@ def _check(directory: str) -> int:
         click.echo(f"note: {note}")
     counts = f"{checked.segments} segments, {checked.records} records, {checked.jobs} jobs"
     click.echo(f"{counts}, {len(checked.findings)} findings")
-    return EXIT_DAMAGE if checked.findings else 0
+    return EXIT_DAMAGE if checked.findings else EXIT_OK
 
 
 @journal.command(name="dump")

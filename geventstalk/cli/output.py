@@ -7,13 +7,12 @@ import errno
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import IO, Final
+from typing import IO
 
 import click
 
+from geventstalk.exits import EXIT_DAMAGE, EXIT_OK
 from journal.errors import JournalDamaged
-
-EXIT_DAMAGE: Final = 1
 
 
 def refuse_damage(findings: list[str], accept: bool) -> None:
@@ -27,7 +26,7 @@ def report(findings: list[str]) -> int:
     """Says what was found, on stderr. Returns the exit code for it."""
     for finding in findings:
         click.echo(f"finding: {finding}", err=True)
-    return EXIT_DAMAGE if findings else 0
+    return EXIT_DAMAGE if findings else EXIT_OK
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from types import FrameType
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -22,15 +22,10 @@ from geventstalk.cli.export_jobs import export
 from geventstalk.cli.import_binlog import import_binlog
 from geventstalk.cli.import_jobs import import_jobs
 from geventstalk.cli.journal import journal
-from geventstalk.cli.output import EXIT_DAMAGE
+from geventstalk.exits import EXIT_DAMAGE, EXIT_LOCKED, EXIT_UNEXPECTED, EXIT_USAGE
 from geventstalk.logs import PROGRAM, print_error
 from geventstalk.tools.lines import Unreadable
 from journal.errors import JournalError, JournalLocked
-
-EXIT_USAGE: Final = 5
-EXIT_DIRECTORY: Final = 10
-EXIT_UNEXPECTED: Final = 70
-"""As sysexits.h says: an internal software error."""
 
 
 class _Stopped(BaseException):
@@ -60,7 +55,7 @@ def main(arguments: list[str]) -> int:
     except click.ClickException as error:
         return _fail(_usage_text(error), EXIT_USAGE)
     except JournalLocked as error:
-        return _fail(str(error), EXIT_DIRECTORY)
+        return _fail(str(error), EXIT_LOCKED)
     except (JournalError, Unreadable) as error:
         return _fail(str(error), EXIT_DAMAGE)
     except BrokenPipeError:

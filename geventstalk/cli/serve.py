@@ -10,7 +10,8 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from geventstalk.cli.early import DRAIN_SIGNALS, STOP_SIGNALS, drains, end
+from geventstalk.cli.early import DRAIN_SIGNALS, drains, end
+from geventstalk.exits import EXIT_DAMAGE, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, EXIT_USER, STOP_SIGNALS
 
 if TYPE_CHECKING:
     import logging
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     import click
 
     from geventstalk.config import CommandLine, Option, Settings
-
-EXIT_UNEXPECTED = 70  # as sysexits.h says: an internal software error
-EXIT_USER = 34
-EXIT_LOCKED = 10
 
 
 class Unusable(Exception):
@@ -42,7 +39,7 @@ _EPILOG = (
 class StdoutError(Exception):
     """Help, the version or the answer of --check-config cannot be written."""
 
-    exit_code = 1
+    exit_code = EXIT_DAMAGE
 
 
 def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
@@ -55,7 +52,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
     try:
         line = parse(arguments)
         if line is None:
-            return 0
+            return EXIT_OK
         settings, warnings = config.load(line.flags, os.environ, line.config)
         log = logs.make_logger(settings.log_format, settings.verbose)
         for warning in warnings:
@@ -65,7 +62,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
 
             check(settings, log)
             _print("configuration is fine", after_name=":")
-            return 0
+            return EXIT_OK
         _serve(settings, listeners, log)
     except (config.ConfigError, listen.ListenError, listen.UserError, TooFewError, Unusable, StdoutError) as error:
         logs.print_error(str(error), settings.log_format)

@@ -10,6 +10,8 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
+from geventstalk.exits import EXIT_DESCRIPTORS
+
 if TYPE_CHECKING:
     import logging
 
@@ -24,9 +26,9 @@ _LOOP = 2
 
 
 class TooFewError(Exception):
-    """The limit of open files leaves no descriptor to a client. The exit code is sysexits' EX_OSERR."""
+    """The limit of open files leaves no descriptor to a client."""
 
-    exit_code = 71
+    exit_code = EXIT_DESCRIPTORS
 
     def __init__(self, limit: int, wanted: int) -> None:
         super().__init__(

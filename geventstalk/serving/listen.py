@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from geventstalk.config import Settings
+from geventstalk.exits import EXIT_LISTEN, EXIT_NO_SUCH_USER, EXIT_USER, EXIT_USER_UNREADABLE
 
 if TYPE_CHECKING:
     import logging
@@ -41,7 +42,7 @@ _Plan = str | Sequence[_AddressInfo]
 class ListenError(Exception):
     """The program cannot listen where it was told to."""
 
-    exit_code = 111
+    exit_code = EXIT_LISTEN
 
 
 class AddressInUse(ListenError):
@@ -161,7 +162,7 @@ def check_user(user: str) -> tuple[int, frozenset[int]]:
     """The user's id and groups. Raises UserError when the process could not become this user."""
     entry = _entry_of(user)
     if os.geteuid() != 0 and not _is_already(entry):
-        raise UserError(f"cannot become user {user}: {os.strerror(errno.EPERM)}", 34)
+        raise UserError(f"cannot become user {user}: {os.strerror(errno.EPERM)}", EXIT_USER)
     return entry.pw_uid, frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
 
 
@@ -169,9 +170,9 @@ def _entry_of(user: str) -> pwd.struct_passwd:
     try:
         return pwd.getpwnam(user)
     except KeyError:
-        raise UserError(f'getpwnam("{user}"): no such user', 33) from None
+        raise UserError(f'getpwnam("{user}"): no such user', EXIT_NO_SUCH_USER) from None
     except OSError as error:
-        raise UserError(f'getpwnam("{user}"): {error.strerror}', 32) from None
+        raise UserError(f'getpwnam("{user}"): {error.strerror}', EXIT_USER_UNREADABLE) from None
 
 
 def _is_already(entry: pwd.struct_passwd) -> bool:
@@ -191,7 +192,7 @@ def drop_privileges(user: str) -> None:
         os.setgid(entry.pw_gid)
         os.setuid(entry.pw_uid)
     except OSError as error:
-        raise UserError(f"cannot become user {user}: {error.strerror}", 34) from None
+        raise UserError(f"cannot become user {user}: {error.strerror}", EXIT_USER) from None
 
 
 def _warn_of_ignored(settings: Settings, log: logging.Logger) -> None:

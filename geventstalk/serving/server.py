@@ -30,6 +30,7 @@ from geventstalk.config import Settings
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
+from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
 from geventstalk.logs import Trace, make_trace
 from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
@@ -42,14 +43,6 @@ from geventstalk.turn import NEXT_TURN, Task, Turn, Wait
 from geventstalk.wire.session import Service, Session
 from journal import DESCRIPTORS_MAX, DESCRIPTORS_MIN, Journal, JournalError, JournalFailed, JournalLocked
 
-EXIT_OK = 0
-EXIT_REPLAY = 1
-EXIT_LOCKED = 10
-EXIT_BUG = 70
-"""EX_SOFTWARE of sysexits.h: geventstalk has a fault, and nobody knows what else is wrong."""
-EXIT_JOURNAL = 74
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 NEXT_TURN_S = 1e-9
 """A sleep of this length lets every socket have its turn. After sleep(0) gevent runs the greenlet up to 50 times more
 before it looks at any socket."""
@@ -103,7 +96,7 @@ class Server:
             self._open_journal()
         except JournalError as error:
             self._log.error("%s", error)
-            return EXIT_LOCKED if isinstance(error, JournalLocked) else EXIT_REPLAY
+            return EXIT_LOCKED if isinstance(error, JournalLocked) else EXIT_DAMAGE
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 gevent.signal_handler(number, self.stop, f"stopped by {number.name}")
@@ -271,7 +264,7 @@ class Server:
         if self._settings.journal is not None:
             self._end_with(EXIT_JOURNAL, error, "nothing since the last commit was acknowledged")
         else:
-            self._end_with(EXIT_BUG, error, "all jobs are lost, because there is no journal")
+            self._end_with(EXIT_UNEXPECTED, error, "all jobs are lost, because there is no journal")
 
     def _crash(self, context: object, kind: Any, error: Any, trace: Any) -> None:
         """gevent's hub calls this with an exception out of a greenlet or a callback. gevent itself would go on."""
@@ -280,7 +273,7 @@ class Server:
         if not isinstance(error, BaseException):
             error = RuntimeError(f"{kind} {error}")
         self._turn.failed = True
-        self._end_with(EXIT_BUG, error.with_traceback(trace), "this is a fault of geventstalk")
+        self._end_with(EXIT_UNEXPECTED, error.with_traceback(trace), "this is a fault of geventstalk")
 
     def _thread_crashed(self, found: threading.ExceptHookArgs) -> None:
         """Python calls this in a thread that an exception ended: a thread of gevent, or a thread of the journal."""
