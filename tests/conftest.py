@@ -7,12 +7,14 @@ import sqlite3
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from geventstalk._build import BUILD
+from tests.support.clients import Launch, launcher
 from tests.support.process import GEVENTSTALK, ServerProcess, TracebackFound, beanstalkd_path, check_logs
 from tests.support.seeds import draw_seed
 
@@ -149,3 +151,16 @@ def _starter(command: list[str]) -> Iterator[Callable[..., ServerProcess]]:
             errors.append(error)
     if errors:
         raise errors[0]
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def launch(
+    request: pytest.FixtureRequest, start_server: Callable[..., ServerProcess], tmp_path: Path
+) -> Iterator[Launch]:
+    """Starts servers, on TCP and on a unix socket, and connects clients to them."""
+    yield from launcher(start_server, tmp_path, unix=request.param == "unix")
+
+
+@pytest.fixture
+def launch_tcp(start_server: Callable[..., ServerProcess], tmp_path: Path) -> Iterator[Launch]:
+    yield from launcher(start_server, tmp_path, unix=False)

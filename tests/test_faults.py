@@ -8,7 +8,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from tests.support.clients import (
     Launch,
     burst,
     cpu_share,
-    launcher,
     number,
     open_files,
     put_many,
@@ -30,18 +29,6 @@ from tests.support.wire import Client, WireError
 
 IDLE_SHARE = 0.15  # of a core; what spins takes all that it gets, a third and more beside others
 LATE_S = 5.0  # how much later than asked for is still in time: others may have the machine
-
-
-@pytest.fixture(params=["tcp", "unix"])
-def launch(
-    request: pytest.FixtureRequest, start_server: Callable[..., ServerProcess], tmp_path: Path
-) -> Iterator[Launch]:
-    yield from launcher(start_server, tmp_path, unix=request.param == "unix")
-
-
-@pytest.fixture
-def launch_tcp(start_server: Callable[..., ServerProcess], tmp_path: Path) -> Iterator[Launch]:
-    yield from launcher(start_server, tmp_path, unix=False)
 
 
 @pytest.mark.slow

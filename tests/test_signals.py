@@ -12,12 +12,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.clients import Launch, Pump, burst, launcher, number, open_files, put_many, reserve_many, until
+from tests.support.clients import Launch, Pump, burst, number, open_files, put_many, reserve_many, until
 from tests.support.process import GEVENTSTALK, ServerProcess
 from tests.support.wire import Client
 
@@ -25,18 +24,6 @@ END_S = 5.0  # a tenth of a second mostly; on a slow machine whose disk takes 0.
 
 STOPS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "HUP": signal.SIGHUP, "QUIT": signal.SIGQUIT}
 all_stops = pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
-
-
-@pytest.fixture(params=["tcp", "unix"])
-def launch(
-    request: pytest.FixtureRequest, start_server: Callable[..., ServerProcess], tmp_path: Path
-) -> Iterator[Launch]:
-    yield from launcher(start_server, tmp_path, unix=request.param == "unix")
-
-
-@pytest.fixture
-def launch_tcp(start_server: Callable[..., ServerProcess], tmp_path: Path) -> Iterator[Launch]:
-    yield from launcher(start_server, tmp_path, unix=False)
 
 
 def ends(server: ServerProcess, stop: signal.Signals = signal.SIGTERM) -> None:

@@ -29,11 +29,12 @@ def backup(directory: str, target: str) -> int:
     """Copies a journal, also while its server runs, into an empty directory whose lock the caller holds.
 
     The copy is the journal as it was at some moment between begin and end. Returns the number of segments. Raises
-    JournalDamaged when a segment cannot be read, and JournalFailed; the copy is then removed.
+    JournalDamaged when a segment cannot be read, and JournalFailed. The copy is then removed.
 
-    A sealed segment never changes, so those are copied at leisure. Then the directory is listed again: whatever was
-    live in a segment that is gone by now stands in one of the rest. That rest, newest first for the reason that
-    Snapshot gives, is small; when one of it goes away before it was copied, all this begins again.
+    Sealed segments never change, so they are copied first, and may take long. Then the directory is listed again. If a
+    segment is gone by now, its live records stand in another segment. The segments that are not sealed are copied last,
+    the newest first, for the reason that Snapshot gives. They are small. If one of them goes before it is copied, the
+    next round begins.
     """
     path = os.path.join(target, WATERMARK_NAME)
     with failing(f"cannot create {path}"):
@@ -55,7 +56,7 @@ def backup(directory: str, target: str) -> int:
 
 
 class _Copy:
-    """The segments of a backup. `records` has how many there are in each that was copied."""
+    """The segments of a backup. `records` has the number of records of each segment that was copied."""
 
     def __init__(self, directory: str, target: str, watermark: int) -> None:
         self.records: dict[int, int] = {}
@@ -65,7 +66,7 @@ class _Copy:
         self._synced = read_watermark(directory)
 
     def run(self) -> None:
-        """Raises JournalDamaged or JournalFailed."""
+        """Copies rounds until the copy is whole. Raises JournalDamaged or JournalFailed."""
         failed_on = None
         for _ in range(ATTEMPTS):
             before = fingerprint(self._directory)
@@ -76,7 +77,7 @@ class _Copy:
         raise JournalFailed(f"the journal in {self._directory} changes faster than it can be copied")
 
     def mark(self) -> None:
-        """Notes in the copy how far it goes, or how far the original should go and does not."""
+        """Writes the watermark of the copy: its last record, or a later one that the original has lost."""
         last = max(self.records)
         segment, records = self._synced
         if segment <= last and records <= self.records.get(segment, records):
@@ -84,7 +85,10 @@ class _Copy:
         self._write_watermark(segment, records)
 
     def _round(self, *, strict: bool) -> bool:
-        """Copies what is not copied yet. Returns whether that is a whole; with `strict` it is, or raises."""
+        """Copies the segments that are not copied yet. Returns whether the copy is whole now.
+
+        With `strict`, a segment that cannot be read raises an exception. Otherwise it may just have been removed.
+        """
         for number, path in list_segments(self._directory):
             if number not in self.records:
                 self._copy(number, path, sealed=True)
@@ -102,14 +106,14 @@ class _Copy:
         return False
 
     def _copy(self, number: int, path: str, *, strict: bool = False, sealed: bool = False) -> None:
-        """Copies a segment, with `sealed` only if it is. With `strict` it must be readable."""
-        # As with a Builder: the beginning of a copy must not pass for the whole.
+        """Copies a segment; with `sealed`, only a sealed one. With `strict`, raises when it cannot be read."""
+        # As in SegmentBuilder, the watermark names a record that does not exist, so nobody starts on half a copy.
         self._write_watermark(max(number, *self.records, 0) + 1, 1)
         copy = segment_path(self._target, number)
         try:
             reader = SegmentReader(path)
         except JournalError:
-            if strict:  # else it may just be gone
+            if strict:  # otherwise the segment may just be gone
                 raise
             return
         try:
@@ -133,7 +137,7 @@ class _Copy:
 
 
 def _copy_asides(directory: str, target: str) -> None:
-    """Segments that were set aside belong to the journal: without them their numbers would seem to be missing."""
+    """Copies the segments that were set aside. Without them their numbers would seem to be missing."""
     for name in os.listdir(directory):
         if name.startswith("segment-") and (ASIDE_SUFFIX in name or MISSING_SUFFIX in name):
             with failing(f"cannot copy {name}"):

@@ -32,7 +32,7 @@ SEGMENT_BYTES: Final = 10485760
 """The size of segments that tools write: the default of a server's -s."""
 _BATCH_ROWS: Final = 1000
 _BATCH_BYTES: Final = 1 << 20
-"""Rows and bytes that one transaction writes: enough that its fixed cost does not count, and little memory."""
+"""Rows and bytes of one transaction: so many that its fixed cost does not count, and so few that they fit in memory."""
 
 
 class SegmentBuilder(Builder):
@@ -51,9 +51,8 @@ class SegmentBuilder(Builder):
         segment_bytes: int = SEGMENT_BYTES,
         oldest: int = 0,
     ) -> None:
-        """`oldest` is the first segment that is still needed; 0 stands for the first segment written here.
-
-        Raises JournalFailed.
+        """`first` is the number of the first new segment. `oldest` is the oldest segment that a replay needs, or 0 when
+        that is the first new one. Raises JournalFailed.
         """
         self.directory = directory
         self.high_water = high_water
@@ -134,7 +133,7 @@ def mend(survey: SegmentSurvey, builder: SegmentBuilder) -> list[tuple[str, str]
     """
     try:
         records = survey.live_records()
-        first = next(records, None)  # from here on the survey knows all
+        first = next(records, None)  # the survey has read everything by now
         moving, dead = survey.at_risk()
         for record, change in chain([first] if first else [], records):
             if record.key in moving:
@@ -153,7 +152,7 @@ def mend(survey: SegmentSurvey, builder: SegmentBuilder) -> list[tuple[str, str]
 
 
 def _mark_missing(directory: str, missing: list[tuple[int, int]]) -> None:
-    """Notes that the loss of these segments is known. Raises JournalFailed."""
+    """Notes that these segments are missing, and that their loss is accepted. Raises JournalFailed."""
     with failing("cannot note that segments are missing"):
         for first, last in missing:
             for number in range(first, last + 1):

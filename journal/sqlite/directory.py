@@ -34,8 +34,8 @@ from journal.tools import Owner
 
 ATTEMPTS: Final = 300
 PAUSE_S: Final = 0.1
-"""How often a tool tries to open all segments at one moment, and the pause after each try: half a minute in all. A busy
-server with small segments makes a new segment several times a second."""
+"""A tool tries so often to open all segments at one moment, with this pause after each try: for half a minute in all. A
+busy server with small segments makes a new segment several times a second."""
 _OURS: Final = re.compile(
     rf"{LOCK_NAME}|{WATERMARK_NAME}|{RESERVE_NAME}|lost\+found"
     rf"|segment-\d{{8,18}}\.db({re.escape(ASIDE_SUFFIX)}|{re.escape(NEW_SUFFIX)})?(-wal|-shm)?"
@@ -48,7 +48,7 @@ _FLOCK: Final = Struct("hhqqi")
 
 @contextlib.contextmanager
 def writing(directory: str) -> Iterator[None]:
-    """Holds a directory's lock. A directory that was made for this goes again when it fails."""
+    """Holds a directory's lock. If the body fails, a directory that was made for it is removed."""
     lock = DirectoryLock(directory)
     try:
         yield
@@ -64,7 +64,7 @@ def writing(directory: str) -> Iterator[None]:
 
 
 def require_readable(directory: str) -> None:
-    """Raises JournalLocked when this process may not read a journal. Without this, it would look like damage."""
+    """Raises JournalLocked when this process may not read a journal, which would otherwise look like damage."""
     try:
         names = sorted(os.listdir(directory))
         os.stat(os.path.join(directory, "."))  # entering needs a right of its own
@@ -78,9 +78,9 @@ def require_readable(directory: str) -> None:
 
 
 def require_usable(directory: str, owner: Owner | None = None) -> None:
-    """Raises JournalLocked, in the words of a start, when this user (by default: this process) could not use it.
+    """Raises JournalLocked, in the words of a start, when a server of this user could not use a directory.
 
-    A directory that is missing is made by the start, so its parent has to be there.
+    Without an owner, the user is that of this process. A start makes a missing directory, so its parent has to exist.
     """
     folder = directory
     try:
@@ -99,7 +99,7 @@ def require_usable(directory: str, owner: Owner | None = None) -> None:
 
 
 def holder(directory: str) -> int | None:
-    """The process that holds a directory's lock; None when nobody does, or when that cannot be told."""
+    """The process that holds a directory's lock. None when nobody holds it, or when nobody can say who does."""
     try:
         file = os.open(os.path.join(directory, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -155,7 +155,7 @@ def require_empty(directory: str) -> None:
 
 
 def fingerprint(directory: str) -> set[tuple[str, int, int]]:
-    """What changes when anybody does anything to the segments."""
+    """Something that changes whenever a segment comes, goes or is written to."""
     found = set()
     for entry in os.scandir(directory):
         if entry.name.startswith("segment-") and not entry.name.endswith("-shm"):

@@ -25,7 +25,7 @@ from journal.tools import Examine, SegmentFacts, Survey
 
 
 class _Pinned(SegmentReader):
-    """A segment as it was when this object was made. It can be read any number of times."""
+    """A segment as it was when this object was made. A replay may read it any number of times."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -45,8 +45,8 @@ class _Pinned(SegmentReader):
 class Snapshot(Source):
     """All segments of a directory at one moment, held open. A server may write and compact meanwhile.
 
-    A state of a journal is all records up to some place in their order. So the newest segment is opened first: records
-    that an older segment takes in meanwhile come before all records that the newer segment does not show yet.
+    A state of a journal is all records up to some place in their order. So the newest segment is opened first. An older
+    segment may then show later records, but they still come before every record that the newer segment does not show.
     """
 
     def __init__(self, directory: str) -> None:
@@ -70,7 +70,7 @@ class Snapshot(Source):
             before = fingerprint(directory)
             if self._take():
                 return
-            # Either a segment came or went meanwhile, or one is damaged. If nothing changes now, one is damaged.
+            # Either a segment came or went meanwhile, or a segment is damaged. If nothing changes now, it is damage.
             time.sleep(PAUSE_S)
             if fingerprint(directory) == before:
                 return
@@ -86,7 +86,7 @@ class Snapshot(Source):
         return self._readers[path]
 
     def bytes_of(self, path: str) -> int:
-        """What a segment took on disk at that moment. The server may have removed it or merged its WAL since."""
+        """The bytes of a segment on disk at that moment. The server may have removed the segment since."""
         return self._bytes[path]
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Snapshot(Source):
 
     def _take(self) -> bool:
         self._paths = paths = segment_paths(self.directory)
-        steady = paths == segment_paths(self.directory)  # a listing may miss what comes or goes meanwhile
+        steady = paths == segment_paths(self.directory)  # a listing may miss a file that comes or goes meanwhile
         for _, path in reversed(paths):
             self._bytes[path] = disk_bytes(path)
             try:
