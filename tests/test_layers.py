@@ -167,5 +167,32 @@ def catches_all(node: ast.ExceptHandler) -> bool:
     return node.type is None or (isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"})
 
 
+def compiled_rooms() -> list[Path]:
+    """What setup.py has mypyc compile."""
+    for node in parse(ROOT / "setup.py").body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS":
+            rooms = ast.literal_eval(node.value)
+            return [ROOT / package / f"{name}.py" for package, names in rooms.items() for name in names]
+    raise AssertionError("setup.py has no ROOMS")
+
+
+def shared_names(function: ast.FunctionDef, ours: set[str]) -> Iterator[str]:
+    """Names under which a function catches exceptions of several types, one of them a class of ours."""
+    types: dict[str, set[str]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.ExceptHandler) and node.name and node.type:
+            types.setdefault(node.name, set()).add(ast.unparse(node.type).rpartition(".")[2])
+    return (name for name, found in types.items() if len(found) > 1 and found & ours)
+
+
+def test_a_caught_exception_of_ours_shares_its_name_with_no_other() -> None:
+    """mypyc gives a name one type within a function: the second exception of that name is a TypeError, compiled."""
+    trees = [parse(path) for path in compiled_rooms()]
+    ours = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert "ProtocolError" in ours and len(functions) > 100
+    assert not [(each.name, name) for each in functions for name in shared_names(each, ours)]
+
+
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
