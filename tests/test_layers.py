@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.compiled import compiled_rooms
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("geventstalk", "journal")
 FUNCTION_LINES_MAX = 70
@@ -167,15 +169,6 @@ def catches_all(node: ast.ExceptHandler) -> bool:
     return node.type is None or (isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"})
 
 
-def compiled_rooms() -> list[Path]:
-    """What setup.py has mypyc compile."""
-    for node in parse(ROOT / "setup.py").body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS":
-            rooms = ast.literal_eval(node.value)
-            return [ROOT / package / f"{name}.py" for package, names in rooms.items() for name in names]
-    raise AssertionError("setup.py has no ROOMS")
-
-
 def shared_names(function: ast.FunctionDef, ours: set[str]) -> Iterator[str]:
     """Names under which a function catches exceptions of several types, one of them a class of ours."""
     types: dict[str, set[str]] = {}
@@ -187,7 +180,7 @@ def shared_names(function: ast.FunctionDef, ours: set[str]) -> Iterator[str]:
 
 def test_a_caught_exception_of_ours_shares_its_name_with_no_other() -> None:
     """mypyc gives a name one type within a function: the second exception of that name is a TypeError, compiled."""
-    trees = [parse(path) for path in compiled_rooms()]
+    trees = [parse(ROOT / f"{room}.py") for room in sorted(compiled_rooms())]
     ours = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     assert "ProtocolError" in ours and len(functions) > 100

@@ -100,13 +100,13 @@ def wheel_names(wheel: Path) -> set[str]:
 def check_compiled(wheel: Path, pure: set[str]) -> None:
     """Fails unless the wheel holds what a pure one does, and beside it each room as an extension of this Python."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    more = {f"{room}{suffix}" for room in ["geventstalk/compiled__mypyc", *_compiled_rooms()]}
+    more = {f"{room}{suffix}" for room in ["geventstalk/compiled__mypyc", *compiled_rooms()]}
     assert wheel_names(wheel) == pure | more
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert f"-{tag}-{tag}-linux_" in wheel.name
 
 
-def _compiled_rooms() -> set[str]:
+def compiled_rooms() -> set[str]:
     """What setup.py says is compiled, as paths without a suffix; it holds all of the core and of the wire."""
     (table,) = re.findall(r"^ROOMS = (\{.*?^\})", (ROOT / "setup.py").read_text(), re.DOTALL | re.MULTILINE)
     rooms = {f"{folder}/{room}" for folder, names in ast.literal_eval(table).items() for room in names}
