@@ -910,7 +910,8 @@ def test_a_garbled_watermark_is_no_reason_to_count_to_infinity(rig: Rig) -> None
     assert len(rig.said) < 10, len(rig.said)
 
 
-def test_damage_is_refused_and_nothing_is_changed(rig: Rig) -> None:
+def with_damage(rig: Rig) -> Path:
+    """Two jobs, of which the second is damaged. Returns their segment."""
     rig.put(1)
     rig.journal.commit()  # else they would share a row
     rig.put(2)
@@ -918,6 +919,11 @@ def test_damage_is_refused_and_nothing_is_changed(rig: Rig) -> None:
     rig.close()
     segment = rig.directory / rig.segments()[0]
     damage(segment, filler(2, 32), filler(3, 32))
+    return segment
+
+
+def test_damage_is_refused_and_nothing_is_changed(rig: Rig) -> None:
+    segment = with_damage(rig)
     content = segment.read_bytes()
     with pytest.raises(JournalDamaged) as caught:
         rig.replayed()
@@ -927,13 +933,7 @@ def test_damage_is_refused_and_nothing_is_changed(rig: Rig) -> None:
 
 
 def test_accepted_damage_sets_the_file_aside_and_keeps_the_rest(rig: Rig) -> None:
-    rig.put(1)
-    rig.journal.commit()  # else they would share a row
-    rig.put(2)
-    rig.journal.commit()
-    rig.close()
-    segment = rig.directory / rig.segments()[0]
-    damage(segment, filler(2, 32), filler(3, 32))
+    segment = with_damage(rig)
     content = segment.read_bytes()
     rig.open(accept_damage=True)
     assert rig.model.keys() == {1}
