@@ -1,11 +1,11 @@
-"""An append-only journal of keyed records in SQLite segments. It knows keys and opaque payloads, nothing of jobs.
+"""An append-only log of keyed records. It knows keys and opaque payloads, and nothing of jobs.
 
-Two steps: append() and commit() make records survive the end of the process (`kill -9`) and never wait for the device;
-a SyncPoint, run by whoever may wait, makes what was committed before it survive the loss of power.
-What a key means to a replay: its last FULL record, then the last CHANGE behind that; after DELETE, nothing.
-Layout of a directory: `segment-NNNNNNNN.db` in ascending order, each with SQLite's own `-wal` and `-shm` while it is
-open; `lock`; `synced`, how far the journal surely reached the device; `reserve`, room for when the disk is full.
-Compaction appends the live keys of the oldest segment anew, syncs them, and only then unlinks it.
+`log` is what a store needs of any log, `tools` is what the commands need. `sqlite` is the kind of log that is a
+directory of SQLite files; only this package knows its classes.
+A record becomes safe in two steps. After append() and commit(), which never wait for the device, the record survives
+the end of the process (`kill -9`). A SyncPoint waits for the device; then the record survives a loss of power.
+For a replay, a key is its last FULL record with the last CHANGE behind that record. After DELETE the key is gone.
+Compaction appends the live keys of the oldest segment again, syncs them, and only then removes the segment.
 """
 
 from typing import TYPE_CHECKING

@@ -1,1 +1,4 @@
-"""Offline work on a journal: look at it, repair it, move jobs in and out. Needs neither the server nor gevent."""
+"""What the commands beside the server do: look at a journal, repair it, move jobs in and out.
+
+They need neither the server nor gevent, and reach a journal only through journal/tools.py.
+"""
