@@ -1,0 +1,41 @@
+"""The interface of a log: a kind of log implements all of it, with the names and arguments that the interface has."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from geventstalk._build import BUILD
+from journal import Journal, Log, SyncPoint, tools_for
+from journal.sqlite.builder import SegmentBuilder
+from journal.sqlite.segments import FileSync
+from journal.sqlite.survey import SegmentSurvey
+from journal.sqlite.tools import DirectoryTools
+from journal.tools import Builder, LogTools, Survey
+
+SQLITE = [
+    (Log, Journal),
+    (SyncPoint, FileSync),
+    (LogTools, DirectoryTools),
+    (Survey, SegmentSurvey),
+    (Builder, SegmentBuilder),
+]
+
+
+@pytest.mark.skipif(BUILD == "compiled", reason="compiled classes say nothing of their methods' arguments")
+@pytest.mark.parametrize(("interface", "kind"), SQLITE, ids=lambda each: each.__name__)
+def test_a_kind_implements_every_method(interface: type, kind: type) -> None:
+    for name, method in vars(interface).items():
+        if name.startswith("_") or not (inspect.isfunction(method) or isinstance(method, property)):
+            continue
+        own = inspect.getattr_static(kind, name)
+        assert own is not method, f"{kind.__name__} does not implement {name}"
+        if inspect.isfunction(method):
+            wanted, given = inspect.signature(method).parameters, inspect.signature(own).parameters
+            assert list(given)[: len(wanted)] == list(wanted), name
+
+
+def test_a_path_names_a_directory() -> None:
+    tools = tools_for("/no/such/place")
+    assert isinstance(tools, DirectoryTools) and tools.place == "/no/such/place"
