@@ -17,7 +17,8 @@ from journal.sqlite.room import SPARE_SEGMENTS
 from journal.sqlite.segments import Sealed, Segments
 
 _SCAN_KEYS: Final = 256
-"""Keys of the oldest segment that one slice looks at. To read a key takes one or two microseconds; most may be dead."""
+"""Rows of the oldest segment that one slice looks at, or keys in them. To read a key takes one or two microseconds.
+Most keys may be dead, and most rows may be changes and deletes."""
 _MOVE_BYTES: Final = 1 << 17
 """Bytes that one slice moves, give or take a record. To write them takes half a millisecond."""
 _HOLD_S: Final = 0.004
@@ -108,7 +109,8 @@ class Compaction:
             self._victim = segments.with_room(lambda: SegmentReader(victim.path))
             self._scanned_seq = 0
         left = min(_MOVE_BYTES, segments.full_at // 2)
-        for seq, key in self._victim.keys_after(self._scanned_seq, _SCAN_KEYS):
+        found, seen = self._victim.keys_after(self._scanned_seq, _SCAN_KEYS)
+        for seq, key in found:
             if segments.live.segment_of(key) == victim.number:
                 payload = payload_of(key)
                 if payload is not None:
@@ -120,6 +122,8 @@ class Compaction:
             self._scanned_seq = seq
             if left <= 0:
                 break
+        else:
+            self._scanned_seq = seen
 
     def close(self) -> None:
         """Closes the segment that is being read."""

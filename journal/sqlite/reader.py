@@ -46,9 +46,10 @@ _BATCH_ROWS: Final = 32
 """Rows that are read together. A row may hold 16 MB (PART_BYTES), so this bounds the memory."""
 _SELECT: Final = "SELECT seq, key, kind, crc, payload FROM record WHERE seq > ? ORDER BY seq"
 _SELECT_KEYS: Final = (
-    f"SELECT seq, key, kind, CASE kind WHEN {GROUP} THEN payload END FROM record "
-    f"WHERE seq > ? AND kind IN ({FULL}, {LAST}, {GROUP}) ORDER BY seq"
+    f"SELECT seq, key, kind, CASE kind WHEN {GROUP} THEN payload END FROM record WHERE seq > ? ORDER BY seq"
 )
+_GROUP_WORK: Final = 8
+"""To take a group apart costs as much as to look at so many rows of one record."""
 
 
 def join(reader: SegmentReader, behind: int = 0) -> Iterator[tuple[int, int, bytes]]:
@@ -194,26 +195,33 @@ class SegmentReader:
         if self._expected is not None and self.records != self._expected:
             raise JournalDamaged(f"{self.path} was sealed with {self._expected} records and has {self.records}")
 
-    def keys_after(self, seq: int, limit: int) -> list[tuple[int, int]]:
-        """Up to `limit` pairs (seq, key) of whole records behind `seq`, in order, and as many more as share a row.
+    def keys_after(self, seq: int, limit: int) -> tuple[list[tuple[int, int]], int]:
+        """Pairs (seq, key) of whole records behind `seq`, in order, and up to which record it looked.
 
-        Raises JournalDamaged when the file is not as it was written any more, or JournalFailed.
+        It finds up to `limit` pairs and as many more as share a row, and looks at as many rows at the most. It looks no
+        further than `seq` itself when nothing follows. Raises JournalDamaged when the file is not as it was written any
+        more, or JournalFailed.
         """
         found: list[tuple[int, int]] = []
+        seen = seq
+        work = 0
         try:
             for last, key, kind, payload in self._db.execute(_SELECT_KEYS, (seq,)):
+                seen = last
+                work += 1
                 if kind == GROUP:
                     records = ungroup(last, key, payload)
                     found += [(at, each) for at, each, kind, _, _ in records if kind == FULL and at > seq]
-                else:
+                    work += _GROUP_WORK
+                elif kind in (FULL, LAST):
                     found.append((last, key))
-                if len(found) >= limit:
+                if work >= limit or len(found) >= limit:
                     break
         except sqlite3.Error as error:
             raise unreadable(error, f"{self.path} is damaged behind record {seq}", self.path) from error
         except GROUP_ERRORS as error:
             raise JournalDamaged(f"{self.path} is damaged behind record {seq}: {error}") from error
-        return found
+        return found, seen
 
     @property
     def sealed(self) -> bool:

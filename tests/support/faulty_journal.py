@@ -355,9 +355,10 @@ class _SegmentReader(SegmentReader):
         for key, kind, payload in join(self):
             yield [(self.records, key, kind, 0, payload)]
 
-    def keys_after(self, seq: int, limit: int) -> list[tuple[int, int]]:
-        found = [(at, key) for at, (key, kind, _) in enumerate(self._rows, 1) if at > seq and kind in (FULL, LAST)]
-        return found[:limit]
+    def keys_after(self, seq: int, limit: int) -> tuple[list[tuple[int, int]], int]:
+        rows = self._rows[seq : seq + limit]
+        found = [(at, key) for at, (key, kind, _) in enumerate(rows, seq + 1) if kind in (FULL, LAST)]
+        return found, seq + len(rows)
 
     def close(self) -> None:
         self._rows = []
