@@ -570,6 +570,9 @@ def test_the_limit_on_a_files_size_is_an_error_like_any_other(launch: Launch, fo
     server = launch("-b", str(folder), "-f50")
     with Client(server.connect()) as client:
         kept = put_many(client, 10, body=b"x" * 100)
+        # Else it is the next segment that finds no room, and the server only refuses puts.
+        index = folder / "segment-00000002.db-shm"
+        until(lambda: index.exists() and index.stat().st_size, "the next segment is there")
         limit = wal(folder, 1).stat().st_size + 4096
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (limit, limit))
         with pytest.raises((WireError, OSError)):

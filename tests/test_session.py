@@ -22,6 +22,7 @@ from geventstalk.wire.commands import LIST_SLICE
 from geventstalk.wire.session import COMMAND_SLICE, MOVE_SLICE, OUT_BYTES_MAX, Service, Session
 from tests.support.clock import SECOND, ManualClock
 from tests.support.wire import (
+    FACTS,
     Expect,
     Send,
     Step,
@@ -30,22 +31,6 @@ from tests.support.wire import (
     play,
     split_randomly,
 )
-
-FACTS: dict[str, object] = {
-    "pid": 4711,
-    "version": b"1.13",
-    "rusage-utime": "0.000001",
-    "rusage-stime": "12.345678",
-    "id": "0123456789abcdef",
-    "hostname": b"host",
-    "os": b"#1 SMP",
-    "platform": b"x86_64",
-    "binlog-oldest-index": 0,
-    "binlog-current-index": 0,
-    "binlog-records-migrated": 0,
-    "binlog-records-written": 0,
-    "binlog-max-size": 10485760,
-}
 
 Chunking = Callable[[bytes], Iterator[bytes]]
 

@@ -186,9 +186,10 @@ def is_possible(meta: Mapping[str, int]) -> bool:
 
 def split(key: int, payload: bytes) -> list[tuple[int, int, bytes]]:
     """A whole record that is too large for one row, as the batch of rows that join() makes one again."""
-    parts = [payload[at : at + PART_BYTES] for at in range(0, len(payload), PART_BYTES)]
-    last = parts.pop()
-    return [*((key, PART, part) for part in parts), (key, LAST, PARTS.pack(len(parts)) + last)]
+    parts = [(key, PART, payload[at : at + PART_BYTES]) for at in range(0, len(payload), PART_BYTES)]
+    last = parts.pop()[2]
+    parts.append((key, LAST, PARTS.pack(len(parts)) + last))
+    return parts
 
 
 def row_of(seq: int, entries: list[Entry], heads: list[str]) -> NewRow:

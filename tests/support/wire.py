@@ -22,6 +22,23 @@ SLOW_NS = NS // 4
 
 _BODY_HEADER = re.compile(rb"(?:OK|(?:RESERVED|FOUND) \d+) (\d+)\r\n")
 
+FACTS: dict[str, object] = {
+    "pid": 4711,
+    "version": b"1.13",
+    "rusage-utime": "0.000001",
+    "rusage-stime": "12.345678",
+    "id": "0123456789abcdef",
+    "hostname": b"host",
+    "os": b"#1 SMP",
+    "platform": b"x86_64",
+    "binlog-oldest-index": 0,
+    "binlog-current-index": 0,
+    "binlog-records-migrated": 0,
+    "binlog-records-written": 0,
+    "binlog-max-size": 10485760,
+}
+"""What a process says of itself in `stats`."""
+
 
 class WireError(Exception):
     """A server sent something that is no reply, or did not send one in time."""
