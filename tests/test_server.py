@@ -837,6 +837,31 @@ def test_clients_that_vanish_behind_a_waiting_reserve_are_gone_at_once(launch_tc
 
 
 @pytest.mark.slow
+def test_the_end_of_a_client_is_seen_behind_more_than_the_system_takes(launch_tcp: Launch) -> None:
+    """TCP tells of an end only when all input before it has room. Such clients stayed for ever."""
+    count = 40
+    server = launch_tcp()
+    with contextlib.ExitStack() as stack, Client(server.connect()) as control:
+        clients = connect_many(stack, server, count)
+        for client in clients:
+            client.send(b"watch t\r\nignore default\r\nreserve\r\n")
+            assert [client.reply(), client.reply()] == [b"WATCHING 2\r\n", b"WATCHING 1\r\n"]
+            fill(client.sock, b"list-tube-used\r\n" * 4096, 1 << 22)
+        until(lambda: number(control, "current-waiting") == count, "all of them wait")
+        before = memory_bytes(server.pid)
+        for client in clients[1:]:
+            client.close()
+        until(lambda: number(control, "current-connections") == 2, "they are gone", 60)
+        growth = memory_bytes(server.pid) - before
+        print(f"grown by {growth / 1e6:.0f} MB")
+        assert growth < 50_000_000, "one after the other, not all at once"
+        control.ask(b"use t")
+        control.put(b"x")
+        assert clients[0].reply().startswith(b"RESERVED 1 1")
+        assert clients[0].reply() == b"USING default\r\n"
+
+
+@pytest.mark.slow
 def test_what_was_sent_behind_a_waiting_reserve_is_executed_after_the_end_of_the_input(launch: Launch) -> None:
     """More than is read while the reserve waits. The reserve ends, later ones do not wait, and nothing is lost."""
     count = AHEAD_BYTES_MAX // 16 + 3000

@@ -12,6 +12,7 @@ import select
 import socket
 from collections.abc import Callable
 from os import read, write
+from time import monotonic
 from typing import Any, Final
 
 from geventstalk.serving.parking import Parking
@@ -39,6 +40,13 @@ ALL_UNSENT_BYTES_MAX: Final = 1 << 23
 _COUNTED_BYTES_MAX: Final = 1 << 17
 """No more is counted of one reply. A larger one is the body of a job, which takes memory anyway, or a long list, which
 would be made for a client that has nothing else unsent, too."""
+DEEP_BYTES_MAX: Final = 1 << 23
+"""How much of a client's input is read to find its end. Linux keeps 6 MB for a receiver and 4 MB for a sender at most,
+when nobody has changed that."""
+ALL_DEEP_BYTES_MAX: Final = 3 << 23
+"""With so much beyond the limits of all clients together, nobody's end is looked for in this way."""
+_DEEP_CHUNK_BYTES: Final = 1 << 20
+"""What one read takes then. To read takes a third of a millisecond, and what was read before is copied less often."""
 HANGUP_CHECK_S = 1.0
 
 # What a connection waits for. A watcher that runs belongs to one of these states.
@@ -53,7 +61,32 @@ class Ahead:
     """How many bytes all clients together have sent that cannot be executed yet."""
 
     def __init__(self) -> None:
-        self.total_bytes = 0
+        self.total_bytes = 0  # up to AHEAD_BYTES_MAX of each client: one that is read further takes nothing from others
+        self.deep_bytes = 0  # what is beyond that
+        self._deep: Connection | None = None
+        self._deep_until_s = 0.0
+
+    def change(self, before: int, now: int) -> None:
+        """What one client has sent ahead has changed."""
+        self.total_bytes += min(now, AHEAD_BYTES_MAX) - min(before, AHEAD_BYTES_MAX)
+        self.deep_bytes += max(now - AHEAD_BYTES_MAX, 0) - max(before - AHEAD_BYTES_MAX, 0)
+
+    def is_deep(self, connection: Connection) -> bool:
+        """Whether this client's input is read beyond the limits, to see whether its end stands behind."""
+        return self._deep is connection
+
+    def go_deep(self, connection: Connection) -> bool:
+        """One client at a time, for a moment, and while there is memory for that. Returns whether it is this one."""
+        now_s = monotonic()
+        if self.deep_bytes >= ALL_DEEP_BYTES_MAX or (self._deep is not None and now_s < self._deep_until_s):
+            return False
+        self._deep = connection
+        self._deep_until_s = now_s + HANGUP_CHECK_S
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        if self._deep is connection:
+            self._deep = None
 
 
 class Unsent:
@@ -186,8 +219,9 @@ class Connection(Channel):
             watcher.close()
         self._parking.close()
         self._forget_unsent()
-        self._all_ahead.total_bytes -= self._ahead_bytes
+        self._all_ahead.change(self._ahead_bytes, 0)
         self._ahead_bytes = 0
+        self._all_ahead.forget(self)
         self._socket.close()
 
     # --- states
@@ -233,17 +267,22 @@ class Connection(Channel):
         self._give(self, data)
         ahead_bytes = self.session.pending_bytes
         if ahead_bytes != self._ahead_bytes:
-            self._all_ahead.total_bytes += ahead_bytes - self._ahead_bytes
+            self._all_ahead.change(self._ahead_bytes, ahead_bytes)
             self._ahead_bytes = ahead_bytes
         if self.session.out_bytes > OUT_BYTES_MIN:
             self._all_unsent.made(self.session.out_bytes)
 
     def _ahead_max(self) -> int:
+        if self._all_ahead.is_deep(self):
+            return DEEP_BYTES_MAX
         return AHEAD_BYTES_MAX if self._all_ahead.total_bytes < ALL_AHEAD_BYTES_MAX else AHEAD_BYTES_MIN
 
     def _read(self) -> None:
         ask_bytes = self._ask_bytes
-        if self._all_ahead.total_bytes >= ALL_AHEAD_BYTES_MAX and ask_bytes > AHEAD_BYTES_MIN:
+        ahead = self._all_ahead
+        if self.session.waiting and ahead.is_deep(self):
+            ask_bytes = _DEEP_CHUNK_BYTES
+        elif ahead.total_bytes >= ALL_AHEAD_BYTES_MAX and ask_bytes > AHEAD_BYTES_MIN:
             ask_bytes = AHEAD_BYTES_MIN
         try:
             data = read(self._fd, ask_bytes)
@@ -255,6 +294,7 @@ class Connection(Channel):
         size = len(data)
         if not size:
             self.session.unread = False
+            ahead.forget(self)
             self._become(PAUSED)
         self._ask_bytes = _SHORT_BYTES if size < _SHORT_BYTES else CHUNK_BYTES
         self._step(data or None)
@@ -288,12 +328,14 @@ class Connection(Channel):
 
         After a reset nobody is left to answer. Otherwise the wait ends now, and what the client sent before is read and
         executed piece by piece: to read all of it first could take megabytes for each client. TCP tells of an end only
-        when there is room for all input before it; a client that sent more than the system takes is not seen to go.
+        when there is room for all input before it. So now and then a client's input is read further than usual.
         """
         poll = select.poll()
         poll.register(self._fd, select.POLLRDHUP)
         events = poll.poll(0)
         if not events:
+            if self._ahead_bytes < DEEP_BYTES_MAX and self._all_ahead.go_deep(self):
+                self._become(READING)
             return
         if events[0][1] & select.POLLERR:
             self._become(OVER)
