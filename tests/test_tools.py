@@ -811,7 +811,7 @@ def test_a_minimal_import(tmp_path: Path, tool: Callable[..., Ran]) -> None:
         (HEADER.replace("}", ',"jobs":-1}') + JOB, "line 1: jobs is -1, and not a whole number"),
         (HEADER.replace("}", ',"jobs":2}') + JOB, "the first line announces 2 jobs, and 1 follow"),
         (HEADER.replace("}", ',"highest_id":1e30}') + JOB, "line 1: highest_id is 1e+30"),
-        (HEADER.replace("}", f',"highest_id":{2**63 - 1}}}') + JOB, f"line 1: highest_id is {2**63 - 1}"),
+        (HEADER.replace("}", f',"highest_id":{2**63}}}') + JOB, f"line 1: highest_id is {2**63}"),
         (HEADER.replace("}", ',"highest_id":-1}') + JOB, "line 1: highest_id is -1"),
         (HEADER + JOB + JOB, "job 5 comes twice"),
         (HEADER + JOB + JOB[:20], "line 3: not a job"),
@@ -836,7 +836,7 @@ def test_a_minimal_import(tmp_path: Path, tool: Callable[..., Ran]) -> None:
         (HEADER + JOB.replace(":5", ":[[5]]"), "line 2: id is a list"),
         (HEADER + JOB.replace(":5", ":" + "5" * 4000), "line 2: id is 555"),
         (HEADER + JOB.replace(":5", ":" + "5" * 60_000), "line 2: not a job: no JSON"),
-        (HEADER + JOB.replace(":5", f":{2**63 - 1}"), f"line 2: id is {2**63 - 1}"),
+        (HEADER + JOB.replace(":5", f":{2**63}"), f"line 2: id is {2**63}"),
         (HEADER + JOB.replace(":60", f":{2**32}"), "line 2: ttr is 4294967296"),
         (HEADER + JOB.replace("}", ',"state":"reserved"}'), 'line 2: state is "reserved"'),
         (HEADER + JOB.replace("}", ',"state":["ready"]}'), "line 2: state is a list"),
@@ -882,6 +882,31 @@ def test_the_largest_numbers_that_come_in_are_served(
     assert server.stop() == 0
     ran = tool("journal", "check", tmp_path / "new")
     assert ran.code == 0 and "1 jobs, 0 findings" in ran.out
+
+
+def test_the_last_id_goes_out_and_in_again(
+    tmp_path: Path, tool: Callable[..., Ran], start_server: Callable[..., ServerProcess]
+) -> None:
+    """A server gives it when the id before was imported. What `export` writes of it, `import` once refused."""
+    last = 2**63 - 1
+    ran = tool("import", tmp_path / "a", stdin=HEADER + JOB.replace(":5", f":{last - 1}"))
+    assert ran.code == 0 and f"the next id is {last}" in ran.out
+    server = start_server("-b", str(tmp_path / "a"))
+    with Client(server.connect()) as client:
+        assert client.put(b"the last one") == last
+        assert client.ask(b"put 0 0 60 1\r\nx") == b"OUT_OF_MEMORY\r\n"
+    assert server.stop() == 0
+    lines = tool("export", tmp_path / "a").out
+    ran = tool("import", tmp_path / "b", stdin=lines)
+    assert ran.code == 0 and "imported 2 jobs" in ran.out and "no id is left, and every put will be refused" in ran.out
+    assert tool("export", tmp_path / "b").out == lines
+    server = start_server("-b", str(tmp_path / "b"))
+    with Client(server.connect()) as client:
+        assert client.ask(b"peek %d" % last) == b"FOUND %d 12\r\nthe last one\r\n" % last
+        assert client.ask(b"put 0 0 60 1\r\nx") == b"OUT_OF_MEMORY\r\n"
+        assert client.ask(b"delete %d" % last) == b"DELETED\r\n"
+    assert server.stop() == 0
+    assert tool("journal", "check", tmp_path / "b").code == 0
 
 
 def test_import_into_a_journal_without_jobs(tmp_path: Path, tool: Callable[..., Ran]) -> None:

@@ -30,5 +30,5 @@ def import_binlog(binlog_directory: str, directory: str, accept_damage: bool) ->
 
     done = transfer.import_binlog(binlog_directory, directory, judge)
     counts = f"imported {done.jobs} jobs from {done.files} files into {directory}"
-    click.echo(f"{counts}; the next id is {done.next_id}")
+    click.echo(f"{counts}; {done.what_follows}")
     return 0

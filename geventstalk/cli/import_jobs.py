@@ -18,5 +18,5 @@ def import_jobs(directory: str) -> int:
     nothing.
     """
     done = transfer.import_lines(sys.stdin.buffer, directory)
-    click.echo(f"imported {done.jobs} jobs into {directory}; the next id is {done.next_id}")
+    click.echo(f"imported {done.jobs} jobs into {directory}; {done.what_follows}")
     return 0

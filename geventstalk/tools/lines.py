@@ -13,7 +13,7 @@ from typing import Any, Final
 from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES, U32_MAX, Job, Tally
 from geventstalk.durable.records import Epoch, apply_change, decode_whole
 from geventstalk.limits import is_tube_name
-from geventstalk.tools.binlog import ID_MAX, WALL_NS_MAX
+from geventstalk.tools.binlog import WALL_NS_MAX
 from journal import CHANGE, FULL, Record
 
 EXPORT_FORMAT: Final = "geventstalk-jobs"
@@ -22,6 +22,7 @@ WALL: Final = Epoch(0, 0)
 """Nothing is timed here: the journal's wall clock stays what it is."""
 _CRLF: Final = b"\r\n"
 _I64_MAX: Final = 2**63 - 1
+"""The last id that a server gives. Its job can be exported, so it can be imported; puts find no id behind it."""
 _BODY_BYTES_MAX: Final = 1 << 30
 """As with -z. A server holds each body in memory."""
 LINE_BYTES_MAX: Final = (_BODY_BYTES_MAX + 2) // 3 * 4 + (1 << 16)
@@ -45,7 +46,7 @@ def header_of(line: bytes) -> tuple[int | None, int]:
     if type(version) is not int or version != EXPORT_VERSION:
         raise Unreadable(f"line 1: this export has version {_shown(version)}; only {EXPORT_VERSION} can be read")
     jobs = None if fields.get("jobs") is None else _number(fields, "jobs", _I64_MAX, 1)
-    return jobs, _number(fields, "highest_id", ID_MAX, 1, default=0)
+    return jobs, _number(fields, "highest_id", _I64_MAX, 1, default=0)
 
 
 def job_of(line: bytes, number: int) -> tuple[Job, bytes]:
@@ -68,7 +69,7 @@ def job_of(line: bytes, number: int) -> tuple[Job, bytes]:
         return _number(fields, key, most, number, least, default)
 
     # A ttr of 0 becomes 1, as with put.
-    job = Job(of("id", ID_MAX, 1, None), 0, of("pri"), of("delay"), max(1, of("ttr", default=None)))
+    job = Job(of("id", _I64_MAX, 1, None), 0, of("pri"), of("delay"), max(1, of("ttr", default=None)))
     job.created_ns = of("created_ns", WALL_NS_MAX)
     job.state = _STATES[state]
     if job.state == DELAYED:

@@ -43,6 +43,13 @@ class Imported(NamedTuple):
     next_id: int
     files: int = 0
 
+    @property
+    def what_follows(self) -> str:
+        """The id of the next put, for a person."""
+        if self.next_id > ID_MAX + 1:
+            return "no id is left, and every put will be refused"
+        return f"the next id is {self.next_id}"
+
 
 def export(directory: str, judge: Callable[[list[str]], None]) -> Iterator[dict[str, object]]:
     """The header, then each job, as objects. `judge` is given the findings before that, and may raise."""
@@ -100,6 +107,8 @@ def import_binlog(binlogs: str, directory: str, judge: Callable[[list[str], list
             before = number
             log.read(os.path.basename(path), _map(path, held))
         judge(log.notes, log.findings)
+        if log.high_water > ID_MAX:
+            raise JournalDamaged(f"the highest id is {log.high_water}; ids end at {ID_MAX}, and nothing was imported")
         count, next_id = _fill(directory, log.jobs(), log.high_water, len(log))
     return Imported(count, next_id, len(files))
 
@@ -145,8 +154,6 @@ def _map(path: str, held: contextlib.ExitStack) -> bytes | mmap.mmap:
 
 def _fill(directory: str, jobs: Iterable[tuple[Job, bytes]], high_water: int, expected: int | None) -> tuple[int, int]:
     """Writes jobs to a journal that has none, all or nothing. Returns how many, and the next id."""
-    if high_water > ID_MAX:
-        raise JournalDamaged(f"the highest id is {high_water}; ids end at {ID_MAX}, and nothing was imported")
     log = tools_for(directory)
     with log.writing():
         if log.exists():
