@@ -463,6 +463,8 @@ class Turn:
                 else:
                     yield Wait(at_ns=self._clock() + CATCH_UP_WAIT_NS)
             self.engine.held = False
+            for channel in self._in_turn:  # flush() lets these go on
+                channel.session.held_up = False
             held_up, self._held_up = self._held_up, {}
             for channel in held_up.values():
                 channel.session.held_up = False

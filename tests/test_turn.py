@@ -404,6 +404,9 @@ def test_a_client_that_came_in_the_turn_in_which_the_wait_ends_goes_on_at_once()
     assert one.turns == 1 and one.session.unfinished
     house.say((one, b""))
     assert one.take() == b"DELETED\r\n"
+    house.journal.behind = True
+    house.say((other, PUT), (one, b"list-tube-used\r\n"))
+    assert one.turns == 3, "the earlier wait is forgotten"
 
 
 def test_a_held_client_that_is_gone_is_not_asked_to_go_on() -> None:
