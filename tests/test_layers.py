@@ -187,5 +187,29 @@ def test_a_caught_exception_of_ours_shares_its_name_with_no_other() -> None:
     assert not [(each.name, name) for each in functions for name in shared_names(each, ours)]
 
 
+def closures_for_threads(function: ast.FunctionDef) -> Iterator[str]:
+    """What a function hands to another thread although it is a closure."""
+    nested = {node.name for node in ast.walk(function) if isinstance(node, ast.FunctionDef) and node is not function}
+    for call in ast.walk(function):
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("submit", "spawn")
+        ):
+            for argument in call.args:
+                if isinstance(argument, ast.Lambda) or (isinstance(argument, ast.Name) and argument.id in nested):
+                    yield ast.unparse(argument)
+
+
+def test_no_closure_of_a_compiled_room_goes_to_another_thread() -> None:
+    """mypyc uses the memory of a closure again while another thread may still let go of what the closure held."""
+    trees = [parse(ROOT / f"{room}.py") for room in sorted(compiled_rooms())]
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert not [(each.name, found) for each in functions for found in closures_for_threads(each)]
+    example = ast.parse("def f(self):\n    def work(): pass\n    self.worker.submit(work, lambda: self)").body[0]
+    assert isinstance(example, ast.FunctionDef)
+    assert list(closures_for_threads(example)) == ["work", "lambda: self"]
+
+
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))

@@ -354,20 +354,19 @@ class Segments:
             self._refill()
 
     def _refill(self) -> None:
-        space = self.space
-        target, margin = self.room.reserve(self.live.keys), self.room.margin
         self._refilling = True
+        refill = _Refill(self, self.room.reserve(self.live.keys), self.room.margin)
+        self.worker.submit(refill.work, refill.done)
 
-        def done() -> None:
-            self._refilling = False
-            self._say_tight()
-            room = space.free() + space.reserved
-            for sealed in self.staying:
-                if sealed.ready and not sealed.merged and sealed.merge_bytes + PIECE_BYTES < room:
-                    room -= sealed.merge_bytes
-                    self.seal(sealed)
-
-        self.worker.submit(lambda: space.refill(target, margin), done)
+    def refilled(self) -> None:
+        """The worker has filled the reserve as far as there is room. What had to wait for room is sealed now."""
+        self._refilling = False
+        self._say_tight()
+        room = self.space.free() + self.space.reserved
+        for sealed in self.staying:
+            if sealed.ready and not sealed.merged and sealed.merge_bytes + PIECE_BYTES < room:
+                room -= sealed.merge_bytes
+                self.seal(sealed)
 
     def _say_tight(self) -> None:
         if self.space.tight != self._said_tight:
@@ -393,29 +392,14 @@ class Segments:
         if self._preparing or self.next is not None or waiting >= self._waiting_max:
             return
         self._preparing = True
-        number = self.current + 1
-        ahead = self._ahead()
-        made: list[SegmentWriter] = []
-        self._made = made
+        make = _Make(self, self.current + 1, self._ahead())
+        self._made = make.made
+        self.worker.submit(make.work, make.done, urgent=True)
 
-        def work() -> None:
-            try:
-                path = segment_path(self.directory, number)
-                made.append(self.space.within(lambda: SegmentWriter(path, number, 0, ahead)))
-                fsync_path(self.directory)
-            except JournalFull:
-                return
-            except JournalFailed as failure:
-                if not lacks_descriptors(failure):
-                    raise
-                while made:
-                    made.pop().discard()  # its directory is not synced: a loss of power could remove the segment
-
-        def done() -> None:
-            self._preparing = False
-            self.next = made[0] if made else None
-
-        self.worker.submit(work, done, urgent=True)
+    def prepared(self, made: list[SegmentWriter]) -> None:
+        """The worker has made the next segment, or could not."""
+        self._preparing = False
+        self.next = made[0] if made else None
 
     def rotate(self, high_water: int) -> bool:
         """The next segment takes over, if it is ready; otherwise asks for it. Returns whether it took over."""
@@ -445,21 +429,16 @@ class Segments:
     def seal(self, sealed: Sealed) -> None:
         """Has the worker merge a segment's WAL, or sync the WAL as it is when there is no room to merge."""
         sealed.ready = False
+        seal = _Seal(self, sealed, self._log)
+        self.worker.submit(seal.work, seal.done)
 
-        def work() -> None:
-            try:
-                self.space.within(lambda: sealed.merge(self._log), sealed.merge_bytes)
-            except JournalFull:
-                sealed.keep()  # until there is more room
-
-        def done() -> None:
-            sealed.ready = True
-            sealed.bytes = disk_bytes(sealed.path)
-            if sealed.wal in self._unsynced:  # already on the device; under `-F` nobody else drops the entry
-                self._unsynced.remove(sealed.wal)
-            sealed.wal = None
-
-        self.worker.submit(work, done)
+    def merged(self, sealed: Sealed) -> None:
+        """The worker has merged a segment's WAL, or synced it."""
+        sealed.ready = True
+        sealed.bytes = disk_bytes(sealed.path)
+        if sealed.wal in self._unsynced:  # already on the device; under `-F` nobody else drops the entry
+            self._unsynced.remove(sealed.wal)
+        sealed.wal = None
 
     def retire(self, high_water: int, guard: SyncPoint) -> None:
         """Has the worker remove the oldest segment that stays, after `guard`, a sync of all that replaced it."""
@@ -470,15 +449,95 @@ class Segments:
         oldest = self.oldest_needed
         self.with_room(lambda: writer.note(high_water, oldest))
         self.noted = True
+        retire = _Retire(self, victim, guard)
+        self.worker.submit(retire.work, retire.done)
 
-        def work() -> None:
-            guard.run()
-            victim.remove()
-            fsync_path(self.directory)
+    def retired(self, victim: Sealed) -> None:
+        """The worker has removed a segment."""
+        self.retiring -= 1
+        self.sealed.remove(victim)
+        self.live.forget(victim.number)
 
-        def done() -> None:
-            self.retiring -= 1
-            self.sealed.remove(victim)
-            self.live.forget(victim.number)
 
-        self.worker.submit(work, done)
+# Work for the worker. Each piece is an object with two methods, and not a closure: mypyc keeps the last freed closure
+# of each function for the next call. While mypyc lets go of what the closure held, which may close a file, the other
+# thread may fill the closure again, and then loses what it has put in.
+
+
+class _Make:
+    """Makes the next segment."""
+
+    def __init__(self, segments: Segments, number: int, ahead: int) -> None:
+        self.made: list[SegmentWriter] = []
+        self._segments = segments
+        self._number = number
+        self._ahead = ahead
+
+    def work(self) -> None:
+        directory = self._segments.directory
+        made = self.made
+        try:
+            path, number, ahead = segment_path(directory, self._number), self._number, self._ahead
+            made.append(self._segments.space.within(lambda: SegmentWriter(path, number, 0, ahead)))
+            fsync_path(directory)
+        except JournalFull:
+            return
+        except JournalFailed as failure:
+            if not lacks_descriptors(failure):
+                raise
+            while made:
+                made.pop().discard()  # its directory is not synced: a loss of power could remove the segment
+
+    def done(self) -> None:
+        self._segments.prepared(self.made)
+
+
+class _Seal:
+    """Merges the WAL of a segment, or syncs the WAL as it is when there is no room to merge."""
+
+    def __init__(self, segments: Segments, sealed: Sealed, log: Callable[[str], None]) -> None:
+        self._segments = segments
+        self._sealed = sealed
+        self._log = log
+
+    def work(self) -> None:
+        sealed, log = self._sealed, self._log
+        try:
+            self._segments.space.within(lambda: sealed.merge(log), sealed.merge_bytes)
+        except JournalFull:
+            sealed.keep()  # until there is more room
+
+    def done(self) -> None:
+        self._segments.merged(self._sealed)
+
+
+class _Retire:
+    """Removes a segment, after a sync of all that replaced it."""
+
+    def __init__(self, segments: Segments, victim: Sealed, guard: SyncPoint) -> None:
+        self._segments = segments
+        self._victim = victim
+        self._guard = guard
+
+    def work(self) -> None:
+        self._guard.run()
+        self._victim.remove()
+        fsync_path(self._segments.directory)
+
+    def done(self) -> None:
+        self._segments.retired(self._victim)
+
+
+class _Refill:
+    """Fills the reserve."""
+
+    def __init__(self, segments: Segments, target: int, margin: int) -> None:
+        self._segments = segments
+        self._target = target
+        self._margin = margin
+
+    def work(self) -> None:
+        self._segments.space.refill(self._target, self._margin)
+
+    def done(self) -> None:
+        self._segments.refilled()
