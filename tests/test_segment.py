@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import sqlite3
-import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalError, JournalFailed, JournalFull, JournalNewer
 from journal.sqlite import format as format_room
-from journal.sqlite import sql
 from journal.sqlite import writer as writer_room
 from journal.sqlite.files import NEW_SUFFIX, disk_bytes, sync_files
 from journal.sqlite.format import EMPTY_BYTES, FORMAT_VERSION, GROUP, LAST, PAGE_BYTES, PART, checksum, row_bytes, split
@@ -594,22 +592,26 @@ def test_a_reader_delays_the_merge_and_loses_nothing(path: Path) -> None:
 def test_a_reader_that_goes_at_the_wrong_moment_costs_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It kept the WAL from being merged, and is gone when the writer closes, which then merges it."""
     writer = write(path)
-    reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM record").fetchone()
     writer.append(writer.rows([(9, FULL, b"nine")]))
-    real = sql.write_meta
+    connection = writer._db
 
-    def write_meta(db: sqlite3.Connection, meta: dict[str, int]) -> None:
-        real(db, meta)
-        leaving.start()
+    class Closing:
+        """The writer's connection; the reader goes at the last moment."""
 
-    leaving = threading.Timer(0.15, reader.close)  # behind the time for which sealing waits
-    monkeypatch.setattr(writer_room, "write_meta", write_meta)
+        def __getattr__(self, name: str) -> object:
+            return getattr(connection, name)
+
+        def close(self) -> None:
+            reader.close()
+            connection.close()
+
+    writer._db = Closing()  # type: ignore[assignment]  # as good as a connection
     synced: list[str] = []
 
     def sync_then(path: str) -> None:
-        leaving.join()
         synced.append(path)
         sync_files(path)
 
