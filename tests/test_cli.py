@@ -23,7 +23,9 @@ from geventstalk.cli import serve as cli
 from geventstalk.cli.main import COMMANDS
 from geventstalk.cli.program import leaves
 from geventstalk.config import OPTIONS, CommandLine, ConfigError
+from tests.support.clients import until
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
+from tests.support.wire import Client
 
 # A server that does what the test wants instead of serving, so that what happens around it can be seen.
 _STAND_IN = """
@@ -573,3 +575,31 @@ def test_a_client_that_comes_early_is_served() -> None:
     finally:
         process.terminate()
         assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_is_never_a_file_of_the_server(closed: str, tmp_path: Path) -> None:
+    """A socket or a file of the journal had the number 2, and what a library prints on stderr would go there."""
+    port = free_port()
+    flags = ["-l", "127.0.0.1", "-p", str(port), "-b", str(tmp_path / "journal")]
+    with subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", *GEVENTSTALK, *flags], cwd=ROOT) as process:
+        try:
+            until(lambda: is_listening(port), "it listens")
+            with Client(socket.create_connection(("127.0.0.1", port), timeout=20)) as client:
+                client.put(b"one")
+                names = {number: os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)}
+        finally:
+            process.terminate()
+        assert process.wait(20) == 0
+    for number, word in enumerate(["<&-", ">&-", "2>&-"]):
+        if word in closed.split():
+            assert names[number] == "/dev/null", names
+    assert not any(str(tmp_path) in name or "socket" in name for name in names.values()), names
+
+
+def is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True

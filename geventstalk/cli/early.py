@@ -1,4 +1,4 @@
-"""The first thing a process does: handle signals until the server does, and how a process ends.
+"""The first thing a process does: see to its descriptors, handle signals until the server does; and how it ends.
 
 This room must not import anything that takes time: a signal that comes before the handlers are set kills the process,
 and passes a process with pid 1 by.
@@ -19,6 +19,19 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 DRAIN_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def fill_standard_descriptors() -> None:
+    """Opens /dev/null as stdin, stdout and stderr where the process was started without.
+
+    Otherwise a file of the journal or a client gets their number, and whatever a library prints on stderr goes there.
+    """
+    try:
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(fd)
+    except OSError:
+        return  # no /dev/null, or no descriptor: what needs one says so
 
 
 def end(code: int) -> NoReturn:

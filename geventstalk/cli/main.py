@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from geventstalk.cli.early import handle_early_signals
+from geventstalk.cli.early import fill_standard_descriptors, handle_early_signals
 
 TYPE_CHECKING = False  # as in typing, which alone takes 5 ms
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Does not return once it has served: the process ends then.
     """
+    fill_standard_descriptors()
     listeners: list[socket.socket] = []
     words = sys.argv[1:] if arguments is None else list(arguments)
     serves = not words or words[0] not in COMMANDS
