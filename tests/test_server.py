@@ -927,3 +927,29 @@ def test_the_share_of_a_client_falls_while_all_together_make_too_much() -> None:
         unsent.made(10_000)
         unsent.turn_ends()
     assert service.out_bytes_max == OUT_BYTES_MAX
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["memory", "journal"])
+@pytest.mark.slow
+def test_puts_are_refused_before_there_is_no_memory_at_all(tmp_path: Path, durable: bool) -> None:
+    """The server ended when it had nothing left for a read, and without a journal all jobs were gone."""
+    limited = ["sh", "-c", 'ulimit -v 200000; exec "$@"', "sh"]
+    flags = ["-b", str(tmp_path / "journal"), "-F"] if durable else []
+    server = ServerProcess([*limited, *GEVENTSTALK], flags, unix_path=str(tmp_path / "s"), stderr=tmp_path / "log")
+    try:
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(Client(server.wait_ready().connect()))
+            put = b"put 0 0 60 60000\r\n" + b"x" * 60_000 + b"\r\n"
+            ids = []
+            while (reply := client.ask(put[:-2])).startswith(b"INSERTED"):
+                ids.append(int(reply.split()[1]))
+            assert reply == b"OUT_OF_MEMORY\r\n"
+            for _ in range(50):
+                other = stack.enter_context(Client(server.connect()))
+                assert other.ask(put[:-2]) == b"OUT_OF_MEMORY\r\n"
+            assert number(client, "current-jobs-ready") == len(ids)
+            assert set(burst(client, [b"delete %d\r\n" % id for id in ids])) == {b"DELETED\r\n"}
+            until(lambda: client.ask(put[:-2]).startswith(b"INSERTED"), "there is memory again")
+    finally:
+        assert server.stop() == 0
+    assert (tmp_path / "log").read_text().count("there is hardly any memory left") == 1

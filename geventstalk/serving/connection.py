@@ -291,6 +291,9 @@ class Connection(Channel):
         except OSError:
             self._become(OVER)
             return
+        except MemoryError:
+            self._ask_for_less(ask_bytes)
+            return
         size = len(data)
         if not size:
             self.session.unread = False
@@ -298,6 +301,13 @@ class Connection(Channel):
             self._become(PAUSED)
         self._ask_bytes = _SHORT_BYTES if size < _SHORT_BYTES else CHUNK_BYTES
         self._step(data or None)
+
+    def _ask_for_less(self, ask_bytes: int) -> None:
+        """There is no memory for what was asked for. In small pieces, commands are still executed or refused."""
+        if ask_bytes > _SHORT_BYTES:
+            self._ask_bytes = _SHORT_BYTES
+        else:
+            self._become(OVER)
 
     def _write(self) -> None:
         left = _WRITE_BYTES_MAX

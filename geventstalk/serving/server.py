@@ -37,6 +37,7 @@ from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors
 from geventstalk.serving.linger import Linger
 from geventstalk.serving.listen import describe
+from geventstalk.serving.memory import Memory
 from geventstalk.serving.notify import Manager
 from geventstalk.serving.parking import Parking
 from geventstalk.turn import NEXT_TURN, Task, Turn, Wait
@@ -63,6 +64,9 @@ class Server:
         self._loop: Any = hub.loop
         self._engine = Engine(monotonic_ns())
         self._service = Service(self._engine, settings.max_job_bytes, self._facts, self._tell)
+        memory = Memory()
+        if memory.limited:
+            self._service.watch_memory(memory.is_left)
         self._turn = Turn(self._engine, monotonic_ns, time.time_ns, self._turn_begins, self._turn_failed)
         self._turn.tell = self._tell
         self._ahead = Ahead()

@@ -33,6 +33,9 @@ LARGE_PUT: Final = 1 << 20
 OUT_BYTES_MAX: Final = 1 << 18
 """With so many bytes of replies unsent, a client's further commands wait."""
 
+_PUTS_UNWATCHED: Final = 32
+"""Puts between two looks at the memory, where it is limited."""
+
 _FOR_EVER: Final = -1
 _NAMES_PER_UNIT: Final = 16
 _STATS_UNITS: Final = 16
@@ -63,13 +66,29 @@ class Service:
         self.tell = tell if tell is not None else _raise_again
         self.out_bytes_max = OUT_BYTES_MAX  # whoever sends the replies lowers it while too many of them wait
         self.commands = [0] * p.COMMANDS  # how often each command was given, by its code; every session counts here
-        self._told_of_ids = False
+        self.free_until = 1 << ID_MAX_BITS  # a put whose job would get this id, or a later one, may be refused
+        self._has_memory: Callable[[], bool] | None = None
+        self._refusing = False
 
-    def tell_of_ids(self) -> None:
-        """Says once that there are no ids left."""
-        if not self._told_of_ids:
-            self._told_of_ids = True
-            self.tell("no job ids are left below 2**63: every put is refused with OUT_OF_MEMORY", None)
+    def watch_memory(self, has_memory: Callable[[], bool]) -> None:
+        """Has puts refused while there is too little: `has_memory` is asked now and then."""
+        self._has_memory = has_memory
+        self.free_until = 0
+
+    def refuses_puts(self) -> bool:
+        """Whether there is no id left, or too little memory for what is there already. Says so once."""
+        next_id = self.engine.next_id
+        why = ""
+        if next_id >> ID_MAX_BITS:
+            why = "no job ids are left below 2**63: every put is refused with OUT_OF_MEMORY"
+        elif self._has_memory is not None and not self._has_memory():
+            why = "there is hardly any memory left: puts are refused with OUT_OF_MEMORY"
+        else:
+            self.free_until = min(next_id + _PUTS_UNWATCHED, 1 << ID_MAX_BITS)
+        if why and not self._refusing:
+            self.tell(why, None)
+        self._refusing = why != ""
+        return self._refusing
 
 
 def _raise_again(text: str, error: Exception | None) -> None:
@@ -219,8 +238,7 @@ class Commands(Client):
         if size > self._service.max_job_bytes:
             self._skip(size + 2, p.R_JOB_TOO_BIG)
             return
-        if self._engine.next_id >> ID_MAX_BITS:
-            self._service.tell_of_ids()
+        if self._engine.next_id >= self._service.free_until and self._service.refuses_puts():
             self._skip(size + 2, p.R_OUT_OF_MEMORY)
             return
         self.upload = self._engine.open_put(self, pri, delay_s, ttr_s or 1)

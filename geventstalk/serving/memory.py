@@ -1,0 +1,71 @@
+"""Whether there is memory for more jobs, where the address space of the process is limited (`ulimit -v`).
+
+This room must not know what memory is for. A process that has none left cannot even switch greenlets, so whoever asks
+here stops taking more while there is still some.
+"""
+
+from __future__ import annotations
+
+import mmap
+import resource
+from time import monotonic
+from typing import Any
+
+SPARE_BYTES = 1 << 24
+"""With less than this there is no memory for more: the rest is for serving what is there."""
+_LOOK_EVERY_S = 0.25
+"""How often the allocator is asked: it walks through all of its free pieces for the answer."""
+
+
+class Memory:
+    """Ask is_left() now and then. `limited` says whether that is worth it."""
+
+    def __init__(self) -> None:
+        self.limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+        self._asked_s = 0.0
+        self._is_free = False
+        self._allocator: Any = _allocator() if self.limited else None
+
+    def is_left(self) -> bool:
+        """Whether the system gives more, or the allocator has kept as much of what was given back to it."""
+        try:
+            mmap.mmap(-1, SPARE_BYTES).close()
+        except OSError:
+            return self._is_kept()
+        return True
+
+    def _is_kept(self) -> bool:
+        now_s = monotonic()
+        if self._allocator is not None and now_s >= self._asked_s + _LOOK_EVERY_S:
+            self._asked_s = now_s
+            # Twice as much: it is in pieces, and not every piece fits.
+            self._is_free = self._allocator().free_bytes >= 2 * SPARE_BYTES
+        return self._is_free
+
+
+def _allocator() -> Any:
+    """glibc's mallinfo2(); None where there is none."""
+    import ctypes  # here, because nobody else needs it
+
+    fields = (
+        "all",
+        "pieces",
+        "fast_pieces",
+        "mapped",
+        "mapped_bytes",
+        "unused",
+        "fast_bytes",
+        "used",
+        "free_bytes",
+        "top",
+    )
+
+    class Info(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_size_t) for name in fields]
+
+    try:
+        function = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):
+        return None
+    function.restype = Info
+    return function
