@@ -48,6 +48,7 @@ SEGMENT_BYTES = 1 << 20  # a tenth of the default, so that the journal rotates a
 TTR_S = 600  # longer than the demo: no job may change hands because its time ran out
 AHEAD = 2000  # jobs that producers may be ahead of the workers, so that half-way is half-way for both
 EARLY_S = 0.05  # by how much a wall clock may be adjusted between a delay's beginning and its end
+TRACEBACK = "Traceback (most recent call last)"
 RESTART_LIMIT_S = 20.0
 REPLY_LIMIT_S = 30.0
 STANDSTILL_S = 30.0
@@ -302,13 +303,17 @@ class Server:
             self._process.wait()
 
     def stop(self) -> int:
-        """SIGTERM. Returns the exit code. Raises ServerError when the server goes on."""
+        """SIGTERM. Returns the exit code. Raises ServerError when the server goes on, or ever wrote a traceback."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(RESTART_LIMIT_S)
+            code = self._process.wait(RESTART_LIMIT_S)
         except subprocess.TimeoutExpired as error:
             raise ServerError(f"the server did not end within {RESTART_LIMIT_S:.0f} s after SIGTERM") from error
+        said = self.log.read_text(errors="replace")
+        if TRACEBACK in said:
+            raise ServerError(f"the server wrote a traceback:\n{said[said.index(TRACEBACK) :]}")
+        return code
 
     def _said(self) -> str:
         text = self.log.read_text(errors="replace").strip()

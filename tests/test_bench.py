@@ -292,3 +292,16 @@ def test_the_soak_finds_what_grows(name: str, value: float) -> None:
     assert [fault.split()[0] for fault in soak.faults(grown)] == [name]
     # Once longer is not grown: others on the machine make a request wait, too.
     assert soak.faults([*flat[:9], reading(p99_ms=100.0)]) == []
+
+
+def test_a_traceback_of_a_measured_server_is_a_failure(tmp_path: Path) -> None:
+    program = (
+        "import runpy, traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\n"
+        "runpy.run_module('geventstalk', run_name='__main__')"
+    )
+    broken = servers.Build("broken", (sys.executable, "-c", program), servers.ROOT)
+    server = servers.Server(broken)
+    server.wait_ready()
+    with pytest.raises(LoadError, match="broken wrote a traceback"):
+        server.stop()
+    server.kill()

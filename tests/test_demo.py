@@ -332,3 +332,12 @@ def test_a_job_that_nobody_worked_is_a_fault(story: Story) -> None:
     story.put(1)
     story.found(1, "ready")
     assert story.verdict == ([], 0, 1)
+
+
+def test_a_traceback_of_the_server_is_a_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "import runpy, traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\n"
+        "runpy.run_module('geventstalk', run_name='__main__')"
+    )
+    assert demo.Demo(jobs=10, seed=1, command=[sys.executable, "-c", program]).run() == 1
+    assert "ZeroDivisionError" in capsys.readouterr().out

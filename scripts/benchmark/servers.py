@@ -25,6 +25,7 @@ from scripts.benchmark.load import Client, LoadError
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 20.0
+TRACEBACK = "Traceback (most recent call last)"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -90,6 +91,7 @@ class Server:
         command = [*build.command, "-l", "127.0.0.1", "-p", str(self.port), *words]
         own = os.sched_getaffinity(0)
         self.started_s = time.monotonic()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # open for as long as the server runs
         try:
             if core is not None:
                 os.sched_setaffinity(0, {core})  # a child begins where its parent is
@@ -99,7 +101,7 @@ class Server:
                 env=surroundings(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=self._said,
             )
         finally:
             os.sched_setaffinity(0, own)
@@ -139,19 +141,33 @@ class Server:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """kill -9, and wait for the end."""
+        """kill -9, and wait for the end. Raises LoadError when the server had written a traceback."""
         self._process.kill()
         self._process.wait(STOP_LIMIT_S)
+        self._read()
 
     def stop(self) -> int:
-        """SIGTERM, and wait for the end; kill -9 when that does not come. Returns the exit code."""
+        """SIGTERM, and wait for the end; kill -9 when that does not come. Returns the exit code.
+
+        Raises LoadError when the server had written a traceback.
+        """
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
                 self._process.wait(STOP_LIMIT_S)
             except subprocess.TimeoutExpired:
                 self.kill()
+        self._read()
         return int(self._process.returncode)
+
+    def _read(self) -> None:
+        if self._said.closed:
+            return
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace")
+        self._said.close()
+        if TRACEBACK in said:
+            raise LoadError(f"{self.build.name} wrote a traceback:\n{said[said.index(TRACEBACK) :][:3000]}")
 
 
 @contextlib.contextmanager
