@@ -119,7 +119,8 @@ def test_a_row_is_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert re.search(r"^plain +beanstalkd +[\d,]+ .* pure +[\d,]+ .*busy", said, re.MULTILINE)
     found = report.load_results(results)["rows"]["plain"]
     assert [len(found[name]) for name in ("beanstalkd", "pure")] == [2, 2]
-    assert all(value > 100 and 0 < busy < 1.5 for runs in found.values() for value, busy, _ in runs)
+    # No bound below: on a busy machine both servers may get less than a tick of the processor in half a second.
+    assert all(value > 0 and 0 <= busy < 1.5 for runs in found.values() for value, busy, _ in runs)
     assert program.main(["--from", str(results)]) == 0
     assert "50 connections" in capsys.readouterr().out
 
