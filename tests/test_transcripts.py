@@ -41,6 +41,8 @@ LATE_S = 0.08
 A conversation in which time passes and that takes so much longer than it says proves nothing when it fails: its moments
 were missed. It is skipped with these seconds. tests/test_session.py plays the same one on a manual clock.
 """
+SECOND_S = 0.9
+"""The same for a conversation in which no time passes: a second later an age is not 0 any more. It takes 10 ms."""
 
 
 class SocketDriver:
@@ -57,7 +59,7 @@ class SocketDriver:
     def late_s(self) -> float:
         """How much more time has passed than the transcript wants, when that may be why it failed; otherwise 0."""
         late_s = time.monotonic() - self._begun - self.waited_s
-        return late_s if late_s > LATE_S else 0.0
+        return late_s if late_s > (LATE_S if self.waited_s else SECOND_S) else 0.0
 
     def shut(self) -> None:
         for sock in (*self.sockets.values(), self.control.sock):
@@ -160,7 +162,7 @@ def run(servers: Servers, kind: str, transcripts: list[Transcript]) -> None:
 
 
 class Failure(NamedTuple):
-    """Of a conversation. `late_s`: how much longer it took than it can bear, when time passes in it; otherwise 0."""
+    """Of a conversation. `late_s`: how much longer it took than it says, when it cannot bear that; otherwise 0."""
 
     name: str
     why: BaseException
@@ -176,7 +178,7 @@ def run_one(server: ServerProcess, transcript: Transcript, kind: str) -> Failure
         play(transcript, driver, translate=as_master if kind == "beanstalkd" else lambda reply: reply)
         assert server.process.poll() is None, f"{transcript.name}: the server ended"
     except (AssertionError, WireError, OSError) as error:
-        return Failure(transcript.name, error, driver.late_s if driver.waited_s else 0.0)
+        return Failure(transcript.name, error, driver.late_s)
     finally:
         driver.shut()
         server.kill()
