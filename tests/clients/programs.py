@@ -19,6 +19,8 @@ from typing import NoReturn
 
 import pytest
 
+from tests.support.compiled import unpacked
+
 HERE = Path(__file__).resolve().parent
 RUN_LIMIT_S = 90
 INSTALL_LIMIT_S = 90
@@ -179,5 +181,4 @@ def fetch_sdist(requirement: str, sha256: str, into: Path) -> Path:
     if failure:
         missing(f"pip could not download {requirement}: {failure}")
     (archive,) = into.glob("*.tar.gz")
-    shutil.unpack_archive(archive, into)
-    return into / archive.name.removesuffix(".tar.gz")
+    return unpacked(archive, into / "unpacked")
