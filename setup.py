@@ -111,7 +111,7 @@ METADATA: dict[str, Any] = {
         "Intended Audience :: System Administrators",
         "Operating System :: POSIX",
         "Programming Language :: Python :: 3",
-        # Those that scripts/test --long has run on.
+        # The tests of a change have passed on each; scripts/test --long runs them on those that it finds.
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
