@@ -111,7 +111,7 @@ METADATA: dict[str, Any] = {
         "Intended Audience :: System Administrators",
         "Operating System :: POSIX",
         "Programming Language :: Python :: 3",
-        # The tests of a change have passed on each; scripts/test --long runs them on those that it finds.
+        # scripts/test --long runs the tests on those that it finds. All have passed on each, in each run of CI on 3.11.
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
