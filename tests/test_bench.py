@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from geventstalk._build import BUILD
 from scripts.benchmark import __main__ as program
 from scripts.benchmark import curves, report, servers, soak, tails
 from scripts.benchmark.load import Client, Load, LoadError, fill
@@ -23,6 +24,7 @@ from tests.support.process import beanstalkd_path
 
 TINY = Scale(seconds=0.2, jobs=2000, things=50)
 PURE = servers.pure(sys.executable)
+needs_the_source = pytest.mark.skipif(BUILD == "compiled", reason="scripts/bench measures a tree of sources")
 
 
 @pytest.fixture
@@ -109,6 +111,7 @@ def test_the_prober_measures_something(server: servers.Server) -> None:
 # the table
 
 
+@needs_the_source
 @pytest.mark.slow
 @pytest.mark.skipif(beanstalkd_path() is None, reason="beanstalkd is not installed")
 def test_a_row_is_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +128,7 @@ def test_a_row_is_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert "50 connections" in capsys.readouterr().out
 
 
+@needs_the_source
 @pytest.mark.slow
 def test_what_was_measured_is_kept_when_the_rest_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

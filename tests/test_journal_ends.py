@@ -25,6 +25,10 @@ from tests.support.faults import Rig, wants_compaction
 pytestmark = pytest.mark.timeout(60)
 testcapi = pytest.importorskip("_testcapi", reason="this Python cannot make an allocation fail")
 
+needs_the_source = pytest.mark.skipif(
+    BUILD == "compiled", reason="mypyc ends the process when there is no memory for an integer"
+)
+
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
@@ -45,7 +49,7 @@ def facts(journal: Journal) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.skipif(BUILD == "compiled", reason="mypyc ends the process when there is no memory for an integer")
+@needs_the_source
 @pytest.mark.parametrize(("kind", "size"), [(FULL, 10), (FULL, (1 << 24) + 10), (CHANGE, 10), (DELETE, 10)])
 def test_an_append_without_memory_changes_nothing_or_is_the_end(tmp_path: Path, kind: int, size: int) -> None:
     """A key of a page that is not there yet; a change and a delete of one that is."""
@@ -124,6 +128,7 @@ def test_any_exception_of_a_commit_is_the_end(
     rig.close()
 
 
+@needs_the_source
 def test_a_commit_that_runs_out_of_memory_anywhere_is_the_end(tmp_path: Path) -> None:
     outcomes = set()
     for at in range(0, 400, 3):
