@@ -49,6 +49,16 @@ class Facts(NamedTuple):
     live_bytes: int
 
 
+class SegmentState(NamedTuple):
+    """One segment of a log that is open. `state` is `current`, `sealed` or `spare`: the next one, without records."""
+
+    number: int
+    state: str
+    disk_bytes: int
+    live_bytes: int
+    records: int
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SyncPoint:
     """Covers everything that was committed before it was made. Several may run at once, in any thread."""
@@ -109,7 +119,8 @@ class Log:
     def admits(self, size: int) -> bool:
         """Whether there is room for a new key with so many bytes, and for every later change and delete of all keys.
 
-        The caller asks this before it appends a new key. Changes and deletes of live keys always find room.
+        The caller asks this before it appends a new key, or all of a live key anew. Changes and deletes of live keys
+        always find room, and so does what the log itself asks for.
         """
         raise NotImplementedError
 
@@ -205,6 +216,10 @@ class Log:
 
     def facts(self) -> Facts:
         """The log's numbers."""
+        raise NotImplementedError
+
+    def segments(self, most: int) -> list[SegmentState]:
+        """The newest segments, so many at the most, in order of their numbers."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ import pytest
 from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalError, JournalFailed, JournalLocked
 from journal.sqlite.files import read_watermark
+from journal.sqlite.format import PAGE_BYTES
 from journal.sqlite.replay import Replay
 from journal.sqlite.writer import SegmentWriter
 from tests.support.faults import (
@@ -339,6 +340,29 @@ def test_a_segment_goes_only_when_what_replaced_it_is_on_the_device(rig: Rig, mo
     rig.close()
 
 
+def test_segments_that_hold_nothing_go_with_one_note_and_one_sync(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note takes room. A note for each of them would take a full disk's last room before any of them goes."""
+    rig.put(1)
+    for _ in range(8):
+        rig.rotate(1)
+    rig.put(2)
+    rig.delete(1)
+    rig.journal.commit()
+    rig.settle()
+    wal = rig.directory / f"segment-{rig.journal.current:08d}.db-wal"
+    before, gone, syncs = wal.stat().st_size, rig.segments()[:-2], counted_syncs(monkeypatch)
+    assert len(gone) == 8
+    rig.journal.compact_slice(rig.payload_of)
+    assert not wants_compaction(rig.journal)
+    assert wal.stat().st_size - before <= 2 * (PAGE_BYTES + 24), "the table of notes takes two pages at the most"
+    rig.settle()
+    assert not set(gone) & set(rig.segments()) and len(syncs) == 1
+    rig.crash(tmp_path / "copy").open()
+    rig.close()
+
+
 def test_a_delete_that_is_not_committed_does_not_let_its_segment_go(rig: Rig, tmp_path: Path) -> None:
     """A slice of compaction may come between a change and its commit; a kill right then loses neither key nor order."""
     rig.put(1)
@@ -358,6 +382,10 @@ def test_a_delete_that_is_not_committed_does_not_let_its_segment_go(rig: Rig, tm
         rig.journal.compact_slice(rig.payload_of)
     deadline = time.monotonic() + 0.5
     while first.exists() and time.monotonic() < deadline:  # that it stays is as well
+        time.sleep(0.002)
+    worker = rig.journal._worker
+    while worker._open > len(worker._done):  # a copy beside a removal is no state that a kill leaves
+        assert time.monotonic() < deadline + 60
         time.sleep(0.002)
     shutil.copytree(rig.directory, tmp_path / "copy")
     found = read_sound(tmp_path / "copy").model

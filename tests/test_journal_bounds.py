@@ -23,13 +23,14 @@ from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.turn import NEXT_TURN, Turn
 from journal import Journal
+from journal.sqlite.room import LOOK_BYTES
 from tests.support.clients import Launch, burst, launcher, number, put_many, until
 from tests.support.faults import keep_pace, wants_compaction
 from tests.support.process import ServerProcess
 from tests.support.wire import Client
 
 SEGMENT = 1 << 18
-FIXED = 1 << 19  # indexes of WALs, and the part of the reserve that is for them: no segment takes less
+FIXED = (1 << 19) + LOOK_BYTES  # indexes of WALs, and what the reserve has for them and for puts that are granted
 SLICE_S = 0.005
 LIFE_S = 30.0  # where the device is so slow that the turns of a life take longer, there are fewer of them
 PATIENCE_S = 100.0

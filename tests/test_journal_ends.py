@@ -5,21 +5,26 @@ A failing allocation is made by the interpreter itself, one place after the othe
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from geventstalk._build import BUILD
-from journal import CHANGE, DELETE, DESCRIPTORS_MAX, DESCRIPTORS_MIN, FULL, Journal, JournalFailed
+from journal import CHANGE, DELETE, DESCRIPTORS_MAX, DESCRIPTORS_MIN, FULL, Journal, JournalFailed, JournalFull
+from journal.sqlite.files import NEW_SUFFIX
 from journal.sqlite.log import KEY_MAX
 from journal.sqlite.wal import WalFile
 from journal.sqlite.writer import SegmentWriter
+from tests.support.alone import alone
+from tests.support.disk import KIB, free_bytes, small_disk, take_inodes
 from tests.support.faults import Rig, wants_compaction
 
 pytestmark = pytest.mark.timeout(60)
@@ -53,6 +58,10 @@ def facts(journal: Journal) -> tuple[object, ...]:
 @pytest.mark.parametrize(("kind", "size"), [(FULL, 10), (FULL, (1 << 24) + 10), (CHANGE, 10), (DELETE, 10)])
 def test_an_append_without_memory_changes_nothing_or_is_the_end(tmp_path: Path, kind: int, size: int) -> None:
     """A key of a page that is not there yet; a change and a delete of one that is."""
+    alone(lambda: append_without_memory(tmp_path, kind, size))
+
+
+def append_without_memory(tmp_path: Path, kind: int, size: int) -> None:
     payload = bytes(size)
     outcomes = set()
     for at in range(200):
@@ -131,6 +140,10 @@ def test_any_exception_of_a_commit_is_the_end(
 
 @needs_the_source
 def test_a_commit_that_runs_out_of_memory_anywhere_is_the_end(tmp_path: Path) -> None:
+    alone(lambda: commit_without_memory(tmp_path))
+
+
+def commit_without_memory(tmp_path: Path) -> None:
     outcomes = set()
     for at in range(0, 400, 3):
         rig = Rig(tmp_path / f"journal-{at}")
@@ -260,6 +273,121 @@ def test_a_lack_of_descriptors_puts_the_next_segment_off(rig: Rig) -> None:
     rig.close()
     rig.open()
     rig.close()
+
+
+def fail_new_files(monkeypatch: pytest.MonkeyPatch, number: int, *, first: int = 1) -> None:
+    """Has each new segment from the first-th on fail with this errno, and each reserve that is to become larger."""
+    really = os.open
+    made = 0
+
+    def open_one(path: str, flags: int, mode: int = 0o777) -> int:
+        nonlocal made
+        if flags & os.O_CREAT and path.endswith(NEW_SUFFIX):
+            made += 1
+            if made >= first:
+                raise OSError(number, os.strerror(number))
+        return really(path, flags, mode)
+
+    def allocate(file: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "open", open_one)
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+
+
+def test_what_finds_no_room_is_not_tried_without_a_pause(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk changes wait while the worker is at work. So there have to be times when it is not."""
+    segments = rig.journal._segments
+    rig.put(1)
+    rig.sync()
+    rig.settle()
+    fail_new_files(monkeypatch, errno.ENOSPC)
+    deadline = time.monotonic() + 20
+    late = 0
+    while late < 20:
+        rig.change(1, 3000)
+        rig.journal.commit()
+        while rig.journal.behind:
+            if not rig.journal.catch_up(rig.payload_of):
+                time.sleep(0.001)
+            assert time.monotonic() < deadline, f"changes wait for ever, behind {late} of them"
+        late += segments.next is None and segments.overgrown
+    was_short = rig.journal.short_of_room
+    monkeypatch.undo()
+    rig.settle()
+    assert was_short and not rig.journal.short_of_room
+    assert segments.next is not None
+    rig.close()
+    rig.open()
+    rig.close()
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_without_inodes_the_next_segment_is_put_off(tmp_path: Path, left: int) -> None:
+    """Puts are refused, as on any full disk. Changes and deletes go on, and what they free lets segments come again."""
+    with small_disk(tmp_path / "disk", 1 << 24, inodes=100) as disk:
+        live_without_inodes(disk, left)
+        gc.collect()  # the journal, which has a descriptor of its last WAL
+
+
+def live_without_inodes(disk: Path, left: int) -> None:
+    rig = Rig(disk / "journal")
+    for key in range(1, 21):
+        rig.put(key, 1000)
+    rig.journal.commit()
+    rig.settle()
+    take_inodes(disk)
+    for number in range(left):
+        (disk / f"file-{number}").unlink()
+    reserved = rig.journal._space.reserved
+    for key in range(1, 201):
+        rig.change(key % 20 + 1, 1000)
+        rig.journal.commit()
+        rig.catch_up()
+    assert rig.said[0].startswith("journal: the disk has no inode left;")
+    assert rig.journal._space.reserved == reserved, "room does not help"
+    for key in range(1, 21):
+        rig.delete(key)
+    rig.journal.commit()
+    for file in disk.glob("file-*"):
+        file.unlink()
+    rig.compact_all()
+    assert rig.journal.admits(1) and len(rig.said) < 20, rig.said
+    rig.close()
+    rig.open()
+    rig.close()
+
+
+@pytest.mark.parametrize("blocks", range(7, 15))
+def test_a_start_without_room_leaves_nothing(tmp_path: Path, blocks: int) -> None:
+    """Otherwise a supervisor that starts the server again and again would use up what little room there is."""
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        folder = disk / "journal"
+        folder.mkdir()
+        (disk / "full").write_bytes(bytes(free_bytes(disk) - 4 * KIB * blocks))
+        journal = Journal(str(folder), segment_bytes=1 << 16)
+        assert list(journal.replay()) == []
+        started = False
+        with suppress(JournalFull):
+            journal.start()
+            started = True
+        journal.abandon()
+        del journal
+        gc.collect()  # it had a descriptor of its WAL
+        assert started or (free_bytes(disk) == 4 * KIB * blocks and not list(folder.glob("segment-*")))
+
+
+def test_a_start_whose_worker_fails_is_the_end_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk a start waits for the worker, and a worker that has failed does nothing any more."""
+    rig.put(1)
+    rig.close()
+    os.unlink(rig.directory / "reserve")
+    fail_new_files(monkeypatch, errno.EIO, first=2)
+    begun = time.thread_time()
+    with pytest.raises(JournalFailed, match=os.strerror(errno.EIO)):
+        rig.open()
+    assert time.thread_time() - begun < 1
+    rig.journal.abandon()
 
 
 def test_a_sync_beside_one_that_fails_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -545,7 +545,7 @@ def test_nothing_of_a_batch_that_failed_is_answered(
 @pytest.mark.parametrize(
     ("call", "nth", "files"),
     [
-        ("fsync", 3, [""]),
+        ("fsync", 4, [""]),
         ("fdatasync", 1, ["segment-00000001.db"]),
         ("pwrite64", 1, ["segment-00000001.db"]),
         ("unlink", 1, ["segment-00000001.db", "segment-00000002.db"]),

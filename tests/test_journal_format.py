@@ -115,7 +115,7 @@ def committed(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """A copy of the committed journal of a version."""
     data = DATA / f"journal-v{version}"
     if os.environ.get("GEVENTSTALK_WRITE_TEST_DATA") and version == FORMAT_VERSION:
-        monkeypatch.setattr("geventstalk.durable.large._PART_BYTES", PART)
+        monkeypatch.setattr("geventstalk.durable.store.PART_BYTES", PART)
         shutil.rmtree(data, ignore_errors=True)
         write_journal(tmp_path / "first", data)
         shutil.copytree(data, tmp_path / "written")
@@ -139,7 +139,7 @@ def test_a_committed_journal_is_read_as_ever(committed: Path) -> None:
 @pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled room cannot be replaced")
 def test_the_present_code_writes_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of the format that forgot to raise its version is found here: the records differ byte by byte."""
-    monkeypatch.setattr("geventstalk.durable.large._PART_BYTES", PART)
+    monkeypatch.setattr("geventstalk.durable.store.PART_BYTES", PART)
     write_journal(tmp_path, tmp_path / "made")
     shutil.copytree(DATA / f"journal-v{FORMAT_VERSION}", tmp_path / "committed")  # reading makes an index of the WAL
     for name in ("segment-00000001.db", "segment-00000002.db"):

@@ -16,6 +16,7 @@ from journal.sqlite.room import (
     CHANGE_BYTES,
     INDEXES_MAX,
     KEY_BYTES,
+    LOOK_BYTES,
     NEW_SEGMENT_BYTES,
     PIECE_BYTES,
     SEGMENT_BYTES_MIN,
@@ -27,8 +28,6 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 TINY, USUAL, LARGE = 32 * KIB, 10 * MIB, GIB
 ROUNDS = 300
-CHECK_EVERY = 256
-"""So many puts pass between two looks at the disk, as in log.py."""
 
 
 def room_of(segment_bytes: int, capacity: int) -> Room:
@@ -143,7 +142,7 @@ def test_moving_takes_room_for_what_is_moved_and_for_three_segments() -> None:
 def test_reserve_at_its_edges() -> None:
     for segment_bytes, capacity in ((TINY, 0), (USUAL, 4 * MIB), (USUAL, 100 * GIB), (LARGE, 100 * GIB)):
         room = room_of(segment_bytes, capacity)
-        bare = room.enough(room.segment_limit) + NEW_SEGMENT_BYTES
+        bare = room.enough(room.segment_limit) + NEW_SEGMENT_BYTES + min(LOOK_BYTES, room.segment_limit)
         assert bare - BLOCK_BYTES < room.reserve(0) <= bare
         many = 50_000_000
         assert bare + KEY_BYTES * many - BLOCK_BYTES < room.reserve(many) <= bare + KEY_BYTES * many
@@ -243,13 +242,14 @@ def admit(room: Room, capacity: int, chance: random.Random) -> tuple[int, int]:
     """Puts as many jobs as are admitted, as log.py does. Returns their live bytes, and how many they are."""
     live = keys = slack = 0
     most = 2 * max(1, capacity // chance.choice([20, 200, 1000]))
-    for count in range(2000):
+    for _ in range(2000):
         size = chance.randrange(most)
-        if slack < room.of_put(size) or count % CHECK_EVERY == 0:
-            slack = room.left_for_puts(capacity, live, keys)
-        if slack < room.of_put(size):
+        need = room.of_put(size)
+        if slack < need:
+            slack = room.granted(room.left_for_puts(capacity, live, keys), need)
+        if slack < need:
             break
-        slack -= room.of_put(size)
+        slack -= need
         live += row_bytes(size)
         keys += 1
     return live, keys
@@ -268,6 +268,24 @@ def test_what_was_admitted_fits(seed: int) -> None:
         needed = records + files + coming + room.reserve(keys)
         assert not keys or needed <= capacity + BLOCK_BYTES, (capacity, room.segment_limit, needed)
     assert full > ROUNDS // 3
+
+
+@pytest.mark.parametrize("segment_bytes", [TINY, USUAL])
+def test_what_is_granted_at_a_time(segment_bytes: int) -> None:
+    room = room_of(segment_bytes, 100 * GIB)
+    most = min(LOOK_BYTES, room.segment_limit)
+    assert room.granted(GIB, 100) == room.granted(GIB, most) == most
+    assert room.granted(GIB, most + 1) == most + 1, "a large put fits at once, or never"
+    assert room.granted(99, 100) == room.granted(99, 1) == 99
+    assert room.granted(-1, 100) == -1
+
+
+def test_what_was_granted_before_others_filled_the_disk_is_in_the_reserve(seed: int) -> None:
+    for chance, room, _ in rooms(seed):
+        left, put = room.granted(1 << 60, 1), chance.choice([1, 100, 5000])
+        bare = room.enough(room.segment_limit) + NEW_SEGMENT_BYTES
+        puts = left // room.of_put(put)
+        assert room.reserve(puts) > bare + KEY_BYTES * puts + room.of_put(put) * puts - BLOCK_BYTES
 
 
 def test_of_budget() -> None:

@@ -17,13 +17,13 @@ from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalError, JournalFailed, JournalFull, JournalNewer
 from journal.sqlite import format as format_room
 from journal.sqlite import writer as writer_room
-from journal.sqlite.files import NEW_SUFFIX, disk_bytes, sync_files
+from journal.sqlite.files import NEW_SUFFIX, disk_bytes, sync_files, takes_files
 from journal.sqlite.format import EMPTY_BYTES, FORMAT_VERSION, GROUP, LAST, PAGE_BYTES, PART, checksum, row_bytes, split
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.sql import failure_of, write_meta
 from journal.sqlite.wal import torn_bytes
 from journal.sqlite.writer import SegmentWriter, seal_left_over
-from tests.support.disk import KIB, free_bytes, small_disk
+from tests.support.disk import KIB, free_bytes, small_disk, take_inodes
 
 Row = tuple[int, int, bytes]
 ROWS: list[Row] = [
@@ -791,6 +791,22 @@ def test_a_disk_that_is_full_while_a_segment_is_made(
         assert all(whole)
         assert [file.name for file in disk.iterdir()] == ["full"]
         assert free_bytes(disk) == free == 4 * KIB * blocks
+
+
+@pytest.mark.parametrize("inodes", range(4))
+def test_a_disk_without_inodes_for_all_files_of_a_segment_is_full(tmp_path: Path, inodes: int) -> None:
+    """SQLite says only that it cannot open a file."""
+    with small_disk(tmp_path / "disk", 1024 * KIB, inodes=20) as disk:
+        take_inodes(disk)
+        for number in range(inodes):
+            (disk / f"file-{number}").unlink()
+        before = sorted(disk.iterdir())
+        assert takes_files(str(disk)) == (inodes == 3)
+        try:
+            SegmentWriter(str(disk / "segment-00000007.db"), 7, 99).discard()
+        except JournalFull:
+            assert inodes < 3
+        assert sorted(disk.iterdir()) == before
 
 
 def test_what_is_not_complete_without_a_word_is_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,16 @@ import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from geventstalk._build import BUILD
-from tests.support.disk import small_disk
+from tests.support.disk import mount_problem, small_disk
 from tests.support.process import ROOT
 from tests.support.torture.canaries import CANARIES
 from tests.support.torture.disk import Disk
@@ -36,7 +39,7 @@ from tests.support.torture.recorder import (
     recorder_problem,
     recording,
 )
-from tests.support.torture.torturer import Torment, scratch, see_again
+from tests.support.torture.torturer import Torment, bounded, scratch, see_again
 from tests.support.torture.whole import NO_SYNC_WHEN_DUE, ServerTorment
 
 pytestmark = pytest.mark.skipif(bool(recorder_problem()), reason=recorder_problem() or "the recorder works")
@@ -102,6 +105,56 @@ def test_a_violation_is_kept_and_seen_again(tmp_path: Path) -> None:
     assert once
     assert once == twice
     assert once in outcome.failure
+
+
+@needs_the_source
+@pytest.mark.slow
+def test_a_life_that_does_not_end_says_where_it_is() -> None:
+    name = "changes wait for ever"
+    canary = CANARIES[name]
+    torment = Torment(1, fault=name, kind=canary.kind, policy=canary.policy, orders=canary.orders, kills=canary.kills)
+    failure = torment.run(1).failure
+    assert "Timeout" in failure and "in keep_pace" in failure
+    assert Orders.of(failure.rpartition("orders: ")[2]).fault == name
+
+
+def test_what_takes_too_long_says_where_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Violation, match=r"longer than 0.05 s"), bounded(0.05):
+        threading.Event().wait()
+    assert "test_what_takes_too_long_says_where_it_is" in capfd.readouterr().err
+    with bounded(0.05):
+        pass
+    time.sleep(0.1)
+
+
+@pytest.mark.skipif(bool(mount_problem()), reason=mount_problem() or "a small disk can be mounted")
+@pytest.mark.slow
+def test_whoever_stops_the_torturer_leaves_no_disk_mounted(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.support.torture", "1", "--kind", "full"]
+    with (tmp_path / "said").open("wb") as said:
+        program = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
+    try:
+        disk = disk_of_a_life(program)
+        assert os.path.ismount(disk)
+    finally:
+        program.terminate()
+        code = program.wait(60)
+    assert code == 130
+    assert not disk.exists()
+    assert "Traceback" not in (tmp_path / "said").read_text()
+
+
+def disk_of_a_life(program: subprocess.Popen[bytes]) -> Path:
+    """The small disk of the life that the program runs, as the life's environment says."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for child in Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split():
+            with suppress(OSError):
+                for word in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                    if word.startswith(b"TORTURE_DIR="):
+                        return Path(os.fsdecode(word.partition(b"=")[2])).parent
+        time.sleep(0.002)
+    raise AssertionError("no life begins")
 
 
 # A whole server

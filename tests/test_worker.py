@@ -98,3 +98,11 @@ def test_the_first_of_many_failures_stays() -> None:
     worker.fail(JournalFailed("late"))
     assert failure_of(worker) is first
     worker.abandon()
+
+
+def test_a_thread_that_cannot_be_started_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker()
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: raising(RuntimeError("can't start new thread"))())
+    with pytest.raises(RuntimeError, match="new thread"):
+        worker.submit(nothing, nothing)
+    assert worker.abandon(), "no thread has files of the journal open"

@@ -6,6 +6,7 @@ Invariant: a copy that is not complete never passes for a journal.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -137,9 +138,21 @@ class _Copy:
 
 
 def _copy_asides(directory: str, target: str) -> None:
-    """Copies the segments that were set aside. Without them their numbers would seem to be missing."""
-    for name in os.listdir(directory):
-        if name.startswith("segment-") and (ASIDE_SUFFIX in name or MISSING_SUFFIX in name):
-            with failing(f"cannot copy {name}"):
-                shutil.copy(os.path.join(directory, name), os.path.join(target, name))
-            fsync_path(os.path.join(target, name))
+    """Copies the segments that were set aside, or leaves no copy. Without them their numbers would seem to be missing.
+
+    Raises JournalFailed.
+    """
+    begun = []
+    try:
+        for name in os.listdir(directory):
+            if name.startswith("segment-") and (ASIDE_SUFFIX in name or MISSING_SUFFIX in name):
+                copy = os.path.join(target, name)
+                begun.append(copy)
+                with failing(f"cannot copy {name}"):
+                    shutil.copy(os.path.join(directory, name), copy)
+                fsync_path(copy)
+    except BaseException:
+        for copy in begun:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(copy)
+        raise

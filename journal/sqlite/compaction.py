@@ -53,19 +53,21 @@ class Compaction:
         """Whether move_some() has something worth doing."""
         segments = self._segments
         staying = segments.staying
-        if not self._on or not staying or segments.overgrown:
+        if not self._on or not staying:
+            return False
+        tight = segments.space.tight
+        victim = staying[0]
+        alive = segments.live.bytes_in(victim.number)
+        if not alive and victim.ready:
+            return segments.may_retire
+        if segments.overgrown:
             return False
         if sum(not sealed.ready for sealed in segments.sealed[-SPARE_SEGMENTS:]) > 1:
             return False  # compaction must not write segments faster than the worker seals them
-        tight = segments.space.tight
         if self._victim is not None and not tight:
             return True
-        victim = staying[0]
         if not victim.ready:
             return False
-        alive = segments.live.bytes_in(victim.number)
-        if not alive:
-            return True
         # Ignore the WAL of a segment while it is being sealed. With one record per commit the WAL is ten times larger
         # than the data that remains.
         standing = sum(each.bytes if each.ready else each.merge_bytes for each in staying)

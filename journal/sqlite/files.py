@@ -23,6 +23,8 @@ MISSING_SUFFIX: Final = ".missing"
 WATERMARK_NAME: Final = "synced"
 _DESCRIPTORS_OF_A_SEGMENT: Final = 6
 """The database, its WAL, the index, the WAL once more for its fsync, and two that SQLite may open for a moment."""
+_FILES_OF_A_SEGMENT: Final = 3
+"""The database, its WAL, and the index."""
 _NUMBER: Final = r"(?:\d{8}|[1-9]\d{8,17})"
 _NAME: Final = re.compile(rf"segment-({_NUMBER})\.db")
 _LEFT_OVER: Final = re.compile(rf"(segment-{_NUMBER}\.db)({re.escape(NEW_SUFFIX)})?(-wal|-shm|-journal)?")
@@ -122,6 +124,12 @@ def lacks_descriptors(error: BaseException) -> bool:
         for file in files:
             os.close(file)
     return False
+
+
+def takes_files(directory: str) -> bool:
+    """Whether a disk has inodes left for the files of a segment. Some disks do not count them."""
+    disk = os.statvfs(directory)
+    return disk.f_files == 0 or disk.f_favail >= _FILES_OF_A_SEGMENT
 
 
 def fsync_path(path: str) -> None:

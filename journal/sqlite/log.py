@@ -16,7 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, raise_failure
 from journal.liveness import Liveness
-from journal.log import CHANGE, DELETE, FULL, Facts, Log, PayloadOf, Record, SyncPoint
+from journal.log import CHANGE, DELETE, FULL, Facts, Log, PayloadOf, Record, SegmentState, SyncPoint
 from journal.sqlite.compaction import Compaction
 from journal.sqlite.files import aside_numbers, remove_files, remove_left_overs
 from journal.sqlite.format import KEY_MAX as KEY_MAX
@@ -39,9 +39,6 @@ _START_WAIT_S: Final = 5.0
 _ACCEPT_SHARE: Final = 64
 """With this share of the disk or budget left for puts, the log says that puts are accepted again. A smaller share may
 be used up at once, and such lines would come again and again."""
-_ADMIT_CHECK_EVERY: Final = 256
-"""Puts between two looks at the disk. A look takes as long as ten puts. The reserve covers what others write
-meanwhile."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -95,8 +92,7 @@ class Journal(Log):
         self._batch: list[tuple[int, int, bytes]] = []
         self._estimate = 0  # bytes of WAL that were surely written to the current segment
         self._parts = 0  # how many parts of a large payload stand in the current segment, without their last
-        self._slack = 0
-        self._admitted = 0
+        self._slack = 0  # bytes that puts may take before the next look at the disk
         self._refusing = False
 
     # --- start
@@ -146,8 +142,9 @@ class Journal(Log):
             )
         if self._space.tight:
             end = time.monotonic() + _START_WAIT_S
-            while self._worker.busy and time.monotonic() < end:
-                self._worker.wait(_START_WAIT_S)  # before others take what sealing gives back
+            while self._worker.busy and (left_s := end - time.monotonic()) > 0:
+                self._worker.wait(left_s)  # before others take what sealing gives back
+                self._worker.check()
 
     def heal(self, payload_of: PayloadOf) -> int:
         keys = self._damage.rewrite(self.live, payload_of, self.append)
@@ -306,10 +303,8 @@ class Journal(Log):
         if self._space.tight:
             return False
         need = self._room.of_put(size)
-        self._admitted += 1
-        if self._slack < need or self._admitted >= _ADMIT_CHECK_EVERY:
-            self._admitted = 0
-            self._slack = self._segments.left_for_puts()
+        if self._slack < need:
+            self._slack = self._room.granted(self._segments.left_for_puts(), need)
         if self._slack < need:
             self._say_refusing(True)
             return False
@@ -354,8 +349,8 @@ class Journal(Log):
 
     @property
     def settling(self) -> bool:
-        """Whether the worker has something to do or to report, or the disk is full."""
-        return self._worker.busy or self._space.tight
+        """Whether the worker has something to do, to report or to try again, or the disk is full."""
+        return self._worker.busy or self._space.tight or self._segments.puts_off
 
     def tend(self) -> None:
         """Hears from the worker, has it make the next segment, rotates where that was late, and sees to the reserve."""
@@ -411,6 +406,9 @@ class Journal(Log):
             disk_bytes=segments.disk_bytes,
             live_bytes=self.live.total_bytes,
         )
+
+    def segments(self, most: int) -> list[SegmentState]:
+        return self._segments.states(most)
 
     def close(self) -> None:
         """Commits, syncs and seals everything and gives the directory back. Raises JournalFailed."""

@@ -32,6 +32,9 @@ CHANGE_BYTES: Final = row_bytes(64)
 KEY_BYTES: Final = 2 * CELL_BYTES
 """What deleting a key takes. The reserve has this much for each live key: a record without payload takes CELL_BYTES in
 its page, and CELL_BYTES once more when its segment is sealed."""
+LOOK_BYTES: Final = 1 << 17
+"""Puts take at most so many bytes between two looks at the disk. These are some hundred small puts, and a look takes as
+long as ten of them."""
 SEGMENT_BYTES_MIN: Final = 1 << 15
 """The smallest segment. Half of this is the limit of its WAL: just more than BARE_SEGMENT_BYTES, so a smaller segment
 would hold fewer bytes of records than it takes beside them."""
@@ -110,9 +113,10 @@ class Room:
     def reserve(self, keys: int) -> int:
         """The room that is kept for the time when somebody else fills the disk.
 
-        It suffices to seal and begin segments, to move the live bytes of a large segment, and to delete every key.
+        It suffices to seal and begin segments, to move the live bytes of a large segment, to delete every key, and for
+        the puts that were granted before anybody saw that the disk is full.
         """
-        size = self.enough(self.segment_limit) + NEW_SEGMENT_BYTES + KEY_BYTES * keys
+        size = self.enough(self.segment_limit) + NEW_SEGMENT_BYTES + KEY_BYTES * keys + self._look_bytes
         return size - size % BLOCK_BYTES
 
     # --- puts
@@ -136,6 +140,17 @@ class Room:
         left = capacity - GARBAGE_SHARE * grown - bare - around
         records = GARBAGE_SHARE * limit
         return left * records // (records + BARE_SEGMENT_BYTES)
+
+    def granted(self, left: int, need: int) -> int:
+        """How many bytes puts may take until somebody looks at the disk again. `left` is what left_for_puts() says.
+
+        At least what the next put needs, if that is left. Others may fill the disk before the next look.
+        """
+        return min(left, max(need, self._look_bytes))
+
+    @property
+    def _look_bytes(self) -> int:
+        return min(LOOK_BYTES, self.segment_limit)
 
     def of_budget(self, budget: int) -> int:
         """How many bytes of records an empty journal with this budget has room for."""

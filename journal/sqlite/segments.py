@@ -8,12 +8,13 @@ Invariant: a segment is removed only after everything that replaced it is on the
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from journal.errors import JournalFailed, JournalFull, raise_failure
 from journal.liveness import Liveness
-from journal.log import SyncPoint
+from journal.log import SegmentState, SyncPoint
 from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remove_files, segment_path, sync_files
 from journal.sqlite.replay import Found
 from journal.sqlite.room import PIECE_BYTES, Room
@@ -39,6 +40,9 @@ DESCRIPTORS_MAX: Final = _OF_A_SEGMENT * (_WAITING_MAX + 1) + _OF_THE_REST
 """More descriptors than these a journal never takes."""
 _LARGE_BYTES: Final = 1 << 20
 """Smaller segments are never too large: only a record that is written in parts makes one so."""
+_TRY_AGAIN_S: Final = 0.1
+"""What found no room is not tried again before this time has passed, or before a segment has given room back. On a full
+disk changes wait while the worker is at work: they would wait for ever if it tried the impossible without a pause."""
 _UNKNOWN_RECORD_BYTES: Final = 32
 """After a restart the bytes of a segment's records are not known. The number of records, shifted by so many bits,
 stands for them: it is larger than any file, so Room.merge_bytes() takes the file's size."""
@@ -106,6 +110,11 @@ class Sealed:
         """Whether all records stand in the database file, and none in a WAL."""
         return self._writer is None and self._left_over is None
 
+    @property
+    def makes_files(self) -> bool:
+        """Whether merging has to make the index of the WAL, as a crash may leave none."""
+        return self._left_over is not None and not os.path.exists(self.path + "-shm")
+
     def merge(self, log: Callable[[str], None]) -> None:
         """Seals the segment, in the worker. Raises JournalFull when the caller may try again later."""
         if self._writer is not None:
@@ -168,6 +177,9 @@ class Segments:
         self._made: list[SegmentWriter] = []  # the next segment, as soon as the worker has made it
         self._preparing = False
         self._refilling = False
+        self._make_after_s = 0.0  # 0: the next segment can be made, as far as is known
+        self._refill_after_s = 0.0
+        self._retire_after_s = 0.0
         self._said_tight = False
 
     # --- from the start to the end
@@ -178,21 +190,28 @@ class Segments:
         self.live = live
 
     def begin(self, number: int, high_water: int) -> None:
-        """Opens a new segment behind all others. Raises JournalFull or JournalFailed."""
+        """Opens a new segment behind all others. Raises JournalFull or JournalFailed.
+
+        Without room it leaves nothing behind: otherwise each start on a full disk would leave another segment.
+        """
         self.room.fit(self.space.capacity(self.disk_bytes))
         fsync_path(self.directory)  # names that an earlier start made must not vanish while newer ones stay
         path = segment_path(self.directory, number)
-        writer = self.writer = self.space.within(lambda: SegmentWriter(path, number, high_water, self._ahead()))
-        oldest = self.oldest_needed
-        writer.before = self._unsealed()
-        self.with_room(lambda: writer.note(high_water, oldest))
+        writer = self.writer = self.space.within(lambda: self._begun(path, number, high_water), files=True)
+        self._say_tight()
         # Its note corrects older notes where a crash took records that nobody was promised: it must stay.
         self.noted = any(not sealed.merged for sealed in self.sealed)
         for sealed in self.sealed:
             if not sealed.merged:
                 sync_files(sealed.path)  # later records build on it, and the watermark says that it is there
         sync_files(path)  # what it notes of older segments counts as soon as the watermark speaks of it
-        self._watermark = Watermark(self.directory, number)
+        fsync_path(self.directory)  # and must not be lost with the segment's name
+        try:
+            self._watermark = self.space.within(lambda: Watermark(self.directory, number))
+        except JournalFull:
+            self.writer = None
+            writer.discard()
+            raise
         fsync_path(self.directory)
         self.space.refill(self.room.reserve(self.live.keys), self.room.margin)
         self._say_tight()
@@ -202,6 +221,17 @@ class Segments:
                 self.seal(sealed)
         if self.space.tight:
             self._refill()
+
+    def _begun(self, path: str, number: int, high_water: int) -> SegmentWriter:
+        """A new segment with its note. Raises JournalFull or JournalFailed, and leaves nothing behind."""
+        writer = SegmentWriter(path, number, high_water, self._ahead())
+        try:
+            writer.before = self._unsealed()
+            writer.note(high_water, self.staying[0].number if self.staying else number)
+        except BaseException:
+            writer.discard()
+            raise
+        return writer
 
     def end(self, seal_bytes: int) -> None:
         """Syncs all commits, and seals the current segment unless its WAL is larger than `seal_bytes`."""
@@ -255,6 +285,19 @@ class Segments:
         writer = self.writer
         return sum(sealed.bytes for sealed in self.sealed) + (disk_bytes(writer.path) if writer else 0)
 
+    def states(self, most: int) -> list[SegmentState]:
+        """The newest segments that stay, so many at the most, and the next one. Takes a microsecond for each."""
+        live = self.live
+        found = [
+            SegmentState(sealed.number, "sealed", sealed.bytes, live.bytes_in(sealed.number), sealed.records)
+            for sealed in self.staying[-most:]
+        ]
+        for writer, state in ((self.writer, "current"), (self.next, "spare")):
+            if writer is not None:
+                size = disk_bytes(writer.path)
+                found.append(SegmentState(writer.number, state, size, live.bytes_in(writer.number), writer.records))
+        return found[-most:]
+
     @property
     def full_at(self) -> int:
         """A WAL of so many bytes is full."""
@@ -271,6 +314,16 @@ class Segments:
         """Whether the current segment is a quarter larger than full, because the next segment is not ready yet."""
         assert self.writer is not None
         return self.writer.wal.size() > self.full_at + self.full_at // 4 and not self.open_bytes
+
+    @property
+    def may_retire(self) -> bool:
+        """Whether retire() may be tried. On a full disk each note waits for the room that the last note frees."""
+        return not self.space.tight or (not self.retiring and time.monotonic() >= self._retire_after_s)
+
+    @property
+    def puts_off(self) -> bool:
+        """Whether the next segment could not be made, and will be tried again."""
+        return self._make_after_s > 0
 
     @property
     def excess(self) -> float:
@@ -344,12 +397,14 @@ class Segments:
         self._say_tight()
         space, room = self.space, self.room
         target = room.reserve(self.live.keys)
-        if self._refilling:
+        if self._refilling or time.monotonic() < self._refill_after_s:
             return
         if not space.tight:
             useful = abs(target - space.reserved) > room.segment_limit // 4
+        elif space.reserved < target:
+            useful = space.free() >= PIECE_BYTES
         else:
-            useful = space.free() >= (PIECE_BYTES if space.reserved < target else room.margin)
+            useful = space.free() >= room.margin and space.takes_files()
         if useful:
             self._refill()
 
@@ -358,9 +413,13 @@ class Segments:
         refill = _Refill(self, self.room.reserve(self.live.keys), self.room.margin)
         self.worker.submit(refill.work, refill.done)
 
-    def refilled(self) -> None:
-        """The worker has filled the reserve as far as there is room. What had to wait for room is sealed now."""
+    def refilled(self, worked: bool) -> None:
+        """The worker has filled the reserve as far as there is room. What had to wait for room is sealed now.
+
+        It may not have `worked` although the disk says that it has room: there are quotas, too.
+        """
         self._refilling = False
+        self._refill_after_s = 0.0 if worked else time.monotonic() + _TRY_AGAIN_S
         self._say_tight()
         room = self.space.free() + self.space.reserved
         for sealed in self.staying:
@@ -371,7 +430,8 @@ class Segments:
     def _say_tight(self) -> None:
         if self.space.tight != self._said_tight:
             self._said_tight = self.space.tight
-            full = "the disk is full; puts are refused until there is room again"
+            what = "the disk has no inode left" if self.space.lacks_files else "the disk is full"
+            full = f"{what}; puts are refused until there is room again"
             self._log(f"journal: {full if self._said_tight else 'there is room again; puts are accepted'}")
 
     def _ahead(self) -> int:
@@ -391,6 +451,12 @@ class Segments:
         waiting = sum(not sealed.ready for sealed in self.sealed)
         if self._preparing or self.next is not None or waiting >= self._waiting_max:
             return
+        if time.monotonic() < self._make_after_s:
+            return
+        try:
+            self.space.require_files()
+        except JournalFull:
+            return
         self._preparing = True
         make = _Make(self, self.current + 1, self._ahead())
         self._made = make.made
@@ -400,6 +466,7 @@ class Segments:
         """The worker has made the next segment, or could not."""
         self._preparing = False
         self.next = made[0] if made else None
+        self._make_after_s = 0.0 if made else time.monotonic() + _TRY_AGAIN_S
 
     def rotate(self, high_water: int) -> bool:
         """The next segment takes over, if it is ready; otherwise asks for it. Returns whether it took over."""
@@ -436,27 +503,55 @@ class Segments:
         """The worker has merged a segment's WAL, or synced it."""
         sealed.ready = True
         sealed.bytes = disk_bytes(sealed.path)
+        if sealed.merged:
+            self._room_came()
         if sealed.wal in self._unsynced:  # already on the device; under `-F` nobody else drops the entry
             self._unsynced.remove(sealed.wal)
         sealed.wal = None
 
     def retire(self, high_water: int, guard: SyncPoint) -> None:
-        """Has the worker remove the oldest segment that stays, after `guard`, a sync of all that replaced it."""
-        victim = self.sealed[self.retiring]
-        self.retiring += 1
+        """Has the worker remove the oldest segments that hold nothing live, after `guard`, a sync of their successors.
+
+        One note is for all of them. A note takes room, and only the removal gives room back. Where there is no room for
+        the note, the segments stay for now.
+        """
+        victims = self._idle()
+        self.retiring += len(victims)
         writer = self.writer
         assert writer is not None
         oldest = self.oldest_needed
-        self.with_room(lambda: writer.note(high_water, oldest))
+        try:
+            self.space.within(lambda: writer.note(high_water, oldest))
+        except JournalFull:
+            self.retiring -= len(victims)
+            self._retire_after_s = time.monotonic() + _TRY_AGAIN_S
+            return
+        finally:
+            self._say_tight()
         self.noted = True
-        retire = _Retire(self, victim, guard)
-        self.worker.submit(retire.work, retire.done)
+        for victim in victims:
+            retire = _Retire(self, victim, guard if victim is victims[0] else None)
+            self.worker.submit(retire.work, retire.done)
+
+    def _idle(self) -> list[Sealed]:
+        """The oldest segments that stay, as far as they hold nothing live and the worker is done with them."""
+        idle = []
+        for sealed in self.staying:
+            if not sealed.ready or self.live.bytes_in(sealed.number):
+                break
+            idle.append(sealed)
+        return idle
 
     def retired(self, victim: Sealed) -> None:
         """The worker has removed a segment."""
         self.retiring -= 1
         self.sealed.remove(victim)
         self.live.forget(victim.number)
+        self._room_came()
+
+    def _room_came(self) -> None:
+        """A segment has given room back: what found none may be tried again at once."""
+        self._make_after_s = self._refill_after_s = self._retire_after_s = 0.0
 
 
 # Work for the worker. Each piece is an object with two methods, and not a closure: mypyc keeps the last freed closure
@@ -478,7 +573,7 @@ class _Make:
         made = self.made
         try:
             path, number, ahead = segment_path(directory, self._number), self._number, self._ahead
-            made.append(self._segments.space.within(lambda: SegmentWriter(path, number, 0, ahead)))
+            made.append(self._segments.space.within(lambda: SegmentWriter(path, number, 0, ahead), files=True))
             fsync_path(directory)
         except JournalFull:
             return
@@ -503,7 +598,7 @@ class _Seal:
     def work(self) -> None:
         sealed, log = self._sealed, self._log
         try:
-            self._segments.space.within(lambda: sealed.merge(log), sealed.merge_bytes)
+            self._segments.space.within(lambda: sealed.merge(log), sealed.merge_bytes, files=sealed.makes_files)
         except JournalFull:
             sealed.keep()  # until there is more room
 
@@ -512,17 +607,18 @@ class _Seal:
 
 
 class _Retire:
-    """Removes a segment, after a sync of all that replaced it."""
+    """Removes a segment, after a sync of all that replaced it. None: an earlier piece of work has done this sync."""
 
-    def __init__(self, segments: Segments, victim: Sealed, guard: SyncPoint) -> None:
+    def __init__(self, segments: Segments, victim: Sealed, guard: SyncPoint | None) -> None:
         self._segments = segments
         self._victim = victim
         self._guard = guard
 
     def work(self) -> None:
-        self._guard.run()
+        if self._guard is not None:
+            self._guard.run()
         self._victim.remove()
-        fsync_path(self._segments.directory)
+        fsync_path(self._segments.directory)  # before the next goes: after a crash a gap would count as missing
 
     def done(self) -> None:
         self._segments.retired(self._victim)
@@ -535,9 +631,10 @@ class _Refill:
         self._segments = segments
         self._target = target
         self._margin = margin
+        self._worked = False
 
     def work(self) -> None:
-        self._segments.space.refill(self._target, self._margin)
+        self._worked = self._segments.space.refill(self._target, self._margin)
 
     def done(self) -> None:
-        self._segments.refilled()
+        self._segments.refilled(self._worked)

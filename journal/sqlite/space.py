@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Final, TypeVar
 
 from journal.errors import JournalFailed, JournalFull
+from journal.sqlite.files import takes_files
 from journal.sqlite.room import BLOCK_BYTES, PIECE_BYTES
 
 RESERVE_NAME: Final = "reserve"
@@ -33,25 +34,39 @@ class Space:
         self._lock = Lock()
         self.reserved = _size_of_reserve(self._path)
         self.tight = False
+        self.lacks_files = False  # whether it is tight because there were no inodes
 
     def free(self) -> int:
         """Bytes that the disk has left for us."""
         disk = os.statvfs(self._directory)
         return disk.f_bavail * disk.f_frsize
 
+    def takes_files(self) -> bool:
+        """Whether the disk takes the files of another segment: inodes run out as bytes do."""
+        return takes_files(self._directory)
+
+    def require_files(self) -> None:
+        """Raises JournalFull when the disk does not take the files of another segment. Then the space is `tight`."""
+        if not self.takes_files():
+            self.lacks_files = True
+            self.tight = True
+            raise JournalFull("no inode left on device")
+
     def capacity(self, used: int) -> int:
         """Bytes that the journal may come to, `used` of which it takes now, the reserve not counted."""
         capacity = used + self.reserved + self.free()
         return capacity if self._budget is None else min(capacity, self._budget)
 
-    def within(self, write: Callable[[], _T], need: int = 0) -> _T:
+    def within(self, write: Callable[[], _T], need: int = 0, *, files: bool = False) -> _T:
         """Does a write. While the write finds no room, gives back more of the reserve and does the write again.
 
         It gives back one piece first, and twice as much each time. From then on the space is `tight`, until refill()
         finds room. A write that finds no room must leave nothing behind. Raises JournalFull when no reserve is left, or
-        at once when there is less room than `need`.
+        at once when there is less room than `need`, or when the write makes `files` and the disk takes none.
         """
         piece = PIECE_BYTES
+        if files:
+            self.require_files()
         if need and need > self.free() + self.reserved:
             self.tight = True
             raise JournalFull("no space left on device")
@@ -60,24 +75,25 @@ class Space:
                 return write()
             except JournalFull:
                 with self._lock:
+                    self.tight = True
                     if not self._give_back(piece):
                         raise
-                    self.tight = True
                 piece *= 2
 
-    def refill(self, size: int, margin: int) -> None:
-        """Makes the reserve this large, or as large as a full disk allows.
+    def refill(self, size: int, margin: int) -> bool:
+        """Makes the reserve this large, or as large as a full disk allows. Returns whether the disk kept its word.
 
-        The space is `tight` when the reserve is smaller than this. It stops being `tight` when the reserve is complete
-        and `margin` bytes are free beside it.
+        The space is `tight` when the reserve is smaller than this. It stops being `tight` when the reserve is complete,
+        `margin` bytes are free beside it, and the disk takes files.
         """
         with self._lock:  # until it is decided: another thread may give room back, and is the last to say `tight` then
             free = self.free()
-            self._resize(min(size, self.reserved + free - free % BLOCK_BYTES))
+            resized = self._resize(min(size, self.reserved + free - free % BLOCK_BYTES))
             if self.reserved < size:
                 self.tight = True
-            elif self.free() >= margin:
-                self.tight = False
+            elif self.free() >= margin and self.takes_files():
+                self.tight = self.lacks_files = False
+        return resized
 
     def give_back(self, size: int) -> bool:
         """Gives so many bytes of the reserve back to the disk, or all of it. Returns whether there was a reserve."""

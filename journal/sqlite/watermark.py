@@ -8,6 +8,7 @@ Invariant: the watermark only moves forward while a journal is open.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from journal.errors import JournalFailed
+from journal.errors import JournalError, JournalFailed, JournalFull
 from journal.sqlite.files import WATERMARK_NAME, write_watermark
 
 _TEXT_MAX: Final = 64
@@ -30,7 +31,8 @@ class Watermark:
     def __init__(self, directory: str, segment: int) -> None:
         """Opens or makes the file, and writes that nothing of this new segment is synced.
 
-        The old watermark is not needed any more: its segments were read and found whole. Raises JournalFailed.
+        The old watermark is not needed any more: its segments were read and found whole. Raises JournalFull or
+        JournalFailed.
         """
         self._lock = Lock()
         self._segment = segment
@@ -39,7 +41,8 @@ class Watermark:
         try:
             self._write(segment, 0)
         except OSError as error:
-            raise JournalFailed(f"cannot write the journal's watermark: {error.strerror}") from error
+            os.close(self._file)
+            raise _failure_of(error, "cannot write the journal's watermark") from error
 
     def advance(self, segment: int, records: int) -> None:
         """Notes that all older segments and so many records of this segment are on the device. Never goes back."""
@@ -61,7 +64,7 @@ class Watermark:
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise JournalFailed(f"cannot create the journal's watermark {path}: {error.strerror}") from error
+            raise _failure_of(error, f"cannot create the journal's watermark {path}") from error
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _TEXT_MAX:
             os.close(file)
@@ -70,3 +73,8 @@ class Watermark:
 
     def _write(self, segment: int, records: int) -> None:
         write_watermark(self._file, segment, records)
+
+
+def _failure_of(error: OSError, what: str) -> JournalError:
+    kind = JournalFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else JournalFailed
+    return kind(f"{what}: {error.strerror}")

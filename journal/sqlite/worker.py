@@ -34,8 +34,9 @@ class Worker:
     def submit(self, work: Callable[[], None], done: Callable[[], None], *, urgent: bool = False) -> None:
         """Runs `work` in the thread; the next check() runs `done`. Urgent work is done before all other work."""
         if self._thread is None:
-            self._thread = Thread(target=self._run, name="journal", daemon=True)
-            self._thread.start()
+            thread = Thread(target=self._run, name="journal", daemon=True)
+            thread.start()  # where that fails, there is no thread whose end somebody could wait for
+            self._thread = thread
         self._open += 1
         with self._wake:
             if urgent:

@@ -7,8 +7,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,13 @@ def mount_problem() -> str:
 
 
 @contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[Path]:
-    """A disk of so many bytes; skips the test where it cannot be had."""
+def small_disk(folder: Path, size: int, *, inodes: int = 0) -> Iterator[Path]:
+    """A disk of so many bytes, and of so many inodes if they are to be few; skips the test where it cannot be had."""
     if problem := mount_problem():
         pytest.skip(problem)
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
+    options = f"size={size},nr_inodes={inodes}"  # 0 stands for no limit
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], check=True)
     try:
         yield folder
     finally:
@@ -57,6 +59,13 @@ def fill_up(path: Path) -> None:
     while free_bytes(path.parent):
         assert time.monotonic() < deadline, "the disk is never full"
         take_all(path)
+
+
+def take_inodes(folder: Path) -> None:
+    """What another process may do: makes files until there is no inode left."""
+    with suppress(OSError):
+        for number in count():
+            (folder / f"file-{number}").touch(exist_ok=False)
 
 
 def take_all(path: Path) -> None:

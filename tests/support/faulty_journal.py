@@ -12,6 +12,7 @@ The fault model.
 - A commit fails: an error is raised, the transaction is on the disk or it is not.
 - A sync fails: an error is raised, and what it should have covered may be gone at the next start, as Linux does.
 - The disk is full: commits, sealing and creating find no room until others give some back.
+- The disk has no inode: nothing can be created until others give some back.
 Nothing stronger: no transaction in parts (SQLite sees to that), no flipped bits, no sync that lies, no lost middle.
 """
 
@@ -152,6 +153,7 @@ class Disk:
         self.locked = False
         self.commit_fails = 0.0
         self.sync_fails = 0.0
+        self.takes_files = True  # whether there are inodes left
         self.failed = False  # whether the process has seen a failure for which it may give up
         self.starved = False  # others took what the journal's reserve gave back, too, or there was none
         self.starts = 0  # since others filled the disk; each one takes some room
@@ -277,6 +279,8 @@ class _SegmentWriter:
         self.bytes = 0
         self._disk = Disk.of(path)
         self._disk.moment("before a segment is made")
+        if not self._disk.takes_files:
+            raise JournalFull(f"cannot create journal segment {path}: no inode left on device")
         self._disk.take(2 * _EMPTY_BYTES, f"cannot create journal segment {path}")
         assert number not in self._disk.segments, "a segment is made twice"
         self._segment = self._disk.segments[number] = Segment(number, high_water)
@@ -398,6 +402,7 @@ class _Watermark(Watermark):
         return 0
 
     def _write(self, segment: int, records: int) -> None:
+        assert self._disk.segments[segment].name_synced, "the watermark speaks of a segment whose name may be lost"
         self._disk.watermarks.append((segment, records))
 
     def close(self) -> None:
@@ -447,10 +452,13 @@ class _Space(Space):
         self._budget = budget
         self._lock = Lock()
         self.reserved = self._disk.reserved_bytes
-        self.tight = False
+        self.tight = self.lacks_files = False
 
     def free(self) -> int:
         return self._disk.free_bytes
+
+    def takes_files(self) -> bool:
+        return self._disk.takes_files
 
     def _resize(self, size: int) -> bool:
         if size - self.reserved > self.free():
@@ -545,6 +553,7 @@ def _load() -> ModuleType:
         remove_files=_remove_files,
         seal_left_over=_seal_left_over,
         sync_files=_sync_files,
+        time=clock,
     )
     compaction = _copy("compaction", SegmentReader=_SegmentReader, time=clock)
     return _copy(

@@ -7,14 +7,21 @@ repeats a violation exactly is what was kept of it.
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import NoReturn
 
 from tests.support.seed_program import run, seed_parser, seeds_of
 from tests.support.torture.recorder import recorder_problem
-from tests.support.torture.torturer import KINDS, POLICIES, Torment, see_again
+from tests.support.torture.torturer import KINDS, POLICIES, Torment, bounded, see_again
+
+LIVES_S = 400.0
+"""How long all lives of a torment may take, and a little more than that."""
+CUT_S = 2.0
+"""How long a loss of power may take, on average. On a busy machine it takes 0.2 s."""
 
 
 def main(arguments: list[str]) -> int:
@@ -30,6 +37,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--go-on", action="store_true", help="also behind a violation")
     parser.add_argument("--again", type=Path, metavar="DIR", help="looks at a kept violation again")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, stopped)
     if problem := recorder_problem():
         parser.error(problem)
     if options.again is not None:
@@ -39,6 +47,11 @@ def main(arguments: list[str]) -> int:
     return torture(seeds_of(parser, options), options)
 
 
+def stopped(number: int, frame: object) -> NoReturn:
+    """Whoever stops the program leaves no small disk mounted."""
+    raise KeyboardInterrupt
+
+
 def torture(seeds: range, options: argparse.Namespace) -> int:
     """Many torments, up to the first violation, or with all of them shown."""
     print(f"seeds {seeds[0]} to {seeds[-1]}", flush=True)
@@ -46,9 +59,13 @@ def torture(seeds: range, options: argparse.Namespace) -> int:
     counts: Counter[str] = Counter()
     begun_s = time.monotonic()
     violations = 0
+    slowest_s, slowest = 0.0, seeds[0]
     for seed in seeds:
         torment = Torment(seed, policy=options.policy, kind=options.kind, keep=keep)
-        outcome = torment.run(options.cuts)
+        torment_s = time.monotonic()
+        with bounded(LIVES_S + options.cuts * CUT_S):
+            outcome = torment.run(options.cuts)
+        slowest_s, slowest = max((slowest_s, slowest), (time.monotonic() - torment_s, seed))
         counts.update(outcome.counts)
         counts.update(cuts=outcome.cuts, lives=outcome.lives, went_on=outcome.went_on)
         if outcome.failure:
@@ -59,7 +76,8 @@ def torture(seeds: range, options: argparse.Namespace) -> int:
     if not violations:
         keep.rmdir()
     told = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-    print(f"{told}; {violations} violations; {time.monotonic() - begun_s:.0f} s")
+    took = f"{time.monotonic() - begun_s:.0f} s, seed {slowest} the slowest with {slowest_s:.0f} s"
+    print(f"{told}; {violations} violations; {took}")
     return violations > 0
 
 

@@ -83,7 +83,7 @@ def compaction_drops_a_job() -> None:
             try:
                 compact_slice(self, payload_of)
             finally:
-                Journal.append = append  # type: ignore[method-assign]  # as it was
+                Journal.append = append  # type: ignore[method-assign]  # the fault ends
 
         return faulty
 
@@ -156,6 +156,12 @@ def ids_forgotten() -> None:
     _replace(SegmentWriter, "note", make)
 
 
+def changes_wait_for_ever() -> None:
+    """No loss: a life that does not end."""
+    _replace(Store, "behind", lambda behind: property(lambda self: True))
+    _replace(Store, "catch_up", lambda catch_up: lambda self, now_ns: False)
+
+
 class Canary(NamedTuple):
     """A planted fault, and where it is looked for: it shows soonest there."""
 
@@ -178,6 +184,7 @@ CANARIES: dict[str, Canary] = {
     "left over built upon": Canary(left_over_built_upon, policy="F", orders=SMALL, kills=0.9),
     "order of burying forgotten": Canary(order_of_burying_forgotten, orders=SMALL),
     "ids forgotten": Canary(ids_forgotten, orders={**SMALL, "jobs": 2}),
+    "changes wait for ever": Canary(changes_wait_for_ever, orders={"bound_s": 1.0}, kills=0),
 }
 
 

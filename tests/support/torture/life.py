@@ -2,11 +2,13 @@
 
 It says in marks, in the order of its system calls: `S n [id, facts]` what it found, `G n` started, `A n facts` a batch
 begins, `C n` committed, `D n` on the device up to here, `E n` a clean end, `F text` given up. The facts of a batch are
-those of the jobs that it changes. Exit code: 0 after a clean end, 74 after a failure that the journal told of.
+those of the jobs that it changes. Exit code: 0 after a clean end, 74 after a failure that the journal told of. A life
+that takes too long says where each of its threads is, and ends with 1.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -54,6 +56,7 @@ class Orders:
     filler: str = ""  # a file on the same disk, in which somebody else takes and gives back room
     close: bool = True
     fault: str = ""  # one of canaries.py
+    bound_s: float = 60.0  # on a busy machine a life takes 5 s
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -297,6 +300,7 @@ def main(arguments: Iterable[str]) -> int:
     """The process."""
     (text,) = arguments
     orders = Orders.of(text)
+    faulthandler.dump_traceback_later(orders.bound_s, exit=True)
     if orders.fault:
         from tests.support.torture.canaries import plant
 

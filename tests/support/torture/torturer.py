@@ -7,10 +7,12 @@ An image is looked at in this process: it is read without a finding, holds what 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +32,8 @@ from tests.support.torture.life import FAILED, Facts, Keeper, Orders
 from tests.support.torture.oracle import Oracle, Violation
 from tests.support.torture.recorder import read_trace, recording
 
-LIFE_TIMEOUT_S = 100.0
+BEYOND_S = 30.0
+"""A life that does not end by itself so long after its bound is killed."""
 SMALL_DISK_BYTES = 3 << 20
 EIO, ENOSPC = 5, 28
 POLICIES = ("f0", "fms", "F")
@@ -160,15 +163,18 @@ class Torment:
         lost = False
         if self._kind == "failing" and draw.random() < 0.8:
             options["FAIL"], lost = self._failing()
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.support.torture.life", orders.text()],
-            cwd=ROOT,
-            env={**recording(directory, trace, options), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            timeout=LIFE_TIMEOUT_S,
-            check=False,
-        )
         self.outcome.lives += 1
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.support.torture.life", orders.text()],
+                cwd=ROOT,
+                env={**recording(directory, trace, options), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+                capture_output=True,
+                timeout=orders.bound_s + BEYOND_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Violation(f"a life does not end, and does not say where it is: {orders.text()}") from error
         self._first = disk.end
         calls = list(read_trace(trace)) if trace.exists() else []
         later = disk.play(calls)
@@ -176,7 +182,7 @@ class Torment:
         self.outcome.counts[f"ended with {done.returncode}"] += 1
         stderr = done.stderr.decode(errors="replace").strip()
         if done.returncode not in (0, FAILED, -9) or stderr:
-            raise Violation(f"a life ended with {done.returncode}: {stderr}")
+            raise Violation(f"a life ended with {done.returncode}: {stderr}\nIts orders: {orders.text()}")
         if done.returncode == FAILED and self._kind == "plain" and not self._fault:
             raise Violation(f"a life gave up without a reason: {oracle.failure}")
         if filler := orders.filler:
@@ -243,6 +249,23 @@ class Torment:
         case = {"moment": moment, "image": image_seed, "orders": self._orders.text(), "traces": len(kept.traces)}
         (folder / "case.json").write_text(json.dumps(case))
         return f"; see it again with: scripts/torture --again {folder}"
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """What takes longer says on stderr where each thread is, and raises Violation. For the main thread alone."""
+
+    def give_up(number: int, frame: object) -> None:
+        faulthandler.dump_traceback()
+        raise Violation(f"this takes longer than {seconds:g} s")
+
+    handler = signal.signal(signal.SIGALRM, give_up)
+    other = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *other)
+        signal.signal(signal.SIGALRM, handler)
 
 
 @dataclass(frozen=True)

@@ -169,16 +169,18 @@ class ServerTorment:
 
     def _live(self, directory: Path, trace: Path, rounds: int) -> list[Call]:
         draw = self._draw
-        lag = Lag()
         server = ServerProcess(
             self._command,
             ["-b", str(directory), f"-f{self._fsync_ms}", "-s", str(self._segment_bytes)],
             env=recording(directory, trace, {"WIRE": "1", "SYNC_US": str(self._sync_us)}),
-        ).wait_ready()
-        clients = [server.connect() for _ in range(CLIENTS)]
-        live: list[list[bytes]] = [[] for _ in clients]
+        )
+        clients: list[socket.socket] = []
+        live: list[list[bytes]] = [[] for _ in range(CLIENTS)]
         number = 0
+        lag = Lag()
         try:
+            server.wait_ready()
+            clients += [server.connect() for _ in range(CLIENTS)]
             for turn in range(rounds):
                 if self._disk is not None and turn == rounds // 4:
                     fill_up(self._disk / "filler")
