@@ -1,11 +1,12 @@
 """One turn: sessions execute what their clients sent, one commit covers all of it, and then the replies leave.
 
+Changes that no client of the protocol asks for, but an operator, go the same way: accept() takes them as errands.
 This room must not know gevent, sockets, clocks or SQLite: its owner hands in the clocks, calls end() when every client
 that is ready had its step, and drives the tasks. A task is a generator; it yields a Wait and is resumed when that is
 over. The server drives them with greenlets and threads, the simulation with a clock of its own.
 Everything here runs without a pause from one yield to the next, so it needs no lock.
-Invariant: no reply leaves before the commit that covers it, and under `-f0` not before the sync that covers it; after
-a failure no reply leaves at all.
+Invariant: no reply leaves and no errand is done before the commit that covers it, and under `-f0` not before the sync
+that covers it; after a failure no reply leaves at all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from geventstalk.core.ages import find_strays
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import Job
 from geventstalk.durable.records import make_plausible
@@ -28,6 +30,10 @@ CATCH_UP_SLICES: Final = 3
 """Slices of catching up in a turn, of a millisecond each at the most: what is no change is served in between."""
 CATCH_UP_WAIT_NS: Final = 1_000_000
 """How long catching up rests when the journal's own work has to get on first."""
+RATES_NS: Final = 5_000_000_000
+"""So often the rates are brought up to date, as load averages are."""
+RATES_SLICE: Final = 100
+"""Tubes whose rates are brought up to date in one turn: a millisecond in pure Python."""
 HOUSEKEEPING_NS: Final = 50_000_000
 """How long compaction at leisure stays behind the writing: garbage gathers, and a burst of writes is not disturbed."""
 
@@ -42,6 +48,8 @@ class Channel:
         self.changed = False  # whether it made a change that its replies have to wait for
         self.held = 0  # how many pieces of its replies the gate holds
         self.held_bytes = 0
+        self.joined_ns = 0
+        self.heard_ns = 0  # when it last sent something; at first when it joined
 
     def send(self, data: bytes) -> None:
         """The replies are true and leave now."""
@@ -49,6 +57,31 @@ class Channel:
 
     def goes_on(self) -> None:
         """The turn is over for this client; what did not fit into it may go on in the next one."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Errand:
+    """A change that an operator wants. Its owner derives from it, and hears either done() or failed() once.
+
+    A slice ends when Engine.work is MOVE_SLICE, after about two milliseconds: there it counts what it does beyond one
+    move. `begun` says that the ledger has some parts of a large job of this errand. Then slices are run while
+    Engine.held, too, and do nothing but go on with this job.
+    """
+
+    changed: bool = False  # whether it made a change that done() has to wait for; the turn sets it
+    begun: bool = False
+
+    def run(self, now_ns: int) -> bool:
+        """One slice of the change. Returns whether it was the last one. Never yields."""
+        raise NotImplementedError
+
+    def done(self) -> None:
+        """All that it changed is safe: committed, and under `-f0` synced."""
+        raise NotImplementedError
+
+    def failed(self) -> None:
+        """It is given up: nobody knows how far its last slice came."""
         raise NotImplementedError
 
 
@@ -104,15 +137,16 @@ Task = Iterator[Wait]
 
 
 class ReplyGate:
-    """The replies that wait for a sync, in the order in which they will leave."""
+    """The replies and the errands that wait for a sync, in the order in which they will leave."""
 
     def __init__(self) -> None:
         self.clients = 0  # how many have replies here
-        self._held: list[tuple[Channel, bytes]] = []
+        self.errands: deque[Errand] = deque()
+        self._held: list[tuple[Channel | None, bytes]] = []  # None stands for the next errand
 
     @property
     def pieces(self) -> int:
-        """How many replies wait; a client that goes on sending has several of them."""
+        """How many replies and errands wait; a client that goes on sending has several of them."""
         return len(self._held)
 
     def hold(self, channel: Channel, data: bytes) -> None:
@@ -122,10 +156,17 @@ class ReplyGate:
         channel.held_bytes += len(data)
         self._held.append((channel, data))
 
+    def hold_errand(self, errand: Errand) -> None:
+        self.errands.append(errand)
+        self._held.append((None, b""))
+
     def release(self, pieces: int) -> None:
         """So many of them leave, the oldest first."""
         leaving, self._held = self._held[:pieces], self._held[pieces:]
         for channel, data in leaving:
+            if channel is None:
+                self.errands.popleft().done()
+                continue
             channel.held -= 1
             channel.held_bytes -= len(data)
             if not channel.held:
@@ -135,7 +176,9 @@ class ReplyGate:
 
     def clients_that_also_wait(self) -> int:
         """How many of the clients with replies here have a reserve that waits for a job."""
-        return len({channel.session.number for channel, _ in self._held if channel.session.waiting})
+        return len(
+            {channel.session.number for channel, _ in self._held if channel is not None and channel.session.waiting}
+        )
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -158,6 +201,7 @@ class Turn:
         self.tell: Callable[[str, BaseException | None], None] = _tell_nobody
         self.sync: Sync | None = None  # the one that is under way in a thread
         self.move_slice = MOVE_SLICE
+        self.guests = 0  # whom the owner serves beside these clients: while there are some, no slow sync is run here
         self._clock = clock
         self._wall_clock = wall_clock
         self._begins = begins
@@ -167,8 +211,15 @@ class Turn:
         self._leaving: deque[Channel] = deque()
         self._held_up: dict[int, Channel] = {}  # whose next command is a change, while Engine.held
         self._leave_budget = MOVE_SLICE  # what clients that go may still give back within this turn
+        self._errands: deque[Errand] = deque()  # those that are to have another slice
+        self._finished: deque[Errand] = deque()  # those whose last slice is not committed yet
+        self._errand_budget = MOVE_SLICE  # what errands may still do within this turn
+        self._ran = False  # whether an errand had a slice in this turn
+        self._over = False  # whether finish() was called
         self._armed_ns = NEVER  # when the task of the clock wakes by itself
         self.earlier = Flag()  # something is due earlier than that
+        self.wanted = Flag()  # errands want another slice
+        self.busy = Flag()  # something happened to jobs that the rates do not know
         self.gone = Flag()  # clients are gone and have to give back what they held
         self.written = Flag()  # there is something to sync
         self.grown = Flag(True)  # there may be something to compact
@@ -187,6 +238,8 @@ class Turn:
             make_plausible(job, now_ns)
             engine.restore(job, tube_name, now_ns)
             count += 1
+        if engine.unsorted:
+            find_strays(engine)
         engine.next_id = max(engine.next_id, store.start(self._find))
         engine.ledger = store
         self.store = store
@@ -198,7 +251,7 @@ class Turn:
 
     def tasks(self) -> list[Task]:
         """All that has to run beside the clients, from the start on."""
-        tasks = [self.keep_time(), self.let_go()]
+        tasks = [self.keep_time(), self.let_go(), self.run_errands(), self.keep_rates()]
         store = self.store
         if store is not None:
             tasks += [self.keep_house(store), self.keep_pace(store)]
@@ -212,6 +265,7 @@ class Turn:
 
     def join(self, channel: Channel) -> None:
         """A client has come."""
+        channel.joined_ns = channel.heard_ns = self._clock()
         self.channels[channel.session.number] = channel
 
     def step(self, channel: Channel, data: bytes | None) -> None:
@@ -226,6 +280,7 @@ class Turn:
             if data is None:
                 session.hang_up(now_ns)
             elif data:
+                channel.heard_ns = now_ns
                 session.receive(data, now_ns)
             else:
                 session.run(now_ns)
@@ -267,6 +322,74 @@ class Turn:
         self._leaving.append(channel)
         self.gone.set()
 
+    # --- errands
+
+    def accept(self, errand: Errand) -> None:
+        """Takes an errand. Its first slice runs now, or as soon as a turn has room for it and Engine.held has ended.
+
+        The further slices run one a turn.
+        """
+        if self.failed or self._over:
+            errand.failed()
+        elif self.engine.held or self._errand_budget <= 0:
+            self._put_off(errand)
+        else:
+            self._run(errand)
+
+    def _put_off(self, errand: Errand) -> None:
+        self._errands.append(errand)
+        self.wanted.set()
+
+    def _run(self, errand: Errand) -> None:
+        """One slice of an errand."""
+        self.begin()
+        self._ran = True
+        engine, store = self.engine, self.store
+        before = 0 if store is None else store.appended
+        engine.work = 0
+        engine.changing = False
+        try:
+            finished = errand.run(self._clock())
+        except Exception as error:
+            self._errand_failed(errand, error)
+            return
+        self._errand_budget -= 1 + engine.work
+        if store is not None and store.appended != before:
+            errand.changed = True
+        if finished:
+            self._finished.append(errand)
+        else:
+            self._put_off(errand)
+
+    def _errand_failed(self, errand: Errand, error: Exception) -> None:
+        """As _change_failed(), where a change may be half made."""
+        if not self.engine.changing and not errand.begun:
+            self.tell("a change of an operator's failed before it changed anything", error)
+            errand.failed()
+            return
+        self._finished.append(errand)  # to hear of it with the others, if all fail
+        if self.store is not None:
+            self.fail(error)
+            return
+        try:
+            self.engine.undo()
+        except Exception as second:
+            second.__context__ = error
+            self.fail(second)
+        else:
+            self._finished.pop()
+            self.tell("a change of an operator's failed and is undone", error)
+            errand.failed()
+
+    def _give_up_errands(self) -> None:
+        """Those that are not done never will be."""
+        errands = [*self.gate.errands, *self._finished, *self._errands]
+        self.gate.errands.clear()
+        self._finished.clear()
+        self._errands.clear()
+        for errand in errands:
+            errand.failed()
+
     # --- from the beginning of a turn to its end
 
     def begin(self) -> None:
@@ -287,6 +410,10 @@ class Turn:
         try:
             self.collect_served()
             self.commit(now_ns)
+            if self.engine.active:
+                self.busy.set()
+            if self._ran:
+                self.settle_errands()
             touched, self._in_turn = self._in_turn, []
             self.flush(touched)
             self.arm()
@@ -300,9 +427,13 @@ class Turn:
             store.commit(now_ns)
             self.written.set()
             self.grown.set()
-            if store.behind:
-                self.engine.held = True
-                self.late.set()
+            self.heed(store)
+
+    def heed(self, store: Store) -> None:
+        """Holds changes back when the journal does not keep pace, whatever it was that filled it."""
+        if store.behind:
+            self.engine.held = True
+            self.late.set()
 
     def collect_served(self) -> None:
         """Clients whose wait ended in this turn have replies, too."""
@@ -314,6 +445,19 @@ class Turn:
                     channel.in_turn = True
                     self._in_turn.append(channel)
             served.clear()
+
+    def settle_errands(self) -> None:
+        """The errands that were finished in this turn are done, or wait at the gate."""
+        self._ran = False
+        self._errand_budget = MOVE_SLICE
+        store = self.store
+        durably = store is not None and store.syncs_before_replies
+        for _ in range(len(self._finished)):  # done() may bring the next errand, which is not committed
+            errand = self._finished.popleft()
+            if durably and errand.changed:
+                self.gate.hold_errand(errand)
+            else:
+                errand.done()
 
     def flush(self, touched: list[Channel]) -> None:
         """The replies of these clients leave, or wait at the gate."""
@@ -349,7 +493,7 @@ class Turn:
                 self._held_up[session.number] = channel
             else:
                 channel.goes_on()
-        if self.gate.clients and not self.awaited.is_set and not self.sync_here():
+        if (self.gate.clients or self.gate.errands) and not self.awaited.is_set and not self.sync_here():
             self.awaited.set()
 
     def sync_here(self) -> bool:
@@ -371,8 +515,10 @@ class Turn:
         return True
 
     def everybody_waits(self) -> bool:
-        """Whether each client waits for a sync, or for a job."""
+        """Whether each client waits for a sync, or for a job. Who sends errands may have others with him."""
         gate, waiting = self.gate, self.engine.waiting_count
+        if gate.errands or self.guests:
+            return False
         if gate.clients + waiting < len(self.channels):
             return False
         return gate.clients + waiting - gate.clients_that_also_wait() >= len(self.channels)
@@ -406,7 +552,21 @@ class Turn:
 
     def advance(self) -> bool:
         """One slice of what is due. Returns whether that was all."""
-        return self.engine.advance(self._clock(), self.move_slice)
+        done = self.engine.advance(self._clock(), self.move_slice)
+        if self.engine.active:
+            self.busy.set()
+        return done
+
+    def keep_rates(self) -> Task:
+        """Brings the rates up to date while something happens, in slices. Sleeps while nothing does."""
+        while True:
+            yield Wait(self.busy)
+            yield Wait(at_ns=self._clock() + RATES_NS)
+            self.busy.clear()
+            while not self.engine.settle_rates(self._clock(), RATES_SLICE):
+                yield Wait(at_ns=NEXT_TURN)
+            if self.engine.active:
+                self.busy.set()
 
     def let_go(self) -> Task:
         """Gives back what clients held that are gone: each in its turn, slice by slice."""
@@ -431,6 +591,33 @@ class Turn:
             del self.channels[channel.session.number]
         return done
 
+    def run_errands(self) -> Task:
+        """Runs the further slices of errands: as many a turn as it has room for, each errand in its turn."""
+        while True:
+            yield Wait(self.wanted)
+            self.wanted.clear()
+            while self.run_some_errands():
+                yield Wait(at_ns=NEXT_TURN)
+
+    def run_some_errands(self) -> bool:
+        """One slice of each errand, as long as the turn has room. Returns whether to call again in the next turn.
+
+        If not, accept() or the end of the hold sets the flag.
+        """
+        ran = False
+        for _ in range(len(self._errands)):
+            if self._errand_budget <= 0:
+                return True
+            errand = self._errands.popleft()
+            if self.engine.held and not errand.begun:
+                self._errands.append(errand)
+                continue
+            self._run(errand)
+            ran = True
+            if self.failed:
+                return False
+        return ran
+
     def keep_house(self, store: Store) -> Task:
         """Compacts in slices, one a turn, while there is something to compact; sleeps while nothing is written."""
         while True:
@@ -441,11 +628,13 @@ class Turn:
             while self.wants_compaction(store):
                 store.compact_slice(self._clock())
                 self.written.set()
+                self.heed(store)
                 yield Wait(at_ns=NEXT_TURN)
 
     def wants_compaction(self, store: Store) -> bool:
         """Whether there is something to compact, now that the journal's own work was looked at."""
         store.tend()
+        self.heed(store)
         return store.wants_compaction()
 
     def keep_pace(self, store: Store) -> Task:
@@ -463,6 +652,8 @@ class Turn:
                 else:
                     yield Wait(at_ns=self._clock() + CATCH_UP_WAIT_NS)
             self.engine.held = False
+            if self._errands:
+                self.wanted.set()
             for channel in self._in_turn:  # flush() lets these go on
                 channel.session.held_up = False
             held_up, self._held_up = self._held_up, {}
@@ -491,10 +682,12 @@ class Turn:
             if sync is not None:
                 yield self._in_thread(sync)
                 self._synced(store, sync)
+            if self.failed:
+                return  # the gate stays as it is: to look at it again and again would keep the process from its end
             self.release(pieces)
-            if self.gate.clients:
+            if self.gate.pieces:
                 self.sync_here()
-            if not self.gate.clients:
+            if not self.gate.pieces:
                 self.awaited.clear()
 
     def _sync(self, store: Store) -> Sync | None:
@@ -512,6 +705,7 @@ class Turn:
         if sync.error is not None:
             raise sync.error
         store.sync_took(sync.took_ns)
+        store.synced_ns = self._clock()
 
     # --- the end
 
@@ -520,9 +714,11 @@ class Turn:
         if not self.failed:
             self.failed = True
             self._fails(error)
+            self._give_up_errands()
 
     def finish(self) -> None:
         """The clean end: commits, syncs, and sends everything that is true by then. No task may run any more."""
+        self._over = True
         if self.failed:
             return
         store = self.store
@@ -538,6 +734,7 @@ class Turn:
                     self._synced(store, sync)
                 self.release(self.gate.pieces)
                 store.close()
+            self._give_up_errands()
         except Exception as error:
             self.fail(error)
 

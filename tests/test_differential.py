@@ -205,7 +205,7 @@ def test_framing_excludes(data: bytes) -> None:
 
 
 def test_rules_keep_out_what_may_differ() -> None:
-    sides = partial(differential.Twin, sides=())  # type: ignore[arg-type]  # never used: nothing is sent
+    sides = partial(differential.Twin, sides=())  # type: ignore[arg-type]  # no sides: nothing is sent
     twins = [sides(number, Framing(65535)) for number in range(3)]
     rules = differential.Rules(twins)
 

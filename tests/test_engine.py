@@ -99,7 +99,7 @@ class Bench:
         return client
 
     def put(self, client: Client, pri: int = 0, delay_s: int = 0, ttr_s: int = 60, body: bytes = b"x\r\n") -> int:
-        job = self.engine.open_put(client, pri, delay_s, ttr_s)
+        job = self.engine.open_put(client, pri, delay_s, ttr_s, self.clock.ns)
         assert self.engine.put(job, body, self.clock.ns) == INSERTED
         return job.id
 
@@ -119,7 +119,7 @@ class Bench:
         """Puts a job and buries it."""
         id = self.put(client, pri)
         assert self.engine.reserve_job(client, id, self.clock.ns) is not None
-        assert self.engine.bury(client, id, pri)
+        assert self.engine.bury(client, id, pri, self.clock.ns)
         return id
 
     def advance(self, seconds: float = 0, ns: int = 0) -> None:
@@ -219,7 +219,7 @@ def test_an_old_job_keeps_its_place(bench: Bench) -> None:
     ids = [bench.put(a, ttr_s=10 if number == 3 else 60) for number in range(6)]
     assert [bench.reserve(a) for _ in range(4)] == ids[:4]
     assert bench.engine.release(a, 3, 0, 0, bench.clock.ns)
-    assert bench.engine.bury(a, 2, 0)
+    assert bench.engine.bury(a, 2, 0, bench.clock.ns)
     assert bench.engine.kick_job(2, bench.clock.ns)
     assert bench.engine.release(a, 1, 0, 5, bench.clock.ns)
     assert [bench.reserve(b) for _ in range(2)] == [2, 3]
@@ -247,7 +247,7 @@ def test_buried_jobs_are_kicked_in_the_order_of_burying(bench: Bench) -> None:
         bench.put(a)
     for id, pri in ((3, 9), (1, 0), (4, 5), (2, 1)):
         assert bench.engine.reserve_job(a, id, bench.clock.ns)
-        assert bench.engine.bury(a, id, pri)
+        assert bench.engine.bury(a, id, pri, bench.clock.ns)
     tube = bench.engine.tubes[b"default"]
     order = []
     while (job := bench.engine.peek(a, BURIED)) is not None:
@@ -536,9 +536,9 @@ def test_a_pause_blocks_reserving_and_nothing_else(bench: Bench) -> None:
     engine.pause(b"default", U32_MAX, clock.ns)
     assert bench.reserve(b, 0) == "TIMED_OUT"
     assert engine.reserve_job(b, 2, clock.ns) is not None
-    assert engine.bury(b, 2, 0)
+    assert engine.bury(b, 2, 0, clock.ns)
     assert engine.kick(engine.tubes[b"default"], True, 1, clock.ns) == 1
-    assert engine.delete(b, 3)
+    assert engine.delete(b, 3, clock.ns)
     bench.advance(1)  # the delay of 6 is over, paused or not
     assert bench.state(6) == READY
     bench.advance(1)  # and so is the ttr of 1
@@ -728,7 +728,7 @@ def test_the_earliest_of_several_deadlines_counts(bench: Bench) -> None:
     assert bench.answers() == []
     bench.advance(ns=1)
     assert bench.answers() == [("a", "DEADLINE_SOON")]
-    assert bench.engine.delete(a, 2)
+    assert bench.engine.delete(a, 2, bench.clock.ns)
     assert bench.reserve(a) is None
     bench.advance(49 - 4, -1)
     assert bench.answers() == []
@@ -873,8 +873,8 @@ def test_a_ttr_ends(bench: Bench, how: str, ns: int, over: bool) -> None:
     assert bench.engine.touch(a, 1, bench.clock.ns) == (not over)
     if over:
         assert not bench.engine.release(a, 1, 0, 0, bench.clock.ns)
-        assert not bench.engine.bury(a, 1, 0)
-        assert bench.engine.delete(a, 1)  # as anybody may
+        assert not bench.engine.bury(a, 1, 0, bench.clock.ns)
+        assert bench.engine.delete(a, 1, bench.clock.ns)  # as anybody may
 
 
 def test_w1_no_expiry_is_lost_at_the_very_deadline(bench: Bench) -> None:
@@ -964,7 +964,7 @@ def test_only_the_holder_may(bench: Bench, verb: str) -> None:
     def tried(client: Client, id: int) -> bool:
         if verb == "release":
             return engine.release(client, id, 1, 0, now_ns)
-        return engine.bury(client, id, 1) if verb == "bury" else engine.touch(client, id, now_ns)
+        return engine.bury(client, id, 1, now_ns) if verb == "bury" else engine.touch(client, id, now_ns)
 
     ready, delayed, buried = bench.put(a, 4), bench.put(a, 4, delay_s=9), bench.buried(a)
     held = bench.put(a, 0)
@@ -982,7 +982,7 @@ def test_bury_sets_the_priority_and_counts(bench: Bench) -> None:
     a = bench.join("a")
     bench.put(a, 9)
     bench.reserve(a)
-    assert bench.engine.bury(a, 1, 3)
+    assert bench.engine.bury(a, 1, 3, bench.clock.ns)
     job = bench.job(1)
     assert (job.state, job.pri, job.counts().buries) == (BURIED, 3, 1)
     assert bench.counts() == (0, 0, 0, 0, 1)
@@ -1093,13 +1093,13 @@ def test_delete(bench: Bench) -> None:
     assert bench.engine.reserve_job(b, mine, bench.clock.ns)
     assert bench.engine.reserve_job(a, theirs, bench.clock.ns)
     for id in (ready, delayed, buried, mine):
-        assert bench.engine.delete(b, id)
+        assert bench.engine.delete(b, id, bench.clock.ns)
         assert bench.state(id) is None
-        assert not bench.engine.delete(b, id)
-    assert not bench.engine.delete(b, theirs)
+        assert not bench.engine.delete(b, id, bench.clock.ns)
+    assert not bench.engine.delete(b, theirs, bench.clock.ns)
     assert bench.engine.tubes[b"t"].total_deletes == 4
     assert bench.counts() == (0, 0, 1, 0, 0)
-    assert bench.engine.delete(a, theirs)
+    assert bench.engine.delete(a, theirs, bench.clock.ns)
     assert len(bench.engine.jobs) == 0
     bench.advance(10)
 
@@ -1153,8 +1153,8 @@ def test_leaving_in_slices(bench: Bench) -> None:
     bench.answers()
     assert not bench.engine.leave(a, now_ns, 3)
     assert bench.answers() == [("b", "RESERVED", 3)]
-    assert bench.engine.delete(b, 4)
-    assert not bench.engine.delete(b, 9), "what was not given back yet is still held"
+    assert bench.engine.delete(b, 4, bench.clock.ns)
+    assert not bench.engine.delete(b, 9, bench.clock.ns), "what was not given back yet is still held"
     bench.advance(5)
     assert bench.state(9) == READY
     assert bench.reserve(b) == 9
@@ -1232,7 +1232,7 @@ def test_a_tube_lives_as_long_as_anything_refers_to_it(bench: Bench) -> None:
     engine = bench.engine
     engine.use(a, b"t")
     engine.watch(b, b"t")
-    job = engine.open_put(a, 0, 0, 1)
+    job = engine.open_put(a, 0, 0, 1, bench.clock.ns)
     engine.use(a, b"default")
     assert b"t" in engine.tubes
     engine.ignore(b, b"t")
@@ -1244,14 +1244,14 @@ def test_a_tube_lives_as_long_as_anything_refers_to_it(bench: Bench) -> None:
             case "reserve":
                 assert engine.reserve_job(b, 1, bench.clock.ns)
             case "bury":
-                assert engine.bury(b, 1, 0)
+                assert engine.bury(b, 1, 0, bench.clock.ns)
             case "kick":
                 assert engine.kick_job(1, bench.clock.ns)
             case "release":
                 assert engine.reserve_job(b, 1, bench.clock.ns)
                 assert engine.release(b, 1, 0, 10, bench.clock.ns)
             case "delete":
-                assert engine.delete(b, 1)
+                assert engine.delete(b, 1, bench.clock.ns)
     assert b"t" not in engine.tubes
     bench.advance(100)
     assert engine.next_deadline_ns() == NEVER, "nothing of it is left in the wheel"
@@ -1270,7 +1270,7 @@ def test_default_never_ends(bench: Bench) -> None:
 def test_an_abandoned_put_ends_its_tube(bench: Bench) -> None:
     a = bench.join("a")
     bench.engine.use(a, b"t")
-    job = bench.engine.open_put(a, 0, 0, 1)
+    job = bench.engine.open_put(a, 0, 0, 1, bench.clock.ns)
     bench.engine.use(a, b"default")
     assert b"t" in bench.engine.tubes
     bench.engine.abandon_put(job)
@@ -1292,7 +1292,7 @@ def test_urgent_are_ready_jobs_below_1024(bench: Bench, pri: int, urgent: int) -
     bench.reserve(a)
     bench.engine.release(a, 1, 1023 if not urgent else 1024, 0, bench.clock.ns)
     assert bench.engine.urgent_count == tube.urgent == 1 - urgent
-    bench.engine.delete(a, 1)
+    bench.engine.delete(a, 1, bench.clock.ns)
     assert bench.engine.urgent_count == tube.urgent == 0
 
 
@@ -1306,8 +1306,8 @@ def test_counters_of_a_tube(bench: Bench) -> None:
     bench.reserve(a)
     assert (len(tube.ready), tube.reserved, len(tube.delayed), len(tube.buried)) == (1, 1, 1, 1)
     assert (tube.jobs, tube.total_jobs, bench.engine.total_jobs) == (4, 4, 4)
-    bench.engine.delete(a, 2)
-    bench.engine.delete(a, 99)
+    bench.engine.delete(a, 2, bench.clock.ns)
+    bench.engine.delete(a, 99, bench.clock.ns)
     assert (tube.jobs, tube.total_jobs, tube.total_deletes) == (3, 4, 1)
 
 
@@ -1316,7 +1316,7 @@ def test_counters_of_a_tube(bench: Bench) -> None:
 
 def test_id_and_tube_are_settled_when_the_put_begins(bench: Bench) -> None:
     a, b = bench.join("a"), bench.join("b")
-    first = bench.engine.open_put(a, 0, 0, 1)
+    first = bench.engine.open_put(a, 0, 0, 1, bench.clock.ns)
     bench.engine.use(a, b"t")
     assert bench.put(b) == 2
     assert bench.engine.put(first, b"x\r\n", bench.clock.ns) == INSERTED
@@ -1326,12 +1326,12 @@ def test_id_and_tube_are_settled_when_the_put_begins(bench: Bench) -> None:
 
 def test_w13_a_job_on_its_way_cannot_be_seen_or_taken(bench: Bench) -> None:
     a = bench.join("a")
-    bench.engine.open_put(a, 0, 0, 1)
+    bench.engine.open_put(a, 0, 0, 1, bench.clock.ns)
     now_ns = bench.clock.ns
     assert bench.state(1) is None
     assert bench.engine.reserve_job(a, 1, now_ns) is None
     assert not bench.engine.kick_job(1, now_ns)
-    assert not bench.engine.delete(a, 1)
+    assert not bench.engine.delete(a, 1, bench.clock.ns)
     assert not bench.engine.touch(a, 1, now_ns)
     assert bench.reserve(a, 0) == "TIMED_OUT"
     assert bench.counts() == (0, 0, 0, 0, 0)
@@ -1341,7 +1341,7 @@ def test_w13_a_job_on_its_way_cannot_be_seen_or_taken(bench: Bench) -> None:
 def test_draining_refuses_puts_and_nothing_else(bench: Bench) -> None:
     a = bench.join("a")
     bench.put(a)
-    job = bench.engine.open_put(a, 0, 0, 1)
+    job = bench.engine.open_put(a, 0, 0, 1, bench.clock.ns)
     bench.engine.draining = True
     assert bench.engine.put(job, b"x\r\n", bench.clock.ns) == DRAINING
     assert bench.state(2) is None and bench.engine.tubes[b"default"].jobs == 1
@@ -1357,7 +1357,7 @@ def test_w7_a_refused_put_leaves_nothing_behind(bench: Bench) -> None:
     a = bench.join("a")
     bench.reserve(bench.join("w"))
     bench.ledger.full = True
-    job = bench.engine.open_put(a, 0, 0, 1)
+    job = bench.engine.open_put(a, 0, 0, 1, bench.clock.ns)
     assert bench.engine.put(job, b"x\r\n", bench.clock.ns) == OUT_OF_MEMORY
     assert bench.take_log() == []
     assert bench.counts() == (0, 0, 0, 0, 0) and len(bench.engine.jobs) == 0
@@ -1370,7 +1370,7 @@ def test_w7_a_refused_put_leaves_nothing_behind(bench: Bench) -> None:
 
 def test_a_refused_put_may_end_its_tube(bench: Bench) -> None:
     a = bench.join("a", b"t")
-    job = bench.engine.open_put(a, 0, 0, 1)
+    job = bench.engine.open_put(a, 0, 0, 1, bench.clock.ns)
     bench.engine.use(a, b"default")
     bench.engine.watch(a, b"default")
     bench.engine.ignore(a, b"t")
@@ -1382,8 +1382,8 @@ def test_a_refused_put_may_end_its_tube(bench: Bench) -> None:
 def test_w12_ids_only_grow(bench: Bench) -> None:
     a = bench.join("a")
     assert bench.put(a) == 1
-    bench.engine.abandon_put(bench.engine.open_put(a, 0, 0, 1))
-    bench.engine.delete(a, 1)
+    bench.engine.abandon_put(bench.engine.open_put(a, 0, 0, 1, bench.clock.ns))
+    bench.engine.delete(a, 1, bench.clock.ns)
     assert bench.put(a) == 3
     job = Job(1_000_000, 0, 0, 0, 1)
     job.state, job.body = READY, b"x\r\n"
@@ -1399,7 +1399,7 @@ def test_w12_ids_only_grow(bench: Bench) -> None:
 
 def test_producers_are_those_whose_put_began(bench: Bench) -> None:
     a, b = bench.join("a"), bench.join("b")
-    bench.engine.abandon_put(bench.engine.open_put(a, 0, 0, 1))
+    bench.engine.abandon_put(bench.engine.open_put(a, 0, 0, 1, bench.clock.ns))
     bench.put(a)
     assert bench.engine.producer_count == 1
     assert bench.reserve(b) == 2
@@ -1433,7 +1433,7 @@ def test_restore(bench: Bench) -> None:
     assert bench.take_log() == [], "the ledger knows them already"
     a = bench.join("a", b"t")
     assert [bench.reserve(a) for _ in range(4)] == [6, 4, 3, 7]
-    assert bench.engine.bury(a, 6, 0)
+    assert bench.engine.bury(a, 6, 0, bench.clock.ns)
     assert [job & U64_MAX for job in tube.buried.smallest(3)] == [11, 10, 6]
     bench.advance(2)
     assert bench.state(5) == READY
@@ -1458,15 +1458,20 @@ def test_the_ledger_hears_of_every_change_that_must_last(bench: Bench) -> None:
     assert bench.take_log() == [("change", 1, DELAYED, 8, 3)]
     assert engine.reserve_job(a, 1, now_ns)
     assert [event[:2] for event in bench.take_log()] == [("change", 1)], "a restart must not find it delayed again"
-    assert engine.bury(a, 1, 9)
+    assert engine.bury(a, 1, 9, now_ns)
     assert bench.take_log() == [("change", 1, BURIED, 9, 3)]
     assert engine.kick(engine.tubes[b"t"], True, 1, now_ns) == 1
     assert bench.take_log() == [("change", 1, READY, 9, 3)]
     assert engine.kick_job(2, now_ns)
     assert bench.take_log() == [("change", 2, READY, 6, 9)]
-    assert engine.delete(a, 1)
+    assert engine.delete(a, 1, now_ns)
     assert bench.take_log() == [("delete", 1)]
-    for refused in (engine.delete(a, 1), engine.kick_job(2, now_ns), engine.bury(a, 2, 0), engine.touch(a, 2, now_ns)):
+    for refused in (
+        engine.delete(a, 1, now_ns),
+        engine.kick_job(2, now_ns),
+        engine.bury(a, 2, 0, now_ns),
+        engine.touch(a, 2, now_ns),
+    ):
         assert not refused
     assert bench.take_log() == []
 
@@ -1481,12 +1486,12 @@ def test_the_ledger_hears_before_anybody_else(bench: Bench) -> None:
     bench.reserve(a)
     assert engine.release(w, 1, 2, 0, now_ns)
     assert bench.take_log() == [("change", 1, READY, 2, 0), ("a", "RESERVED", 1)]
-    assert engine.bury(a, 1, 3)
+    assert engine.bury(a, 1, 3, now_ns)
     bench.reserve(w)
     bench.take_log()
     assert engine.kick_job(1, now_ns)
     assert bench.take_log() == [("change", 1, READY, 3, 0), ("w", "RESERVED", 1)]
-    assert engine.bury(w, 1, 3)
+    assert engine.bury(w, 1, 3, now_ns)
     bench.reserve(w)
     bench.take_log()
     assert engine.kick(engine.tubes[b"default"], True, 9, now_ns) == 1
@@ -1528,7 +1533,7 @@ def test_ttrs_that_end_together_in_slices(bench: Bench) -> None:
         slices += 1
         check(bench.engine)
         if slices == 1:
-            assert bench.engine.delete(b, 1), "given back in the first slice"
+            assert bench.engine.delete(b, 1, bench.clock.ns), "given back in the first slice"
             assert bench.engine.touch(a, 10, now_ns), "not yet taken away"
             assert bench.engine.release(a, 9, 0, 0, now_ns)
     assert slices >= 2
@@ -1598,7 +1603,7 @@ def test_kick_in_slices(bench: Bench) -> None:
     tube = bench.engine.tubes[b"default"]
     assert bench.engine.kick(tube, True, 4, bench.clock.ns) == 4
     assert bench.reserve(b) == 1
-    assert bench.engine.delete(b, 7)
+    assert bench.engine.delete(b, 7, bench.clock.ns)
     check(bench.engine)
     assert bench.engine.kick(tube, True, 4, bench.clock.ns) == 4
     assert bench.engine.kick(tube, True, 4, bench.clock.ns) == 0
@@ -1632,11 +1637,11 @@ def test_random_commands_between_slices(seed: int) -> None:
             elif choice == 5:
                 engine.release(client, held, draw.randrange(3), draw.choice((0, 1)), clock.ns)
             elif choice == 6:
-                engine.bury(client, held, draw.randrange(3))
+                engine.bury(client, held, draw.randrange(3), clock.ns)
             elif choice == 7:
                 engine.kick(engine.tubes[draw.choice([*engine.tubes])], draw.random() < 0.5, 2, clock.ns)
             elif choice == 8:
-                if engine.delete(client, id):
+                if engine.delete(client, id, clock.ns):
                     alive.remove(id)
             elif choice == 9:
                 engine.pause(draw.choice(tubes), draw.randrange(3), clock.ns)
@@ -1679,7 +1684,7 @@ def test_a_client_of_thousands_of_tubes_waits_and_leaves_in_slices(bench: Bench,
     check(engine)
     engine.use(other, b"tube-%d" % 1)  # a tube in whose line it does not stand yet
     assert 1 in [int(tube.name[5:]) for tube in many.absent.values() if tube.name != b"default"]
-    job = engine.open_put(other, 0, 0, 60)
+    job = engine.open_put(other, 0, 0, 60, clock.ns)
     engine.put(job, b"x\r\n", clock.ns)
     check(engine)
     slices = 1
@@ -1713,7 +1718,7 @@ def test_reserving_from_many_stocked_tubes_looks_at_all_of_them_only_now_and_the
 
     def put(name: bytes, pri: int) -> None:
         engine.use(other, name)
-        engine.put(engine.open_put(other, pri, 0, 60), b"x\r\n", clock.ns)
+        engine.put(engine.open_put(other, pri, 0, 60, clock.ns), b"x\r\n", clock.ns)
 
     for name in names * 2:
         put(name, draw.randrange(1000))

@@ -21,17 +21,17 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from geventstalk.core.ages import Search
 from geventstalk.core.check import check
-from geventstalk.core.engine import (
-    DRAINING,
-    INSERTED,
-    Engine,
-)
+from geventstalk.core.engine import DRAINING, INSERTED, Engine
+from geventstalk.core.figures import totals
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, U64_MAX, Job, Tally
+from geventstalk.core.meter import NO_TIMES, UNIT_NS
+from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB, TIMED_OUT, Client, Tube
 from tests.support.clock import SECOND, ManualClock
-from tests.support.model import Answer, Happening, Model, ModelTube
+from tests.support.model import Answer, Happening, Model, ModelPast, ModelTube
 
 EXTENTS = [(100, 50), pytest.param(5_000, 100, marks=pytest.mark.long)]
 """Examples, and steps of each."""
@@ -46,6 +46,9 @@ WORDS = {
     DEADLINE_SOON: "DEADLINE_SOON",
     INSERTED: "INSERTED",
     DRAINING: "DRAINING",
+    DONE: "DONE",
+    NOT_FOUND: "NOT_FOUND",
+    WRONG_STATE: "WRONG_STATE",
 }
 TUBES = ("default", "t", "u")
 NAMES = ("a", "b", "c", "d")
@@ -57,6 +60,8 @@ priorities = st.sampled_from((0, 1, 2, 1023, 1024))
 delays = st.sampled_from((0, 0, 0, 1, 2, 3, 30))
 ttrs = st.sampled_from((1, 1, 2, 3, 10))
 bounds = st.integers(0, 4)
+forces = st.sampled_from(("kick", "delete", "release", "bury"))
+kept_or = partial(st.one_of, st.just(KEEP), st.just(KEEP))
 limits = st.sampled_from((1, 2, 3, 1000))
 
 
@@ -77,7 +82,7 @@ class EngineAndModel(RuleBasedStateMachine):
         super().__init__()
         self.clock = ManualClock()
         self.moments = {self.clock.ns % SECOND}
-        self.engine = Engine(self.clock.ns)
+        self.engine = Operate(self.clock.ns)
         self.model = Model()
         self.answers: list[Answer] = []
         self.clients: dict[str, Listener] = {}
@@ -131,8 +136,8 @@ class EngineAndModel(RuleBasedStateMachine):
     @rule(name=names, pri=priorities, delay_s=delays, ttr_s=ttrs)
     def put(self, name: str, pri: int, delay_s: int, ttr_s: int) -> None:
         client = self._idle(name)
-        job = self.engine.open_put(client, pri, delay_s, ttr_s)
-        id = self.model.open_put(client.name, pri, delay_s, ttr_s)
+        job = self.engine.open_put(client, pri, delay_s, ttr_s, self.clock.ns)
+        id = self.model.open_put(client.name, pri, delay_s, ttr_s, self.clock.ns)
         assert job.id == id
         self._finish_put(job, id)
 
@@ -144,8 +149,8 @@ class EngineAndModel(RuleBasedStateMachine):
     @rule(name=names, pri=priorities, delay_s=delays, ttr_s=ttrs)
     def begin_put(self, name: str, pri: int, delay_s: int, ttr_s: int) -> None:
         client = self._idle(name)
-        job = self.engine.open_put(client, pri, delay_s, ttr_s)
-        self.uploads.append((job, self.model.open_put(client.name, pri, delay_s, ttr_s)))
+        job = self.engine.open_put(client, pri, delay_s, ttr_s, self.clock.ns)
+        self.uploads.append((job, self.model.open_put(client.name, pri, delay_s, ttr_s, self.clock.ns)))
 
     @precondition(lambda self: self.uploads)
     @rule(index=indices, complete=st.booleans())
@@ -208,7 +213,7 @@ class EngineAndModel(RuleBasedStateMachine):
     def delete(self, name: str, index: int) -> None:
         client = self._idle(name)
         id = self._id(index)
-        assert self.engine.delete(client, id) == self.model.delete(client.name, id)
+        assert self.engine.delete(client, id, self.clock.ns) == self.model.delete(client.name, id, self.clock.ns)
 
     @rule(name=names, index=indices, pri=priorities, delay_s=delays)
     def release(self, name: str, index: int, pri: int, delay_s: int) -> None:
@@ -221,7 +226,7 @@ class EngineAndModel(RuleBasedStateMachine):
     def bury(self, name: str, index: int, pri: int) -> None:
         client = self._idle(name)
         id = self._held(client.name, index)
-        assert self.engine.bury(client, id, pri) == self.model.bury(client.name, id, pri)
+        assert self.engine.bury(client, id, pri, self.clock.ns) == self.model.bury(client.name, id, pri, self.clock.ns)
 
     @rule(name=names, index=indices)
     def touch(self, name: str, index: int) -> None:
@@ -245,11 +250,60 @@ class EngineAndModel(RuleBasedStateMachine):
         id = self._id(index)
         assert self.engine.kick_job(id, self.clock.ns) == self.model.kick_job(id, self.clock.ns)
 
+    # --- what an operator does
+
+    @rule(tube=tubes, pri=priorities, delay_s=delays, ttr_s=ttrs, complete=st.booleans())
+    def operator_puts(self, tube: str, pri: int, delay_s: int, ttr_s: int, complete: bool) -> None:
+        self._tick()
+        job = self.engine.open_put_to(tube.encode(), pri, delay_s, ttr_s, self.clock.ns)
+        id = self.model.open_put_to(tube, pri, delay_s, ttr_s, self.clock.ns)
+        assert job.id == id
+        if complete:
+            self._finish_put(job, id)
+        else:
+            self.engine.abandon_put(job)
+            self.model.abandon_put(id)
+
+    @rule(index=indices, what=forces)
+    def operator_forces(self, index: int, what: str) -> None:
+        now_ns = self._tick()
+        id = self._id(index)
+        if what == "kick":
+            outcome, word = self.engine.kick_one(id, now_ns), self.model.kick_one(id, now_ns)
+        elif what == "delete":
+            outcome, word = self.engine.delete_by_force(id, now_ns), self.model.delete_by_force(id, now_ns)
+        elif what == "release":
+            outcome, word = self.engine.release_by_force(id, now_ns), self.model.release_by_force(id, now_ns)
+        else:
+            outcome, word = self.engine.bury_by_force(id, now_ns), self.model.bury_by_force(id, now_ns)
+        assert WORDS[outcome] == word
+
+    @rule(
+        index=indices,
+        pri=kept_or(priorities),
+        delay_s=kept_or(delays),
+        ttr_s=kept_or(ttrs),
+        tube=st.one_of(st.just(""), tubes, st.just("fresh")),
+    )
+    def operator_alters(self, index: int, pri: int, delay_s: int, ttr_s: int, tube: str) -> None:
+        now_ns = self._tick()
+        id = self._id(index)
+        outcome = self.engine.alter(id, pri, delay_s, ttr_s, tube.encode(), now_ns)
+        assert WORDS[outcome] == self.model.alter(id, pri, delay_s, ttr_s, tube, now_ns)
+
     @rule(name=names, state=st.sampled_from((READY, DELAYED, BURIED)))
     def peek(self, name: str, state: int) -> None:
         client = self._idle(name)
         job = self.engine.peek(client, state)
         assert (0 if job is None else job.id) == self.model.peek(client.name, STATE_NAMES[state])
+
+    @rule(tube=st.sampled_from(("", "", *TUBES)))
+    def look_at_ages(self, tube: str) -> None:
+        if tube and tube.encode() not in self.engine.tubes:
+            return
+        search = Search(self.engine, self.engine.tubes[tube.encode()] if tube else None)
+        states = ("ready", "delayed", "reserved", "buried")
+        assert search.go_on() == tuple(self.model.oldest(tube, state) for state in states)
 
     @rule(name=names, tube=tubes)
     def use(self, name: str, tube: str) -> None:
@@ -434,7 +488,7 @@ def jobs_of_engine(engine: Engine) -> list[tuple[Any, ...]]:
         counts = tally.reserves, tally.timeouts, tally.releases, tally.buries, tally.kicks
         deadline = job.rank if job.state in (RESERVED, DELAYED) else 0
         place = engine.tube_of(job).name.decode(), STATE_NAMES[job.state], names.get(job.holder, ""), deadline
-        found.append((job.id, *place, job.pri, job.delay_s, job.ttr_s, *counts))
+        found.append((job.id, *place, job.pri, job.delay_s, job.ttr_s, job.since_ns, *counts))
     return found
 
 
@@ -446,7 +500,7 @@ def jobs_of(model: Model) -> list[tuple[Any, ...]]:
         counts = job.reserves, job.timeouts, job.releases, job.buries, job.kicks
         deadline = job.deadline_ns if job.state in ("reserved", "delayed") else 0
         place = job.tube, job.state, job.holder, deadline
-        found.append((job.id, *place, job.pri, job.delay_s, job.ttr_s, *counts))
+        found.append((job.id, *place, job.pri, job.delay_s, job.ttr_s, job.since_ns, *counts))
     return found
 
 
@@ -459,8 +513,9 @@ def tubes_of_engine(engine: Engine) -> list[tuple[Any, ...]]:
         (
             (name.decode(), *ids(tube)),
             (tube.urgent, tube.reserved, tube.jobs, tube.using, len(tube.watchers), engine.waiting_in(tube)),
-            (tube.total_jobs, tube.total_deletes, tube.total_pauses, tube.pause_s),
+            (tube.total_pauses, tube.pause_s),
             tube.paused_until_ns,
+            past_of_engine(tube),
         )
         for name, tube in engine.tubes.items()
     ]
@@ -484,11 +539,28 @@ def tubes_of(model: Model) -> list[tuple[Any, ...]]:
         (
             (tube.name, *ids(tube)),
             current(tube),
-            (tube.total_jobs, tube.deletes, tube.pauses, tube.pause_s),
+            (tube.pauses, tube.pause_s),
             tube.paused_until_ns if tube.paused else 0,
+            past_of(tube.past),
         )
         for tube in model.tubes
     ]
+
+
+def past_of_engine(of: Engine | Tube) -> tuple[Any, ...]:
+    queued, worked = of.queued or NO_TIMES, of.worked or NO_TIMES
+    return totals(of), queued.counts, queued.sum_ns, worked.counts, worked.sum_ns
+
+
+def past_of(past: ModelPast) -> tuple[Any, ...]:
+    def counts(times_ns: list[int]) -> list[int]:
+        ends = [UNIT_NS * 2**at for at in range(len(NO_TIMES.counts))]
+        found = [0] * len(ends)
+        for ns in times_ns:
+            found[next(at for at, end in enumerate(ends) if ns < end)] += 1
+        return found
+
+    return past.totals(), counts(past.queued), sum(past.queued), counts(past.worked), sum(past.worked)
 
 
 def held_by(client: Client) -> list[int]:
@@ -530,7 +602,7 @@ def clients_of(model: Model) -> list[tuple[Any, ...]]:
 def totals_of_engine(engine: Engine) -> tuple[int, ...]:
     states = engine.ready_count, engine.reserved_count, engine.delayed_count, engine.buried_count
     who = engine.waiting_count, engine.producer_count, engine.worker_count, len(engine.clients), engine.total_clients
-    return (*states, engine.urgent_count, *who, engine.total_jobs, engine.total_timeouts, engine.next_id)
+    return (*states, engine.urgent_count, *who, engine.next_id, *past_of_engine(engine))
 
 
 def totals_of(model: Model) -> tuple[int, ...]:
@@ -543,7 +615,7 @@ def totals_of(model: Model) -> tuple[int, ...]:
         len(model.clients),
         model.total_clients,
     )
-    return (*states, urgent, *who, model.total_jobs, model.total_timeouts, model.next_id)
+    return (*states, urgent, *who, model.next_id, *past_of(model.past))
 
 
 @pytest.mark.slow
@@ -590,6 +662,7 @@ def wander(draw: random.Random, steps: int) -> None:
     tube = partial(draw.choice, TUBES)
     ns = partial(draw.choice, (-1, 0, 1))
     limit = partial(draw.choice, (1, 2, 1000))
+    kept_or = partial(draw.choice, (False, False, True))
     moves: dict[Callable[[], object], int] = {
         put: 16,
         lambda: machine.put_several(name(), pri(), ttr(), draw.randrange(2, 5)): 1,
@@ -605,7 +678,14 @@ def wander(draw: random.Random, steps: int) -> None:
         lambda: machine.touch(name(), index()): 4,
         lambda: machine.kick(name(), draw.randrange(5), limit()): 5,
         lambda: machine.kick_job(index()): 2,
+        lambda: machine.operator_puts(tube(), pri(), delay(), ttr(), draw.random() < 0.9): 1,
+        lambda: machine.operator_forces(index(), draw.choice(("kick", "delete", "release", "bury"))): 5,
+        lambda: machine.operator_alters(
+            *(index(), pri() if kept_or() else KEEP, delay() if kept_or() else KEEP, ttr() if kept_or() else KEEP),
+            tube() if kept_or() else "",
+        ): 5,
         lambda: machine.peek(name(), draw.choice((READY, DELAYED, BURIED))): 1,
+        lambda: machine.look_at_ages(draw.choice(("", "", *TUBES))): 6,
         lambda: machine.use(name(), tube()): 2,
         lambda: machine.watch(name(), tube()): 5,
         lambda: machine.ignore(name(), tube()): 3,

@@ -47,7 +47,7 @@ def test_keeps_no_page_without_jobs() -> None:
     for id in range(1, 20 * PAGE):
         table.add(job(id))
         table.remove(id)
-    assert len(table) == 0 and not table._pages
+    assert len(table) == 0 and len(table._pages) <= 1
     table.add(job(5))
     assert [one.id for one in table] == [5]
 
@@ -94,4 +94,56 @@ def test_random_against_a_dict(seed: int, slots: int) -> None:
             table.add(model[id])
         assert len(table) == len(model)
         assert table.get(id) is model.get(id)
+        assert all(page.count or number == max(table._pages) for number, page in table._pages.items())
+        table._numbers.check()
+        assert table._numbers.smallest(len(model) + 1) == sorted(table._pages)
     assert {one.id: one for one in table} == model
+
+
+def test_a_look_from_any_id_on(seed: int) -> None:
+    """Page by page, up and down, all jobs from an id on come in order, whatever the gaps."""
+    draw = random.Random(seed)
+    table = JobTable()
+    ids = sorted(
+        {
+            draw.choice((draw.randrange(300), draw.randrange(2000) * PAGE, 2**50 + draw.randrange(99)))
+            for _ in range(900)
+        }
+    )
+    draw.shuffle(ids)
+    for id in ids:
+        table.add(job(id))
+    for id in ids[600:]:
+        table.remove(id)
+    left = sorted(ids[:600])
+    for start in [0, 1, PAGE, 2**50, 2**63 - 1, *draw.sample(ids, 50)]:
+        up: list[int] = []
+        at = start
+        while found := table.up_from(at):
+            assert len({one.id // PAGE for one in found}) == 1
+            up += [one.id for one in found]
+            at = up[-1] + 1
+        assert up == [id for id in left if id >= start]
+        down: list[int] = []
+        at = start
+        while at >= 0 and (found := table.down_from(at)):
+            down += [one.id for one in found]
+            at = down[-1] - 1
+        assert down == [id for id in reversed(left) if id <= start]
+
+
+def test_a_recount_leaves_what_is_true() -> None:
+    table = JobTable()
+    for id in (1, 5 * PAGE, 9 * PAGE, 9 * PAGE + 1):
+        table.add(job(id))
+    table._pages[9].count = 7
+    table._pages[5].slots[0] = None
+    table._numbers.discard(9)
+    table.recount()
+    assert [one.id for one in table.up_from(0)] == [1]
+    assert [one.id for one in table.up_from(2)] == [9 * PAGE, 9 * PAGE + 1]
+    assert table.up_from(9 * PAGE + 2) == [] and len(table) == 3
+    for id in (1, 9 * PAGE, 9 * PAGE + 1):
+        table.remove(id)
+    table.add(job(20 * PAGE))
+    assert list(table._pages) == [20]

@@ -10,12 +10,14 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from geventstalk.core.check import check
-from geventstalk.core.engine import Engine
+from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED, Engine
 from geventstalk.core.job import BURIED, Job
+from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, Operate
 from geventstalk.durable.large import LARGE_BYTES
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
@@ -30,14 +32,28 @@ STEPS_MAX = 10_000
 BODY = random.Random(1).randbytes(3 * LARGE_BYTES + 12345)
 
 
+class Counted(Journal):
+    """A journal that notes what it was asked to admit, and admits nothing when it is told so."""
+
+    full = False
+
+    def __init__(self, directory: str, **options: Any) -> None:
+        super().__init__(directory, **options)
+        self.asked: list[int] = []
+
+    def admits(self, size: int) -> bool:
+        self.asked.append(size)
+        return not self.full and super().admits(size)
+
+
 class House:
     """A server without sockets and greenlets over a journal, one step a turn."""
 
-    def __init__(self, directory: Path, **options: object) -> None:
+    def __init__(self, directory: Path, **options: Any) -> None:
         self.clock = ManualClock()
-        self.journal = Journal(str(directory), segment_bytes=1 << 16, **options)  # type: ignore[arg-type]  # passed on
+        self.journal = Counted(str(directory), segment_bytes=1 << 16, **options)
         self.store = Store(self.journal, 50, Epoch(1_700_000_000 * SECOND, self.clock.ns))
-        self.engine = Engine(self.clock.ns)
+        self.engine = Operate(self.clock.ns)
         for job, name in self.store.replay(self.engine.jobs):
             self.engine.restore(job, name, self.clock.ns)
         self.engine.next_id = self.store.start(self._find)
@@ -52,6 +68,8 @@ class House:
     def commit(self) -> None:
         self.most_bytes = max(self.most_bytes, sum(len(row[2]) for row in self.journal._batch))
         self.store.commit(self.clock.ns)
+        if self.store.behind:
+            self.store.catch_up(self.clock.ns)
 
     def say(self, session: Session, data: bytes) -> bytes:
         """What is answered in this turn."""
@@ -72,6 +90,37 @@ class House:
 
     def put(self, session: Session, body: bytes, head: bytes = b"put 0 0 60 %d\r\n") -> bytes:
         return self.say(session, head % len(body) + body + b"\r\n") + self.go_on(session)
+
+    def alter(self, id: int, tube: bytes = b"", ttr_s: int = KEEP) -> int:
+        """One slice, and the commit."""
+        outcome = self.engine.alter(id, KEEP, KEEP, ttr_s, tube, self.clock.ns)
+        self.commit()
+        return outcome
+
+    def begin_to_alter(self, id: int, tube: bytes) -> None:
+        """Until the journal has a part of it: a journal that is behind comes first."""
+        for _ in range(STEPS_MAX):
+            assert self.alter(id, tube) == UNFINISHED
+            job = self.engine.jobs.get(id)
+            assert job is not None
+            if self.store.has_begun(job):
+                return
+        raise AssertionError("it never begins")
+
+    def alter_wholly(self, id: int, tube: bytes = b"", ttr_s: int = KEEP, outcome: int = DONE) -> int:
+        """All slices, with this outcome. Returns how many there were."""
+        for slices in range(1, STEPS_MAX):
+            found = self.alter(id, tube, ttr_s)
+            if found != UNFINISHED:
+                assert found == outcome
+                return slices
+        raise AssertionError("it does not come to an end")
+
+    def seen(self, id: int) -> tuple[bytes, int, bytes]:
+        """Tube, ttr and body of a job."""
+        job = self.engine.jobs.get(id)
+        assert job is not None
+        return self.engine.tube_of(job).name, job.ttr_s, job.body[:-2]
 
     def compact(self, turn: Callable[[], None] = lambda: None) -> None:
         """Compacts to the end. `turn` is called behind each slice."""
@@ -253,6 +302,150 @@ def test_a_large_job_that_is_deleted_while_it_is_moved_is_gone(house: House, tmp
     assert body_of(house, 1) is None and body_of(house, 4) == BODY
 
 
+# What an operator gives another tube or ttr is written anew
+
+
+@pytest.mark.parametrize("body", [b"small", BODY], ids=["small", "large"])
+def test_a_job_with_another_tube_and_ttr_is_found_so(house: House, tmp_path: Path, body: bytes) -> None:
+    client = Session(house.service)
+    house.put(client, body)
+    house.put(client, b"other")
+    house.most_bytes = 0
+    slices = 6 if body is BODY else 1  # at least: a journal that is behind comes first
+    assert house.alter_wholly(1, b"t", 7) >= slices and house.most_bytes <= PART_BYTES_MAX
+    assert house.journal.live.keys == 2 and house.journal.live.total_bytes < 1.1 * len(body) + 1000, "it counts once"
+    job = house.engine.jobs.get(1)
+    assert job is not None and job.segment == house.journal.live.segment_of(1)
+    assert house.alter_wholly(1, b"u") >= slices and house.alter_wholly(2, ttr_s=9) == 1
+    house.say(client, b"reserve-job 1\r\n")
+    assert house.alter_wholly(1, ttr_s=8) >= slices, "also of a reserved job"
+    reopened(house, tmp_path)
+    assert house.seen(1) == (b"u", 8, body) and house.seen(2) == (b"default", 9, b"other")
+    house.compact()
+    reopened(house, tmp_path)
+    assert house.seen(1) == (b"u", 8, body) and house.journal.live.keys == 2
+
+
+@pytest.mark.parametrize("end", ["kill", "delete", "bury", "abandon"])
+@pytest.mark.parametrize("slices", [0, 5])
+def test_what_comes_in_the_middle_of_a_move(house: House, tmp_path: Path, end: str, slices: int) -> None:
+    client = Session(house.service)
+    house.put(client, BODY)
+    house.begin_to_alter(1, b"t")
+    for _ in range(slices):
+        assert house.alter(1, b"t") == UNFINISHED and house.seen(1)[0] == b"default"
+    if end == "kill":
+        house.store.abandon()
+        house.__dict__.update(House(tmp_path / "journal").__dict__)
+        assert house.seen(1) == (b"default", 60, BODY)
+        return
+    if end == "delete":
+        assert house.say(client, b"delete 1\r\n") == b"DELETED\r\n"
+        assert house.alter(1, b"t") == NOT_FOUND
+    elif end == "bury":
+        house.say(client, b"reserve-job 1\r\n")
+        assert house.say(client, b"bury 1 99\r\n") + house.go_on(client) == b"BURIED\r\n"
+        house.alter_wholly(1, b"t")
+    else:
+        house.engine.abandon_alter(1)
+    assert house.put(client, BODY[::-1]) == b"INSERTED 2\r\n", "the next large job finds its way free"
+    reopened(house, tmp_path)
+    assert body_of(house, 2) == BODY[::-1]
+    job = house.engine.jobs.get(1)
+    if end == "delete":
+        assert job is None
+    else:
+        assert house.seen(1) == (b"t" if end == "bury" else b"default", 60, BODY)
+        assert job is not None and (job.state == BURIED and job.pri == 99) == (end == "bury")
+
+
+def test_a_kill_behind_the_move_of_a_large_job(house: House, tmp_path: Path) -> None:
+    house.put(Session(house.service), BODY)
+    house.alter_wholly(1, b"t", 7)
+    house.store.abandon()
+    house.__dict__.update(House(tmp_path / "journal").__dict__)
+    assert house.seen(1) == (b"t", 7, BODY)
+
+
+def test_compaction_leaves_a_job_alone_that_an_operator_moves(house: House, tmp_path: Path) -> None:
+    """Compaction would have ended the operator's record, with a tube in which the job is not yet."""
+    one_of_three_is_left(house, tmp_path)
+    house.begin_to_alter(1, b"t")
+    asked = 0
+    for _ in range(20):
+        if wants_compaction(house.store):
+            house.store.compact_slice(house.clock.ns)
+            house.commit()
+            asked += 1
+        time.sleep(0.001)
+    assert asked > 15 and house.journal.records_moved == 0
+    assert house.seen(1)[0] == b"default"
+    house.alter_wholly(1, b"t")
+    house.compact()
+    reopened(house, tmp_path)
+    assert house.seen(1) == (b"t", 60, BODY) and house.journal.disk_bytes < 2 * len(BODY)
+
+
+def test_an_operator_waits_for_a_job_that_compaction_moves(house: House, tmp_path: Path) -> None:
+    one_of_three_is_left(house, tmp_path)
+    outcomes: list[int] = []
+
+    def move_in_the_middle() -> None:
+        if house.store._large is not None and len(outcomes) < 3:
+            outcomes.append(house.alter(1, b"t"))
+            large = house.store._large
+            house.engine.abandon_alter(1)
+            assert house.store._large is large, "these parts are not the operator's"
+
+    house.compact(move_in_the_middle)
+    assert outcomes == [UNFINISHED] * 3 and house.journal.records_moved == 1
+    house.alter_wholly(1, b"t")
+    reopened(house, tmp_path)
+    assert house.seen(1) == (b"t", 60, BODY)
+
+
+def test_two_operators_move_a_large_job_one_after_the_other(house: House, tmp_path: Path) -> None:
+    house.put(Session(house.service), BODY)
+    house.begin_to_alter(1, b"t")
+    for _ in range(3):
+        appended = house.journal.appended
+        assert house.alter(1, b"u") == house.alter(1, b"t", 7) == UNFINISHED and house.journal.appended == appended
+    house.alter_wholly(1, b"t")
+    assert house.alter_wholly(1, b"u") > 5
+    reopened(house, tmp_path)
+    assert house.seen(1) == (b"u", 60, BODY)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_on_a_full_disk_nothing_is_written_anew(house: House, tmp_path: Path, large: bool) -> None:
+    house.put(Session(house.service), BODY if large else b"small")
+    if large:
+        house.begin_to_alter(1, b"t")
+    refused = house.store.facts()["journal-puts-refused"]
+    house.journal._space.tight = True
+    assert house.alter(1, b"t") == house.alter(1, b"t") == OUT_OF_MEMORY
+    house.journal._space.tight = False
+    assert house.store.facts()["journal-puts-refused"] == refused, "that was no put"
+    assert house.seen(1)[0] == b"default"
+    house.alter_wholly(1, b"u")
+    reopened(house, tmp_path)
+    assert house.seen(1)[0] == b"u"
+
+
+def test_what_is_not_admitted_is_not_written_anew(house: House) -> None:
+    client = Session(house.service)
+    house.put(client, BODY)
+    house.put(client, b"small")
+    house.journal.full = True
+    house.journal.asked.clear()
+    appended = house.journal.appended
+    house.alter_wholly(1, b"t", outcome=OUT_OF_MEMORY)
+    house.alter_wholly(2, b"t", outcome=OUT_OF_MEMORY)
+    assert house.journal.appended == appended
+    large, small = house.journal.asked
+    assert len(BODY) < large < len(BODY) + 100 and 5 < small < 100
+
+
 def test_a_full_disk_in_the_middle_refuses_the_put(house: House, tmp_path: Path) -> None:
     client = Session(house.service)
     house.say(client, b"put 0 0 60 %d\r\n" % len(BODY) + BODY + b"\r\n")
@@ -262,6 +455,17 @@ def test_a_full_disk_in_the_middle_refuses_the_put(house: House, tmp_path: Path)
     assert house.put(client, BODY) == b"INSERTED 2\r\n"
     reopened(house, tmp_path)
     assert body_of(house, 1) is None and body_of(house, 2) == BODY
+
+
+def test_on_a_full_disk_a_large_put_does_not_wait_for_another_large_job(house: House) -> None:
+    """That other one may go on only when there is room again: until then nobody answered, again and again."""
+    first, second = Session(house.service), Session(house.service)
+    for client in (first, second):
+        assert house.say(client, b"put 0 0 60 %d\r\n" % len(BODY) + BODY + b"\r\n") == b""
+    house.journal._space.tight = True
+    assert house.go_on(second) == b"OUT_OF_MEMORY\r\n"
+    assert house.go_on(first) == b"OUT_OF_MEMORY\r\n"
+    house.journal._space.tight = False
 
 
 def test_draining_refuses_a_large_put_before_anything_is_written(house: House) -> None:

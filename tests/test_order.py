@@ -88,6 +88,26 @@ def test_the_only_entry_can_leave() -> None:
     assert contents(order) == [9]
 
 
+def test_the_neighbours_of_any_number(seed: int) -> None:
+    draw = random.Random(seed)
+    order = Order()
+    entries: list[int] = []
+    for count in (0, 1, 3, 600, 4000):
+        for entry in draw.sample(range(10_000), count):
+            if entry not in entries:
+                order.push(entry)
+                entries.append(entry)
+        for entry in draw.sample(entries, len(entries) // 3):
+            order.discard(entry)
+            entries.remove(entry)
+        entries.sort()
+        for at in [0, 10_000, *draw.sample(range(10_001), 300)]:
+            place = bisect_left(entries, at)
+            assert order.at_least(at) == (entries[place] if place < len(entries) else EMPTY)
+            place = bisect_left(entries, at + 1)
+            assert order.at_most(at) == (entries[place - 1] if place else EMPTY)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("upwards", [True, False])
 def test_nothing_is_left_of_a_million_that_left(upwards: bool) -> None:

@@ -420,7 +420,7 @@ def test_replies() -> None:
 def test_lists_and_maps() -> None:
     assert p.ok(p.yaml_list([b"default"])) == b"OK 14\r\n---\n- default\n\r\n"
     assert p.yaml_list([]) == b"---\n"
-    text = p.yaml_map([("name", b"a$b"), ("pri", 5), ("state", "ready"), ("uptime", -1)])
+    text = p.yaml_map([("name", p.quoted(b"a$b")), ("pri", 5), ("state", "ready"), ("uptime", -1)])
     assert text == b'---\nname: "a$b"\npri: 5\nstate: ready\nuptime: -1\n'
     assert p.ok(text) == b"OK %d\r\n%b\r\n" % (len(text), text)
 

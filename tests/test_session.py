@@ -15,7 +15,7 @@ import pytest
 from geventstalk._build import BUILD
 from geventstalk.core.check import check
 from geventstalk.core.engine import Engine
-from geventstalk.core.job import BURIED, Job, Ledger
+from geventstalk.core.job import BURIED, READY, Job, Ledger
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.wire import protocol as p
 from geventstalk.wire.commands import LIST_SLICE
@@ -733,6 +733,12 @@ UPSTREAM_KEYS = """
     rusage-stime uptime binlog-oldest-index binlog-current-index binlog-records-migrated binlog-records-written
     binlog-max-size draining id hostname os platform
 """
+OUR_KEYS = """
+    oldest-ready-age oldest-delayed-age oldest-reserved-age oldest-buried-age
+    queued-p50 queued-p95 queued-p99 worked-p50 worked-p95 worked-p99
+    put-rate-1m reserve-rate-1m delete-rate-1m timeout-rate-1m bury-rate-1m
+    put-rate-15m reserve-rate-15m delete-rate-15m timeout-rate-15m bury-rate-15m
+"""
 
 
 def test_stats_name_every_key_in_upstreams_order(house: House) -> None:
@@ -744,14 +750,15 @@ def test_stats_name_every_key_in_upstreams_order(house: House) -> None:
     lines = body.decode().splitlines()
     assert lines[0] == "---"
     keys = [line.partition(": ")[0] for line in lines[1:-1]]
-    assert keys == [*UPSTREAM_KEYS.split(), "build"]
+    assert keys == [*UPSTREAM_KEYS.split(), *OUR_KEYS.split(), "build"]
     assert {'version: "1.13"', 'os: "#1 SMP"', "uptime: 5", "pid: 4711", "draining: false"} <= set(lines)
 
 
 def test_more_facts_come_after_upstreams_keys(house: House) -> None:
     house.service.facts = lambda: FACTS | {"journal-bytes": 7, "another": b"x"}
     reply = house.feed(house.connect(), b"stats\r\n").decode()
-    assert reply.endswith(f'platform: "x86_64"\njournal-bytes: 7\nanother: "x"\nbuild: {BUILD}\n\r\n')
+    assert f'\nplatform: "x86_64"\n{OUR_KEYS.split()[0]}: ' in reply
+    assert reply.endswith(f'\njournal-bytes: 7\nanother: "x"\nbuild: {BUILD}\n\r\n')
 
 
 def test_stats_of_a_job(house: House) -> None:
@@ -765,6 +772,79 @@ def test_stats_of_a_job(house: House) -> None:
         "reserves: 1\ntimeouts: 0\nreleases: 0\nburies: 0\nkicks: 0\n"
     )
     assert house.feed(session, b"stats-job 1\r\n").decode() == f"OK {len(text)}\r\n{text}\r\n"
+
+
+def test_ages_in_statistics(house: House) -> None:
+    session = house.connect()
+    house.feed(session, b"put 0 0 100 1\r\na\r\n")
+    house.advance(3 * SECOND)
+    house.feed(session, b"put 0 100 100 1\r\na\r\nreserve\r\nuse t\r\nput 0 0 100 1\r\na\r\n")
+    house.advance(4 * SECOND)
+    mine = "\noldest-ready-age: 0\noldest-delayed-age: 4\noldest-reserved-age: 7\noldest-buried-age: 0\n"
+    assert mine in house.feed(session, b"stats-tube default\r\n").decode()
+    house.feed(session, b"bury 1 0\r\n")
+    every = "\noldest-ready-age: 4\noldest-delayed-age: 4\noldest-reserved-age: 0\noldest-buried-age: 7\n"
+    assert every in house.feed(session, b"stats\r\n").decode()
+
+
+def test_statistics_of_many_jobs_in_slices(house: House) -> None:
+    """The oldest one of each state is searched while others have their turn; the answer is true when it is given."""
+    count = 20_000
+    session, other = house.connect(), house.connect()
+    house.feed(other, b"use t\r\n")
+    for id in range(1, count):
+        job = Job(id, 0, 0, 0, 1)
+        job.state, job.rank, job.body = BURIED if id > count - 300 else READY, id, b"x\r\n"
+        job.created_ns = house.clock.ns
+        house.engine.jobs.add(job)
+        house.engine.restore(job, b"t" if id > count - 600 else b"default", house.clock.ns)
+    house.advance(5 * SECOND)
+    house.engine.tubes[b"t"].low_buried = 0  # as if old ones had been there and gone
+    house.engine.low_reserved = 0
+    session.receive(b"stats-tube t\r\nuse default\r\n", house.clock.ns)
+    assert session.unfinished and session.take_out() == b""
+    assert house.feed(other, b"list-tube-used\r\n") == b"USING t\r\n"
+    reply = house.finish(session)
+    assert b"oldest-buried-age: 5\n" in reply and reply.endswith(b"\n\r\nUSING default\r\n")
+    house.feed(other, b"reserve-job %d\r\n" % (count - 1))
+    house.engine.low_reserved = 0
+    session.receive(b"stats\r\n", house.clock.ns)
+    assert session.unfinished
+    house.feed(other, b"release %d 0 0\r\n" % (count - 1))
+    reply = house.finish(session)
+    assert b"\ncurrent-jobs-reserved: 0\n" in reply and b"\noldest-reserved-age: 0\n" in reply
+
+    house.feed(other, b"list-tubes\r\n")
+    house.engine.tubes[b"t"].low_buried = 0
+    session.receive(b"stats-tube t\r\n", house.clock.ns)
+    assert session.unfinished
+    for id in range(count - 599, count):
+        assert house.engine.delete(other, id, house.clock.ns)
+    house.feed(other, b"use default\r\n")
+    assert house.finish(session) == b"NOT_FOUND\r\n", "the tube ended meanwhile"
+    assert house.feed(session, b"list-tubes\r\n").endswith(b"- default\n\r\n")
+
+
+def test_latencies_in_statistics(house: House) -> None:
+    """From ready to reserved, and from reserved to the end, whatever the end is."""
+    session = house.connect()
+    house.feed(session, b"use t\r\nwatch t\r\nput 5 0 100 1\r\na\r\n")
+    house.advance(3 * SECOND)
+    house.feed(session, b"reserve\r\n")
+    assert "\nqueued-p50: 4.096000\n" in house.feed(session, b"stats-tube t\r\n").decode()
+    house.advance(SECOND // 100)
+    house.feed(session, b"release 1 0 0\r\nreserve\r\n")
+    house.advance(SECOND // 10)
+    house.feed(session, b"bury 1 0\r\n")
+    expected = (
+        "queued-p50: 0.000016\nqueued-p95: 4.096000\nqueued-p99: 4.096000\n"
+        "worked-p50: 0.016000\nworked-p95: 0.128000\nworked-p99: 0.128000\n"
+    )
+    assert f"\n{expected}" in house.feed(session, b"stats-tube t\r\n").decode()
+    house.feed(session, b"delete 1\r\nuse default\r\nwatch default\r\nignore t\r\n")
+    assert house.feed(session, b"stats-tube t\r\n") == b"NOT_FOUND\r\n"
+    assert f"\n{expected}" in house.feed(session, b"stats\r\n").decode(), "the server's outlive the tube"
+    assert b"\nqueued-p50: 0.000000\n" in house.feed(session, b"stats-tube default\r\n")
 
 
 def test_time_left_right_after_a_command(house: House) -> None:

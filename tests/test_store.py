@@ -12,7 +12,8 @@ import pytest
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import MS_NS, Store
-from journal import FULL, Journal, JournalDamaged
+from journal import CHANGE, FULL, Journal, JournalDamaged
+from journal.log import Log, Row
 from tests.support.faults import wants_compaction
 
 NOW_NS = 5_000_000_000
@@ -184,6 +185,95 @@ def test_jobs_come_back_as_they_were(tmp_path: Path) -> None:
     assert tally is not None
     assert (tally.reserves, tally.timeouts, tally.releases, tally.buries, tally.kicks) == (1, 2, 3, 4, 5)
     again.close()
+
+
+class Rows(Log):
+    """A log that is a list of records, of which the test takes some away."""
+
+    current = 1
+    behind = short_of_room = False
+    takes_parts = True
+
+    def __init__(self, records: list[tuple[int, int, bytes]]) -> None:
+        self.records = records
+        self.parts = b""
+        self.high_water = 9
+
+    def admits(self, size: int) -> bool:
+        return True
+
+    def append(self, key: int, kind: int, payload: bytes) -> None:
+        self.records.append((key, kind, payload))
+
+    def append_part(self, key: int, part: bytes) -> None:
+        self.parts += part
+
+    def append_last(self, key: int, last: bytes) -> None:
+        self.append(key, FULL, self.parts + last)
+        self.parts = b""
+
+    def batches(self) -> Iterator[tuple[int, list[Row]]]:
+        yield 1, [(seq, key, kind, 0, payload) for seq, (key, kind, payload) in enumerate(self.records)]
+
+    def start(self) -> None:
+        return
+
+    def heal(self, payload_of: object) -> int:
+        return 0
+
+
+def found_in(records: list[tuple[int, int, bytes]]) -> tuple[dict[int, tuple[bytes, int, int]], Rows]:
+    """Tube, ttr and priority of each job that a start finds, and the log after that start."""
+    log = Rows(list(records))
+    store = Store(log, None, Epoch(WALL_NS, NOW_NS))
+    jobs = {job.id: (job, name) for job, name in store.replay()}
+    store.start(jobs.get)
+    return {id: (name, job.ttr_s, job.pri) for id, (job, name) in jobs.items()}, log
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_job_is_never_a_mixture_of_what_it_was_and_what_it_became(large: bool) -> None:
+    """A loss of power takes the job's record with another tube and ttr, and leaves a change in the next segment."""
+    names: dict[int, tuple[Job, bytes]] = {}
+    log = Rows([])
+    store = Store(log, None, Epoch(WALL_NS, NOW_NS))
+    list(store.replay())
+    store.start(names.get)
+    if large:
+        store.large_bytes, store.part_bytes = 8, 4
+    for id in (1, 2):
+        job = Job(id, 0, 10, 0, 60)
+        job.state, job.body = READY, b"hello there\r\n"
+        names[id] = (job, b"old")
+        store.put(job, b"old")
+    first, other = names[1][0], names[2][0]
+    first.pri = other.pri = 20
+    store.change(first)
+    store.change(other)
+    before = len(log.records)
+    while not store.prepare_rewrite(first, b"new", 7):
+        pass
+    first.ttr_s, first.pri = 7, 30
+    names[1] = (first, b"new")
+    store.rewrite(first, b"new")
+    behind = len(log.records)
+    first.pri = 40
+    first.tally = Tally(1)
+    store.change(first)
+    other.pri = 50
+    store.change(other)
+    assert all(len(payload) <= 64 for _, kind, payload in log.records if kind == CHANGE), "see Room.CHANGE_BYTES"
+    assert found_in(log.records)[0] == {1: (b"new", 7, 40), 2: (b"old", 60, 50)}
+    lost = log.records[:before] + log.records[behind:]
+    found, healed = found_in(lost)
+    assert found == {1: (b"old", 60, 20), 2: (b"old", 60, 50)}
+    # Compaction keeps the last change alone: that has to be one that counts.
+    last = [record for record in healed.records if record[:2] == (1, CHANGE)][-1]
+    kept = [record for record in healed.records if record[:2] != (1, CHANGE)] + [last]
+    assert found_in(kept)[0] == found and len(found_in(healed.records)[1].records) == len(healed.records)
+    store.delete(first)
+    assert not store._rewritten
+    assert found_in([*lost, log.records[-1]])[0] == {2: (b"old", 60, 50)}
 
 
 def test_a_job_that_was_compacted_is_the_same(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ import yaml
 import journal.sqlite.backup
 import journal.sqlite.survey
 from geventstalk.cli.main import COMMANDS
-from geventstalk.cli.program import leaves, main
+from geventstalk.cli.program import LIVE, OFFLINE, leaves, main
 from geventstalk.core.job import BURIED, DELAYED, READY, Job, Tally
 from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
@@ -43,6 +43,7 @@ from journal.sqlite.heal import LOST_KEYS
 from journal.sqlite.reader import SegmentReader
 from journal.sqlite.survey import SegmentSurvey
 from tests.support.binlogs import fill_beanstalkd, stats_of
+from tests.support.disk import small_disk
 from tests.support.faults import wants_compaction
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess
 from tests.support.wire import Client
@@ -561,6 +562,20 @@ def test_a_backup_has_what_was_set_aside(folder: Path, tmp_path: Path, tool: Cal
     assert tool("journal", "check", folder).code == 0
     assert tool("journal", "backup", folder, tmp_path / "target").code == 0
     assert (tmp_path / "target" / "segment-00000001.db.damaged").exists()
+
+
+def test_a_backup_that_finds_no_room_for_what_was_set_aside_leaves_nothing(
+    folder: Path, tmp_path: Path, tool: Callable[..., Ran]
+) -> None:
+    """The same place can be used again: a directory that is not empty is refused."""
+    (folder / "segment-00000001.db.damaged").write_bytes(bytes(1 << 20))
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        target = disk / "target"
+        target.mkdir()
+        for _ in range(2):
+            ran = tool("journal", "backup", folder, target)
+            assert ran.code == 1 and "No space left" in ran.err
+            assert [path.name for path in target.iterdir()] == ["lock"]
 
 
 class Traffic:
@@ -1091,7 +1106,8 @@ def test_a_torn_binlog_is_a_note(tmp_path: Path, tool: Callable[..., Ran]) -> No
 
 
 def test_main_belongs_to_these_words() -> None:
-    assert COMMANDS == ("journal", "export", "import", "import-binlog")
+    assert (*LIVE, *OFFLINE) == COMMANDS
+    assert tuple(OFFLINE) == ("journal", "export", "import", "import-binlog")
 
 
 @pytest.mark.parametrize(

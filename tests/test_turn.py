@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from geventstalk.core.engine import NEVER, Engine
-from geventstalk.durable.records import Epoch
+from geventstalk.core.job import READY, Job
+from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
-from geventstalk.turn import CATCH_UP_SLICES, NEXT_TURN, Channel, Task, Turn, Wait
-from geventstalk.wire.session import Service, Session
-from journal.log import Log, Row, SyncPoint
+from geventstalk.turn import CATCH_UP_SLICES, NEXT_TURN, Channel, Errand, Task, Turn, Wait
+from geventstalk.wire.session import MOVE_SLICE, Service, Session
+from journal.log import FULL, Log, Row, SyncPoint
 from tests.support.clock import SECOND, ManualClock
 
 PUT = b"put 0 0 60 1\r\nx\r\n"
@@ -69,6 +70,7 @@ class FakeJournal(Log):
         self.closed = False
         self.commits = 0
         self.slices = 0  # of catching up
+        self.falls_behind_in = ""
 
     def admits(self, size: int) -> bool:
         return True
@@ -105,10 +107,13 @@ class FakeJournal(Log):
         return 0
 
     def tend(self) -> None:
-        return
+        self.behind |= self.falls_behind_in == "tend"
 
     def wants_compaction(self) -> bool:
-        return False
+        return self.falls_behind_in == "compact_slice" and not self.behind
+
+    def compact_slice(self, payload_of: object) -> None:
+        self.behind = True
 
     def close(self) -> None:
         self.closed = True
@@ -153,6 +158,22 @@ def go_on(task: Task) -> Wait:
     while wait.flag is not None and wait.flag.is_set:
         wait = next(task)
     return wait
+
+
+def test_ages_that_contradict_ids_are_sorted_out_before_clients_come() -> None:
+    class Restored(FakeJournal):
+        def batches(self) -> Iterator[tuple[int, list[Row]]]:
+            jobs = [Job(1, 0, 0, 0, 1), Job(2, 0, 0, 0, 1), Job(3, 0, 0, 0, 1)]
+            for job, age_s in zip(jobs, (1, 9, 5), strict=True):
+                job.state, job.body, job.created_ns = READY, b"x\r\n", house.clock.ns - age_s * SECOND
+            rows = [(job.id, job.id, FULL, 0, encode_whole(job, b"default", epoch)) for job in jobs]
+            return iter([(1, rows)])
+
+    house = House(durable=False)
+    house.journal = Restored()
+    epoch = Epoch(house.wall_ns(), house.clock.ns)
+    assert house.turn.open(Store(house.journal, None, epoch)) == 3
+    assert not house.engine.unsorted and [job.id for job in house.engine.strays] == [1]
 
 
 def test_a_reply_leaves_at_the_end_of_the_turn() -> None:
@@ -220,6 +241,25 @@ def test_a_sync_that_fails_in_a_thread_is_the_end() -> None:
         next(syncs)
     house.turn.fail(MemoryError())  # as the driver of a task does
     house.turn.finish()
+    assert one.sent == b""
+
+
+def test_a_failure_while_a_sync_is_under_way_ends_what_waits_for_it() -> None:
+    """Nothing leaves the gate any more. Whoever waited until it is empty would keep the event loop to himself."""
+    house = House(fsync_ms=0)
+    one, other = house.client(), house.client()
+    house.client()
+    slow(house)
+    syncs = house.turn.tasks()[-1]
+    next(syncs)
+    house.say((one, PUT))
+    sync = go_on(syncs).sync
+    assert sync is not None
+    house.journal.commit_fails = MemoryError()
+    house.say((other, PUT))
+    assert house.failures and house.turn.gate.pieces
+    sync.run()
+    assert next(syncs, None) is None
     assert one.sent == b""
 
 
@@ -393,6 +433,24 @@ def test_what_is_no_change_does_not_wait_for_the_journal(name: str) -> None:
     assert not one.session.held_up and one.turns == 1
 
 
+@pytest.mark.parametrize("where", ["tend", "compact_slice"])
+def test_changes_wait_also_when_compaction_at_leisure_left_the_journal_behind(where: str) -> None:
+    """Nobody had it catch up: a large put, which the journal takes only while it keeps pace, was never answered."""
+    house = House()
+    store = house.turn.store
+    assert store is not None
+    keeper, pace = house.turn.keep_house(store), house.turn.keep_pace(store)
+    next(pace)
+    while next(keeper).at_ns == NEVER:
+        pass
+    house.journal.falls_behind_in = where
+    next(keeper)
+    assert house.journal.behind and house.engine.held and house.turn.late.is_set
+    house.journal.falls_behind_in, house.journal.behind = "", False
+    next(pace)
+    assert not house.engine.held
+
+
 def test_a_client_that_came_in_the_turn_in_which_the_wait_ends_goes_on_at_once() -> None:
     house = House()
     one, other = house.client(), house.client()
@@ -494,6 +552,288 @@ def test_many_who_hold_little_leave_at_once() -> None:
     for wire in wires:
         house.turn.leave(wire)
     assert not house.turn.channels
+
+
+# Errands
+
+
+class Kicks(Errand):
+    """Kicks a job in each slice: that is a change, when it is buried. `heard` is what the turn said in the end."""
+
+    def __init__(self, house: House, slices: int = 1, work: int = 0, ids: tuple[int, ...] = (1,)) -> None:
+        self.house = house
+        self.left = slices
+        self.work = work
+        self.ids = ids
+        self.ran = 0
+        self.heard: list[str] = []
+        self.commits = 0  # when it heard it
+        self.fails: Exception | None = None
+        self.then: Callable[[], None] = lambda: None
+
+    def run(self, now_ns: int) -> bool:
+        assert now_ns == self.house.clock.ns
+        for id in self.ids:
+            self.house.engine.kick_job(id, now_ns)
+        self.house.engine.work += self.work
+        self.ran += 1
+        self.left -= 1
+        if self.fails is not None:
+            raise self.fails
+        return self.left <= 0
+
+    def done(self) -> None:
+        self._hear("done")
+
+    def failed(self) -> None:
+        self._hear("failed")
+
+    def _hear(self, word: str) -> None:
+        self.heard.append(word)
+        self.commits = self.house.journal.commits
+        self.then()
+
+
+def buried(house: House, count: int = 1) -> Wire:
+    """A client, and so many buried jobs."""
+    one = house.client()
+    for id in range(1, count + 1):
+        house.say((one, PUT + b"reserve\r\nbury %d 0\r\n" % id))
+    while house.turn.gate.pieces:
+        house.turn.sync_here()
+    one.take()
+    return one
+
+
+def errands(house: House) -> Task:
+    task = house.turn.tasks()[2]
+    next(task)
+    return task
+
+
+@pytest.mark.parametrize("fsync_ms", [None, 50])
+def test_an_errand_is_done_when_its_change_is_committed(fsync_ms: int | None) -> None:
+    house = House(fsync_ms)
+    one = buried(house)
+    errand = Kicks(house)
+    begun, commits = house.begun, house.journal.commits
+    house.turn.accept(errand)
+    assert (errand.ran, errand.heard, house.begun) == (1, [], begun + 1), "it runs in this turn, which a commit ends"
+    house.say((one, b"reserve\r\n"))
+    assert (errand.heard, errand.commits) == (["done"], commits + 1)
+    assert one.take() == b"RESERVED 1 1\r\nx\r\n"
+
+
+def test_without_a_journal_an_errand_is_done_at_the_end_of_the_turn() -> None:
+    house = House(durable=False)
+    buried(house)
+    errand = Kicks(house)
+    house.turn.accept(errand)
+    assert not errand.heard
+    house.turn.end()
+    assert errand.heard == ["done"]
+
+
+def test_the_slices_of_an_errand_run_one_a_turn() -> None:
+    house = House()
+    task = errands(house)
+    errand = Kicks(house, slices=3)
+    house.turn.accept(errand)
+    assert house.turn.wanted.is_set
+    house.turn.end()
+    for ran in (2, 3):
+        assert not errand.heard
+        assert go_on(task).at_ns == NEXT_TURN
+        assert errand.ran == ran
+        house.turn.end()
+    assert errand.heard == ["done"]
+    assert go_on(task).flag is house.turn.wanted
+    house.turn.end()
+    assert errand.ran == 3
+
+
+def test_errands_share_what_a_turn_has_room_for() -> None:
+    """Many small ones run in one turn, and one that is large waits for nobody longer than others for it."""
+    house = House()
+    task = errands(house)
+    large = [Kicks(house, slices=4, work=MOVE_SLICE) for _ in range(2)]
+    small = [Kicks(house) for _ in range(2 * MOVE_SLICE)]
+    for errand in (*large, *small):
+        house.turn.accept(errand)
+    assert [each.ran for each in large] == [1, 0] and not any(each.ran for each in small)
+    house.turn.end()
+    turns = 0
+    while not all(each.heard for each in (*large, *small)):
+        before = sum(each.ran * (1 + each.work) for each in (*large, *small))
+        go_on(task)
+        house.turn.end()
+        assert 0 < sum(each.ran * (1 + each.work) for each in (*large, *small)) - before <= 2 * MOVE_SLICE
+        turns += 1
+        if turns == 6:
+            assert all(each.ran >= 2 for each in large) and all(each.heard for each in small)
+    assert turns <= 10
+
+
+def test_an_errand_that_done_brings_is_of_the_next_turn() -> None:
+    house = House()
+    buried(house, 2)
+    first, second = Kicks(house), Kicks(house, ids=(2,))
+    first.then = lambda: house.turn.accept(second)
+    house.turn.accept(first)
+    house.turn.end()
+    assert first.heard == ["done"] and second.ran == 1 and not second.heard, "its change is not committed"
+    house.turn.end()
+    assert second.heard == ["done"] and second.commits == first.commits + 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_errands_wait_until_the_journal_has_caught_up(begun: bool) -> None:
+    """But not those that have to end a large job before the journal can go on."""
+    house = House()
+    buried(house)
+    task = errands(house)
+    pace = falls_behind(house, house.client())
+    errand = Kicks(house, slices=2)
+    errand.begun = begun
+    other = Kicks(house)
+    house.turn.accept(errand)
+    house.turn.accept(other)
+    for _ in range(3):
+        go_on(task)
+        house.turn.end()
+    assert (errand.ran, other.ran) == (2 if begun else 0, 0)
+    assert go_on(task).flag is house.turn.wanted, "nobody asks all the time"
+    house.journal.behind = False
+    next(pace)
+    assert begun or house.turn.wanted.is_set
+    go_on(task)
+    house.turn.end()
+    go_on(task)
+    house.turn.end()
+    assert (errand.heard, other.heard) == (["done"], ["done"])
+
+
+def test_a_durable_errand_waits_for_the_sync_in_its_place_among_the_replies() -> None:
+    house = House(fsync_ms=0)
+    one, two = buried(house), house.client()
+    slow(house)
+    syncs = house.turn.tasks()[-1]
+    next(syncs)
+    heard: list[str] = []
+    errand, late, idle = Kicks(house), Kicks(house, ids=(2,)), Kicks(house, ids=())
+    errand.then = lambda: heard.append(f"{one.take()!r} {two.take()!r}")
+    house.say((one, PUT))
+    house.turn.accept(errand)
+    house.turn.accept(idle)
+    house.turn.end()
+    house.say((two, PUT + b"reserve\r\nreserve\r\nbury 2 0\r\n"))
+    assert idle.heard == ["done"], "it changed nothing"
+    sync = go_on(syncs).sync
+    assert sync is not None
+    house.turn.accept(late)
+    house.turn.end()
+    sync.run()
+    slow(house)
+    assert not errand.heard
+    wait = go_on(syncs)
+    assert errand.heard == ["done"]
+    assert heard == [repr(b"INSERTED 2\r\n") + " " + repr(b"")], "what was held before it is sent, and nothing else"
+    assert not late.heard, "its change came after this sync began"
+    assert wait.sync is not None
+    wait.sync.run()
+    go_on(syncs)
+    assert late.heard == ["done"] and not house.turn.gate.pieces
+
+
+def test_a_slow_sync_for_an_errand_is_in_a_thread() -> None:
+    """When no client is there, or all wait, there are still those who sent the errand, or others like them."""
+    house = House(fsync_ms=0)
+    one = buried(house)
+    slow(house)
+    errand = Kicks(house)
+    house.turn.accept(errand)
+    house.say((one, PUT))
+    assert not errand.heard and not one.take() and house.turn.awaited.is_set
+    house.turn.finish()
+    assert errand.heard == ["done"] and one.take() == b"INSERTED 2\r\n"
+
+
+def test_a_slow_sync_is_in_a_thread_while_there_are_guests() -> None:
+    house = House(fsync_ms=0)
+    one = house.client()
+    slow(house)
+    house.turn.guests = 1
+    house.say((one, PUT))
+    assert not one.take() and house.turn.awaited.is_set
+
+
+def test_a_quick_sync_for_an_errand_needs_no_thread() -> None:
+    house = House(fsync_ms=0)
+    buried(house)
+    assert house.turn.store is not None
+    while not house.turn.store.syncs_quickly:
+        house.turn.store.sync_took(1)
+    errand = Kicks(house)
+    house.turn.accept(errand)
+    house.turn.end()
+    assert errand.heard == ["done"] and not house.journal.unsynced
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["memory", "journal"])
+@pytest.mark.parametrize("changes", [False, True])
+def test_an_errand_that_raises_is_as_a_client_whose_change_is_half_made(durable: bool, changes: bool) -> None:
+    house = House(durable=durable)
+    told: list[BaseException | None] = []
+    house.turn.tell = lambda text, error: told.append(error)
+    one = buried(house, 2)
+    waits, bad = Kicks(house, slices=2), Kicks(house, ids=(2,) if changes else ())
+    bad.fails = RuntimeError("in the middle")
+    house.turn.accept(waits)
+    house.turn.accept(bad)
+    house.turn.end()
+    fatal = durable and changes
+    assert [str(error) for error in house.failures] == (["in the middle"] if fatal else [])
+    assert [str(error) for error in told] == ([] if fatal else ["in the middle"])
+    assert bad.heard == ["failed"]
+    assert waits.heard == (["failed"] if fatal else [])
+    house.say((one, b"stats-job 1\r\n"))
+    assert one.take().startswith(b"" if fatal else b"OK ") and house.turn.failed == fatal
+
+
+@pytest.mark.parametrize("where", ["commit", "sync"])
+def test_no_errand_is_done_that_the_journal_lost(where: str) -> None:
+    house = House(fsync_ms=0)
+    one = buried(house, 2)
+    slow(house)
+    at_the_gate, finished, unfinished = Kicks(house), Kicks(house, ids=(2,)), Kicks(house, slices=2)
+    house.turn.accept(at_the_gate)
+    house.turn.end()
+    house.turn.accept(finished)
+    house.turn.accept(unfinished)
+    setattr(house.journal, f"{where}_fails", OSError(5, "I/O error"))
+    house.say((one, PUT))
+    house.turn.finish()
+    assert len(house.failures) == 1
+    assert at_the_gate.heard == finished.heard == unfinished.heard == ["failed"]
+    late = Kicks(house)
+    house.turn.accept(late)
+    assert late.heard == ["failed"] and not late.ran
+
+
+def test_a_clean_end_is_the_end_of_errands() -> None:
+    house = House(fsync_ms=0)
+    buried(house)
+    slow(house)
+    at_the_gate, finished, unfinished = Kicks(house), Kicks(house), Kicks(house, slices=2)
+    house.turn.accept(at_the_gate)
+    house.turn.end()
+    house.turn.accept(finished)
+    house.turn.accept(unfinished)
+    house.turn.finish()
+    assert (at_the_gate.heard, finished.heard, unfinished.heard) == (["done"], ["done"], ["failed"])
+    late = Kicks(house)
+    house.turn.accept(late)
+    assert late.heard == ["failed"] and not late.ran and not house.failures
 
 
 # The wall clock

@@ -20,10 +20,13 @@ import pytest
 from geventstalk._build import BUILD
 from geventstalk.core import engine as engine_module
 from geventstalk.core.check import check
-from geventstalk.core.engine import Engine
+from geventstalk.core.engine import OUT_OF_MEMORY
 from geventstalk.core.job import Job, Ledger
+from geventstalk.core.operate import DONE, KEEP, Operate
+from geventstalk.errands import Put
 from geventstalk.wire.commands import LARGE_BODY
 from geventstalk.wire.session import Service, Session
+from tests.support.alone import alone
 from tests.support.clock import SECOND, ManualClock
 from tests.support.wire import FACTS
 
@@ -42,13 +45,14 @@ class Scene:
     def __init__(self, ledger: Ledger | None = None) -> None:
         self.clock = ManualClock()
         self.told: list[str] = []
-        self.engine = Engine(self.clock.ns, ledger)
+        self.engine = Operate(self.clock.ns, ledger)
         self.service = Service(self.engine, 1 << 20, lambda: FACTS, lambda text, error: self.told.append(text))
         self.a, self.b, self.waiting, self.paused, self.idle = [Session(self.service) for _ in range(5)]
         self.say(self.idle, b"watch empty\r\nignore default\r\n")
         self.say(self.a, b"put 5 0 60 1\r\na\r\nput 2000 0 60 1\r\nb\r\nput 5 9 60 1\r\nc\r\nput 5 0 60 1\r\nd\r\n")
         self.say(self.a, b"put 5 0 1 1\r\ne\r\nreserve\r\nreserve\r\nreserve\r\nbury 1 7\r\nwatch x\r\nuse x\r\n")
         self.say(self.b, b"put 7 0 60 1\r\nf\r\nreserve\r\nuse w\r\n")
+        self.say(self.a, b"use lone\r\nput 9 0 60 1\r\nh\r\nuse x\r\n")
         self.say(self.waiting, b"watch w\r\nignore default\r\nreserve\r\n")
         self.say(
             self.paused, b"use p\r\nput 1 0 60 1\r\ng\r\npause-tube p 3\r\nwatch p\r\nignore default\r\nreserve\r\n"
@@ -77,6 +81,7 @@ def truth(scene: Scene) -> dict[int, tuple[Any, ...]]:
             job.body,
             *(job.state, job.rank, job.holder, job.pri, job.delay_s),
             *([0] * 5 if job.tally is None else numbers(job)),
+            job.ttr_s,
         )
         for job in scene.engine.jobs
     }
@@ -114,7 +119,41 @@ def leave(scene: Scene) -> None:
         pass
 
 
+def alter(
+    id: int, *, pri: int = KEEP, delay_s: int = KEEP, ttr_s: int = KEEP, tube: bytes = b""
+) -> Callable[[Scene], object]:
+    return lambda scene: scene.engine.alter(id, pri, delay_s, ttr_s, tube, scene.clock.ns)
+
+
+def put_to(tube: bytes, body: bytes) -> Callable[[Scene], object]:
+    return lambda scene: Put(scene.engine, scene.service, tube, body, 5, 0, 60).run(scene.clock.ns)
+
+
+FORCE: dict[str, Callable[[Scene], object]] = {
+    "kick by an operator": lambda scene: scene.engine.kick_one(3, scene.clock.ns),
+    "delete by force": lambda scene: scene.engine.delete_by_force(5, scene.clock.ns),
+    "delete the last by force": lambda scene: scene.engine.delete_by_force(7, scene.clock.ns),
+    "release by force": lambda scene: scene.engine.release_by_force(6, scene.clock.ns),
+    "bury reserved": lambda scene: scene.engine.bury_by_force(4, scene.clock.ns),
+    "bury ready": lambda scene: scene.engine.bury_by_force(2, scene.clock.ns),
+    "bury delayed": lambda scene: scene.engine.bury_by_force(3, scene.clock.ns),
+    "other pri": alter(2, pri=3),
+    "other pri of a buried job": alter(1, pri=3),
+    "delay of a ready job": alter(2, delay_s=7, pri=3),
+    "no delay any more": alter(3, delay_s=0, pri=1),
+    "other ttr": alter(3, ttr_s=7),
+    "other ttr of a reserved job": alter(4, ttr_s=7),
+    "move to one who waits": alter(2, pri=1, ttr_s=9, tube=b"w"),
+    "move delayed to a new tube": alter(3, pri=2, delay_s=5, ttr_s=7, tube=b"fresh"),
+    "move buried to a paused tube": alter(1, pri=3, tube=b"p"),
+    "move the last of a tube": alter(7, delay_s=3, tube=b"x"),
+    "put to one who waits": put_to(b"w", b"new"),
+    "put to a new tube": put_to(b"fresh", b"x" * 2 * LARGE_BODY),
+}
+"""What an operator does."""
+
 CHANGES: dict[str, Callable[[Scene], object]] = {
+    **FORCE,
     "put": receive("a", b"put 5 0 60 3\r\nnew\r\n"),
     "put delayed": receive("a", b"put 5 2 60 3\r\nnew\r\n"),
     "put for one who waits": receive("b", b"put 5 0 60 3\r\nnew\r\n"),
@@ -152,7 +191,7 @@ def recover(scene: Scene, session: Session | None) -> None:
 
 
 def who_failed(name: str, scene: Scene) -> Session | None:
-    if name in ("time", "join", "leave"):
+    if name in ("time", "join", "leave", *FORCE):
         return None
     if name == "reserve and wait":
         return scene.idle
@@ -282,6 +321,10 @@ def test_what_is_not_disturbed_does_not_fail(name: str) -> None:
 @pytest.mark.skipif(nomemory() is None, reason="this Python has no _testcapi")
 @pytest.mark.parametrize("name", CHANGES)
 def test_no_memory_at_every_allocation(name: str) -> None:
+    alone(lambda: fail_at_every_allocation(name))
+
+
+def fail_at_every_allocation(name: str) -> None:
     capi, work = nomemory(), CHANGES[name]
     clean = 0
     for point in range(1, POINTS_MAX):
@@ -318,12 +361,26 @@ class Failing(Ledger):
     def delete(self, job: Job) -> None:
         self.fail()
 
+    def rewrite(self, job: Job, tube_name: bytes) -> None:
+        self.fail()
+
     def fail(self) -> None:
         if self.error is not None:
             raise self.error
 
 
-TOLD = ["put", "put delayed", "reserve-job", "delete", "release", "release delayed", "bury", "kick", "kick-job"]
+TOLD = [
+    *FORCE,
+    "put",
+    "put delayed",
+    "reserve-job",
+    "delete",
+    "release",
+    "release delayed",
+    "bury",
+    "kick",
+    "kick-job",
+]
 
 
 @pytest.mark.parametrize("name", TOLD)
@@ -354,6 +411,19 @@ def test_a_ledger_without_memory_refuses_a_put(name: str) -> None:
     check(scene.engine)
     ledger.error = None
     assert scene.say(scene.a, b"put 0 0 1 1\r\nx\r\n").startswith(b"INSERTED ")
+
+
+@pytest.mark.parametrize("name", ["move to one who waits", "move the last of a tube", "other ttr"])
+def test_a_ledger_without_memory_for_a_job_anew_leaves_it_as_it_is(name: str) -> None:
+    ledger = Failing()
+    scene = Scene(ledger)
+    before = truth(scene), clients(scene), [*scene.engine.tubes]
+    ledger.error = MemoryError()
+    assert CHANGES[name](scene) == OUT_OF_MEMORY
+    check(scene.engine)
+    assert (truth(scene), clients(scene), [*scene.engine.tubes]) == before
+    ledger.error = None
+    assert CHANGES[name](scene) == DONE
 
 
 def test_undo_of_nothing_changes_nothing() -> None:

@@ -7,8 +7,10 @@ Invariant: whatever command, slice or end of a deadline came last, check() finds
 from __future__ import annotations
 
 from geventstalk.core.engine import NEVER, Engine
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MAX
+from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, URGENT_PRI_MAX
+from geventstalk.core.meter import NO_TIMES, Times
 from geventstalk.core.order import EMPTY
+from geventstalk.core.places import events
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, ID_BITS, Client, Tube
 
 
@@ -29,8 +31,12 @@ def check(engine: Engine) -> None:
     assert counted[BURIED] == engine.buried_count and counted[DELAYED] == engine.delayed_count
     assert urgent == engine.urgent_count == sum(tube.urgent for tube in engine.tubes.values())
     assert len(engine.tubes) == len(engine.tube_by_number)
+    _check_times(engine.queued, [tube.queued for tube in engine.tubes.values()])
+    _check_times(engine.worked, [tube.worked for tube in engine.tubes.values()])
     for tube in engine.tubes.values():
         _check_tube(engine, tube)
+    _check_ages(engine)
+    _check_rates(engine)
     for client in engine.clients.values():
         _check_client(engine, client)
     assert engine.waiting_count == sum(client.waiting for client in engine.clients.values())
@@ -80,6 +86,53 @@ def _check_tube(engine: Engine, tube: Tube) -> None:
         assert (number in waits) != (tube.number in client.absent)
         in_line = client.waiting and number in waits
         assert tube.behind or not (stocked and in_line), "a ready job and a client that waits for it"
+
+
+def _check_ages(engine: Engine) -> None:
+    """The bounds are bounds, and with them, ids and strays the oldest jobs are found."""
+    strays = {job.id: job for job in engine.strays if job.state != DELETED}
+    assert strays.keys() <= engine.stray_ids and all(engine.jobs.get(id) is job for id, job in strays.items())
+    assert engine.strays == sorted(engine.strays, key=lambda job: job.created_ns)
+    oldest: dict[tuple[int, int], tuple[int, int | None]] = {}  # by tube, 0 for all, and state: it and the first
+    for job in engine.jobs.in_order():
+        tube = engine.tube_of(job)
+        for place in (0, job.state), (tube.number, job.state):
+            put_ns, first_ns = oldest.get(place, (job.created_ns, None))
+            if job.id not in strays and first_ns is None:
+                first_ns = job.created_ns
+            oldest[place] = min(put_ns, job.created_ns), first_ns
+        if job.id not in strays:
+            assert job.id >= max(lows(engine)[job.state], lows(tube)[job.state])
+    for (number, state), (put_ns, first_ns) in oldest.items():
+        found = [job.created_ns for job in strays.values() if job.state == state and number in (0, job.tube)]
+        assert engine.unsorted or put_ns == min(found + ([] if first_ns is None else [first_ns]))
+    for tube in engine.tubes.values():
+        assert tube.reserved == sum(job.state == RESERVED and job.tube == tube.number for job in engine.jobs)
+
+
+def _check_rates(engine: Engine) -> None:
+    """Whose rates do not know all that has happened is active, and will be settled."""
+    active = [tube.number for tube in engine.active + engine.settling]
+    assert len(active) == len(set(active))
+    for tube in engine.tubes.values():
+        assert tube.active == (tube.number in active)
+        assert tube.active or not any(events(tube)) or (tube.rates and tube.rates.is_settled(events(tube)))
+    assert active or engine.rates.is_settled(events(engine))
+
+
+def lows(of: Engine | Tube) -> dict[int, int]:
+    """The bounds by state."""
+    return {READY: of.low_ready, DELAYED: of.low_delayed, RESERVED: of.low_reserved, BURIED: of.low_buried}
+
+
+def _check_times(total: Times, parts: list[Times | None]) -> None:
+    """The total holds what these tubes hold, and what tubes held that are gone."""
+    there = [part for part in parts if part is not None]
+    assert total.sum_ns >= sum(part.sum_ns for part in there)
+    assert all(part.sum_ns >= 0 and min(part.counts) >= 0 for part in there)
+    for at, count in enumerate(total.counts):
+        assert count >= sum(part.counts[at] for part in there)
+    assert not any(NO_TIMES.counts) and not NO_TIMES.sum_ns
 
 
 def _check_client(engine: Engine, client: Client) -> None:

@@ -88,6 +88,7 @@ class Dispatch(Places):
         job.state = READY
         job.rank = pri
         job.holder = 0
+        job.since_ns = now_ns
         if tube.line.entries:
             self._serve(tube, now_ns, 1)
 

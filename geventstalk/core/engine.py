@@ -1,7 +1,7 @@
 """The engine's door: what clients do to tubes and jobs, each in one call. check.py proves that all of it stays true.
 
-The engine is one object in four rooms, each a class that derives from the one below: places (where each job is, the
-counters), dispatch (who waits, who gets a job), due (what time brings), and this one.
+The engine is one object in five rooms, each a class that derives from the one below: places (where each job is, the
+counters), dispatch (who waits, who gets a job), due (what time brings), this one, and operate (what an operator does).
 This room must not know clocks, sockets, the grammar or the journal: time comes in as monotonic integer nanoseconds,
 changes go out to a ledger, answers to waiting clients through Client.answer(). No call here ever yields.
 Whatever can be large takes a limit and says whether more is left, so that the caller can give others a turn.
@@ -68,7 +68,7 @@ class Engine(Due):
             limit -= 1
             job = leaving.pop()
             if job.holder == client.number:  # its ttr may have ended since the last slice
-                self._make_ready(job, self._leave_place(job), now_ns)
+                self._make_ready(job, self._leave_place(job, now_ns), now_ns)
         if leaving:
             return False
         for _ in range(min(len(watched), max(SMALL_STEPS, TUBE_STEPS * limit))):
@@ -137,13 +137,14 @@ class Engine(Due):
 
     # --- put
 
-    def open_put(self, client: Client, pri: int, delay_s: int, ttr_s: int) -> Job:
-        """Begins a put. The job gets its id and its tube now, before the body arrives."""
+    def open_put(self, client: Client, pri: int, delay_s: int, ttr_s: int, now_ns: int) -> Job:
+        """Begins a put. The job gets its id, its tube and, as upstream, its age now, before the body arrives."""
         self.changing = True
         tube = client.used
         assert tube is not None
         job = Job(self.next_id, tube.number, pri, delay_s, ttr_s)
         job.rank = pri
+        job.created_ns = now_ns
         self.next_id += 1
         if not client.producer:
             self.producer_count += 1
@@ -183,7 +184,6 @@ class Engine(Due):
     def _begin(self, job: Job, body: bytes, now_ns: int) -> None:
         """Sets the fields of a job that is in no place yet."""
         delay_s = job.delay_s
-        job.created_ns = now_ns
         if delay_s:
             job.state = DELAYED
             job.rank = now_ns + delay_s * SECOND_NS
@@ -198,7 +198,11 @@ class Engine(Due):
             if self.draining or not self.ledger.admits(len(body), tube.name):
                 self.abandon_put(job)
                 return DRAINING if self.draining else OUT_OF_MEMORY
-            self._begin(job, body, now_ns)
+            if job.delay_s:
+                self._begin(job, body, now_ns)
+            else:  # the same without a call
+                job.state = READY
+                job.body = body
         self.changing = True
         try:
             self.ledger.put(job, tube.name)
@@ -206,8 +210,11 @@ class Engine(Due):
             self.abandon_put(job)
             self.changing = False
             return OUT_OF_MEMORY
+        if not tube.active:
+            self._wake(tube, now_ns)
         self.total_jobs += 1
         tube.total_jobs += 1
+        job.since_ns = now_ns
         if job.delay_s:
             self._place_delayed(tube, job.rank, job.id)
             self.jobs.add(job)
@@ -225,12 +232,18 @@ class Engine(Due):
         job.tube = tube.number
         if job.id >= self.next_id:
             self.next_id = job.id + 1
+        else:
+            self.unsorted = True
+        if job.created_ns < self._restored_ns or self.total_jobs:
+            self.unsorted = True
+        self._restored_ns = job.created_ns
         if job.state == BURIED:
             self._bury_number = max(self._bury_number, job.rank)
-            tube.buried.push(job.rank << ID_BITS | job.id)
-            self.buried_count += 1
+            self._place_buried(tube, job.rank, job.id)
+            job.since_ns = now_ns
         elif job.state == DELAYED and job.rank > now_ns:
             self._place_delayed(tube, job.rank, job.id)
+            job.since_ns = now_ns
         else:
             self._make_ready(job, tube, now_ns)
 
@@ -255,14 +268,14 @@ class Engine(Due):
             return None
         if not client.worker:
             self._become_worker(client)
-        before, rank = job.state, job.rank
-        tube = self._leave_place(job)
+        before, rank, since_ns = job.state, job.rank, job.since_ns
+        tube = self._leave_place(job, now_ns)
         self._hold(client, job, tube, now_ns)
         if before != READY:
             try:
                 self.ledger.change(job)  # after a crash every reserved job is ready
             except BaseException:
-                job.state, job.rank = before, rank
+                job.state, job.rank, job.since_ns = before, rank, since_ns
                 job.holder = 0
                 job.counts().reserves -= 1
                 raise
@@ -274,15 +287,18 @@ class Engine(Due):
 
     # --- what a worker does with a job
 
-    def delete(self, client: Client, id: int) -> bool:
+    def delete(self, client: Client, id: int, now_ns: int) -> bool:
         """Deletes a job that the client holds or that nobody holds. Returns whether there was such a job."""
         job = self.jobs.get(id)
         if job is None or (job.state == RESERVED and job.holder != client.number):
             return False
         self.changing = True
         self.ledger.delete(job)
-        tube = self._leave_place(job)
+        tube = self._leave_place(job, now_ns)
         tube.jobs -= 1
+        if not tube.active:
+            self._wake(tube, now_ns)
+        self.total_deletes += 1
         tube.total_deletes += 1
         self.jobs.remove(id)
         job.state = DELETED
@@ -295,29 +311,34 @@ class Engine(Due):
         job = client.reserved.get(id)
         if job is None:
             return False
-        tube = self._leave_place(job)
+        tube = self._leave_place(job, now_ns)
+        self.total_releases += 1
+        tube.total_releases += 1
         if delay_s:
             rank = now_ns + delay_s * SECOND_NS
             self._place_delayed(tube, rank, id)
-            self._record(job, DELAYED, rank, pri, delay_s, _RELEASED)
+            self._record(job, DELAYED, rank, pri, delay_s, _RELEASED, now_ns)
         else:
             self._place_ready(tube, pri, id)
-            self._record(job, READY, pri, pri, 0, _RELEASED)
+            self._record(job, READY, pri, pri, 0, _RELEASED, now_ns)
             if tube.line.entries:
                 self._serve(tube, now_ns, 1)
         return True
 
-    def bury(self, client: Client, id: int, pri: int) -> bool:
+    def bury(self, client: Client, id: int, pri: int, now_ns: int) -> bool:
         """Sets a job aside at the end of its tube's buried jobs. Returns whether the client held it."""
         job = client.reserved.get(id)
         if job is None:
             return False
-        tube = self._leave_place(job)
+        tube = self._leave_place(job, now_ns)
+        if not tube.active:
+            self._wake(tube, now_ns)
+        self.total_buries += 1
+        tube.total_buries += 1
         rank = self._bury_number + 1
         self._bury_number = rank
-        tube.buried.push(rank << ID_BITS | id)
-        self.buried_count += 1
-        self._record(job, BURIED, rank, pri, job.delay_s, _BURIED)
+        self._place_buried(tube, rank, id)
+        self._record(job, BURIED, rank, pri, job.delay_s, _BURIED, now_ns)
         return True
 
     def touch(self, client: Client, id: int, now_ns: int) -> bool:
@@ -327,7 +348,10 @@ class Engine(Due):
             return False
         self.changing = True
         client.deadlines.discard(job.rank << ID_BITS | id)
-        job.rank = self._start_ttr(client, job, now_ns)
+        deadline_ns = now_ns + job.ttr_s * SECOND_NS
+        client.deadlines.push(deadline_ns << ID_BITS | id)
+        self._arm(client, deadline_ns)
+        job.rank = deadline_ns
         return True
 
     def kick(self, tube: Tube, buried: bool, limit: int, now_ns: int) -> int:
@@ -353,17 +377,20 @@ class Engine(Due):
         return True
 
     def _kick(self, job: Job, now_ns: int) -> None:
-        tube = self._leave_place(job)
+        tube = self._leave_place(job, now_ns)
+        self.total_kicks += 1
+        tube.total_kicks += 1
         self._place_ready(tube, job.pri, job.id)
-        self._record(job, READY, job.pri, job.pri, job.delay_s, _KICKED)
+        self._record(job, READY, job.pri, job.pri, job.delay_s, _KICKED, now_ns)
         if tube.line.entries:
             self._serve(tube, now_ns, 1)
 
-    def _record(self, job: Job, state: int, rank: int, pri: int, delay_s: int, what: int) -> None:
+    def _record(self, job: Job, state: int, rank: int, pri: int, delay_s: int, what: int, now_ns: int) -> None:
         """Sets the new fields of a job that nobody holds any more, and tells the ledger. Does both or neither."""
-        tally = job.counts()
-        before = job.state, job.rank, job.pri, job.delay_s, job.holder
-        counts = tally.releases, tally.buries, tally.kicks
+        tally = job.tally
+        if tally is None:
+            tally = job.counts()
+        before = job.state, job.rank, job.pri, job.delay_s, job.holder, job.since_ns
         if what == _RELEASED:
             tally.releases += 1
         elif what == _BURIED:
@@ -375,11 +402,14 @@ class Engine(Due):
         job.pri = pri
         job.delay_s = delay_s
         job.holder = 0
+        job.since_ns = now_ns
         try:
             self.ledger.change(job)
         except BaseException:
-            job.state, job.rank, job.pri, job.delay_s, job.holder = before
-            tally.releases, tally.buries, tally.kicks = counts
+            job.state, job.rank, job.pri, job.delay_s, job.holder, job.since_ns = before
+            tally.releases -= what == _RELEASED
+            tally.buries -= what == _BURIED
+            tally.kicks -= what == _KICKED
             raise
 
     # --- questions

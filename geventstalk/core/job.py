@@ -52,6 +52,7 @@ class Job:
     `rank` is the priority of a ready job, the deadline (monotonic ns) of a delayed or reserved one, and the number of
     its burying for a buried one. `holder` is the number of the client that has it reserved, 0 for nobody. `segment`
     is the journal segment that holds its whole record, 0 for none. `tube` is a number too: this room knows no tubes.
+    `created_ns` is when its put began, `since_ns` when it came into its state, or to this process.
     """
 
     __slots__ = (
@@ -63,6 +64,7 @@ class Job:
         "pri",
         "rank",
         "segment",
+        "since_ns",
         "state",
         "tally",
         "ttr_s",
@@ -77,6 +79,7 @@ class Job:
         self.ttr_s = ttr_s
         self.body = b""
         self.created_ns = 0
+        self.since_ns = 0
         self.state: int = UPLOADING
         self.rank = 0
         self.holder = 0
@@ -114,6 +117,20 @@ class Ledger:
 
     def unprepare(self, job: Job) -> None:
         """The put() of this job does not come, whether it was prepared or not."""
+
+    def prepare_rewrite(self, job: Job, tube_name: bytes, ttr_s: int) -> bool | None:
+        """Before a rewrite() of a job, which is to have this tube and ttr by then. Answers as prepare()."""
+        return True
+
+    def rewrite(self, job: Job, tube_name: bytes) -> None:
+        """The job's tube or ttr changed, and perhaps more: all of it must be kept anew. prepare_rewrite() said True."""
+
+    def abandon_rewrite(self, job: Job) -> None:
+        """The rewrite() of this job does not come, whether it was prepared or not."""
+
+    def has_begun(self, job: Job) -> bool:
+        """Whether prepare() or prepare_rewrite() has kept some of the job, and its end is still to come."""
+        return False
 
     def change(self, job: Job) -> None:
         """State, priority, delay, order or counts of the job changed."""

@@ -1,6 +1,6 @@
 """All jobs of a server by their ids, in whatever state.
 
-This room must not know what a job is for. Invariant: a page is there exactly while it holds a job.
+This room must not know what a job is for. Invariant: a page is there while it holds a job; the newest page always is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from geventstalk.core.job import Job
+from geventstalk.core.order import EMPTY, Order
 
 _PAGE_BITS: Final = 6
 _PAGE_SLOTS: Final = 1 << _PAGE_BITS
@@ -28,13 +29,16 @@ class JobTable:
 
     A dict of millions of entries stops everything while it is resized. The dict here has one entry for each page of 64
     ids. One old job keeps its whole page, so larger pages would cost memory when most jobs are short-lived.
+    The newest page stays while it is empty: where each job leaves before the next comes, each would make a page.
     """
 
-    __slots__ = ("_pages", "_spare")
+    __slots__ = ("_newest", "_numbers", "_pages", "_spare")
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
-        self._spare = _Page()  # an empty page; where each job leaves before the next comes, each would make a page
+        self._numbers = Order()  # the same pages, in order
+        self._newest = -1
+        self._spare: _Page | None = None  # an empty one, for the next
 
     def __len__(self) -> int:
         return sum([page.count for page in self._pages.values()])
@@ -48,9 +52,26 @@ class JobTable:
         number = job.id >> _PAGE_BITS
         page = self._pages.get(number)
         if page is None:
-            page = self._pages[number] = _Page() if self._spare.count else self._spare
+            page = self._add_page(number)
         page.slots[job.id & _PAGE_MASK] = job
         page.count += 1
+
+    def _add_page(self, number: int) -> _Page:
+        before = self._newest
+        if number > before:
+            self._newest = number
+            if before >= 0 and not self._pages[before].count:
+                self._drop_page(before)
+        spare = self._spare
+        page = _Page() if spare is None else spare
+        self._spare = None
+        self._pages[number] = page
+        self._numbers.push(number)
+        return page
+
+    def _drop_page(self, number: int) -> None:
+        self._spare = self._pages.pop(number)
+        self._numbers.discard(number)
 
     def set(self, job: Job) -> None:
         """Adds a job, or replaces the job with the same id."""
@@ -67,18 +88,20 @@ class JobTable:
         page = self._pages[number]
         page.slots[id & _PAGE_MASK] = None
         page.count -= 1
-        if not page.count:
-            del self._pages[number]
-            self._spare = page
+        if not page.count and number != self._newest:
+            self._drop_page(number)
 
     def recount(self) -> None:
         """Corrects pages and counts after an exception within add() or remove(). The slots are right already."""
-        counts = {number: sum([job is not None for job in page.slots]) for number, page in self._pages.items()}
-        for number, count in counts.items():
-            self._pages[number].count = count
-            if not count:
-                del self._pages[number]
-        self._spare = _Page()
+        pages = {number: page for number, page in sorted(self._pages.items()) if any(page.slots)}
+        numbers = Order()
+        for number, page in pages.items():
+            page.count = sum([job is not None for job in page.slots])
+            numbers.push(number)
+        self._newest = max(pages, default=-1)
+        self._pages = pages
+        self._numbers = numbers
+        self._spare = None
 
     def __iter__(self) -> Iterator[Job]:
         return iter([job for page in self._pages.values() for job in page.slots if job is not None])
@@ -89,3 +112,32 @@ class JobTable:
             for job in self._pages[number].slots:
                 if job is not None:
                     yield job
+
+    # --- a look at some of them, for whoever comes back for more later; jobs may come and go meanwhile
+
+    def up_from(self, id: int) -> list[Job]:
+        """Up to 64 jobs of this id and later ones, in order; no job lies between them. Empty when there is none."""
+        first = id >> _PAGE_BITS
+        number = self._numbers.at_least(first)
+        while number != EMPTY:
+            slots = self._pages[number].slots
+            found = [job for job in (slots[id & _PAGE_MASK :] if number == first else slots) if job is not None]
+            if found:
+                return found
+            number = self._numbers.at_least(number + 1)
+        return []
+
+    def down_from(self, id: int) -> list[Job]:
+        """Up to 64 jobs of this id and earlier ones, the latest first; no job lies between them."""
+        first = id >> _PAGE_BITS
+        number = self._numbers.at_most(first)
+        while number != EMPTY:
+            slots = self._pages[number].slots
+            found = [job for job in (slots[: (id & _PAGE_MASK) + 1] if number == first else slots) if job is not None]
+            if found:
+                found.reverse()
+                return found
+            if not number:
+                break
+            number = self._numbers.at_most(number - 1)
+        return []

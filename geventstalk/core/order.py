@@ -96,6 +96,30 @@ class Order:
             found += run[: count - len(found)]
         return found
 
+    def at_least(self, least: int) -> int:
+        """The smallest entry that is not below this one, which is not negative; or EMPTY."""
+        runs = self._runs
+        run, at = self._head, 0
+        if runs is not None:
+            at = bisect_right(self._starts, least) - 1
+            run = runs[at]
+        place = bisect_left(run, least)
+        if place < len(run):
+            return run[place]
+        return EMPTY if runs is None or at + 1 == len(runs) else runs[at + 1][0]
+
+    def at_most(self, most: int) -> int:
+        """The largest entry that is not above this one, which is not negative; or EMPTY."""
+        runs = self._runs
+        run, at = self._head, 0
+        if runs is not None:
+            at = bisect_right(self._starts, most) - 1
+            run = runs[at]
+        place = bisect_right(run, most)
+        if place:
+            return run[place - 1]
+        return EMPTY if runs is None or not at else runs[at - 1][-1]
+
     def check(self) -> None:
         """Asserts what is always true. O(n): for tests."""
         runs = self._runs

@@ -1,6 +1,7 @@
 """Where each job is, which tubes there are, and the counters of both: what every change of a job goes through.
 
-The engine is one object in four rooms, each a class that derives from the one below: places, dispatch, due, engine.
+The engine is one object in five rooms, each a class that derives from the one below: places, dispatch, due, engine,
+operate.
 This room must not know who waits for a job, nor what time it is.
 Invariant: a job is in exactly one place, the one its state names, and each counter says how many are there.
 A method takes a job out of its place, or gives a job a place. It changes orders and counters first, and the job's own
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from geventstalk.core.job import DELAYED, READY, RESERVED, SECOND_NS, URGENT_PRI_MAX, Job, Ledger
+from geventstalk.core.job import DELAYED, ID_MAX_BITS, READY, RESERVED, SECOND_NS, URGENT_PRI_MAX, Job, Ledger
 from geventstalk.core.jobtable import JobTable
+from geventstalk.core.meter import Rates, Times
 from geventstalk.core.order import EMPTY
 from geventstalk.core.timerwheel import NEVER, Timer, TimerWheel
-from geventstalk.core.tube import ID_BITS, ID_MASK, Client, Tube
+from geventstalk.core.tube import ID_BITS, ID_MASK, NO_ID, Client, Tube
 
 SMALL_STEPS: Final = 16
 """So many small steps count as one unit of work. To move one job is one unit of work."""
@@ -49,19 +51,34 @@ class Places:
         self.producer_count = 0
         self.worker_count = 0
         self.total_jobs = 0
+        self.total_deletes = 0
+        self.total_releases = 0
+        self.total_buries = 0
+        self.total_kicks = 0
         self.total_timeouts = 0
+        self.reserved_unready = 0
         self.total_clients = 0
+        self.active: list[Tube] = []  # those with events since rates were settled
+        self.settling: list[Tube] = []  # those of them whose rates are still to be settled
+        self.rates = Rates(now_ns)
+        self.queued = Times()  # these two, and the totals above, are those of all tubes, also of tubes that are gone
+        self.worked = Times()
+        self.low_ready = self.low_delayed = self.low_reserved = self.low_buried = NO_ID
+        self.unsorted = False  # whether there may be strays that ages.py has not found yet
+        self.strays: list[Job] = []  # in order of age
+        self.stray_ids: set[int] = set()
         self.wheel = TimerWheel(now_ns)
         self.tube_by_number: dict[int, Tube] = {}
         self.stocked: dict[int, Tube] = {}  # unpaused tubes with ready jobs, by number
         self._tube_number = 0
         self._wait_number = 0
         self._bury_number = 0
+        self._restored_ns = -(1 << ID_MAX_BITS)  # when the last job of the journal was put
         self.default = self._tube(DEFAULT_TUBE)
 
     # --- from place to place
 
-    def _leave_place(self, job: Job) -> Tube:
+    def _leave_place(self, job: Job, now_ns: int) -> Tube:
         """Takes the job out of the place that its state names. The caller gives it a new place. Returns its tube."""
         self.changing = True
         tube = self.tube_by_number[job.tube]
@@ -75,6 +92,10 @@ class Places:
                 holder.deadlines.clear()  # most workers hold one job; this makes a delete a tenth cheaper
             self.reserved_count -= 1
             tube.reserved -= 1
+            worked = tube.worked
+            if worked is None:
+                worked = tube.worked = Times()
+            worked.add(now_ns - job.since_ns, self.worked)
         elif state == READY:
             tube.ready.discard(job.rank << ID_BITS | job.id)
             self._left_ready(tube, job.pri)
@@ -106,6 +127,10 @@ class Places:
         tube.ready.push(pri << ID_BITS | id)
         if not tube.paused_until_ns:
             self.stocked[tube.number] = tube
+        if id < tube.low_ready:
+            tube.low_ready = id
+        if id < self.low_ready:
+            self.low_ready = id
         self.arrivals += 1
         self.ready_count += 1
         if pri <= URGENT_PRI_MAX:
@@ -114,27 +139,87 @@ class Places:
 
     def _place_delayed(self, tube: Tube, deadline_ns: int, id: int) -> None:
         tube.delayed.push(deadline_ns << ID_BITS | id)
+        if id < tube.low_delayed:
+            tube.low_delayed = id
+        if id < self.low_delayed:
+            self.low_delayed = id
         self.delayed_count += 1
         self._arm(tube, deadline_ns)
 
+    def _place_buried(self, tube: Tube, number: int, id: int) -> None:
+        """The number of the burying orders the tube's buried jobs."""
+        tube.buried.push(number << ID_BITS | id)
+        if id < tube.low_buried:
+            tube.low_buried = id
+        if id < self.low_buried:
+            self.low_buried = id
+        self.buried_count += 1
+
     def _hold(self, client: Client, job: Job, tube: Tube, now_ns: int) -> None:
-        """The client reserves a job that is in no place."""
-        tally = job.counts()
-        client.reserved[job.id] = job
+        """The client reserves a job that is in no place; its state still names the last one."""
+        if not tube.active:
+            self._wake(tube, now_ns)
+        if job.state == READY:
+            queued = tube.queued
+            if queued is None:
+                queued = tube.queued = Times()
+            queued.add(now_ns - job.since_ns, self.queued)
+        else:
+            self.reserved_unready += 1
+            tube.reserved_unready += 1
+        tally = job.tally
+        if tally is None:
+            tally = job.counts()
+        id = job.id
+        client.reserved[id] = job
+        if id < tube.low_reserved:
+            tube.low_reserved = id
+        if id < self.low_reserved:
+            self.low_reserved = id
         self.reserved_count += 1
         tube.reserved += 1
-        deadline_ns = self._start_ttr(client, job, now_ns)
+        deadline_ns = now_ns + job.ttr_s * SECOND_NS
+        client.deadlines.push(deadline_ns << ID_BITS | id)
+        if client.slot < 0 or deadline_ns < client.deadline_ns:  # as _arm() does, without its call
+            self.wheel.add(client, deadline_ns)
         tally.reserves += 1
         job.state = RESERVED
         job.holder = client.number
         job.rank = deadline_ns
+        job.since_ns = now_ns
 
-    def _start_ttr(self, client: Client, job: Job, now_ns: int) -> int:
-        """Places the job among the client's deadlines. Returns the deadline; the caller sets it as the job's rank."""
-        deadline_ns = now_ns + job.ttr_s * SECOND_NS
-        client.deadlines.push(deadline_ns << ID_BITS | job.id)
-        self._arm(client, deadline_ns)
-        return deadline_ns
+    # --- rates
+
+    def _wake(self, tube: Tube, now_ns: int) -> None:
+        """Something happens to a job of a tube to which nothing has happened since rates were settled."""
+        if not self.active and not self.settling:
+            self.rates.rest(now_ns)
+        if tube.rates is None:
+            tube.rates = Rates(now_ns)
+        else:
+            tube.rates.rest(now_ns)
+        self.active.append(tube)
+        tube.active = True
+
+    def settle_rates(self, now_ns: int, limit: int) -> bool:
+        """Takes into the rates what has happened, of so many tubes at most. Returns whether that was all.
+
+        To be called every few seconds while there are `active` tubes.
+        """
+        if not self.settling:
+            self.settling, self.active = self.active, []
+        settling = self.settling
+        for _ in range(min(limit, len(settling))):
+            tube = settling[-1]
+            rates = tube.rates
+            assert rates is not None
+            rates.settle(events(tube), now_ns)
+            tube.active = False
+            settling.pop()
+        if settling:
+            return False
+        self.rates.settle(events(self), now_ns)
+        return True
 
     # --- timers
 
@@ -178,3 +263,10 @@ class Places:
         self.wheel.cancel(tube)
         del self.tubes[tube.name]
         del self.tube_by_number[tube.number]
+
+
+def events(of: Places | Tube) -> list[int]:
+    """How often each of meter.EVENTS has come."""
+    queued = of.queued
+    reserves = of.reserved_unready if queued is None else of.reserved_unready + queued.count()
+    return [of.total_jobs, reserves, of.total_deletes, of.total_timeouts, of.total_buries]

@@ -12,11 +12,14 @@ from mypy_extensions import mypyc_attr
 
 from geventstalk.core.job import SECOND_NS, Job
 from geventstalk.core.line import Line
+from geventstalk.core.meter import Rates, Times
 from geventstalk.core.order import Order
 from geventstalk.core.timerwheel import NEVER, Timer
 
 ID_BITS: Final = 64
 ID_MASK: Final = (1 << ID_BITS) - 1
+NO_ID: Final = 1 << 61
+"""A lower bound for the ids of no jobs at all. It is one for ids beyond it, too."""
 DEADLINE_MARGIN_NS: Final = SECOND_NS
 """A reserve is refused with DEADLINE_SOON when a job of the client has no more time left than this."""
 
@@ -30,27 +33,43 @@ class Tube(Timer):
     """A named set of jobs, and the line of clients that wait for one. Its timer is for its delays and its pause.
 
     `ready`, `delayed` and `buried` hold `rank << 64 | id`. `behind` says that more jobs could be handed to those who
-    wait than one slice may, and that the tube's timer goes on with that.
+    wait than one slice may, and that the tube's timer goes on with that. `queued` and `worked` say how long jobs were
+    ready until they were reserved, and reserved until that ended; None until somebody reserves a job. `low_...` are
+    lower bounds of ids, see ages.py. `rates` are None before the first event, and `active` says that
+    one has come since they were settled.
     """
 
     __slots__ = (
+        "active",
         "behind",
         "buried",
         "delayed",
         "jobs",
         "line",
+        "low_buried",
+        "low_delayed",
+        "low_ready",
+        "low_reserved",
         "name",
         "number",
         "pause_s",
         "paused_until_ns",
+        "queued",
+        "rates",
         "ready",
         "reserved",
+        "reserved_unready",
+        "total_buries",
         "total_deletes",
         "total_jobs",
+        "total_kicks",
         "total_pauses",
+        "total_releases",
+        "total_timeouts",
         "urgent",
         "using",
         "watchers",
+        "worked",
     )
 
     def __init__(self, number: int, name: bytes) -> None:
@@ -71,7 +90,17 @@ class Tube(Timer):
         self.paused_until_ns = 0  # 0: not paused
         self.total_jobs = 0
         self.total_deletes = 0
+        self.total_releases = 0
+        self.total_buries = 0
+        self.total_kicks = 0
+        self.total_timeouts = 0
         self.total_pauses = 0
+        self.reserved_unready = 0  # how often a job was reserved by its id while it was delayed or buried
+        self.low_ready = self.low_delayed = self.low_reserved = self.low_buried = NO_ID
+        self.active = False
+        self.rates: Rates | None = None
+        self.queued: Times | None = None
+        self.worked: Times | None = None
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

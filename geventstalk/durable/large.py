@@ -13,20 +13,24 @@ from geventstalk.durable.records import Epoch, encode_head
 
 LARGE_BYTES: Final = 1 << 20
 """A job with a body of so many bytes is written in parts. To write it at once would take several milliseconds."""
-_PART_BYTES: Final = 1 << 18
+PART_BYTES: Final = 1 << 18
 """Bytes that one slice writes. Checksum, copy and SQLite take a millisecond for so many bytes."""
 
 
 class LargeRecord:
-    """One job, and how many bytes of its record are written."""
+    """One job, and how many bytes of its record are written. With `rewrites` it gets this tube and ttr in the end."""
 
-    __slots__ = ("_at", "_end", "head", "job")
+    __slots__ = ("_at", "_end", "_part_bytes", "head", "job", "rewrites", "ttr_s", "tube_name")
 
-    def __init__(self, job: Job, tube_name: bytes, epoch: Epoch) -> None:
+    def __init__(self, job: Job, tube_name: bytes, ttr_s: int, epoch: Epoch, part_bytes: int, rewrites: bool) -> None:
         self.job = job
-        self.head = encode_head(job, tube_name, epoch)
+        self.tube_name = tube_name
+        self.ttr_s = ttr_s
+        self.rewrites = rewrites
+        self.head = encode_head(job, tube_name, ttr_s, epoch)
         self._at = 0
-        self._end = _PART_BYTES
+        self._end = part_bytes
+        self._part_bytes = part_bytes
 
     @property
     def is_last(self) -> bool:
@@ -41,4 +45,4 @@ class LargeRecord:
     def advance(self) -> None:
         """The part that was due is written; the next one is due."""
         self._at = self._end
-        self._end += _PART_BYTES
+        self._end += self._part_bytes

@@ -1,10 +1,10 @@
 """Jobs to journal payloads and back, and the wall clock of the journal to the monotonic clock of the engine.
 
 This room must not know the engine, SQLite or gevent. Layout, little-endian, format versions 1 to 3:
-  change: state u8 | pri u32 | delay u32 | rank i64 | [tally 5 x u32]
+  change: state u8 | pri u32 | delay u32 | rank i64 | [tally 5 x u32] | [stamp u32]
   whole:  all of a change | ttr u32 | created i64 (wall clock, ns) | name length u8 | name | body
 The state's high bit says that a tally follows: reserves, timeouts, releases, buries, kicks. `rank` is the deadline of a
-delayed job (wall clock, ns) or the number of the burying of a buried one. `body` includes its CRLF.
+delayed job (wall clock, ns) or the number of the burying of a buried one. `body` has its CRLF. For stamp see fits().
 To change the format: raise FORMAT_VERSION in journal/sqlite/format.py, keep the old reader beside the new one,
 chosen by the segment's version, and add a file of the old version to the tests' data.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from struct import Struct
 from typing import Final
+from zlib import crc32
 
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, U32_MAX, Job, Tally
 
@@ -22,6 +23,9 @@ _TALLY: Final = Struct("<5I")
 _WHOLE: Final = Struct("<IqB")
 _READY: Final = Struct("<BIIqIqB")  # head and whole of a job without a tally
 _READY_BYTES: Final = _READY.size
+_STAMP: Final = Struct("<I")
+_STAMPED_BYTES: Final = _HEAD.size + _STAMP.size
+_STAMPED_WITH_TALLY_BYTES: Final = _STAMPED_BYTES + _TALLY.size
 _HAS_TALLY: Final = 0x80
 WHOLE_BYTES: Final = _HEAD.size + _TALLY.size + _WHOLE.size
 """The most that a whole job takes beside its body and the name of its tube."""
@@ -108,12 +112,12 @@ def encode_change(job: Job, epoch: Epoch) -> bytes:
 
 def encode_whole(job: Job, tube_name: bytes, epoch: Epoch) -> bytes:
     """All of a job."""
-    return encode_head(job, tube_name, epoch) + job.body
+    return encode_head(job, tube_name, job.ttr_s, epoch) + job.body
 
 
-def encode_head(job: Job, tube_name: bytes, epoch: Epoch) -> bytes:
+def encode_head(job: Job, tube_name: bytes, ttr_s: int, epoch: Epoch) -> bytes:
     """All of a job that stands before its body."""
-    rest = _WHOLE.pack(job.ttr_s, epoch.to_wall(job.created_ns), len(tube_name))
+    rest = _WHOLE.pack(ttr_s, epoch.to_wall(job.created_ns), len(tube_name))
     return b"".join((encode_change(job, epoch), rest, tube_name))
 
 
@@ -151,6 +155,23 @@ class Encoder:
             self._name = tube_name
             self._head = head + tube_name
         return self._head + job.body
+
+
+def stamp_of(tube_name: bytes, ttr_s: int) -> bytes:
+    """What a change ends with that was made to a job after its tube or ttr changed, see fits()."""
+    return _STAMP.pack(crc32(tube_name, ttr_s))
+
+
+def fits(payload: bytes, tube_name: bytes, ttr_s: int) -> bool:
+    """Whether a change was made to a job with this tube and ttr. A change without a stamp fits any.
+
+    A loss of power can take the record with another tube or ttr and leave a later change, which stands in the next
+    segment. Applied to an older whole record, that change would make a job that never was.
+    """
+    size = len(payload)
+    if size != _STAMPED_BYTES and size != _STAMPED_WITH_TALLY_BYTES:
+        return True
+    return payload.endswith(stamp_of(tube_name, ttr_s))
 
 
 def apply_change(job: Job, payload: bytes, epoch: Epoch) -> int:

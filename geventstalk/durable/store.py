@@ -12,10 +12,21 @@ from typing import Final
 
 from geventstalk.core.job import Job, Ledger
 from geventstalk.core.jobtable import JobTable
-from geventstalk.durable.large import LARGE_BYTES, LargeRecord
-from geventstalk.durable.records import WHOLE_BYTES, Encoder, Epoch, apply_change, decode_whole, encode_change
+from geventstalk.core.meter import Times
+from geventstalk.durable.large import LARGE_BYTES, PART_BYTES, LargeRecord
+from geventstalk.durable.records import (
+    WHOLE_BYTES,
+    Encoder,
+    Epoch,
+    apply_change,
+    decode_whole,
+    encode_change,
+    fits,
+    stamp_of,
+)
 from journal.errors import JournalDamaged
 from journal.log import CHANGE, DELETE, FULL, Log, SyncPoint
+from journal.log import SegmentState as SegmentState
 
 ALWAYS: Final = 0
 """The fsync period of `-f0`: before each reply."""
@@ -23,6 +34,10 @@ MS_NS: Final = 1_000_000
 QUICK_SYNC_NS: Final = MS_NS
 _UNKNOWN_SYNC_NS: Final = 10 * MS_NS
 """How long an fsync is thought to take at first."""
+COMMIT_BOUNDS: Final = tuple([1 << at for at in range(15)])
+"""Commits are counted by their records: a commit in the first of these classes that is not smaller."""
+_PAGE_BITS: Final = 6
+_PAGE_MASK: Final = (1 << _PAGE_BITS) - 1
 _PROGRESS_MASK: Final = (1 << 15) - 1
 
 
@@ -35,11 +50,21 @@ class Store(Ledger):
         self._epoch = epoch
         self._encoder = Encoder(epoch)
         self._find: Callable[[int], tuple[Job, bytes] | None] = _nothing
+        self.large_bytes = LARGE_BYTES  # tests make do with less
+        self.part_bytes = PART_BYTES
         self._large: LargeRecord | None = None  # what is written in parts, by a put or by compaction
+        self._rewritten: dict[int, int] = {}  # jobs that rewrite() wrote: a bit for each, 64 ids to an entry
+        self._unfit: set[int] = set()  # jobs whose last change in the log does not fit what is left of them
         self._move_waits = False  # compaction has a large job to move, which comes before the next large put
         self._sync_due_ns = 0  # 0: nothing is committed that is not on the device
         self._sync_ns = _UNKNOWN_SYNC_NS
         self._refused = 0  # puts, for want of room
+        self._counted = 0  # records at the last commit
+        self.fsyncs = Times()
+        self.synced_ns = 0  # when the last sync ended, which the turn sets; 0 before the first one
+        self.commits = 0
+        self.commit_records_max = 0
+        self.commit_sizes = [0] * (len(COMMIT_BOUNDS) + 1)  # how many commits in each class; the last one has no bound
 
     # --- the ledger
 
@@ -48,6 +73,10 @@ class Store(Ledger):
             return True
         self._refused += 1
         return False
+
+    def takes_puts(self) -> bool:
+        """Whether a small put would find room now. Not counted as one that was refused."""
+        return self._log.admits(WHOLE_BYTES)
 
     def put(self, job: Job, tube_name: bytes) -> None:
         large = self._large
@@ -58,25 +87,67 @@ class Store(Ledger):
         job.segment = self._log.current
 
     def prepare(self, job: Job, tube_name: bytes) -> bool | None:
+        if self._log.short_of_room:
+            return None
         large = self._large
         if large is None:
-            if self._log.short_of_room:
-                return None
-            if self._move_waits or not self._log.takes_parts or self.behind:
-                self._move_waits = False  # compaction had its turn to begin
+            if not self._may_begin():
                 return False
-            large = self._large = LargeRecord(job, tube_name, self._epoch)
-        elif large.job is not job:
-            return False
-        elif self._log.short_of_room:
-            return None
-        return self._append_part(large)
+            large = self._begin(job, tube_name, job.ttr_s)
+        return large.job is job and self._append_part(large)
 
     def unprepare(self, job: Job) -> None:
         large = self._large
         if large is not None and large.job is job:
             self._large = None
             self._log.drop_parts()
+
+    def prepare_rewrite(self, job: Job, tube_name: bytes, ttr_s: int) -> bool | None:
+        large = self._large
+        if large is not None and large.rewrites and large.job is job:
+            if self._log.short_of_room:
+                self.unprepare(job)
+                return None
+            return large.tube_name == tube_name and large.ttr_s == ttr_s and self._append_part(large)
+        size = WHOLE_BYTES + len(tube_name) + len(job.body)
+        if len(job.body) < self.large_bytes:
+            return True if self._log.admits(size) else None
+        if self._log.short_of_room:
+            return None
+        if large is not None or not self._may_begin():
+            return False
+        if not self._log.admits(size):
+            return None
+        return self._append_part(self._begin(job, tube_name, ttr_s, rewrites=True))
+
+    def rewrite(self, job: Job, tube_name: bytes) -> None:
+        page = job.id >> _PAGE_BITS
+        self._rewritten[page] = self._rewritten.get(page, 0) | 1 << (job.id & _PAGE_MASK)
+        large = self._large
+        if large is not None and large.rewrites and large.job is job:
+            self._finish_large(large)
+            return
+        self._log.append(job.id, FULL, self._encoder.whole(job, tube_name))
+        job.segment = self._log.current
+
+    def abandon_rewrite(self, job: Job) -> None:
+        large = self._large
+        if large is not None and large.rewrites:
+            self.unprepare(job)
+
+    def has_begun(self, job: Job) -> bool:
+        return self._large is not None and self._large.job is job
+
+    def _may_begin(self) -> bool:
+        """Whether another large job may be begun, by a client or an operator, while there is none."""
+        if self._move_waits or not self._log.takes_parts or self.behind:
+            self._move_waits = False  # compaction had its turn to begin
+            return False
+        return True
+
+    def _begin(self, job: Job, tube_name: bytes, ttr_s: int, rewrites: bool = False) -> LargeRecord:
+        large = self._large = LargeRecord(job, tube_name, ttr_s, self._epoch, self.part_bytes, rewrites)
+        return large
 
     def _append_part(self, large: LargeRecord) -> bool:
         """Returns whether only the last part is left."""
@@ -93,13 +164,26 @@ class Store(Ledger):
         job.segment = self._log.current
         change = encode_change(job, self._epoch)
         if not large.head.startswith(change):
-            self._log.append(job.id, CHANGE, change)
+            self._log.append(job.id, CHANGE, change)  # in the same segment: it needs no stamp
 
     def change(self, job: Job) -> None:
-        self._log.append(job.id, CHANGE, encode_change(job, self._epoch))
+        change = encode_change(job, self._epoch)
+        if self._rewritten and self._is_rewritten(job.id):
+            change += stamp_of(self._found(job.id)[1], job.ttr_s)
+        self._log.append(job.id, CHANGE, change)
+
+    def _is_rewritten(self, id: int) -> bool:
+        return self._rewritten.get(id >> _PAGE_BITS, 0) >> (id & _PAGE_MASK) & 1 != 0
 
     def delete(self, job: Job) -> None:
         self._log.append(job.id, DELETE, b"")
+        if self._rewritten and self._is_rewritten(job.id):
+            page = job.id >> _PAGE_BITS
+            left = self._rewritten[page] & ~(1 << (job.id & _PAGE_MASK))
+            if left:
+                self._rewritten[page] = left
+            else:
+                del self._rewritten[page]
         if self._large is not None:
             self.unprepare(job)
 
@@ -128,10 +212,16 @@ class Store(Ledger):
                             names.append(name)
                         job.tube = number
                         jobs.set(job)
+                        if self._unfit:
+                            self._unfit.discard(key)
                     elif kind == CHANGE:
                         changed = jobs.get(key)
                         assert changed is not None, "the journal gives back changes of live keys only"
-                        apply_change(changed, payload, self._epoch)
+                        if fits(payload, names[changed.tube], changed.ttr_s):
+                            apply_change(changed, payload, self._epoch)
+                            self._unfit.discard(key)
+                        else:
+                            self._unfit.add(key)
                     else:
                         jobs.remove(key)
                 except ValueError as error:
@@ -149,6 +239,11 @@ class Store(Ledger):
         self._find = find
         self._log.start()
         self._log.heal(self._whole_of)
+        for id in sorted(self._unfit):
+            found = find(id)
+            if found is not None:  # otherwise compaction would take this change for the one that counts
+                self._log.append(id, CHANGE, encode_change(found[0], self._epoch))
+        self._unfit.clear()
         return self._log.high_water + 1
 
     # --- every turn
@@ -184,6 +279,12 @@ class Store(Ledger):
         Never waits. The caller asks `behind` afterwards.
         """
         self._log.commit()
+        appended = self._log.appended
+        records = appended - self._counted
+        self._counted = appended
+        self.commits += 1
+        self.commit_records_max = max(self.commit_records_max, records)
+        self.commit_sizes[min((max(records, 1) - 1).bit_length(), len(COMMIT_BOUNDS))] += 1
         self._want_sync(now_ns)
 
     @property
@@ -221,6 +322,7 @@ class Store(Ledger):
 
     def sync_took(self, took_ns: int) -> None:
         """A SyncPoint has run, and took so long. Slow ones are forgotten by an eighth with each that is quicker."""
+        self.fsyncs.add_here(took_ns)
         self._sync_ns = max(took_ns, self._sync_ns - self._sync_ns // 8)
 
     @property
@@ -251,20 +353,20 @@ class Store(Ledger):
     def _payload_of(self, id: int) -> bytes | None:
         """The payload of a job that compaction moves; None while a large job is moved in parts, one with each call."""
         job, name = self._found(id)
-        if len(job.body) < LARGE_BYTES:
+        if len(job.body) < self.large_bytes:
             return self._whole_of(id)
         large = self._large
         if large is not None and large.job is job:
             if self._log.short_of_room:
                 self.unprepare(job)
-            elif self._append_part(large):
+            elif not large.rewrites and self._append_part(large):
                 self._finish_large(large)
             return None
         if self._log.short_of_room and large is None:
             return self._whole_of(id)  # at once: on a full disk nothing may stay half written
         self._move_waits = large is not None
         if large is None and self._log.takes_parts:
-            self._large = LargeRecord(job, name, self._epoch)
+            self._begin(job, name, job.ttr_s)
         return None
 
     def _whole_of(self, id: int) -> bytes:
@@ -292,6 +394,10 @@ class Store(Ledger):
             "journal-live-bytes": facts.live_bytes,
             "journal-puts-refused": self._refused,
         }
+
+    def segments(self, most: int) -> list[SegmentState]:
+        """The log's newest segments, so many at the most."""
+        return self._log.segments(most)
 
     def close(self) -> None:
         """Writes, syncs and seals everything. Raises JournalFailed."""

@@ -11,13 +11,12 @@ import json
 from typing import Any, Final
 
 from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES, U32_MAX, Job, Tally
-from geventstalk.durable.records import Epoch, apply_change, decode_whole
+from geventstalk.durable.export import COUNTS, EXPORT_FORMAT, EXPORT_VERSION, changeable_fields_of, fields_of
+from geventstalk.durable.records import Epoch, apply_change, decode_whole, fits
 from geventstalk.limits import is_tube_name
 from geventstalk.tools.binlog import WALL_NS_MAX
 from journal import CHANGE, FULL, Record
 
-EXPORT_FORMAT: Final = "geventstalk-jobs"
-EXPORT_VERSION: Final = 1
 WALL: Final = Epoch(0, 0)
 """Nothing is timed here: the journal's wall clock stays what it is."""
 _CRLF: Final = b"\r\n"
@@ -29,7 +28,6 @@ LINE_BYTES_MAX: Final = (_BODY_BYTES_MAX + 2) // 3 * 4 + (1 << 16)
 """A body in base64, and as much beside it as the fields of a job can take several times over."""
 HEADER_BYTES_MAX: Final = 1 << 16
 _SHOWN_CHARS: Final = 60
-_COUNTS: Final = ("reserves", "timeouts", "releases", "buries", "kicks")
 _STATES: Final = {STATE_NAMES[state]: state for state in (READY, DELAYED, BURIED)}
 
 
@@ -79,7 +77,7 @@ def job_of(line: bytes, number: int) -> tuple[Job, bytes]:
             job.delay_s = min(U32_MAX, max(0, -((job.created_ns - job.rank) // SECOND_NS)))
     elif job.state == BURIED:
         job.rank = of("burying", _I64_MAX // 2)  # the next buryings are counted up from it
-    counts = [of(key) for key in _COUNTS]
+    counts = [of(key) for key in COUNTS]
     job.tally = Tally(*counts) if any(counts) else None
     job.body = body + _CRLF
     return job, name
@@ -127,16 +125,9 @@ def _shown(value: object) -> str:
 
 def export_of(record: Record, change: bytes | None) -> dict[str, object]:
     job, name = decode_whole(record.key, record.payload, WALL)
-    if change is not None:
+    if change is not None and fits(change, name, job.ttr_s):
         apply_change(job, change, WALL)
-    return {
-        "id": job.id,
-        "tube": name.decode("ascii"),
-        **_changeable(job),
-        "ttr": job.ttr_s,
-        "created_ns": job.created_ns,
-        "body": _text_of(job),
-    }
+    return {**fields_of(job, name, _as_it_is), "body": _text_of(job)}
 
 
 def examine(record: Record) -> None:
@@ -150,25 +141,22 @@ def examine(record: Record) -> None:
 def facts_of(record: Record, bodies: bool) -> dict[str, object]:
     if record.kind == FULL:
         job, name = decode_whole(record.key, record.payload, WALL)
-        facts = {"kind": "whole", "tube": name.decode("ascii", "backslashreplace"), **_changeable(job)}
+        facts = {
+            "kind": "whole",
+            "tube": name.decode("ascii", "backslashreplace"),
+            **changeable_fields_of(job, _as_it_is),
+        }
         facts |= {"ttr": job.ttr_s, "created_ns": job.created_ns, "size": len(job.body) - len(_CRLF)}
         return {**facts, "body": _text_of(job)} if bodies else facts
     if record.kind == CHANGE:
         job = Job(record.key, 0, 0, 0, 0)
         apply_change(job, record.payload, WALL)
-        return {"kind": "change", **_changeable(job)}
+        return {"kind": "change", **changeable_fields_of(job, _as_it_is)}
     return {"kind": "delete"}
 
 
-def _changeable(job: Job) -> dict[str, object]:
-    facts: dict[str, object] = {"state": STATE_NAMES[job.state], "pri": job.pri, "delay": job.delay_s}
-    if job.state == DELAYED:
-        facts["deadline_ns"] = job.rank
-    elif job.state == BURIED:
-        facts["burying"] = job.rank
-    if job.tally is not None:
-        facts |= {key: getattr(job.tally, key) for key in _COUNTS}
-    return facts
+def _as_it_is(ns: int) -> int:
+    return ns
 
 
 def _text_of(job: Job) -> str:

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Final, NamedTuple
 
 from geventstalk.core.job import Job
+from geventstalk.durable.export import header_of_export
 from geventstalk.durable.records import encode_whole
 from geventstalk.tools.binlog import ID_MAX, Binlog
 from geventstalk.tools.inspect import open_survey, survey_all
 from geventstalk.tools.lines import (
-    EXPORT_FORMAT,
-    EXPORT_VERSION,
     HEADER_BYTES_MAX,
     LINE_BYTES_MAX,
     WALL,
@@ -58,12 +57,7 @@ def export(directory: str, judge: Callable[[list[str]], None]) -> Iterator[dict[
         found = survey.live_records()
         first = next(found, None)
         judge(survey.findings)
-        yield {
-            "format": EXPORT_FORMAT,
-            "version": EXPORT_VERSION,
-            "jobs": survey.keys,
-            "highest_id": survey.used_keys,
-        }
+        yield header_of_export(survey.keys, survey.used_keys)
         if first is not None:
             yield export_of(*first)
         for record, change in found:

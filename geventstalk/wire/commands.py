@@ -12,6 +12,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from geventstalk.core.ages import Search
 from geventstalk.core.engine import DRAINING, INSERTED, UNFINISHED, Engine
 from geventstalk.core.job import BURIED, DELAYED, ID_MAX_BITS, READY, Job
 from geventstalk.core.order import EMPTY
@@ -33,6 +34,9 @@ LARGE_PUT: Final = 1 << 20
 OUT_BYTES_MAX: Final = 1 << 18
 """With so many bytes of replies unsent, a client's further commands wait."""
 
+SKIP_LINE: Final = -1
+"""All up to the end of the line is to be thrown away."""
+
 _PUTS_UNWATCHED: Final = 32
 """Puts between two looks at the memory, where it is limited."""
 
@@ -40,8 +44,10 @@ _FOR_EVER: Final = -1
 _NAMES_PER_UNIT: Final = 16
 _STATS_UNITS: Final = 16
 """What the server's statistics take, with a unit for each other command."""
-_PART_UNITS: Final = 128
+PART_UNITS: Final = 128
 """What a part of a large body takes: a slice of its own."""
+_SEARCH_UNITS: Final = 128
+"""What a slice of the search for the oldest jobs takes that is not at its end: a slice of its own."""
 _SOME_STATS_UNITS: Final = 4
 """What the statistics of a job or a tube take."""
 
@@ -113,9 +119,11 @@ class Commands(Client):
         "_listed",
         "_pieces",
         "_put_body",
+        "_search",
         "_service",
         "_skip_left",
         "_skip_reply",
+        "_stats_of",
         "closed",
         "eof",
         "out",
@@ -131,15 +139,17 @@ class Commands(Client):
         self._body: BytesIO | None = None  # what has come of a body that takes several reads
         self._put_body = b""  # all of a large body that the ledger has not wholly taken yet
         self._body_left = 0
-        self._skip_left = 0  # bytes still to be thrown away of a body that is refused
+        self._skip_left = 0  # bytes still to be thrown away of a body that is refused, or SKIP_LINE
         self._skip_reply = p.R_JOB_TOO_BIG  # and what is said behind them
-        self._goes_on = False  # a command that takes several slices is under way: a put, a kick or a list
+        self._goes_on = False  # a command that takes several slices is under way: a put, a kick, statistics or a list
         self._list: list[Tube] = []  # what a list that goes on has to name
         self._listed = 0  # how many of them it has named
         self._pieces: list[bytes] = []
         self._kick_left = 0
         self._kicked = 0
         self._kicks_buried = False
+        self._search: Search | None = None  # for statistics that go on
+        self._stats_of: Tube | None = None  # the tube they are of, None for the server's
         self.out: list[bytes] = []
         self.out_bytes = 0
         self.eof = False
@@ -177,7 +187,7 @@ class Commands(Client):
         code, arguments = p.command(line)
         engine = self._engine
         if code == p.PUT:
-            self._put(arguments)
+            self._put(arguments, now_ns)
         elif code == p.RESERVE_WITH_TIMEOUT:
             timeout_s = p.timeout_argument(arguments)
             self._counts[code] += 1
@@ -185,7 +195,7 @@ class Commands(Client):
         elif code == p.DELETE:
             id = p.id_argument(arguments)
             self._counts[code] += 1
-            self._reply(p.R_DELETED if engine.delete(self, id) else p.R_NOT_FOUND)
+            self._reply(p.R_DELETED if engine.delete(self, id, now_ns) else p.R_NOT_FOUND)
         elif code == p.RESERVE:
             self._counts[code] += 1
             self._reserve(_FOR_EVER, now_ns)
@@ -197,7 +207,7 @@ class Commands(Client):
         elif code == p.BURY:
             id, pri = p.bury_arguments(arguments)
             self._counts[code] += 1
-            self._reply(p.R_BURIED if engine.bury(self, id, pri) else p.R_NOT_FOUND)
+            self._reply(p.R_BURIED if engine.bury(self, id, pri, now_ns) else p.R_NOT_FOUND)
         elif code == p.TOUCH:
             id = p.id_argument(arguments)
             self._counts[code] += 1
@@ -216,14 +226,14 @@ class Commands(Client):
                 self._reply(p.R_NOT_FOUND)
             else:
                 self._reserved(job)
-        elif code == p.QUIT:
-            self.closed = True
         elif code in (p.USE, p.WATCH, p.IGNORE, p.PAUSE_TUBE):
             self._tube_command(code, arguments, now_ns)
+        elif code == p.QUIT:
+            self.closed = True
         else:
             self._look(code, arguments, now_ns)
 
-    def _put(self, arguments: bytes) -> None:
+    def _put(self, arguments: bytes, now_ns: int) -> None:
         try:
             pri, delay_s, ttr_s, size = p.put_arguments(arguments)
         except p.BadFormat:
@@ -241,7 +251,7 @@ class Commands(Client):
         if self._engine.next_id >= self._service.free_until and self._service.refuses_puts():
             self._skip(size + 2, p.R_OUT_OF_MEMORY)
             return
-        self.upload = self._engine.open_put(self, pri, delay_s, ttr_s or 1)
+        self.upload = self._engine.open_put(self, pri, delay_s, ttr_s or 1, now_ns)
         self._body_left = size + 2
 
     def _reserve(self, timeout_s: int, now_ns: int) -> None:
@@ -271,6 +281,10 @@ class Commands(Client):
             self._goes_on = not self._put_slice(now_ns)
         elif self._kick_left:
             self._goes_on = not self._kick_slice(now_ns)
+        elif self._search is not None:
+            self._goes_on = not self._stats_slice(self._search, self._stats_of, now_ns)
+            if not self._goes_on:
+                self._search = self._stats_of = None
         else:
             self._goes_on = not self._list_slice()
         return not self._goes_on
@@ -286,7 +300,7 @@ class Commands(Client):
         body = self._put_body
         outcome = self._engine.prepare(job, body, now_ns)
         if outcome == UNFINISHED:
-            self._engine.work += _PART_UNITS
+            self._engine.work += PART_UNITS
             return False
         self._put_body = b""
         if outcome == INSERTED:
@@ -379,9 +393,11 @@ class Commands(Client):
         elif code == p.STATS_TUBE:
             name = p.name_argument(arguments)
             self._counts[code] += 1
-            engine.work += _SOME_STATS_UNITS
             tube = engine.tubes.get(name)
-            self._reply(p.R_NOT_FOUND if tube is None else p.ok(p.yaml_map(tube_stats(engine, tube, now_ns))))
+            if tube is None:
+                self._reply(p.R_NOT_FOUND)
+            else:
+                self._begin_stats(tube, now_ns)
         else:
             self._counts[code] += 1
             self._look_around(code, now_ns)
@@ -401,10 +417,33 @@ class Commands(Client):
         elif code == p.LIST_TUBE_USED:
             self._reply(p.using(self._used().name))
         else:
+            self._begin_stats(None, now_ns)
+
+    def _begin_stats(self, tube: Tube | None, now_ns: int) -> None:
+        """Answers with the statistics of a tube, or of the server, once it is known which jobs are the oldest ones."""
+        search = Search(self._engine, tube)
+        if not self._stats_slice(search, tube, now_ns):
+            self._search = search
+            self._stats_of = tube
+            self._goes_on = True
+
+    def _stats_slice(self, search: Search, tube: Tube | None, now_ns: int) -> bool:
+        engine = self._engine
+        oldest = search.go_on()
+        if oldest is None:
+            engine.work += _SEARCH_UNITS
+            return False
+        if tube is None:
             engine.work += _STATS_UNITS
             service = self._service
-            stats = server_stats(engine, service.commands, service.max_job_bytes, service.facts(), now_ns)
+            stats = server_stats(engine, service.commands, service.max_job_bytes, service.facts(), oldest, now_ns)
             self._reply(p.ok(p.yaml_map(stats)))
+        elif engine.tube_by_number.get(tube.number) is tube:
+            engine.work += _SOME_STATS_UNITS
+            self._reply(p.ok(p.yaml_map(tube_stats(engine, tube, oldest, now_ns))))
+        else:
+            self._reply(p.R_NOT_FOUND)
+        return True
 
     def _found(self, job: Job | None) -> None:
         if job is None:

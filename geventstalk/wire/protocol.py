@@ -18,7 +18,10 @@ LINE_BYTES_MAX: Final = 224
 """The longest command line with its CRLF: `pause-tube`, a name of 200 characters and a number of ten digits."""
 CRLF: Final = b"\r\n"
 YAML_HEAD: Final = b"---\n"
+_MAP_LINE: Final = "%s: %s\n"
 
+_SHORT_ID: Final = 20
+"""With fewer digits an id is below 2**64."""
 _TIMEOUT_BITS: Final = 31
 """The largest timeout of reserve-with-timeout is 2**31 - 1: upstream keeps it in a C int."""
 
@@ -183,6 +186,8 @@ def _words(arguments: bytes, count: int) -> list[bytes]:
 
 def id_argument(arguments: bytes) -> int:
     """`<verb> <id>`: an unsigned 64-bit number."""
+    if len(arguments) < _SHORT_ID and arguments.isdigit():
+        return int(arguments)
     return _number(arguments, U64_BITS)
 
 
@@ -329,9 +334,10 @@ def yaml_names(names: Iterable[bytes]) -> bytes:
 
 
 def yaml_map(items: Iterable[tuple[str, object]]) -> bytes:
-    """Keys and values as a YAML map. Bytes are quoted, as upstream quotes what is not a number; text goes as it is."""
-    lines = [
-        f'{key}: "{value.decode("latin-1")}"\n' if isinstance(value, bytes) else f"{key}: {value}\n"
-        for key, value in items
-    ]
-    return YAML_HEAD + "".join(lines).encode("latin-1")
+    """Keys and values as a YAML map. Text goes as it is: see quoted()."""
+    return YAML_HEAD + "".join(map(_MAP_LINE.__mod__, items)).encode("latin-1")
+
+
+def quoted(value: object) -> object:
+    """A value as a YAML map has it: bytes are quoted, as upstream quotes what is not a number."""
+    return f'"{value.decode("latin-1")}"' if isinstance(value, bytes) else value

@@ -15,7 +15,7 @@ from mypy_extensions import mypyc_attr
 from geventstalk.core.job import Job
 from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB
 from geventstalk.wire import protocol as p
-from geventstalk.wire.commands import LARGE_PUT, Commands
+from geventstalk.wire.commands import LARGE_PUT, SKIP_LINE, Commands
 from geventstalk.wire.commands import MOVE_SLICE as MOVE_SLICE
 from geventstalk.wire.commands import OUT_BYTES_MAX as OUT_BYTES_MAX
 from geventstalk.wire.commands import Service as Service
@@ -28,8 +28,8 @@ jobs, looks at many tubes or writes a long reply is more: see Engine.work.
 _JOIN_BYTES_MAX: Final = 1 << 17
 """Replies of more bytes do not leave in one piece: to copy them would take longer than another system call."""
 _LINE_MAX: Final = p.LINE_BYTES_MAX - len(p.CRLF)
-_SHORT_INPUT: Final = 512
-"""So much is cut at its first CRLF at less cost than searched: 3 % of a request's work."""
+_SHORT_INPUT: Final = _LINE_MAX
+"""So much is cut at its first CRLF at less cost than searched: 3 % of a request's work. No line in it is too long."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -41,13 +41,12 @@ class Session(Commands):
     Engine.leave().
     """
 
-    __slots__ = ("_at", "_inbox", "_skip_line", "held_up", "unfinished", "unread")
+    __slots__ = ("_at", "_inbox", "held_up", "unfinished", "unread")
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._inbox = b""
-        self._at = 0  # what of the inbox is done with
-        self._skip_line = False  # within a line that is too long
+        self._inbox = b""  # empty when all of it is done with
+        self._at = 0  # what of the inbox is done with; 0 when it is empty
         self.unfinished = False
         self.held_up = False
         self.unread = False  # after hang_up(): the owner has not read yet all that the client sent before
@@ -64,15 +63,15 @@ class Session(Commands):
         An exception comes out of here, run(), hang_up() and leave() only when a change may be half made. Whoever owns
         the session then ends the process, or calls Engine.undo() and give_up().
         """
-        if self._at == len(self._inbox):
+        if not self._inbox:
             self._inbox = data
         else:
             try:
                 self._inbox = self._inbox[self._at :] + data
+                self._at = 0
             except MemoryError as error:
                 self._fail("input of a client is lost, its connection is closed", error)
                 return
-        self._at = 0
         self.run(now_ns)
 
     def hang_up(self, now_ns: int) -> None:
@@ -141,7 +140,7 @@ class Session(Commands):
             self._reserved(job)
         else:
             self._reply(p.R_DEADLINE_SOON if outcome == DEADLINE_SOON else p.R_TIMED_OUT)
-        self.unfinished = self._at < len(self._inbox)
+        self.unfinished = len(self._inbox) > 0
 
     def run(self, now_ns: int) -> None:
         """Executes complete commands until one waits, the input or the slice is used up, or enough replies stand."""
@@ -151,7 +150,7 @@ class Session(Commands):
         engine.work = 0
         self.unfinished = False
         try:
-            while (self._at < len(self._inbox) or self._goes_on) and not self.waiting and not self.closed:
+            while (self._inbox or self._goes_on) and not self.waiting and not self.closed:
                 if left <= engine.work or self.out_bytes >= out_bytes_max:
                     self.unfinished = True
                     return
@@ -182,17 +181,16 @@ class Session(Commands):
                         self._shorten_line()
                         break
                     line = inbox[at:end]
-                    self._at = end + 2
+                    self._done_up_to(end + 2)
+                    if len(line) > _LINE_MAX:
+                        self._reply(p.R_BAD_FORMAT)
+                        continue
                 else:
                     line, ending, rest = inbox.partition(p.CRLF)
                     if not ending:
                         self._shorten_line()
                         break
                     self._inbox = rest
-                if self._skip_line or len(line) > _LINE_MAX:
-                    self._skip_line = False
-                    self._reply(p.R_BAD_FORMAT)
-                    continue
                 if self.trace is not None:
                     self.trace("<", line)
                 try:
@@ -231,24 +229,45 @@ class Session(Commands):
             return self._kick_left > 0
         if self.upload is not None:
             return self._body_left <= self.pending_bytes
-        if self._skip_left or self._skip_line:
+        if self._skip_left:
             return False
         end = self._inbox.find(p.CRLF, self._at)
         return end >= 0 and p.is_change(self._inbox[self._at : end])
+
+    def _done_up_to(self, at: int) -> None:
+        """All of the inbox before this is done with."""
+        if at < len(self._inbox):
+            self._at = at
+        else:
+            self._inbox = b""
+            self._at = 0
 
     # --- input that is not a command line
 
     def _shorten_line(self) -> None:
         """Without an end of line in sight, keeps no more of the input than a line may have."""
-        if self._skip_line or self.pending_bytes > p.LINE_BYTES_MAX - 1:
-            self._skip_line = True
+        if self.pending_bytes > p.LINE_BYTES_MAX - 1:
+            self._skip_left = SKIP_LINE
+            self._skip_line()
+
+    def _skip_line(self) -> bool:
+        """Throws away a line that is too long; returns whether all of it has come."""
+        end = self._inbox.find(p.CRLF, self._at)
+        if end < 0:
             self._inbox = b"\r" if self._inbox.endswith(b"\r") else b""
             self._at = 0
+            return False
+        self._done_up_to(end + 2)
+        self._skip_left = 0
+        self._reply(p.R_BAD_FORMAT)
+        return True
 
     def _skip_some(self) -> bool:
-        """Throws away a body that is refused; returns whether all of it has come."""
+        """Throws away a body that is refused, or a line; returns whether all of it has come."""
+        if self._skip_left == SKIP_LINE:
+            return self._skip_line()
         skipped = min(self._skip_left, self.pending_bytes)
-        self._at += skipped
+        self._done_up_to(self._at + skipped)
         self._skip_left -= skipped
         if self._skip_left:
             return False
@@ -259,10 +278,16 @@ class Session(Commands):
         """Takes what has come of a put's body; returns whether that was all of it."""
         job = self.upload
         assert job is not None
-        at, left = self._at, self._body_left
-        part = self._inbox[at : at + left]
-        size = len(part)
-        self._at = at + size
+        inbox, at, left = self._inbox, self._at, self._body_left
+        size = len(inbox) - at
+        if size > left:
+            size = left
+            part = inbox[at : at + left]
+            self._at = at + left
+        else:
+            part = inbox[at:]
+            self._inbox = b""
+            self._at = 0
         if size < left or self._body is not None:
             self._body_left = left - size
             try:

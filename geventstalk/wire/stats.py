@@ -7,11 +7,15 @@ Invariant: no number that is told is negative.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import mod, truediv
 from typing import Final
 
 from geventstalk._build import BUILD
+from geventstalk.core.ages import NO_JOBS, Oldest
 from geventstalk.core.engine import Engine
+from geventstalk.core.figures import rates
 from geventstalk.core.job import DELAYED, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
+from geventstalk.core.meter import EVENTS, PERCENTS, SPANS_S, quantiles
 from geventstalk.core.tube import Tube
 from geventstalk.wire import protocol as p
 
@@ -23,7 +27,7 @@ def job_stats(engine: Engine, job: Job, now_ns: int) -> list[tuple[str, object]]
     has_deadline = job.state == RESERVED or job.state == DELAYED
     return [
         ("id", job.id),
-        ("tube", engine.tube_of(job).name),
+        ("tube", p.quoted(engine.tube_of(job).name)),
         ("state", STATE_NAMES[job.state]),
         ("pri", job.pri),
         ("age", max(0, now_ns - job.created_ns) // SECOND_NS),
@@ -39,27 +43,33 @@ def job_stats(engine: Engine, job: Job, now_ns: int) -> list[tuple[str, object]]
     ]
 
 
-def tube_stats(engine: Engine, tube: Tube, now_ns: int) -> list[tuple[str, object]]:
-    return [
-        ("name", tube.name),
-        ("current-jobs-urgent", tube.urgent),
-        ("current-jobs-ready", len(tube.ready)),
-        ("current-jobs-reserved", tube.reserved),
-        ("current-jobs-delayed", len(tube.delayed)),
-        ("current-jobs-buried", len(tube.buried)),
-        ("total-jobs", tube.total_jobs),
-        ("current-using", tube.using),
-        ("current-watching", len(tube.watchers)),
-        ("current-waiting", engine.waiting_in(tube)),
-        ("cmd-delete", tube.total_deletes),
-        ("cmd-pause-tube", tube.total_pauses),
-        ("pause", tube.pause_s),
-        ("pause-time-left", _seconds_until(tube.paused_until_ns, now_ns)),
-    ]
+def tube_stats(engine: Engine, tube: Tube, oldest: Oldest, now_ns: int) -> list[tuple[str, object]]:
+    upstream = (
+        p.quoted(tube.name),
+        tube.urgent,
+        len(tube.ready),
+        tube.reserved,
+        len(tube.delayed),
+        len(tube.buried),
+        tube.total_jobs,
+        tube.using,
+        len(tube.watchers),
+        engine.waiting_in(tube),
+        tube.total_deletes,
+        tube.total_pauses,
+        tube.pause_s,
+        _seconds_until(tube.paused_until_ns, now_ns),
+    )
+    return [*zip(_TUBE_KEYS, upstream, strict=True), *_figures(tube, oldest, now_ns)]
 
 
 def server_stats(
-    engine: Engine, commands: list[int], max_job_bytes: int, facts: Mapping[str, object], now_ns: int
+    engine: Engine,
+    commands: list[int],
+    max_job_bytes: int,
+    facts: Mapping[str, object],
+    oldest: Oldest,
+    now_ns: int,
 ) -> list[tuple[str, object]]:
     upstream: list[tuple[str, object]] = [
         ("current-jobs-urgent", engine.urgent_count),
@@ -67,7 +77,7 @@ def server_stats(
         ("current-jobs-reserved", engine.reserved_count),
         ("current-jobs-delayed", engine.delayed_count),
         ("current-jobs-buried", engine.buried_count),
-        *[(name, commands[code]) for name, code in _COUNTED],
+        *[(name, commands[code]) for name, code in COMMANDS],
         ("job-timeouts", engine.total_timeouts),
         ("total-jobs", engine.total_jobs),
         ("max-job-size", max_job_bytes),
@@ -77,15 +87,26 @@ def server_stats(
         ("current-workers", engine.worker_count),
         ("current-waiting", engine.waiting_count),
         ("total-connections", engine.total_clients),
-        *[(key, facts[key]) for key in ("pid", "version", "rusage-utime", "rusage-stime")],
+        *[(key, p.quoted(facts[key])) for key in ("pid", "version", "rusage-utime", "rusage-stime")],
         ("uptime", max(0, now_ns - engine.started_ns) // SECOND_NS),
         *[(key, facts[key]) for key in _BINLOG_KEYS],
         ("draining", "true" if engine.draining else "false"),
-        *[(key, facts[key]) for key in ("id", "hostname", "os", "platform")],
+        *[(key, p.quoted(facts[key])) for key in ("id", "hostname", "os", "platform")],
     ]
     known = {key for key, _ in upstream}
-    ours = [(key, value) for key, value in facts.items() if key not in known]
-    return [*upstream, *ours, ("build", BUILD)]
+    ours = [(key, p.quoted(value)) for key, value in facts.items() if key not in known]
+    return [*upstream, *_figures(engine, oldest, now_ns), *ours, ("build", BUILD)]
+
+
+def _figures(of: Engine | Tube, oldest: Oldest, now_ns: int) -> list[tuple[str, object]]:
+    """The keys that stats and stats-tube share, behind upstream's."""
+    values: list[object] = [*_NO_AGES]
+    if oldest is not NO_JOBS:
+        values = [0 if put_ns is None else max(0, now_ns - put_ns) // SECOND_NS for put_ns in oldest]
+    for times in of.queued, of.worked:
+        values += _NO_QUANTILES if times is None else map(truediv, quantiles(times.counts), _TO_SECONDS)
+    values += rates(of, now_ns)
+    return [*zip(_KEYS, map(mod, _FORMATS, values), strict=True)]
 
 
 def _seconds_until(deadline_ns: int, now_ns: int) -> int:
@@ -97,7 +118,31 @@ def _seconds_until(deadline_ns: int, now_ns: int) -> int:
     return max(0, deadline_ns - now_ns - 1) // SECOND_NS
 
 
-_COUNTED: Final = (
+_TUBE_KEYS: Final = (
+    "name",
+    "current-jobs-urgent",
+    "current-jobs-ready",
+    "current-jobs-reserved",
+    "current-jobs-delayed",
+    "current-jobs-buried",
+    "total-jobs",
+    "current-using",
+    "current-watching",
+    "current-waiting",
+    "cmd-delete",
+    "cmd-pause-tube",
+    "pause",
+    "pause-time-left",
+)
+_NO_AGES: Final = [0] * len(NO_JOBS)
+_NO_QUANTILES: Final = [0] * len(PERCENTS)
+_TO_SECONDS: Final = [SECOND_NS] * len(PERCENTS)
+_AGES: Final = [f"oldest-{state}-age" for state in Oldest._fields]
+_LATENCIES: Final = [f"{what}-p{percent}" for what in ("queued", "worked") for percent in PERCENTS]
+_RATES: Final = [f"{event}-rate-{span_s // 60}m" for span_s in SPANS_S for event in EVENTS]
+_KEYS: Final = (*_AGES, *_LATENCIES, *_RATES)
+_FORMATS: Final = ["%d"] * len(_AGES) + ["%.6f"] * len(_LATENCIES) + ["%.3f"] * len(_RATES)
+COMMANDS: Final = (
     ("cmd-put", p.PUT),
     ("cmd-peek", p.PEEK),
     ("cmd-peek-ready", p.PEEK_READY),

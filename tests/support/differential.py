@@ -362,7 +362,7 @@ def differences(line: bytes, reference: bytes, ours: bytes, *, journal: bool = F
     if line.startswith(b"list-tubes"):
         first = mine[0] == "- default" or line != b"list-tubes"
         return "" if sorted(theirs) == sorted(mine) and first else f"{theirs} and {mine}"
-    if theirs and theirs[-1].startswith("platform: "):
+    if theirs and theirs[-1].startswith(("platform: ", "pause-time-left: ")):
         mine = mine[: len(theirs)]  # keys of our own come after upstream's
     free = (_FREE if line == b"stats" else frozenset()) | (_FREE_WITH_JOURNAL if journal else frozenset())
     wrong = [

@@ -16,7 +16,10 @@ URGENT_BELOW = 1024
 
 @dataclass
 class ModelJob:
-    """`since` orders what has no other order: the burying of a buried job, the reservation of a reserved one."""
+    """`since` orders what has no other order: the burying of a buried job, the reservation of a reserved one.
+
+    `since_ns` is when the job came into its state.
+    """
 
     id: int
     tube: str
@@ -27,6 +30,8 @@ class ModelJob:
     deadline_ns: int = 0
     holder: str = ""
     since: int = 0
+    created_ns: int = 0
+    since_ns: int = 0
     reserves: int = 0
     timeouts: int = 0
     releases: int = 0
@@ -48,14 +53,31 @@ class ModelClient:
 
 
 @dataclass
+class ModelPast:
+    """What has happened to jobs. Of times every single one, in nanoseconds."""
+
+    puts: int = 0
+    reserves: int = 0
+    deletes: int = 0
+    releases: int = 0
+    buries: int = 0
+    kicks: int = 0
+    timeouts: int = 0
+    queued: list[int] = field(default_factory=list)
+    worked: list[int] = field(default_factory=list)
+
+    def totals(self) -> tuple[int, ...]:
+        return self.puts, self.reserves, self.deletes, self.releases, self.buries, self.kicks, self.timeouts
+
+
+@dataclass
 class ModelTube:
     name: str
     paused: bool = False
     paused_until_ns: int = 0
     pause_s: int = 0
-    total_jobs: int = 0
-    deletes: int = 0
     pauses: int = 0
+    past: ModelPast = field(default_factory=ModelPast)
 
 
 Answer = tuple[str, str, int]
@@ -76,9 +98,8 @@ class Model:
     draining: bool = False
     next_id: int = 1
     order: int = 0
-    total_jobs: int = 0
-    total_timeouts: int = 0
     total_clients: int = 0
+    past: ModelPast = field(default_factory=ModelPast)
 
     # --- finding
 
@@ -108,6 +129,10 @@ class Model:
     def waiting(self) -> list[ModelClient]:
         """Who has waited longest comes first."""
         return sorted((client for client in self.clients if client.waits_since), key=lambda client: client.waits_since)
+
+    def oldest(self, tube: str, state: str) -> int | None:
+        """When the oldest job of this state was put, in this tube or in all."""
+        return min((job.created_ns for job in self.jobs if job.state == state and tube in ("", job.tube)), default=None)
 
     # --- commands
 
@@ -146,10 +171,10 @@ class Model:
         self._serve(now_ns)
         return True
 
-    def open_put(self, name: str, pri: int, delay_s: int, ttr_s: int) -> int:
+    def open_put(self, name: str, pri: int, delay_s: int, ttr_s: int, now_ns: int) -> int:
         client = self.client(name)
         client.producer = True
-        self.jobs.append(ModelJob(self.next_id, client.used, pri, delay_s, ttr_s))
+        self.jobs.append(ModelJob(self.next_id, client.used, pri, delay_s, ttr_s, created_ns=now_ns))
         self.next_id += 1
         return self.next_id - 1
 
@@ -162,10 +187,9 @@ class Model:
             self.abandon_put(id)
             return "DRAINING"
         job = next(job for job in self.jobs if job.id == id)
-        tube = self.tube(job.tube)
-        assert tube is not None
-        tube.total_jobs += 1
-        self.total_jobs += 1
+        for past in self._pasts(job):
+            past.puts += 1
+        job.since_ns = now_ns
         if job.delay_s:
             job.state = "delayed"
             job.deadline_ns = now_ns + job.delay_s * SECOND
@@ -201,13 +225,13 @@ class Model:
         self._hold(name, job, now_ns)
         return True
 
-    def delete(self, name: str, id: int) -> bool:
+    def delete(self, name: str, id: int, now_ns: int) -> bool:
         job = self.job(id)
         if job is None or job.holder not in ("", name):
             return False
-        tube = self.tube(job.tube)
-        assert tube is not None
-        tube.deletes += 1
+        for past in self._pasts(job):
+            past.deletes += 1
+        self._end_work(job, now_ns)
         self.jobs.remove(job)
         self._tidy()
         return True
@@ -216,8 +240,11 @@ class Model:
         job = self.job(id)
         if job is None or job.holder != name:
             return False
+        self._end_work(job, now_ns)
         job.holder, job.pri, job.delay_s = "", pri, delay_s
         job.releases += 1
+        for past in self._pasts(job):
+            past.releases += 1
         if delay_s:
             job.state = "delayed"
             job.deadline_ns = now_ns + delay_s * SECOND
@@ -226,13 +253,16 @@ class Model:
             self._serve(now_ns)
         return True
 
-    def bury(self, name: str, id: int, pri: int) -> bool:
+    def bury(self, name: str, id: int, pri: int, now_ns: int) -> bool:
         job = self.job(id)
         if job is None or job.holder != name:
             return False
+        self._end_work(job, now_ns)
         job.holder, job.pri, job.state = "", pri, "buried"
         job.since = self._next()
         job.buries += 1
+        for past in self._pasts(job):
+            past.buries += 1
         return True
 
     def touch(self, name: str, id: int, now_ns: int) -> bool:
@@ -265,6 +295,7 @@ class Model:
         """The client is gone; some of what it held goes back, first reserved first."""
         self.client(name).waits_since = 0
         for job in self.held_by(name)[:count]:
+            self._end_work(job, now_ns)
             job.holder, job.state = "", "ready"
             self._serve(now_ns)
 
@@ -273,6 +304,69 @@ class Model:
         assert not self.held_by(name)
         self.clients.remove(self.client(name))
         self._tidy()
+
+    # --- what an operator does
+
+    def open_put_to(self, tube: str, pri: int, delay_s: int, ttr_s: int, now_ns: int) -> int:
+        self.jobs.append(ModelJob(self.next_id, tube, pri, delay_s, ttr_s, created_ns=now_ns))
+        self.next_id += 1
+        self._tidy(tube)
+        return self.next_id - 1
+
+    def kick_one(self, id: int, now_ns: int) -> str:
+        job = self.job(id)
+        if job is None:
+            return "NOT_FOUND"
+        return "DONE" if self.kick_job(id, now_ns) else "WRONG_STATE"
+
+    def delete_by_force(self, id: int, now_ns: int) -> str:
+        job = self.job(id)
+        if job is None:
+            return "NOT_FOUND"
+        self.delete(job.holder, id, now_ns)
+        return "DONE"
+
+    def release_by_force(self, id: int, now_ns: int) -> str:
+        job = self.job(id)
+        if job is None or job.state != "reserved":
+            return "NOT_FOUND" if job is None else "WRONG_STATE"
+        self.release(job.holder, id, job.pri, 0, now_ns)
+        return "DONE"
+
+    def bury_by_force(self, id: int, now_ns: int) -> str:
+        job = self.job(id)
+        if job is None or job.state == "buried":
+            return "NOT_FOUND" if job is None else "WRONG_STATE"
+        self.bury(job.holder, id, job.pri, now_ns)
+        return "DONE"
+
+    def alter(self, id: int, pri: int, delay_s: int, ttr_s: int, tube: str, now_ns: int) -> str:
+        """-1 and an empty name leave it as it is."""
+        job = self.job(id)
+        if job is None:
+            return "NOT_FOUND"
+        moves = tube not in ("", job.tube)
+        if job.state == "reserved" and (pri >= 0 or delay_s >= 0 or moves):
+            return "WRONG_STATE"
+        if job.state == "buried" and delay_s >= 0:
+            return "WRONG_STATE"
+        if pri >= 0:
+            job.pri = pri
+        if ttr_s >= 0:
+            job.ttr_s = max(ttr_s, 1)
+            if job.state == "reserved":
+                job.deadline_ns = now_ns + job.ttr_s * SECOND
+        if delay_s >= 0:
+            job.delay_s = delay_s
+            state = "delayed" if delay_s else "ready"
+            job.since_ns = job.since_ns if state == job.state else now_ns
+            job.state = state
+            job.deadline_ns = now_ns + delay_s * SECOND
+        if moves:
+            job.tube = tube
+            self._tidy(tube)
+        self._serve(now_ns)
+        return "DONE"
 
     # --- time
 
@@ -312,10 +406,12 @@ class Model:
             job = self.job(id)
             assert job is not None
             if kind == "expire":
+                self._end_work(job, now_ns)
                 job.holder = ""
                 job.timeouts += 1
-                self.total_timeouts += 1
-            job.state = "ready"
+                for past in self._pasts(job):
+                    past.timeouts += 1
+            job.state, job.since_ns = "ready", now_ns
         self._serve(now_ns)
 
     # --- inside
@@ -356,15 +452,34 @@ class Model:
         client.waits_since = 0
         self.answers.append((client.name, word, id))
 
+    def _pasts(self, job: ModelJob) -> tuple[ModelPast, ModelPast]:
+        """Those of the server and of the job's tube."""
+        tube = self.tube(job.tube)
+        assert tube is not None
+        return self.past, tube.past
+
+    def _end_work(self, job: ModelJob, now_ns: int) -> None:
+        """The job is not reserved any longer, if it was."""
+        if job.state == "reserved":
+            for past in self._pasts(job):
+                past.worked.append(now_ns - job.since_ns)
+        job.since_ns = now_ns
+
     def _hold(self, name: str, job: ModelJob, now_ns: int) -> None:
-        job.state, job.holder = "reserved", name
+        for past in self._pasts(job):
+            past.reserves += 1
+            if job.state == "ready":
+                past.queued.append(now_ns - job.since_ns)
+        job.state, job.holder, job.since_ns = "reserved", name, now_ns
         job.reserves += 1
         job.since = self._next()
         job.deadline_ns = now_ns + job.ttr_s * SECOND
 
     def _kick(self, job: ModelJob, now_ns: int) -> None:
-        job.state = "ready"
+        job.state, job.since_ns = "ready", now_ns
         job.kicks += 1
+        for past in self._pasts(job):
+            past.kicks += 1
         self._serve(now_ns)
 
     def _tidy(self, *wanted: str) -> None:

@@ -99,6 +99,39 @@ class ForgetsWhoLeft(WatchedTurn):
             super().leave(channel)
 
 
+class ErrandsDoneBeforeCommit(WatchedTurn):
+    def end(self) -> None:
+        self.settle_errands()
+        super().end()
+
+
+class ErrandsDoneBeforeSync(WatchedTurn):
+    """Under -f0."""
+
+    def settle_errands(self) -> None:
+        for errand in self._finished:
+            errand.changed = False
+        super().settle_errands()
+
+
+class ForgetsErrands(WatchedTurn):
+    """Those that have to wait, or need another slice."""
+
+    def run_some_errands(self) -> bool:
+        return False
+
+
+class LosesErrandsWhenItStops(WatchedTurn):
+    def _give_up_errands(self) -> None:
+        return
+
+
+class ErrandsDoneAfterFailure(WatchedTurn):
+    def _give_up_errands(self) -> None:
+        for errand in [*self.gate.errands, *self._finished]:
+            errand.done()
+
+
 class _TwiceServed(Session):
     def answer(self, outcome: int, job: Job | None) -> None:
         super().answer(outcome, job)
@@ -132,6 +165,13 @@ class ForgetsTheOrderOfBurying(Store):
 class ForgetsDeletes(Store):
     def delete(self, job: Job) -> None:
         return
+
+
+class ForgetsMoves(Store):
+    """Tube and ttr are no part of a change."""
+
+    def rewrite(self, job: Job, tube_name: bytes) -> None:
+        self.change(job)
 
 
 class KeepsMonotonicDeadlines(Store):
@@ -202,6 +242,12 @@ CANARIES: dict[str, Parts] = {
     "forgets who was served": Parts(turn=ForgetsWhoWasServed),
     "loses replies when it stops": Parts(turn=LosesRepliesWhenItStops),
     "forgets who left": Parts(turn=ForgetsWhoLeft),
+    "errands are done before commit": Parts(turn=ErrandsDoneBeforeCommit),
+    "errands are done before sync": Parts(turn=ErrandsDoneBeforeSync),
+    "forgets errands": Parts(turn=ForgetsErrands),
+    "loses errands when it stops": Parts(turn=LosesErrandsWhenItStops),
+    "errands are done after a failure": Parts(turn=ErrandsDoneAfterFailure),
+    "forgets moves": Parts(store=ForgetsMoves),
     "serves a waiter twice": Parts(session=_TwiceServed),
     "reuses ids": Parts(store=ReusesIds),
     "forgets releases": Parts(store=ForgetsReleases),

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from geventstalk.core.engine import NEVER, Engine
+from geventstalk.core.operate import Operate
 from geventstalk.durable.store import Store
 from geventstalk.turn import Channel, Sync, Turn, Wait
 from geventstalk.wire.session import Service, Session
@@ -178,7 +179,7 @@ class Host:
     ) -> None:
         self.world = world
         self.session_type = session
-        self.engine = Engine(world.now_ns())
+        self.engine = Operate(world.now_ns())
         self.service = Service(self.engine, max_job_bytes, dict)
         self.turn = turn(self.engine, world, self)
         self.turn.move_slice = slice_moves

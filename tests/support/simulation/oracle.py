@@ -97,6 +97,16 @@ class Command:
         return self.line.decode("latin-1")[:80]
 
 
+class Change(NamedTuple):
+    """What an operator does to a job, whoever holds it. -1 and an empty name leave it as it is."""
+
+    kind: str
+    pri: int = -1
+    delay_s: int = -1
+    ttr_s: int = -1
+    tube: bytes = b""
+
+
 class Reply(NamedTuple):
     """A reply that was made: where it ends in what its client is to receive, and what it promises when it is sent."""
 
@@ -253,14 +263,14 @@ class Oracle:
             require(word == "DRAINING", "while draining a put got", word)
         else:
             require(word.startswith("INSERTED "), "a put got", word)
-            self._inserted(command, int(word.split()[1]))
+            self._inserted(view, command, int(word.split()[1]))
         self._tidy()
 
-    def _inserted(self, command: Command, id: int) -> None:
+    def _inserted(self, view: View, command: Command, id: int) -> None:
         require(id not in self.told and id not in self.jobs, "an id is used again:", id)
         now_ns = self.wall_ns()
         ttr_s = max(command.seconds, 1)
-        job = Record(id, command.tube, command.body, ttr_s, now_ns, command.pri, command.delay_s)
+        job = Record(id, command.tube, command.body, ttr_s, view.began_ns, command.pri, command.delay_s)
         if command.delay_s:
             job.state, job.deadline_ns = DELAYED, now_ns + command.delay_s * SECOND_NS
         self.jobs[id] = job
@@ -452,6 +462,75 @@ class Oracle:
     def _on_wrong(self, view: View, command: Command, word: str, rest: bytes) -> None:
         require(word in ("BAD_FORMAT", "UNKNOWN_COMMAND"), f"{command} got", word)
 
+    # --- an operator
+
+    def put_by_operator(self, view: View, command: Command, word: str) -> None:
+        self._on_put(view, command, word, b"")
+
+    def looks_at(self, id: int) -> None:
+        """An operator is about to change a job: what is due and has happened to it by now counts."""
+        job = self.jobs.get(id)
+        if job is not None:
+            self._settle_if_seen(job)
+
+    def changed_by_operator(self, id: int, change: Change, word: str) -> None:
+        job = self.jobs.get(id)
+        if job is None:
+            require(word == "NOT_FOUND", change.kind, "of no job got", word)
+            return
+        if word == "OUT_OF_MEMORY":
+            anew = change.kind == "alter" and (change.ttr_s >= 0 or change.tube)
+            require(anew and not self.room, change.kind, "finds no room although there is some")
+            return
+        expected = "DONE" if self._fits(job, change) else "WRONG_STATE"
+        require(word == expected, change.kind, "of a", STATE_NAMES[job.state], "job", id, "got", word)
+        if word != "DONE":
+            return
+        if change.kind == "delete":
+            del self.jobs[id]
+            self.log.append((id, None))
+        elif change.kind == "kick":
+            self._kick(job)
+        elif change.kind == "release":
+            job.state, job.holder, job.delay_s = READY, 0, 0
+            job.counts[RELEASES] += 1
+            self._note(job)
+        elif change.kind == "bury":
+            self._order += 1
+            job.state, job.holder, job.order = BURIED, 0, self._order
+            job.counts[BURIES] += 1
+            self._note(job)
+        else:
+            self._alter(job, change)
+        self._tidy()
+
+    def _fits(self, job: Record, change: Change) -> bool:
+        if change.kind == "kick":
+            return job.state in (BURIED, DELAYED)
+        if change.kind == "release":
+            return job.state == RESERVED
+        if change.kind == "bury":
+            return job.state != BURIED
+        if change.kind == "alter" and job.state == RESERVED:
+            return change.pri < 0 and change.delay_s < 0 and change.tube in (b"", job.tube)
+        return change.kind != "alter" or job.state != BURIED or change.delay_s < 0
+
+    def _alter(self, job: Record, change: Change) -> None:
+        was = job.ttr_s
+        if change.pri >= 0:
+            job.pri = change.pri
+        if change.ttr_s >= 0:
+            job.ttr_s = max(change.ttr_s, 1)
+            if job.state == RESERVED:
+                job.deadline_ns = self.wall_ns() + job.ttr_s * SECOND_NS
+        if change.delay_s >= 0:
+            job.delay_s = change.delay_s
+            job.state = DELAYED if change.delay_s else READY
+            job.deadline_ns = self.wall_ns() + change.delay_s * SECOND_NS
+        job.tube = change.tube or job.tube
+        if job.state != RESERVED or job.ttr_s != was:
+            self._note(job)
+
     # --- time
 
     def advanced(self, done: bool) -> None:
@@ -551,12 +630,14 @@ class Oracle:
         del self.log[cut:]
         self.kept = self.synced = cut
         self.jobs = {}
+        orders = {id: kept.order for id, kept in self.log if kept is not None}  # the server's numbers may be others
         for id, kept in sorted(found.items()):
             fixed = (kept.tube, kept.body, kept.ttr_s, kept.created_ns)
-            job = Record(id, *fixed, kept.pri, kept.delay_s, kept.state, kept.deadline_ns, kept.order)
+            order = orders.get(id, kept.order)
+            job = Record(id, *fixed, kept.pri, kept.delay_s, kept.state, kept.deadline_ns, order)
             job.counts = list(kept.counts)
             self.jobs[id] = job
-            self._order = max(self._order, kept.order)
+            self._order = max(self._order, order)
         self.views = {}
         self.pauses = {}
         self.uploads = {}
@@ -576,6 +657,8 @@ class Oracle:
             real = engine.jobs.get(id)
             assert real is not None
             require(real.state == job.state, "job", id, "is", STATE_NAMES[real.state], "not", STATE_NAMES[job.state])
+            numbers = engine.tube_of(real).name, real.pri, real.delay_s, real.ttr_s
+            require(numbers == (job.tube, job.pri, job.delay_s, job.ttr_s), "job", id, "has other numbers:", numbers)
             require(real.holder == (job.holder if job.state == RESERVED else 0), "job", id, "has another holder")
             if job.state in (RESERVED, DELAYED):
                 require(to_wall(real.rank) == job.deadline_ns, "job", id, "has another deadline")

@@ -19,6 +19,7 @@ from math import inf
 
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import SECOND_NS
+from geventstalk.durable.large import LARGE_BYTES
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.wire.session import MOVE_SLICE, Session
@@ -26,6 +27,7 @@ from journal import Journal, JournalError, JournalFull
 from tests.support.faulty_journal import Disk, FaultyJournal, worker_of
 from tests.support.simulation.clients import Habits, SimulatedClient
 from tests.support.simulation.host import Connection, Greenlet, Host, Pause, WatchedTurn
+from tests.support.simulation.operator import Operator
 from tests.support.simulation.oracle import Oracle, Violation, kept_of, require
 
 MS_NS = 1_000_000
@@ -88,10 +90,14 @@ class Scenario:
     leaps: float
     worker_is_slow: float
     hangs_up: float
+    operates: float
+    large_bytes: int  # an operator and compaction write so large a job in parts of half the size
+    operator_draw: random.Random = field(repr=False)
 
     @staticmethod
     def drawn(seed: int) -> Scenario:
         draw = random.Random(seed)
+        operator_draw = random.Random(f"the operator of {seed}")  # its own: lives without an operator are the same
         bytes_max, budget = draw.choice(
             ((UNLIMITED, None),) * 6 + ((1 << 20, None), (1 << 21, None), (UNLIMITED, 1 << 20))
         )
@@ -122,6 +128,9 @@ class Scenario:
             leaps=draw.choice((0.02, 0.1, 0.2)),
             worker_is_slow=draw.choice((0, 0, 0.5, 0.9)),
             hangs_up=draw.choice((0, 0.01, 0.05)),
+            operates=operator_draw.choice((0, 0, 0.05, 0.2)),
+            large_bytes=operator_draw.choice((2000, 2000, 4000, LARGE_BYTES)),
+            operator_draw=operator_draw,
         )
 
 
@@ -170,6 +179,11 @@ class Simulation:
         self.ids: list[int] = []
         self.clients: list[SimulatedClient] = []
         self.tasks: list[Task] = []
+        self.operator = Operator(
+            *(self.scenario.operator_draw, self.scenario.habits, self.oracle, self.ids, self.note),
+            self.scenario.fsync_ms == 0,
+            lambda: self.server.stopped,
+        )
         self.server: Host
         self.journal: Journal
 
@@ -260,14 +274,20 @@ class Simulation:
         scenario = self.scenario
         self.tasks = []
         self.clients = []
+        self.operator.open.clear()
         self.oracle.draining = False
         self.offset_ns = self.clock_ns - self.draw.randrange(1, 10**6) * SECOND_NS - self.draw.randrange(SECOND_NS)
         self._set_faults()
         try:
             self._open()
         except JournalFull as full:
-            require(self.disk.failed, "a full disk keeps the server from starting:", full)
+            filled_for_good = not scenario.compact  # each start takes room, and nothing gives any back
+            expected = self.disk.failed or not self.disk.takes_files or filled_for_good
+            require(expected, "a full disk keeps the server from starting:", full)
+            if filled_for_good:
+                self.disk.bytes_max += 1 << 20
             self._others_take(0)
+            self.disk.takes_files = True
             raise ProcessDies("without room") from full
         except JournalError as error:
             require(self.disk.failed, "the server does not start:", error)
@@ -288,6 +308,8 @@ class Simulation:
             log=self.note,
         )
         store = self.parts.store(self.journal, scenario.fsync_ms, Epoch(self.clock_ns, self.now_ns()))
+        if scenario.operates:
+            store.large_bytes, store.part_bytes = scenario.large_bytes, scenario.large_bytes // 2
         parts = self.parts
         self.server = Host(self, scenario.max_job_bytes, scenario.slice_moves, parts.turn, parts.session)
         self.server.open_journal(store)
@@ -373,6 +395,7 @@ class Simulation:
         for client in self.clients:
             unsent = b"" if client.deaf else bytes(client.view.expected)
             require(not unsent, "a clean end keeps replies back from client", client.view.number, unsent)
+        require(not self.operator.open, "a clean end keeps an errand's owner waiting:", self.operator.open)
         self.oracle.synced = self.oracle.kept = len(self.oracle.log)
         raise ProcessDies("after a clean end")
 
@@ -382,6 +405,8 @@ class Simulation:
         scenario, draw = self.scenario, self.draw
         self.clock_ns += draw.randrange(MS_NS // 10)
         self.oracle.room = scenario.bytes_max == UNLIMITED and scenario.budget is None
+        if scenario.operates and scenario.operator_draw.random() < scenario.operates:
+            self._operate()
         event = draw.random()
         for chance, act in (
             (scenario.dies, self._death),
@@ -408,7 +433,12 @@ class Simulation:
         raise ProcessDies("between two steps")
 
     def _fill(self) -> None:
-        self._others_take(self.draw.choice((0, self.disk.free_bytes + self.disk.others_bytes)))
+        """Others take all that is free of the disk, or all its inodes; or they give back what they have taken."""
+        size = self.draw.choice((0, self.disk.free_bytes + self.disk.others_bytes))
+        self._others_take(0 if size % 2 else size)
+        self.disk.takes_files = not size % 2
+        if size % 2:
+            self.note("others take all inodes of the disk")
 
     def _others_take(self, size: int) -> None:
         self.disk.others_take(size)
@@ -417,6 +447,10 @@ class Simulation:
     def _drain(self) -> None:
         self.oracle.draining = self.server.engine.draining = not self.server.engine.draining
         self.note(f"draining: {self.oracle.draining}")
+
+    def _operate(self) -> None:
+        server = self.server
+        server.turn.accept(self.operator.errand(server.engine, server.service))
 
     def _work(self) -> None:
         """The journal's worker does something, or not."""
@@ -497,6 +531,7 @@ class Simulation:
         self.faults = False
         self._set_faults()
         self._others_take(0)
+        self.disk.takes_files = True
         self.oracle.draining = self.server.engine.draining = False
         while True:
             before = self.restarts
@@ -514,6 +549,7 @@ class Simulation:
             return
         for client in self.clients:
             self._require_answered(client)
+        require(not self.operator.open, "errands never come to an end:", self.operator.open)
         there = {client.view.number for client in self.clients if not client.over}
         require(there >= self.server.engine.clients.keys(), "clients that are gone stay:", there)
         self._require_room()

@@ -1,0 +1,45 @@
+"""What the engine has counted and measured, for whoever tells it to people and programs.
+
+This room must not change anything that can be seen, and knows neither clocks nor formats.
+Invariant: no reading takes longer than its docstring says, however much there is to read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from geventstalk.core.engine import Engine
+from geventstalk.core.meter import NO_RATES
+from geventstalk.core.places import events
+from geventstalk.core.tube import Tube
+
+
+class Totals(NamedTuple):
+    """How often each thing happened to a job, since the server or the tube began."""
+
+    put: int
+    reserve: int
+    delete: int
+    release: int
+    bury: int
+    kick: int
+    timeout: int
+
+
+def rates(of: Engine | Tube, now_ns: int) -> list[float]:
+    """How many there are in a second of each of meter.EVENTS: over one minute, then over fifteen."""
+    return NO_RATES if of.rates is None else of.rates.now(events(of), now_ns)
+
+
+def totals(of: Engine | Tube) -> Totals:
+    """Of the server, with the tubes that are gone, or of one tube. Takes no longer for more jobs."""
+    queued = of.queued
+    return Totals(
+        of.total_jobs,
+        of.reserved_unready + (0 if queued is None else queued.count()),
+        of.total_deletes,
+        of.total_releases,
+        of.total_buries,
+        of.total_kicks,
+        of.total_timeouts,
+    )

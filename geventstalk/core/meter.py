@@ -1,0 +1,137 @@
+"""How long things took, in histograms with fixed buckets, and how often they happen, in rates that fade.
+
+This room must not know what is measured, nor what time it is: it is arithmetic.
+The buckets are octaves. The first one ends at 15.625 microseconds, each other at twice the end of the one before, so
+that ends lie at 1, 2, 4 ms and so on. Invariant: each time that was added is counted in exactly one bucket.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from itertools import accumulate
+from math import exp, expm1
+from operator import add, sub
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+UNIT_NS: Final = 15_625
+"""Where the first bucket ends. 64 of it are a millisecond."""
+_BUCKETS: Final = 50
+"""The last one ends after 278 years, beyond what 63 bits of nanoseconds hold."""
+BOUNDS: Final = 37
+"""So many buckets are told one by one, up to 12.4 days. All longer times are told as one."""
+BOUNDS_NS: Final = tuple([UNIT_NS << at for at in range(BOUNDS)])
+"""Where these buckets end. A time is counted in the first bucket whose end is greater."""
+_ENDS_NS: Final = [UNIT_NS << at for at in range(_BUCKETS)]
+_WIDTHS_NS: Final = [UNIT_NS, *_ENDS_NS[:-1]]
+PERCENTS: Final = (50, 95, 99)
+"""The quantiles that statistics tell."""
+
+
+@mypyc_attr(acyclic=True)
+class Times:
+    """How many times of each length there were, and their sum."""
+
+    __slots__ = ("counts", "sum_ns")
+
+    def __init__(self) -> None:
+        self.counts = [0] * _BUCKETS
+        self.sum_ns = 0
+
+    def add(self, ns: int, total: Times) -> None:
+        """Counts a time in the total of all, and here."""
+        at = (ns // UNIT_NS).bit_length()
+        counts = total.counts  # first: without memory for a number the total still holds what its parts hold
+        counts[at] = counts[at] + 1  # in half the time of +=, compiled
+        total.sum_ns += ns
+        counts = self.counts
+        counts[at] = counts[at] + 1
+        self.sum_ns += ns
+
+    def add_here(self, ns: int) -> None:
+        """Counts a time of what has no total."""
+        self.counts[(ns // UNIT_NS).bit_length()] += 1
+        self.sum_ns += ns
+
+    def count(self) -> int:
+        """How many times were added."""
+        return sum(self.counts)
+
+    def buckets(self) -> list[int]:
+        """How many times each bucket holds that ends at BOUNDS_NS, and behind those, how many were longer."""
+        counts = self.counts
+        return [*counts[:BOUNDS], sum(counts[BOUNDS:])]
+
+
+EVENTS: Final = ("put", "reserve", "delete", "timeout", "bury")
+"""What happens to jobs, as far as its rates are known."""
+SPANS_S: Final = (60, 900)
+"""Over how many seconds."""
+NO_RATES: Final = [0.0] * (len(EVENTS) * len(SPANS_S))
+_SECOND_NS: Final = 1_000_000_000
+
+
+class Rates:
+    """How many of each of EVENTS there are in a second, over each of SPANS_S, as the load averages of Unix.
+
+    An event counts for less and less: for 1/e of it when its span is over. Those since the last settle() count as if
+    they had come evenly since then, so that call comes every few seconds while there are events.
+    """
+
+    __slots__ = ("_at_ns", "_rates", "_seen")
+
+    def __init__(self, now_ns: int) -> None:
+        self._at_ns = now_ns
+        self._rates = [array("d", [0.0] * len(EVENTS)) for _ in SPANS_S]
+        self._seen = array("q", [0] * len(EVENTS))
+
+    def now(self, counts: list[int], now_ns: int) -> list[float]:
+        """Of each event over the first span, then of each over the next. `counts` are all events that ever were."""
+        since_s = (now_ns - self._at_ns) / _SECOND_NS
+        new = [*map(sub, counts, self._seen)]
+        found: list[float] = []
+        for span_s, rates in zip(SPANS_S, self._rates, strict=True):
+            fades = -since_s / span_s
+            left = exp(fades)
+            weight = -expm1(fades) / since_s if since_s else 1 / span_s
+            found += map(add, map(left.__mul__, rates), map(weight.__mul__, new))
+        return found
+
+    def is_settled(self, counts: list[int]) -> bool:
+        """Whether no event has come since the last settle()."""
+        return [*self._seen] == counts
+
+    def settle(self, counts: list[int], now_ns: int) -> None:
+        """Takes in the events since the last settle() or rest()."""
+        rates = self.now(counts, now_ns)
+        self._rates = [array("d", rates[at : at + len(EVENTS)]) for at in range(0, len(rates), len(EVENTS))]
+        self._seen = array("q", counts)
+        self._at_ns = now_ns
+
+    def rest(self, now_ns: int) -> None:
+        """There was no event since the last settle()."""
+        self.settle([*self._seen], now_ns)
+
+
+NO_TIMES: Final = Times()
+"""What there is of a tube whose jobs nobody has reserved. Nothing is added to it."""
+
+
+def quantiles(counts: list[int]) -> list[int]:
+    """The nanoseconds that so many percent of the times do not exceed, for each of PERCENTS. 0 where nothing was added.
+
+    `counts` are those of a Times, or the differences of two readings of one. A quantile is interpolated within its
+    bucket: it is at most 15.625 microseconds, or a factor of two, away from that of the times themselves.
+    """
+    sums = list(accumulate(counts))
+    count = sums[-1]
+    if not count:
+        return [0] * len(PERCENTS)
+    found = []
+    for percent in PERCENTS:
+        rank = (count * percent + 99) // 100
+        at = bisect_left(sums, rank)
+        found.append(_ENDS_NS[at] - _WIDTHS_NS[at] * (sums[at] - rank) // counts[at])
+    return found

@@ -1,0 +1,238 @@
+"""What an operator does to a job, by its id, whoever holds it: the top room of the engine, see engine.py.
+
+This room must not know who the operator is, nor how many jobs an operator's work is about.
+A worker from whom a job is taken finds no such job when it comes back to it, as after the end of the job's ttr.
+Invariant: that of engine.py. What the ledger alone may refuse comes before the first change of an order or a counter.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from geventstalk.core.engine import _BURIED, _RELEASED, OUT_OF_MEMORY, UNFINISHED, Engine
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job
+from geventstalk.core.tube import DEADLINE_MARGIN_NS, ID_BITS, Client, Tube
+
+_Numbers = tuple[int, int, int, int, int]
+"""State, rank, priority, delay and ttr of a job."""
+
+# Outcomes, beside OUT_OF_MEMORY and UNFINISHED.
+DONE: Final = 8
+NOT_FOUND: Final = 9
+WRONG_STATE: Final = 10
+"""The job is there, but in a state in which this cannot be done to it. Nothing has changed."""
+
+KEEP: Final = -1
+"""A number that alter() leaves as it is."""
+_PART_BYTES: Final = 1 << 18
+"""The ledger takes no more of a large job at once, see durable/large.py."""
+_UNIT_BITS: Final = 10
+"""To write a job anew is one unit of work more than to change it, and one more for each 2**10 bytes of its body. So a
+part is a slice of its own. It takes a millisecond or two with its commit."""
+_NOBODY: Final = Client()
+"""Stands for the holder of a job that nobody holds."""
+
+
+class Operate(Engine):
+    """An engine that an operator can steer. Each call is at least one unit of `work`."""
+
+    def kick_one(self, id: int, now_ns: int) -> int:
+        """Makes a buried or delayed job ready."""
+        self.work += 1
+        job = self.jobs.get(id)
+        if job is None:
+            return NOT_FOUND
+        return DONE if self.kick_job(id, now_ns) else WRONG_STATE
+
+    def delete_by_force(self, id: int, now_ns: int) -> int:
+        """Deletes a job in any state."""
+        self.work += 1
+        job = self.jobs.get(id)
+        if job is None:
+            return NOT_FOUND
+        self.delete(self.clients.get(job.holder, _NOBODY), id, now_ns)
+        return DONE
+
+    def release_by_force(self, id: int, now_ns: int) -> int:
+        """Takes a reserved job from its worker and makes it ready. It keeps its priority."""
+        self.work += 1
+        job = self.jobs.get(id)
+        if job is None:
+            return NOT_FOUND
+        if job.state != RESERVED:
+            return WRONG_STATE
+        tube = self._leave_place(job, now_ns)
+        self.total_releases += 1
+        tube.total_releases += 1
+        self._place_ready(tube, job.pri, id)
+        self._record(job, READY, job.pri, job.pri, 0, _RELEASED, now_ns)
+        if tube.line.entries:
+            self._serve(tube, now_ns, 1)
+        return DONE
+
+    def bury_by_force(self, id: int, now_ns: int) -> int:
+        """Sets a ready, delayed or reserved job aside, at the end of its tube's buried jobs. It keeps its priority."""
+        self.work += 1
+        job = self.jobs.get(id)
+        if job is None:
+            return NOT_FOUND
+        if job.state == BURIED:
+            return WRONG_STATE
+        tube = self._leave_place(job, now_ns)
+        if not tube.active:
+            self._wake(tube, now_ns)
+        self.total_buries += 1
+        tube.total_buries += 1
+        rank = self._bury_number + 1
+        self._bury_number = rank
+        self._place_buried(tube, rank, id)
+        self._record(job, BURIED, rank, job.pri, job.delay_s, _BURIED, now_ns)
+        return DONE
+
+    def open_put_to(self, tube_name: bytes, pri: int, delay_s: int, ttr_s: int, now_ns: int) -> Job:
+        """As open_put(), into any tube. prepare(), put() and abandon_put() go on with the job as with a client's.
+
+        undo() forgets the job when it is not put yet.
+        """
+        self.changing = True
+        tube = self._tube(tube_name)
+        job = Job(self.next_id, tube.number, pri, delay_s, ttr_s)
+        job.rank = pri
+        job.created_ns = now_ns
+        self.next_id += 1
+        tube.jobs += 1
+        return job
+
+    # --- other numbers, another tube
+
+    def alter(self, id: int, pri: int, delay_s: int, ttr_s: int, tube_name: bytes, now_ns: int) -> int:
+        """Gives a job another priority, delay, ttr or tube, all or nothing. KEEP, and b"" as name, leave it as it is.
+
+        A delay begins now: it makes a ready job delayed, and a delay of 0 makes a delayed job ready. A buried job has
+        none: WRONG_STATE. To a reserved job only a ttr can be given: it begins now. A tube that is not there is made;
+        the order of burying, the counts and the age of the job stay, and no total counts it.
+
+        After UNFINISHED, which only a large job with another ttr or tube has, the caller calls again with the same
+        arguments, or calls abandon_alter(). Meanwhile the job is as it was, and serves everybody.
+        """
+        self.work += 1
+        job = self.jobs.get(id)
+        if job is None:
+            return NOT_FOUND
+        before = self.tube_by_number[job.tube]
+        name = tube_name or before.name
+        if not _fits(job.state, pri, delay_s, name != before.name):
+            self.ledger.abandon_rewrite(job)
+            return WRONG_STATE
+        new = _altered(job, pri, delay_s, ttr_s, now_ns)
+        anew = name != before.name or new[4] != job.ttr_s
+        if anew:
+            outcome = self._prepare(job, name, new[4])
+            if outcome != DONE:
+                return outcome
+        if anew or job.state != RESERVED:  # to begin a ttr once more is no change that outlives the process
+            try:
+                self._tell(job, name, anew, new)
+            except MemoryError:
+                return OUT_OF_MEMORY
+        if job.state == RESERVED:
+            self._restart_ttr(self.clients[job.holder], job, new)
+        elif name != before.name or new[0] != job.state or new[1] != job.rank:
+            self._move(job, before, name, new, now_ns)
+        else:
+            _set(job, new)
+        return DONE
+
+    def abandon_alter(self, id: int) -> None:
+        """After UNFINISHED: alter() is not called again."""
+        job = self.jobs.get(id)
+        if job is not None:
+            self.ledger.abandon_rewrite(job)
+
+    def _prepare(self, job: Job, name: bytes, ttr_s: int) -> int:
+        """Has the ledger see to it that it can keep all of the job anew. Returns DONE when it can."""
+        self.work += 1 + (min(len(job.body), _PART_BYTES) >> _UNIT_BITS)
+        try:
+            taken = self.ledger.prepare_rewrite(job, name, ttr_s)
+        except MemoryError:
+            return OUT_OF_MEMORY
+        return OUT_OF_MEMORY if taken is None else DONE if taken else UNFINISHED
+
+    def _tell(self, job: Job, name: bytes, anew: bool, new: _Numbers) -> None:
+        """Tells the ledger of a job with other numbers. Afterwards the job is as it was before."""
+        self.changing = True
+        state, rank, pri, delay_s, ttr_s = job.state, job.rank, job.pri, job.delay_s, job.ttr_s
+        try:
+            _set(job, new)
+            if anew:
+                self.ledger.rewrite(job, name)
+            else:
+                self.ledger.change(job)
+        finally:
+            job.state = state
+            job.rank = rank
+            job.pri = pri
+            job.delay_s = delay_s
+            job.ttr_s = ttr_s
+
+    def _restart_ttr(self, holder: Client, job: Job, new: _Numbers) -> None:
+        self.changing = True
+        deadline_ns = new[1]
+        holder.deadlines.discard(job.rank << ID_BITS | job.id)
+        holder.deadlines.push(deadline_ns << ID_BITS | job.id)
+        self._arm(holder, deadline_ns - (DEADLINE_MARGIN_NS if holder.waiting else 0))
+        _set(job, new)
+
+    def _move(self, job: Job, before: Tube, name: bytes, new: _Numbers, now_ns: int) -> None:
+        """From one place to another, perhaps of another tube."""
+        self._leave_place(job, now_ns)
+        tube = self._tube(name)
+        before.jobs -= 1
+        tube.jobs += 1
+        state, rank, pri, delay_s, ttr_s = new
+        if state == READY:
+            self._place_ready(tube, pri, job.id)
+        elif state == DELAYED:
+            self._place_delayed(tube, rank, job.id)
+        else:
+            self._place_buried(tube, rank, job.id)
+        since_ns = job.since_ns if state == job.state else now_ns
+        job.state = state
+        job.rank = rank
+        job.pri = pri
+        job.delay_s = delay_s
+        job.ttr_s = ttr_s
+        job.tube = tube.number
+        job.since_ns = since_ns
+        self._forget_if_unused(before)
+        if state == READY and tube.line.entries:
+            self._serve(tube, now_ns, 1)
+
+
+def _fits(state: int, pri: int, delay_s: int, moves: bool) -> bool:
+    """Whether a job in this state can be altered so."""
+    if state == RESERVED:
+        return pri == KEEP and delay_s == KEEP and not moves
+    return state != BURIED or delay_s == KEEP
+
+
+def _altered(job: Job, pri: int, delay_s: int, ttr_s: int, now_ns: int) -> _Numbers:
+    """The numbers that a job is to have."""
+    state, rank = job.state, job.rank
+    if pri == KEEP:
+        pri = job.pri
+    if ttr_s == KEEP:
+        ttr_s = job.ttr_s
+    else:
+        ttr_s = ttr_s or 1
+        if state == RESERVED:
+            rank = now_ns + ttr_s * SECOND_NS
+    if delay_s > 0:
+        state, rank = DELAYED, now_ns + delay_s * SECOND_NS
+    elif delay_s == 0 or state == READY:
+        state, rank = READY, pri
+    return state, rank, pri, job.delay_s if delay_s == KEEP else delay_s, ttr_s
+
+
+def _set(job: Job, numbers: _Numbers) -> None:
+    job.state, job.rank, job.pri, job.delay_s, job.ttr_s = numbers

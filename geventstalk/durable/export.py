@@ -1,0 +1,46 @@
+"""A job as the line of an export, which `geventstalk import` reads: from a journal, or from a running server.
+
+This room must not know where jobs are, nor the line's bytes. Times in a line are of the wall clock.
+Invariant: the body comes last, so that a long one can be written piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job
+
+EXPORT_FORMAT: Final = "geventstalk-jobs"
+EXPORT_VERSION: Final = 1
+COUNTS: Final = ("reserves", "timeouts", "releases", "buries", "kicks")
+
+
+def header_of_export(jobs: int | None, highest_id: int) -> dict[str, object]:
+    """The first line. `jobs` says how many follow, None when nobody knows."""
+    known = {} if jobs is None else {"jobs": jobs}
+    return {"format": EXPORT_FORMAT, "version": EXPORT_VERSION, **known, "highest_id": highest_id}
+
+
+def fields_of(job: Job, tube_name: bytes, to_wall: Callable[[int], int]) -> dict[str, object]:
+    """All of the line but the body. Nobody holds an exported job: a reserved one is ready, as after a restart."""
+    return {
+        "id": job.id,
+        "tube": tube_name.decode("ascii"),
+        **changeable_fields_of(job, to_wall),
+        "ttr": job.ttr_s,
+        "created_ns": max(0, to_wall(job.created_ns)),
+    }
+
+
+def changeable_fields_of(job: Job, to_wall: Callable[[int], int]) -> dict[str, object]:
+    """What of a job a change record holds, too."""
+    state = READY if job.state == RESERVED else job.state
+    fields: dict[str, object] = {"state": STATE_NAMES[state], "pri": job.pri, "delay": job.delay_s}
+    if state == DELAYED:
+        fields["deadline_ns"] = max(0, to_wall(job.rank))
+    elif state == BURIED:
+        fields["burying"] = job.rank
+    if job.tally is not None:
+        fields |= {key: getattr(job.tally, key) for key in COUNTS}
+    return fields

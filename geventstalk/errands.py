@@ -1,0 +1,107 @@
+"""Errands that every operator needs: one that puts a job, and one that does the same to many jobs. See turn.py.
+
+This room must not know who the operator is, nor how an operator is answered: whoever derives from these says that.
+Invariant: while Engine.held, an errand only goes on with a large job of which the ledger has some parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from geventstalk.core.engine import INSERTED, OUT_OF_MEMORY, UNFINISHED
+from geventstalk.core.job import Job
+from geventstalk.core.operate import Operate
+from geventstalk.turn import Errand
+from geventstalk.wire.commands import LARGE_PUT, MOVE_SLICE, PART_UNITS, Service
+
+TOO_BIG: Final = 11
+"""The outcome of a put whose body is larger than jobs may be."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Put(Errand):
+    """Puts a job. In the end `outcome` is INSERTED, DRAINING, OUT_OF_MEMORY or TOO_BIG; with INSERTED it is `job`."""
+
+    def __init__(
+        self, engine: Operate, service: Service, tube_name: bytes, body: bytes, pri: int, delay_s: int, ttr_s: int
+    ) -> None:
+        self.job: Job | None = None
+        self.outcome = UNFINISHED
+        self._engine = engine
+        self._service = service
+        self._tube_name = tube_name
+        self._body = body
+        self._numbers = pri, delay_s, ttr_s or 1
+
+    def run(self, now_ns: int) -> bool:
+        outcome = self._put(now_ns)
+        self.outcome = outcome
+        if outcome == UNFINISHED:
+            return False
+        self.begun = False
+        self._body = b""
+        return True
+
+    def _put(self, now_ns: int) -> int:
+        engine, service = self._engine, self._service
+        job = self.job
+        if job is None:
+            if len(self._body) > service.max_job_bytes:
+                return TOO_BIG
+            if engine.next_id >= service.free_until and service.refuses_puts():
+                return OUT_OF_MEMORY
+            try:
+                self._body += b"\r\n"
+            except MemoryError:
+                return OUT_OF_MEMORY
+            pri, delay_s, ttr_s = self._numbers
+            job = self.job = engine.open_put_to(self._tube_name, pri, delay_s, ttr_s, now_ns)
+        if len(self._body) >= LARGE_PUT:
+            outcome = engine.prepare(job, self._body, now_ns)
+            if outcome == UNFINISHED:
+                self.begun = engine.ledger.has_begun(job)
+                engine.work += PART_UNITS
+                return UNFINISHED
+            if outcome != INSERTED:
+                engine.abandon_put(job)
+                return outcome
+        return engine.put(job, self._body, now_ns)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Changes(Errand):
+    """Does the same to many jobs, one after the other. `counts` says how often that had which outcome.
+
+    `change` gets an id and the time, and returns what the call of Operate returned that it made. It is called again for
+    the same id after UNFINISHED. `next` says how many jobs are done with. With `cancelled`, no other job follows.
+    """
+
+    def __init__(self, engine: Operate, ids: list[int], change: Callable[[int, int], int]) -> None:
+        self.counts: dict[int, int] = {}
+        self.next = 0
+        self.cancelled = False
+        self._engine = engine
+        self._ids = ids
+        self._change = change
+
+    def run(self, now_ns: int) -> bool:
+        engine, ids = self._engine, self._ids
+        while self.next < len(ids) and not self.cancelled:
+            if engine.work >= MOVE_SLICE or (engine.held and not self.begun):
+                return False
+            id = ids[self.next]
+            outcome = self._change(id, now_ns)
+            if outcome == UNFINISHED:
+                job = engine.jobs.get(id)
+                self.begun = job is not None and engine.ledger.has_begun(job)
+                return False
+            self.begun = False
+            self.counts[outcome] = self.counts.get(outcome, 0) + 1
+            self.next += 1
+        if self.begun:
+            engine.abandon_alter(ids[self.next])
+            self.begun = False
+        return True
