@@ -23,14 +23,17 @@ SEGMENT_BYTES_MIN = 4096  # upstream rounds a smaller file up to this page on di
 SEGMENT_BYTES_CAP = 1 << 40
 MAX_JOURNAL_BYTES_MIN = 1 << 20  # room for the segments that are there without any job
 FSYNC_MS_CAP = (1 << 32) - 1
+TUBE_SERIES_CAP = 100_000  # ten megabytes at each scrape
 VERBOSE_CAP = 100
 
-# Read by the build of the package, not by the program.
-_ENV_IGNORED = frozenset({"GEVENTSTALK_COMPILE"})
-# What Kubernetes sets in every pod beside a service called "geventstalk"; nobody configures the program so.
+# Read by the build of the package, and by the commands that ask a running server; they are no settings.
+_ENV_IGNORED = frozenset({"GEVENTSTALK_COMPILE", "GEVENTSTALK_TOKEN"})
+# What Kubernetes sets in every pod beside a service called "geventstalk" or, say, "geventstalk-http"; nobody configures
+# the program so.
 _ENV_OF_SERVICE_LINKS = re.compile(
-    r"GEVENTSTALK_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+    r"GEVENTSTALK_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
+_ENV_OF_PORTS = re.compile(r"GEVENTSTALK_(\w+_)?PORT")
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 
 _BOOLEANS = {
@@ -67,6 +70,11 @@ class Settings:
     accept_damage: bool = False
     max_job_bytes: int = 65_535
     user: str | None = None
+    http: tuple[str, ...] = ()  # HOST:PORT, [IPV6]:PORT or unix:PATH; empty: no HTTP
+    http_tokens: str | None = None  # file
+    http_host: tuple[str, ...] = ()  # further names that a request may call the server by, in lower case
+    audit: str | None = None  # file; None: the latest changes are kept in memory only
+    max_tube_series: int = 1000
     verbose: int = 0
     log_format: Literal["text", "json"] = "text"
 
@@ -193,6 +201,39 @@ def _listen(value: object) -> tuple[str, ...]:
     return tuple(addresses)
 
 
+def _http(value: object) -> tuple[str, ...]:
+    return tuple(_http_address(one) for one in (value if isinstance(value, (list, tuple)) else (value,)))
+
+
+def _http_address(value: object) -> str:
+    """`HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`; a port alone is one of 127.0.0.1."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(text, str) and text.startswith("unix:") and "\0" not in text:
+        if text == "unix:":
+            raise ValueError(f"invalid HTTP address: {text}, the path is missing")
+        return text
+    found = isinstance(text, str) and re.fullmatch(r"(?:(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/@\0]+):)?([0-9]{1,40})", text)
+    if not found:
+        raise ValueError(f"invalid HTTP address: {_shown(value)}; give ADDR:PORT, PORT or unix:PATH")
+    return f"{found[1] or '127.0.0.1'}:{_number(found[2], 'port', 65_535)}"
+
+
+def _http_host(value: object) -> tuple[str, ...]:
+    names = value if isinstance(value, (list, tuple)) else (value,)
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", name):
+            raise ValueError(f"invalid host name: {_shown(name)}; give it without a port")
+    return tuple(name.lower() for name in names)
+
+
+def _file(value: object) -> str | None:
+    return None if value is None else _plain_text(value, "file")
+
+
+def _max_tube_series(value: object) -> int:
+    return _number(value, "number", TUBE_SERIES_CAP)
+
+
 def _switch(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -299,6 +340,47 @@ OPTIONS: tuple[Option, ...] = (
         negative_help="With --refuse-damage, the default, a damaged journal is refused.",
     ),
     Option(
+        key="http",
+        flags=("--http",),
+        kind="list",
+        metavar="ADDR:PORT",
+        parse=_http,
+        help="Serve the console, the API and /metrics over HTTP here: ADDR:PORT, unix:PATH, or PORT for 127.0.0.1; "
+        "may be given several times. Other hosts reach it only with --http-tokens.",
+    ),
+    Option(
+        key="http_tokens",
+        flags=("--http-tokens",),
+        kind="value",
+        metavar="FILE",
+        parse=_file,
+        help="Who may use HTTP: a file of lines `NAME read|admin TOKEN`, which nobody else may read.",
+    ),
+    Option(
+        key="http_host",
+        flags=("--http-host",),
+        kind="list",
+        metavar="NAME",
+        parse=_http_host,
+        help="A further name by which HTTP requests may call this server, such as that of a proxy in front of it.",
+    ),
+    Option(
+        key="audit",
+        flags=("--audit",),
+        kind="value",
+        metavar="FILE",
+        parse=_file,
+        help="Append each change that is made over HTTP to this file: who, when, from where, what.",
+    ),
+    Option(
+        key="max_tube_series",
+        flags=("--max-tube-series",),
+        kind="value",
+        metavar="N",
+        parse=_max_tube_series,
+        help="Most tubes that have series of their own in /metrics.",
+    ),
+    Option(
         key="verbose",
         flags=("-V", "--verbose"),
         kind="count",
@@ -369,7 +451,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
         if not name.startswith(ENV_PREFIX) or name == ENV_CONFIG or name in _ENV_IGNORED:
             continue
         option = _BY_ENV.get(name)
-        if _ENV_OF_SERVICE_LINKS.fullmatch(name) or (name == "GEVENTSTALK_PORT" and _SERVICE_LINK.match(text)):
+        if _ENV_OF_SERVICE_LINKS.fullmatch(name) or (_ENV_OF_PORTS.fullmatch(name) and _SERVICE_LINK.match(text)):
             continue
         if option is None:
             raise ConfigError(f"unknown environment variable: {name}{_did_you_mean(name, _BY_ENV)}")

@@ -21,11 +21,17 @@ EXIT_USER_UNREADABLE = 32
 EXIT_NO_SUCH_USER = 33
 EXIT_USER = 34
 """The process cannot become the user of -u. These three are upstream's."""
+EXIT_UNREACHABLE = 69
+"""EX_UNAVAILABLE of sysexits.h: a server cannot be reached, went away, or does not answer in time."""
 EXIT_UNEXPECTED = 70
 """EX_SOFTWARE of sysexits.h: geventstalk has a fault, and nobody knows what else is wrong."""
 EXIT_DESCRIPTORS = 71
 """EX_OSERR of sysexits.h: the limit of open files leaves none for a client."""
 EXIT_JOURNAL = 74
 """EX_IOERR of sysexits.h: the journal could not be written. Nothing after the last commit was acknowledged."""
+EXIT_NONSENSE = 76
+"""EX_PROTOCOL of sysexits.h: what answers a command is no beanstalkd, or not the API."""
+EXIT_NOT_ALLOWED = 77
+"""EX_NOPERM of sysexits.h: the API wants a token, or another one."""
 EXIT_LISTEN = 111
 """The server cannot listen. This is upstream's."""

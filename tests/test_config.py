@@ -32,6 +32,11 @@ VALUES: dict[str, tuple[str, str, object]] = {
     "accept_damage": ("true", "true", True),
     "max_job_bytes": ("100", "100", 100),
     "user": ("nobody", "nobody", "nobody"),
+    "http": ("8080", "8080", ("127.0.0.1:8080",)),
+    "http_tokens": ("/t", "/t", "/t"),
+    "http_host": ("Queue.example", "Queue.example", ("queue.example",)),
+    "audit": ("/a", "/a", "/a"),
+    "max_tube_series": ("5", "5", 5),
     "verbose": ("2", "2", 2),
     "log_format": ("json", "json", "json"),
 }
@@ -78,6 +83,27 @@ BAD: dict[str, list[tuple[object, str]]] = {
         ("9" * 5000, "invalid size: " + "9" * 100 + "..."),
     ],
     "user": [("", "invalid user: (empty)"), (0, "invalid user: 0")],
+    "http": [
+        ("", "invalid HTTP address: (empty); give ADDR:PORT, PORT or unix:PATH"),
+        ("unix:", "invalid HTTP address: unix:, the path is missing"),
+        ("localhost", "invalid HTTP address: localhost;"),
+        ("::1:80", "invalid HTTP address: ::1:80;"),
+        ("http://localhost:80", "invalid HTTP address: http://localhost:80;"),
+        ("127.0.0.1:65536", "invalid port: 65536"),
+        ("127.0.0.1:", "invalid HTTP address: 127.0.0.1:;"),
+        ("-1", "invalid HTTP address: -1;"),
+        (True, "invalid HTTP address: true;"),
+        (None, "invalid HTTP address: null;"),
+    ],
+    "http_tokens": [("", "invalid file: (empty)"), (1, "invalid file: 1")],
+    "http_host": [
+        ("", "invalid host name: (empty)"),
+        ("a:80", "invalid host name: a:80; give it without a port"),
+        ("*", "invalid host name: *"),
+        (None, "invalid host name: null"),
+    ],
+    "audit": [("", "invalid file: (empty)"), (False, "invalid file: false")],
+    "max_tube_series": [("-1", "invalid number: -1"), ("100001", "invalid number: 100001, the highest is 100000")],
     "verbose": [
         ("x", "invalid verbosity: x"),
         (True, "invalid verbosity: true"),
@@ -299,6 +325,9 @@ def test_yaml_values_keep_their_meaning(tmp_path: Path) -> None:
     assert from_yaml(tmp_path, "journal: null\nuser: null").journal is None
     assert from_yaml(tmp_path, "compact: no").compact is False
     assert from_yaml(tmp_path, "port: beanstalk").port == "beanstalk"
+    http = from_yaml(tmp_path, "http: [8080, 'localhost:1', '[::1]:2', 'unix:/a b']").http
+    assert http == ("127.0.0.1:8080", "localhost:1", "[::1]:2", "unix:/a b")
+    assert from_yaml(tmp_path, "http: []").http == ()
 
 
 def test_environment_values_keep_their_meaning() -> None:
@@ -314,7 +343,7 @@ def test_environment_values_keep_their_meaning() -> None:
 
 
 def test_variables_that_are_not_meant_for_the_program_are_left_alone() -> None:
-    """The build has one, and Kubernetes adds these for a service that is called geventstalk."""
+    """The build has one, and Kubernetes adds these for services that are called geventstalk and geventstalk-http."""
     environ = {
         "GEVENTSTALK_COMPILE": "1",
         "GEVENTSTALK_SERVICE_HOST": "10.0.0.1",
@@ -325,6 +354,10 @@ def test_variables_that_are_not_meant_for_the_program_are_left_alone() -> None:
         "GEVENTSTALK_PORT_11300_TCP_PROTO": "tcp",
         "GEVENTSTALK_PORT_11300_TCP_PORT": "11300",
         "GEVENTSTALK_PORT_11300_TCP_ADDR": "10.0.0.1",
+        "GEVENTSTALK_HTTP_SERVICE_HOST": "10.0.0.1",
+        "GEVENTSTALK_HTTP_SERVICE_PORT": "8080",
+        "GEVENTSTALK_HTTP_PORT": "tcp://10.0.0.1:8080",
+        "GEVENTSTALK_HTTP_PORT_8080_TCP": "tcp://10.0.0.1:8080",
         "PORT": "x",
     }
     assert load({}, environ) == (Settings(), ())
@@ -362,7 +395,7 @@ def test_port_zero_and_service_names_are_kept_and_numbers_lose_leading_zeros() -
 
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings().port = "1"  # type: ignore[misc]  # that is the point
+        Settings().port = "1"  # type: ignore[misc]  # mypy sees the mistake, too
 
 
 # The room beside it: log lines and the trace.

@@ -32,7 +32,6 @@ from tests.support.clients import (
     cpu_s,
     cpu_share,
     fill,
-    launcher,
     memory_bytes,
     number,
     open_files,
@@ -55,20 +54,6 @@ IDLE_SHARE = 0.15
 """Of a core. What spins takes all that it gets: a third of one and more, also beside others."""
 
 closers = pytest.mark.parametrize("close", CLOSERS.values(), ids=CLOSERS)
-
-
-@pytest.fixture(params=["tcp", "unix"])
-def launch(
-    request: pytest.FixtureRequest, start_server: Callable[..., ServerProcess], tmp_path: Path
-) -> Iterator[Launch]:
-    """Starts a server on a socket of the kind under test."""
-    yield from launcher(start_server, tmp_path, unix=request.param == "unix")
-
-
-@pytest.fixture
-def launch_tcp(start_server: Callable[..., ServerProcess], tmp_path: Path) -> Iterator[Launch]:
-    """Starts a server on a TCP socket, for what does not depend on the kind."""
-    yield from launcher(start_server, tmp_path, unix=False)
 
 
 def journal_flags(tmp_path: Path, policy: str) -> list[str]:

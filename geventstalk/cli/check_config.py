@@ -16,7 +16,9 @@ from journal.tools import Owner
 
 
 def check(settings: Settings, log: logging.Logger) -> None:
-    """Raises ListenError, UserError or Unusable, each with the exit code that a start would end with."""
+    """Raises ConfigError, ListenError, UserError or Unusable, each with the exit code that a start would end with."""
+    if settings.http:
+        check_http(settings)
     for warning in listen.check_listeners(settings):
         log.warning("%s", warning)
     owner = None if settings.user is None else Owner(*listen.check_user(settings.user))
@@ -29,3 +31,18 @@ def check(settings: Settings, log: logging.Logger) -> None:
         holder = log_tools.holder()
         if holder is not None:
             log.warning("at this moment: journal directory %s is in use by process %d", settings.journal, holder)
+
+
+def check_http(settings: Settings) -> None:
+    """The file of tokens and the audit file. The addresses are looked at with the others.
+
+    Raises ConfigError or UserError.
+    """
+    from geventstalk.http import audit
+    from geventstalk.http.tokens import Tokens
+
+    if settings.audit is not None:
+        audit.check(settings.audit)
+
+    if settings.http_tokens is not None:
+        Tokens(settings.http_tokens, listen.user_id(settings))

@@ -84,11 +84,19 @@ def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logg
     from geventstalk.serving import descriptors, listen
 
     descriptors.raise_limit(log)  # before the sockets, which may be many
-    descriptors.require_some(1)
+    descriptors.require_some(1 + len(settings.http))
     trace = logs.make_trace(settings.verbose)
     if trace:
         trace.started()
-    listeners.extend(listen.open_listeners(settings, log))
+    tokens = None
+    if settings.http and settings.http_tokens is not None:
+        from geventstalk.http.tokens import Tokens
+
+        tokens = Tokens(settings.http_tokens, listen.user_id(settings))
+    served = listen.open_listeners(settings, log)
+    listeners.extend(served)
+    http = listen.open_http_listeners(settings, log)
+    listeners.extend(http)
     descriptors.require_some(0)
     if trace:
         for listener in listeners:
@@ -98,12 +106,18 @@ def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logg
 
     try:
         from geventstalk.serving.server import Server  # slow: gevent; clients wait in the backlog meanwhile
+
+        site = None
+        if http:
+            from geventstalk.http.site import Site
+
+            site = Site(settings, http, tokens, log)
     except ImportError as error:
         if settings.user is None:
             raise
         # Typically an installation below root's home, which that user may not enter.
         raise listen.UserError(f"user {settings.user} cannot load the server: {error}", EXIT_USER) from error
-    server = Server(settings, listeners, log)
+    server = Server(settings, served, log, site)
     code = server.run(drains)
     for number in STOP_SIGNALS + DRAIN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a second signal must not turn a clean end into another
@@ -122,7 +136,7 @@ def parse(arguments: Sequence[str]) -> CommandLine | None:
     from geventstalk.logs import PROGRAM
 
     try:
-        context = _command().make_context(PROGRAM, list(arguments))
+        context = command_of_server().make_context(PROGRAM, list(arguments))
     except click.exceptions.Exit:
         return None
     except OSError as error:  # only help and version do anything beside reading words
@@ -151,7 +165,7 @@ def _flags_with_value() -> frozenset[str]:
     return frozenset({"--config"}.union(*(option.flags for option in options)))
 
 
-def _command() -> click.Command:
+def command_of_server() -> click.Command:
     import click
 
     from geventstalk.config import ENV_CONFIG, OPTIONS
@@ -187,12 +201,14 @@ def _command_class() -> type[click.Command]:
             return ["[OPTIONS] | COMMAND ..."]
 
         def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-            from geventstalk.cli.program import leaves  # slow: help alone needs what the other commands need
+            from geventstalk.cli.program import LIVE, OFFLINE, leaves  # slow: help alone needs the other commands
 
             super().format_options(ctx, formatter)
-            rows = [(words, command.get_short_help_str(limit=100)) for words, command in leaves()]
-            with formatter.section("Commands (each has its own --help)"):
-                formatter.write_dl(rows)
+            sections = {"Commands for a running server (each has its own --help)": LIVE, "For a journal": OFFLINE}
+            for title, names in sections.items():
+                rows = [(words, command.get_short_help_str(limit=100)) for words, command in leaves(names)]
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     return ServerCommand
 

@@ -12,6 +12,7 @@ import os
 import select
 import socket
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import gevent
@@ -20,6 +21,7 @@ from gevent.server import StreamServer
 from geventstalk.serving.descriptors import Descriptors
 
 ACCEPT_RETRY_S = 0.1
+TELL_SELDOM_S = 60.0
 
 
 class Acceptor(StreamServer):
@@ -37,6 +39,8 @@ class Acceptor(StreamServer):
         base.__init__(listener, serve, spawn=gevent.spawn_raw)
         self._log = log
         self._refused = False
+        self._told_s = -TELL_SELDOM_S
+        self.tell_every_s = 0.0  # where connections make room for others, that ends and begins again all the time
         self._descriptors = descriptors
 
     def do_read(self) -> Any:
@@ -44,26 +48,27 @@ class Acceptor(StreamServer):
         listener: Any = self.socket
         if not self._descriptors.take():
             if _somebody_waits(listener.fileno()):
-                self._pause(errno.EMFILE)
+                self._pause(self._descriptors.shortage)
             return None
         try:
             fd, _ = listener._accept()
         except OSError as error:
             self._descriptors.give_back()
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                self._pause(error.errno)
+                self._pause(os.strerror(error.errno))
             return None
         self._refused = False
         sock = socket.socket(listener.family, listener.type, listener.proto, fileno=fd)
         sock.setblocking(False)
         return (sock,)
 
-    def _pause(self, number: int) -> None:
-        if not self._refused:
+    def _pause(self, why: str) -> None:
+        now_s = monotonic()
+        if not self._refused and now_s >= self._told_s + self.tell_every_s:
+            self._told_s = now_s
             self._refused = True
             self._log.warning(
-                "cannot accept a connection: %s; connected clients are served, and new ones have to wait",
-                os.strerror(number),
+                "cannot accept a connection: %s; connected clients are served, and new ones have to wait", why
             )
         self.stop_accepting()
         base: Any = self

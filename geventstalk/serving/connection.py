@@ -9,9 +9,10 @@ of the socket runs only in the state that it belongs to, and does nothing but wa
 from __future__ import annotations
 
 import select
-import socket
 from collections.abc import Callable
 from os import read, write
+from socket import SHUT_RDWR
+from socket import socket as Socket
 from time import monotonic
 from typing import Any, Final
 
@@ -137,7 +138,7 @@ class Connection(Channel):
 
     def __init__(
         self,
-        sock: socket.socket,
+        sock: Socket,
         session: Session,
         step: Callable[[Channel, bytes | None], None],
         ahead: Ahead,
@@ -208,6 +209,23 @@ class Connection(Channel):
         stops = session.closed or session.unfinished or self._state == PAUSED
         if stops and not self._unsent and self._state != OVER:
             self._poke.start(self._parking.wake)
+
+    @property
+    def socket(self) -> Socket:
+        """To ask who is at its ends, nothing else."""
+        return self._socket
+
+    @property
+    def output_bytes(self) -> int:
+        """Replies that the client has not taken, as far as they have not left."""
+        return self.held_bytes + self.session.out_bytes + sum([len(piece) for piece in self._unsent])
+
+    def hang_up(self) -> None:
+        """As if the client had hung up: what it has sent is executed, and the connection ends."""
+        try:
+            self._socket.shutdown(SHUT_RDWR)
+        except OSError:
+            return  # the client was quicker
 
     def close(self) -> None:
         """Closes the socket if it is open. serve() must have returned, or must never run again."""

@@ -6,8 +6,10 @@ Invariant: clients never take a descriptor that the server itself or the journal
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from geventstalk.exits import EXIT_DESCRIPTORS
@@ -67,6 +69,9 @@ class Descriptors:
     A journal works with `least` descriptors and never takes more than `most`; without a journal both are 0.
     """
 
+    shortage = os.strerror(errno.EMFILE)
+    """Why take() says no."""
+
     def __init__(self, least: int = 0, most: int = 0) -> None:
         """Raises TooFewError."""
         self._own = _open_count() + _MOMENT
@@ -89,7 +94,7 @@ class Descriptors:
 
     def take(self) -> bool:
         """For a client. Returns whether there is one; the limit may have changed since the start."""
-        if self._clients >= _limit() - self._own - self.for_journal:
+        if self._clients >= self.for_clients:
             return False
         self._clients += 1
         return True
@@ -97,6 +102,38 @@ class Descriptors:
     def give_back(self) -> None:
         """A client's descriptor is closed, or was never opened."""
         self._clients -= 1
+
+    @property
+    def for_clients(self) -> int:
+        """How many clients there may be."""
+        return _limit() - self._own - self.for_journal
+
+
+class Share(Descriptors):
+    """What others than clients may have of the clients' descriptors: `most`, or a quarter where that is less.
+
+    `wanted` is called when that is nearly used up, and may see to it that some are given back.
+    """
+
+    shortage = "there are as many HTTP connections as there may be"
+
+    def __init__(self, everything: Descriptors, most: int, wanted: Callable[[], None]) -> None:
+        self._everything = everything
+        self._share = max(1, min(most, everything.for_clients // 4))
+        self._taken = 0
+        self._wanted = wanted
+
+    def take(self) -> bool:
+        if self._taken >= self._share - self._share // 8:
+            self._wanted()
+        if self._taken >= self._share or not self._everything.take():
+            return False
+        self._taken += 1
+        return True
+
+    def give_back(self) -> None:
+        self._taken -= 1
+        self._everything.give_back()
 
 
 def _limit() -> int:

@@ -14,11 +14,12 @@ import os
 import pwd
 import socket
 import stat
+import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from geventstalk.config import Settings
+from geventstalk.config import ConfigError, Settings
 from geventstalk.exits import EXIT_LISTEN, EXIT_NO_SUCH_USER, EXIT_USER, EXIT_USER_UNREADABLE
 
 if TYPE_CHECKING:
@@ -102,7 +103,21 @@ def open_listeners(
             _warn_of_ignored(settings, log)
             listeners.extend(map(_adopt, inherited))
         else:
-            listeners.extend(_open_all(settings, log))
+            listeners.extend(_open_all(_plans(settings), log))
+    except ListenError:
+        close_listeners(listeners)
+        raise
+    return listeners
+
+
+def open_http_listeners(settings: Settings, log: logging.Logger) -> list[socket.socket]:
+    """Opens a socket for every HTTP address of the settings; a service manager passes none of these.
+
+    Raises ConfigError for an address that needs tokens, and ListenError; leaves nothing behind then.
+    """
+    listeners: list[socket.socket] = []
+    try:
+        listeners.extend(_open_all(_http_plans(settings), log))
     except ListenError:
         close_listeners(listeners)
         raise
@@ -126,11 +141,36 @@ def address_of(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{host}:{port}"
 
 
+def full_address_of(listener: socket.socket) -> str:
+    """The same in the form in which settings have it: a path begins with `unix:`."""
+    return (UNIX_PREFIX if listener.family == socket.AF_UNIX else "") + address_of(listener)
+
+
+def peer_of(sock: socket.socket) -> str:
+    """Who is at the other end: `10.0.0.7:40312`, or for a unix socket its process and user."""
+    try:
+        if sock.family == socket.AF_UNIX:
+            pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            return f"process {pid}, user {uid}, group {gid}"
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return "gone"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_end_of(sock: socket.socket) -> str:
+    """Where a client of this host's came in: an address or a path."""
+    try:
+        return full_address_of(sock)
+    except OSError:
+        return "gone"
+
+
 def describe(listener: socket.socket) -> str:
     """The address of the socket for the log, with the meaning of a wildcard address."""
-    address = address_of(listener)
+    address = full_address_of(listener)
     if listener.family == socket.AF_UNIX:
-        return UNIX_PREFIX + address
+        return address
     host = listener.getsockname()[0]
     if host == "0.0.0.0":
         return f"{address}, which is every IPv4 address of this host"
@@ -143,19 +183,25 @@ def describe(listener: socket.socket) -> str:
 def check_listeners(settings: Settings) -> list[str]:
     """Finds the errors that open_listeners() would find, and listens nowhere. Returns warnings about addresses in use.
 
-    Binds each address for a moment. An address that another server has now is only a warning. Raises ListenError.
+    Binds each address for a moment. An address that another server has now is only a warning. Raises ListenError, and
+    ConfigError for an HTTP address that needs tokens.
     """
     warnings = []
-    plans = _plans(settings)
-    for plan in plans:
-        try:
-            if isinstance(plan, str):
-                _check_unix(plan)
-            else:
-                _open_tcp(plan, _ipv4_apart(plans), listens=False).close()
-        except AddressInUse as error:
-            warnings.append(f"at this moment: {error}")
+    for plans in (_plans(settings), _http_plans(settings)):
+        for plan in plans:
+            try:
+                if isinstance(plan, str):
+                    _check_unix(plan)
+                else:
+                    _open_tcp(plan, _ipv4_apart(plans), listens=False).close()
+            except AddressInUse as error:
+                warnings.append(f"at this moment: {error}")
     return warnings
+
+
+def user_id(settings: Settings) -> int:
+    """The user as whom the server will run. Raises UserError."""
+    return os.geteuid() if settings.user is None else _entry_of(settings.user).pw_uid
 
 
 def check_user(user: str) -> tuple[int, frozenset[int]]:
@@ -203,8 +249,7 @@ def _warn_of_ignored(settings: Settings, log: logging.Logger) -> None:
         log.warning("inherited listen fd; ignoring option: %s", option)
 
 
-def _open_all(settings: Settings, log: logging.Logger) -> Iterator[socket.socket]:
-    plans = _plans(settings)
+def _open_all(plans: Sequence[_Plan], log: logging.Logger) -> Iterator[socket.socket]:
     for plan in plans:
         yield _open_unix(plan, log) if isinstance(plan, str) else _open_tcp(plan, _ipv4_apart(plans))
 
@@ -218,6 +263,38 @@ def _plans(settings: Settings) -> list[_Plan]:
         else:
             plans.append(_resolve(address, settings.port))
     return plans
+
+
+def _http_plans(settings: Settings) -> list[_Plan]:
+    """The same for HTTP. Raises ConfigError when somebody else could reach an address and no tokens keep him out."""
+    plans: list[_Plan] = []
+    for address in settings.http:
+        plan: _Plan
+        if address.startswith(UNIX_PREFIX):
+            plan = _unix_path(address)
+            guarded = not _everybody_may_connect()
+        else:
+            host, _, port = address.rpartition(":")
+            plan = _resolve(host.strip("[]"), port)
+            guarded = all(_is_loopback(address_info[4][0]) for address_info in plan)
+        if not guarded and settings.http_tokens is None:
+            raise ConfigError(
+                f"everybody who can reach {address} could read and delete every job (--http); "
+                "say with --http-tokens who may, or give an address of this host alone"
+            )
+        plans.append(plan)
+    return plans
+
+
+def _is_loopback(address: str) -> bool:
+    return address == "::1" or address.startswith("127.")
+
+
+def _everybody_may_connect() -> bool:
+    """Whether the umask lets every user of this host connect to a unix socket that is made now."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return not mask & stat.S_IWOTH
 
 
 def _ipv4_apart(plans: Sequence[_Plan]) -> bool:

@@ -20,49 +20,61 @@ import threading
 import time
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gevent
 from gevent.event import Event
 
 from geventstalk._version import __version__
 from geventstalk.config import Settings
-from geventstalk.core.engine import NEVER, Engine
+from geventstalk.core.engine import NEVER
+from geventstalk.core.operate import Operate
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
 from geventstalk.logs import Trace, make_trace
-from geventstalk.serving.acceptor import Acceptor
+from geventstalk.serving.acceptor import TELL_SELDOM_S, Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
-from geventstalk.serving.descriptors import Descriptors
+from geventstalk.serving.descriptors import Descriptors, Share
 from geventstalk.serving.linger import Linger
-from geventstalk.serving.listen import describe
+from geventstalk.serving.listen import describe, full_address_of, own_end_of, peer_of
 from geventstalk.serving.memory import Memory
 from geventstalk.serving.notify import Manager
 from geventstalk.serving.parking import Parking
-from geventstalk.turn import NEXT_TURN, Task, Turn, Wait
+from geventstalk.turn import NEXT_TURN, Channel, Task, Turn, Wait
 from geventstalk.wire.session import Service, Session
 from journal import DESCRIPTORS_MAX, DESCRIPTORS_MIN, Journal, JournalError, JournalFailed, JournalLocked
+
+if TYPE_CHECKING:
+    from geventstalk.http.house import House
+    from geventstalk.http.site import Site
 
 NEXT_TURN_S = 1e-9
 """A sleep of this length lets every socket have its turn. After sleep(0) gevent runs the greenlet up to 50 times more
 before it looks at any socket."""
 PROGRESS_EVERY_S = 2.0
+_GUESTS_AT_ONCE = 8
+"""So many connections of HTTP are accepted before clients have their turn, and those that give way to them are gone."""
 
 
 class Server:
     """Serves on listening sockets until stop(). A server runs once."""
 
-    def __init__(self, settings: Settings, listeners: list[socket.socket], log: logging.Logger) -> None:
+    def __init__(
+        self, settings: Settings, listeners: list[socket.socket], log: logging.Logger, site: Site | None = None
+    ) -> None:
+        """`site` is HTTP's; None where it is off."""
         self._settings = settings
         self._listeners = listeners
+        self._site = site
+        self._house: House | None = None
         self._log = log
         self._trace = make_trace(settings.verbose)
         hub: Any = gevent.get_hub()
         hub.handle_error = self._crash
         threading.excepthook = self._thread_crashed
         self._loop: Any = hub.loop
-        self._engine = Engine(monotonic_ns())
+        self._engine = Operate(monotonic_ns())
         self._service = Service(self._engine, settings.max_job_bytes, self._facts, self._tell)
         memory = Memory()
         if memory.limited:
@@ -72,6 +84,7 @@ class Server:
         self._ahead = Ahead()
         self._unsent = Unsent(self._service)
         self._descriptors: Descriptors
+        self._guests: Share
         self._idle: Any = self._loop.idle()
         self._linger = Linger()
         self._sync_thread: Any = None  # the last sync in a thread
@@ -96,6 +109,7 @@ class Server:
         durable = self._settings.journal is not None
         self._descriptors = Descriptors(DESCRIPTORS_MIN, DESCRIPTORS_MAX) if durable else Descriptors()
         self._descriptors.warn_of_few(self._log)
+        guests = self._open_site()
         try:
             self._open_journal()
         except JournalError as error:
@@ -114,6 +128,8 @@ class Server:
             acceptor.start()
         for listener in self._listeners:
             self._log.info("listening on %s", describe(listener))
+        if self._house is not None:
+            self._house.replayed = True
         self._manager.ready(self._status())
         period_s = self._manager.watchdog_s / 2
         alive: Any = self._loop.timer(period_s, period_s)
@@ -123,8 +139,10 @@ class Server:
         alive.stop()
         alive.close()
         self._manager.stopping(self._stopped_by or "a failure")
-        for acceptor in acceptors:
+        for acceptor in acceptors + guests:
             acceptor.stop()
+        if self._site is not None and not self._turn.failed:
+            self._site.stop()
         gevent.killall(tasks)
         return self._finish()
 
@@ -164,12 +182,16 @@ class Server:
         shown_s = [begun_s]
 
         def progress(records: int) -> None:
+            if self._house is not None:
+                gevent.sleep(NEXT_TURN_S)
             if time.monotonic() - shown_s[0] > PROGRESS_EVERY_S:
                 shown_s[0] = time.monotonic()
                 self._log.info("replaying the journal: %d records so far", records)
                 self._manager.replaying(records)
 
         count = self._turn.open(store, progress)
+        if self._house is not None:
+            self._house.replay_s = time.monotonic() - begun_s
         engine = self._engine
         self._log.info(
             "replayed the journal: %d jobs in %.1f s (%d ready, %d delayed, %d buried)",
@@ -179,6 +201,60 @@ class Server:
             engine.delayed_count,
             engine.buried_count,
         )
+
+    def _open_site(self) -> list[Acceptor]:
+        """Serves HTTP, already while the journal is replayed; then only to say so. Returns who accepts there."""
+        site = self._site
+        if site is None:
+            return []
+        from geventstalk.http.house import House
+        from geventstalk.http.site import CONNECTIONS_MAX
+
+        house = House(
+            self._engine,
+            self._service,
+            self._turn,
+            self._settings,
+            self._log,
+            monotonic_ns,
+            time.time_ns,
+            self._facts,
+            self.drain,
+        )
+        house.commands = self._service.commands
+        house.look_at = self._look_at
+        house.hang_up = self._hang_up
+        house.listen = [full_address_of(each) for each in self._listeners]
+        house.http = [full_address_of(each) for each in site.listeners]
+        self._house = house
+        site.open(house)
+        share = Share(self._descriptors, CONNECTIONS_MAX, site.give_up_some)
+        acceptors = [Acceptor(each, self._serve_guest, share, self._log) for each in site.listeners]
+        for acceptor in acceptors:
+            acceptor.max_accept = _GUESTS_AT_ONCE
+            acceptor.tell_every_s = TELL_SELDOM_S
+            acceptor.start()
+        for listener in site.listeners:
+            self._log.info("HTTP on %s", describe(listener))
+        self._guests = share
+        return acceptors
+
+    def _look_at(self, channel: Channel) -> tuple[str, str, int]:
+        """A client's address, where it came in, and the replies that it has not taken."""
+        assert isinstance(channel, Connection)
+        return peer_of(channel.socket), own_end_of(channel.socket), channel.output_bytes
+
+    def _hang_up(self, channel: Channel) -> None:
+        assert isinstance(channel, Connection)
+        channel.hang_up()
+
+    def _serve_guest(self, sock: socket.socket) -> None:
+        """Serves one connection of HTTP until its end. Runs in the greenlet of the connection."""
+        assert self._site is not None
+        try:
+            self._site.serve(sock, peer_of(sock))
+        finally:
+            self._guests.give_back()
 
     def _finish(self) -> int:
         if self._sync_thread is not None:
@@ -310,6 +386,8 @@ class Server:
             "os": uname.version.encode(),
             "platform": uname.machine.encode(),
         }
+        if self._house is not None:
+            facts["http"] = ", ".join(self._house.http).encode()
         store = self._turn.store
         if store is not None:
             return facts | store.facts()

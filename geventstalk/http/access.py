@@ -1,0 +1,222 @@
+"""Who may do what over HTTP: the names that requests may call the server by, tokens, roles, and pages of other sites.
+
+This room must not know what is asked for, only whether it changes something. Nothing here says why a token is wrong.
+Invariant: a request whose `Host` is unknown, or that another site's page sends, never reaches a resource. Without
+tokens only this host can connect (see serving/listen.py), and everybody there is an admin.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hmac import compare_digest
+from typing import Any, Final
+
+import falcon
+from gevent import sleep
+
+from geventstalk.config import ConfigError
+from geventstalk.http.sessions import Session, Sessions
+from geventstalk.http.tokens import Role, Token, Tokens
+
+COOKIE: Final = "geventstalk"
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_IP_LITERAL: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}|\[[0-9A-Fa-f:.]+\]")
+_GUESS_DELAY_S: Final = 0.5
+_DELAYED_MAX: Final = 16
+"""So many wrong guesses wait at a time. Further ones are refused at once, and do not use up the connections."""
+_LOOK_EVERY_NS: Final = 2_000_000_000
+"""How often the file of tokens is looked at."""
+
+
+@dataclass(frozen=True)
+class Who:
+    """Who sends a request."""
+
+    name: str
+    role: Role
+    address: str
+    via: str = "api"
+    session: Session | None = None
+
+
+class Access:
+    """`hosts` are the names at which the server listens, `proxies` further ones, both in lower case."""
+
+    def __init__(
+        self, hosts: Iterable[str], proxies: Iterable[str], tokens: Tokens | None, log: logging.Logger
+    ) -> None:
+        self._proxies = frozenset(proxies)
+        self._hosts = self._proxies | {"localhost", *hosts}
+        self._tokens = tokens
+        self._sessions = Sessions()
+        self._log = log
+        self._looked_ns = 0
+        self._delayed = 0
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        return self._tokens is not None
+
+    # --- where a request comes from
+
+    def require_known_host(self, req: falcon.Request) -> None:
+        """Keeps out a page that reaches this server by a name of its own (DNS rebinding). Raises HTTPError.
+
+        Such a page needs a name: with an address in `Host` the page came from that very address.
+        """
+        host = req.get_header("Host")
+        if host is not None and not self._is_ours(host):
+            raise falcon.HTTPError(
+                falcon.HTTP_421,
+                title="Misdirected Request",
+                description="This server does not know the name by which it was called; --http-host makes it known.",
+            )
+
+    def _is_ours(self, host: str) -> bool:
+        name = re.sub(r":\d*$", "", host).lower()
+        return name in self._hosts or _IP_LITERAL.fullmatch(name) is not None or name.endswith(".localhost")
+
+    def require_own_page(self, req: falcon.Request) -> None:
+        """Keeps out what pages of other sites make a browser send. Following a link is fine. Raises HTTPError."""
+        site = req.get_header("Sec-Fetch-Site")
+        safe = req.method in SAFE_METHODS
+        if site is not None:
+            if site in ("same-origin", "none") or (safe and req.get_header("Sec-Fetch-Mode") == "navigate"):
+                return
+        elif safe or self._is_own_origin(req.get_header("Origin"), req.get_header("Host")):
+            return
+        raise falcon.HTTPForbidden(description="A page of another site sends this request.")
+
+    def _is_own_origin(self, origin: str | None, host: str | None) -> bool:
+        """Whether the page of this origin is ours. Its scheme may be a proxy's."""
+        if origin is None:
+            return True  # no browser
+        found = re.fullmatch(r"https?://([^/@]+)", origin.lower())
+        if found is None:
+            return False
+        name = re.sub(r":\d*$", "", found[1])
+        return found[1] == (host or "").lower() or name in self._proxies
+
+    # --- who sends it
+
+    def identify(self, req: falcon.Request, now_ns: int) -> Who | None:
+        """Who sends the request; None when the request does not say. Raises HTTPError when it says it wrongly."""
+        address, via = str(req.env.get("geventstalk.peer", "")), _via(req)
+        if self._tokens is None:
+            return Who("local", "admin", address, via)
+        self._follow_file(self._tokens, now_ns)
+        scheme, _, text = (req.auth or "").partition(" ")
+        if scheme.lower() != "bearer":
+            session = self._session_of(req, self._tokens, now_ns)
+            return None if session is None else Who(session.token.name, session.token.role, address, via, session)
+        token = self.find_token(text.strip())
+        if token is None:
+            raise falcon.HTTPUnauthorized(description="The token is not known.", challenges=("Bearer",))
+        return Who(token.name, token.role, address, via)
+
+    def still_knows(self, req: falcon.Request, who: Who, now_ns: int) -> bool:
+        """Whether the sender of this request, which was let in earlier, would be let in again. Never waits."""
+        if self._tokens is None:
+            return True
+        self._follow_file(self._tokens, now_ns)
+        if who.session is not None:
+            return self._session_of(req, self._tokens, now_ns) is who.session
+        token = self._tokens.find((req.auth or "").partition(" ")[2].strip())
+        return token is not None and token.name == who.name
+
+    def find_token(self, text: str) -> Token | None:
+        """The token with this text. Guessing takes its time, and nobody else's."""
+        found = None if self._tokens is None else self._tokens.find(text)
+        if found is None and self._delayed < _DELAYED_MAX:
+            self._delayed += 1
+            try:
+                sleep(_GUESS_DELAY_S)
+            finally:
+                self._delayed -= 1
+        return found
+
+    # --- sessions
+
+    def _session_of(self, req: falcon.Request, tokens: Tokens, now_ns: int) -> Session | None:
+        """The session whose cookie the request has, as long as its token is in the file."""
+        cookie = req.cookies.get(_cookie_name(req), "")
+        session = self._sessions.find(cookie, now_ns)
+        if session is not None and not tokens.holds(session.token):
+            self._sessions.end(cookie)
+            return None
+        return session
+
+    def log_in(self, req: falcon.Request, text: str, now_ns: int) -> tuple[str, str] | None:
+        """Begins a session for this token. Returns name and value of its cookie; None for a token that is not known."""
+        if self._tokens is not None:
+            self._follow_file(self._tokens, now_ns)
+        token = self.find_token(text)
+        if token is None:
+            return None
+        self._log.info("%s logged in over HTTP from %s", token.name, req.env.get("geventstalk.peer", ""))
+        return _cookie_name(req), self._sessions.begin(token, now_ns)
+
+    def log_out(self, req: falcon.Request) -> str:
+        """Ends the session of the request. Returns the name of its cookie."""
+        name = _cookie_name(req)
+        self._sessions.end(req.cookies.get(name, ""))
+        return name
+
+    # --- tokens
+
+    def _follow_file(self, tokens: Tokens, now_ns: int) -> None:
+        """Reads the file of tokens again soon after it was changed. A file that is not right changes nothing."""
+        if now_ns - self._looked_ns < _LOOK_EVERY_NS:
+            return
+        self._looked_ns = now_ns
+        if tokens.has_changed():
+            try:
+                tokens.read_again()
+            except ConfigError as error:
+                self._log.error("the tokens stay as they were: %s", error)
+            else:
+                self._log.info("read the file of tokens again")
+
+    def require(self, who: Who | None, req: falcon.Request) -> None:
+        """Raises HTTPError when they may not send such a request."""
+        if who is None:
+            raise falcon.HTTPUnauthorized(description="A token is needed.", challenges=("Bearer",))
+        if req.method in SAFE_METHODS:
+            return
+        if who.role != "admin":
+            raise falcon.HTTPForbidden(description=f"The token {who.name} may only read.")
+        given = req.get_header("X-CSRF-Token") or ""
+        if who.session is not None and not compare_digest(given.encode(), who.session.csrf.encode()):
+            raise falcon.HTTPForbidden(description="The header X-CSRF-Token is missing or wrong.")
+
+
+def _cookie_name(req: falcon.Request) -> str:
+    """Browsers do not tell the ports of a host apart, and two servers there must not take each other's cookie."""
+    port = (req.get_header("Host") or "").rpartition(":")[2]
+    return f"{COOKIE}-{port}" if port.isdecimal() else COOKIE
+
+
+def _via(req: falcon.Request) -> str:
+    via = req.get_header("X-Geventstalk-Via")
+    return via if via in ("cli", "console") else "api"
+
+
+SECURITY_HEADERS: Final[dict[str, str]] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    # Not no-referrer: with that, browsers hide the origin of a login from this server, too.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def who_sends(req: falcon.Request) -> Who:
+    """Who sends a request that has come to a resource."""
+    who: Any = req.context.who
+    assert isinstance(who, Who)
+    return who

@@ -1,0 +1,51 @@
+"""Changes that people made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import falcon
+
+from geventstalk.http.asking import Parameters
+from geventstalk.http.audit import Entry
+from geventstalk.http.house import House
+from geventstalk.http.slices import Pace, json_list
+
+
+class Audit:
+    """GET /api/v1/audit"""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        asked = Parameters(req)
+        words = asked.text("match").lower().split()
+        before = asked.integer("before", (1 << 63) - 1, 1, (1 << 63) - 1)
+        limit = asked.integer("limit", 100, 1, 1000)
+        asked.end()
+        pace = Pace(self._house)
+        audit = self._house.audit
+        entries = _select(list(audit.latest_first()), words, before, limit, pace)
+        resp.data = json_list("entries", entries, pace, file=audit.path)
+        resp.content_type = falcon.MEDIA_JSON
+
+
+def _select(entries: Iterable[Entry], words: list[str], before: int, limit: int, pace: Pace) -> Iterator[Entry]:
+    for entry in entries:
+        pace.step()
+        if entry["number"] < before and all(word in _text_of(entry) for word in words):
+            yield entry
+            limit -= 1
+            if not limit:
+                return
+
+
+def _text_of(entry: Entry) -> str:
+    return "\n".join(str(entry.get(name) or "") for name in ("who", "action", "filter", "tube", "from")).lower()
+
+
+def add(app: Any, house: House) -> None:
+    """Gives the resources of this module their routes."""
+    app.add_route("/api/v1/audit", Audit(house))

@@ -1,0 +1,101 @@
+"""Work on all jobs that match a filter: counting them, beginning, looking at and cancelling it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import falcon
+
+from geventstalk.http.access import who_sends
+from geventstalk.http.api.jobs import values_of
+from geventstalk.http.asking import Fields, Parameters, wrong
+from geventstalk.http.changes import ACTIONS, Values
+from geventstalk.http.filters import parse
+from geventstalk.http.house import House
+from geventstalk.http.works import RUNNING_MAX, TooMany, Work, Works
+
+_JOBS_MAX: Final = 2**63 - 1
+_END_S: Final = 5.0
+"""How long a cancellation waits for the end of the work."""
+
+
+class Bulks:
+    """/api/v1/bulk"""
+
+    def __init__(self, house: House, works: Works) -> None:
+        self._house = house
+        self._works = works
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        Parameters(req).end()
+        resp.media = {"bulk": self._works.latest_first()}
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        fields = Fields(req)
+        text = fields.text("filter")
+        action = fields.choice("action", ACTIONS)
+        values = _values(fields, action)
+        limit = fields.integer("limit", least=1, most=_JOBS_MAX) if fields.has("limit") else None
+        dry_run = fields.boolean("dry_run", False)
+        fields.end()
+        terms, who = parse(text), who_sends(req)
+        if dry_run:
+            work = Work(self._house, who, text, terms, action, values, limit, 0)
+            work.count()
+        else:
+            try:
+                work = self._works.begin(who, text, terms, action, values, limit)
+            except TooMany:
+                raise falcon.HTTPConflict(
+                    description=f"{RUNNING_MAX} works on many jobs are under way. Wait until one ends, or cancel one."
+                ) from None
+            resp.status = falcon.HTTP_202
+            resp.location = f"/api/v1/bulk/{work.number}"
+        resp.media = work.as_json()
+
+
+class OneBulk:
+    """/api/v1/bulk/{number}"""
+
+    def __init__(self, works: Works) -> None:
+        self._works = works
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, number: str) -> None:
+        Parameters(req).end()
+        resp.media = self._find(number).as_json()
+
+    def on_delete(self, req: falcon.Request, resp: falcon.Response, number: str) -> None:
+        Parameters(req).end()
+        work = self._find(number)
+        work.cancel()
+        work.over.wait(_END_S)
+        resp.media = work.as_json()
+
+    def _find(self, text: str) -> Work:
+        if not text.isascii() or not text.isdecimal() or not 0 < len(text) < 20 or not int(text):
+            raise wrong("a work has a number from 1 on")
+        work = self._works.find(int(text))
+        if work is None:
+            raise falcon.HTTPNotFound(description="There is no such work, or not any more.")
+        return work
+
+
+def _values(fields: Fields, action: str) -> Values:
+    for name in ("tube", "pri", "delay_s", "ttr_s"):
+        if fields.has(name) and (action, name == "tube") not in (("move", True), ("change", False)):
+            raise wrong(f"{action} takes no {name}")
+    if action == "move":
+        return Values(tube=fields.tube("tube"))
+    if action == "change":
+        values = values_of(fields)
+        if not values:
+            raise wrong("nothing is to be changed: there is none of pri, delay_s, ttr_s")
+        return values
+    return Values()
+
+
+def add(app: Any, house: House) -> None:
+    """Gives the resources of this module their routes."""
+    works = Works(house)
+    app.add_route("/api/v1/bulk", Bulks(house, works))
+    app.add_route("/api/v1/bulk/{number}", OneBulk(works))

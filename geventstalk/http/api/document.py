@@ -1,0 +1,39 @@
+"""The API's own description, as JSON."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+import falcon
+import yaml
+
+from geventstalk.http.house import House
+
+_FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def load() -> dict[str, Any]:
+    """The document."""
+    text = files("geventstalk.http").joinpath("openapi.yaml").read_text(encoding="utf-8")
+    document: dict[str, Any] = yaml.load(text, _FAST_LOADER)
+    return document
+
+
+class Document:
+    """GET /api/v1/openapi.json"""
+
+    public = True
+
+    def __init__(self) -> None:
+        self._content = json.dumps(load()).encode()  # at the start: later it would hold up everybody
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.data = self._content
+        resp.content_type = falcon.MEDIA_JSON
+
+
+def add(app: Any, house: House) -> None:
+    """Gives the resources of this module their routes."""
+    app.add_route("/api/v1/openapi.json", Document())

@@ -1,0 +1,54 @@
+"""Server-sent events."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import falcon
+
+from geventstalk.http.access import Access, who_sends
+from geventstalk.http.asking import Parameters, tube_name, wrong
+from geventstalk.http.events import STREAMS_MAX, Events, Full, Names
+from geventstalk.http.house import House
+from geventstalk.http.wire import LINE_BYTES_MAX
+
+TUBES_MAX: Final = 200
+_UNSENT_BYTES: Final = 1 << 16
+"""What the kernel keeps for a client that does not read, or twice as much."""
+
+
+class Stream:
+    """GET /api/v1/events"""
+
+    def __init__(self, events: Events, access: Access) -> None:
+        self._events = events
+        self._access = access
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        asked = Parameters(req)
+        names = _names(asked.text("tubes", most=LINE_BYTES_MAX))
+        asked.end()
+        may_read = partial(self._access.still_knows, req, who_sends(req))
+        connection = req.env["geventstalk.connection"]
+        try:
+            stream = self._events.join(names, may_read, connection.hang_up)
+        except Full:
+            why = f"There are {STREAMS_MAX} streams of events already."
+            raise falcon.HTTPServiceUnavailable(description=why, retry_after=5) from None
+        connection.keep_unsent(_UNSENT_BYTES)
+        resp.stream = stream
+        resp.content_type = "text/event-stream"
+        resp.set_header("X-Accel-Buffering", "no")  # a proxy must not wait for more
+
+
+def _names(text: str) -> Names:
+    names = dict.fromkeys(tube_name(name) for name in text.split(",") if name)
+    if len(names) > TUBES_MAX:
+        raise wrong(f"tubes has more than {TUBES_MAX} names")
+    return tuple(names)
+
+
+def add(app: Any, house: House, access: Access) -> None:
+    """Gives the resources of this module their routes."""
+    app.add_route("/api/v1/events", Stream(Events(house), access))

@@ -1,0 +1,57 @@
+"""Whether the server is alive, and whether it is ready for more work. For load balancers, which have no token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+
+from geventstalk.http.house import House
+
+
+class Alive:
+    """GET /healthz: the event loop goes round."""
+
+    public = True
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.text = "ok\n"
+        resp.content_type = falcon.MEDIA_TEXT
+
+
+class Ready:
+    """GET /readyz: the journal is replayed and takes puts, and the server is neither draining nor stopping."""
+
+    public = True
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        why = why_not_ready(self._house)
+        if why is not None:
+            resp.status = falcon.HTTP_503
+        resp.text = f"{why or 'ok'}\n"
+        resp.content_type = falcon.MEDIA_TEXT
+
+
+def why_not_ready(house: House) -> str | None:
+    """Why the server is not ready; None when it is."""
+    if not house.replayed:
+        return "the journal is being replayed"
+    if house.turn.failed or house.stopping.is_set():
+        return "the server is stopping"
+    if house.engine.draining:
+        return "the server is draining"
+    store = house.turn.store
+    if store is not None and not store.takes_puts():
+        return "the journal has no room for puts"
+    if store is not None and store.behind:
+        return "the journal does not keep pace"
+    return None
+
+
+def add(app: Any, house: House) -> None:
+    """Gives the resources of this module their routes."""
+    app.add_route("/healthz", Alive())
+    app.add_route("/readyz", Ready(house))

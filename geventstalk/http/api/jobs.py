@@ -1,0 +1,211 @@
+"""Jobs: a page of those that match a filter, one of them, its body, putting one, and changing one."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from collections.abc import Iterator
+from typing import Any, Final
+
+import falcon
+
+from geventstalk.core.operate import KEEP
+from geventstalk.http import views
+from geventstalk.http.access import who_sends
+from geventstalk.http.asking import Fields, Parameters, wrong
+from geventstalk.http.changes import BODY_BYTES, OneChange, OnePut, Values, find
+from geventstalk.http.filters import Term, parse
+from geventstalk.http.house import House
+from geventstalk.http.matcher import CRLF_BYTES, ID_MAX
+from geventstalk.http.search import Search
+from geventstalk.http.slices import Pace
+
+_ID: Final = re.compile(r"[0-9]{1,19}")
+_FILTER_TEXT_MAX: Final = 1 << 16
+"""Longer than any filter: a filter that is too long gets a sentence of its own."""
+_BODIES_BYTES_MAX: Final = 1 << 20
+"""So much of bodies is in one answer; then a page ends."""
+_PRI: Final = 1 << 16
+_TTR_S: Final = 60
+_PIECE_BYTES: Final = 1 << 16
+_ACTIONS: Final = ("kick", "bury", "release")
+
+
+def filter_of(asked: Parameters) -> tuple[str, tuple[Term, ...]]:
+    """The filter of a request, as it is written and as it is read. Raises FilterError."""
+    text = asked.text("filter", most=_FILTER_TEXT_MAX)
+    return text, parse(text)
+
+
+class Jobs:
+    """/api/v1/jobs"""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        asked = Parameters(req)
+        _, terms = filter_of(asked)
+        cursor = asked.optional("cursor", 40)
+        limit = asked.integer("limit", 50, 1, 1000)
+        descending = asked.boolean("descending")
+        body_bytes = asked.integer("body", 200, 0, 65536)
+        asked.end()
+        search = Search(self._house, terms, descending, None if cursor is None else _position(cursor))
+        jobs = self._page(search, limit, body_bytes)
+        following = "null" if search.exhausted else f'"{search.position}"'
+        resp.data = f'{{"jobs":[{",".join(jobs)}],"next":{following},"searched":{search.searched}}}'.encode()
+        resp.content_type = falcon.MEDIA_JSON
+
+    def _page(self, search: Search, limit: int, body_bytes: int) -> list[str]:
+        """The jobs' JSON. Where others had a turn since a job was found, it is looked at again."""
+        shown: list[str] = []
+        shown_bytes = 0
+        for jobs in search.pages():
+            for job in jobs:
+                if not search.still(job):
+                    continue
+                view = views.job(self._house, job, self._house.now_ns(), body_bytes)
+                shown.append(json.dumps(view, ensure_ascii=False, separators=(",", ":")))
+                shown_bytes += min(len(job.body), body_bytes)
+                if len(shown) == limit or shown_bytes >= _BODIES_BYTES_MAX:
+                    search.stop_behind(job)
+                    return shown
+                search.step()
+            if search.is_long_enough:
+                break
+        return shown
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        fields = Fields(req)
+        tube = fields.tube("tube")
+        body = _body_of(fields)
+        pri = fields.integer("pri", _PRI)
+        delay_s = fields.integer("delay_s", 0)
+        ttr_s = fields.integer("ttr_s", _TTR_S)
+        fields.end()
+        put = OnePut(self._house, tube, body, pri, delay_s, ttr_s)
+        self._house.change(put)
+        put.require_done()
+        self._house.audit.record(who_sends(req), "put", 1, tube=tube.decode("ascii"), job=put.after["id"])
+        resp.media = put.after
+        resp.status = falcon.HTTP_201
+        resp.location = f"/api/v1/jobs/{put.after['id']}"
+
+
+class OneJob:
+    """/api/v1/jobs/{id}"""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, id: str) -> None:
+        asked = Parameters(req)
+        body_bytes = asked.integer("body", BODY_BYTES, 0, 1 << 20)
+        asked.end()
+        job = find(self._house, _id(id))
+        resp.media = views.job(self._house, job, self._house.now_ns(), body_bytes)
+
+    def on_patch(self, req: falcon.Request, resp: falcon.Response, id: str) -> None:
+        number = _id(id)
+        fields = Fields(req)
+        values = values_of(fields)
+        if fields.has("tube"):
+            values.tube = fields.tube("tube")
+        fields.end()
+        if not values:
+            raise wrong("nothing is to be changed: there is none of pri, delay_s, ttr_s, tube")
+        change = self._change(req, number, "change", values)
+        resp.media = change.after
+
+    def on_delete(self, req: falcon.Request, resp: falcon.Response, id: str) -> None:
+        self._change(req, _id(id), "delete", Values())
+        resp.status = falcon.HTTP_204
+
+    def _change(self, req: falcon.Request, id: int, action: str, values: Values) -> OneChange:
+        return change(self._house, req, id, action, values)
+
+
+class Body:
+    """GET /api/v1/jobs/{id}/body"""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, id: str) -> None:
+        Parameters(req).end()
+        job = find(self._house, _id(id))
+        resp.content_type = "application/octet-stream"
+        resp.set_header("Content-Disposition", f'attachment; filename="job-{job.id}"')
+        resp.set_stream(self._pieces(job.body), len(job.body) - CRLF_BYTES)
+
+    def _pieces(self, body: bytes) -> Iterator[bytes]:
+        pace = Pace(self._house)
+        end = len(body) - CRLF_BYTES
+        for at in range(0, end, _PIECE_BYTES):
+            yield body[at : min(end, at + _PIECE_BYTES)]
+            pace.step()
+
+
+class Action:
+    """POST /api/v1/jobs/{id}/{action}"""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response, id: str, action: str) -> None:
+        Parameters(req).end()
+        number = _id(id)
+        if action not in _ACTIONS:
+            raise falcon.HTTPNotFound(description=f"A job has no {action[:20]}, only {', '.join(_ACTIONS)}.")
+        resp.media = change(self._house, req, number, action, Values()).after
+
+
+def change(house: House, req: falcon.Request, id: int, action: str, values: Values) -> OneChange:
+    """Changes a job, and returns when that is safe. Raises HTTPError."""
+    one = OneChange(house, id, action, values)
+    house.change(one)
+    one.require_done()
+    house.audit.record(who_sends(req), action, 1, tube=one.before["tube"], job=id, detail=str(values) or None)
+    return one
+
+
+def values_of(fields: Fields) -> Values:
+    """The numbers of a job that are to be changed."""
+    pri, delay_s, ttr_s = (fields.integer(name) if fields.has(name) else KEEP for name in ("pri", "delay_s", "ttr_s"))
+    return Values(pri, delay_s, ttr_s)
+
+
+def _body_of(fields: Fields) -> bytes:
+    if not fields.has("body_base64"):
+        try:
+            return fields.text("body", "").encode("utf-8")
+        except UnicodeEncodeError:
+            raise wrong("body holds half of a character") from None
+    if fields.has("body"):
+        raise wrong("there are both body and body_base64")
+    try:
+        return b64decode(fields.text("body_base64").encode("ascii"), validate=True)
+    except ValueError:
+        raise wrong("body_base64 is not base64") from None
+
+
+def _id(text: str) -> int:
+    if not _ID.fullmatch(text) or not 0 < int(text) <= ID_MAX:
+        raise wrong(f"a job has a number from 1 to {ID_MAX}")
+    return int(text)
+
+
+def _position(cursor: str) -> int:
+    if not re.fullmatch(r"-1|[0-9]{1,19}", cursor) or int(cursor) > ID_MAX:
+        raise wrong("cursor is not what an answer gave as next")
+    return int(cursor)
+
+
+def add(app: Any, house: House) -> None:
+    """Gives the resources of this module their routes."""
+    app.add_route("/api/v1/jobs", Jobs(house))
+    app.add_route("/api/v1/jobs/{id}", OneJob(house))
+    app.add_route("/api/v1/jobs/{id}/body", Body(house))
+    app.add_route("/api/v1/jobs/{id}/{action}", Action(house))

@@ -1,0 +1,25 @@
+"""The metrics that Prometheus scrapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+
+from geventstalk.http.house import House
+from geventstalk.http.metrics import Metrics
+
+
+class Scrape:
+    """GET /metrics"""
+
+    def __init__(self, house: House) -> None:
+        self._metrics = Metrics(house)
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        resp.data, resp.content_type = self._metrics.answer(req.get_header("Accept") or "")
+
+
+def add(app: Any, house: House) -> None:
+    """Gives the resources of this module their routes."""
+    app.add_route("/metrics", Scrape(house))

@@ -1,0 +1,24 @@
+"""Who asks, and what they may do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+
+from geventstalk.http.access import who_sends
+from geventstalk.http.house import House
+
+
+class Session:
+    """GET /api/v1/session"""
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        who = who_sends(req)
+        csrf = None if who.session is None else who.session.csrf
+        resp.media = {"role": who.role, "name": who.name, "csrf": csrf}
+
+
+def add(app: Any, house: House) -> None:
+    """Gives the resources of this module their routes."""
+    app.add_route("/api/v1/session", Session())

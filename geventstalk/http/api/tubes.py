@@ -1,0 +1,216 @@
+"""Tubes: a page of them, one of them, and pausing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import falcon
+
+from geventstalk.core.ages import Oldest
+from geventstalk.core.order import EMPTY
+from geventstalk.core.tube import ID_MASK, Tube
+from geventstalk.http import views
+from geventstalk.http.access import who_sends
+from geventstalk.http.asking import Fields, Parameters, tube_name
+from geventstalk.http.house import House
+from geventstalk.http.slices import Pace, json_list, page
+from geventstalk.turn import Errand
+
+_LISTED_MAX: Final = 100
+"""So many connections are named that use or watch a tube."""
+_BODY_BYTES: Final = 200
+_GROWS: Final = 0.1
+"""A tube grows when so many more jobs a second come in than leave: six a minute. The console says the same."""
+
+_SORTS: Final[dict[str, Callable[[Tube], Any]]] = {
+    "name": lambda tube: tube.name,
+    "ready": lambda tube: len(tube.ready),
+    "reserved": lambda tube: tube.reserved,
+    "delayed": lambda tube: len(tube.delayed),
+    "buried": lambda tube: len(tube.buried),
+    "watching": lambda tube: len(tube.watchers),
+    "total": lambda tube: tube.total_jobs,
+}
+_ONLY: Final[dict[str, Callable[[Tube], object]]] = {
+    "ready": lambda tube: tube.ready.first() != EMPTY,
+    "delayed": lambda tube: tube.delayed.first() != EMPTY,
+    "reserved": lambda tube: tube.reserved,
+    "buried": lambda tube: tube.buried.first() != EMPTY,
+    "paused": lambda tube: tube.pause_s,
+    "no-consumer": lambda tube: not tube.watchers,
+    "urgent": lambda tube: tube.urgent,
+}
+
+
+class Pause(Errand):
+    """Pauses a tube, or ends its pause. `found` says whether there was such a tube."""
+
+    def __init__(self, house: House, name: bytes, seconds: int) -> None:
+        self._house = house
+        self._name = name
+        self._seconds = seconds
+        self.found = False
+
+    def run(self, now_ns: int) -> bool:
+        self.found = self._house.engine.pause(self._name, self._seconds, now_ns)
+        return True
+
+    def done(self) -> None:
+        pass
+
+    def failed(self) -> None:
+        pass
+
+
+class Tubes:
+    """GET /api/v1/tubes"""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._sorts: dict[str, Callable[[Tube], Any]] = {
+            **_SORTS,
+            "waiting": house.engine.waiting_in,
+            "oldest_ready": self._oldest_ready,
+            "put_rate": lambda tube: self._rates(tube)["put"]["m1"],
+            "delete_rate": lambda tube: self._rates(tube)["delete"]["m1"],
+            "growth": self._growth,
+            "trouble": self._calm,
+        }
+        self._only: dict[str, Callable[[Tube], object]] = {
+            **_ONLY,
+            "growing": lambda tube: self._growth(tube) > _GROWS,
+        }
+
+    def _rates(self, tube: Tube) -> dict[str, dict[str, float]]:
+        return views.rates(tube, self._house.now_ns())
+
+    def _growth(self, tube: Tube) -> float:
+        return views.growth(self._rates(tube))
+
+    def _calm(self, tube: Tube) -> tuple[float, float, int, bool]:
+        """The smaller, the worse: by the age of the oldest ready job, growth, buried jobs, nobody watching."""
+        return -self._oldest_ready(tube), -self._growth(tube), -len(tube.buried), bool(tube.watchers)
+
+    def _oldest_ready(self, tube: Tube) -> int:
+        """The age of the oldest ready job, -1 without one."""
+        created_ns = views.oldest(self._house, tube).ready
+        return -1 if created_ns is None else self._house.now_ns() - created_ns
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        asked = Parameters(req)
+        matches = words(asked.text("match"))
+        only = [self._only[name] for name in asked.choices("only", self._only)]
+        sort = asked.choice("sort", self._sorts, "name")
+        key = self._sorts[sort]
+        descending = asked.boolean("descending")
+        offset = asked.integer("offset", 0, 0, 10_000_000)
+        limit = asked.integer("limit", 100, 1, 1000)
+        spark = asked.boolean("spark")
+        asked.end()
+        tubes = self._house.engine.tubes
+
+        def keep(name: bytes) -> Any | None:
+            tube = tubes.get(name)
+            if tube is None or not matches(name) or not all(holds(tube) for holds in only):
+                return None
+            return key(tube)
+
+        pace = Pace(self._house)
+        names, total = page(list(tubes), keep, pace, descending, offset, limit)
+        # A tube that has gone meanwhile is left out.
+        shown = (self._view(tubes[name], spark) for name in names if name in tubes)
+        resp.data = json_list("tubes", shown, pace, total=total)
+        resp.content_type = falcon.MEDIA_JSON
+
+    def _view(self, tube: Tube, spark: bool) -> views.Json:
+        house = self._house
+        found = views.oldest(house, tube)
+        now_ns = house.now_ns()
+        view = views.tube(house, tube, now_ns, found)
+        if spark:
+            view["spark"] = house.sparks.line(tube.name, now_ns)
+        return view
+
+
+class OneTube:
+    """/api/v1/tubes/{tube}"""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response, tube: str) -> None:
+        Parameters(req).end()
+        name = tube_name(tube)
+        users = self._users(name)
+        found = self._find(name)
+        resp.media = self._whole(found, users, views.oldest(self._house, found))
+
+    def on_patch(self, req: falcon.Request, resp: falcon.Response, tube: str) -> None:
+        name = tube_name(tube)
+        fields = Fields(req)
+        seconds = fields.integer("pause_s")
+        fields.end()
+        pause = Pause(self._house, name, seconds)
+        self._house.change(pause)
+        if not pause.found:
+            raise falcon.HTTPNotFound(description="There is no such tube.")
+        detail = f"for {seconds} s" if seconds else None
+        self._house.audit.record(who_sends(req), "pause" if seconds else "end pause", 1, tube=tube, detail=detail)
+        found = self._find(name)
+        oldest = views.oldest(self._house, found)
+        resp.media = views.tube(self._house, found, self._house.now_ns(), oldest)
+
+    def _find(self, name: bytes) -> Tube:
+        tube = self._house.engine.tubes.get(name)
+        if tube is None:
+            raise falcon.HTTPNotFound(description="There is no such tube.")
+        return tube
+
+    def _users(self, name: bytes) -> list[int]:
+        """The numbers of the connections that use the tube, the first ones. Nobody keeps a list of them."""
+        found: list[int] = []
+        pace = Pace(self._house)
+        clients = self._house.engine.clients
+        for number in list(clients):
+            pace.step()
+            client = clients.get(number)
+            if client is not None and client.used is not None and client.used.name == name:
+                found.append(number)
+                if len(found) == min(_LISTED_MAX, client.used.using):
+                    break
+        return found
+
+    def _whole(self, tube: Tube, users: list[int], oldest: Oldest) -> views.Json:
+        house, now_ns = self._house, self._house.now_ns()
+        following: views.Json = {}
+        for state, order in (("ready", tube.ready), ("delayed", tube.delayed), ("buried", tube.buried)):
+            first = order.first()
+            job = None if first == EMPTY else house.engine.jobs.get(first & ID_MASK)
+            following[state] = None if job is None else views.job(house, job, now_ns, _BODY_BYTES)
+        watchers = [number for number, _ in zip(tube.watchers, range(_LISTED_MAX), strict=False)]
+        return views.tube(house, tube, now_ns, oldest) | {"next": following, "users": users, "watchers": watchers}
+
+
+def words(text: str) -> Callable[[bytes], bool]:
+    """Whether each of the words is in a name, in capitals or not; `*` stands for anything."""
+    wanted = [word.encode("utf-8").lower().split(b"*") for word in text.split()]
+
+    def matches(name: bytes) -> bool:
+        lower = name.lower()
+        for parts in wanted:
+            at = 0
+            for part in parts:
+                at = lower.find(part, at)
+                if at < 0:
+                    return False
+                at += len(part)
+        return True
+
+    return matches
+
+
+def add(app: Any, house: House) -> None:
+    """Gives the resources of this module their routes."""
+    app.add_route("/api/v1/tubes", Tubes(house))
+    app.add_route("/api/v1/tubes/{tube:path}", OneTube(house))

@@ -1,0 +1,162 @@
+"""The application: middleware, the routes of all resources, problems as RFC 9457 wants them, the API's own document.
+
+Each module of http/api has `add(app, house)`, which gives its resources their routes. A resource says by
+`public = True` that it asks nobody who he is, and by `page = True` that who has no token is sent to the login.
+Resources raise falcon's HTTPError: its description becomes the detail of a problem, which people read.
+Invariant: whatever a handler raises, its client gets a problem without the text of an exception.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import falcon
+
+from geventstalk.http.access import SECURITY_HEADERS, Access
+from geventstalk.http.api import (
+    audit,
+    bulk,
+    connections,
+    console,
+    document,
+    events,
+    export,
+    health,
+    history,
+    jobs,
+    journal,
+    login,
+    metrics,
+    server,
+    session,
+    tubes,
+)
+from geventstalk.http.filters import FilterError
+from geventstalk.http.house import Failed, House
+from geventstalk.http.search import SearchFailed
+from geventstalk.http.wire import Refused
+
+_ROOMS: Final = (
+    audit,
+    bulk,
+    connections,
+    console,
+    document,
+    export,
+    health,
+    history,
+    jobs,
+    journal,
+    metrics,
+    server,
+    session,
+    tubes,
+)
+
+
+def make(house: House, access: Access) -> falcon.App:  # type: ignore[type-arg]  # its parameters are request and response
+    """The WSGI application."""
+    app = falcon.App(middleware=[_Gate(house, access)])
+    app.req_options.strip_url_path_trailing_slash = False
+    app.req_options.auto_parse_qs_csv = False
+    app.req_options.keep_blank_qs_values = True
+    app.resp_options.secure_cookies_by_default = False
+    app.set_error_serializer(_write_problem)
+    app.add_error_handler(Failed, _change_failed)
+    app.add_error_handler(FilterError, _filter_wrong)
+    app.add_error_handler(SearchFailed, _search_failed)
+    app.add_error_handler(Refused, _refuse)
+    app.add_error_handler(Exception, _Fault(house).handle)
+    for room in _ROOMS:
+        room.add(app, house)
+    events.add(app, house, access)
+    login.add(app, house, access)
+    return app
+
+
+class _Gate:
+    """What every request passes on its way in, and every response on its way out."""
+
+    def __init__(self, house: House, access: Access) -> None:
+        self._house = house
+        self._access = access
+
+    def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
+        self._access.require_known_host(req)
+
+    def process_resource(
+        self, req: falcon.Request, resp: falcon.Response, resource: object, params: dict[str, Any]
+    ) -> None:
+        if getattr(resource, "public", False):
+            return
+        self._access.require_own_page(req)
+        who = self._access.identify(req, self._house.now_ns())
+        if who is None and getattr(resource, "page", False):
+            raise falcon.HTTPSeeOther("/login?" + urlencode({"next": req.relative_uri}))
+        self._access.require(who, req)
+        req.context.who = who
+        if not self._house.replayed:
+            raise falcon.HTTPServiceUnavailable(description="The journal is being replayed.", retry_after=1)
+
+    def process_response(
+        self, req: falcon.Request, resp: falcon.Response, resource: object, req_succeeded: bool
+    ) -> None:
+        for name, value in SECURITY_HEADERS.items():
+            resp.set_header(name, value)
+        if resp.get_header("Cache-Control") is None:
+            resp.set_header("Cache-Control", "no-store")
+
+
+def phrase(status: int) -> str:
+    """The words of a status."""
+    return HTTPStatus(status).phrase
+
+
+def problem(status: int, detail: str | None, **others: object) -> bytes:
+    """The body of a problem."""
+    content: dict[str, object] = {"type": "about:blank", "title": phrase(status), "status": status, **others}
+    if detail:
+        content["detail"] = detail
+    return json.dumps(content).encode()
+
+
+def _write_problem(req: falcon.Request, resp: falcon.Response, error: falcon.HTTPError) -> None:
+    resp.data = problem(error.status_code, error.description)
+    resp.content_type = "application/problem+json"
+
+
+def _filter_wrong(req: falcon.Request, resp: falcon.Response, error: FilterError, params: dict[str, Any]) -> None:
+    resp.status = falcon.HTTP_400
+    resp.data = problem(400, f"Filter, character {error.at + 1}: {error}", at=error.at)
+    resp.content_type = "application/problem+json"
+
+
+def _search_failed(req: falcon.Request, resp: falcon.Response, error: SearchFailed, params: dict[str, Any]) -> None:
+    raise falcon.HTTPUnprocessableEntity(description=str(error))
+
+
+def _change_failed(req: falcon.Request, resp: falcon.Response, error: Failed, params: dict[str, Any]) -> None:
+    raise falcon.HTTPInternalServerError(description="The change was given up, and nobody knows how far it came.")
+
+
+def _refuse(req: falcon.Request, resp: falcon.Response, refused: Refused, params: dict[str, Any]) -> None:
+    """A body that is not right: what follows on the connection cannot be told from the rest of the body."""
+    resp.set_header("Connection", "close")
+    raise falcon.HTTPError(refused.status or 400, description=refused.why)
+
+
+class _Fault:
+    """What a handler raises and nobody expects: the log has it, the client does not, and the server goes on.
+
+    No handler changes anything itself. An errand of the turn does, and the turn sees to what fails there.
+    """
+
+    def __init__(self, house: House) -> None:
+        self._log = house.log
+
+    def handle(self, req: falcon.Request, resp: falcon.Response, error: Exception, params: dict[str, Any]) -> None:
+        self._log.error("a request failed: %s %s", req.method, req.path, exc_info=error)
+        raise falcon.HTTPInternalServerError(description="The server has a fault; its log says which.")

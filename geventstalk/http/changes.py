@@ -1,0 +1,167 @@
+"""What operators do to jobs, as errands, and what is said of each outcome.
+
+This room must not know requests. Invariant: a job that no longer is what the operator saw is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import falcon
+
+from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, UNFINISHED
+from geventstalk.core.job import STATE_NAMES, Job
+from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
+from geventstalk.errands import TOO_BIG, Changes, Put
+from geventstalk.http import views
+from geventstalk.http.house import House
+
+ACTIONS: Final = ("delete", "kick", "bury", "release", "move", "change")
+BODY_BYTES: Final = 65536
+"""So much of a body is shown with its job."""
+NO_ROOM: Final = "There is no room for it: memory or the journal is full."
+_UNFIT: Final = {
+    "kick": "The job is {state}. Only a buried or a delayed job can be kicked.",
+    "bury": "The job is buried already.",
+    "release": "The job is {state}. Only a reserved job can be released.",
+    "change": "The job is {state}. A reserved job takes a new ttr only, and a buried job has no delay.",
+}
+
+
+class Values:
+    """The new values of a job: KEEP, and no tube, leave it as it is."""
+
+    def __init__(self, pri: int = KEEP, delay_s: int = KEEP, ttr_s: int = KEEP, tube: bytes = b"") -> None:
+        self.pri = pri
+        self.delay_s = delay_s
+        self.ttr_s = ttr_s
+        self.tube = tube
+
+    def __bool__(self) -> bool:
+        return (self.pri, self.delay_s, self.ttr_s, self.tube) != (KEEP, KEEP, KEEP, b"")
+
+    def __str__(self) -> str:
+        named = {"pri": self.pri, "delay": self.delay_s, "ttr": self.ttr_s}
+        words = [f"{name} {value}" for name, value in named.items() if value != KEEP]
+        if self.tube:
+            words.append(f"tube {self.tube.decode('ascii')}")
+        return ", ".join(words)
+
+
+def change_of(engine: Operate, action: str, values: Values) -> Callable[[int, int], int]:
+    """The call that does it to the job of an id."""
+    if action == "delete":
+        return engine.delete_by_force
+    if action == "kick":
+        return engine.kick_one
+    if action == "release":
+        return engine.release_by_force
+    if action == "bury":
+        return engine.bury_by_force
+    pri, delay_s, ttr_s, tube = values.pri, values.delay_s, values.ttr_s, values.tube
+    return lambda id, now_ns: engine.alter(id, pri, delay_s, ttr_s, tube, now_ns)
+
+
+class _Doer:
+    """Does it to one job, and remembers what the job was and is: afterwards it may be gone already.
+
+    The errand holds this, and this does not hold the errand: the server has no collector of cycles.
+    """
+
+    def __init__(self, house: House, action: str, values: Values) -> None:
+        self.outcome = UNFINISHED
+        self.before: views.Json = {}
+        self.after: views.Json = {}
+        self._house = house
+        self._deletes = action == "delete"
+        self._do = change_of(house.engine, action, values)
+
+    def __call__(self, id: int, now_ns: int) -> int:
+        engine = self._house.engine
+        job = engine.jobs.get(id)
+        if job is not None:
+            self.before = {"tube": engine.tube_of(job).name.decode("ascii"), "state": STATE_NAMES[job.state]}
+        self.outcome = self._do(id, now_ns)
+        if self.outcome == DONE and job is not None and not self._deletes:
+            self.after = views.job(self._house, job, now_ns, BODY_BYTES)
+        return self.outcome
+
+
+class OneChange(Changes):
+    """Changes one job. `before` and `after` are what the job was and is then."""
+
+    def __init__(self, house: House, id: int, action: str, values: Values) -> None:
+        self._action = action
+        self._doer = _Doer(house, action, values)
+        super().__init__(house.engine, [id], self._doer)
+
+    @property
+    def before(self) -> views.Json:
+        return self._doer.before
+
+    @property
+    def after(self) -> views.Json:
+        return self._doer.after
+
+    def done(self) -> None:
+        pass
+
+    def failed(self) -> None:
+        pass
+
+    def require_done(self) -> None:
+        """Raises HTTPError for any other outcome."""
+        outcome = self._doer.outcome
+        if outcome == NOT_FOUND:
+            raise no_such_job()
+        if outcome == WRONG_STATE:
+            raise falcon.HTTPConflict(description=_UNFIT[self._action].format(**self.before))
+        if outcome == OUT_OF_MEMORY:
+            raise falcon.HTTPInsufficientStorage(description=NO_ROOM)
+        assert outcome == DONE, outcome
+
+
+class OnePut(Put):
+    """Puts a job. `after` is what it is then; afterwards it may be gone already."""
+
+    def __init__(self, house: House, tube: bytes, body: bytes, pri: int, delay_s: int, ttr_s: int) -> None:
+        super().__init__(house.engine, house.service, tube, body, pri, delay_s, ttr_s)
+        self.after: views.Json = {}
+        self._house = house
+
+    def run(self, now_ns: int) -> bool:
+        over = super().run(now_ns)
+        job = self.job
+        if self.outcome == INSERTED and job is not None:
+            self.after = views.job(self._house, job, now_ns, BODY_BYTES)
+        return over
+
+    def done(self) -> None:
+        pass
+
+    def failed(self) -> None:
+        pass
+
+    def require_done(self) -> None:
+        """Raises HTTPError for any other outcome."""
+        if self.outcome == DRAINING:
+            raise falcon.HTTPServiceUnavailable(description="The server is draining: it refuses puts.")
+        if self.outcome == TOO_BIG:
+            most = self._house.service.max_job_bytes
+            raise falcon.HTTPContentTooLarge(description=f"The body of a job has at most {most} bytes.")
+        if self.outcome == OUT_OF_MEMORY:
+            raise falcon.HTTPInsufficientStorage(description=NO_ROOM)
+        assert self.outcome == INSERTED, self.outcome
+
+
+def no_such_job() -> falcon.HTTPError:
+    return falcon.HTTPNotFound(description="There is no such job.")
+
+
+def find(house: House, id: int) -> Job:
+    """The job of an id. Raises HTTPError."""
+    job = house.engine.jobs.get(id)
+    if job is None:
+        raise no_such_job()
+    return job

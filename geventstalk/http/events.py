@@ -1,0 +1,252 @@
+"""Streams of server-sent events: the figures once a second, and what happens to interest everybody.
+
+This room must not know sockets: a stream is an iterator that the connection writes from. It tells a client what there
+is by the time the client can take it: newer figures replace those that it has not taken.
+Invariant: what is told to all is made once, nothing is made while nobody listens, and a stream takes bounded memory
+and ends in bounded time when its client does not read, may no longer read, or the server stops.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable
+from time import perf_counter_ns
+from typing import Any, Final
+
+import gevent
+from gevent.event import Event
+
+from geventstalk.core.ages import Oldest
+from geventstalk.core.job import SECOND_NS
+from geventstalk.core.tube import Tube
+from geventstalk.http import views
+from geventstalk.http.house import House
+from geventstalk.http.slices import Pace
+
+STREAMS_MAX: Final = 64
+"""A quarter of the connections of HTTP, so that others find room beside them."""
+PERIOD_NS: Final = SECOND_NS
+_PERIOD_MAX_NS: Final = 4 * SECOND_NS
+_SHARE: Final = 5
+"""Making figures takes a fifth of the time at the most. If it takes longer, they come seldomer."""
+HEARTBEAT_S: Final = 15.0
+SLOW_NS: Final = 10 * SECOND_NS
+"""How long a client may take for what it is sent at once."""
+CHECK_NS: Final = 5 * SECOND_NS
+"""How often a stream is checked for whether its client may still read."""
+_PENDING_MAX: Final = 256
+"""So many events wait for a client that does not read. With more its stream ends, and the client begins anew."""
+_HELLO: Final = b"retry: 2000\n\n"
+_HEARTBEAT: Final = b":\n\n"
+
+Names = tuple[bytes, ...]
+
+
+class Full(Exception):
+    """There are as many streams as there may be."""
+
+
+class Stream:
+    """What one client is told. Iterating it blocks the greenlet of its connection; close() has to be called.
+
+    `may_read` says whether the client may still read at this moment, `hang_up` ends its connection.
+    """
+
+    def __init__(
+        self, events: Events, names: Names, may_read: Callable[[int], bool], hang_up: Callable[[], None]
+    ) -> None:
+        self.names: Final = names
+        self.may_read: Final = may_read
+        self.hang_up: Final = hang_up
+        self.checked_ns = events.house.now_ns()
+        self.sending_ns = 0  # since when the connection writes what it has got here; 0 while it does not
+        self.over = False
+        self._events = events
+        self._begun = False
+        self._pending: dict[Hashable, bytes] = {}
+        self._wake: Event = Event()
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> bytes:
+        self.sending_ns = 0
+        data = self._next()
+        if self.over:
+            raise StopIteration
+        self.sending_ns = self._events.house.now_ns()
+        return data
+
+    def _next(self) -> bytes:
+        if not self._begun:
+            self._begun = True
+            return _HELLO + self._events.first_figures(self.names)
+        while not self._pending:
+            if self.over:
+                return b""
+            if not self._wake.wait(HEARTBEAT_S):
+                return _HEARTBEAT
+            self._wake.clear()
+        self._events.house.breathe()  # all streams wake at once, and each of them has some writing to do
+        data = b"".join(self._pending.values())
+        self._pending.clear()
+        return data
+
+    def tell(self, key: Hashable, event: bytes) -> None:
+        """Has the client told of an event. It replaces one with the same key that still waits."""
+        if self.over:
+            return
+        self._pending[key] = event
+        self._wake.set()
+        if len(self._pending) > _PENDING_MAX:
+            self.end()
+
+    def end(self) -> None:
+        """Nothing more is told. The stream ends when the client has taken what is being written."""
+        self.over = True
+        self._pending.clear()
+        self._wake.set()
+
+    def close(self) -> None:
+        """The connection writes nothing more of this stream."""
+        self.end()
+        self._events.leave(self)
+
+
+class Events:
+    """All streams, and the greenlet that makes the figures for them while there are any."""
+
+    def __init__(self, house: House) -> None:
+        self.house: Final = house
+        self.streams: set[Stream] = set()
+        self._figures: _Figures | None = None
+        self._told = 0
+        self._runs = False
+        house.audit.listeners.append(self._tell_audit)
+        house.bulk_listeners.append(self._tell_bulk)
+
+    def join(self, names: Names, may_read: Callable[[int], bool], hang_up: Callable[[], None]) -> Stream:
+        """A new stream, which also tells of the tubes with these names. Raises Full."""
+        if len(self.streams) >= STREAMS_MAX:
+            raise Full
+        stream = Stream(self, names, may_read, hang_up)
+        self.streams.add(stream)
+        if self.house.stopping.is_set():
+            stream.end()
+        elif not self._runs:
+            self._runs = True
+            gevent.spawn(self._run)
+        return stream
+
+    def leave(self, stream: Stream) -> None:
+        self.streams.discard(stream)
+
+    def tell(self, kind: str, value: object, key: Hashable = None) -> None:
+        """Tells all streams of an event. Does not yield. One of the same kind and key replaces one that still waits."""
+        if not self.streams:
+            return
+        if key is None:
+            self._told += 1
+            key = self._told
+        event = _event(kind, _json(value))
+        for stream in self.streams:
+            stream.tell((kind, key), event)
+
+    def _tell_audit(self, entry: dict[str, Any]) -> None:
+        self.tell("audit", entry)
+
+    def _tell_bulk(self, bulk: dict[str, Any]) -> None:
+        self.tell("bulk", bulk, bulk["number"])
+
+    # --- figures
+
+    def first_figures(self, names: Names) -> bytes:
+        """The figures of now, or of less than a period ago. Breathes."""
+        pace = Pace(self.house)
+        pace.step()
+        figures = self._figures
+        if figures is None or self.house.now_ns() - figures.made_ns >= PERIOD_NS:
+            figures = self._figures = _Figures(self.house, views.oldest(self.house, None))
+        return figures.event(names, pace)
+
+    def _run(self) -> None:
+        period_ns = PERIOD_NS
+        begun_ns = perf_counter_ns()
+        try:
+            while True:
+                wait_ns = begun_ns + period_ns - perf_counter_ns()
+                if self.house.stopping.wait(max(0, wait_ns) / SECOND_NS) or not self.streams:
+                    break
+                begun_ns = perf_counter_ns()
+                self._tell_figures()
+                took_ns = perf_counter_ns() - begun_ns
+                period_ns = min(max(PERIOD_NS, _SHARE * took_ns), _PERIOD_MAX_NS)
+        except Exception as error:
+            self.house.log.error("the streams of events end here", exc_info=error)
+        finally:
+            self._runs = False
+            self._figures = None
+            for stream in self.streams:
+                stream.end()
+
+    def _tell_figures(self) -> None:
+        pace = Pace(self.house)
+        pace.step()
+        figures = self._figures = _Figures(self.house, views.oldest(self.house, None))
+        for stream in list(self.streams):
+            pace.step()
+            if self._lasts(stream):
+                stream.tell("figures", figures.event(stream.names, pace))
+
+    def _lasts(self, stream: Stream) -> bool:
+        """Ends the stream of a client that does not read, or may not."""
+        now_ns = self.house.now_ns()
+        if stream.sending_ns and now_ns - stream.sending_ns > SLOW_NS:
+            stream.end()
+            stream.hang_up()
+        elif now_ns - stream.checked_ns > CHECK_NS:
+            stream.checked_ns = now_ns
+            if not stream.may_read(now_ns):
+                stream.end()
+        return not stream.over
+
+
+class _Figures:
+    """The figures of one moment and what was made of them: the server's, those of tubes, and whole events."""
+
+    def __init__(self, house: House, oldest: Oldest) -> None:
+        self.made_ns: Final = house.now_ns()
+        self._house = house
+        self._server = _json(views.server(house, oldest))
+        self._tubes: dict[bytes, str] = {}
+        self._events: dict[Names, bytes] = {}
+
+    def event(self, names: Names, pace: Pace) -> bytes:
+        """The event for a client who wants these tubes. Those that are not there are left out."""
+        event = self._events.get(names)
+        if event is None:
+            tubes = ",".join(filter(None, [self._tube(name, pace) for name in names]))
+            event = self._events[names] = _event("figures", f'{{"server":{self._server},"tubes":[{tubes}]}}')
+        return event
+
+    def _tube(self, name: bytes, pace: Pace) -> str:
+        found = self._tubes.get(name)
+        if found is None:
+            pace.step()
+            tube = self._house.engine.tubes.get(name)
+            found = "" if tube is None else self._view(tube)
+            self._tubes[name] = found
+        return found
+
+    def _view(self, tube: Tube) -> str:
+        oldest = views.oldest(self._house, tube)
+        return _json(views.tube(self._house, tube, self._house.now_ns(), oldest))
+
+
+def _json(value: object) -> str:
+    """On one line, as events want it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _event(kind: str, data: str) -> bytes:
+    return f"event: {kind}\ndata: {data}\n\n".encode()

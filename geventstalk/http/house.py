@@ -1,0 +1,150 @@
+"""All that HTTP sees of the server: the engine to look at, errands to change it, and a turn to breathe in.
+
+This room must not know HTTP. Whoever reads the engine reads it between turns and needs no lock, as long as nothing in
+between yields. Whatever is large is read in slices of a millisecond, with breathe() in between.
+Invariant: of all that goes on for HTTP, about one such slice runs each time the event loop goes round, so the clients
+of the beanstalk port wait for one slice and not for one of each request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, Final
+
+from gevent import get_hub
+from gevent.event import Event
+from gevent.hub import Waiter
+
+from geventstalk.config import Settings
+from geventstalk.core.operate import Operate
+from geventstalk.http.audit import Audit
+from geventstalk.http.history import History, Sparks
+from geventstalk.http.memory import memory_limit_bytes
+from geventstalk.turn import Channel, Errand, Turn
+from geventstalk.wire.session import Service
+
+SLICE_NS: Final = 1_000_000
+"""How long the slices take that run each time the event loop goes round. At least one runs."""
+NEXT_TURN_S: Final = 1e-9
+"""A timer of this length lets every socket have its turn before."""
+
+
+class Failed(Exception):
+    """A change was given up: nobody knows how far it came."""
+
+
+class _Awaited(Errand):
+    """An errand whose sender sleeps until it is over."""
+
+    def __init__(self, errand: Errand) -> None:
+        self._errand = errand
+        self.over: Any = Event()
+        self.has_failed = False
+
+    def run(self, now_ns: int) -> bool:
+        try:
+            return self._errand.run(now_ns)
+        finally:
+            self.begun = self._errand.begun
+
+    def done(self) -> None:
+        self._errand.changed = self.changed
+        self._errand.done()
+        self.over.set()
+
+    def failed(self) -> None:
+        self.has_failed = True
+        self._errand.failed()
+        self.over.set()
+
+
+class House:
+    """`facts` gives the server's facts, as `stats` has them; `drain` begins or ends draining."""
+
+    def __init__(
+        self,
+        engine: Operate,
+        service: Service,
+        turn: Turn,
+        settings: Settings,
+        log: logging.Logger,
+        clock: Callable[[], int],
+        wall_clock: Callable[[], int],
+        facts: Callable[[], dict[str, object]],
+        drain: Callable[[bool], None],
+    ) -> None:
+        self.engine: Final = engine
+        self.service: Final = service
+        self.turn: Final = turn
+        self.settings: Final = settings
+        self.log: Final = log
+        self.facts: Final = facts
+        self.drain: Final = drain
+        self.now_ns: Final = clock
+        self.listen: list[str] = []  # addresses of the beanstalk port
+        self.http: list[str] = []  # addresses of HTTP
+        self.commands: list[int] = []  # how often each command was given, by its code
+        self.audit = Audit(None, log)
+        self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # they hear of progress of work on many jobs
+        self.history: Final = History()
+        self.sparks: Final = Sparks()
+        self.memory_limit_bytes = memory_limit_bytes()
+        self.replay_s = 0.0
+        self.look_at: Callable[[Channel], tuple[str, str, int]] = _nothing
+        """A client's address, where it came in, and how many bytes of replies it has not taken."""
+        self.hang_up: Callable[[Channel], None] = _nothing
+        """Ends a connection as if its client had hung up."""
+        self.replayed = False  # until then the engine has only some of the jobs, and is nobody's to look at
+        self.stopping: Any = Event()  # what goes on for long ends when this is set
+        self._wall_clock = wall_clock
+        loop: Any = get_hub().loop
+        self._line: deque[Any] = deque()
+        self._next: Any = loop.timer(NEXT_TURN_S)
+        self._next_is_armed = False
+
+    def unix_s(self, ns: int) -> float:
+        """The Unix time of a monotonic moment, by what the wall clock says now."""
+        return (self._wall_clock() - self.now_ns() + ns) / 1e9
+
+    def change(self, errand: Errand) -> None:
+        """Has the turn run the errand, and returns when all that it changed is safe. Raises Failed."""
+        awaited = _Awaited(errand)
+        self.turn.accept(awaited)
+        awaited.over.wait()
+        if awaited.has_failed:
+            raise Failed
+
+    def breathe(self) -> None:
+        """Lets everybody else have a turn. Whoever breathes comes back in the order in which they came here."""
+        waiter: Any = Waiter()
+        self._line.append(waiter)
+        self._arm()
+        waiter.get()
+
+    def _arm(self) -> None:
+        if not self._next_is_armed:
+            self._next_is_armed = True
+            self._next.start(self._run_slices)
+
+    def _run_slices(self) -> None:
+        """The event loop calls this once each time it goes round, while somebody waits in breathe()."""
+        line = self._line
+        end_ns = perf_counter_ns() + SLICE_NS
+        for _ in range(len(line)):
+            line.popleft().switch(None)
+            if perf_counter_ns() >= end_ns:
+                break
+        self._next_is_armed = False
+        if line:
+            self._arm()
+
+    def stop(self) -> None:
+        """Whatever goes on for long is to end."""
+        self.stopping.set()
+
+
+def _nothing(channel: Channel) -> Any:
+    raise AssertionError("there are no connections")

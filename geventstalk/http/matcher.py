@@ -1,0 +1,204 @@
+"""A filter's terms as checks of jobs: what is cheap first, for a list of jobs at once; bodies last, one by one.
+
+This room must not know gevent or HTTP, and never yields: jobs must not change within a call.
+Invariant: what sift() and the bodies' checks say together is what the terms say. No sieve holds the matcher: the server
+has no collector of cycles.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from geventstalk.core.engine import Engine
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job
+from geventstalk.http.filters import FilterError, Term
+from geventstalk.http.patterns import Pattern, PatternError
+
+ID_MAX: Final = 2**63 - 1
+CRLF_BYTES: Final = 2
+_STATES: Final = {"ready": READY, "delayed": DELAYED, "reserved": RESERVED, "buried": BURIED}
+
+Sieve = Callable[[list[Job]], list[Job]]
+Ranges = list[tuple[int, int]]
+
+_INFINITE: Final = 2**64
+
+
+class Matcher:
+    """`words` and `patterns` are what bodies must have (True) or must not have (False).
+
+    `ids` are the ranges in which ids lie, `tubes` the names of which the tube is one, None for any.
+    """
+
+    def __init__(self, terms: Iterable[Term], engine: Engine, now_ns: int) -> None:
+        """Raises FilterError for a regular expression that cannot be used."""
+        self.ids: Ranges = [(0, ID_MAX)]
+        self.tubes: frozenset[bytes] | None = None
+        self.states = frozenset(_STATES.values())
+        self.words: list[tuple[bytes, bool]] = []
+        self.patterns: list[tuple[Pattern, bool]] = []
+        self._engine = engine
+        self._now_ns = now_ns
+        self._sieves: list[Sieve] = []
+        wanted: list[tuple[Glob, bool]] = []
+        numbers: list[Term] = []
+        for term in terms:
+            if term.key == "state":
+                named = frozenset(_STATES[name] for name in term.names)
+                self.states = self.states - named if term.negated else self.states & named
+            elif term.key == "tube":
+                wanted.append((Glob(term.names), not term.negated))
+            elif term.text is not None:
+                self.words.append((term.text.encode("utf-8"), not term.negated))
+            elif term.pattern is not None:
+                self.patterns.append((_pattern(term), not term.negated))
+            elif term.key == "id":
+                self.ids = _meet(self.ids, _ranges(term))
+            else:
+                numbers.append(term)
+        if len(self.states) < len(_STATES):
+            self._sieves.append(_state_sieve(self.states))
+        if wanted:
+            self._add_tubes(wanted)
+        for term in sorted(numbers, key=lambda term: _ORDER.index(term.key)):
+            self._sieves.append(_number_sieve(self._values(term.key), _ranges(term)))
+        if self.ids != [(0, ID_MAX)]:
+            self._sieves.insert(0, _number_sieve(lambda jobs: [job.id for job in jobs], self.ids))
+
+    def sift(self, jobs: list[Job]) -> list[Job]:
+        """Those of the jobs for which all holds that is not about bodies, in the same order."""
+        for sieve in self._sieves:
+            if not jobs:
+                break
+            jobs = sieve(jobs)
+        return jobs
+
+    # --- what the sieves are
+
+    def _add_tubes(self, wanted: list[tuple[Glob, bool]]) -> None:
+        """Jobs know their tube by its number only. Numbers are never used again, so what was found stays true."""
+        tubes = self._engine.tube_by_number
+        verdicts = _Verdicts(lambda number: all(glob.matches(tubes[number].name) is yes for glob, yes in wanted))
+        self._sieves.append(lambda jobs: [job for job in jobs if verdicts[job.tube]])
+        for glob, yes in wanted:
+            if yes and glob.names is not None:
+                self.tubes = glob.names if self.tubes is None else self.tubes & glob.names
+
+    def _values(self, key: str) -> Callable[[list[Job]], list[int]]:
+        now_ns = self._now_ns
+        values: dict[str, Callable[[list[Job]], list[int]]] = {
+            "pri": lambda jobs: [job.pri for job in jobs],
+            "holder": lambda jobs: [job.holder for job in jobs],
+            "delay": lambda jobs: [job.delay_s * SECOND_NS for job in jobs],
+            "ttr": lambda jobs: [job.ttr_s * SECOND_NS for job in jobs],
+            "size": lambda jobs: [len(job.body) - CRLF_BYTES for job in jobs],
+            "age": lambda jobs: [max(0, now_ns - job.created_ns) for job in jobs],
+            "since": lambda jobs: [max(0, now_ns - job.since_ns) for job in jobs],
+            "reserves": lambda jobs: [0 if (tally := job.tally) is None else tally.reserves for job in jobs],
+            "timeouts": lambda jobs: [0 if (tally := job.tally) is None else tally.timeouts for job in jobs],
+            "releases": lambda jobs: [0 if (tally := job.tally) is None else tally.releases for job in jobs],
+            "buries": lambda jobs: [0 if (tally := job.tally) is None else tally.buries for job in jobs],
+            "kicks": lambda jobs: [0 if (tally := job.tally) is None else tally.kicks for job in jobs],
+        }
+        return values[key]
+
+
+_ORDER: Final = (
+    "pri",
+    "holder",
+    "reserves",
+    "timeouts",
+    "releases",
+    "buries",
+    "kicks",
+    "delay",
+    "ttr",
+    "size",
+    "age",
+    "since",
+)
+"""The cheapest first."""
+
+
+class Glob:
+    """Names in which a `*` stands for anything. `names` are they when none has a `*`, else None."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        plain = [name.encode("ascii") for name in names]
+        self._parts = [name.split(b"*") for name in plain if b"*" in name]
+        self._plain = frozenset(name for name in plain if b"*" not in name)
+        self.names = None if self._parts else self._plain
+
+    def matches(self, name: bytes) -> bool:
+        """Whether it is one of them, in time that grows with the length of the names only."""
+        return name in self._plain or any(_fits(name, parts) for parts in self._parts)
+
+
+def _fits(name: bytes, parts: list[bytes]) -> bool:
+    first, last = parts[0], parts[-1]
+    if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
+        return False
+    at, end = len(first), len(name) - len(last)
+    for part in parts[1:-1]:
+        found = name.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
+class _Verdicts(dict[int, bool]):
+    """What was found of tubes, by number; what is not known yet is found out."""
+
+    def __init__(self, judge: Callable[[int], bool]) -> None:
+        self._judge = judge
+
+    def __missing__(self, number: int) -> bool:
+        verdict = self[number] = self._judge(number)
+        return verdict
+
+
+def _pattern(term: Term) -> Pattern:
+    assert term.pattern is not None
+    try:
+        return Pattern(term.pattern, term.ignore_case)
+    except PatternError as error:
+        raise FilterError(str(error), term.begin) from None
+
+
+def _ranges(term: Term) -> Ranges:
+    """What lies in one of the term's ranges, or outside of all of them: in order, without touching."""
+    found: Ranges = []
+    for least, most in sorted((least or 0, _INFINITE if most is None else most) for least, most in term.ranges):
+        if found and least <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(found[-1][1], most)
+        else:
+            found.append((least, most))
+    if not term.negated:
+        return found
+    begins = [0, *(most + 1 for _, most in found)]
+    ends = [*(least - 1 for least, _ in found), _INFINITE]
+    return [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin <= end]
+
+
+def _meet(ours: Ranges, theirs: Ranges) -> Ranges:
+    """What lies in both."""
+    pairs = ((max(a, c), min(b, d)) for a, b in ours for c, d in theirs)
+    return [(least, most) for least, most in pairs if least <= most]
+
+
+def _state_sieve(states: frozenset[int]) -> Sieve:
+    return lambda jobs: [job for job in jobs if job.state in states]
+
+
+def _number_sieve(values: Callable[[list[Job]], list[int]], ranges: Ranges) -> Sieve:
+    if len(ranges) == 1:
+        ((least, most),) = ranges
+        return lambda jobs: [job for job, value in zip(jobs, values(jobs), strict=True) if least <= value <= most]
+    begins = [begin for begin, _ in ranges]
+    ends = [-1, *(end for _, end in ranges)]
+    return lambda jobs: [
+        job for job, value in zip(jobs, values(jobs), strict=True) if value <= ends[bisect_right(begins, value)]
+    ]

@@ -1,0 +1,364 @@
+"""All statistics as Prometheus reads them, in its own text format and in OpenMetrics.
+
+prometheus_client knows both formats, and writes a whole registry at once. Thousands of tubes would hold everybody else
+up meanwhile, so this room gives it small pieces of one family after the other.
+A name begins with `beanstalkd_` where exporters of beanstalkd have the same figure, and with `geventstalk_` where they
+have none. Invariant: what is told of a tube was true at one moment, and a name and its labels stand in one line only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import Final
+
+import gevent
+from gevent.event import Event
+from prometheus_client import ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+
+from geventstalk._build import BUILD
+from geventstalk._version import __version__
+from geventstalk.core.ages import Oldest
+from geventstalk.core.figures import totals
+from geventstalk.core.job import SECOND_NS
+from geventstalk.core.meter import BOUNDS_NS, Times
+from geventstalk.core.tube import Tube
+from geventstalk.durable.store import COMMIT_BOUNDS
+from geventstalk.http import views
+from geventstalk.http.house import Failed, House
+from geventstalk.http.slices import Pace, page
+from geventstalk.wire.stats import COMMANDS
+
+Line = tuple[str, dict[str, str], float]
+"""The end of a name behind that of its family, labels, and a value."""
+
+_PIECE: Final = 64
+"""So many lines are written at once."""
+_FRESH_NS: Final = SECOND_NS // 2
+"""An answer that is no older serves others who ask meanwhile."""
+_TUBE_BOUNDS: Final = range(6, len(BOUNDS_NS) - 6, 3)
+"""Of the buckets of a tube every third one is told, from 1 ms to 4.7 hours: a thousand tubes have many lines."""
+STATES: Final = ("urgent", "ready", "reserved", "delayed", "buried")
+
+
+class Metrics:
+    """The metrics of a server."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._answers: dict[str, _Answer] = {}
+
+    def answer(self, accept: str) -> tuple[bytes, str]:
+        """The metrics in the format that the header `Accept` wants, and its content type.
+
+        Breathes. Who asks for the same while it is written, or in the half second behind that, gets the same.
+        """
+        encode, content_type = choose_encoder(accept)
+        answer = self._answers.get(content_type)
+        if answer is None or answer.is_old(self._house.now_ns()):
+            answer = self._answers[content_type] = _Answer()
+            try:
+                answer.data = b"".join(self._write(encode))
+                answer.made_ns = self._house.now_ns()
+            finally:
+                if not answer.data:
+                    del self._answers[content_type]
+                answer.over.set()
+        answer.over.wait()
+        if not answer.data:
+            raise Failed  # who made it has told the log why
+        return answer.data, content_type
+
+    def _write(self, encode: Callable[[_One], bytes]) -> Iterator[bytes]:
+        pace = Pace(self._house)
+        for family in self._families(pace):
+            begun = False
+            lines = iter(family.lines)
+            while True:
+                metric = Metric(family.name, family.text, family.kind)
+                for _, (end, labels, value) in zip(range(_PIECE), lines, strict=False):
+                    metric.add_sample(family.name + end, labels, value)
+                if begun and not metric.samples:
+                    break
+                text = encode(_One(metric)).removesuffix(_EOF)
+                yield _without_head(text) if begun else text
+                begun = True
+                pace.step()
+        if encode(_One(None)):
+            yield _EOF
+
+    # --- families
+
+    def _families(self, pace: Pace) -> Iterator[_Family]:
+        yield from self._of_server()
+        yield from self._of_journal()
+        yield from self._of_process()
+        yield from self._of_tubes(pace)
+
+    def _of_server(self) -> Iterator[_Family]:
+        house = self._house
+        ages = _ages({}, views.oldest(house, None), house.now_ns())
+        engine, now_ns = house.engine, house.now_ns()
+        jobs = views.jobs(engine)
+        yield _gauge(
+            "beanstalkd_current_jobs",
+            "Jobs in each state. Urgent jobs are ready ones, too.",
+            [("", {"state": state}, jobs[state]) for state in STATES],
+        )
+        yield _gauge("geventstalk_oldest_job_age_seconds", "Age of the oldest job in each state, or 0.", ages)
+        yield _counter(
+            "beanstalkd_commands",
+            "Commands of each kind.",
+            [("_total", {"cmd": key.removeprefix("cmd-")}, house.commands[code]) for key, code in COMMANDS],
+        )
+        yield _count("beanstalkd_jobs", "Jobs that were put.", engine.total_jobs)
+        yield _count("beanstalkd_job_timeouts", "Reservations that a ttr ended.", engine.total_timeouts)
+        yield _value("beanstalkd_max_job_size_bytes", "Largest body of a job.", house.settings.max_job_bytes)
+        yield _value("beanstalkd_current_tubes", "Tubes.", len(engine.tubes))
+        yield _value("beanstalkd_current_connections", "Connections.", len(engine.clients))
+        yield _value("beanstalkd_current_producers", "Connections that have put a job.", engine.producer_count)
+        yield _value("beanstalkd_current_workers", "Connections that have reserved a job.", engine.worker_count)
+        yield _value("beanstalkd_current_waiting", "Connections that wait for a job.", engine.waiting_count)
+        yield _count("beanstalkd_connections", "Connections that have come.", engine.total_clients)
+        yield _value("beanstalkd_uptime_seconds", "Time since the start.", (now_ns - engine.started_ns) / SECOND_NS)
+        yield _value("beanstalkd_draining", "Whether puts are refused because the server drains.", engine.draining)
+        yield _counter("geventstalk_job_events", "What happened to jobs.", _events(totals(engine)._asdict()))
+        yield _histogram(_QUEUED, "Time from ready to reserved.", _buckets({}, engine.queued, range(len(BOUNDS_NS))))
+        yield _histogram(_WORKED, "Time from reserved to its end.", _buckets({}, engine.worked, range(len(BOUNDS_NS))))
+        yield _value("geventstalk_http_connections", "Connections of HTTP.", house.turn.guests)
+        yield _gauge(
+            "geventstalk_build_info", "Version and build.", [("", {"version": __version__, "build": BUILD}, 1)]
+        )
+
+    def _of_journal(self) -> Iterator[_Family]:
+        house = self._house
+        facts = house.facts()
+        for key, name, text, kind in _BINLOG:
+            number = facts[key]
+            assert isinstance(number, int)
+            yield (_count if kind == "counter" else _value)(name, text, number)
+        store = house.turn.store
+        if store is None:
+            return
+        found = views.journal(house)
+        for name, text, value in (
+            ("bytes", "What the journal takes on disk.", found["bytes"]),
+            ("live_bytes", "Of it what jobs need.", found["live_bytes"]),
+            ("dead_bytes", "Of it what compaction can give back.", found["dead_bytes"]),
+            ("disk_free_bytes", "What the disk of the journal has left.", found["disk_free_bytes"]),
+            ("segments", "Segments.", len(store.segments(1 << 30))),
+            ("writable", "Whether a put finds room.", found["writable"]),
+            ("behind", "Whether changes wait until compaction has caught up.", store.behind),
+            ("compacting", "Whether compaction has work.", found["compacting"]),
+            ("replay_seconds", "How long the replay at the start took.", found["replay_s"]),
+        ):
+            yield _value(f"geventstalk_journal_{name}", text, value)
+        if found["budget_bytes"] is not None:
+            text = "What the journal may take on disk."
+            yield _value("geventstalk_journal_budget_bytes", text, found["budget_bytes"])
+        refused = found["refused_puts"]
+        yield _count("geventstalk_journal_puts_refused", "Puts that found no room.", refused)
+        yield _histogram(
+            "geventstalk_journal_fsync_seconds",
+            "Time that an fsync took.",
+            _buckets({}, store.fsyncs, range(len(BOUNDS_NS))),
+        )
+        yield _histogram(
+            "geventstalk_journal_commit_records",
+            "Records in a commit.",
+            [
+                *_cumulative({}, [float(bound) for bound in COMMIT_BOUNDS], store.commit_sizes),
+                ("_sum", {}, store.appended),
+            ],
+        )
+
+    def _of_process(self) -> Iterator[_Family]:
+        # It lists all descriptors, of which there may be many: not here.
+        found: list[Metric] = gevent.get_hub().threadpool.apply(lambda: list(ProcessCollector(registry=None).collect()))
+        for metric in found:
+            lines = [(each.name.removeprefix(metric.name), each.labels, each.value) for each in metric.samples]
+            yield _Family(metric.name, metric.documentation, metric.type, lines)
+
+    def _of_tubes(self, pace: Pace) -> Iterator[_Family]:
+        engine, most = self._house.engine, self._house.settings.max_tube_series
+        tubes = engine.tubes
+
+        def size(name: bytes) -> int | None:
+            tube = tubes.get(name)
+            return None if tube is None else tube.total_jobs
+
+        # Those with the most jobs since they began: jobs come and go, and these tubes stay the same.
+        names, count = page(list(tubes), size, pace, True, 0, most)
+        truncated = count > most
+        yield _value("beanstalkd_tube_series_truncated", "Whether there are tubes of which nothing is told.", truncated)
+        names.sort()
+
+        def each(lines: Callable[[dict[str, str], Tube], Iterable[Line]]) -> Iterator[Line]:
+            for name in names:
+                tube = tubes.get(name)
+                if tube is not None:
+                    yield from list(lines({"tube": name.decode("ascii")}, tube))
+
+        yield _gauge("beanstalkd_tube_current_jobs", "Jobs in each state.", each(_tube_jobs))
+        yield _gauge(
+            "geventstalk_tube_oldest_job_age_seconds",
+            "Age of the oldest job in each state, or 0.",
+            each(self._tube_ages),
+        )
+        yield _counter(
+            "beanstalkd_tube_jobs", "Jobs that were put.", each(_one("_total", lambda tube: tube.total_jobs))
+        )
+        yield _counter("beanstalkd_tube_commands", "Commands of two kinds.", each(_tube_commands))
+        for name, text, figure in (
+            ("using", "Connections that use it.", lambda tube: tube.using),
+            ("watching", "Connections that watch it.", lambda tube: len(tube.watchers)),
+            ("waiting", "Connections that wait for a job of it.", engine.waiting_in),
+        ):
+            yield _gauge(f"beanstalkd_tube_current_{name}", text, each(_one("", figure)))
+        yield _gauge(
+            "beanstalkd_tube_pause_seconds", "Length of its pause, or 0.", each(_one("", lambda tube: tube.pause_s))
+        )
+        yield _gauge(
+            "beanstalkd_tube_pause_time_left_seconds", "What is left of its pause.", each(_one("", self._pause_left))
+        )
+        yield _counter("geventstalk_tube_job_events", "What happened to its jobs.", each(_tube_events))
+        yield _histogram(
+            "geventstalk_tube_ready_to_reserved_seconds",
+            "Time from ready to reserved.",
+            each(lambda labels, tube: _buckets(labels, tube.queued, _TUBE_BOUNDS)),
+        )
+        yield _histogram(
+            "geventstalk_tube_reserved_to_end_seconds",
+            "Time from reserved to its end.",
+            each(lambda labels, tube: _buckets(labels, tube.worked, _TUBE_BOUNDS)),
+        )
+
+    def _tube_ages(self, labels: dict[str, str], tube: Tube) -> list[Line]:
+        found = views.oldest(self._house, tube)
+        return _ages(labels, found, self._house.now_ns())
+
+    def _pause_left(self, tube: Tube) -> float:
+        return max(0, tube.paused_until_ns - self._house.now_ns()) / SECOND_NS if tube.pause_s else 0
+
+
+class _Answer:
+    """An answer that is being made, or was made lately."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.made_ns = 0
+        self.over: Event = Event()
+
+    def is_old(self, now_ns: int) -> bool:
+        return bool(self.made_ns) and now_ns - self.made_ns > _FRESH_NS
+
+
+class _Family:
+    """Lines with one name. Its lines may be made while they are written."""
+
+    def __init__(self, name: str, text: str, kind: str, lines: Iterable[Line]) -> None:
+        self.name = name
+        self.text = text
+        self.kind = kind
+        self.lines = lines
+
+
+class _One:
+    """A registry with one family, or with none, as prometheus_client writes it."""
+
+    def __init__(self, metric: Metric | None) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return () if self._metric is None else (self._metric,)
+
+
+_QUEUED: Final = "geventstalk_ready_to_reserved_seconds"
+_WORKED: Final = "geventstalk_reserved_to_end_seconds"
+_EOF: Final = b"# EOF\n"
+_BINLOG: Final = (
+    ("binlog-oldest-index", "beanstalkd_binlog_oldest_index", "Number of the oldest segment.", "gauge"),
+    ("binlog-current-index", "beanstalkd_binlog_current_index", "Number of the segment being written.", "gauge"),
+    ("binlog-records-migrated", "beanstalkd_binlog_records_migrated", "Records that compaction moved.", "counter"),
+    ("binlog-records-written", "beanstalkd_binlog_records_written", "Records that were written.", "counter"),
+    ("binlog-max-size", "beanstalkd_binlog_max_size_bytes", "Size of a segment.", "gauge"),
+)
+
+
+def _without_head(text: bytes) -> bytes:
+    """Only the samples: the lines that say what they are came before."""
+    at = 0
+    while text.startswith(b"#", at):
+        at = text.index(b"\n", at) + 1
+    return text[at:]
+
+
+def _gauge(name: str, text: str, lines: Iterable[Line]) -> _Family:
+    return _Family(name, text, "gauge", lines)
+
+
+def _counter(name: str, text: str, lines: Iterable[Line]) -> _Family:
+    return _Family(name, text, "counter", lines)
+
+
+def _histogram(name: str, text: str, lines: Iterable[Line]) -> _Family:
+    return _Family(name, text, "histogram", lines)
+
+
+def _value(name: str, text: str, value: float) -> _Family:
+    return _gauge(name, text, [("", {}, float(value))])
+
+
+def _count(name: str, text: str, value: float) -> _Family:
+    return _counter(name, text, [("_total", {}, value)])
+
+
+def _one(end: str, figure: Callable[[Tube], float]) -> Callable[[dict[str, str], Tube], list[Line]]:
+    return lambda labels, tube: [(end, labels, figure(tube))]
+
+
+def _ages(labels: dict[str, str], found: Oldest, now_ns: int) -> list[Line]:
+    return [("", labels | {"state": state}, age or 0) for state, age in views.ages(found, now_ns).items()]
+
+
+def _tube_jobs(labels: dict[str, str], tube: Tube) -> Iterator[Line]:
+    jobs = views.jobs_in(tube)
+    for state in STATES:
+        yield "", labels | {"state": state}, jobs[state]
+
+
+def _tube_commands(labels: dict[str, str], tube: Tube) -> list[Line]:
+    return [
+        ("_total", labels | {"cmd": "delete"}, tube.total_deletes),
+        ("_total", labels | {"cmd": "pause-tube"}, tube.total_pauses),
+    ]
+
+
+def _tube_events(labels: dict[str, str], tube: Tube) -> Iterator[Line]:
+    for end, event, value in _events(totals(tube)._asdict()):
+        yield end, labels | event, value
+
+
+def _events(counts: dict[str, int]) -> list[Line]:
+    return [("_total", {"event": event}, count) for event, count in counts.items()]
+
+
+def _buckets(labels: dict[str, str], times: Times | None, told: range) -> list[Line]:
+    """A histogram of times: of its buckets those with these numbers. None where nothing was ever timed."""
+    if times is None:
+        return []
+    sums = list(accumulate(times.counts))
+    ends = [BOUNDS_NS[at] / SECOND_NS for at in told]
+    lines: list[Line] = [("_bucket", labels | {"le": str(end)}, sums[at]) for at, end in zip(told, ends, strict=True)]
+    lines.append(("_bucket", labels | {"le": "+Inf"}, sums[-1]))
+    return [*lines, ("_count", labels, sums[-1]), ("_sum", labels, times.sum_ns / SECOND_NS)]
+
+
+def _cumulative(labels: dict[str, str], ends: list[float], counts: list[int]) -> list[Line]:
+    """A histogram without its sum. `counts` has one more than `ends`: of what is longer than all of them."""
+    sums = list(accumulate(counts))
+    names = [*map(str, ends), "+Inf"]
+    lines: list[Line] = [("_bucket", labels | {"le": le}, count) for le, count in zip(names, sums, strict=True)]
+    return [*lines, ("_count", labels, sums[-1])]

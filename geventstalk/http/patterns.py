@@ -1,0 +1,113 @@
+"""Regular expressions over bodies, run by RE2: in time that grows with pattern times body, and in bounded memory.
+
+This room must not know jobs. The engines that go back and try again can be made to take hours, or all memory, by a
+pattern of ten characters; a time limit does not stop them inside of their inner loops. RE2 has no such pattern. It
+lets other threads run while it searches. What it does not know is looking around and referring back.
+Invariant: a pattern that is refused is refused when it is read, in some milliseconds at the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+try:
+    import re2  # here, not at the first pattern: that would hold up everybody
+except ImportError:  # there are no wheels of it for musl
+    re2 = None
+
+MEMORY_BYTES_MAX: Final = 1 << 20
+"""What RE2 may take for one pattern: its program, and what it remembers of bodies."""
+_COST_MAX: Final = 3000
+"""About so many instructions a pattern may have. To read so many takes up to 5 ms."""
+_CLASS_COST: Final = 12
+"""A dot, a class or a letter beyond ASCII: bodies are UTF-8, so each is several instructions."""
+_PROPERTY_COST: Final = 1200
+"""\\pL and the like are hundreds of ranges."""
+
+
+class PatternError(Exception):
+    """The pattern cannot be used; the text says why to a person."""
+
+
+class Pattern:
+    """`matches` says whether there is a match in bytes, or in a view of them. `cost` is what each byte may cost."""
+
+    def __init__(self, text: str, ignore_case: bool) -> None:
+        if re2 is None:
+            raise PatternError(
+                "This server has no regular expressions: the package google-re2 is not installed beside it."
+            )
+        if _cost(text) > _COST_MAX:
+            raise PatternError("The regular expression is too large: it repeats too much.")
+        options = re2.Options()
+        options.max_mem = MEMORY_BYTES_MAX
+        options.never_capture = True
+        options.log_errors = False
+        options.case_sensitive = not ignore_case
+        try:
+            compiled = re2.compile(text, options)
+        except re2.error as error:
+            raise PatternError(f"The regular expression cannot be used: {_reason(error)}.") from None
+        finally:
+            re2.purge()  # or the module keeps the last 128, with all that they remember
+        self.cost: Final[int] = compiled.programsize
+        self.matches: Final[Callable[[Any], bool]] = _matcher(compiled)
+
+
+def _matcher(compiled: Any) -> Callable[[Any], bool]:
+    """Its search() makes objects for groups that nobody asks for, and takes three times as long."""
+    try:
+        match, anchor, nowhere = compiled._regexp.Match, re2._re2.RE2.Anchor.UNANCHORED, [(-1, -1)]
+        match(anchor, b"", 0, 0)
+    except (AttributeError, TypeError):
+        return lambda data: compiled.search(data) is not None
+    return lambda data: match(anchor, data, 0, len(data)) != nowhere
+
+
+def _reason(error: Exception) -> str:
+    reason = error.args[0] if error.args else ""
+    return reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+
+
+def _cost(text: str) -> int:
+    """About how many instructions a pattern becomes, rather too many than too few; for what is no pattern, anything."""
+    open_groups = [0]
+    last = at = 0
+    while at < len(text):
+        character = text[at]
+        at += 1
+        if character == "(":
+            open_groups.append(0)
+            last = 0
+            continue
+        if character == ")" and len(open_groups) > 1:
+            last = open_groups.pop()
+        elif character == "{" and (end := text.find("}", at)) > 0 and (times := _times(text[at:end])):
+            last *= times - 1
+            at = end + 1
+        elif character == "\\":
+            kind = text[at : at + 1]
+            at += 1
+            last = _CLASS_COST
+            if kind in ("p", "P"):
+                last = _PROPERTY_COST
+                end = text.find("}", at)
+                at = end + 1 if text[at : at + 1] == "{" and end > 0 else at + 1
+        elif character == "[":
+            end = text.find("]", at + 1)
+            inside = text[at : end if end > 0 else len(text)]
+            last = _CLASS_COST + len(inside) + _PROPERTY_COST * (inside.count("\\p") + inside.count("\\P"))
+            at += len(inside) + 1
+        else:
+            last = 1 if character.isascii() and character != "." else _CLASS_COST
+        open_groups[-1] += last
+    return sum(open_groups)
+
+
+def _times(text: str) -> int:
+    """How often at the most a repetition repeats; 0 when it is none."""
+    ends = text.split(",")
+    if len(ends) > 2 or not all(end.isdecimal() and len(end) < 6 for end in ends if end) or not ends[0]:
+        return 0
+    return max(int(end) for end in ends if end) + 1

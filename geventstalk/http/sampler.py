@@ -1,0 +1,93 @@
+"""Reads figures for charts from the engine, every few seconds, as long as HTTP is served.
+
+This room must not change anything of the engine. A reading is taken between turns. What there is to read of tubes is
+read in slices. Invariant: what is remembered of tubes is bounded by TUBES_MAX, however many there are.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from geventstalk.core.figures import totals
+from geventstalk.core.job import SECOND_NS
+from geventstalk.http.history import SPARK_STEP_NS, STEP_NS, Reading
+from geventstalk.http.house import House
+from geventstalk.http.memory import resident_bytes
+from geventstalk.http.slices import Pace, page
+
+TUBES_MAX: Final = 2000
+"""So many tubes have a sparkline: those with the most jobs."""
+_LOOK_EVERY_S: Final = 0.2
+"""How often to look whether the journal is replayed."""
+
+
+class Sampler:
+    """Call run() in a greenlet of its own."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._spark_number = -1
+
+    def run(self) -> None:
+        """Takes samples until the server stops. A fault ends that, and the charts with it, but not the server."""
+        house = self._house
+        wait_s = 0.0
+        try:
+            while not house.stopping.wait(wait_s):
+                if not house.replayed:
+                    wait_s = _LOOK_EVERY_S
+                    continue
+                self.sample()
+                now_ns = house.now_ns()
+                wait_s = (STEP_NS - now_ns % STEP_NS) / SECOND_NS
+        except Exception as error:
+            house.log.error("the charts of HTTP end here", exc_info=error)
+
+    def sample(self) -> None:
+        """Takes one reading, and, when the time has come, one of the tubes."""
+        now_ns = self._house.now_ns()
+        self._house.history.add(self._read(now_ns))
+        number = now_ns // SPARK_STEP_NS
+        if number != self._spark_number:
+            self._spark_number = number
+            self._read_tubes(number)
+
+    def _read(self, now_ns: int) -> Reading:
+        engine, store = self._house.engine, self._house.turn.store
+        happened = totals(engine)
+        journal_bytes = 0 if store is None else store.facts()["journal-bytes"]
+        assert isinstance(journal_bytes, int)
+        return Reading(
+            now_ns,
+            (happened.put, happened.reserve, happened.delete, happened.timeout, happened.bury),
+            (
+                engine.ready_count,
+                engine.reserved_count,
+                engine.delayed_count,
+                engine.buried_count,
+                resident_bytes(),
+                journal_bytes,
+            ),
+            list(engine.queued.counts),
+            list(engine.worked.counts),
+        )
+
+    def _read_tubes(self, number: int) -> None:
+        """Goes on with the sparklines of the tubes that have jobs, or had some that still show. Breathes."""
+        tubes, sparks, pace = self._house.engine.tubes, self._house.sparks, Pace(self._house)
+
+        def jobs(name: bytes) -> int | None:
+            tube = tubes.get(name)
+            count = 0 if tube is None else tube.jobs
+            return count if count or sparks.has_shape(name) else None
+
+        known = sparks.names()
+        names = [*tubes, *[name for name in known if name not in tubes]]
+        kept, _ = page(names, jobs, pace, True, 0, TUBES_MAX)
+        for name in set(known).difference(kept):
+            pace.step()
+            sparks.forget(name)
+        for name in kept:
+            pace.step()
+            tube = tubes.get(name)
+            sparks.add(name, number, 0 if tube is None else len(tube.ready))

@@ -1,0 +1,274 @@
+"""Finds the jobs that match a filter, in order of id, in slices between which everybody else has a turn.
+
+A search stands at an id, not at a job: what happens to other jobs meanwhile never makes it miss one or see one twice.
+What takes a while with one body goes on in a thread, where it holds up nobody.
+Invariant: jobs match at the moment they are given out. Whoever lets others have a turn then asks still().
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from time import perf_counter_ns
+from typing import Any, Final
+
+from gevent import get_hub
+from gevent.lock import BoundedSemaphore
+
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job
+from geventstalk.core.tube import ID_MASK, Tube
+from geventstalk.http.filters import Term
+from geventstalk.http.house import SLICE_NS, House
+from geventstalk.http.matcher import CRLF_BYTES, ID_MAX, Matcher
+from geventstalk.http.patterns import Pattern
+
+_WORK_NS: Final = 200_000_000
+"""How long a search works for one answer."""
+_WAIT_NS: Final = 1_000_000_000
+"""How long one answer takes, beside the work of others."""
+_HUB_COST_MAX: Final = 100_000
+"""A pattern's cost times the bytes of a body: so much takes a millisecond at the very most."""
+_BATCH_COST_MAX: Final = 30_000_000
+"""What a thread is given at once."""
+_COST_MAX: Final = 2_000_000_000
+"""More would take a thread longer than twenty seconds at the worst."""
+_WINDOW_BYTES: Final = 1 << 16
+"""Words are looked for in so much of a body at once."""
+_LISTED_MAX: Final = 8000
+"""So many ids, tubes and clients are listed in one slice."""
+_WORTH: Final = 8
+"""A list of ids is better than the table when it has so many times fewer jobs."""
+
+_one_at_a_time: Any = BoundedSemaphore(1)
+"""Threads that match patterns leave the other core to the server, and the other threads of the pool to its fsyncs."""
+
+
+class SearchFailed(Exception):
+    """The search cannot go on; the text says why to a person."""
+
+
+class Search:
+    """One pass over the jobs, from `at` on. `position` is the id at which another one would go on."""
+
+    def __init__(
+        self,
+        house: House,
+        terms: tuple[Term, ...],
+        descending: bool = False,
+        at: int | None = None,
+        last: int = ID_MAX,
+    ) -> None:
+        """`last` is the last id that is looked at. Raises FilterError for a regular expression that cannot be used."""
+        self._house = house
+        self._jobs = house.engine.jobs
+        self._matcher = Matcher(terms, house.engine, house.now_ns())
+        self._descending = descending
+        self._began_ns = self._slice_ns = perf_counter_ns()
+        self._worked_ns = 0
+        self._turns = 0  # how often others had a turn
+        self._searched = 0
+        self._seen: list[Job] = []  # jobs of the page at which it stands
+        ids = self._matcher.ids
+        self._first = ids[0][0] if ids else 1
+        self._last = min(last, ids[-1][1]) if ids else 0
+        start = (ID_MAX if descending else 0) if at is None else at
+        self.position = min(start, self._last) if descending else max(start, self._first)
+        self.exhausted = False
+
+    @property
+    def searched(self) -> int:
+        """How many jobs were looked at."""
+        at = self.position
+        return self._searched + sum((job.id > at) if self._descending else (job.id < at) for job in self._seen)
+
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether the search has taken as long as one answer may take."""
+        now_ns = perf_counter_ns()
+        return self._worked_ns + now_ns - self._slice_ns >= _WORK_NS or now_ns - self._began_ns >= _WAIT_NS
+
+    def step(self) -> None:
+        """Breathes when a slice is over. Call it after a piece of work of less than a tenth of a millisecond."""
+        worked_ns = perf_counter_ns() - self._slice_ns
+        if worked_ns >= SLICE_NS:
+            self._worked_ns += worked_ns
+            self._turns += 1
+            self._house.breathe()
+            self._slice_ns = perf_counter_ns()
+
+    def stop_behind(self, job: Job) -> None:
+        """The caller takes no job behind this one: another search goes on there."""
+        self.position = job.id - 1 if self._descending else job.id + 1
+
+    def still(self, job: Job) -> bool:
+        """Whether a job that was given out is there and matches, after others had a turn. Its body never changes."""
+        return self._jobs.get(job.id) is job and bool(self._matcher.sift([job]))
+
+    def pages(self) -> Iterator[list[Job]]:
+        """The jobs that match, some at a time. Between them `position` is behind all that was looked at."""
+        matcher = self._matcher
+        step = -1 if self._descending else 1
+        listed = self._list()
+        while True:
+            page = self._page() if listed is None else self._page_of(listed)
+            self._searched, self._seen = self.searched, page
+            if not page:
+                self.exhausted = True
+                return
+            sifted, turns = matcher.sift(page), self._turns
+            if sifted and (matcher.words or matcher.patterns):
+                for part in self._parts(sifted):
+                    found = [job for job, matches in zip(part, self._match(part), strict=True) if matches]
+                    if turns != self._turns:
+                        found = [job for job in found if self.still(job)]
+                    self.position = part[-1].id + step
+                    yield found
+            elif sifted:
+                self.position = page[-1].id + step
+                yield sifted
+            self.position = page[-1].id + step
+            self.step()
+
+    def _page(self) -> list[Job]:
+        """The next jobs of the table."""
+        at = self.position
+        if self._descending:
+            jobs = self._jobs.down_from(at) if at >= 0 else []
+            return jobs if not jobs or jobs[-1].id >= self._first else [job for job in jobs if job.id >= self._first]
+        jobs = self._jobs.up_from(at) if at <= self._last else []
+        return jobs if not jobs or jobs[-1].id <= self._last else [job for job in jobs if job.id <= self._last]
+
+    def _page_of(self, ids: list[int]) -> list[Job]:
+        """The next jobs of those that are listed."""
+        get = self._jobs.get
+        while True:
+            if self._descending:
+                end = bisect_right(ids, self.position)
+                part = ids[max(0, end - 64) : end][::-1]
+            else:
+                begin = bisect_left(ids, self.position)
+                part = ids[begin : begin + 64]
+            jobs = [job for job in map(get, part) if job is not None and job.id <= self._last]
+            if jobs or not part:
+                return jobs
+            self.position = part[-1] + (-1 if self._descending else 1)
+            self.step()
+
+    # --- a better way than the whole table
+
+    def _list(self) -> list[int] | None:
+        """The ids of all jobs that can match, in order, where these are few beside all jobs; else None.
+
+        The jobs that are there all the time are in the list or in the table, whichever this or the next answer uses.
+        """
+        matcher = self._matcher
+        if sum(most - least + 1 for least, most in matcher.ids) <= _LISTED_MAX:
+            return [id for least, most in matcher.ids for id in range(least, min(most, self._last) + 1)]
+        if matcher.tubes is None and RESERVED in matcher.states and READY in matcher.states:
+            return None
+        engine = self._house.engine
+        if matcher.tubes is None:
+            tubes = list(engine.tubes.values()) if len(engine.tubes) <= _LISTED_MAX // 8 else None
+        else:
+            tubes = [tube for name in matcher.tubes if (tube := engine.tubes.get(name)) is not None]
+        if tubes is None:
+            return None
+        states = matcher.states
+        orders = [order for tube in tubes for order in _orders(tube, states)]
+        count = sum(map(len, orders))
+        reserved = RESERVED in states and any(tube.reserved for tube in tubes)
+        if reserved:
+            count += sum(tube.reserved for tube in tubes)
+            if engine.reserved_count > _LISTED_MAX or len(engine.clients) > _LISTED_MAX // 4:
+                return None
+        all_jobs = engine.ready_count + engine.delayed_count + engine.buried_count + engine.reserved_count
+        if count > _LISTED_MAX or count * _WORTH > all_jobs:
+            return None
+        ids = [entry & ID_MASK for order in orders for entry in order.smallest(_LISTED_MAX)]
+        if reserved:
+            numbers = {tube.number for tube in tubes}
+            for client in engine.clients.values():
+                ids += [job.id for job in client.reserved.values() if job.tube in numbers]
+                ids += [job.id for job in client.leaving if job.tube in numbers]
+        ids.sort()
+        return ids
+
+    # --- bodies
+
+    def _parts(self, jobs: list[Job]) -> Iterator[list[Job]]:
+        """The jobs, in parts that are matched at once. Raises SearchFailed."""
+        cost = sum([pattern.cost for pattern, _ in self._matcher.patterns])
+        part: list[Job] = []
+        total = 0
+        for job in jobs:
+            job_cost = cost * len(job.body)
+            if job_cost > _COST_MAX:
+                raise SearchFailed(
+                    f"Job {job.id} has {len(job.body) - CRLF_BYTES} bytes, too many for this regular expression. "
+                    f"Add size<={_COST_MAX // cost} to the filter, or look for words."
+                )
+            if part and total + job_cost > _BATCH_COST_MAX:
+                yield part
+                part, total = [], 0
+            part.append(job)
+            total += job_cost
+        if part:
+            yield part
+
+    def _match(self, jobs: list[Job]) -> list[bool]:
+        """Whether their bodies are as they should be."""
+        words, patterns = self._matcher.words, self._matcher.patterns
+        verdicts = [self._has_words(job.body) for job in jobs] if words else [True] * len(jobs)
+        if not patterns:
+            return verdicts
+        cost = sum([pattern.cost for pattern, _ in patterns])
+        large: list[int] = []
+        for number, job in enumerate(jobs):
+            if not verdicts[number]:
+                continue
+            if cost * len(job.body) <= _HUB_COST_MAX:
+                verdicts[number] = _fits(job.body[:-CRLF_BYTES], patterns)
+                self.step()
+            else:
+                large.append(number)
+        if large:
+            bodies = [memoryview(jobs[number].body)[:-CRLF_BYTES] for number in large]
+            with _one_at_a_time:
+                found = get_hub().threadpool.apply(_all_fit, (bodies, patterns))
+            self._worked_ns += perf_counter_ns() - self._slice_ns
+            self._slice_ns = perf_counter_ns()
+            self._turns += 1
+            for number, verdict in zip(large, found, strict=True):
+                verdicts[number] = verdict
+        return verdicts
+
+    def _has_words(self, body: bytes) -> bool:
+        end = len(body) - CRLF_BYTES
+        for word, wanted in self._matcher.words:
+            if (self._has(body, word, end) if end > _WINDOW_BYTES else body.find(word, 0, end) >= 0) is not wanted:
+                self.step()
+                return False
+        self.step()
+        return True
+
+    def _has(self, body: bytes, word: bytes, end: int) -> bool:
+        """As find(), which would not let go of a large body."""
+        for at in range(0, end, _WINDOW_BYTES):
+            if body.find(word, at, min(end, at + _WINDOW_BYTES + len(word) - 1)) >= 0:
+                return True
+            self.step()
+        return False
+
+
+def _orders(tube: Tube, states: frozenset[int]) -> list[Any]:
+    pairs = ((READY, tube.ready), (DELAYED, tube.delayed), (BURIED, tube.buried))
+    return [order for state, order in pairs if state in states and order.first() >= 0]
+
+
+def _fits(body: Any, patterns: list[tuple[Pattern, bool]]) -> bool:
+    return all(pattern.matches(body) is wanted for pattern, wanted in patterns)
+
+
+def _all_fit(bodies: list[Any], patterns: list[tuple[Pattern, bool]]) -> list[bool]:
+    """Runs in a thread. RE2 lets go of the interpreter while it searches."""
+    return [_fits(body, patterns) for body in bodies]

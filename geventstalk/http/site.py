@@ -1,0 +1,182 @@
+"""HTTP's place in the server: its listening sockets, its connections, and the application behind them.
+
+The server imports this room and the house, only where `--http` is given. The server accepts the connections. This room
+serves them, says which may be given up for others, and ends them.
+Invariant: connections of HTTP take a small share of what beanstalk's clients may have, and one that only rests gives
+way to one that comes.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from time import monotonic
+from typing import Any, Final
+
+import gevent
+from gevent import socket as gevent_socket
+
+from geventstalk.config import Settings
+from geventstalk.http import app, wire
+from geventstalk.http.access import SECURITY_HEADERS, Access
+from geventstalk.http.audit import Audit
+from geventstalk.http.house import House
+from geventstalk.http.sampler import Sampler
+from geventstalk.http.tokens import Tokens
+
+CONNECTIONS_MAX: Final = 256
+_GIVE_UP_AT_ONCE: Final = 16
+_END_S: Final = 1.0
+"""How long requests that are under way may take at a stop."""
+_TELL_EVERY_S: Final = 10.0
+_PUT_BYTES_MAX: Final = 1 << 22
+"""The largest request that puts a job: to read more would hold up everybody else for longer than 5 ms."""
+
+
+class Site:
+    """Call open() once, then serve() for each connection, then stop()."""
+
+    def __init__(
+        self, settings: Settings, listeners: list[socket.socket], tokens: Tokens | None, log: logging.Logger
+    ) -> None:
+        self.listeners: Final = listeners
+        self._settings = settings
+        self._log = log
+        names = [address.rpartition(":")[0].strip("[]") for address in settings.http if not address.startswith("unix:")]
+        self._access = Access(map(str.lower, names), settings.http_host, tokens, log)
+        self._audit = Audit(settings.audit, log)
+        self._service: Service | None = None
+
+    def open(self, house: House) -> None:
+        """Makes the application. From now on connections can be served."""
+        self._audit.unix_s = lambda: house.unix_s(house.now_ns())
+        house.audit = self._audit
+        gevent.spawn(Sampler(house).run)
+        self._service = Service(house, app.make(house, self._access), self._log)
+
+    def serve(self, sock: socket.socket, peer: str) -> None:
+        """Serves one connection until its end, and closes it. Runs in the greenlet of the connection."""
+        assert self._service is not None
+        self._service.serve(sock, peer)
+
+    def give_up_some(self) -> None:
+        """Closes connections that have rested the longest, so that others can come."""
+        if self._service is not None:
+            self._service.give_up(_GIVE_UP_AT_ONCE)
+
+    def stop(self) -> None:
+        """Ends all connections: those that rest at once, the others when their requests are answered, or soon."""
+        if self._service is not None:
+            self._service.stop()
+
+
+class Service:
+    """What the handlers of all connections share; to pywsgi it is the server."""
+
+    def __init__(self, house: House, application: Any, log: logging.Logger) -> None:
+        self.application = application
+        self.breathe = house.breathe
+        self.stopping = False
+        self._house = house
+        self._log = log
+        self._resting: dict[wire.Handler, None] = {}  # the longest first
+        self._working: set[wire.Handler] = set()
+        self._told_s = -_TELL_EVERY_S
+        self._untold = 0
+        self._put_bytes_max = min(3 * house.settings.max_job_bytes + 4096, _PUT_BYTES_MAX)
+        headers = "".join(f"{name}: {value}\r\n" for name, value in SECURITY_HEADERS.items())
+        self._head_end = f"{headers}Content-Type: application/problem+json\r\nConnection: close\r\n".encode()
+
+    # --- connections
+
+    def serve(self, sock: socket.socket, peer: str) -> None:
+        fd = sock.detach()
+        own: Any = gevent_socket.socket(sock.family, sock.type, sock.proto, fileno=fd)
+        handler = wire.Handler(own, peer, self)
+        self._house.turn.guests += 1
+        try:
+            handler.handle()
+        except Exception as error:
+            self.tell_fault("a connection", error)
+        finally:
+            self._house.turn.guests -= 1
+            self._resting.pop(handler, None)
+            self._working.discard(handler)
+            own.close()
+
+    def rests(self, handler: wire.Handler) -> None:
+        """The connection waits for a request."""
+        self._working.discard(handler)
+        self._resting[handler] = None
+
+    def works(self, handler: wire.Handler) -> None:
+        """The connection has a request that is under way."""
+        self._resting.pop(handler, None)
+        self._working.add(handler)
+
+    def give_up(self, count: int) -> None:
+        for handler in list(self._resting)[:count]:
+            del self._resting[handler]
+            handler.hang_up()
+
+    def stop(self) -> None:
+        self.stopping = True
+        self._house.stop()
+        self.give_up(len(self._resting))
+        end_s = monotonic() + _END_S
+        while self._working and monotonic() < end_s:
+            gevent.sleep(0.01)
+        for handler in list(self._working):
+            handler.hang_up()
+
+    # --- for the handlers
+
+    def get_environ(self) -> dict[str, Any]:
+        """What the environment of every request holds."""
+        return {
+            "SCRIPT_NAME": "",
+            "SERVER_NAME": "localhost",
+            "SERVER_PORT": "80",
+            "wsgi.errors": _Nowhere(),
+            "wsgi.multiprocess": False,
+            "wsgi.multithread": False,
+            "wsgi.run_once": False,
+            "wsgi.url_scheme": "http",
+            "wsgi.version": (1, 0),
+        }
+
+    def body_bytes_max(self, method: str, path: str) -> int:
+        """The largest body that such a request may have."""
+        puts = method == "POST" and path.partition("?")[0] == "/api/v1/jobs"
+        return self._put_bytes_max if puts else wire.BODY_BYTES_MAX
+
+    def refusal(self, status: int, why: str) -> bytes:
+        """A whole response to a request that did not reach the application."""
+        body = app.problem(status, why)
+        title = app.phrase(status)
+        start = f"HTTP/1.1 {status} {title}\r\nContent-Length: {len(body)}\r\n".encode()
+        return start + self._head_end + b"\r\n" + body
+
+    def log_refused(self, peer: str, refused: wire.Refused) -> None:
+        """A line in the log, not more often than every ten seconds."""
+        now_s = monotonic()
+        if now_s - self._told_s < _TELL_EVERY_S:
+            self._untold += 1
+            return
+        more = f"; {self._untold} more since the last such line" if self._untold else ""
+        self._told_s, self._untold = now_s, 0
+        self._log.warning("refused an HTTP request of %s: %s%s", peer, refused.why, more)
+
+    def tell_fault(self, what: str, error: BaseException) -> None:
+        """Something that nobody expects. The server goes on."""
+        self._log.error("an HTTP request failed: %s", what, exc_info=error)
+
+
+class _Nowhere:
+    """Falcon's own log, which gets nothing that our log does not get."""
+
+    def write(self, text: str) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass

@@ -1,0 +1,132 @@
+"""Who may use HTTP: the file of `--http-tokens`, lines `NAME ROLE TOKEN`.
+
+This room must not import gevent or falcon: --check-config reads the file, too. A fault of the file is a ConfigError
+that names the line, never a token. Invariant: a token is compared in constant time, and kept as its hash only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Literal
+
+from geventstalk.config import ConfigError
+
+Role = Literal["read", "admin"]
+
+TOKEN_CHARS_MIN = 16
+TOKEN_CHARS_MAX = 512
+_FILE_BYTES_MAX = 1 << 16
+_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # what a header `Authorization: Bearer` may hold
+_FORBIDDEN_MODE = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
+
+
+@dataclass(frozen=True)
+class Token:
+    """One line of the file."""
+
+    name: str
+    role: Role
+    digest: bytes
+
+
+class Tokens:
+    """The file as it was when it was last read well."""
+
+    def __init__(self, path: str, owner: int) -> None:
+        """`owner` is the user who may own the file beside root. Raises ConfigError."""
+        self._path = os.path.abspath(path)
+        self._owner = owner
+        self._seen: tuple[int, int, int] | None = None
+        self._tokens: tuple[Token, ...] = ()
+        self.read_again()
+
+    def find(self, text: str) -> Token | None:
+        """The line with this token. Takes as long for a token that is nearly right as for any other."""
+        digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
+        found = None
+        for token in self._tokens:
+            if compare_digest(token.digest, digest):
+                found = token
+        return found
+
+    def holds(self, token: Token) -> bool:
+        """Whether the file still has this very line."""
+        return token in self._tokens
+
+    def has_changed(self) -> bool:
+        """Whether the file was changed since it was last read, well or not."""
+        try:
+            return _mark(os.stat(self._path)) != self._seen
+        except OSError:
+            return self._seen is not None
+
+    def read_again(self) -> None:
+        """Reads the file. Raises ConfigError; then the tokens that were there stay."""
+        self._seen = None
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                status = os.fstat(fd)
+                self._seen = _mark(status)
+                self._require_private(status)
+                content = os.read(fd, _FILE_BYTES_MAX + 1)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise ConfigError(f"cannot read {self._path}: {error.strerror} (--http-tokens)") from None
+        if len(content) > _FILE_BYTES_MAX:
+            raise ConfigError(f"{self._path} is no file of tokens: it is larger than {_FILE_BYTES_MAX} bytes")
+        self._tokens = tuple(self._parse(content))
+
+    def _require_private(self, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{self._path} is no file (--http-tokens)")
+        if status.st_uid not in (0, self._owner):
+            raise ConfigError(
+                f"{self._path} belongs to user {status.st_uid}, who is neither root nor the server's user"
+            )
+        if status.st_mode & _FORBIDDEN_MODE:
+            mode = stat.S_IMODE(status.st_mode)
+            raise ConfigError(f"others can read or write {self._path}: its mode is {mode:04o}; chmod 600 is fine")
+
+    def _parse(self, content: bytes) -> list[Token]:
+        tokens: list[Token] = []
+        for number, line in enumerate(content.decode("latin-1").splitlines(), 1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            try:
+                token = _parsed(words)
+                if any(token.digest == other.digest for other in tokens):
+                    raise ValueError("the token stands above already")
+            except ValueError as error:
+                raise ConfigError(f"{error} ({self._path}, line {number})") from None
+            tokens.append(token)
+        if not tokens:
+            raise ConfigError(f"{self._path} has no token; its lines are NAME read|admin TOKEN")
+        return tokens
+
+
+def _parsed(words: list[str]) -> Token:
+    if len(words) != 3:
+        raise ValueError("a line is not NAME read|admin TOKEN")
+    name, role, text = words
+    if not _NAME.fullmatch(name):
+        raise ValueError("a name has up to 64 letters, digits and _.@-")
+    if role not in ("read", "admin"):
+        raise ValueError(f"the role of {name} is neither read nor admin")
+    if not TOKEN_CHARS_MIN <= len(text) <= TOKEN_CHARS_MAX:
+        raise ValueError(f"the token of {name} has {len(text)} characters, not {TOKEN_CHARS_MIN} to {TOKEN_CHARS_MAX}")
+    if not _TOKEN.fullmatch(text):
+        raise ValueError(f"the token of {name} has characters other than letters, digits and ._~+/-")
+    return Token(name, "admin" if role == "admin" else "read", sha256(text.encode()).digest())
+
+
+def _mark(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns

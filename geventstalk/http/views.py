@@ -1,0 +1,316 @@
+"""The engine's things as the API's JSON: the server, tubes, jobs, connections, the journal.
+
+This room must not change anything. Each function here reads without a yield, so what it gives was true at one moment.
+Times are seconds; moments are Unix time.
+"""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from itertools import islice
+from typing import Any, Final
+
+from geventstalk._build import BUILD
+from geventstalk._version import __version__
+from geventstalk.core import figures
+from geventstalk.core.ages import Oldest, Search
+from geventstalk.core.engine import Engine
+from geventstalk.core.figures import totals
+from geventstalk.core.job import DELAYED, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
+from geventstalk.core.meter import EVENTS, NO_TIMES, Times, quantiles
+from geventstalk.core.tube import Tube
+from geventstalk.durable.store import SegmentState
+from geventstalk.http.house import House
+from geventstalk.http.memory import resident_bytes
+from geventstalk.turn import Channel
+
+Json = dict[str, Any]
+
+_CRLF: Final = b"\r\n"
+_CHARACTER_BYTES_MAX: Final = 4
+_NO_COUNTS: Final = Tally()
+_NO_QUANTILES: Final[Json] = {"p50": None, "p95": None, "p99": None, "count": 0}
+_MUCH: Final = 0.9
+"""This share of the memory that there may be is told as a problem."""
+_WATCHES_SHOWN: Final = 20
+
+
+def oldest(house: House, tube: Tube | None) -> Oldest:
+    """The oldest jobs of a tube, or with None of the server, for tube() or server(). Breathes where that takes long."""
+    search = Search(house.engine, tube)
+    while (found := search.go_on()) is None:
+        house.breathe()
+    return found
+
+
+def ages(found: Oldest, now_ns: int) -> Json:
+    """How old the oldest jobs are."""
+    return {
+        state: None if created_ns is None else max(0, now_ns - created_ns) / SECOND_NS
+        for state, created_ns in found._asdict().items()
+    }
+
+
+def server(house: House, found: Oldest) -> Json:
+    """The server as a whole, with its oldest jobs."""
+    engine, facts, now_ns = house.engine, house.facts(), house.now_ns()
+    problems = _problems(house)
+    return {
+        "well": {"ok": not problems, "problems": problems},
+        "version": __version__,
+        "build": BUILD,
+        "pid": os.getpid(),
+        "hostname": _text(facts["hostname"]),
+        "started": house.unix_s(engine.started_ns),
+        "uptime_s": (now_ns - engine.started_ns) / SECOND_NS,
+        "now": house.unix_s(now_ns),
+        "draining": engine.draining,
+        "listen": house.listen,
+        "http": house.http,
+        "jobs": jobs(engine),
+        "ages": ages(found, now_ns),
+        "latency": latency(engine),
+        "rates": rates(engine, now_ns),
+        "totals": totals(engine)._asdict(),
+        "tubes": len(engine.tubes),
+        "connections": {
+            "open": len(engine.clients),
+            "producers": engine.producer_count,
+            "workers": engine.worker_count,
+            "waiting": engine.waiting_count,
+            "total": engine.total_clients,
+        },
+        "memory": {"resident_bytes": resident_bytes(), "limit_bytes": house.memory_limit_bytes},
+        "journal": _journal_in_short(house),
+        "max_job_bytes": house.settings.max_job_bytes,
+    }
+
+
+def _problems(house: House) -> list[Json]:
+    """What is not well, in sentences."""
+    problems: list[Json] = []
+    if house.engine.draining:
+        problems.append({"text": "The server is draining: it refuses puts.", "page": "overview"})
+    limit = house.memory_limit_bytes
+    if limit is not None and resident_bytes() >= limit * _MUCH:
+        problems.append({"text": "The memory is nearly used up.", "page": "overview"})
+    store = house.turn.store
+    if store is not None and not store.takes_puts():
+        problems.append({"text": "The journal has no room: puts are refused.", "page": "journal"})
+    elif store is not None and store.behind:
+        problems.append({"text": "The journal does not keep pace: changes wait.", "page": "journal"})
+    return problems
+
+
+def tube(house: House, tube: Tube, now_ns: int, found: Oldest) -> Json:
+    """A tube, with its oldest jobs. Looks at each of its watchers."""
+    per_second = rates(tube, now_ns)
+    return {
+        "name": tube.name.decode("ascii"),
+        "jobs": jobs_in(tube),
+        "ages": ages(found, now_ns),
+        "latency": latency(tube),
+        "rates": per_second,
+        "totals": totals(tube)._asdict(),
+        "using": tube.using,
+        "watching": len(tube.watchers),
+        "waiting": house.engine.waiting_in(tube),
+        "paused_s": tube.pause_s,
+        "pause_left_s": max(0, tube.paused_until_ns - now_ns) / SECOND_NS if tube.pause_s else 0,
+        "growth": growth(per_second),
+    }
+
+
+def jobs(engine: Engine) -> dict[str, int]:
+    """How many jobs there are in each state. Urgent jobs are ready ones, too."""
+    return {
+        "urgent": engine.urgent_count,
+        "ready": engine.ready_count,
+        "reserved": engine.reserved_count,
+        "delayed": engine.delayed_count,
+        "buried": engine.buried_count,
+    }
+
+
+def jobs_in(tube: Tube) -> dict[str, int]:
+    """The same of a tube."""
+    return {
+        "urgent": tube.urgent,
+        "ready": len(tube.ready),
+        "reserved": tube.reserved,
+        "delayed": len(tube.delayed),
+        "buried": len(tube.buried),
+    }
+
+
+def job(house: House, job: Job, now_ns: int, body_bytes: int) -> Json:
+    """A job with so many bytes of its body at the most."""
+    counts = job.tally or _NO_COUNTS
+    has_deadline = job.state in (RESERVED, DELAYED)
+    return {
+        "id": job.id,
+        "tube": house.engine.tube_of(job).name.decode("ascii"),
+        "state": STATE_NAMES[job.state],
+        "pri": job.pri,
+        "age_s": max(0, now_ns - job.created_ns) / SECOND_NS,
+        "created": house.unix_s(job.created_ns),
+        "delay_s": job.delay_s,
+        "ttr_s": job.ttr_s,
+        "time_left_s": max(0, job.rank - now_ns) / SECOND_NS if has_deadline else None,
+        "since_s": max(0, now_ns - job.since_ns) / SECOND_NS,
+        "size": len(job.body) - len(_CRLF),
+        "counts": {
+            "reserves": counts.reserves,
+            "timeouts": counts.timeouts,
+            "releases": counts.releases,
+            "buries": counts.buries,
+            "kicks": counts.kicks,
+        },
+        "holder": job.holder or None,
+        "segment": job.segment or None,
+        "body": body(job.body, body_bytes),
+    }
+
+
+def body(data: bytes, most: int) -> Json:
+    """A body without its CRLF: as text if what is shown of it is UTF-8, else in base64."""
+    size = len(data) - len(_CRLF)
+    shown = data[: min(size, most)]
+    whole = len(shown) == size
+    try:
+        text = shown.decode()
+    except UnicodeDecodeError as error:
+        if whole or error.start < len(shown) - _CHARACTER_BYTES_MAX or error.reason != "unexpected end of data":
+            return {"encoding": "base64", "data": b64encode(shown).decode("ascii"), "whole": whole}
+        text = shown[: error.start].decode()  # the last character is cut
+    return {"encoding": "text", "data": text, "whole": whole}
+
+
+def quantiles_of(times: Times | None) -> Json:
+    """Quantiles of times, in seconds."""
+    counts = NO_TIMES.counts if times is None else times.counts
+    p50, p95, p99 = (each / SECOND_NS for each in quantiles(counts))
+    count = sum(counts)
+    return {"p50": p50, "p95": p95, "p99": p99, "count": count} if count else _NO_QUANTILES
+
+
+def latency(of: Engine | Tube) -> Json:
+    """How long jobs were ready, and how long they were reserved."""
+    return {"queued": quantiles_of(of.queued), "worked": quantiles_of(of.worked)}
+
+
+def rates(of: Engine | Tube, now_ns: int) -> dict[str, dict[str, float]]:
+    """How many jobs a second were put, reserved and so on, over a minute and over fifteen."""
+    found = figures.rates(of, now_ns)
+    return {
+        event: {"m1": minute, "m15": quarter}
+        for event, minute, quarter in zip(EVENTS, found, found[len(EVENTS) :], strict=False)
+    }
+
+
+def growth(per_second: dict[str, dict[str, float]]) -> float:
+    """How many more jobs a second come in than leave, over a minute."""
+    return per_second["put"]["m1"] - per_second["delete"]["m1"]
+
+
+def connection(house: House, channel: Channel, now_ns: int) -> Json:
+    """A client of the beanstalk port."""
+    client = channel.session
+    address, listener, output_bytes = house.look_at(channel)
+    return {
+        "number": client.number,
+        "address": address,
+        "listener": listener,
+        "connected": house.unix_s(channel.joined_ns),
+        "idle_s": (now_ns - channel.heard_ns) / SECOND_NS,
+        "uses": client.used.name.decode("ascii") if client.used else "",
+        "watches": [tube.name.decode("ascii") for tube in islice(client.watched.values(), _WATCHES_SHOWN)],
+        "watching": len(client.watched),
+        "reserved": len(client.reserved),
+        # It sent nothing since it began to wait, but for what waits behind the reserve.
+        "waiting_s": (now_ns - channel.heard_ns) / SECOND_NS if client.waiting else None,
+        "held_up": client.held_up and house.engine.held,
+        "input_bytes": client.pending_bytes,
+        "output_bytes": output_bytes,
+        "producer": client.producer,
+        "worker": client.worker,
+    }
+
+
+def journal(house: House) -> Json:
+    """The journal without its segments; of a server without one, that there is none."""
+    settings, store = house.settings, house.turn.store
+    found: Json = {
+        "directory": None if settings.journal is None else os.path.abspath(settings.journal),
+        "policy": None,
+        "bytes": 0,
+        "live_bytes": 0,
+        "dead_bytes": 0,
+        "budget_bytes": settings.max_journal_bytes,
+        "disk_free_bytes": None,
+        "writable": True,
+        "compacting": False,
+        "moved": 0,
+        "refused_puts": 0,
+        "replay_s": house.replay_s,
+        "last_fsync": None,
+        "fsyncs": _NO_QUANTILES,
+        "commits": {"count": 0, "records": 0, "records_max": 0},
+    }
+    if store is None or settings.journal is None:
+        return found
+    facts = store.facts()
+    size, live = facts["journal-bytes"], facts["journal-live-bytes"]
+    assert isinstance(size, int) and isinstance(live, int)
+    return found | {
+        "policy": _policy(settings.fsync_ms),
+        "bytes": size,
+        "live_bytes": live,
+        "dead_bytes": max(0, size - live),
+        "disk_free_bytes": free_bytes(settings.journal),
+        "writable": store.takes_puts(),
+        "compacting": store.wants_compaction(),
+        "moved": facts["binlog-records-migrated"],
+        "refused_puts": facts["journal-puts-refused"],
+        "last_fsync": house.unix_s(store.synced_ns) if store.synced_ns else None,
+        "fsyncs": quantiles_of(store.fsyncs),
+        "commits": {"count": store.commits, "records": store.appended, "records_max": store.commit_records_max},
+    }
+
+
+def segment(state: SegmentState) -> Json:
+    """A segment of the journal."""
+    return {
+        "number": state.number,
+        "state": state.state,
+        "bytes": state.disk_bytes,
+        "live_bytes": state.live_bytes,
+        "records": state.records,
+    }
+
+
+def _journal_in_short(house: House) -> Json | None:
+    """What a glance at the server needs to know of the journal."""
+    if house.turn.store is None:
+        return None
+    found = journal(house)
+    names = ("policy", "bytes", "budget_bytes", "disk_free_bytes", "last_fsync", "writable")
+    return {name: found[name] for name in names} | {"fsync_p99_s": found["fsyncs"]["p99"]}
+
+
+def _policy(fsync_ms: int | None) -> str:
+    return "-F" if fsync_ms is None else f"-f{fsync_ms}"
+
+
+def free_bytes(directory: str) -> int:
+    """What the disk of this directory has left; 0 when it cannot say."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

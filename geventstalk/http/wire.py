@@ -1,0 +1,417 @@
+"""HTTP/1.1 on one connection: gevent's pywsgi, with every limit that a server among strangers needs.
+
+This room must not know what is asked for. pywsgi writes the responses and reads the bodies; the heads of requests are
+read and judged here, strictly: what two programs could understand in two ways is refused. Requests that are wrong cost
+an answer, at most a line of the log, and never a traceback.
+Invariant: whatever a client does or leaves undone, its connection ends in bounded time and takes bounded memory.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from time import monotonic
+from typing import Any, Final
+from weakref import proxy, ref
+
+import gevent
+from gevent import pywsgi
+
+IDLE_S: Final = 60.0
+"""How long a connection may stay without a request."""
+HEAD_S: Final = 10.0
+"""How long the head of a request may take from its first byte on."""
+BODY_S: Final = 10.0
+"""How long a body may take, and a second more for each BODY_BYTES_A_SECOND."""
+BODY_BYTES_A_SECOND: Final = 1 << 14
+SEND_S: Final = 30.0
+"""How long a client may take for one piece of a response."""
+HEAD_BYTES_MAX: Final = 1 << 14
+HEADERS_MAX: Final = 64
+LINE_BYTES_MAX: Final = 1 << 13
+BODY_BYTES_MAX: Final = 1 << 16
+"""The largest body of a request that puts no job."""
+_READ_BYTES: Final = 1 << 14
+DISCARD_S: Final = 1.0
+"""How long the rest of a body may take that nobody wants, to keep its connection."""
+
+_REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,16}) ([!-~]+) HTTP/(1\.[01])")
+_HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
+_ONCE: Final = frozenset({"host", "content-length", "content-type", "authorization", "transfer-encoding", "origin"})
+
+
+class Refused(Exception):
+    """A request that is not answered by the application. With status 0 nobody is left to answer."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.why = why
+
+
+class Input:
+    """What a client sends, as pywsgi wants to read it: from the socket, against the clock, within limits."""
+
+    closed = False
+
+    def __init__(self, sock: Any) -> None:
+        self._socket = sock
+        self._buffer = b""
+        self._end_s = 0.0
+        self._left = 0
+
+    def expect(self, seconds: float, size: int) -> None:
+        """What comes now has so many seconds and so many bytes."""
+        self._end_s = monotonic() + seconds
+        self._left = size
+
+    def hurry(self, seconds: float) -> None:
+        """What comes now has no more than so many seconds."""
+        self._end_s = min(self._end_s, monotonic() + seconds)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the first byte of a request. Returns False when there will be none."""
+        self.expect(seconds, HEAD_BYTES_MAX)
+        try:
+            return bool(self._buffer) or self._fill()
+        except Refused:
+            return False
+
+    def _fill(self) -> bool:
+        """Reads what the client has sent. Returns False at the end of what it sends."""
+        left_s = self._end_s - monotonic()
+        if left_s <= 0:
+            raise Refused(408, "the request took too long")
+        self._socket.settimeout(left_s)
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except TimeoutError:
+            raise Refused(408, "the request took too long") from None
+        except OSError:
+            raise Refused(0, "the client is gone") from None
+        self._buffer += data
+        return bool(data)
+
+    def _take(self, size: int) -> bytes:
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        self._left -= len(data)
+        return data
+
+    def read_head(self) -> bytes:
+        """All lines of a request's head with their CRLF, without the empty one."""
+        while self._buffer.startswith(b"\r\n"):  # behind an earlier body, by old clients
+            self._take(2)
+        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
+            if len(self._buffer) >= HEAD_BYTES_MAX:
+                raise self._too_long()
+            if not self._fill():
+                raise Refused(0, "the client is gone")
+        if end > HEAD_BYTES_MAX:
+            raise self._too_long()
+        head = self._take(end + 2)
+        self._take(2)
+        return head
+
+    def _too_long(self) -> Refused:
+        if b"\r\n" not in self._buffer[:LINE_BYTES_MAX]:
+            return Refused(414, "the address of the request is too long")
+        return Refused(431, "the headers of the request are too long")
+
+    # --- for pywsgi, which reads bodies and their chunks
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, less only at the end of what the client sends."""
+        if size > self._left:
+            raise Refused(413, "the body of the request is too large")
+        pieces = []
+        while size > 0 and (self._buffer or self._fill()):
+            piece = self._take(size)
+            size -= len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def readline(self, size: int = LINE_BYTES_MAX) -> bytes:
+        """A line of a body."""
+        line = b""
+        while len(line) < size and not line.endswith(b"\n"):
+            piece = self.read(1)
+            if not piece:
+                break
+            line += piece
+        return line
+
+
+class Headers:
+    """The headers of a request, as pywsgi wants to ask for them; names are in lower case."""
+
+    status = ""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        self.pairs = pairs
+        self._first: dict[str, str] = {}
+        for name, value in pairs:
+            self._first.setdefault(name, value)
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        return self._first.get(name.lower(), default)
+
+    getheader = get
+
+    @property
+    def typeheader(self) -> str | None:
+        return self._first.get("content-type")
+
+
+def parse_head(head: bytes) -> tuple[str, str, str, Headers]:
+    """Method, target, version and headers. Raises Refused."""
+    lines = head.split(b"\r\n")
+    found = _REQUEST_LINE.fullmatch(lines[0])
+    if found is None:
+        raise Refused(400, "the first line is no request of HTTP/1.1")
+    if len(lines[0]) > LINE_BYTES_MAX:
+        raise Refused(414, "the address of the request is too long")
+    if len(lines) - 2 > HEADERS_MAX:
+        raise Refused(431, "the request has too many headers")
+    method, target, version = (part.decode("ascii") for part in found.groups())
+    if not target.startswith("/") and target != "*":
+        target = _without_origin(target)
+    pairs = [_parse_header(line) for line in lines[1:-1]]
+    headers = Headers(pairs)
+    _require_one_meaning(headers, version)
+    return method, target, f"HTTP/{version}", headers
+
+
+def _parse_header(line: bytes) -> tuple[str, str]:
+    found = _HEADER.fullmatch(line)
+    if found is None:
+        raise Refused(400, "a header is not right")
+    return found[1].decode("ascii").lower(), found[2].decode("latin-1")
+
+
+def _without_origin(target: str) -> str:
+    """The path of a target that names its server, too, as for a proxy."""
+    found = re.fullmatch(r"(?i:https?://[^/?#]+)(/.*)?", target)
+    if found is None:
+        raise Refused(400, "the address of the request is not right")
+    return found[1] or "/"
+
+
+def _require_one_meaning(headers: Headers, version: str) -> None:
+    """Refuses what a proxy could take for something else, so that nobody can hide a request in a request."""
+    names = [name for name, _ in headers.pairs]
+    for name in _ONCE:
+        if names.count(name) > 1:
+            raise Refused(400, f"the header {name} is there twice")
+    if version == "1.1" and "host" not in names:
+        raise Refused(400, "the header host is missing")
+    coding = headers.get("transfer-encoding")
+    length = headers.get("content-length")
+    if coding is not None and (coding.lower() != "chunked" or length is not None or version == "1.0"):
+        raise Refused(400, "the length of the body is not clear")
+    if length is not None and not re.fullmatch(r"[0-9]{1,18}", length):
+        raise Refused(400, "the length of the body is not clear")
+
+
+class Body(pywsgi.Input):
+    """The body of one request, `left` bytes at the most. Whatever is wrong with it is Refused."""
+
+    left = 0
+    handler: ref[Handler]  # the handler holds this body, and nobody collects cycles
+
+    def read(self, length: int | None = None) -> bytes:
+        base: Any = super()
+        handler: Any = self.handler()
+        service = handler.server
+        service.rests(handler)  # it gives way to others as long as its request is not whole
+        try:
+            data: bytes = base.read(length)
+        except OSError as error:
+            raise Refused(400, f"the body of the request is not right: {error}") from None
+        finally:
+            service.works(handler)
+        self.left -= len(data)
+        if self.left < 0:
+            raise Refused(413, "the body of the request is too large")
+        return data
+
+    def _discard(self) -> None:
+        this: Any = self
+        if this.socket is None:  # otherwise the client waits to be asked for the body, and nobody has asked
+            this.rfile.hurry(DISCARD_S)
+            base: Any = super()
+            base._discard()
+
+
+class Handler(pywsgi.WSGIHandler):
+    """One connection and its requests. Its server is a Service of site.py."""
+
+    def __init__(self, sock: Any, peer: str, service: Any) -> None:
+        self.input = Input(sock)
+        self.head = False
+        self._peer = peer
+        base: Any = super()
+        base.__init__(sock, peer, service, rfile=self.input)
+
+    # --- requests
+
+    def handle_one_request(self) -> Any:
+        """Reads a request and answers it. Returns True when another may follow, as pywsgi wants it."""
+        this: Any = self
+        service = this.server
+        service.rests(self)
+        if service.stopping or not self.input.wait(IDLE_S):
+            return None
+        try:
+            service.breathe()
+            self.input.expect(HEAD_S, HEAD_BYTES_MAX + 4)
+            head = self.input.read_head()
+            service.works(self)  # from now on only: whoever sends half a request gives way to others
+            this.command, this.path, this.request_version, this.headers = parse_head(head)
+            self._expect_body()
+            this.environ = self.get_environ()
+        except Refused as refused:
+            self._refuse(refused)
+            return None
+        this.application = service.application
+        this.response_length = 0
+        this.handle_one_response()
+        return None if this.close_connection else True
+
+    def _expect_body(self) -> None:
+        this: Any = self
+        length = this.headers.get("content-length")
+        this.content_length = None if length is None else int(length)
+        most = this.server.body_bytes_max(this.command, this.path)
+        if length is not None and int(length) > most:
+            raise Refused(413, f"the body of the request has more than {most} bytes")
+        # Chunks have lines of their own.
+        size = int(length) if length is not None else 2 * most if this.headers.get("transfer-encoding") else 0
+        self.input.expect(BODY_S + size / BODY_BYTES_A_SECOND, size)
+        connection = (this.headers.get("connection") or "").lower()
+        this.close_connection = "close" in connection or (
+            this.request_version == "HTTP/1.0" and "keep-alive" not in connection
+        )
+
+    def get_environ(self) -> dict[str, Any]:
+        this: Any = self
+        base: Any = super()
+        environ: dict[str, Any] = base.get_environ()
+        environ["geventstalk.peer"] = self._peer
+        environ["geventstalk.connection"] = proxy(self)  # nobody collects cycles
+        self.head = environ["REQUEST_METHOD"] == "HEAD"
+        if self.head:
+            environ["REQUEST_METHOD"] = "GET"
+        asked = environ.get("HTTP_EXPECT", "").lower() == "100-continue"
+        chunked = "HTTP_TRANSFER_ENCODING" in environ
+        body: Any = Body
+        this.wsgi_input = environ["wsgi.input"] = body(
+            self.input, this.content_length, socket=this.socket if asked else None, chunked_input=chunked
+        )
+        this.wsgi_input.handler = ref(self)
+        this.wsgi_input.left = this.server.body_bytes_max(this.command, this.path)
+        this.close_connection = this.close_connection or asked
+        return environ
+
+    def _headers(self) -> Iterator[tuple[str, str]]:
+        this: Any = self
+        for name, value in this.headers.pairs:
+            # An underscore would make two names one.
+            if name not in ("content-type", "content-length") and "_" not in name:
+                yield "HTTP_" + name.replace("-", "_").upper(), value
+
+    def _connection_upgrade_requested(self) -> bool:
+        return False
+
+    def hang_up(self) -> None:
+        """Ends the connection from another greenlet."""
+        this: Any = self
+        sock = this.__dict__.get("socket")
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(2)
+
+    def keep_unsent(self, size: int) -> None:
+        """Has the kernel keep about so many bytes that the client has not taken, so that others wait for the client."""
+        this: Any = self
+        this.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+
+    # --- responses
+
+    def process_result(self) -> None:
+        this: Any = self
+        if self.head:
+            if not this.headers_sent:
+                this._write_with_headers(b"")
+            return
+        for data in this.result:
+            if data:
+                this.write(data)
+        if this.status and not this.headers_sent:
+            this.write(b"")
+        if this.response_use_chunked:
+            this._sendall(b"0\r\n\r\n")
+
+    def finalize_headers(self) -> None:
+        this: Any = self
+        base: Any = super()
+        base.finalize_headers()
+        if this.close_connection and this.request_version == "HTTP/1.1":
+            this.response_headers.append((b"Connection", b"close"))
+
+    def _sendall(self, data: Any) -> None:
+        this: Any = self
+        this.socket.settimeout(SEND_S)
+        base: Any = super()
+        base._sendall(data)
+
+    # --- what goes wrong
+
+    def handle_error(self, kind: Any, error: Any, trace: Any) -> None:
+        """pywsgi calls this in the middle of a response, for whatever the application did not answer itself."""
+        this: Any = self
+        this.close_connection = True
+        if isinstance(error, Refused):
+            if not this.headers_sent:
+                self._refuse(error)
+        elif not isinstance(error, (OSError, gevent.GreenletExit)):
+            this.server.tell_fault(f"{this.command} {this.path}", error)
+            if not this.headers_sent:
+                self._answer_and_end(Refused(500, "The server has a fault; its log says which."))
+
+    def log_request(self) -> None:
+        """Nothing: a server that is asked every second would fill its log."""
+
+    def log_error(self, message: str, *arguments: object) -> None:
+        """Nothing: what pywsgi finds in a body has become Refused."""
+
+    def _refuse(self, refused: Refused) -> None:
+        """Answers a request that does not reach the application. The connection ends behind the answer."""
+        this: Any = self
+        if not refused.status:
+            return
+        this.server.log_refused(this.client_address, refused)
+        self._answer_and_end(refused)
+
+    def _answer_and_end(self, refused: Refused) -> None:
+        this: Any = self
+        data = this.server.refusal(refused.status, refused.why)
+        this.socket.settimeout(1.0)
+        try:
+            this.socket.sendall(data)
+            this.socket.shutdown(1)
+        except OSError:
+            return
+        self._drain()
+
+    def _drain(self) -> None:
+        """Reads what the client still sends, for a moment. With something unread it might never see the answer."""
+        self.input.expect(1.0, 0)
+        try:
+            for _ in range(64):
+                self.input._buffer = b""
+                if not self.input._fill():
+                    return
+        except Refused:
+            return

@@ -1,0 +1,284 @@
+"""Work on all jobs that match a filter: it goes on in slices when whoever began it is gone, and can be cancelled.
+
+This room must not know requests. Search and changes take turns: some hundred jobs are found, then changed by one errand
+of the turn, and counted when that is safe.
+Invariant: what `done` counts is as safe as an answer is. A job that was put after the beginning is never touched, nor
+one that no longer matches when its change comes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Final
+
+from gevent import spawn
+from gevent.event import Event
+
+from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED
+from geventstalk.core.operate import DONE, WRONG_STATE, Operate
+from geventstalk.errands import Changes
+from geventstalk.http.audit import Author
+from geventstalk.http.changes import Values, change_of
+from geventstalk.http.filters import Term
+from geventstalk.http.house import Failed, House
+from geventstalk.http.search import Search, SearchFailed
+
+KEPT_MAX: Final = 100
+RUNNING_MAX: Final = 4
+_BATCH_MAX: Final = 500
+"""So many jobs are changed by one errand, and wait for one sync."""
+_BATCH_S: Final = 0.25
+"""A search for them takes no longer than that before they are changed."""
+_TELL_S: Final = 0.5
+"""How often House.bulk_listeners hear of progress."""
+
+Json = dict[str, Any]
+
+
+class TooMany(Exception):
+    """So much work is under way that no more is begun."""
+
+
+class Work:
+    """One such work, from its beginning on. `terms` are its filter, `limit` is how many jobs it takes at the most."""
+
+    def __init__(
+        self,
+        house: House,
+        who: Author,
+        text: str,
+        terms: tuple[Term, ...],
+        action: str,
+        values: Values,
+        limit: int | None,
+        number: int,
+    ) -> None:
+        """Raises FilterError for a regular expression that cannot be used."""
+        engine = house.engine
+        self.number: Final = number
+        self.state = "running" if number else "dry-run"
+        self.over: Any = Event()
+        self.cancelled = False
+        self._house = house
+        self._who: Final = who
+        self._text = text
+        self._action = action
+        self._values = values
+        self._limit = limit
+        self._search = Search(house, terms, last=engine.next_id - 1)
+        self._began = monotonic()
+        self._ended: float | None = None
+        self._began_unix_s = house.unix_s(house.now_ns())
+        self._jobs_before = engine.ready_count + engine.reserved_count + engine.delayed_count + engine.buried_count
+        self._matched = self._done = self._failed = 0
+        self._error: str | None = None
+        self._changes: Changes | None = None
+
+    def as_json(self) -> Json:
+        tube = self._values.tube
+        return {
+            "number": self.number,
+            "filter": self._text,
+            "action": self._action,
+            "tube": tube.decode("ascii") if tube else None,
+            "state": self.state,
+            "by": self._who.name,
+            "began": self._began_unix_s,
+            "took_s": (monotonic() if self._ended is None else self._ended) - self._began,
+            "searched": self._search.searched,
+            "matched": self._matched,
+            "done": self._done,
+            "failed": self._failed,
+            "jobs_before": self._jobs_before,
+            "error": self._error,
+        }
+
+    def count(self) -> None:
+        """Only counts what matches. Raises SearchFailed."""
+        for jobs in self._search.pages():
+            self._matched += len(jobs)
+            if self._limit is not None and self._matched >= self._limit:
+                self._matched = self._limit
+                break
+            if self._house.stopping.is_set():
+                self._error = "The server stops."
+                break
+        self._ended = monotonic()
+
+    def cancel(self) -> None:
+        """No further job is changed. The work is over soon."""
+        self.cancelled = True
+        if self._changes is not None:
+            self._changes.cancelled = True
+
+    def run(self, tell: Callable[[], None]) -> None:
+        """The work. `tell` is called when there is progress."""
+        try:
+            self._run(tell)
+        except SearchFailed as error:
+            self._end("failed", str(error))
+        except Failed:
+            self._end("failed", "A change was given up: the server stops, or its log says why.")
+        except Exception:
+            self._end("failed", "The server has a fault; its log says which.")
+            raise
+        else:
+            self._end("cancelled" if self.cancelled else "failed" if self._error else "done", self._error)
+        finally:
+            changed = f"work {self.number}: {self.state}"
+            values = f"; {self._values}" if self._values else ""
+            self._house.audit.record(
+                self._who, f"bulk {self._action}", self._done, filter=self._text, detail=f"{changed}{values}"
+            )
+            self.over.set()
+            tell()
+
+    def _end(self, state: str, error: str | None) -> None:
+        self.state = state
+        self._error = error
+        self._ended = monotonic()
+
+    def _run(self, tell: Callable[[], None]) -> None:
+        ids: list[int] = []
+        left = self._limit
+        due = monotonic() + _BATCH_S
+        for jobs in self._search.pages():
+            if left is not None:
+                jobs = jobs[:left]
+                left -= len(jobs)
+            ids += [job.id for job in jobs]
+            if len(ids) >= _BATCH_MAX or monotonic() >= due or left == 0:
+                self._change(ids)
+                ids = []
+                due = monotonic() + _BATCH_S
+                tell()
+            if left == 0 or self._stops():
+                return
+        self._change(ids)
+
+    def _stops(self) -> bool:
+        if self._house.stopping.is_set():
+            raise Failed
+        return self.cancelled or self._error is not None
+
+    def _change(self, ids: list[int]) -> None:
+        """Changes these jobs, and returns when that is safe."""
+        self._matched += len(ids)
+        if not ids or self.cancelled:
+            return
+        changes = self._changes = _Batch(
+            self._house, self._search, ids, change_of(self._house.engine, self._action, self._values)
+        )
+        try:
+            self._house.change(changes)
+        finally:
+            self._changes = None
+        self._done += changes.counts.get(DONE, 0)
+        self._failed += sum(changes.counts.values()) - changes.counts.get(DONE, 0)
+        if OUT_OF_MEMORY in changes.counts:
+            self._error = "There is no room for it: memory or the journal is full."
+
+
+class _Doer:
+    """Does it to a job that still matches. `is_full` is set where there was no room.
+
+    The errand holds this, and this does not hold the errand: the server has no collector of cycles.
+    """
+
+    def __init__(self, engine: Operate, search: Search, do: Callable[[int, int], int]) -> None:
+        self.is_full = False
+        self._engine = engine
+        self._search = search
+        self._do = do
+
+    def __call__(self, id: int, now_ns: int) -> int:
+        if self.is_full:
+            return UNFINISHED  # until the slice ends, and the errand with it
+        job = self._engine.jobs.get(id)
+        if job is None or not self._search.still(job):
+            self._engine.abandon_alter(id)  # if it was begun
+            return WRONG_STATE
+        outcome = self._do(id, now_ns)
+        self.is_full = outcome == OUT_OF_MEMORY
+        return outcome
+
+
+class _Batch(Changes):
+    """Changes some jobs, each if it still matches. It stops where there is no room."""
+
+    def __init__(self, house: House, search: Search, ids: list[int], do: Callable[[int, int], int]) -> None:
+        self._doer = _Doer(house.engine, search, do)
+        super().__init__(house.engine, ids, self._doer)
+
+    def run(self, now_ns: int) -> bool:
+        return super().run(now_ns) or self._doer.is_full
+
+    def done(self) -> None:
+        pass
+
+    def failed(self) -> None:
+        pass
+
+
+class Works:
+    """All works of a server: those under way, and those that ended lately."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._kept: deque[Work] = deque()
+        self._number = 0
+
+    def begin(
+        self,
+        who: Author,
+        text: str,
+        terms: tuple[Term, ...],
+        action: str,
+        values: Values,
+        limit: int | None,
+    ) -> Work:
+        """Begins a work. Raises TooMany, and FilterError."""
+        if sum(work.state == "running" for work in self._kept) >= RUNNING_MAX:
+            raise TooMany
+        work = Work(self._house, who, text, terms, action, values, limit, self._number + 1)
+        self._number += 1
+        self._kept.append(work)
+        if len(self._kept) > KEPT_MAX:
+            self._kept.remove(next(old for old in self._kept if old.state != "running"))
+        # If the server dies, the work has its beginning in the audit.
+        self._house.audit.record(who, f"begin bulk {action}", 0, filter=text, detail=f"work {work.number}")
+        spawn(_supervised, work, _Teller(self._house, work).tell, self._house.log)
+        return work
+
+    def find(self, number: int) -> Work | None:
+        return next((work for work in self._kept if work.number == number), None)
+
+    def latest_first(self) -> list[Json]:
+        return [work.as_json() for work in reversed(self._kept)]
+
+
+class _Teller:
+    """Tells the listeners: of the end, and of progress now and then."""
+
+    def __init__(self, house: House, work: Work) -> None:
+        self._listeners = house.bulk_listeners
+        self._work = work
+        self._next = 0.0
+
+    def tell(self) -> None:
+        now = monotonic()
+        if self._work.over.is_set() or now >= self._next:
+            self._next = now + _TELL_S
+            for listener in self._listeners:
+                listener(self._work.as_json())
+
+
+def _supervised(work: Work, tell: Callable[[], None], log: logging.Logger) -> None:
+    """A fault of a work ends the work, and no more: whatever changes a job is an errand, which the turn looks after."""
+    try:
+        work.run(tell)
+    except Exception as error:
+        log.error("work %d on many jobs failed", work.number, exc_info=error)

@@ -1,0 +1,329 @@
+"""Searching: the same jobs as a naive look at each, whatever happens meanwhile, and no slice that is long."""
+
+from __future__ import annotations
+
+import random
+import time
+from time import monotonic_ns
+
+import gevent
+import pytest
+import re2
+
+from geventstalk.core.job import SECOND_NS, Job
+from geventstalk.http import patterns
+from geventstalk.http import search as search_module
+from geventstalk.http.filters import FilterError, parse
+from geventstalk.http.house import SLICE_NS
+from geventstalk.http.patterns import Pattern, PatternError
+from geventstalk.http.search import Search, SearchFailed
+from tests.support.filters import TUBES, body_of, holds, random_filter
+from tests.support.web import Inside
+
+
+class Yard(Inside):
+    """An engine that random traffic fills and changes."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        self.draw = draw
+        self.workers = [self.session() for _ in range(3)]
+        self.now_ns = monotonic_ns() - 100 * SECOND_NS
+        self.ids: list[int] = []
+
+    def put(self, body: bytes | None = None, tube: str | None = None) -> int:
+        draw, worker = self.draw, self.draw.choice(self.workers)
+        data = body_of(draw) if body is None else body
+        delay, ttr = draw.choice((0, 0, 0, 1, 1000)), draw.choice((1, 2, 100))
+        self.say(worker, b"use %s" % (tube or draw.choice(TUBES)).encode())
+        self.say(worker, b"put %d %d %d %d\r\n%s" % (draw.randrange(6), delay, ttr, len(data), data))
+        self.ids.append(self.engine.next_id - 1)
+        return self.ids[-1]
+
+    def say(self, worker: object, line: bytes) -> None:
+        worker.receive(line + b"\r\n", self.now_ns)  # type: ignore[attr-defined]
+        worker.take_out()  # type: ignore[attr-defined]
+
+    def change(self) -> None:
+        """One change of some job, as clients make them."""
+        draw, worker = self.draw, self.draw.choice(self.workers)
+        id = draw.choice(self.ids)
+        self.now_ns = min(monotonic_ns(), self.now_ns + draw.randrange(SECOND_NS))
+        line = draw.choice(
+            (
+                b"reserve-job %d" % id,
+                b"release %d %d %d" % (id, draw.randrange(5), draw.choice((0, 1, 500))),
+                b"bury %d %d" % (id, draw.randrange(5)),
+                b"kick-job %d" % id,
+                b"reserve-with-timeout 0",
+                b"touch %d" % id,
+                b"delete %d" % id if draw.random() < 0.3 else b"watch sms",
+            )
+        )
+        self.say(worker, line)
+        self.engine.advance(self.now_ns, 100)
+
+    def job(self, id: int) -> Job:
+        job = self.engine.jobs.get(id)
+        assert job is not None
+        return job
+
+    def naive(self, text: str, now_ns: int) -> list[int]:
+        terms = parse(text)
+        return sorted(job.id for job in self.engine.jobs if holds(self.engine, job, terms, now_ns))
+
+    def search(self, text: str, descending: bool = False, at: int | None = None) -> Search:
+        return Search(self.house, parse(text), descending, at)
+
+
+@pytest.fixture
+def yard(seed: int) -> Yard:
+    return Yard(random.Random(seed))
+
+
+def found(search: Search) -> list[int]:
+    return [job.id for jobs in search.pages() for job in jobs]
+
+
+def test_a_search_finds_what_a_look_at_each_job_finds(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On each way: through the table, through lists, on the hub and in a thread."""
+    for _ in range(300):
+        yard.put()
+    for _ in range(1000):
+        yard.change()
+    matched = 0
+    now_ns = monotonic_ns()
+    monkeypatch.setattr(yard.house, "now_ns", lambda: now_ns)
+    for number in range(150):
+        monkeypatch.setattr(search_module, "_WORTH", 1 if number % 2 else 10**9)
+        monkeypatch.setattr(search_module, "_LISTED_MAX", yard.draw.choice((0, 50, 8000)))
+        monkeypatch.setattr(search_module, "_HUB_COST_MAX", yard.draw.choice((0, 500, 100_000)))
+        monkeypatch.setattr(search_module, "_BATCH_COST_MAX", yard.draw.choice((0, 1000, 100_000)))
+        monkeypatch.setattr(search_module, "_WINDOW_BYTES", yard.draw.choice((1, 3, 1 << 16)))
+        text = random_filter(yard.draw, yard.ids)
+        expected = yard.naive(text, now_ns)
+        up, down = yard.search(text), yard.search(text, True)
+        assert found(up) == expected, text
+        assert found(down) == expected[::-1], text
+        assert up.exhausted and down.exhausted
+        matched += bool(expected)
+    assert matched > 30
+
+
+def test_a_search_goes_on_where_another_one_stopped(yard: Yard) -> None:
+    for _ in range(300):
+        yard.put()
+    for _ in range(500):
+        yard.change()
+    now_ns = monotonic_ns()
+    for _ in range(30):
+        text = random_filter(yard.draw, yard.ids)
+        if "age" in text or "since" in text:
+            continue
+        for descending in (False, True):
+            at: int | None = None
+            ids: list[int] = []
+            while True:
+                search = yard.search(text, descending, at)
+                pages = search.pages()
+                for _ in range(yard.draw.randrange(1, 3)):
+                    ids += [job.id for job in next(pages, [])]
+                if search.exhausted:
+                    break
+                at = search.position
+            assert ids == (yard.naive(text, now_ns)[::-1] if descending else yard.naive(text, now_ns)), text
+
+
+def test_jobs_that_stay_are_seen_once_whatever_others_do(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between any two looks others put, reserve, bury, move between states and delete."""
+    for _ in range(250):
+        yard.put()
+    staying = {job.id for job in yard.engine.jobs if job.id % 3 == 0}
+    yard.ids = [id for id in yard.ids if id not in staying]
+
+    def breathe() -> None:
+        for _ in range(2):
+            yard.change()
+        yard.put()
+        id = yard.draw.choice([*staying])
+        yard.say(yard.workers[0], yard.draw.choice((b"kick-job %d", b"reserve-job %d", b"bury %d 1")) % id)
+
+    monkeypatch.setattr(search_module, "SLICE_NS", 0)
+    monkeypatch.setattr(yard.house, "breathe", breathe)
+    for text in (
+        "",
+        "tube:mail",
+        "tube:mail,x -body:/nothing/",
+        "body:/./",
+        "-body:zzz",
+        "state:ready,delayed,reserved",
+    ):
+        for descending in (False, True):
+            terms, ids = parse(text), list[int]()
+            always = (
+                {id for id in staying if holds(yard.engine, yard.job(id), terms, 0)} if "state" not in text else set()
+            )
+            search = Search(yard.house, terms, descending, last=yard.engine.next_id + 20)
+            for jobs in search.pages():
+                for job in jobs:
+                    assert holds(yard.engine, job, terms, monotonic_ns()) and yard.engine.jobs.get(job.id) is job
+                    ids.append(job.id)
+            assert ids == sorted(set(ids), reverse=descending)
+            assert always <= set(ids), text
+
+
+def test_a_job_that_is_gone_does_not_match_any_more(yard: Yard) -> None:
+    yard.put(b"hello", "mail")
+    search = yard.search("tube:mail")
+    (job,) = next(search.pages())
+    assert search.still(job)
+    yard.say(yard.workers[0], b"delete %d" % job.id)
+    assert not search.still(job)
+
+
+def test_what_was_searched_is_counted(yard: Yard) -> None:
+    for _ in range(200):
+        yard.put(b"x", "mail")
+    search = yard.search("size:1")
+    counts = [search.searched for jobs in search.pages() if jobs]
+    assert counts == sorted(counts) and search.searched == 200
+    search = yard.search("id>100", descending=True)
+    assert len(found(search)) == 100 == search.searched
+
+
+def test_few_jobs_among_many_are_found_without_a_look_at_the_others(yard: Yard) -> None:
+    for _ in range(2000):
+        yard.put(b"x", "sms")
+    yard.put(b"x", "mail")
+    for id in (5, 1000):
+        yard.say(yard.workers[0], b"reserve-job %d" % id)
+    for text, count in (
+        ("tube:mail", 1),
+        ("tube:mail,none", 1),
+        ("state:reserved", 2),
+        ("id:5,1700", 2),
+        ("id:3..9", 7),
+    ):
+        search = yard.search(text)
+        assert len(found(search)) == count and search.searched == count
+    yard.say(yard.workers[0], b"bury 5 0")
+    for text, searched in (("state:buried", 1), ("state:buried,reserved tube:s*", 2), ("-state:ready,delayed", 2)):
+        search = yard.search(text)
+        assert found(search) and search.searched == searched, text
+    search = yard.search("tube:m*")
+    assert len(found(search)) == 1 and search.searched == 2001
+
+
+def test_no_filter_holds_up_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever bodies and filters: between two breaths pass little more than a millisecond of this process's time."""
+    for number in range(3000):
+        yard.put(b"ab" * yard.draw.choice((1, 50, 500)) if number % 500 else b"ab" * 60_000, "mail")
+    last = [time.thread_time_ns()]
+    slices: list[int] = []
+
+    def breathe() -> None:
+        slices.append(time.thread_time_ns() - last[0])
+        gevent.sleep(0)
+        last[0] = time.thread_time_ns()
+
+    monkeypatch.setattr(yard.house, "breathe", breathe)
+    for text in (
+        "",
+        "tube:m* size>0 age<1d reserves<1 pri<9",
+        "body:/(a|aa)+$/ body:/(?:a|b)*[xy]/",
+        "body:/(a|b){1,90}c/",
+        "body:" + "ab" * 900 + "c",
+        "-abababababx -babababay",
+    ):
+        last[0] = time.thread_time_ns()
+        found(yard.search(text))
+    slices.sort()
+    assert len(slices) > 5
+    assert slices[len(slices) * 9 // 10] < 2 * SLICE_NS, slices[-20:]
+    assert slices[-1] < 10 * SLICE_NS, slices[-20:]
+
+
+def test_a_large_body_is_matched_in_a_thread_and_one_too_large_is_refused(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = yard.put(b"a" * 60_000 + b"b", "mail")
+    assert found(yard.search("body:/a{10}b$/")) == [id]
+    assert found(yard.search("body:/b$/ -body:/^b/ " + "a" * 100)) == [id]
+    monkeypatch.setattr(search_module, "_COST_MAX", 100_000)
+    assert found(yard.search("tube:sms body:/b/")) == []
+    with pytest.raises(SearchFailed, match=rf"Job {id} has 60001 bytes, too many .* size<=\d+ to the filter"):
+        found(yard.search("body:/b/"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("(", r"cannot be used: missing \): \(\."),
+        ("a{2,1}", "invalid repetition size"),
+        ("(?=a)", "invalid perl operator"),
+        ("(a)\\1", "invalid escape sequence"),
+        ("(?R)", "invalid perl operator"),
+        ("(?:foo){e<=1}(?P<x>", "cannot be used"),
+        ("((a{100}){100}){100}", "too large"),
+        ("\\pL" * 100, "too large"),
+        (".{1000}" * 70, "too large"),
+        ("(?:(?:abcdefghij){30}){30}", "too large"),
+        ("a\\", "trailing"),
+    ],
+)
+def test_patterns_that_are_refused(pattern: str, why: str) -> None:
+    begun = time.thread_time()
+    with pytest.raises(PatternError, match=why):
+        Pattern(pattern, False)
+    assert time.thread_time() - begun < 0.05
+
+
+def test_a_refused_pattern_says_where(yard: Yard) -> None:
+    with pytest.raises(FilterError) as caught:
+        yard.search("tube:x -body:/(/")
+    assert caught.value.at == 7 and str(caught.value) == "The regular expression cannot be used: missing ): (."
+
+
+def test_patterns_see_utf8_and_nothing_behind_the_body(yard: Yard) -> None:
+    texts = [b"na\xc3\xafve", b"NA\xc3\x8fVE", b"x", b"line\nnext", b"\xff", b""]
+    ids = [yard.put(text, "mail") for text in texts]
+    for pattern, expected in {
+        "^na.ve$": [0],
+        "na\u00efve/i": [0, 1],
+        "^.$": [2],
+        "x$": [2],
+        "\\n": [3],
+        "(?m)^next": [3],
+        "^$": [5],
+        "\\r": [],
+        "[\u00e0-\u00ff]": [0],
+        "^\\C$": [2, 4],
+    }.items():
+        pattern, _, flag = pattern.partition("/")
+        assert found(yard.search(f"body:/{pattern}/{flag}")) == [ids[n] for n in expected], pattern
+
+
+def test_patterns_are_matched_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a name of the package's inside, because its door takes three times as long. Without that name by its door."""
+    assert "anchor" in Pattern("a", False).matches.__code__.co_freevars
+    monkeypatch.setattr(patterns, "re2", Door)
+    pattern = Pattern("a+$", True)
+    assert "anchor" not in pattern.matches.__code__.co_freevars
+    assert [pattern.matches(body) for body in (b"baA", b"ab", memoryview(b"xab")[:2])] == [True, False, True]
+
+
+class Door:
+    """RE2's package with its door only."""
+
+    Options, error, purge = re2.Options, re2.error, staticmethod(re2.purge)
+
+    class compile:
+        def __init__(self, text: str, options: object) -> None:
+            compiled = re2.compile(text, options)
+            self.search, self.programsize = compiled.search, compiled.programsize
+
+
+def test_without_the_package_there_are_no_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "re2", None)
+    with pytest.raises(PatternError, match="google-re2 is not installed"):
+        Pattern("a", False)

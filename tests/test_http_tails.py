@@ -1,0 +1,118 @@
+"""What searches cost those who do not search: the beanstalk port answers meanwhile, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import Counter
+from collections.abc import Callable
+from urllib.parse import quote
+
+import gevent
+import pytest
+
+from tests.support.clients import burst, probing
+from tests.support.process import ServerProcess, free_port
+from tests.support.web import Inside, Web
+from tests.support.wire import Client
+
+Start = Callable[..., ServerProcess]
+
+WORST_WORK_S = 0.01
+"""For so long the server may be at something else before it answers, in 999 of 1000 cases."""
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(50_000, marks=pytest.mark.slow), pytest.param(1_000_000, marks=pytest.mark.long)]
+)
+def test_a_search_with_a_regular_expression_holds_up_nobody(start_server: Start, count: int) -> None:
+    """Several at once, through bodies small and large, some of them with a pattern that is bad for other engines."""
+    port = free_port()
+    server = start_server("--http", str(port))
+    large = b"ab" * 20_000
+    with Client(server.connect()) as client:
+        for at in range(0, count, 10_000):
+            small = [b'{"user_id": %d, "kind": "mail"}' % id for id in range(at, at + 9_999)]
+            burst(client, [b"put 0 0 60 %d\r\n%b\r\n" % (len(body), body) for body in [*small, large]])
+    found: list[int] = []
+
+    def search(text: str) -> None:
+        web, cursor = Web(port), ""
+        while True:
+            answer = web.get(f"/jobs?limit=1000&filter={quote(text)}{cursor}", "/jobs")
+            found.append(len(answer["jobs"]))
+            if answer["next"] is None:
+                return
+            cursor = f"&cursor={answer['next']}"
+
+    texts = ('body:/user_id": 1+,.*mail.+$/', "body:/(a|ab)*b?$/i body:/(?:a|b)*[xy]/")
+    threads = [threading.Thread(target=search, args=(text,)) for text in texts]
+    with probing(server) as probes:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum(found) >= 5
+    works, walls = sorted(probe.work_s for probe in probes), sorted(probe.wall_s for probe in probes)
+    at = min(len(works) - 1, len(works) * 999 // 1000)
+    print(f"{len(probes)} answers; p99.9 {walls[at] * 1e3:.1f} ms, of which the server worked {works[at] * 1e3:.1f} ms")
+    assert works[at] < WORST_WORK_S
+
+
+REQUESTS: list[tuple[str, str, object]] = [
+    ("GET", "/jobs?limit=20", None),
+    (
+        "GET",
+        "/jobs?filter=" + quote("state:ready tube:m*,x age>0 -hellx body:/h.l/ -body:/z/i pri<9 reserves:0,2.."),
+        None,
+    ),
+    ("GET", "/jobs?filter=" + quote("tube:mail state:buried"), None),
+    ("GET", "/jobs?filter=" + quote("body:/^large/"), None),
+    ("GET", "/jobs?filter=" + quote("oops>1"), None),
+    ("GET", "/jobs?filter=" + quote("body:/(/"), None),
+    ("GET", "/jobs/5", None),
+    ("GET", "/jobs/99999", None),
+    ("GET", "/jobs/5/body", None),
+    ("POST", "/jobs/5/bury", None),
+    ("POST", "/jobs/5/kick", None),
+    ("POST", "/jobs/5/release", None),
+    ("PATCH", "/jobs/5", {"pri": 3}),
+    ("PATCH", "/jobs/5", {"tube": "mail", "ttr_s": 7}),
+    ("POST", "/jobs", {"tube": "b", "body": "x"}),
+    ("POST", "/jobs", {"tube": "b", "body": "x" * 70_000}),
+    ("GET", "/export?filter=tube:mail", None),
+    ("POST", "/bulk", {"filter": "state:ready", "action": "kick", "dry_run": True}),
+    ("POST", "/bulk", {"filter": "id:1..20 state:ready,buried", "action": "bury"}),
+    ("POST", "/bulk", {"filter": "body:/x/", "action": "move", "tube": "c"}),
+    ("GET", "/bulk", None),
+    ("DELETE", "/bulk/1", None),
+]
+
+
+def test_no_request_leaves_a_cycle_behind() -> None:
+    """The server collects no cycles while it runs, so what a request made must go by itself."""
+    web = Inside()
+    web.session(
+        b"use mail\r\n", *[b"put 0 0 60 5\r\nhello\r\n"] * 200, b"put 0 0 60 60000\r\nlarge%b\r\n" % (b"x" * 59_995)
+    )
+
+    def ask(method: str, path: str, body: object) -> None:
+        web.ask(method, "/api/v1" + path, body)
+        gevent.sleep(0.005)
+
+    for request in REQUESTS:
+        ask(*request)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            for request in REQUESTS:
+                ask(*request)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = Counter(type(each).__qualname__ for each in gc.garbage)
+        gc.garbage.clear()
+        assert left.total() < len(REQUESTS), left.most_common(10)
+    finally:
+        gc.set_debug(0)
+        gc.enable()
