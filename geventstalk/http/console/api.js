@@ -1,0 +1,89 @@
+// The client of /api/v1. The only module that sends requests; the stream of events is opened in live.js.
+
+export const BASE = "/api/v1";
+const LIMIT_MS = 30_000;
+
+/** What the server (status > 0) or the way to the server (status 0) has against a request. */
+export class Problem extends Error {
+  constructor(status, title, detail) {
+    super(detail || title);
+    this.status = status;
+    this.title = title;
+    this.detail = detail;
+  }
+}
+
+/** Who sits here. Until the server has said so, somebody who may only look. */
+export const session = { role: "read", name: "", csrf: null, mayChange: false };
+
+/** A path of the API; what is put in is one segment each, whatever it holds. */
+export function path(strings, ...values) {
+  return strings.reduce((whole, piece, at) => whole + encodeURIComponent(values[at - 1]) + piece);
+}
+
+/** The path and its parameters; those that are null, undefined, "" or false are left out. */
+export function address(where, params = {}) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(params)) {
+    if (value === null || value === undefined || value === "" || value === false) continue;
+    if (Array.isArray(value)) {
+      if (value.length) query.set(name, value.join(","));
+    } else {
+      query.set(name, String(value));
+    }
+  }
+  const text = query.toString();
+  return BASE + where + (text ? `?${text}` : "");
+}
+
+/** Sends a request; returns what was answered, or null for an empty answer. Raises Problem. */
+async function call(method, where, { params, body, signal } = {}) {
+  const headers = { Accept: "application/json", "X-Geventstalk-Via": "console" };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  if (method !== "GET" && session.csrf) headers["X-CSRF-Token"] = session.csrf;
+  const timeout = AbortSignal.timeout(LIMIT_MS);
+  let answer;
+  let text;
+  try {
+    answer = await fetch(address(where, params), {
+      method,
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      credentials: "same-origin",
+      cache: "no-store",
+      signal: signal ? AbortSignal.any([signal, timeout]) : timeout,
+    });
+    text = await answer.text();
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    if (timeout.aborted) throw new Problem(0, "No answer", `The server has not answered within ${LIMIT_MS / 1000} s.`);
+    throw new Problem(0, "No connection", "The server cannot be reached.");
+  }
+  if (answer.ok) return text ? JSON.parse(text) : null;
+  if (answer.status === 401) logIn();
+  let said = {};
+  try {
+    said = JSON.parse(text);
+  } catch {
+    // Not one of our answers, but perhaps that of a proxy: its status has to do.
+  }
+  throw new Problem(answer.status, said.title || `Status ${answer.status}`, said.detail);
+}
+
+export const get = (where, params, signal) => call("GET", where, { params, signal });
+export const post = (where, body) => call("POST", where, { body });
+export const patch = (where, body) => call("PATCH", where, { body });
+export const remove = (where) => call("DELETE", where);
+
+/** Asks who sits here. */
+export async function whoAmI() {
+  const said = await get("/session");
+  Object.assign(session, said, { mayChange: said.role === "admin" });
+  return session;
+}
+
+/** Leaves for the login page, which comes back here. */
+export function logIn() {
+  const here = location.pathname + location.search;
+  location.assign(`/login?next=${encodeURIComponent(here)}`);
+}

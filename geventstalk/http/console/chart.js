@@ -1,0 +1,157 @@
+// Charts over time (uPlot draws them) and sparklines. A chart is told its series and their values; it knows no server.
+import { html, useEffect, useRef, useState } from "./dom.js";
+import { clock, moment } from "./format.js";
+import { Shape, STATES } from "./parts.js";
+import uPlot from "./vendor/uplot.js";
+
+const HEIGHT = 168;
+const SPAN_MIN_S = 60;
+const DASH = { solid: undefined, dash: [5, 4], dots: [2, 3] };
+
+/** What a custom property is as a colour of canvas, in the theme of now. */
+function colour(name) {
+  const probe = document.createElement("span");
+  probe.className = `probe probe-${name}`;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+function useTheme() {
+  const [turn, setTurn] = useState(0);
+  useEffect(() => {
+    const changed = () => setTurn((n) => n + 1);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", changed);
+    addEventListener("theme", changed);
+    return () => {
+      dark.removeEventListener("change", changed);
+      removeEventListener("theme", changed);
+    };
+  }, []);
+  return turn;
+}
+
+/**
+ * series: {key, label, colour, line, width, shape}; data: {at: [unix], [key]: [number|null]}; format(value): text.
+ * log: a logarithmic scale. now: {key: value}, what the legend says while nobody points at the chart.
+ */
+export function Chart({ title, series, data, format, axis = format, log = false, now, children, groups }) {
+  const place = useRef(null);
+  const plot = useRef(null);
+  const [pointed, setPointed] = useState(null);
+  const theme = useTheme();
+  const names = series.map((one) => one.key).join();
+  const known = data.at.length > 1 && series.some((one) => data[one.key]?.some((value) => value !== null && value !== undefined));
+
+  const columns = () => [
+    data.at,
+    ...series.map((one) => (data[one.key] ?? data.at.map(() => null)).map((value) => (log && value !== null ? Math.max(value, 1e-4) : value))),
+  ];
+
+  useEffect(() => {
+    if (!known) return;
+    const ink = colour("muted");
+    const line = { stroke: colour("line"), width: 1 };
+    const text = { stroke: ink, font: `11px ${getComputedStyle(document.body).fontFamily}`, ticks: { show: false } };
+    const chart = new uPlot(
+      {
+        width: place.current.clientWidth || 300,
+        height: HEIGHT,
+        padding: [8, 16, 0, 0],
+        legend: { show: false },
+        cursor: { drag: { x: false, y: false, setScale: false }, points: { size: 6 }, y: false, sync: { key: "time" } },
+        scales: {
+          x: { time: true, range: (_, low, high) => [Math.min(low ?? 0, (high ?? 0) - SPAN_MIN_S), high ?? 1] },
+          y: log
+            ? { distr: 3, log: 10, range: (_, low, high) => spread(low, high) }
+            : { range: (_, low, high) => [0, Math.max(high ?? 0, 1) * 1.08] },
+        },
+        axes: [
+          { ...text, grid: { show: false }, space: 70, size: 26, values: (_, moments) => moments.map((at) => clock(at, moments.at(-1) - moments[0] < 120)) },
+          { ...text, grid: line, space: 30, size: 58, gap: 4, ...(log && { splits: decades }), values: (_, values) => values.map((value) => (value === null ? "" : axis(value))) },
+        ],
+        series: [
+          {},
+          ...series.map((one) => ({
+            stroke: colour(one.colour),
+            width: one.width ?? 1.5,
+            dash: DASH[one.line ?? "solid"],
+            points: { show: false },
+            spanGaps: false,
+          })),
+        ],
+        hooks: { setCursor: [(self) => setPointed(self.cursor.idx ?? null)] },
+      },
+      columns(),
+      place.current,
+    );
+    plot.current = chart;
+    const sized = new ResizeObserver(() => {
+      const width = place.current?.clientWidth;
+      if (width && width !== chart.width) chart.setSize({ width, height: HEIGHT });
+    });
+    sized.observe(place.current);
+    return () => {
+      sized.disconnect();
+      chart.destroy();
+      plot.current = null;
+    };
+  }, [names, known, theme, log]);
+  useEffect(() => plot.current?.setData(columns()), [data]);
+
+  const last = data.at.length - 1;
+  const at = pointed !== null && pointed <= last ? pointed : null;
+  const value = (key) => (at !== null ? data[key]?.[at] : now ? now[key] : data[key]?.[last]);
+  const entry = (one) => html`<span key=${one.key} class="entry"><${Mark} ...${one} />${one.label} <b>${format(value(one.key) ?? null)}</b></span>`;
+  const legend = groups
+    ? groups.map((group) => html`<span key=${group.label} class="group"><span class="group-name">${group.label}</span>${group.keys.map((key) => entry(series.find((one) => one.key === key)))}</span>`)
+    : series.map(entry);
+  return html`<figure class="chart">
+    <figcaption><h2>${title}</h2>${at !== null && html`<span class="at">${moment(data.at[at])}</span>`}${children}</figcaption>
+    <div class="legend">${legend}</div>
+    ${known
+      ? html`<div ref=${place} class="plot" role="img" aria-label=${`${title} over time. Now: ${series.map((one) => `${one.label} ${format((now ?? {})[one.key] ?? data[one.key]?.[last] ?? null)}`).join(", ")}.`}></div>`
+      : html`<div class="plot blank">No figures yet.</div>`}
+  </figure>`;
+}
+
+/** The powers of ten of a scale. */
+function decades(_, axis, low, high) {
+  const found = [];
+  for (let power = Math.round(Math.log10(low)); power <= Math.round(Math.log10(high)); power += 1) found.push(10 ** power);
+  return found;
+}
+
+function spread(low, high) {
+  const from = 10 ** Math.floor(Math.log10(Math.max(low ?? 0.001, 1e-4)));
+  const to = 10 ** Math.ceil(Math.log10(Math.max(high ?? 1, from * 10)));
+  return [from, to > from ? to : from * 10];
+}
+
+function Mark({ colour: name, line = "solid", width = 1.5, shape }) {
+  if (STATES.includes(shape)) return html`<${Shape} state=${shape} />`;
+  const dash = DASH[line]?.join(" ");
+  return html`<svg class="mark ink-${name}" viewBox="0 0 16 8" aria-hidden="true"><path d="M0 4h16" stroke="currentColor" stroke-width=${width + 0.5} stroke-dasharray=${dash} /></svg>`;
+}
+
+/** Some values as a small line. */
+export function Spark({ values, label }) {
+  if (!values?.some((value) => value !== null)) return html`<span class="none">–</span>`;
+  const width = 90;
+  const height = 20;
+  const top = Math.max(1, ...values.map((value) => value ?? 0));
+  const step = width / Math.max(1, values.length - 1);
+  let path = "";
+  let pen = "M";
+  values.forEach((value, at) => {
+    if (value === null) {
+      pen = "M";
+      return;
+    }
+    path += `${pen}${(at * step).toFixed(1)} ${(height - 1.5 - ((height - 3) * value) / top).toFixed(1)}`;
+    pen = "L";
+  });
+  return html`<svg class="spark" viewBox="0 0 ${width} ${height}" preserveAspectRatio="none" role="img" aria-label=${label}><path d=${path} /></svg>`;
+}

@@ -1,0 +1,258 @@
+// What the server is doing now: one stream of events for the whole console, and asking every 2 s while there is none.
+// Nothing is asked for while the tab is hidden or the reader has paused.
+import { BASE, get, Problem } from "./api.js";
+import { useEffect, useRef, useState } from "./dom.js";
+
+const POLL_MS = 2000;
+const SILENCE_MS = 6000;
+const RETRY_MS = 5000;
+const RETRY_MAX_MS = 60_000;
+const ADDRESS_MAX = 6000; // a server takes a request line of 8 KiB
+
+/** state: starting, live (by events), polling, lost, paused. */
+export const live = { state: "starting", server: null, tubes: new Map(), at: 0, problem: null, returned: 0 };
+
+const watchers = new Set();
+const listeners = { audit: new Set(), bulk: new Set() };
+const wanted = new Map(); // who asks -> names of tubes
+let stream = null;
+let streamNames = "";
+let timer = null;
+let retryMs = RETRY_MS;
+let retryAt = 0;
+let lastEvent = 0;
+let paused = false;
+
+function changed() {
+  for (const watcher of watchers) watcher();
+}
+
+function setState(state) {
+  if (live.state === "lost" && state !== "lost") live.returned += 1;
+  live.state = state;
+  changed();
+}
+
+export const isRunning = () => !paused && !document.hidden;
+
+function names() {
+  const all = new Set();
+  let length = 0;
+  for (const list of wanted.values()) {
+    for (const name of list) {
+      length += all.has(name) ? 0 : encodeURIComponent(name).length + 3;
+      if (length > ADDRESS_MAX || all.size === 200) return [...all];
+      all.add(name);
+    }
+  }
+  return [...all];
+}
+
+function take(figures) {
+  live.server = figures.server;
+  live.at = Date.now();
+  live.problem = null;
+  if (figures.tubes) live.tubes = new Map(figures.tubes.map((tube) => [tube.name, tube]));
+}
+
+function open() {
+  close();
+  if (!isRunning()) return;
+  const list = names();
+  streamNames = list.join(",");
+  const query = list.length ? `?tubes=${list.map(encodeURIComponent).join(",")}` : "";
+  stream = new EventSource(`${BASE}/events${query}`);
+  lastEvent = Date.now();
+  stream.addEventListener("figures", (event) => {
+    lastEvent = Date.now();
+    retryMs = RETRY_MS;
+    take(JSON.parse(event.data));
+    setState("live");
+  });
+  for (const kind of ["audit", "bulk"]) {
+    stream.addEventListener(kind, (event) => {
+      const data = JSON.parse(event.data);
+      for (const listener of listeners[kind]) listener(data);
+    });
+  }
+  stream.onerror = fallBack;
+}
+
+function close() {
+  if (stream) {
+    stream.onerror = null;
+    stream.close();
+    stream = null;
+  }
+}
+
+function fallBack() {
+  close();
+  retryAt = Date.now() + retryMs;
+  retryMs = Math.min(retryMs * 2, RETRY_MAX_MS);
+  clearTimeout(timer);
+  timer = setTimeout(beat, 0);
+}
+
+/** Once a second or so: is the stream alive? Without one: ask, and try the stream again now and then. */
+async function beat() {
+  clearTimeout(timer);
+  if (!isRunning()) return;
+  if (stream) {
+    if (Date.now() - lastEvent > SILENCE_MS) return fallBack();
+    timer = setTimeout(beat, 1000);
+    return;
+  }
+  const wasLost = live.state === "lost";
+  try {
+    const server = await get("/server");
+    if (!isRunning()) return;
+    take({ server });
+    setState("polling");
+    if (wasLost) retryMs = RETRY_MS;
+    if (wasLost || Date.now() >= retryAt) open();
+  } catch (problem) {
+    if (!(problem instanceof Problem)) throw problem;
+    live.problem = problem;
+    if (isRunning()) setState(problem.status === 0 || problem.status >= 500 ? "lost" : "polling");
+  }
+  clearTimeout(timer);
+  if (isRunning()) timer = setTimeout(beat, stream ? 1000 : POLL_MS);
+}
+
+/** Begins. The first figures come from one request, which also says at once whether there is a server. */
+export function start() {
+  document.addEventListener("visibilitychange", () => (isRunning() ? resume() : suspend()));
+  resume();
+}
+
+function resume() {
+  retryAt = 0;
+  retryMs = RETRY_MS;
+  changed();
+  open();
+  clearTimeout(timer);
+  timer = setTimeout(beat, 1000);
+  // The stream's first figures come a second later.
+  get("/server").then(
+    (server) => {
+      take({ server });
+      setState(stream ? "live" : "polling");
+    },
+    () => {}, // beat() finds out why
+  );
+}
+
+function suspend() {
+  close();
+  clearTimeout(timer);
+  if (paused) setState("paused");
+  else changed();
+}
+
+/** Stops refreshing, or goes on. */
+export function togglePause() {
+  paused = !paused;
+  if (paused) {
+    suspend();
+  } else {
+    setState("starting");
+    resume();
+  }
+}
+
+let reopening = null;
+
+/** The stream brings these tubes, too. */
+function watchTubes(who, list) {
+  if (list.length) wanted.set(who, list);
+  else wanted.delete(who);
+  clearTimeout(reopening);
+  reopening = setTimeout(() => {
+    if (!stream) return;
+    const open_ = new Set(streamNames ? streamNames.split(",") : []);
+    if (names().some((name) => !open_.has(name))) open();
+  }, 300);
+}
+
+/** What the server is doing, and a new sight whenever that changes; with these tubes among it. */
+export function useLive(tubes = []) {
+  const [, again] = useState(0);
+  const who = useRef({}).current;
+  const key = tubes.join(",");
+  useEffect(() => {
+    const watcher = () => again((n) => n + 1);
+    watchers.add(watcher);
+    return () => watchers.delete(watcher);
+  }, []);
+  useEffect(() => {
+    watchTubes(who, tubes);
+    return () => watchTubes(who, []);
+  }, [key]);
+  return live;
+}
+
+/** Hears each event of the kind `audit` or `bulk`. */
+export function useEvent(kind, listener) {
+  const latest = useRef(listener);
+  latest.current = listener;
+  useEffect(() => {
+    const call = (data) => latest.current(data);
+    listeners[kind].add(call);
+    return () => listeners[kind].delete(call);
+  }, []);
+}
+
+/**
+ * Loads something, and again every so many milliseconds while somebody looks (0: only when `key` changes or when asked).
+ * What was loaded stays while the next answer is on its way, and when it does not come.
+ */
+export function usePoll(key, load, everyMs) {
+  const [state, setResult] = useState({ key: null, data: null, problem: null, at: 0 });
+  const latest = useRef(load);
+  latest.current = load;
+  const again = useRef(() => {});
+  useEffect(() => {
+    let waiting = null;
+    let control = null;
+    let over = false;
+    const run = async () => {
+      clearTimeout(waiting);
+      control?.abort();
+      const mine = (control = new AbortController());
+      try {
+        const data = await latest.current(mine.signal);
+        if (over || mine.signal.aborted) return;
+        setResult({ key, data, problem: null, at: Date.now() });
+      } catch (problem) {
+        if (over || mine.signal.aborted) return;
+        if (!(problem instanceof Problem)) throw problem;
+        setResult((old) => ({ key, data: old.key === key ? old.data : null, problem, at: old.at }));
+      }
+      next();
+    };
+    const next = () => {
+      clearTimeout(waiting);
+      if (!over && everyMs && isRunning()) waiting = setTimeout(run, everyMs);
+    };
+    let was = live.returned;
+    let wasRunning = isRunning();
+    const watcher = () => {
+      // Come back from a lost connection, from a pause, from a hidden tab: look at once.
+      if (live.returned !== was || (isRunning() && !wasRunning)) run();
+      was = live.returned;
+      wasRunning = isRunning();
+    };
+    watchers.add(watcher);
+    again.current = run;
+    run();
+    return () => {
+      over = true;
+      clearTimeout(waiting);
+      control?.abort();
+      watchers.delete(watcher);
+    };
+  }, [key, everyMs]);
+  const fresh = state.key === key ? state : { data: null, problem: null, at: 0 };
+  return { ...fresh, loading: !fresh.data && !fresh.problem, reload: () => again.current() };
+}

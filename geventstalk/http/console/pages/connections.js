@@ -1,0 +1,74 @@
+// Clients of the beanstalk port: what they use, watch and hold, and since when they wait.
+import { get, session } from "../api.js";
+import { closeConnection } from "../actions.js";
+import { html, useRef, useState } from "../dom.js";
+import { bytes, count, counted } from "../format.js";
+import { usePoll } from "../live.js";
+import { Age, Empty, Moment, Num, setTitle, Stale } from "../parts.js";
+import { jobsHref, tubeHref, useQuery } from "../route.js";
+import { merged, Table } from "../table.js";
+
+const keyOf = (one) => one.number;
+const PAGE = 200;
+
+export function Connections() {
+  setTitle("Connections");
+  const [query, setQuery] = useQuery({ tube: "", sort: "number", desc: "" });
+  const [held, setHeld] = useState(false);
+  const state = useRef({ rows: [], key: "", range: [0, 40] }).current;
+  state.held = held;
+  const descending = query.desc === "1";
+  const key = JSON.stringify(query);
+  const { data, problem, at, loading, reload } = usePoll(
+    key,
+    async (signal) => {
+      const offset = Math.max(0, state.range[0] - 20);
+      const limit = Math.max(PAGE, state.range[1] - offset + 20);
+      const page = await get("/connections", { tube: query.tube, sort: query.sort, descending, offset, limit: Math.min(1000, limit) }, signal);
+      const fresh = state.key !== key;
+      const hold = state.held && !fresh && !state.changed;
+      state.changed = false;
+      state.rows = merged(fresh ? [] : state.rows, page.connections, offset, keyOf, hold);
+      if (!hold) state.rows.length = page.total;
+      state.key = key;
+      return page;
+    },
+    2000,
+  );
+  const rows = data || problem ? state.rows : [];
+  const onRange = (first, last) => {
+    state.range = [first, last];
+    for (let index = first; index < Math.min(last, rows.length); index += 1) if (rows[index] === undefined) return reload();
+    return null;
+  };
+  const columns = [
+    { id: "number", title: "Number", sort: "number", num: true, width: "w-short", hide: "m", cell: (one) => one.number },
+    { id: "address", title: "Address", sort: "address", width: "w-address", cell: (one) => html`<span title=${`${one.address}, at ${one.listener}`}>${one.address}</span>` },
+    { id: "role", title: "Is", width: "w-short", hide: "m", cell: (one) => [one.producer && "producer", one.worker && "worker"].filter(Boolean).join(", ") || html`<span class="none">–</span>` },
+    { id: "uses", title: "Uses", width: "w-use", hide: "l", cell: (one) => html`<a href=${tubeHref(one.uses)}>${one.uses}</a>` },
+    { id: "watches", title: "Watches", hide: "m", cell: (one) => html`<span title=${one.watches.join(", ")}>${one.watches.map((name, index) => html`${index ? ", " : ""}<a href=${tubeHref(name)}>${name}</a>`)}${one.watching > one.watches.length ? `, and ${count(one.watching - one.watches.length)} more` : ""}</span>` },
+    { id: "reserved", title: "holds", sort: "reserved", first: "descending", num: true, width: "w-few", cell: (one) => html`<${Num} n=${one.reserved} href=${jobsHref(`holder:${one.number}`)} of="jobs that it holds" />` },
+    { id: "waiting", title: "waits", sort: "waiting", first: "descending", num: true, width: "w-short", cell: (one) => html`<${Age} s=${one.waiting_s} />` },
+    { id: "idle", title: "silent", num: true, width: "w-short", hide: "l", cell: (one) => html`<${Age} s=${one.idle_s} />` },
+    { id: "connected", title: "Connected", sort: "connected", width: "w-moment", hide: "l", cell: (one) => html`<${Moment} at=${one.connected} />` },
+    {
+      id: "stuck", title: "Held up", width: "w-short", hide: "l",
+      cell: (one) => [one.held_up && "journal", one.output_bytes > 0 && `${bytes(one.output_bytes)} not taken`, one.input_bytes > 0 && `${bytes(one.input_bytes)} to do`].filter(Boolean).map((text) => html`<span class="warn-text" title=${text}>${text}</span> `),
+    },
+    session.mayChange && { id: "menu", title: "", label: "Close", width: "w-close", cell: (one) => html`<button type="button" class="small quiet-button" aria-label=${`Close connection ${one.number}`} onClick=${() => closeConnection(one, () => { state.changed = true; reload(); })}>Close…</button>` },
+  ].filter(Boolean);
+  return html`<div>
+    <div class="page-head">
+      <h1>Connections</h1><span class="quiet" role="status">${data ? counted(data.total, "connection") : ""}</span>
+      ${query.tube && html`<span class="tag">use or watch ${query.tube}</span><button type="button" class="link" onClick=${() => setQuery({ tube: "" })}>Show all</button>`}
+      ${held && html`<span class="tag">order held</span>`}
+    </div>
+    <${Stale} problem=${data && problem} at=${at} reload=${reload} />
+    <${Table}
+      label="Connections" columns=${columns} count=${rows.length} rowAt=${(index) => rows[index]} keyOf=${keyOf}
+      sort=${query.sort} descending=${descending} onSort=${(sort, down) => setQuery({ sort, desc: down ? "1" : "" })}
+      onRange=${onRange} onHold=${setHeld} problem=${problem} reload=${reload} loading=${loading}
+      empty=${html`<${Empty} title=${query.tube ? `Nobody uses or watches ${query.tube}.` : "Nobody is connected."} />`}
+    />
+  </div>`;
+}

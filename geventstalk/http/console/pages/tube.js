@@ -1,0 +1,137 @@
+// One tube: its jobs by state with the oldest and the next of each, its figures over time, who uses and watches it.
+import { get, path, Problem, session } from "../api.js";
+import { kickTube, pauseTube, putJob, setPause } from "../actions.js";
+import { Chart } from "../chart.js";
+import { MenuButton } from "../dialog.js";
+import { html, useRef } from "../dom.js";
+import { age, count, counted, rate, short, signed } from "../format.js";
+import { filterOf } from "../filter.js";
+import { live, useLive, usePoll } from "../live.js";
+import { Age, Empty, Fault, Loading, Num, setTitle, Stale, State, STATES } from "../parts.js";
+import { jobHref, jobsHref } from "../route.js";
+import { tubeItems } from "../tubelist.js";
+import { JOBS, RATES, ratesNow } from "./overview.js";
+
+const KEEP_S = 900;
+const NAMES = ["put", "reserve", "delete", "timeout", "bury"];
+
+/** The figures of a tube since its page was opened; before that, if wanted, what its sparkline knows of ready jobs. */
+function useTrail(tube, withSpark) {
+  const trail = useRef(null);
+  if (tube && !trail.current) {
+    trail.current = { at: [] };
+    for (const { key } of [...JOBS, ...RATES]) trail.current[key] = [];
+    const known = withSpark ? (tube.spark ?? []) : [];
+    const step = KEEP_S / Math.max(1, known.length);
+    const now = Date.now() / 1000;
+    known.forEach((ready, index) => ready !== null && add(trail.current, now - (known.length - index) * step, { ready }));
+  }
+  const last = trail.current?.at.at(-1) ?? 0;
+  const now = Date.now() / 1000;
+  if (tube && now - last >= 0.9) trail.current = add({ ...trail.current }, now, { ...tube.jobs, ...ratesNow(tube.rates) });
+  return trail.current ?? { at: [] };
+}
+
+function add(trail, now, figures) {
+  let from = 0;
+  while (trail.at[from] < now - KEEP_S) from += 1;
+  for (const key of Object.keys(trail)) trail[key] = trail[key].slice(from);
+  trail.at.push(now);
+  for (const { key } of [...JOBS, ...RATES]) trail[key].push(figures[key] ?? null);
+  return trail;
+}
+
+export function Tube({ name }) {
+  setTitle(name);
+  const names = useRef([name]).current;
+  useLive(names);
+  const { data, problem, at, loading, reload } = usePoll(
+    `tube ${name}`,
+    async (signal) => {
+      const [whole, page] = await Promise.all([get(path`/tubes/${name}`, {}, signal), spark(name, signal)]);
+      return { ...whole, spark: page };
+    },
+    3000,
+  );
+  const fresh = data && live.tubes.get(name);
+  const tube = fresh && live.at > at - 1500 ? { ...data, ...fresh, spark: data.spark } : data;
+  const jobsTrail = useTrail(tube, true);
+  const ratesTrail = useTrail(tube, false);
+  if (!tube && problem?.status === 404) return html`<${Gone} name=${name} reload=${reload} />`;
+  if (!tube && problem) return html`<${Fault} problem=${problem} reload=${reload} what="The tube cannot be shown" />`;
+  if (loading) return html`<${Loading} />`;
+  const gone = problem?.status === 404;
+  return html`<article class="tube">
+    <div class="page-head">
+      <h1><span class="kind">Tube</span> ${name}</h1>
+      ${gone && html`<span class="tag warn">gone since ${age((Date.now() - at) / 1000)}</span>`}
+      ${tube.paused_s > 0 && html`<span class="tag warn">paused, ${age(tube.pause_left_s)} left</span>`}
+      <div class="push">
+        <a class="button" href=${jobsHref(filterOf(name))}>Jobs</a>
+        ${session.mayChange && html`
+          <button type="button" class="primary" onClick=${() => putJob({ tube: name }, reload)}>Put a job…</button>
+          ${tube.paused_s > 0
+            ? html`<button type="button" onClick=${() => setPause(tube, 0, reload)}>Resume</button>`
+            : html`<button type="button" onClick=${() => pauseTube(tube, reload)}>Pause…</button>`}
+          <button type="button" disabled=${!tube.jobs.buried} onClick=${() => kickTube(tube, reload)}>Kick…</button>
+          <${MenuButton} label="More actions" items=${() => tubeItems(tube, reload, { here: true })}>More ▾</${MenuButton}>`}
+      </div>
+    </div>
+    <${Stale} problem=${gone ? null : problem} at=${at} reload=${reload} />
+    <section class="states" aria-label="Jobs by state">${STATES.map((state) => html`<${StateBlock} key=${state} tube=${tube} state=${state} />`)}</section>
+    <section class="charts two" aria-label="Charts">
+      <${Chart} title="Jobs by state" series=${JOBS} data=${jobsTrail} format=${count} axis=${short} now=${tube.jobs} />
+      <${Chart} title="Jobs a second" series=${RATES} data=${ratesTrail} format=${rate} now=${ratesNow(tube.rates)}><span class="quiet push">since this page is open</span></${Chart}>
+    </section>
+    <div class="thirds">
+      <section><h2>Rates</h2><table class="plain">
+        <thead><tr><th scope="col">jobs</th><th scope="col" class="right">a second, 1 min</th><th scope="col" class="right">15 min</th><th scope="col" class="right">in all</th></tr></thead>
+        <tbody>${NAMES.map((key) => html`<tr key=${key}><th scope="row">${key}</th><td class="right">${rate(tube.rates[key].m1)}</td><td class="right">${rate(tube.rates[key].m15)}</td><td class="right">${count(tube.totals[key])}</td></tr>`)}
+        <tr><th scope="row">growth</th><td class="right">${signed(tube.growth)}</td><td></td><td></td></tr></tbody>
+      </table></section>
+      <section><h2>Time</h2><table class="plain">
+        <thead><tr><th scope="col">a job is</th><th scope="col" class="right">p50</th><th scope="col" class="right">p95</th><th scope="col" class="right">p99</th><th scope="col" class="right">jobs</th></tr></thead>
+        <tbody>${[["in queue", "queued"], ["at work", "worked"]].map(([label, key]) => html`<tr key=${key}><th scope="row">${label}</th>${["p50", "p95", "p99"].map((q) => html`<td key=${q} class="right"><${Age} s=${tube.latency[key][q]} /></td>`)}<td class="right">${count(tube.latency[key].count)}</td></tr>`)}</tbody>
+      </table></section>
+      <section><h2>Connections</h2>
+        <p class=${!tube.watching && tube.jobs.ready ? "warn-text" : ""}>${tube.watching ? html`<a href=${`/connections?tube=${encodeURIComponent(name)}`}>${counted(tube.watching, "connection watches", "connections watch")}</a> it, ${tube.waiting ? count(tube.waiting) : "none"} of them ${tube.waiting < 2 ? "waits" : "wait"} for a job.` : "Nobody watches it."}</p>
+        <p>${tube.using ? html`${counted(tube.using, "connection uses", "connections use")} it.` : "Nobody uses it."}</p>
+        <${Numbers} label="watch" numbers=${tube.watchers} /><${Numbers} label="use" numbers=${tube.users} />
+      </section>
+    </div>
+  </article>`;
+}
+
+/** The ready jobs of the last 15 minutes, where the tube is found among those with such a name; the page can do without. */
+async function spark(name, signal) {
+  try {
+    const page = await get("/tubes", { match: name, spark: true, limit: 20 }, signal);
+    return page.tubes.find((tube) => tube.name === name)?.spark ?? null;
+  } catch (problem) {
+    if (problem instanceof Problem) return null;
+    throw problem;
+  }
+}
+
+function StateBlock({ tube, state }) {
+  const next = tube.next[state];
+  const n = tube.jobs[state];
+  return html`<div class="block">
+    <${State} state=${state} />
+    <p class="big"><${Num} n=${n} href=${jobsHref(filterOf(tube.name, state))} of=${`${state} jobs`} /></p>
+    <p class="quiet">${n ? html`oldest <${Age} s=${tube.ages[state]} />` : "none"}${state === "ready" && tube.jobs.urgent ? `, ${count(tube.jobs.urgent)} urgent` : ""}</p>
+    ${next && html`<p class="next">next <a href=${jobHref(next.id)}>${next.id}</a> <span class="excerpt">${next.body.encoding === "text" ? next.body.data.slice(0, 80) : "bytes"}</span></p>`}
+  </div>`;
+}
+
+function Numbers({ label, numbers }) {
+  if (!numbers?.length) return null;
+  return html`<p class="numbers"><span class="quiet">${label}</span> ${numbers.slice(0, 30).map((number) => html`<a key=${number} href=${`/connections#${number}`}>${number}</a> `)}${numbers.length > 30 ? "…" : ""}</p>`;
+}
+
+function Gone({ name, reload }) {
+  return html`<${Empty} title=${`There is no tube ${name}.`}>
+    <p>A tube is there while it holds a job, or while somebody uses or watches it.</p>
+    <p class="buttons-line">${session.mayChange && html`<button type="button" class="primary" onClick=${() => putJob({ tube: name }, reload)}>Put a job into it…</button>`}<a class="button" href="/tubes">All tubes</a></p>
+  </${Empty}>`;
+}

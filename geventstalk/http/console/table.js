@@ -1,0 +1,183 @@
+// Long tables: only the rows that are seen exist. Rows are of one height, the page itself scrolls, and a row has its place
+// by its number. Whoever owns the rows is told which are seen, and when they must keep their places: while the pointer or
+// the keyboard is among them.
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./dom.js";
+import { Empty, Fault, Loading } from "./parts.js";
+
+const BEYOND = 12; // rows that exist above and below what is seen
+
+/**
+ * columns: {id, title, cell(row), num, sort, first: "ascending"|"descending", width, hide: "s"|"m"|"n"|"l", label}
+ * rowAt(index): a row, or undefined while that row is not here. keyOf(row): what tells rows apart.
+ */
+export function Table(props) {
+  const { label, columns, count, rowAt, keyOf, sort, descending, onSort, onRange, onHold, onOpen } = props;
+  const { problem, reload, loading, empty, selected, onSelect, rowClass } = props;
+  const body = useRef(null);
+  const [seen, setSeen] = useState([0, 40]);
+  const [active, setActive] = useState(-1);
+  const hold = useRef({ pointer: false, focus: false });
+  const wantsFocus = useRef(false);
+
+  const rowHeight = () => parseFloat(getComputedStyle(document.documentElement).getPropertyValue("--row")) || 36;
+
+  const measure = () => {
+    if (!body.current) return;
+    const height = rowHeight();
+    const top = body.current.getBoundingClientRect().top;
+    const first = Math.max(0, Math.floor(-top / height) - BEYOND);
+    const last = Math.max(first, Math.ceil((innerHeight - top) / height) + BEYOND);
+    setSeen((old) => (old[0] === first && old[1] === last ? old : [first, last]));
+  };
+  useEffect(() => {
+    let asked = 0;
+    const soon = () => {
+      cancelAnimationFrame(asked);
+      asked = requestAnimationFrame(measure);
+    };
+    addEventListener("scroll", soon, { passive: true });
+    addEventListener("resize", soon);
+    measure();
+    return () => {
+      cancelAnimationFrame(asked);
+      removeEventListener("scroll", soon);
+      removeEventListener("resize", soon);
+    };
+  }, []);
+  useEffect(measure, [count]);
+
+  const first = Math.min(seen[0], Math.max(0, count - 1));
+  const last = Math.min(seen[1], count);
+  useEffect(() => onRange?.(first, last), [first, last]);
+
+  const tell = (what) => {
+    const before = hold.current.pointer || hold.current.focus;
+    Object.assign(hold.current, what);
+    const now = hold.current.pointer || hold.current.focus;
+    if (now !== before) onHold?.(now);
+  };
+  useEffect(() => () => onHold?.(false), []);
+
+  useLayoutEffect(() => {
+    if (!wantsFocus.current) return;
+    const row = body.current?.querySelector(`tr[data-index="${active}"]`);
+    if (row) {
+      wantsFocus.current = false;
+      row.focus({ preventScroll: true });
+    }
+  });
+
+  const go = (index) => {
+    const next = Math.max(0, Math.min(count - 1, index));
+    const height = rowHeight();
+    const top = body.current.getBoundingClientRect().top + next * height;
+    const bar = 110;
+    if (top < bar) scrollBy(0, top - bar);
+    else if (top + height > innerHeight - 8) scrollBy(0, top + height - innerHeight + 8);
+    wantsFocus.current = true;
+    setActive(next);
+    measure();
+  };
+
+  const onKeyDown = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, select, textarea")) return;
+    const at = active < 0 ? first : active;
+    const page = Math.max(1, Math.floor(innerHeight / rowHeight()) - 4);
+    const row = rowAt(at);
+    const steps = { ArrowDown: at + 1, j: at + 1, ArrowUp: at - 1, k: at - 1, Home: 0, End: count - 1, PageDown: at + page, PageUp: at - page };
+    if (event.key in steps) go(active < 0 ? at : steps[event.key]);
+    else if (event.key === "Enter" && onOpen && row && event.target.tagName === "TR") onOpen(row);
+    else if ((event.key === "x" || event.key === " ") && onSelect && row && event.target.tagName === "TR") onSelect(row, at, event.shiftKey);
+    else return;
+    event.preventDefault();
+  };
+
+  const rows = [];
+  for (let index = first; index < last; index += 1) rows.push([index, rowAt(index)]);
+  // No cell spans others: with columns that are hidden where there is little room, that would make new ones.
+  const tabStop = active >= first && active < last ? active : first;
+
+  const heading = (column) => {
+    const sorted = column.sort && sort === column.sort;
+    const flip = () => onSort(column.sort, sorted ? !descending : column.first === "descending");
+    return html`<th
+      key=${column.id} scope="col" class="${classes(column)} ${column.width ?? ""}"
+      aria-sort=${sorted ? (descending ? "descending" : "ascending") : column.sort && onSort ? "none" : undefined}
+    >${column.sort && onSort
+      ? html`<button type="button" class="sort" onClick=${flip}>${column.title}<span class="arrow" aria-hidden="true">${sorted ? (descending ? "↓" : "↑") : ""}</span></button>`
+      : column.label
+        ? html`<span class="offscreen">${column.label}</span>`
+        : column.title}</th>`;
+  };
+
+  if (problem && !count) return html`<${Fault} problem=${problem} reload=${reload} what="The rows cannot be shown" />`;
+  if (loading && !count) return html`<${Loading} />`;
+  if (!count) return empty ?? html`<${Empty} title="Nothing here." />`;
+  return html`<table class="rows" aria-label=${label} aria-rowcount=${count + 1} onKeyDown=${onKeyDown}>
+    <thead><tr aria-rowindex="1">${onSelect && html`<th scope="col" class="check w-check"><${AllBox} ...${props} /></th>`}${columns.map(heading)}</tr></thead>
+    <tbody
+      ref=${body}
+      onPointerEnter=${(event) => event.pointerType !== "touch" && tell({ pointer: true })}
+      onPointerLeave=${() => tell({ pointer: false })}
+      onFocusIn=${(event) => tell({ focus: event.target.matches(":focus-visible") })}
+      onFocusOut=${() => tell({ focus: false })}
+    >
+      ${first > 0 && html`<tr key="above" class="space" aria-hidden="true"><td ref=${tall(first)}></td></tr>`}
+      ${rows.map(([index, row]) =>
+        row === undefined
+          ? html`<tr key=${`#${index}`} class="absent" aria-rowindex=${index + 2}><td><span class="bar" /></td></tr>`
+          : html`<tr
+              key=${keyOf(row)} data-index=${index} data-key=${keyOf(row)} aria-rowindex=${index + 2}
+              tabindex=${index === tabStop ? 0 : -1} aria-selected=${onSelect ? selected.has(keyOf(row)) : undefined}
+              class="${onOpen ? "opens" : ""} ${rowClass?.(row) ?? ""}"
+              onFocus=${() => setActive(index)}
+              onClick=${(event) => {
+                if (!onOpen || event.defaultPrevented || event.target.closest("a, button, input, label")) return;
+                if (!String(getSelection())) onOpen(row);
+              }}
+            >
+              ${onSelect && html`<td class="check"><input
+                type="checkbox" tabindex="-1" aria-label=${`Select ${keyOf(row)}`} checked=${selected.has(keyOf(row))}
+                onClick=${(event) => onSelect(row, index, event.shiftKey)}
+              /></td>`}
+              ${columns.map((column) => html`<td key=${column.id} class=${classes(column)}>${column.cell(row)}</td>`)}
+            </tr>`,
+      )}
+      ${last < count && html`<tr key="below" class="space" aria-hidden="true"><td ref=${tall(count - last)}></td></tr>`}
+    </tbody>
+  </table>`;
+}
+
+const hidden = (column) => (column.hide ? `hide-${column.hide}` : "");
+const classes = (column) => `${column.num ? "right" : ""} ${hidden(column)} c-${column.id}`;
+
+/** The height of so many rows that are not there. */
+function tall(rows) {
+  return (cell) => {
+    if (cell) cell.style.height = `calc(var(--row) * ${rows})`;
+  };
+}
+
+function AllBox({ selected, onSelectAll, count }) {
+  return html`<input
+    type="checkbox" aria-label="Select all rows that are loaded" checked=${selected.size > 0 && selected.size >= count}
+    ref=${(box) => box && (box.indeterminate = selected.size > 0 && selected.size < count)}
+    onClick=${onSelectAll}
+  />`;
+}
+
+/** Puts fresh rows in the place of old ones. Rows that are held keep their order; only their figures are taken. */
+export function merged(old, fresh, offset, keyOf, held) {
+  const rows = old.slice();
+  if (!held) {
+    fresh.forEach((row, at) => (rows[offset + at] = row));
+    return rows;
+  }
+  const byKey = new Map(fresh.map((row) => [keyOf(row), row]));
+  for (const at of rows.keys()) {
+    const row = rows[at];
+    if (row !== undefined && byKey.has(keyOf(row))) rows[at] = byKey.get(keyOf(row));
+  }
+  return rows;
+}

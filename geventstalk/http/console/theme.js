@@ -1,0 +1,10 @@
+// Runs before the first sight, so that nobody sees a flash of the other theme. A classic script, because modules wait.
+(function () {
+  var choice = null;
+  try {
+    choice = localStorage.getItem("geventstalk-theme");
+  } catch {
+    // Storage may be forbidden; then the system's choice holds.
+  }
+  if (choice === "light" || choice === "dark") document.documentElement.dataset.theme = choice;
+})();

@@ -1,0 +1,55 @@
+// Work on many jobs that is under way, whoever began it and from wherever: a line for each, on every page.
+import { get, path, Problem, remove, session } from "./api.js";
+import { say } from "./dialog.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
+import { count, share } from "./format.js";
+import { isRunning, useEvent, useLive } from "./live.js";
+import { jobsHref } from "./route.js";
+
+const POLL_MS = 1000;
+
+export function Works() {
+  const [works, setWorks] = useState([]);
+  const timer = useRef(null);
+  const { returned } = useLive();
+
+  const ask = async () => {
+    clearTimeout(timer.current);
+    try {
+      const { bulk } = await get("/bulk");
+      const running = bulk.filter((work) => work.state === "running");
+      setWorks(running);
+      if (running.length) timer.current = setTimeout(() => isRunning() && ask(), POLL_MS);
+    } catch (problem) {
+      if (!(problem instanceof Problem)) throw problem; // the page itself says that the server cannot be reached
+    }
+  };
+  useEffect(() => {
+    ask();
+    addEventListener("work", ask);
+    return () => {
+      clearTimeout(timer.current);
+      removeEventListener("work", ask);
+    };
+  }, [returned]);
+  useEvent("bulk", ask);
+
+  const stop = async (work) => {
+    try {
+      await remove(path`/bulk/${work.number}`);
+    } catch (problem) {
+      if (!(problem instanceof Problem)) throw problem;
+      say(`Stopping failed: ${problem.message}`, { fault: true });
+    }
+    ask();
+  };
+  if (!works.length) return null;
+  return html`<div class="works" role="status">${works.map(
+    (work) => html`<p key=${work.number}>
+      <b>${work.action}${work.tube ? ` to ${work.tube}` : ""}</b> <a href=${jobsHref(work.filter)}><code>${work.filter || "all jobs"}</code></a>,
+      by ${work.by}: ${share(work.searched, work.jobs_before)}, ${count(work.done)} done
+      <progress max=${Math.max(1, work.jobs_before)} value=${work.searched} aria-label="How far the work is"></progress>
+      ${session.mayChange && html`<button type="button" class="small" onClick=${() => stop(work)}>Stop</button>`}
+    </p>`,
+  )}</div>`;
+}

@@ -1,0 +1,878 @@
+"""The console in a real browser: Debian's Chromium, driven with real clicks and keys.
+
+Most tests look at a world that is made up (`tests/support/console.py`), which shows any state in a moment; the last
+ones look at a real server. One browser serves all tests of this file. What the browser has to complain about (an
+exception, a breach of the content security policy, a request that fails) fails the test, and so does a request to
+another host.
+"""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+from geventstalk.http.api.console import load
+from tests.clients.programs import missing
+from tests.support.clients import burst
+from tests.support.console import Server, World
+from tests.support.process import ROOT, ServerProcess, free_port
+from tests.support.wire import Client
+
+CONSOLE = ROOT / "geventstalk" / "http" / "console"
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",  # CI runs as root
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)
+PAGES = ("/", "/tubes", "/tubes/mail", "/jobs", "/jobs/6", "/connections", "/journal", "/audit", "/help")
+WIRE_BYTES_MAX = 150_000
+QUICK = """
+const wait = setTimeout;
+window.setTimeout = (run, ms, ...rest) => wait(run, ms >= 500 && ms <= 5000 ? ms / 5 : ms, ...rest);
+"""
+"""What the console asks for every few seconds, it asks for more often: the tests would do nothing but wait for that."""
+
+
+class Browser:
+    """A browser, and what a person does with it. Whatever is looked for is waited for."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+        self.url = ""
+        self.expected: list[str] = []
+
+    def open(self, url: str, path: str = "/") -> None:
+        """Opens a page of the console, as if the address had been typed."""
+        self.url = url
+        self.driver.get(url + path)
+        self.find("header.bar")
+
+    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = 5.0) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                found = condition()
+            except StaleElementReferenceException:
+                found = None
+            if found:
+                return found
+            assert time.monotonic() < deadline, f"not in {timeout_s} s: {what}\n{self.text('body')[:2000]}"
+            time.sleep(0.02)
+
+    def all(self, css: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, css)
+
+    def find(self, css: str, text: str = "") -> WebElement:
+        """The first element that is shown and has this text."""
+
+        def found() -> WebElement | None:
+            return next((one for one in self.all(css) if text in one.text and one.is_displayed()), None)
+
+        element: WebElement = self.wait(found, f"{css} {text!r}")
+        return element
+
+    def text(self, css: str) -> str:
+        return " ".join(one.text for one in self.all(css))
+
+    def has(self, css: str, text: str = "") -> bool:
+        return any(text in one.text and one.is_displayed() for one in self.all(css))
+
+    def gone(self, css: str, text: str = "") -> None:
+        self.wait(lambda: not self.has(css, text), f"no {css} {text!r}")
+
+    def click(self, css: str, text: str = "") -> None:
+        def clicked() -> bool:
+            element = self.find(css, text)
+            if not element.is_enabled():
+                return False
+            element.click()
+            return True
+
+        self.wait(clicked, f"a click on {css} {text!r}")
+
+    def keys(self, *keys: str) -> None:
+        """Types, wherever the focus is."""
+        ActionChains(self.driver, duration=0).send_keys(*keys).perform()
+
+    def type(self, css: str, text: str) -> None:
+        field = self.find(css)
+        field.send_keys(Keys.CONTROL, "a")
+        field.send_keys(text)
+
+    def hover(self, element: WebElement) -> None:
+        ActionChains(self.driver, duration=0).move_to_element(element).perform()
+
+    def point_away(self) -> None:
+        ActionChains(self.driver, duration=0).move_to_element(self.find(".brand")).perform()
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def resize(self, width: int, height: int = 800) -> None:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def path(self) -> str:
+        found = urlsplit(self.driver.current_url)
+        return found.path + (f"?{found.query}" if found.query else "")
+
+    def rows(self) -> list[str]:
+        """The text of the first cell of each row that is there."""
+        found: list[str] = self.run(
+            "return [...document.querySelectorAll('table.rows tbody tr[data-key]')].map(row => row.dataset.key)"
+        )
+        return found
+
+    def check(self) -> None:
+        """What the browser has to complain about, and whom it has asked."""
+        log: Any = self.driver.get_log  # carries no types
+        complaints = [entry["message"] for entry in log("browser") if entry["level"] == "SEVERE"]
+        assert not [text for text in complaints if not any(re.search(one, text) for one in self.expected)], complaints
+        hosts = set()
+        for entry in log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                url = urlsplit(message["params"]["request"]["url"])
+                if url.scheme not in ("data", "blob", "chrome", "about"):
+                    hosts.add(url.hostname)
+        assert hosts <= {"127.0.0.1"}, hosts
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if program is None or driver is None:
+        missing("chromium and its driver are not installed")
+    options = Options()
+    options.binary_location = program
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = Browser(webdriver.Chrome(options=options, service=Service(driver)))
+    browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": QUICK})
+    yield browser
+    browser.driver.quit()
+
+
+@pytest.fixture
+def browser(chromium: Browser, serve: object) -> Iterator[Browser]:
+    """The browser as it is when one begins, wide. It has nothing to complain about before the servers stop."""
+    chromium.resize(1280)
+    chromium.expected = []
+    yield chromium
+    chromium.check()
+    chromium.driver.get("about:blank")
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Server]:
+    """One address for all worlds, so that the browser has the console's files after the first test."""
+    server = Server(World(0, 0))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def serve(site: Server) -> Iterator[Callable[..., Server]]:
+    """Makes a world and serves it."""
+
+    def show(tubes: int = 40, jobs: int = 400) -> Server:
+        site.world.over = True
+        site.show(World(tubes, jobs))
+        return site
+
+    yield show
+    site.world.over = True
+
+
+# Without a browser
+
+
+def test_the_vendored_libraries_are_what_was_fetched() -> None:
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "vendor"), "--check"], check=True, timeout=20)
+
+
+def test_no_file_holds_what_the_content_security_policy_forbids() -> None:
+    for path in CONSOLE.rglob("*"):
+        if path.suffix in (".js", ".html") and "vendor" not in path.parts:
+            text = path.read_text()
+            assert not re.search(r"(inner|outer)HTML|insertAdjacentHTML|document\.write|dangerously|\beval\(", text), (
+                path
+            )
+            assert not re.search(r"https?://(?!www\.w3\.org/)", text), path
+    page = (CONSOLE / "index.html").read_text()
+    assert not re.search(r"<script>|<style|\son[a-z]+=|style=", page)
+
+
+def test_what_is_sent_is_small() -> None:
+    files = load()
+    scripts = [name for name in files.names() if name.endswith((".js", ".css", ".svg"))]
+    sent = [files.find(files.folder, name) for name in scripts]
+    assert sum(len(file.packed or file.plain) for file in sent if file) + len(files.page.packed) < WIRE_BYTES_MAX
+    assert all(gzip.decompress(file.packed) == file.plain for file in sent if file and file.packed)
+
+
+def colours() -> dict[str, tuple[str, str]]:
+    """The colours of the style sheet, for light and dark."""
+    text = (CONSOLE / "style.css").read_text()
+    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", text)
+    return {name: (light, dark) for name, light, dark in pairs}
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("ground", ["bg", "raised", "sunk", "hover"])
+def test_every_colour_of_text_has_the_contrast_of_aa(ground: str) -> None:
+    found = colours()
+    for name in ("ink", "muted", "accent", "ready", "reserved", "delayed", "buried", "warn", "danger"):
+        for colour, behind in zip(found[name], found[ground], strict=True):
+            low, high = sorted((luminance(colour), luminance(behind)))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (name, colour, behind)
+
+
+def test_the_server_hands_out_the_console(start_server: Callable[..., ServerProcess]) -> None:
+    port = free_port()
+    start_server("--http", str(port))
+
+    def ask(path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        connection.close()
+        return found
+
+    status, headers, page = ask("/tubes/a%2Fb?sort=name")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert headers["cache-control"] == "no-cache" and "script-src 'self'" in headers["content-security-policy"]
+    assert ask("/")[2] == page and ask("/", If_None_Match=headers["etag"])[0] == 304
+    names = re.findall(r'(?:src|href)="([^"]+)"', page.decode())
+    assert len(names) > 20
+    for name in names:
+        status, headers, plain = ask(name)
+        assert (status, headers["cache-control"]) == (200, "public, max-age=31536000, immutable")
+        _, headers, packed = ask(name, Accept_Encoding="br, gzip;q=0.5")
+        assert plain == (gzip.decompress(packed) if "content-encoding" in headers else packed)
+        assert "content-encoding" not in ask(name, Accept_Encoding="gzip;q=0")[1]
+    old = re.sub("/assets/[0-9a-f]+/", "/assets/0123456789abcdef/", names[0])
+    assert ask(old)[0] == ask("/assets/../openapi.yaml")[0] == ask(names[0] + "/../../app.py")[0] == 404
+    assert ask("/no-page")[0] == 404
+    assert ask("/favicon.ico")[1]["content-type"] == "image/svg+xml"
+
+
+# In a world that is made up
+
+
+@pytest.mark.slow
+def test_the_overview_answers_the_three_questions(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.world.problems = [{"text": "No consumer on 2 tubes that grow.", "page": "tubes"}]
+    browser.open(server.url)
+    browser.find(".health a", "No consumer on 2 tubes that grow.")
+    browser.wait(lambda: len(browser.all(".chart canvas")) == 3, "three charts")
+    assert browser.find(".worst table").rect["y"] < 500
+    browser.find(".beat", "live")
+    said = browser.all(".chart .plot")[1].get_attribute("aria-label") or ""
+    assert said.startswith("Jobs by state over time. Now: ready ")
+    browser.click(".pick button", "1 h")
+    browser.wait(lambda: browser.has(".pick button[aria-pressed=true]", "1 h"), "an hour")
+    browser.click(".health a", "No consumer")
+    browser.find("h1", "Tubes")
+    assert browser.path() == "/tubes"
+
+
+@pytest.mark.slow
+def test_ten_thousand_tubes_are_smooth(browser: Browser, serve: Callable[..., Server]) -> None:
+    browser.open(serve(10_000, 10).url, "/tubes?sort=name")
+    browser.find(".page-head", "10,000 tubes")
+    assert len(browser.rows()) < 80
+    # Each step draws the rows that are seen, and takes a frame or two for it.
+    steps = browser.driver.execute_async_script("""
+        const done = arguments[0], times = [];
+        let at = 0, last = performance.now();
+        const step = () => {
+            const now = performance.now();
+            times.push(now - last);
+            last = now;
+            scrollTo(0, at += 3000);
+            if (times.length < 40) requestAnimationFrame(step); else done(times);
+        };
+        requestAnimationFrame(step);""")
+    assert sorted(steps)[len(steps) // 2] < 60, steps
+    assert len(browser.rows()) < 80
+    browser.run("scrollTo(0, document.documentElement.scrollHeight)")
+    browser.find("tr[data-key='video.09988'] a", "video.09988")
+    browser.run("scrollTo(0, 0)")
+    browser.type("#search", "geo 77")
+    browser.find(".page-head", "of 10,000")
+    browser.wait(lambda: all("geo" in name and "77" in name for name in browser.rows()), "only those that match")
+    browser.click(".chip", "no consumer")
+    browser.wait(lambda: "only=no-consumer" in browser.path(), "the address")
+    browser.type("#search", "nothing-like-this")
+    browser.find(".blank", "No tube matches.")
+    browser.click("button", "Show all tubes")
+    browser.click("th button", "ready")
+    browser.find("th[aria-sort=descending]", "ready")
+
+
+@pytest.mark.slow
+def test_rows_keep_their_places_while_the_pointer_is_among_them(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    browser.open(server.url, "/tubes?sort=ready&desc=1")
+    browser.find("tr[data-key]")
+    before = browser.rows()
+    browser.hover(browser.find(f"tr[data-key='{before[3]}'] td.c-ready"))
+    browser.find(".tag", "order held")
+    server.world.tubes[before[-1]]["jobs"]["ready"] = 90_000
+    server.world.tubes[before[3]]["jobs"]["ready"] = 0
+    row = f"tr[data-key='{before[3]}'] td.c-ready"
+    browser.wait(lambda: browser.text(row).strip() in "01234", "the figure changes in place")
+    assert browser.rows() == before
+    browser.point_away()
+    browser.wait(lambda: browser.rows()[0] == before[-1], "the order of now")
+
+
+@pytest.mark.slow
+def test_each_page_fits_into_every_width_and_both_themes(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    for path in PAGES:
+        browser.open(server.url, path)
+        browser.find("main h1, main .health")
+        for width in (1920, 768, 360):
+            browser.resize(width)
+            wide = browser.run("return document.documentElement.scrollWidth")
+            assert wide <= width, (path, width, wide)
+    dark, light = "rgb(19, 22, 24)", "rgb(252, 252, 251)"
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    browser.click("#theme")
+    assert browser.run(ground) == dark
+    browser.driver.refresh()
+    assert browser.run(ground) == dark, "the choice is kept"
+    browser.click("#theme")
+    assert browser.run(ground) == light
+    browser.click("#theme")
+
+
+@pytest.mark.slow
+def test_everything_goes_by_keyboard(browser: Browser, serve: Callable[..., Server]) -> None:
+    browser.open(serve().url)
+    browser.keys("g", "t")
+    browser.find("h1", "Tubes")
+    browser.find("tr[data-key]")
+    browser.keys("/")
+    assert browser.run("return document.activeElement.id") == "search"
+    browser.keys(Keys.ESCAPE)
+    browser.run("document.querySelector('tr[data-index=\"0\"]').focus()")
+    browser.keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_UP)
+    browser.wait(lambda: browser.run("return document.activeElement.dataset.index") == "1", "the second row")
+    name = browser.run("return document.activeElement.dataset.key")
+    browser.keys(Keys.ENTER)
+    browser.find("h1", name)
+    browser.keys("?")
+    browser.find("h1", "Help")
+    browser.keys("p")
+    browser.find(".beat", "paused")
+    browser.keys("p")
+    browser.find(".beat", "live")
+    browser.keys("g", "j")
+    browser.wait(lambda: browser.path() == "/jobs", "jobs")
+    browser.driver.back()
+    browser.find("h1", "Help")
+
+
+@pytest.mark.slow
+def test_a_reader_sees_no_controls(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.world.role = "read"
+    words = re.compile(
+        r"Put|Pause|Kick|Delete|Bury|Release|Move|Change|Drain|Close|More(?! jobs)|All that", re.IGNORECASE
+    )
+    for path in PAGES:
+        browser.open(server.url, path)
+        browser.find("main h1, main .health")
+        browser.find(".role", "read only")
+        labels = [one.text + (one.get_attribute("aria-label") or "") for one in browser.all("main button:not(.chip)")]
+        assert not [label for label in labels if words.search(label)], (path, labels)
+        assert not browser.all("main input[type=checkbox]"), path
+
+
+@pytest.mark.slow
+def test_each_state_is_designed(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    browser.expected = ["Failed to load resource", "net::ERR"]
+    server.world.slow_s = 0.6
+    browser.open(server.url, "/tubes")
+    browser.find(".late[role=status]", "Loading")
+    server.world.slow_s = 0.0
+    browser.find("tr[data-key]")
+    server.world.broken = {"tubes"}
+    browser.find(".stale", "The server has a fault.")
+    assert browser.rows(), "what was known stays"
+    browser.open(server.url, "/tubes")
+    browser.find(".fault", "The server has a fault.")
+    server.world.broken = set()
+    browser.click(".fault button", "Try again")
+    browser.find("tr[data-key]")
+    browser.open(server.url, "/tubes/no-such")
+    browser.find(".blank", "There is no tube no-such.")
+    browser.open(server.url, "/jobs/99999")
+    browser.find(".blank", "There is no job 99999.")
+    browser.open(server.url, "/tubes/at/all")
+    browser.find(".blank", "There is no tube at/all.")
+    browser.open(server.url, "/jobs/6")
+    browser.find("h1", "6")
+    del server.world.jobs[6]
+    browser.find(".tag", "gone")
+    browser.open(serve(0, 0).url, "/tubes")
+    browser.find(".line code", "put 0 0 60 5")
+
+
+@pytest.mark.slow
+def test_a_lost_connection_says_so_and_comes_back(browser: Browser, serve: Callable[..., Server]) -> None:
+    browser.expected = ["Failed to load resource", "net::ERR"]
+    server = Server(World(40, 400))
+    browser.open(server.url, "/tubes")
+    browser.find(".beat", "live")
+    world, port = server.world, server.server_port
+    server.stop()
+    browser.find(".lost", "The server cannot be reached.")
+    browser.find(".beat", "no connection")
+    assert browser.rows(), "what was known stays"
+    world.over = False
+    again = Server(world, port)
+    try:
+        browser.gone(".lost")
+        browser.find(".beat", "live")
+        browser.gone(".stale")
+        browser.driver.get("about:blank")
+    finally:
+        again.stop()
+
+
+@pytest.mark.slow
+def test_without_events_the_console_asks(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.world.with_events = False
+    browser.expected = ["events - Failed to load resource"]
+    browser.open(server.url)
+    browser.find(".beat", "every 2 s")
+    asked = server.world.requests.count(("GET", "/api/v1/server"))
+    browser.wait(lambda: server.world.requests.count(("GET", "/api/v1/server")) > asked, "it asks again")
+
+
+@pytest.mark.slow
+def test_the_grammar_of_filters_is_the_servers(browser: Browser, serve: Callable[..., Server]) -> None:
+    cases = json.loads((ROOT / "tests" / "data" / "filters.json").read_text())["cases"]
+    browser.open(serve().url, "/help")
+    read = browser.driver.execute_async_script(
+        """
+        const [cases, done] = arguments;
+        const home = document.querySelector('script[type=module]').src.replace('app.js', 'filter.js');
+        import(home).then(({parse}) => done(cases.map(({filter}) => {
+            const points = (at) => [...filter.slice(0, at)].length;
+            const {terms, wrong} = parse(filter);
+            if (wrong) return {filter, error: wrong.text, at: points(wrong.at)};
+            const plain = (value) => typeof value === 'bigint' ? String(value) : value;
+            return {filter, terms: terms.map((term) => ({
+                key: term.key, not: term.not, at: [points(term.from), points(term.to)],
+                ...(term.text !== undefined ? {text: term.text}
+                    : term.pattern !== undefined ? {pattern: term.pattern, ignore_case: term.ignoreCase}
+                    : {any: term.any.map((one) => Array.isArray(one) ? one.map(plain) : one)}),
+            }))};
+        })), (error) => done(String(error)));""",
+        [case for case in cases if not has_half_a_character(case["filter"])],
+    )
+    assert read == [case for case in cases if not has_half_a_character(case["filter"])]
+
+
+@pytest.mark.slow
+def test_numbers_and_times_are_written_as_people_read_them(browser: Browser, serve: Callable[..., Server]) -> None:
+    wanted = {
+        "age(11534)": "3 h 12 min",
+        "age(0)": "0 s",
+        "age(0.0042)": "4.2 ms",
+        "age(0.32)": "320 ms",
+        "age(4.21)": "4.2 s",
+        "age(59.6)": "1 min",
+        "age(725)": "12 min 5 s",
+        "age(3599.9)": "1 h",
+        "age(86399)": "1 d",
+        "age(187200)": "2 d 4 h",
+        "age(null)": "\u2013",
+        "count(1204)": "1,204",
+        "counted(1, 'job')": "1 job",
+        "counted(0, 'job')": "0 jobs",
+        "short(9999)": "9,999",
+        "short(12400)": "12.4k",
+        "short(3100000)": "3.1M",
+        "rate(0.034)": "0.03",
+        "rate(0.001)": "0",
+        "rate(240.4)": "240",
+        "signed(-0.2)": "\u22120.2",
+        "signed(1.5)": "+1.5",
+        "bytes(812)": "812 bytes",
+        "bytes(1)": "1 byte",
+        "bytes(1468006)": "1.4 MiB",
+        "share(1, 250)": "0.4 %",
+        "share(1, 0)": "\u2013",
+        "exactly(11534.25)": "11,534.250 s",
+    }
+    browser.open(serve().url, "/help")
+    said = browser.driver.execute_async_script(
+        """
+        const [calls, done] = arguments;
+        const home = document.querySelector('script[type=module]').src.replace('app.js', 'format.js');
+        import(home).then((format) => done(calls.map((call) => {
+            const [, name, given] = /^(\\w+)\\((.*)\\)$/.exec(call);
+            return format[name](...JSON.parse('[' + given.replaceAll("'", '"') + ']'));
+        })), (error) => done([String(error)]));""",
+        list(wanted),
+    )
+    assert dict(zip(wanted, said, strict=True)) == wanted
+
+
+def has_half_a_character(text: str) -> bool:
+    """The driver cannot carry one."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+@pytest.mark.slow
+def test_the_filter_line_suggests_and_says_what_is_wrong(browser: Browser, serve: Callable[..., Server]) -> None:
+    browser.open(serve().url, "/jobs")
+    browser.find("tr[data-key]")
+    browser.keys("/")
+    browser.keys("tu")
+    browser.find("[role=option]", "tube:")
+    browser.keys(Keys.TAB, "ma")
+    browser.find("[role=option]", "tube:mail")
+    browser.keys(Keys.ARROW_DOWN, Keys.ENTER, "state:bu", Keys.TAB)
+    assert browser.find("#filter").get_attribute("value") == "tube:mail state:buried "
+    browser.keys(Keys.ENTER)
+    browser.wait(lambda: browser.path() == "/jobs?filter=tube%3Amail+state%3Aburied", "the address")
+    browser.wait(lambda: set(browser.text("td.c-state").split()) == {"buried"}, "only buried jobs")
+    browser.type("#filter", "age>x")
+    browser.keys(Keys.ENTER)
+    browser.find("#filter-wrong", '"x" is no time; write 90s, 5min, 1.5h or 2d.')
+    browser.type("#filter", "state:buried body:photo")
+    browser.click("button", "Search")
+    browser.wait(lambda: "photo" in browser.path(), "the address")
+    browser.driver.back()
+    browser.wait(lambda: browser.find("#filter").get_attribute("value") == "tube:mail state:buried", "the one before")
+
+
+@pytest.mark.slow
+def test_harm_is_asked_for_with_its_number_and_name(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve(4, 2000)
+    world = server.world
+    count = sum(job["tube"] == "mail" and job["state"] == "buried" for job in world.jobs.values())
+    assert count >= 100
+    browser.open(server.url, "/jobs?filter=" + quote("tube:mail state:buried"))
+    browser.click("button", "All that match")
+    browser.click("[role=menuitem]", "Delete all")
+    browser.find("dialog h2", f"Delete {count} buried jobs of mail?")
+    button = browser.find("dialog button.danger", f"Delete {count} jobs")
+    assert not button.is_enabled()
+    browser.keys(Keys.ESCAPE)
+    browser.gone("dialog")
+    assert not world.bulks
+    browser.click("button", "All that match")
+    browser.click("[role=menuitem]", "Delete all")
+    browser.type("dialog input[name=typed]", "mai")
+    assert not browser.find("dialog button.danger").is_enabled()
+    browser.keys("l")
+    browser.click("dialog button.danger", f"Delete {count} jobs")
+    browser.find("dialog progress")
+    browser.find(".note", f"Deleted {count} jobs in ")
+    browser.find(".blank", "No job matches.")
+
+
+@pytest.mark.slow
+def test_long_work_can_be_stopped(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve(12, 3000)
+    server.world.slow_s = 0.15
+    browser.open(server.url, "/jobs?filter=" + quote("tube:mail"))
+    browser.find("tr[data-key]")
+    browser.click("button", "All that match")
+    browser.click("[role=menuitem]", "Move all")
+    browser.type("dialog input[name=tube]", "elsewhere")
+    browser.type("dialog input[name=typed]", "mail")
+    browser.click("dialog button.primary", "Move")
+    browser.click("dialog button", "Go on without me")
+    browser.find(".works", "move to elsewhere")
+    browser.click(".works button", "Stop")
+    browser.find(".note", "Stopped. Moved")
+    browser.gone(".works")
+    assert server.world.bulks[0]["state"] == "cancelled"
+
+
+@pytest.mark.slow
+def test_bodies_and_names_are_text(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    browser.expected = ["status of 404"]
+    markup = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    for job in server.world.jobs.values():
+        job["body"] = {"encoding": "text", "data": markup, "whole": True}
+    server.world.tubes["mail"]["name"] = markup  # no name that a server lets in, but who knows what comes
+    for path in ("/jobs", "/jobs/6", "/tubes", "/tubes/" + quote(markup), "/tubes/report"):
+        browser.open(server.url, path)
+        browser.wait(lambda: "onerror=alert" in browser.text("main"), "the text")
+        assert not browser.all("main img, main script")
+
+
+@pytest.mark.slow
+def test_a_body_is_shown_as_what_it_is(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.world.jobs[6]["body"] = {"encoding": "text", "data": '{"to": "a", "n": [1, 2]}', "whole": True}
+    browser.open(server.url, "/jobs/6")
+    browser.find("pre.body .j-name", '"to"')
+    browser.click(".pick button", "Hex")
+    browser.find("pre.body", '00000000  7b 22 74 6f 22 3a 20 22  61 22 2c 20 22 6e 22 3a  {"to": "a", "n":')
+    browser.click(".pick button", "Text")
+    browser.wait(lambda: browser.text("pre.body") == '{"to": "a", "n": [1, 2]}', "the text")
+    browser.open(server.url, "/jobs/23")
+    browser.find("pre.body", "00000000")
+
+
+@pytest.mark.slow
+def test_what_can_be_undone_offers_it(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    tube = server.world.tubes["mail"]
+    tube.update(paused_s=0, pause_left_s=0)
+    browser.open(server.url, "/tubes/mail")
+    browser.click("button", "Pause…")
+    browser.click("dialog button.primary", "Pause the tube")
+    browser.find(".note", "Paused mail for 1 h.")
+    browser.find(".tag.warn", "paused, 1 h left")
+    browser.click(".note button", "Undo")
+    browser.wait(lambda: tube["paused_s"] == 0, "no pause")
+    job = next(one for one in server.world.jobs.values() if one["state"] == "buried")
+    was = job["tube"]
+    browser.open(server.url, f"/jobs/{job['id']}")
+    browser.click("button", "More")
+    browser.click("[role=menuitem]", "Move")
+    browser.type("dialog input", "-no")
+    assert not browser.find("dialog button.primary").is_enabled()
+    browser.type("dialog input", "elsewhere")
+    browser.click("dialog button.primary", f"Move job {job['id']}")
+    browser.wait(lambda: job["tube"] == "elsewhere", "moved")
+    browser.click(".note button", "Move back")
+    browser.wait(lambda: job["tube"] == was, "moved back")
+    browser.click("button", "Kick")
+    browser.click(".note button", "Undo")
+    browser.wait(lambda: job["state"] == "buried", "buried again")
+
+
+# On a real server
+
+
+class Real:
+    """A server with HTTP, and a client of its beanstalk port."""
+
+    def __init__(self, start: Callable[..., ServerProcess], *flags: str) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.server = start("--http", str(port), *flags)
+        self.client = Client(self.server.connect())
+
+    def put(self, tube: str, *bodies: bytes) -> list[int]:
+        commands = [b"put 9 0 60 %d\r\n%b\r\n" % (len(body), body) for body in bodies]
+        return [int(reply.split()[1]) for reply in burst(self.client, [b"use %b\r\n" % tube.encode(), *commands])[1:]]
+
+    def tube(self, name: str) -> dict[str, str]:
+        return self.client.stats(b"stats-tube " + name.encode())
+
+
+@pytest.fixture
+def real(start_server: Callable[..., ServerProcess], browser: Browser) -> Iterator[Callable[..., Real]]:
+    """Starts servers; the browser is away from them before they end."""
+    started: list[Real] = []
+
+    def start(*flags: str) -> Real:
+        started.append(Real(start_server, *flags))
+        return started[-1]
+
+    yield start
+    try:
+        browser.check()
+    finally:
+        browser.driver.get("about:blank")
+        for one in started:
+            one.client.close()
+
+
+@pytest.mark.slow
+def test_from_the_first_job_to_its_end(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
+    server = real("-b", str(tmp_path / "j"))
+    browser.expected = ["/jobs/2.* status of 404"]  # when it is gone
+    markup = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    browser.open(server.url)
+    browser.find(".health b", "All is well.")
+    browser.find(".blank", "No job yet.")
+    server.put("a/mail;x", markup.encode())
+    browser.keys("g", "t")
+    browser.click("tr[data-key='a/mail;x'] a", "a/mail;x")
+    browser.find("h1", "a/mail;x")
+    assert browser.path() == "/tubes/a%2Fmail%3Bx"
+    browser.find(".next", markup[:20])
+    browser.click("button", "Put a job…")
+    browser.type("dialog textarea", "grüße\n" + markup)
+    browser.click("dialog button", "Put the job")
+    browser.click(".note a", "job 2")
+    browser.find("h1", "2")
+    assert browser.find("pre.body").text == "grüße\n" + markup
+    assert not browser.all("main img, main script")
+    browser.click("button", "Bury")
+    browser.find(".state", "buried")
+    assert server.tube("a/mail;x")["current-jobs-buried"] == "1"
+    browser.click(".note button", "Undo")
+    browser.find(".state", "ready")
+    browser.click("button", "More")
+    browser.click("[role=menuitem]", "Change priority")
+    browser.type("dialog input[name=pri]", "7")
+    browser.click("dialog button", "Change job 2")
+    browser.wait(lambda: server.client.stats(b"stats-job 2")["pri"] == "7", "the priority")
+    browser.click("button", "Delete…")
+    browser.find("dialog h2", "Delete job 2 of a/mail;x?")
+    browser.click("dialog button", "Delete job 2")
+    browser.find(".tag", "gone")
+    assert server.client.ask(b"stats-job 2") == b"NOT_FOUND\r\n"
+    browser.keys("g", "a")
+    browser.find("td.c-what", "delete")
+    assert [cell.text.split()[0] for cell in browser.all("td.c-what")] == ["delete", "change", "kick", "bury", "put"]
+    assert "console" in browser.text("td.c-from")
+
+
+@pytest.mark.slow
+def test_a_tube_is_paused_kicked_and_emptied(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
+    server = real("-b", str(tmp_path / "j"))
+    ids = server.put("mail", *(b"job %d" % n for n in range(150)))
+    browser.open(server.url, "/jobs?filter=" + quote("tube:mail body:/[05]$/"))
+    browser.find(".tool-line", "30 jobs")
+    browser.click("button", "All that match")
+    browser.click("[role=menuitem]", "Bury all")
+    browser.find("dialog h2", "Bury 30 jobs of mail that match body:/[05]$/?")
+    browser.click("dialog button", "Bury 30 jobs")
+    browser.find(".note", "Buried 30 jobs in ")
+    browser.wait(lambda: set(browser.text("td.c-state").split()) == {"buried"}, "the rows")
+    browser.open(server.url, "/tubes/mail")
+    browser.click("button", "Kick…")
+    browser.type("dialog input", "10")
+    browser.click("dialog button", "Kick 10 jobs")
+    browser.find(".note", "Kicked 10 jobs in ")
+    assert server.tube("mail")["current-jobs-buried"] == "20"
+    browser.click("button", "Pause…")
+    browser.click("dialog button", "Pause the tube")
+    browser.find(".tag.warn", "paused")
+    assert server.tube("mail")["pause"] == "3600"
+    browser.click("button", "Resume")
+    browser.wait(lambda: server.tube("mail")["pause"] == "0", "no pause")
+    browser.click("button", "More")
+    browser.click("[role=menuitem]", "Delete 130 ready jobs")
+    browser.find("dialog h2", "Delete 130 ready jobs of mail?")
+    browser.type("dialog input[name=typed]", "mail")
+    browser.click("dialog button", "Delete 130 jobs")
+    browser.find(".note", "Deleted 130 jobs in ")
+    stats = server.tube("mail")
+    assert (stats["current-jobs-ready"], stats["current-jobs-buried"]) == ("0", "20")
+    assert len(ids) == 150
+
+
+@pytest.mark.slow
+def test_tokens_log_in_and_out(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("board read read-token-0123456789\nmaria admin admin-token-0123456789\n")
+    tokens.chmod(0o600)
+    server = real("--http-tokens", str(tokens))
+    server.put("mail", b"hello")
+    browser.expected = ["status of 401", "status of 403"]
+    browser.url = server.url
+    browser.driver.get(server.url + "/tubes/mail?a=b")
+    browser.type("#token", "read-token-0123456789")
+    browser.keys(Keys.ENTER)
+    browser.find(".role", "read only")
+    assert browser.path() == "/tubes/mail?a=b"
+    browser.find(".block", "ready")
+    assert not browser.has("main button")
+    browser.click("button", "Log out")
+    browser.type("#token", "no-token-no-token")
+    browser.keys(Keys.ENTER)
+    browser.find(".problem", "This token is not known.")
+    browser.type("#token", "admin-token-0123456789")
+    browser.keys(Keys.ENTER)
+    browser.find(".health")
+    browser.keys("g", "t")
+    browser.find("tr[data-key='mail']")
+    browser.click("button", "Put a job…")
+    browser.type("dialog input[name=tube]", "mail")
+    browser.type("dialog textarea", "by maria")
+    browser.click("dialog button", "Put the job")
+    browser.find(".note", "job 2")
+    browser.keys("g", "a")
+    browser.find("td.c-who", "maria")
+
+
+@pytest.mark.slow
+def test_ten_thousand_tubes_of_a_real_server(browser: Browser, real: Callable[..., Real]) -> None:
+    server = real()
+    put = [b"use tube.%05d\r\nput 9 0 60 1\r\nx\r\n" % n for n in range(10_000)]
+    server.client.send(b"".join(put[:5000]))
+    for _ in range(10_000):
+        server.client.reply()
+    server.client.send(b"".join(put[5000:]))
+    for _ in range(10_000):
+        server.client.reply()
+    browser.open(server.url, "/tubes?sort=name&desc=1")
+    browser.find(".page-head", "10,001 tubes")
+    browser.find("tr[data-key='tube.09999']")
+    browser.run("scrollTo(0, document.documentElement.scrollHeight)")
+    browser.find("tr[data-key='default']")
+    browser.type("#search", "0123")
+    browser.wait(lambda: len(browser.rows()) == 11 or "11 of 10,001" in browser.text(".page-head"), "those that match")
+    browser.find("tr[data-key='tube.01234']")
+
+
+@pytest.mark.slow
+def test_connections_are_shown_and_closed(browser: Browser, real: Callable[..., Real]) -> None:
+    server = real()
+    worker = Client(server.server.connect())
+    worker.ask(b"watch mail")
+    server.put("mail", b"held")
+    assert worker.ask(b"reserve").startswith(b"RESERVED")
+    browser.open(server.url, "/connections?sort=reserved&desc=1")
+    browser.find("tr[data-key] td.c-watches", "default, mail")
+    browser.click("tr[data-index='0'] button", "Close…")
+    browser.find("dialog p", "The 1 job that it holds becomes ready again.")
+    browser.click("dialog button.danger", "Close connection")
+    browser.find(".note", "Closed connection")
+    browser.wait(lambda: len(browser.rows()) == 1, "one is left")
+    assert server.tube("mail")["current-jobs-ready"] == "1"
+    worker.close()
