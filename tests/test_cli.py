@@ -32,7 +32,7 @@ _STAND_IN = """
 import os, sys, threading, types
 
 class Server:
-    def __init__(self, settings, listeners, log):
+    def __init__(self, settings, listeners, log, site):
         if BEHAVIOUR == "fail to start":
             raise RuntimeError("two\\nlines")
         self.listeners = listeners
@@ -40,6 +40,7 @@ class Server:
     def run(self, drains):
         if BEHAVIOUR == "modules":
             slow = {"gevent", "yaml", "sqlite3", "json", "asyncio", "encodings.idna"}
+            slow |= {"geventstalk.live", "geventstalk.cli.program", "greenstalk", "rich", "http"}
             print(*sorted(slow & set(sys.modules)), flush=True)
             return 0
         if BEHAVIOUR == "end":
@@ -546,9 +547,10 @@ def test_a_real_server_ends_at_once(number: signal.Signals, start_server: Callab
 
 
 def test_every_exit_code_is_documented() -> None:
-    table = (
-        (ROOT / "docs" / "operating.md").read_text().partition("## Exit codes of the server")[2].partition("\n## ")[0]
-    )
+    table = ""
+    for page, title in (("operating", "Exit codes of the server"), ("command-line", "For scripts")):
+        text = (ROOT / "docs" / f"{page}.md").read_text()
+        table += text.partition(f"## {title}")[2].partition("\n## ")[0]
     documented = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(", ")}
     assert documented == {code for name, code in vars(exits).items() if name.startswith("EXIT_")}
 

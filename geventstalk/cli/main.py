@@ -7,6 +7,7 @@ imported where it is used.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from geventstalk.cli.early import fill_standard_descriptors, handle_early_signals
@@ -16,9 +17,31 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
-COMMANDS = ("journal", "export", "import", "import-binlog")
+COMMANDS = (
+    "top",
+    "tubes",
+    "jobs",
+    "job",
+    "put",
+    "kick",
+    "bury",
+    "release",
+    "delete",
+    "move",
+    "flush",
+    "pause",
+    "drain",
+    "watch",
+    "completion",
+    "journal",
+    "export",
+    "import",
+    "import-binlog",
+)
 """The first words of a command line that is not the server's. The list is here so that a start of the server imports
 none of these commands."""
+COMPLETES = "_GEVENTSTALK_COMPLETE"
+"""The variable with which a shell asks what could come next on a command line."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,8 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fill_standard_descriptors()
     listeners: list[socket.socket] = []
     words = sys.argv[1:] if arguments is None else list(arguments)
-    serves = not words or words[0] not in COMMANDS
+    completes = COMPLETES in os.environ
+    serves = not completes and (not words or words[0] not in COMMANDS)
     handle_early_signals(listeners, serves=serves)
+    if completes:
+        from geventstalk.cli import completion
+
+        return completion.answer(os.environ)
     if not serves:
         from geventstalk.cli import program
 

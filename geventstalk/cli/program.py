@@ -1,38 +1,51 @@
 """The commands beside the server as one group, and how one of them runs: signals, exit codes, one line for each error.
 
-Exit codes: 0 fine, 1 damage or failure, 5 usage, 10 a directory that is missing, locked or not to be used, 70 an
-unexpected error, which is a bug; 128 and the number of a signal that ended it.
+Each command is imported when it is the one that runs: what looks after a journal takes 0.1 s, and a running server is
+asked without it. Exit codes: 0 fine, 1 damage or failure, 5 usage, 10 a directory that is missing, locked or not to be
+used, 70 an unexpected error, which is a bug; 128 and the number of a signal that ended it. `cli/live.py` has those of a
+server that cannot be reached.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import resource
-import signal
 import sys
-import traceback
-from collections.abc import Iterator
-from types import FrameType
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
-from geventstalk.cli.export_jobs import export
-from geventstalk.cli.import_binlog import import_binlog
-from geventstalk.cli.import_jobs import import_jobs
-from geventstalk.cli.journal import journal
+from geventstalk.cli.ending import Failed, Stopped, signals
 from geventstalk.exits import EXIT_DAMAGE, EXIT_LOCKED, EXIT_UNEXPECTED, EXIT_USAGE
 from geventstalk.logs import PROGRAM, print_error
-from geventstalk.tools.lines import Unreadable
-from journal.errors import JournalError, JournalLocked
 
-
-class _Stopped(BaseException):
-    """A signal asked for the end; what was begun is cleared away on the way out."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
+OFFLINE = {
+    "journal": "journal:journal",
+    "export": "export_jobs:export",
+    "import": "import_jobs:import_jobs",
+    "import-binlog": "import_binlog:import_binlog",
+}
+"""The commands that look after a journal, and where each of them is."""
+LIVE = {
+    "top": "live_top:top",
+    "tubes": "live_tubes:tubes",
+    "jobs": "live_jobs:jobs",
+    "job": "live_jobs:job",
+    "put": "live_put:put",
+    "kick": "live_change:kick",
+    "bury": "live_change:bury",
+    "release": "live_change:release",
+    "delete": "live_change:delete",
+    "move": "live_change:move",
+    "flush": "live_change:flush",
+    "pause": "live_tubes:pause",
+    "drain": "live_drain:drain",
+    "watch": "live_watch:watch",
+    "completion": "completion:completion",
+}
+"""The commands that talk to a running server."""
 
 
 class _Verbosity:
@@ -46,50 +59,93 @@ def main(arguments: list[str]) -> int:
     """Runs one of the commands with these words, the first of them the name of a command. Returns the exit code."""
     verbosity = _Verbosity()
     try:
-        with _signals():
+        with signals():
             _allow_many_files()
-            code = group.main(arguments, prog_name=PROGRAM, standalone_mode=False, obj=verbosity)
+            code = make_group().main(arguments, prog_name=PROGRAM, standalone_mode=False, obj=verbosity)
             if sys.stdout is not None:
                 sys.stdout.flush()
             return int(code or 0)
     except click.ClickException as error:
         return _fail(_usage_text(error), EXIT_USAGE)
-    except JournalLocked as error:
-        return _fail(str(error), EXIT_LOCKED)
-    except (JournalError, Unreadable) as error:
-        return _fail(str(error), EXIT_DAMAGE)
+    except Failed as failed:
+        return _fail(str(failed), failed.exit_code)
     except BrokenPipeError:
         return _without_stdout(EXIT_DAMAGE)  # nobody reads any more, and nobody needs to be told
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return _without_stdout(_fail(f"{error.strerror or error}{where}", EXIT_DAMAGE))
-    except _Stopped as stopped:
+    except Stopped as stopped:
         return _without_stdout(128 + stopped.number)
     except MemoryError:
         return _without_stdout(_fail("out of memory; nothing was changed", EXIT_DAMAGE))
-    except Exception as error:  # whatever it is, its user gets one line
-        if verbosity.level >= 2:
-            traceback.print_exc()
-        hint = "" if verbosity.level >= 2 else "; -VV shows where"
-        return _fail(f"unexpected error: {type(error).__name__}: {error}{hint}", EXIT_UNEXPECTED)
+    except Exception as error:
+        return _fail_by(error, verbosity.level)
 
 
-@click.group(name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=False)
-def group() -> None:
-    """Commands that look after a journal. Without one of them, geventstalk is the server."""
+def _fail_by(error: Exception, verbosity: int) -> int:
+    from geventstalk.tools.lines import Unreadable  # slow, with all of the journal
+    from journal.errors import JournalError, JournalLocked
+
+    if isinstance(error, JournalLocked):
+        return _fail(str(error), EXIT_LOCKED)
+    if isinstance(error, (JournalError, Unreadable)):
+        return _fail(str(error), EXIT_DAMAGE)
+    if verbosity >= 2:  # whatever it is, its user gets one line
+        import traceback
+
+        traceback.print_exception(error)
+    hint = "" if verbosity >= 2 else "; -VV shows where"
+    return _fail(f"unexpected error: {type(error).__name__}: {error}{hint}", EXIT_UNEXPECTED)
 
 
-for _command in (journal, export, import_jobs, import_binlog):
-    group.add_command(_command)
+class _Commands(click.Group):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*LIVE, *OFFLINE]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return command(cmd_name)
 
 
-def leaves(parent: click.Group = group, before: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, with its words."""
-    for name, command in parent.commands.items():
-        if isinstance(command, click.Group):
-            yield from leaves(command, f"{before}{name} ")
-        else:
-            yield before + name, command
+def command(name: str) -> click.Command | None:
+    """The command of this name, with all that every command has."""
+    where = LIVE.get(name) or OFFLINE.get(name)
+    if where is None:
+        return None
+    room, _, attribute = where.partition(":")
+    found: click.Command = getattr(importlib.import_module(f"geventstalk.cli.{room}"), attribute)
+    for _, leaf in _leaves_of(name, found):
+        if not any(parameter.name == "verbose" for parameter in leaf.params):
+            leaf.params.append(_verbose_option())
+    return found
+
+
+def make_group(beside: Sequence[click.Parameter] = ()) -> click.Group:
+    """The commands as one group; a shell that completes words is also told of the flags `beside` them."""
+    return _Commands(
+        PROGRAM,
+        params=list(beside),
+        help="Commands for a running server and for a journal. Without one of them, geventstalk is the server.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=False,
+    )
+
+
+def leaves(names: Iterable[str] = (*LIVE, *OFFLINE)) -> Iterator[tuple[str, click.Command]]:
+    """Every command that does something, with its words. They are imported for that."""
+    for name in names:
+        found = command(name)
+        if found is not None:
+            yield from _leaves_of(name, found)
+
+
+def _leaves_of(words: str, found: click.Command) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(found, click.Group):
+        for name, inner in found.commands.items():
+            yield from _leaves_of(f"{words} {name}", inner)
+    else:
+        yield words, found
 
 
 def _count_verbose(context: click.Context, _parameter: click.Parameter, level: int) -> None:
@@ -98,8 +154,8 @@ def _count_verbose(context: click.Context, _parameter: click.Parameter, level: i
         verbosity.level = level
 
 
-for _, _leaf in leaves():
-    _option = click.Option(
+def _verbose_option() -> click.Option:
+    return click.Option(
         ["-V", "--verbose"],
         count=True,
         expose_value=False,
@@ -107,7 +163,6 @@ for _, _leaf in leaves():
         is_eager=True,
         help="Given twice: show a traceback when something unexpected happens.",
     )
-    _leaf.params.append(_option)
 
 
 def _usage_text(error: click.ClickException) -> str:
@@ -136,21 +191,3 @@ def _allow_many_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """Within, a signal to stop ends the command with its clean-up. SIGUSR1 and SIGUSR2 are for servers."""
-
-    def stop(number: int, _frame: FrameType | None) -> NoReturn:
-        raise _Stopped(number)
-
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,0 +1,275 @@
+"""What all commands against a running server share: how they find it, their exit codes, and what they print.
+
+Exit codes: 0 done; 1 refused, or nothing there; 5 usage; 69 the server cannot be reached, went away or does not answer
+in time; 76 what answers does not speak the protocol; 77 the API wants another token; 128 and the number of a signal.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from geventstalk import __version__
+from geventstalk.cli.ending import Failed
+from geventstalk.config import ConfigError, load
+from geventstalk.exits import EXIT_DAMAGE, EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
+from geventstalk.limits import U32_MAX, is_tube_name
+from geventstalk.live import address
+from geventstalk.live.api import Api, BadAddress, field
+from geventstalk.live.errors import LiveError, Nonsense, NotAllowed, NotDone, Unreachable
+from geventstalk.live.protocol import Server
+from geventstalk.logs import PROGRAM, one_line
+
+EXIT_NOTHING: Final = EXIT_DAMAGE
+"""Nothing matched, or something could not be done."""
+TIMEOUT_S: Final = 10.0
+ENV_TOKEN: Final = "GEVENTSTALK_TOKEN"
+_WITHOUT: Final = "none"
+_EXITS: Final[dict[type[LiveError], int]] = {
+    Unreachable: EXIT_UNREACHABLE,
+    Nonsense: EXIT_NONSENSE,
+    NotAllowed: EXIT_NOT_ALLOWED,
+}
+_UNITS: Final = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+
+
+class Live:
+    """The running server, as a command sees it: connections are made when they are needed."""
+
+    def __init__(self, listen: str | None, port: str | None, config: str | None, **options: Any) -> None:
+        """Raises ConfigError."""
+        flags: dict[str, object] = {}
+        if listen is not None:
+            flags["listen"] = (listen,)
+        if port is not None:
+            flags["port"] = port
+        settings, _ = load(flags, os.environ, config)
+        self.address: Final = address.of_server(settings.listen, settings.port)
+        self.json: Final[bool] = options["json"]
+        self.timeout_s: Final[float] = options["timeout"]
+        self._api_where: Final[str | None] = options["api"]
+        self._token_file: Final[str | None] = options["token_file"]
+        self._servers: list[Server] = []
+        self._api: Api | None = None
+
+    @property
+    def server(self) -> Server:
+        """The connection to the server's port."""
+        return self._servers[0] if self._servers else self.another()
+
+    def another(self) -> Server:
+        """One more connection to the port."""
+        self._servers.append(Server(self.address, self.timeout_s))
+        return self._servers[-1]
+
+    def find_api(self) -> Api | None:
+        """The API that --api names, or the one that the server says it has; None without one."""
+        if self._api is None and self._api_where != _WITHOUT:
+            where = self._api_where
+            if where is None:
+                found = address.of_api(self.server.facts.get("http", ""), self.address)
+                where = None if found is None else str(found)
+            if where is not None:
+                self._api = Api(where, self._token(), self.timeout_s, f"{PROGRAM}-cli/{__version__}")
+        return self._api
+
+    def allowed_api(self, role: str, *, quiet: bool = False) -> Api | None:
+        """The API, if this user may do there what the role may. A note says why not, where nobody named the API."""
+        say = (lambda _text: None) if quiet else note
+        api = self.find_api()
+        if api is None:
+            return None
+        try:
+            found = field(api.get("/session"), "role", str)
+        except (NotAllowed, Unreachable, Nonsense) as error:
+            if self._api_where is not None or self._token_file is not None:
+                raise
+            say(f"{error}; this goes over the protocol alone")
+            return None
+        if found == "admin" or role == "read":
+            return api
+        say(f"the token for the API at {api.where} may only read; this goes over the protocol alone")
+        return None
+
+    def need_api(self, what: str) -> Api:
+        """The API, or an error that says what needs it and what the server would need."""
+        api = self.find_api()
+        if api is not None:
+            return api
+        if self._api_where == _WITHOUT:
+            raise NotDone(f"{what} needs the server's API, and --api none does without it")
+        if self.server.facts.get("http"):
+            said = self.server.facts["http"]
+            raise NotDone(f"{what} needs the server's API, which listens at {said} on its own host; name it with --api")
+        raise NotDone(f"{what} needs the server's API: start geventstalk with --http, or name its address with --api")
+
+    def _token(self) -> str | None:
+        if self._token_file is None:
+            return os.environ.get(ENV_TOKEN) or None
+        try:
+            with open(self._token_file, encoding="utf-8") as file:
+                text = file.read(65536)
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise click.UsageError(f"cannot read {self._token_file}: {why}") from None
+        lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        if not lines or not lines[0][-1].isascii() or not lines[0][-1].isprintable():
+            raise click.UsageError(f"{self._token_file} holds no token")
+        return lines[0][-1]  # also of a line of the server's own file, NAME ROLE TOKEN
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        if self._api is not None:
+            self._api.close()
+
+    # What commands print
+
+    def write(self, fact: Mapping[str, object]) -> None:
+        """Prints an object as a line of JSON."""
+        click.echo(json.dumps(fact, separators=(",", ":")))
+
+    def say(self, text: str) -> None:
+        """Prints a sentence for people. With --json there are objects only."""
+        if not self.json:
+            click.echo(one_line(text))
+
+
+def note(text: str) -> None:
+    """Says on stderr what a reader of the result should know."""
+    click.echo(f"note: {one_line(text)}", err=True)
+
+
+def live_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
+    """Makes a command of a function whose first argument is a Live and which returns the exit code."""
+
+    def decorate(function: Callable[..., int]) -> click.Command:
+        @functools.wraps(function)
+        def run(
+            listen: str | None, port: str | None, config: str | None, api: str | None, token_file: str | None,
+            timeout: float, json: bool, **words: Any,
+        ) -> int:  # fmt: skip
+            try:
+                live = Live(listen, port, config, api=api, token_file=token_file, timeout=timeout, json=json)
+            except ConfigError as error:
+                raise Failed(str(error), EXIT_USAGE) from None
+            try:
+                return function(live, **words)
+            except LiveError as error:
+                raise Failed(str(error), exit_code(error)) from None
+            except BadAddress as error:
+                raise click.UsageError(str(error)) from None
+            finally:
+                live.close()
+
+        command = click.command(name=name)(run)
+        command.params += _shared_options()
+        return command
+
+    return decorate
+
+
+def exit_code(error: LiveError) -> int:
+    """The exit code that stands for this error."""
+    return _EXITS.get(type(error), EXIT_NOTHING)
+
+
+def _shared_options() -> list[click.Option]:
+    return [
+        click.Option(
+            ["-l", "--listen"], metavar="ADDR", help="Address of the server, or unix:PATH. Default: 127.0.0.1."
+        ),
+        click.Option(["-p", "--port"], metavar="PORT", help="Port of the server. Default: 11300."),
+        click.Option(["--config"], metavar="FILE", help="Take the server's address from its settings."),
+        click.Option(["--api"], metavar="URL", help="Address of the API: URL, HOST:PORT, unix:PATH, or none."),
+        click.Option(["--token-file"], metavar="FILE", help=f"File with the API's token. Otherwise ${ENV_TOKEN}."),
+        click.Option(
+            ["--timeout"],
+            metavar="SECONDS",
+            type=click.FloatRange(0.01, 86400),
+            default=TIMEOUT_S,
+            help=f"Give up when an answer takes longer. Default: {TIMEOUT_S:g}.",
+        ),
+        click.Option(["--json"], is_flag=True, help="Print lines of JSON."),
+    ]
+
+
+if TYPE_CHECKING:
+    _TextType = click.ParamType[str]
+    _NumberType = click.ParamType[int]
+else:
+    _TextType = _NumberType = click.ParamType  # before click 8.4 it cannot be subscripted
+
+
+class TubeName(_TextType):
+    """A name of a tube. With `many`, `*` in it stands for anything."""
+
+    name = "tube"
+
+    def __init__(self, *, many: bool = False) -> None:
+        self.many = many
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        probe = text.replace("*", "x") if self.many else text
+        if not is_tube_name(probe.encode("utf-8", "surrogateescape")):
+            self.fail(f"{one_line(text)} is no name of a tube", param, ctx)
+        return text
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        from geventstalk.cli.completion import tubes
+
+        return tubes(ctx, incomplete)
+
+
+class Seconds(_NumberType):
+    """Whole seconds: `90`, `90s`, `15min`, `2h`, `1d`."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+        unit = _UNITS.get(text[len(digits) :])
+        if unit is None or not digits.isascii() or not digits.isdecimal() or int(digits[:12]) * unit > U32_MAX:
+            self.fail(f"{one_line(text)} is no time; write 90, 90s, 15min, 2h or 1d, up to {U32_MAX} s", param, ctx)
+        return int(digits) * unit
+
+
+def interactive() -> bool:
+    """Whether somebody can be asked."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Asks before harm. Raises Failed when the answer is no, UsageError when nobody can be asked."""
+    if yes:
+        return
+    if not interactive():
+        raise click.UsageError("nobody can be asked here; --yes does it without a question, --dry-run only counts")
+    try:
+        agreed = click.confirm(one_line(question), default=False, err=True)
+    except click.Abort:
+        agreed = False
+    if not agreed:
+        raise Failed("nothing was done", EXIT_NOTHING)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 job`, `1,204 jobs`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def names(tubes: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    known = list(tubes)
+    more = f" and {plural(len(known) - 3, 'more tube')}" if len(known) > 3 else ""
+    return ", ".join(known[:3]) + more

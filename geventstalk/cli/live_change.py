@@ -1,0 +1,368 @@
+"""geventstalk kick, bury, delete, release, move, flush: something is done to jobs, by their ids or by a filter.
+
+The API does it where the server has one: jobs that others have reserved as well, in one go, and known to the audit.
+Otherwise the protocol does what it can, job by job. Invariant: a signal never tears one job, and what was done is said.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import click
+
+from geventstalk.cli.ending import Stopped, whole
+from geventstalk.cli.live import EXIT_NOTHING, Live, TubeName, confirm, live_command, note, plural
+from geventstalk.cli.live_jobs import selection
+from geventstalk.cli.live_progress import progress
+from geventstalk.exits import EXIT_OK
+from geventstalk.live import api as http
+from geventstalk.live import bulk
+from geventstalk.live.bulk import Step
+from geventstalk.live.errors import Absent, LiveError, NotDone
+from geventstalk.live.select import Selection
+from geventstalk.live.shapes import STATES
+from geventstalk.logs import one_line
+
+_DONE: Final = {"delete": "deleted", "kick": "kicked", "bury": "buried", "release": "released", "move": "moved"}
+_FITTING: Final = {"kick": "buried,delayed", "bury": "ready,delayed,reserved", "release": "reserved"}
+"""The states out of which an action takes jobs, where that is not each state."""
+_LOOK_S: Final = (0.02, 0.5)
+"""How often the progress of the server's own work is looked at: at first, and where the work takes long."""
+_PROBLEMS_SHOWN: Final = 10
+
+
+@dataclass
+class Outcome:
+    """What became of it."""
+
+    action: str
+    filter: str | None = None
+    tube: str | None = None
+    matched: int | None = None
+    done: int = 0
+    failed: int = 0
+    dry_run: bool = False
+    stopped: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, step: Step) -> None:
+        self.done += step.done
+        self.failed += step.failed
+        if step.problem is not None:
+            self.problems.append(step.problem)
+
+
+Options = Callable[[Callable[..., int]], Callable[..., int]]
+
+
+def _words(function: Callable[..., int]) -> Callable[..., int]:
+    return click.argument("words", metavar="WHAT...", nargs=-1, required=True)(function)
+
+
+def _bounds(function: Callable[..., int]) -> Callable[..., int]:
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Only say how many jobs match."),
+        click.option("--limit", metavar="N", type=click.IntRange(1), help="So many jobs at the most."),
+    ):
+        function = option(function)
+    return function
+
+
+@live_command("kick")
+@_bounds
+@_words
+def kick(live: Live, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
+    """Make buried and delayed jobs ready.
+
+    WHAT is ids, or a filter such as tube:mail state:buried. Over the protocol alone, a filter may name tubes and
+    states only. The exit code is 1 when nothing matched or a job could not be kicked.
+    """
+    return _change(live, "kick", selection(words, bare_words=False), limit, dry_run)
+
+
+@live_command("bury")
+@_bounds
+@_words
+def bury(live: Live, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
+    """Bury jobs.
+
+    WHAT is ids, or a filter such as tube:mail state:ready. Over the protocol alone, a filter may name tubes and
+    states only, each job is reserved for a moment, and jobs that others have reserved cannot be buried. The exit code
+    is 1 when nothing matched or a job could not be buried.
+    """
+    return _change(live, "bury", selection(words, bare_words=False), limit, dry_run)
+
+
+@live_command("release")
+@_bounds
+@_words
+def release(live: Live, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
+    """Make jobs ready that somebody holds.
+
+    WHAT is ids, or a filter such as tube:mail 'age>1h'. Whoever holds a job loses it. Over the server's API: the
+    protocol lets nobody else do that. The exit code is 1 when nothing matched or a job could not be released.
+    """
+    return _change(live, "release", selection(words, bare_words=False), limit, dry_run)
+
+
+@live_command("delete")
+@_bounds
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@_words
+def delete(live: Live, words: Sequence[str], limit: int | None, dry_run: bool, yes: bool) -> int:
+    """Delete jobs.
+
+    WHAT is ids, or a filter such as tube:mail state:buried 'age>1d'. With a filter the command asks first; where
+    nobody can be asked, --yes is needed. Over the protocol alone, a filter may name tubes and states only, and jobs
+    that others have reserved cannot be deleted. The exit code is 1 when nothing matched or a job could not be deleted.
+    """
+    wanted = selection(words, bare_words=False)
+    return _change(live, "delete", wanted, limit, dry_run, ask=not wanted.ids and not yes)
+
+
+@live_command("move")
+@_bounds
+@click.option("--to", "target", required=True, metavar="TUBE", type=TubeName(), help="The tube that the jobs move to.")
+@_words
+def move(live: Live, words: Sequence[str], limit: int | None, dry_run: bool, target: str) -> int:
+    """Move jobs to another tube.
+
+    WHAT is ids, or a filter such as tube:mail state:buried. Over the protocol alone each job is reserved, put anew
+    under a new id, and deleted. That is not atomic: if the server or this command dies in between, a job can be there
+    twice. No job is lost. The exit code is 1 when nothing matched or a job could not be moved.
+    """
+    return _change(live, "move", selection(words, bare_words=False), limit, dry_run, target=target)
+
+
+@live_command("flush")
+@_bounds
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--state",
+    "states",
+    metavar="STATES",
+    default="ready,delayed,buried",
+    help="States, with commas. Default: ready,delayed,buried.",
+)
+@click.argument("tube", type=TubeName(many=True))
+def flush(live: Live, tube: str, states: str, limit: int | None, dry_run: bool, yes: bool) -> int:
+    """Delete all jobs of a tube.
+
+    The command asks first; where nobody can be asked, --yes is needed. TUBE may hold `*`, which stands for anything.
+    Reserved jobs can be deleted over the API only. The exit code is 1 when there was no such job.
+    """
+    wanted = selection([f"tube:{tube}", f"state:{states}"], bare_words=False)
+    return _change(live, "delete", wanted, limit, dry_run, ask=not yes)
+
+
+def _change(
+    live: Live,
+    action: str,
+    wanted: Selection,
+    limit: int | None,
+    dry_run: bool,
+    *,
+    ask: bool = False,
+    target: str | None = None,
+) -> int:
+    way = _OverApi if (api := live.allowed_api("admin")) else _OverProtocol
+    if api is None and wanted.beyond is not None:
+        live.need_api(f"looking for {wanted.beyond}")
+    if api is None and action not in bulk.FITTING:
+        live.need_api("releasing jobs of others")
+        raise NotDone("the protocol alone cannot release jobs of others")
+    work = way(live, action, wanted, limit, target)
+    outcome = Outcome(action, wanted.filter or None, target, dry_run=dry_run)
+    if wanted.ids and limit is not None:
+        raise click.UsageError("--limit is for a filter, not for ids")
+    if dry_run or ask:
+        outcome.matched = work.count()
+        if outcome.matched and not dry_run:
+            confirm(_question(action, outcome.matched, wanted, target), yes=False)
+    if not dry_run and (outcome.matched != 0 or not ask):
+        try:
+            work.run(outcome)
+        except (Stopped, LiveError) as error:
+            outcome.stopped = True
+            if outcome.done or outcome.failed or isinstance(error, Stopped):
+                _tell(live, outcome)
+            raise
+    _tell(live, outcome)
+    if dry_run:
+        return EXIT_OK if outcome.matched else EXIT_NOTHING
+    return EXIT_OK if outcome.done and not (wanted.ids and outcome.failed) else EXIT_NOTHING
+
+
+def _question(action: str, count: int, wanted: Selection, target: str | None) -> str:
+    to = f" to {target}" if target else ""
+    return f"{action.capitalize()} {plural(count, 'job')} that match {wanted.filter}{to}?"
+
+
+def _tell(live: Live, outcome: Outcome) -> None:
+    if live.json:
+        said = {key: value for key, value in vars(outcome).items() if value is not None}
+        live.write(said)
+        return
+    for problem in outcome.problems[:_PROBLEMS_SHOWN]:
+        click.echo(one_line(problem), err=True)
+    if len(outcome.problems) > _PROBLEMS_SHOWN:
+        click.echo(f"and {plural(len(outcome.problems) - _PROBLEMS_SHOWN, 'more job')}", err=True)
+    if outcome.dry_run:
+        click.echo(f"{plural(outcome.matched or 0, 'job')} would be {_DONE[outcome.action]}")
+        return
+    text = f"{_DONE[outcome.action]} {plural(outcome.done, 'job')}"
+    if outcome.tube:
+        text += f" to {outcome.tube}"
+    if outcome.failed:
+        text += f"; {outcome.failed:,} {'was' if outcome.failed == 1 else 'were'} left alone"
+    if outcome.stopped:
+        click.echo(f"stopped: {text}", err=True)
+    elif outcome.done or outcome.failed:
+        click.echo(text)
+    else:
+        click.echo("no job matches", err=True)
+
+
+class _OverProtocol:
+    """The protocol alone."""
+
+    def __init__(self, live: Live, action: str, wanted: Selection, limit: int | None, target: str | None) -> None:
+        self._live = live
+        self._action = action
+        self._wanted = wanted
+        self._limit = limit
+        self._target = target
+        self._plan: bulk.Plan | None = None
+
+    def count(self) -> int:
+        """How many jobs match."""
+        if self._wanted.ids:
+            return sum(1 for _ in self._live.server.job_stats(self._wanted.ids))
+        total = self._planned().jobs
+        return total if self._limit is None else min(total, self._limit)
+
+    def run(self, outcome: Outcome) -> None:
+        total = len(self._wanted.ids) or self.count()
+        if not self._wanted.ids and self._limit is None:
+            outcome.failed = self._planned().held
+        steps = self._steps()
+        at = 0
+        with progress(self._action, total) as bar:
+            while True:
+                with whole():
+                    step = next(steps, None)
+                    if step is not None:
+                        outcome.add(step)
+                if step is None:
+                    return
+                at += step.done + step.failed
+                bar.reach(at)
+
+    def _planned(self) -> bulk.Plan:
+        if self._plan is None:
+            try:
+                self._plan = bulk.plan(self._live.server, self._action, self._wanted, self._target)
+            except NotDone as error:
+                self._live.need_api(f"this ({error})")
+                raise
+        return self._plan
+
+    def _steps(self) -> Iterator[Step]:
+        target = None
+        if self._target is not None:
+            note("over the protocol alone a move is a put and a delete: not atomic, under new ids")
+            target = self._live.another()
+            target.use(self._target)
+        if self._wanted.ids:
+            return bulk.change_ids(self._live.server, self._action, self._wanted.ids, target)
+        return bulk.change(self._live.server, self._action, self._planned().parts, self._limit, target)
+
+
+class _OverApi:
+    """The server's API."""
+
+    def __init__(self, live: Live, action: str, wanted: Selection, limit: int | None, target: str | None) -> None:
+        self._api = live.need_api("this")
+        self._action = action
+        self._ids = wanted.ids
+        filter = wanted.filter
+        if wanted.states == frozenset(STATES) and action in _FITTING:
+            filter = f"{filter} state:{_FITTING[action]}"  # the others would count as left alone
+        if target is not None:
+            filter = f"{filter} -tube:{target}"  # where they are they stay
+        self._order: dict[str, object] = {"filter": filter, "action": action}
+        if limit is not None:
+            self._order["limit"] = limit
+        if target is not None:
+            self._order["tube"] = target
+        self._target = target
+
+    def count(self) -> int:
+        """How many jobs match."""
+        if self._ids:
+            return sum(self._is_there(id) for id in self._ids)
+        return int(http.field(self._api.post_patiently("/bulk", {**self._order, "dry_run": True}), "matched", int))
+
+    def _is_there(self, id: int) -> bool:
+        try:
+            self._api.get(f"/jobs/{id}", body=0)
+        except Absent:
+            return False
+        return True
+
+    def run(self, outcome: Outcome) -> None:
+        if self._ids:
+            self._run_ids(outcome)
+        else:
+            self._run_bulk(outcome)
+
+    def _run_ids(self, outcome: Outcome) -> None:
+        with progress(self._action, len(self._ids)) as bar:
+            for id in self._ids:
+                with whole():
+                    outcome.add(self._one(id))
+                bar.reach(outcome.done + outcome.failed)
+
+    def _one(self, id: int) -> Step:
+        try:
+            if self._action == "delete":
+                self._api.delete(f"/jobs/{id}")
+            elif self._action == "move":
+                self._api.patch(f"/jobs/{id}", {"tube": self._target})
+            else:
+                self._api.post(f"/jobs/{id}/{self._action}")
+        except NotDone as error:
+            return Step(failed=1, problem=f"job {id}: {error}")
+        return Step(done=1)
+
+    def _run_bulk(self, outcome: Outcome) -> None:
+        with whole():
+            state = self._api.post("/bulk", self._order)
+            number = http.field(state, "number", int)
+        pause_s = _LOOK_S[0]
+        with progress(self._action, http.field(state, "jobs_before", int)) as bar:
+            try:
+                while state.get("state") == "running":
+                    _take(outcome, state)
+                    bar.reach(http.field(state, "searched", int))
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _LOOK_S[1])
+                    state = self._api.get(f"/bulk/{number}")
+            except BaseException:
+                with suppress(LiveError):
+                    state = self._api.delete(f"/bulk/{number}")
+                _take(outcome, state)
+                raise
+        _take(outcome, state)
+        if state.get("state") != "done":
+            raise NotDone(f"the work ended early: {state.get('error') or state.get('state')}")
+
+
+def _take(outcome: Outcome, state: Mapping[str, Any]) -> None:
+    outcome.matched = http.field(dict(state), "matched", int)
+    outcome.done = http.field(dict(state), "done", int)
+    outcome.failed = http.field(dict(state), "failed", int)

@@ -1,0 +1,32 @@
+"""geventstalk drain: the server takes no more jobs, and serves what it has."""
+
+from __future__ import annotations
+
+import click
+
+from geventstalk.cli.live import Live, live_command
+from geventstalk.exits import EXIT_OK
+from geventstalk.live.api import field
+from geventstalk.live.errors import NotDone
+
+
+@live_command("drain")
+@click.option("--off", is_flag=True, help="Take jobs again.")
+def drain(live: Live, off: bool) -> int:
+    """Refuse puts, and serve every other command; --off ends that.
+
+    Over the server's API: the protocol has no command for it. Without the API, send the server SIGUSR1 (SIGUSR2 with
+    geventstalk ends draining).
+    """
+    try:
+        api = live.need_api("draining")
+    except NotDone as error:
+        pid = live.server.facts.get("pid", "")
+        name = "USR2" if off else "USR1"
+        raise NotDone(f"{error}; or on the server's host: kill -{name} {pid}") from None
+    server = api.patch("/server", {"draining": not off})
+    draining = field(server, "draining", bool)
+    live.say("the server is draining: puts are refused" if draining else "the server takes jobs")
+    if live.json:
+        live.write({"draining": draining})
+    return EXIT_OK

@@ -1,0 +1,93 @@
+"""geventstalk put: jobs into a tube."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import IO, Final
+
+import click
+
+from geventstalk.cli.ending import Failed, Stopped, whole
+from geventstalk.cli.live import Live, Seconds, TubeName, live_command, plural
+from geventstalk.cli.live_progress import progress
+from geventstalk.exits import EXIT_DAMAGE, EXIT_OK
+from geventstalk.limits import U32_MAX
+from geventstalk.live.errors import LiveError
+
+_PRI: Final = 1 << 16
+_TTR_S: Final = 60
+_STDIN: Final = "-"
+
+
+@live_command("put")
+@click.option(
+    "--pri", metavar="N", type=click.IntRange(0, U32_MAX), default=_PRI, help=f"Priority, 0 first. Default: {_PRI}."
+)
+@click.option(
+    "--delay", metavar="TIME", type=Seconds(), default="0", help="Time before the job is ready, such as 90 or 15min."
+)
+@click.option("--ttr", metavar="TIME", type=Seconds(), default=str(_TTR_S), help=f"Time to run. Default: {_TTR_S}.")
+@click.option("--lines", is_flag=True, help="Put each line of standard input as a job of its own.")
+@click.argument("tube", type=TubeName())
+@click.argument("body", required=False)
+def put(live: Live, pri: int, delay: int, ttr: int, lines: bool, tube: str, body: str | None) -> int:
+    """Put a job into a tube.
+
+    Without BODY, or with -, the body is what comes on standard input, byte for byte. Over the protocol, for any
+    beanstalkd. The exit code is 1 when the server refuses the job.
+    """
+    if lines and body not in (None, _STDIN):
+        raise click.UsageError("with --lines the jobs come on standard input, not as BODY")
+    if lines:
+        return _put_lines(live, tube, pri, delay, ttr)
+    content = _stdin().read() if body is None or body == _STDIN else os.fsencode(body)
+    live.server.use(tube)
+    id = live.server.put(content, pri, delay, ttr)
+    live.say(f"put job {id} into {tube}")
+    if live.json:
+        live.write({"id": id, "tube": tube, "size": len(content)})
+    return EXIT_OK
+
+
+def _put_lines(live: Live, tube: str, pri: int, delay: int, ttr: int) -> int:
+    live.server.use(tube)
+    stream = _stdin()
+    done = first = last = 0
+    try:
+        with progress(f"put into {tube}", _size(stream)) as bar:
+            at = 0
+            for line in stream:
+                with whole():
+                    last = live.server.put(line[:-1] if line.endswith(b"\n") else line, pri, delay, ttr)
+                    done += 1
+                first = first or last
+                at += len(line)
+                bar.reach(at)
+    except (Stopped, LiveError):
+        _told(live, tube, done, first, last, stopped=True)
+        raise
+    _told(live, tube, done, first, last, stopped=False)
+    if not done:
+        raise Failed("there was no line on standard input", EXIT_DAMAGE)
+    return EXIT_OK
+
+
+def _told(live: Live, tube: str, done: int, first: int, last: int, *, stopped: bool) -> None:
+    if live.json:
+        live.write({"tube": tube, "done": done, "first": first or None, "last": last or None, "stopped": stopped})
+    elif done or stopped:
+        ids = f", ids {first} to {last}" if done > 1 else f", id {first}" if done else ""
+        click.echo(f"{'stopped: ' if stopped else ''}put {plural(done, 'job')} into {tube}{ids}", err=stopped)
+
+
+def _size(stream: IO[bytes]) -> int:
+    """Bytes that come, 0 when that is not known."""
+    try:
+        return os.fstat(stream.fileno()).st_size
+    except (OSError, ValueError):
+        return 0
+
+
+def _stdin() -> IO[bytes]:
+    return sys.stdin.buffer

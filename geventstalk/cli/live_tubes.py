@@ -1,0 +1,122 @@
+"""geventstalk tubes, geventstalk pause: what is in which tube; and nobody gets a job of a tube for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from geventstalk.cli.live import EXIT_NOTHING, Live, Seconds, TubeName, live_command, names
+from geventstalk.cli.live_show import NO_VALUE, Column, age, count, echo_table
+from geventstalk.exits import EXIT_OK
+from geventstalk.live import select, shapes
+from geventstalk.live.api import tube_path
+from geventstalk.live.errors import Absent
+from geventstalk.live.protocol import DEFAULT
+from geventstalk.live.shapes import Shape
+
+_COLUMNS: Final = (
+    Column("TUBE", flexible=True),
+    Column("READY", right=True),
+    Column("RESERVED", right=True, rank=1),
+    Column("DELAYED", right=True, rank=2),
+    Column("BURIED", right=True),
+    Column("OLDEST", right=True, rank=1),
+    Column("WATCHING", right=True, rank=3),
+    Column("WAITING", right=True, rank=4),
+    Column("USING", right=True, rank=7),
+    Column("PUT", right=True, rank=5),
+    Column("DELETED", right=True, rank=6),
+    Column("PAUSED", right=True, rank=3),
+)
+SORTS: Final = ("name", "ready", "reserved", "delayed", "buried", "oldest", "watching", "put")
+
+
+@live_command("tubes")
+@click.option("--sort", type=click.Choice(SORTS), default="name", help="Largest first, names in their order.")
+@click.argument("wanted", metavar="[TUBE]...", nargs=-1, type=TubeName(many=True))
+def tubes(live: Live, sort: str, wanted: Sequence[str]) -> int:
+    """Show the tubes and how many jobs each has.
+
+    TUBE may hold `*`, which stands for anything. Over the protocol, for any beanstalkd. The exit code is 1 when there
+    is no such tube.
+    """
+    found = sorted(tube_shapes(live, wanted), key=lambda tube: _order(tube, sort))
+    if live.json:
+        for tube in found:
+            live.write(tube)
+    elif found:
+        echo_table(_COLUMNS, [_row(tube) for tube in found])
+    else:
+        raise Absent(f"there is no tube {names(wanted)}")
+    return EXIT_OK if found else EXIT_NOTHING
+
+
+def tube_shapes(live: Live, wanted: Sequence[str]) -> list[Shape]:
+    """The tubes that one of the patterns fits, or all."""
+    known = live.server.tubes()
+    if wanted:
+        known = [name for name in known if any(select.matches(name, pattern) for pattern in wanted)]
+    return [shapes.tube(facts, asker_in=DEFAULT) for facts in live.server.tube_stats(known)]
+
+
+def _order(tube: Shape, sort: str) -> tuple[Any, ...]:
+    if sort == "name":
+        return (tube["name"],)
+    numbers = {**tube["jobs"], "oldest": oldest(tube) or 0, "watching": tube["watching"], "put": tube["totals"]["put"]}
+    return (-numbers[sort], tube["name"])
+
+
+def _row(tube: Shape) -> list[str]:
+    jobs, totals = tube["jobs"], tube["totals"]
+    return [
+        tube["name"],
+        *[count(jobs[state]) for state in ("ready", "reserved", "delayed", "buried")],
+        age(oldest(tube)),
+        *[count(tube[key]) for key in ("watching", "waiting", "using")],
+        count(totals["put"]),
+        count(totals["delete"]),
+        paused(tube),
+    ]
+
+
+def oldest(tube: Shape) -> float | None:
+    """Age of the oldest ready job, where there is one and the server tells."""
+    found: float | None = tube.get("ages", {}).get("ready")
+    return found
+
+
+def paused(tube: Shape) -> str:
+    """For how long the tube is still paused."""
+    return age(tube["pause_left_s"]) if tube["paused_s"] else NO_VALUE
+
+
+@live_command("pause")
+@click.argument("tube", type=TubeName(many=True))
+@click.argument("time", type=Seconds())
+def pause(live: Live, tube: str, time: int) -> int:
+    """Let nobody reserve a job of a tube for a while.
+
+    TUBE may hold `*`, which stands for anything. TIME is 90, 90s, 15min, 2h or 1d; 0 ends a pause. Over the API where
+    the server has one, so that its audit knows, otherwise over the protocol. The exit code is 1 when there is no such
+    tube.
+    """
+    known = [name for name in live.server.tubes() if select.matches(name, tube)]
+    api = live.allowed_api("admin") if known else None
+    done = 0
+    for name in known:
+        try:
+            if api is None:
+                live.server.pause(name, time)
+            else:
+                api.patch(tube_path(name), {"pause_s": time})
+        except Absent:
+            continue  # the tube is gone with its last job
+        done += 1
+        live.say(f"{name} is paused for {age(time)}" if time else f"{name} is not paused any more")
+        if live.json:
+            live.write({"name": name, "paused_s": time})
+    if not done:
+        raise Absent(f"there is no tube {tube}")
+    return EXIT_OK

@@ -1,0 +1,64 @@
+"""Addresses: where the server's port is, and where its API is.
+
+This room must not connect to anything. Invariant: a token never goes to another host than the one that the user named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+UNIX = "unix:"
+_HERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
+"""What stands for every address of a host, and how a client on that host connects to it."""
+
+
+class Address(NamedTuple):
+    """A TCP address, or the path of a unix socket, which has no port."""
+
+    host: str
+    port: str | None
+
+    @property
+    def is_unix(self) -> bool:
+        return self.port is None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only processes of this host can be behind it."""
+        return self.is_unix or self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    def __str__(self) -> str:
+        if self.port is None:
+            return UNIX + self.host
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def of_server(listen: Sequence[str], port: str) -> Address:
+    """Where a client of this host finds the server that listens so; of several addresses the first."""
+    first = listen[0] if listen else "127.0.0.1"
+    if first.startswith(UNIX):
+        return Address(first[len(UNIX) :], None)
+    return Address(_HERE.get(first, first), port)
+
+
+def of_api(said: str, server: Address) -> Address | None:
+    """Where the API is by what the server says of itself, `127.0.0.1:8080` or `unix:/run/web,[::]:8080`.
+
+    None when the server says nothing, or names only what is not on the host of its port.
+    """
+    for one in filter(None, said.replace(",", " ").split()):
+        if one.startswith(UNIX):
+            if server.is_local:
+                return Address(one[len(UNIX) :], None)
+            continue
+        host, colon, port = one.rpartition(":")
+        host = host.strip("[]")
+        if not colon or not port.isdecimal():
+            continue
+        if host in _HERE:
+            return Address(_HERE[host] if server.is_unix else server.host, port)
+        found = Address(host, port)
+        if host == server.host or (found.is_local and server.is_local):
+            return found
+    return None

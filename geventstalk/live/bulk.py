@@ -1,0 +1,183 @@
+"""Changes of many jobs over the protocol alone: one job after the other, looked for anew each time.
+
+Each function is an iterator that does a part of the work in each step. So whoever drives it can stop between two
+steps, with everything whole. Invariant: never more jobs than were there at the beginning, so that an end comes also
+when others put jobs meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from geventstalk.live.errors import Absent, LiveError, NotDone
+from geventstalk.live.protocol import PEEKS, Facts, Server
+from geventstalk.live.select import Selection
+from geventstalk.live.shapes import number
+
+_KICK_AT_ONCE: Final = 500
+_MISSES_MAX: Final = 1000
+"""How often in a row a job may be gone before it could be touched; then workers are faster than this."""
+_FAR_S: Final = (1 << 32) - 1
+
+FITTING: Final = {
+    "delete": ("ready", "delayed", "buried"),
+    "kick": ("buried", "delayed"),
+    "bury": ("ready", "delayed"),
+    "move": ("ready", "delayed", "buried"),
+}
+"""The states out of which the protocol lets each action take a job of others."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Jobs of one tube in one state, and how many they were at the beginning."""
+
+    tube: str
+    state: str
+    jobs: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an action would be done to, and how many jobs match but are beyond the protocol: others hold them."""
+
+    parts: tuple[Part, ...]
+    held: int
+
+    @property
+    def jobs(self) -> int:
+        return sum(part.jobs for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step did. `problem` says why a job was left alone."""
+
+    done: int = 0
+    failed: int = 0
+    problem: str | None = None
+
+
+def plan(server: Server, action: str, selection: Selection, target: str | None) -> Plan:
+    """What the action would be done to, without jobs of `target`. Raises NotDone when the protocol cannot do it."""
+    if selection.beyond is not None:
+        raise NotDone(f"the protocol alone cannot look for {selection.beyond}")
+    states = [state for state in FITTING[action] if state in selection.states]
+    if not states:
+        wanted = " or ".join(sorted(selection.states))
+        raise NotDone(f"the protocol alone cannot {action} jobs that are {wanted}")
+    exact = selection.exact_tubes
+    names = selection.matching(server.tubes()) if exact is None else exact
+    asks_for_held = "reserved" in selection.states and action != "kick"
+    parts, held = [], 0
+    for facts in server.tube_stats(name for name in names if name != target):
+        parts += [Part(facts["name"], state, number(facts, f"current-jobs-{state}")) for state in states]
+        held += number(facts, "current-jobs-reserved") if asks_for_held else 0
+    return Plan(tuple(part for part in parts if part.jobs), held)
+
+
+def change(
+    server: Server, action: str, parts: Iterable[Part], most: int | None, target: Server | None
+) -> Iterator[Step]:
+    """Does it, `most` times at the most. `target` is another connection, which uses the tube that jobs move to."""
+    for part in parts:
+        wanted = part.jobs if most is None else min(part.jobs, most)
+        for step in _part(server, action, part, wanted, target):
+            most = None if most is None else most - step.done
+            yield step
+
+
+def _part(server: Server, action: str, part: Part, wanted: int, target: Server | None) -> Iterator[Step]:
+    server.use(part.tube)
+    if action == "kick" and part.state == "buried":
+        return _kick(server, wanted)
+    return _each(server, part, wanted, _one(action, target))
+
+
+def _kick(server: Server, wanted: int) -> Iterator[Step]:
+    # Where the last buried job goes at this moment, a kick takes delayed ones: so look before each of them.
+    while wanted > 0 and server.peek_next("buried") is not None:
+        kicked = server.kick(min(wanted, _KICK_AT_ONCE))
+        wanted -= kicked
+        yield Step(done=kicked)
+        if not kicked:
+            return
+
+
+def _each(server: Server, part: Part, wanted: int, act: Callable[[Server, int], None]) -> Iterator[Step]:
+    misses = 0
+    while wanted > 0 and misses < _MISSES_MAX:
+        found = server.peek_next(part.state)
+        if found is None:
+            return
+        try:
+            act(server, found[0])
+        except Absent:
+            misses += 1
+            continue
+        misses = 0
+        wanted -= 1
+        yield Step(done=1)
+    if wanted > 0:
+        raise NotDone(f"workers take the jobs of {part.tube} faster than this command can")
+
+
+def change_ids(server: Server, action: str, ids: Iterable[int], target: Server | None) -> Iterator[Step]:
+    """Does it to these jobs."""
+    act = _one(action, target)
+    for id in ids:
+        try:
+            act(server, id)
+        except Absent as error:
+            yield Step(failed=1, problem=f"job {id}: {error}")
+        else:
+            yield Step(done=1)
+
+
+def _one(action: str, target: Server | None) -> Callable[[Server, int], None]:
+    if action == "move":
+        if target is None:
+            raise ValueError("a move needs a target")
+        return lambda server, id: _move(server, id, target)
+    return {"delete": Server.delete, "kick": Server.kick_job, "bury": _bury}[action]
+
+
+def _facts(server: Server, id: int) -> Facts:
+    for facts in server.job_stats([id]):
+        return facts
+    raise Absent("there is no such job")
+
+
+def _bury(server: Server, id: int) -> None:
+    facts = _facts(server, id)
+    server.reserve(id)
+    server.bury(id, number(facts, "pri"))
+
+
+def _move(server: Server, id: int, target: Server) -> None:
+    """Puts the job anew and deletes the old one. A job that cannot be put stays where and as it was."""
+    facts = _facts(server, id)
+    if facts.get("state") not in PEEKS:
+        raise Absent("somebody has reserved the job")
+    buried = facts["state"] == "buried"
+    pri, ttr_s = number(facts, "pri"), number(facts, "ttr")
+    delay_s = number(facts, "time-left") if facts["state"] == "delayed" else 0
+    body = server.reserve(id)
+    try:
+        # A buried job must not be ready in between, or a worker gets it.
+        new = target.put(body, pri, _FAR_S if buried else delay_s, ttr_s)
+        if buried:
+            with contextlib.suppress(Absent):  # somebody was faster, and has the job
+                target.reserve(new)
+                target.bury(new, pri)
+    except BaseException:
+        with contextlib.suppress(LiveError):
+            server.bury(id, pri) if buried else server.release(id, pri, delay_s)
+        raise
+    try:
+        server.delete(id)
+    except Absent:
+        raise NotDone(f"job {id} is there twice: its time to run was over before it could be deleted") from None

@@ -1,0 +1,77 @@
+"""The server and its tubes at a moment, and rates from two such moments where the server does not give them.
+
+Invariant: a server that answers slowly is asked more rarely, so that looking at it is never what keeps it busy.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from geventstalk.live import shapes
+from geventstalk.live.protocol import DEFAULT, Server
+from geventstalk.live.shapes import Shape
+
+_REST: Final = 4
+"""So many times as long as an answer took is the pause behind it, at the least."""
+_LONG_S: Final = 10
+"""A ready job that waits less is nobody's trouble."""
+_SERVER_RATES: Final = ("put", "reserve", "delete", "timeout")
+_TUBE_RATES: Final = ("put", "delete")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A moment. `per_s` of the server and of each tube are None before there are two moments."""
+
+    at: float
+    took_s: float
+    server: Shape
+    tubes: list[Shape]
+
+    def rest_s(self, interval_s: float) -> float:
+        """How long to wait for the next one."""
+        return max(interval_s, _REST * self.took_s)
+
+
+def take(server: Server, before: Sample | None) -> Sample:
+    """Asks the server. Raises LiveError."""
+    began = time.monotonic()
+    whole = shapes.server(server.stats())
+    tubes = [shapes.tube(facts, asker_in=DEFAULT) for facts in server.tube_stats(server.tubes())]
+    at = time.monotonic()
+    same = before is not None and (before.server["pid"], before.server["hostname"]) == (whole["pid"], whole["hostname"])
+    past_s = at - before.at if before is not None and same else 0.0
+    known = {tube["name"]: tube for tube in before.tubes} if before is not None and same else {}
+    whole["per_s"] = _rates(before.server if before is not None and same else None, whole, past_s, _SERVER_RATES)
+    for tube in tubes:
+        tube["per_s"] = _rates(known.get(tube["name"]), tube, past_s, _TUBE_RATES)
+    return Sample(at, at - began, whole, tubes)
+
+
+def _rates(before: Shape | None, now: Shape, past_s: float, keys: tuple[str, ...]) -> dict[str, float] | None:
+    if before is None or past_s <= 0:
+        return None
+    then, totals = before["totals"], now["totals"]
+    # A tube that was gone meanwhile begins to count at 0.
+    return {key: round(max(0, totals.get(key, 0) - then.get(key, 0)) / past_s, 3) for key in keys}
+
+
+def trouble(tube: Shape) -> tuple[float, ...]:
+    """The greater, the worse: jobs that wait long, jobs that become more, buried jobs, nobody who watches."""
+    jobs, rates = tube["jobs"], tube.get("per_s")
+    waits_s = tube.get("ages", {}).get("ready") or 0
+    growth = max(0.0, rates["put"] - rates["delete"]) if rates else 0.0
+    unwatched = bool(jobs["ready"]) and not tube["watching"]
+    growing = growth > 0 and bool(jobs["ready"])
+    return (
+        waits_s if waits_s >= _LONG_S else 0,
+        growing and unwatched,
+        growing,
+        jobs["buried"] > 0,
+        unwatched,
+        growth,
+        jobs["buried"],
+        jobs["ready"],
+    )

@@ -1,0 +1,148 @@
+"""The server's statistics in the shapes of the API (http/openapi.yaml), so that `--json` says the same either way.
+
+This room must not ask the server. Invariant: what the server does not say is left out, never made up; a number that
+is no number is an error.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+from collections.abc import Mapping
+from typing import Any, Final
+
+from geventstalk.live.errors import Nonsense
+from geventstalk.live.protocol import Facts
+
+Shape = dict[str, Any]
+
+STATES: Final = ("ready", "delayed", "reserved", "buried")
+_COUNTS: Final = ("reserves", "timeouts", "releases", "buries", "kicks")
+_TOTALS: Final = {"total-jobs": "put", "cmd-delete": "delete", "cmd-release": "release", "cmd-bury": "bury"}
+
+
+def number(facts: Facts, key: str) -> int:
+    """Raises Nonsense."""
+    text = facts.get(key, "")
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > 20:
+        raise Nonsense(f"the server's statistics have no number for {key}")
+    return int(text)
+
+
+def _figures(facts: Facts) -> Shape:
+    """What geventstalk tells beyond beanstalkd: how old the oldest jobs are, and what jobs' times are like."""
+    shape: Shape = {}
+    if "oldest-ready-age" in facts:
+        there = {state: number(facts, f"current-jobs-{state}") > 0 for state in STATES}
+        shape["ages"] = {state: number(facts, f"oldest-{state}-age") if there[state] else None for state in STATES}
+    if "queued-p50" in facts:
+        # No time at all stands for no job yet: the least that is told is a microsecond.
+        shape["latency"] = {
+            part: {quantile: _seconds(facts, f"{part}-{quantile}") or None for quantile in ("p50", "p95", "p99")}
+            for part in ("queued", "worked")
+        }
+    return shape
+
+
+def _seconds(facts: Facts, key: str) -> float:
+    """Raises Nonsense."""
+    text = facts.get(key, "")
+    if not text.isascii() or not text.replace(".", "", 1).isdecimal() or len(text) > 30:  # nan, inf, -1, 1e9
+        raise Nonsense(f"the server's statistics have no number for {key}")
+    return float(text)
+
+
+def tube(facts: Facts, *, asker_in: str) -> Shape:
+    """A tube by its stats-tube, without the connection that asked, which uses and watches one tube."""
+    shape: Shape = {"name": facts["name"], "jobs": _jobs(facts)}
+    shape["totals"] = {name: number(facts, key) for key, name in _TOTALS.items() if key in facts}
+    for key in ("using", "watching", "waiting"):
+        asker = facts["name"] == asker_in and key != "waiting"
+        shape[key] = max(0, number(facts, f"current-{key}") - asker)
+    shape["paused_s"] = number(facts, "pause")
+    shape["pause_left_s"] = number(facts, "pause-time-left")
+    return shape | _figures(facts)
+
+
+def server(facts: Facts) -> Shape:
+    """The server by its stats."""
+    reserves = number(facts, "cmd-reserve") + number(facts, "cmd-reserve-with-timeout")
+    totals = {name: number(facts, key) for key, name in _TOTALS.items()}
+    shape: Shape = {
+        "version": facts.get("version", ""),
+        "pid": number(facts, "pid"),
+        "hostname": facts.get("hostname", ""),
+        "uptime_s": number(facts, "uptime"),
+        "draining": facts.get("draining") == "true",
+        "jobs": _jobs(facts),
+        "totals": {**totals, "reserve": reserves, "timeout": number(facts, "job-timeouts")},
+        "tubes": number(facts, "current-tubes"),
+        "connections": {
+            "open": number(facts, "current-connections"),
+            "producers": number(facts, "current-producers"),
+            "workers": number(facts, "current-workers"),
+            "waiting": number(facts, "current-waiting"),
+            "total": number(facts, "total-connections"),
+        },
+        "max_job_bytes": number(facts, "max-job-size"),
+    }
+    if "build" in facts:
+        shape["build"] = facts["build"]
+    return shape | _figures(facts)
+
+
+def job(facts: Facts, body: bytes | None, most: int) -> Shape:
+    """A job by its stats-job, with so many bytes of its body at the most."""
+    state = facts.get("state", "")
+    shape: Shape = {"id": number(facts, "id"), "tube": facts.get("tube", ""), "state": state}
+    for key, name in (("pri", "pri"), ("age", "age_s"), ("delay", "delay_s"), ("ttr", "ttr_s")):
+        shape[name] = max(0, number(facts, key))
+    left = max(0, number(facts, "time-left"))
+    shape["time_left_s"] = left if state in ("delayed", "reserved") else None
+    shape["counts"] = {name: number(facts, name) for name in _COUNTS}
+    if body is not None:
+        shape["size"] = len(body)
+        shape["body"] = body_shape(body, most)
+    return shape
+
+
+def checked_job(answer: Any) -> Shape:
+    """A job as an API tells it. Raises Nonsense where something is missing that is shown."""
+    try:
+        known = all(isinstance(answer[key], int) for key in ("id", "pri", "delay_s", "ttr_s", "size"))
+        known &= isinstance(answer["age_s"], (int, float)) and isinstance(answer["body"]["whole"], bool)
+        known &= isinstance(answer["time_left_s"], (int, float, type(None)))
+        known &= isinstance(answer["tube"], str) and answer["state"] in STATES
+        known &= all(isinstance(answer["counts"][name], int) for name in _COUNTS)
+        body_bytes(answer["body"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        known = False
+    if not known:
+        raise Nonsense("what answers is not the API of geventstalk: a job of it is none")
+    return dict(answer)
+
+
+def body_shape(body: bytes, most: int) -> Shape:
+    """At most so many bytes of the body. A character that is cut in two at the end does not make text binary."""
+    shown = body[:most]
+    whole = len(shown) == len(body)
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(shown, whole)
+    except UnicodeDecodeError:
+        return {"encoding": "base64", "data": base64.b64encode(shown).decode("ascii"), "whole": whole}
+    return {"encoding": "text", "data": text, "whole": whole}
+
+
+def body_bytes(shape: Mapping[str, Any]) -> bytes:
+    """The bytes that a body's shape shows."""
+    data = str(shape["data"])
+    return (
+        base64.b64decode(data, validate=True)
+        if shape["encoding"] == "base64"
+        else data.encode("utf-8", "surrogatepass")
+    )
+
+
+def _jobs(facts: Facts) -> Shape:
+    return {state: number(facts, f"current-jobs-{state}") for state in ("urgent", *STATES)}

@@ -1,0 +1,352 @@
+"""What the commands against a running server stand on: addresses, filters, shapes, tables, what looks tell."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from geventstalk.cli import live_show as show
+from geventstalk.cli.ending import Stopped, signals, whole
+from geventstalk.cli.live_show import Column
+from geventstalk.live import address, api, sampling, select, shapes
+from geventstalk.live.address import Address
+from geventstalk.live.errors import Nonsense
+from geventstalk.live.watching import Event, Look, compare
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    ("listen", "found"),
+    [
+        ((), "127.0.0.1:11300"),
+        (("0.0.0.0",), "127.0.0.1:11300"),
+        (("::",), "[::1]:11300"),
+        (("10.0.0.5", "127.0.0.1"), "10.0.0.5:11300"),
+        (("unix:/run/s",), "unix:/run/s"),
+    ],
+)
+def test_the_server_is_where_it_listens(listen: tuple[str, ...], found: str) -> None:
+    assert str(address.of_server(listen, "11300")) == found
+
+
+HERE, THERE, SOCKET = Address("127.0.0.1", "11300"), Address("10.0.0.5", "11300"), Address("/run/s", None)
+
+
+@pytest.mark.parametrize(
+    ("said", "server", "found"),
+    [
+        ("127.0.0.1:8080", HERE, "127.0.0.1:8080"),
+        ("[::1]:8080", HERE, "[::1]:8080"),
+        ("0.0.0.0:8080", THERE, "10.0.0.5:8080"),
+        ("0.0.0.0:8080", SOCKET, "127.0.0.1:8080"),
+        ("10.0.0.5:8080", THERE, "10.0.0.5:8080"),
+        ("unix:/run/web", HERE, "unix:/run/web"),
+        ("unix:/run/web,[::]:8080", THERE, "10.0.0.5:8080"),
+        ("127.0.0.1:8080", SOCKET, "127.0.0.1:8080"),
+        ("127.0.0.1:8080", THERE, None),
+        ("unix:/run/web", THERE, None),
+        ("192.0.2.1:80", HERE, None),
+        ("192.0.2.1:80", THERE, None),
+        ("", HERE, None),
+        ("what", HERE, None),
+        (":", HERE, None),
+    ],
+)
+def test_a_token_goes_to_no_other_host(said: str, server: Address, found: str | None) -> None:
+    """A server could name any address in its statistics, and would be sent the token."""
+    api_address = address.of_api(said, server)
+    assert (None if api_address is None else str(api_address)) == found
+
+
+@pytest.mark.parametrize(
+    "where", ["unix:", "ftp://x", "http://", "http://a:b@c", "http://x:99999", "http://x/?a=1", ""]
+)
+def test_what_is_no_address_of_an_api(where: str) -> None:
+    with pytest.raises(api.BadAddress):
+        api.Api(where, None, 1, "test")
+
+
+# Filters
+
+
+def test_ids_are_ids() -> None:
+    assert select.parse(["1", "22", "1"], bare_words=False).ids == (1, 22)
+
+
+def test_what_the_protocol_can_follow() -> None:
+    found = select.parse(["tube:mail*,x", "-tube:mail/3", "state:ready,buried", "-state:ready"], bare_words=False)
+    assert (set(found.states), found.beyond) == ({"buried"}, None)
+    assert found.filter == "tube:mail*,x -tube:mail/3 state:ready,buried -state:ready"
+    assert found.matching(["mail", "mail/2", "mail/3", "post", "x"]) == ["mail", "mail/2", "x"]
+    assert found.exact_tubes is None
+    assert select.parse(["tube:/a/b/,c"], bare_words=False).exact_tubes == ("/a/b/", "c")
+    assert select.parse(["-tube:a"], bare_words=False).exact_tubes is None
+
+
+@pytest.mark.parametrize(
+    ("words", "beyond"),
+    [
+        ("tube:a age>1h", "age>1h"),
+        ("tube:a id:1..2 pri<5", "id:1..2"),
+        ('tube:a body:"user 42"', 'body:"user 42"'),
+        (r"BODY:/a \/ b/i tube:a", r"BODY:/a \/ b/i"),
+    ],
+)
+def test_what_only_the_server_can_follow(words: str, beyond: str) -> None:
+    assert select.parse([words], bare_words=False).beyond == beyond
+    assert select.parse(words.split(" "), bare_words=False).filter == words
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("mail", "mail could mean anything; write tube:mail, or body:mail, or ids alone"),
+        ("-mail", "-mail could mean anything; write body:-mail"),
+        ("tube:mail 17", "17 could mean anything"),
+        ('body:"a b" mail', "mail could mean anything"),
+        ('"body:x"', '"body:x" could mean anything'),
+        ("", "say which jobs"),
+        ("tub:mail", 'There is no "tub" to filter by, only age, body,'),
+        (
+            "state:raedy",
+            'There is no state "raedy", only ready, delayed, reserved, buried (character 7 of state:raedy)',
+        ),
+        ("0", "ids go from 1"),
+        ("9223372036854775808", "ids go from 1"),
+        ("tube:" + "x" * 2000, "A filter has at most 2000 characters"),
+    ],
+)
+def test_a_word_that_could_mean_more_than_its_author_thinks_is_refused(words: str, text: str) -> None:
+    with pytest.raises(select.BadSelection) as caught:
+        select.parse(words.split(" "), bare_words=False)
+    assert str(caught.value).startswith(text)
+
+
+def test_a_bare_word_looks_for_bodies_where_nothing_is_changed() -> None:
+    assert select.parse(["mail"], bare_words=True).beyond == "mail"
+
+
+# Shapes
+
+
+def test_a_number_that_is_none_is_nonsense() -> None:
+    for value in ("", "x", "1.5", "٣", "1_000", "1" * 30):
+        with pytest.raises(Nonsense):
+            shapes.number({"key": value}, "key")
+    assert shapes.number({"key": "-5"}, "key") == -5
+
+
+def test_what_geventstalk_tells_beyond_beanstalkd() -> None:
+    facts = {f"current-jobs-{state}": "0" for state in ("urgent", *shapes.STATES)}
+    facts |= dict.fromkeys(("current-using", "current-watching", "current-waiting", "pause", "pause-time-left"), "0")
+    assert not {"ages", "latency"} & shapes.tube({**facts, "name": "x"}, asker_in="x").keys()
+    facts |= {f"oldest-{state}-age": "7" for state in shapes.STATES} | {"name": "x", "current-jobs-ready": "2"}
+    for part in ("queued", "worked"):
+        facts |= {f"{part}-p50": "0.000000", f"{part}-p95": "0.250000", f"{part}-p99": "1.500000"}
+    found = shapes.tube(facts, asker_in="x")
+    assert found["ages"] == {"ready": 7, "delayed": None, "reserved": None, "buried": None}
+    assert (found["using"], found["watching"]) == (0, 0), "never below 0"
+    assert found["latency"]["worked"] == {"p50": None, "p95": 0.25, "p99": 1.5}
+    for text in ("soon", "nan", "-1.0", "1e9", "", "."):
+        with pytest.raises(Nonsense):
+            shapes.tube({**facts, "worked-p99": text}, asker_in="x")
+
+
+def test_what_the_api_tells_of_a_job_is_checked() -> None:
+    facts = {
+        "id": "1",
+        "tube": "x",
+        "state": "ready",
+        **dict.fromkeys(("pri", "age", "delay", "ttr", "time-left"), "1"),
+    }
+    facts |= dict.fromkeys(("reserves", "timeouts", "releases", "buries", "kicks"), "0")
+    job = shapes.job(facts, b"x", 10)
+    assert shapes.checked_job(job) == job
+    fine = (("tube", "x"), ("time_left_s", None))
+    others: list[Any] = [None, "x", [], {}, {"encoding": "base64", "data": "?", "whole": True}]
+    spoilt: list[Any] = [{**job, key: value} for key in job for value in others if (key, value) not in fine]
+    spoilt += [{name: job[name] for name in job if name != key} for key in job]
+    for answer in [*spoilt, None, [], "x", 1]:
+        with pytest.raises(Nonsense):
+            shapes.checked_job(answer)
+
+
+@pytest.mark.parametrize(
+    ("body", "most", "shape"),
+    [
+        (b"", 9, {"encoding": "text", "data": "", "whole": True}),
+        (b"abc", 2, {"encoding": "text", "data": "ab", "whole": False}),
+        ("aé".encode(), 2, {"encoding": "text", "data": "a", "whole": False}),
+        ("a\U0001f600".encode(), 4, {"encoding": "text", "data": "a", "whole": False}),
+        (b"a\xff", 2, {"encoding": "base64", "data": "Yf8=", "whole": True}),
+        (b"a\xffxxxx", 2, {"encoding": "base64", "data": "Yf8=", "whole": False}),
+        (b"\xff\xff\xffxxx", 3, {"encoding": "base64", "data": "////", "whole": False}),
+        (b"\xff" * 9, 5, {"encoding": "base64", "data": "//////8=", "whole": False}),
+    ],
+)
+def test_a_body_is_text_where_it_can_be(body: bytes, most: int, shape: dict[str, object]) -> None:
+    assert shapes.body_shape(body, most) == shape
+
+
+# What is shown
+
+
+def test_ages_sizes_and_rates() -> None:
+    ages = {0: "0 s", 45.9: "45 s", 60: "1 min", 725: "12 min 5 s", 11520: "3 h 12 min", 187200: "2 d 4 h", -3: "0 s"}
+    assert {seconds: show.age(seconds) for seconds in ages} == ages
+    assert show.age(86400 * 2000) == "2,000 d"
+    times = {0.00085: "850 µs", 0.0011: "1.1 ms", 0.012: "12 ms", 1.5: "1.5 s", 59.9: "59.9 s", 200: "3 min 20 s"}
+    assert {seconds: show.time_of(seconds) for seconds in times} == times
+    sizes = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 64_000: "64.0 kB", 999_949: "999.9 kB", 999_950: "1.0 MB"}
+    assert {count: show.size(count) for count in sizes} == sizes
+    assert [show.rate(value) for value in (None, 0, 0.25, 12, 1204)] == ["-", "0", "0.25", "12.0", "1,204"]
+
+
+COLUMNS = (Column("NAME", flexible=True), Column("A", right=True), Column("B", right=True, rank=1))
+
+
+def test_a_table_is_aligned() -> None:
+    assert show.table(COLUMNS, [["mail", "1,204", "5"], ["r", "7", "12"]], None) == [
+        "NAME      A   B",
+        "mail  1,204   5",
+        "r         7  12",
+    ]
+
+
+def test_a_narrow_table_cuts_names_and_then_leaves_columns_out() -> None:
+    rows = [["x" * 30, "1,204", "55555"]]
+    assert show.table(COLUMNS, rows, 30)[1] == "x" * 15 + "…  1,204  55555"
+    assert show.table(COLUMNS, rows, 20)[1] == "x" * 12 + "…  1,204"
+    assert show.table(COLUMNS, rows, 5)[1] == "x" * 11 + "…  1,204"
+
+
+def test_no_width_breaks_a_table() -> None:
+    rows = [["x" * 30, "1,204", "55555"], ["日本" * 9, "1", "2"], ["", "", ""]]
+    for room in range(1, 60):
+        for line in show.table(COLUMNS, rows, room):
+            assert show.cells(line) <= max(room, 12 + 2 + 5)
+
+
+def test_wide_characters_take_two_cells() -> None:
+    assert show.cells("日本e\u0301") == 5
+    assert show.cut("日本語", 5) == "日本…"
+    assert show.cut("日本語", 4) == "日…"
+    assert show.cut("abc", 0) == ""
+
+
+@pytest.mark.parametrize("text", ["a\x1b[2Jb", "a\nb", "a\rb", "\x9b31m", "\u202eabc", "\u2028", "\ud800"])
+def test_nothing_of_a_job_moves_the_cursor(text: str) -> None:
+    shape = {"encoding": "text", "data": text.replace("\n", "\r"), "whole": True}
+    shown = [*show.table((Column("A"),), [[text]], None), show.body_line(shape), *show.body_lines(shape)]
+    assert all(line.isprintable() for line in shown)
+
+
+def test_bodies() -> None:
+    assert show.body_line({"encoding": "text", "data": "a\nb", "whole": False}) == "a\\nb…"
+    assert show.body_line({"encoding": "base64", "data": "/wA=", "whole": True}) == "hex ff 00"
+    assert show.body_lines({"encoding": "text", "data": "a\tb\n\x1b", "whole": True}) == ["a\tb", "\\x1b"]
+    (line,) = show.body_lines({"encoding": "base64", "data": "/0Fi", "whole": True})
+    assert line == f"00000000  {'ff 41 62':<47}  .Ab"
+
+
+# What happened between two looks
+
+
+def job(id: int, state: str, **counts: int) -> dict[str, Any]:
+    zero = dict.fromkeys(("reserves", "timeouts", "releases", "buries", "kicks"), 0)
+    return {"id": id, "state": state, "counts": {**zero, **counts}}
+
+
+def look(*jobs: dict[str, Any], put: int = 0, deleted: int = 0, fresh: tuple[int, ...] = ()) -> Look:
+    return Look({one["id"]: one for one in jobs}, lambda id: id < 100, put, deleted, frozenset(fresh))
+
+
+def happened(before: Look, now: Look, where: dict[int, str] | None = None) -> list[tuple[str, int | None, int]]:
+    return [(event.event, event.id, event.jobs) for event in compare(before, now, (where or {}).get)]
+
+
+def test_what_happened_to_a_job() -> None:
+    cases = [
+        (job(1, "ready"), job(1, "reserved", reserves=1), ["reserved"]),
+        (job(1, "ready"), job(1, "buried", reserves=1, buries=1), ["reserved", "buried"]),
+        (job(1, "reserved", reserves=1), job(1, "reserved", reserves=2, timeouts=1), ["timed out", "reserved"]),
+        (job(1, "reserved", reserves=1), job(1, "delayed", reserves=1, releases=1), ["released"]),
+        (job(1, "buried"), job(1, "ready", kicks=1), ["kicked"]),
+        (job(1, "delayed"), job(1, "ready"), ["ready"]),
+        (job(1, "ready"), job(1, "ready"), []),
+    ]
+    for old, new, events in cases:
+        assert [event for event, _, _ in happened(look(old), look(new))] == events
+
+
+def test_jobs_that_come_and_go() -> None:
+    before = look(job(1, "ready"), job(2, "ready"), job(200, "ready"), put=3)
+    now = look(job(3, "ready"), job(4, "reserved", reserves=1), put=9, deleted=5, fresh=(4,))
+    assert happened(before, now, {2: "other"}) == [
+        ("deleted", 1, 1),
+        ("moved", 2, 1),
+        ("put", 4, 1),
+        ("reserved", 4, 1),
+        ("put", None, 5),
+        ("deleted", None, 4),
+    ]
+
+
+def test_a_tube_that_was_gone_meanwhile_counts_from_0_again() -> None:
+    assert happened(look(put=9, deleted=9), look(put=1)) == []
+
+
+def test_an_event_is_plain_data() -> None:
+    assert vars(Event("put", jobs=2)) == {"event": "put", "id": None, "job": None, "jobs": 2, "tube": None}
+
+
+def test_what_is_in_trouble_comes_first() -> None:
+    def tube(
+        name: str, ready: int = 0, buried: int = 0, watching: int = 1, growth: float = 0.0, oldest: int | None = None
+    ) -> dict[str, Any]:
+        rates, ages = {"put": growth, "delete": 0.0}, {"ready": oldest}
+        shape = {"name": name, "jobs": {"ready": ready, "buried": buried}, "watching": watching, "per_s": rates}
+        return {**shape, "ages": ages} if oldest else shape
+
+    tubes = [
+        tube("idle"),
+        tube("full", ready=9),
+        tube("unwatched", ready=5, watching=0),
+        tube("buried", ready=1, buried=1),
+        tube("growing", ready=5, growth=3, oldest=9),
+        tube("old", ready=1, oldest=60),
+        tube("lost", ready=5, growth=3, watching=0),
+    ]
+    worst = sorted(tubes, key=sampling.trouble, reverse=True)
+    assert [one["name"] for one in worst] == ["old", "lost", "growing", "buried", "unwatched", "full", "idle"]
+
+
+# Signals
+
+
+def test_a_signal_waits_for_what_must_be_whole() -> None:
+    done = []
+    with pytest.raises(Stopped) as caught, signals():
+        with whole():
+            os.kill(os.getpid(), signal.SIGINT)
+            with whole():
+                done.append("inner")
+            done.append("outer")
+        done.append("behind")
+    assert (done, caught.value.number) == (["inner", "outer"], signal.SIGINT)
+
+
+def test_a_second_signal_does_not_wait() -> None:
+    done = []
+    with pytest.raises(Stopped) as caught, signals(), whole():
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append("first")
+        os.kill(os.getpid(), signal.SIGTERM)
+        done.append("second")
+    assert (done, caught.value.number) == (["first"], signal.SIGTERM)
+    with signals(), whole():
+        done.append("nothing is left over")

@@ -1,0 +1,347 @@
+"""The commands against a running server, over its API."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import greenstalk
+import pytest
+
+from geventstalk.exits import EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
+from geventstalk.live.api import Api
+from geventstalk.live.watching import EACH_END, OverApi, compare
+from tests.support.clients import until
+from tests.support.fake_api import FakeApi, fake_api
+from tests.support.live import Ran, Runner
+from tests.support.process import GEVENTSTALK, ServerProcess, free_port
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeApi]:
+    with fake_api() as started:
+        yield started
+
+
+@pytest.fixture
+def run(fake: FakeApi, bare: Runner) -> Run:
+    return bare.to("--api", f"127.0.0.1:{fake.port}")
+
+
+def test_jobs_come_page_by_page(fake: FakeApi, run: Run) -> None:
+    fake.add(8)
+    assert [job["id"] for job in run("jobs", "age>1s", "--json").lines] == list(range(1, 9))
+    assert [query.get("cursor") for _, path, query in fake.asked if path == "/jobs"] == [None, "3", "6"]
+    assert fake.asked[-1][2]["filter"] == "age>1s"
+    assert [job["id"] for job in run("jobs", "--json", "--newest", "--limit", "4").lines] == [8, 7, 6, 5]
+    assert run("jobs", "--json", "--limit", "8").err == ""
+    ran = run("jobs", "--limit", "2", "--body", "10")
+    assert ran.out.splitlines()[1].split() == ["1", "mail", "ready", "1", "7", "s", "-", "0", "1", "B", "body", "1"]
+    assert ran.err == "note: there are more than 2; --limit says how many are shown\n"
+    assert fake.asked[-1][2]["body"] == "10"
+
+
+def test_a_job_with_who_holds_it(fake: FakeApi, run: Run) -> None:
+    fake.add(1, state="reserved")
+    fake.jobs[1] |= {"since_s": 61.5, "holder": 12, "delay_s": 0, "ttr_s": 60, "time_left_s": 3.2}
+    ran = run("job", "1", "2")
+    assert (ran.code, ran.err) == (1, "there is no job 2\n")
+    assert "\nstate        reserved, 3 s left, since 1 min 1 s, held by connection 12\n" in ran.out
+    assert run("job", "1", "--json").lines == [fake.jobs[1]]
+
+
+def test_no_job_matches(fake: FakeApi, run: Run) -> None:
+    assert run("jobs", "age>1h") == (1, "", "geventstalk: no job matches\n")
+    assert run("jobs", "age>1h", "--json") == (1, "", "")
+    assert run("kick", "age>1h") == (1, "", "no job matches\n")
+    assert run("delete", "age>1h") == (1, "", "no job matches\n")
+
+
+def test_changes_of_ids(fake: FakeApi, run: Run) -> None:
+    fake.add(5)
+    assert run("delete", "1") == (0, "deleted 1 job\n", "")
+    assert run("kick", "2").code == run("bury", "3", "4").code == run("move", "5", "--to", "dead").code == 0
+    assert [(fake.jobs[id]["state"], fake.jobs[id]["tube"]) for id in (2, 3, 4, 5)] == [
+        ("ready", "mail"),
+        ("buried", "mail"),
+        ("buried", "mail"),
+        ("ready", "dead"),
+    ]
+    ran = run("bury", "1", "2")
+    assert (ran.code, ran.out) == (1, "buried 1 job; 1 was left alone\n")
+    assert ran.err == "job 1: Not Found: There is no job 1.\n"
+    fake.spoil["POST", "/jobs/3/kick"] = problem(409, "Conflict", "Job 3 is ready.")
+    fake.spoil["POST", "/jobs/4/kick"] = problem(409, "Conflict", "\\u001b[2J")
+    assert run("kick", "4").err == "job 4: the server refuses: Conflict: \\x1b[2J\n"
+    assert run("kick", "3").err == "job 3: the server refuses: Conflict: Job 3 is ready.\n"
+    assert run("delete", "2", "9", "--dry-run", "--json").lines[0]["matched"] == 1
+
+
+def problem(status: int, title: str, detail: str) -> bytes:
+    text = f'{{"title": "{title}", "status": {status}, "detail": "{detail}"}}'
+    return f"HTTP/1.1 {status} x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+
+def test_changes_by_a_filter(fake: FakeApi, run: Run) -> None:
+    fake.add(10)
+    ran = run("move", "tube:mail", "age>1h", "--to", "dead", "--limit", "7", "--json")
+    assert ran.code == 0
+    assert ran.lines == [
+        {"action": "move", "filter": "tube:mail age>1h", "tube": "dead", "matched": 7, "done": 7, "failed": 0}
+        | {"dry_run": False, "stopped": False, "problems": []}
+    ]
+    order = {"filter": "tube:mail age>1h -tube:dead", "action": "move", "limit": 7, "tube": "dead"}
+    assert [content for method, _, content in fake.asked if method == "POST"] == [order]
+    assert run("delete", "age>1h", "--dry-run") == (0, "10 jobs would be deleted\n", "")
+    assert run("delete", "age>1h").code == EXIT_USAGE
+    assert run("kick", "tube:mail", "--dry-run").code == run("kick", "state:buried", "--dry-run").code == 0
+    filters = [content["filter"] for method, _, content in fake.asked if method == "POST"]
+    assert filters[-2:] == ["tube:mail state:buried,delayed", "state:buried"]
+    assert run("delete", "age>1h", "--yes") == (0, "deleted 10 jobs\n", "")
+    fake.asked.clear()
+    assert run("flush", "mail", "--yes", "--state", "reserved").code == 0
+    assert [content["filter"] for method, _, content in fake.asked if method == "POST"] == ["tube:mail state:reserved"]
+
+
+def test_ctrl_c_cancels_the_servers_work(fake: FakeApi, run: Run) -> None:
+    fake.add(10)
+    fake.looks = 1 << 60
+
+    def stop() -> None:
+        until(lambda: fake.bulk.get("done") == 1, "the work has begun")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    ran = run("delete", "age>1h", "--yes")
+    thread.join()
+    assert ran == (130, "", "stopped: deleted 1 job\n")
+    assert fake.asked[-1][:2] == ("DELETE", "/bulk/1")
+
+
+def test_work_that_does_not_begin(fake: FakeApi, run: Run) -> None:
+    fake.spoil["POST", "/bulk"] = problem(400, "Bad Request", "Filter, character 1: no.")
+    assert run("kick", "body:/(/") == (
+        1,
+        "",
+        "geventstalk: the server refuses: Bad Request: Filter, character 1: no.\n",
+    )
+
+
+def test_work_that_ends_early(fake: FakeApi, run: Run) -> None:
+    fake.add(10)
+    text = '{"state": "failed", "error": "no room", "matched": 9, "done": 4, "failed": 1, "searched": 5}'
+    fake.spoil["GET", "/bulk/1"] = f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+    ran = run("kick", "age>1h")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == "stopped: kicked 4 jobs; 1 was left alone\ngeventstalk: the work ended early: no room\n"
+
+
+def test_a_reader_may_look_and_not_change(fake: FakeApi, run: Run) -> None:
+    fake.add(1)
+    fake.role = "read"
+    assert run("jobs", "age>1s").code == 0
+    fake.spoil["POST", "/bulk"] = problem(403, "Forbidden", "The token may only read.")
+    assert run("kick", "tube:mail").code == EXIT_UNREACHABLE, "the protocol alone would do, but no server is there"
+    fake.spoil["GET", "/session"] = problem(401, "Unauthorized", "")
+    ran = run("jobs")
+    assert (ran.code, ran.out) == (EXIT_NOT_ALLOWED, "")
+    assert ran.err.endswith("wants a token: --token-file or GEVENTSTALK_TOKEN\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (b"", EXIT_UNREACHABLE),
+        (None, EXIT_UNREACHABLE),
+        (b"+OK\r\n", EXIT_NONSENSE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n{", EXIT_UNREACHABLE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", EXIT_NONSENSE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", EXIT_NONSENSE),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n<!DOCTYPE", EXIT_NONSENSE),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 29\r\n\r\n{"jobs": [{"id": 1}], "a": 1}', EXIT_NONSENSE),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"jobs": ["a"]', EXIT_NONSENSE),
+        (b"HTTP/1.1 301 x\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", EXIT_NONSENSE),
+        (b"HTTP/1.1 500 x\r\nContent-Length: 0\r\n\r\n", EXIT_NONSENSE),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n", EXIT_NONSENSE),
+    ],
+)
+def test_an_api_that_misbehaves(fake: FakeApi, run: Run, answer: bytes | None, code: int) -> None:
+    fake.spoil["GET", "/jobs"] = answer
+    ran = run("jobs", "--timeout", "0.2")
+    assert (ran.code, ran.out) == (code, "") and ran.err.count("\n") == 1 and "unexpected" not in ran.err
+
+
+def test_files_that_hold_no_token(fake: FakeApi, bare: Runner, run: Run, tmp_path: Path) -> None:
+    for text in ("", "# nothing\n", "\u00e9\n"):
+        with open(f"{tmp_path}/token", "w", encoding="utf-8") as file:
+            file.write(text)
+        assert run("jobs", "--token-file", f"{tmp_path}/token").code == EXIT_USAGE
+    assert run("jobs", "--token-file", f"{tmp_path}/absent").code == EXIT_USAGE
+    assert bare("jobs", "--api", "ftp://x").code == EXIT_USAGE
+
+
+# The real one
+
+ADMIN, READER = "a" * 32, "r" * 32
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A server that anybody of this host may steer, with an audit file."""
+    started = HttpServer(tmp_path_factory.mktemp("http"))
+    try:
+        yield started
+    finally:
+        started.process.stop()
+
+
+class HttpServer:
+    """A server with HTTP on a port and on a unix socket, with tokens or without."""
+
+    def __init__(self, folder: Path, tokens: str = "") -> None:
+        self.port = free_port()
+        self.socket, self.audit = f"{folder}/http", folder / "audit"
+        words = ["--http", f"127.0.0.1:{self.port}", "--http", f"unix:{self.socket}", "--audit", str(self.audit)]
+        if tokens:
+            (folder / "tokens").write_text(tokens, encoding="utf-8")
+            (folder / "tokens").chmod(0o600)
+            words += ["--http-tokens", f"{folder}/tokens"]
+        self.process = ServerProcess(GEVENTSTALK, words).wait_ready()
+
+    def audited(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.audit.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def real(server: HttpServer, bare: Runner) -> Run:
+    """Runs a command for the real server, whose API it finds by itself."""
+    return bare.to("-p", str(server.process.port))
+
+
+def test_the_audit_knows_what_the_command_line_did(server: HttpServer, real: Run) -> None:
+    assert real("put", "mail", "x").code == 0
+    assert real("pause", "mail", "60") == (0, "mail is paused for 1 min\n", "")
+    last = server.audited()[-1]
+    assert (last["via"], last["action"], last["tube"], last["who"]) == ("cli", "pause", "mail", "local")
+    assert real("pause", "mail", "0").code == 0
+    assert real("drain", "--json").lines == [{"draining": True}]
+    assert real("put", "mail", "x").err == "geventstalk: the server is draining and takes no jobs\n"
+    assert "DRAINING: puts are refused" in real("top").out
+    assert real("drain", "--off") == (0, "the server takes jobs\n", "")
+
+
+def test_the_api_on_a_unix_socket(server: HttpServer, bare: Runner) -> None:
+    words = ["-p", str(free_port()), "--api", f"unix:{server.socket}"]
+    assert bare("drain", "--off", *words).code == 0
+    assert bare("drain", "--off", *words[:3], "unix:/nowhere").code == EXIT_UNREACHABLE
+
+
+def test_tokens(tmp_path: Path, bare: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HttpServer(tmp_path, f"reader read {READER}\nboss admin {ADMIN}\n")
+    try:
+        run = bare.to("-p", str(server.process.port))
+        assert run("put", "mail", "x").code == 0
+        ran = run("pause", "mail", "60")
+        assert ran.code == 0 and ran.err.endswith("; this goes over the protocol alone\n")
+        assert run("drain").code == EXIT_NOT_ALLOWED
+        monkeypatch.setenv("GEVENTSTALK_TOKEN", READER)
+        ran = run("pause", "mail", "0")
+        assert ran.code == 0 and "may only read; this goes over the protocol alone" in ran.err
+        assert run("drain").err.endswith("does not allow it: Forbidden: The token reader may only read.\n")
+        (tmp_path / "mine").write_text(f"# mine\nboss admin {ADMIN}\n", encoding="utf-8")
+        assert run("drain", "--token-file", f"{tmp_path}/mine").code == 0
+        assert server.audited()[-1]["who"] == "boss"
+        monkeypatch.setenv("GEVENTSTALK_TOKEN", "x" * 32)
+        assert run("drain").err.endswith("does not know the token\n")
+        monkeypatch.setenv("GEVENTSTALK_TOKEN", ADMIN)
+        assert run("drain", "--off").code == 0
+    finally:
+        server.process.stop()
+
+
+def ask(real: Run, *words: str) -> list[dict[str, Any]]:
+    """What a command prints with --json. It has to end well."""
+    ran = real(*words, "--json")
+    assert ran.code == 0, ran.err
+    return ran.lines
+
+
+def test_any_job_by_any_filter(server: HttpServer, real: Run) -> None:
+    assert real("put", "any", "--lines", stdin=b"".join(b"job %d\n" % number for number in range(40))).code == 0
+    found = ask(real, "jobs", "tube:any", "body:/^job 1.$/")
+    assert [job["body"]["data"] for job in found] == [f"job {number}" for number in range(10, 20)]
+    ids = [job["id"] for job in ask(real, "jobs", "tube:any", "--limit", "0")]
+    assert len(ids) == 40 and ids == sorted(ids)
+    assert [job["id"] for job in ask(real, "jobs", "tube:any", "--newest", "--limit", "2")] == ids[:-3:-1]
+    assert ask(real, "bury", "tube:any", "body:/^job 1.$/")[0]["done"] == 10
+    assert ask(real, "move", "tube:any", "state:buried", "--to", "dead")[0]["done"] == 10
+    assert ask(real, "kick", "tube:dead", "--limit", "4")[0]["done"] == 4
+    assert {job["state"] for job in ask(real, "jobs", "tube:dead")} == {"ready", "buried"}
+    assert ask(real, "delete", "tube:any,dead", "--dry-run")[0]["matched"] == 40
+    assert real("delete", "tube:any,dead", "--yes") == (0, "deleted 40 jobs\n", "")
+    assert (server.audited()[-1]["via"], server.audited()[-1]["count"]) == ("cli", 40)
+    ran = real("jobs", "body:/(/")
+    assert ran.code == 1 and ran.err.startswith("geventstalk: the server refuses: Bad Request: ")
+
+
+def test_jobs_that_others_hold(server: HttpServer, real: Run) -> None:
+    with greenstalk.Client(("127.0.0.1", server.process.port), encoding=None, use="held", watch="held") as worker:
+        ids = [worker.put(b"x") for _ in range(3)]
+        for _ in range(3):
+            worker.reserve()
+        (line,) = ask(real, "job", str(ids[0]))
+        assert line["state"] == "reserved" and line["holder"] is not None
+        assert "held by connection" in real("job", str(ids[0])).out
+        assert real("bury", str(ids[0])) == (0, "buried 1 job\n", "")
+        ran = real("move", "tube:held", "--to", "other")
+        assert (ran.code, ran.out) == (0, "moved 1 job to other; 2 were left alone\n"), "held jobs stay where they are"
+        assert real("release", "tube:held", "id:1..", "--limit", "1") == (0, "released 1 job\n", "")
+        assert worker.reserve(timeout=0).id == ids[1]
+        assert real("release", str(ids[0])).code == 1
+        assert real("delete", str(ids[1])).code == 0
+        assert real("flush", "held", "--yes", "--state", "reserved").out == "deleted 1 job\n"
+        assert real("kick", *map(str, ids)).out == "kicked 1 job; 2 were left alone\n"
+
+
+def test_watch_over_the_api(server: HttpServer) -> None:
+    api = Api(f"127.0.0.1:{server.port}", None, 30, "test")
+    source = OverApi(api, "watched", 100)
+    before = source.look()
+
+    def told() -> list[tuple[str, object]]:
+        nonlocal before
+        then, before = before, source.look()
+        return [(event.event, event.id or f"{event.jobs} jobs") for event in compare(then, before, source.where)]
+
+    where = ("127.0.0.1", server.process.port)
+    with greenstalk.Client(where, encoding=None, use="watched", watch="watched") as client:
+        ids = [client.put(b"x") for _ in range(3)]
+        assert told() == [("put", id) for id in ids]
+        client.bury(client.reserve())
+        assert told() == [("reserved", ids[0]), ("buried", ids[0])]
+        client.kick(1)
+        client.release(client.reserve(), delay=1000)
+        assert told() == [("reserved", ids[0]), ("released", ids[0]), ("kicked", ids[0])]
+        api.patch(f"/jobs/{ids[1]}", {"tube": "elsewhere"})
+        client.delete(ids[2])
+        client.delete(client.put(b"y"))
+        assert told() == [("moved", ids[1]), ("deleted", ids[2]), ("put", "1 jobs"), ("deleted", "1 jobs")]
+        api.patch(f"/jobs/{ids[1]}", {"tube": "watched"})
+        assert told() == []
+        many = [client.put(b"z") for _ in range(2 * EACH_END + 100)]
+        assert len(told()) == 2 * EACH_END - 1
+        client.delete(many[0])
+        client.delete(many[EACH_END + 50])
+        client.delete(many[-1])
+        assert told() == [("deleted", many[0]), ("deleted", many[-1]), ("deleted", "1 jobs")]
+        more = [client.put(b"z") for _ in range(5)]
+        assert told() == [("put", id) for id in more], "those that went out of sight did not go"
+    api.close()
