@@ -26,15 +26,19 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 ROOMS = {
-    "geventstalk": ["_build", "limits", "turn"],
+    "geventstalk": ["_build", "errands", "limits", "turn"],
     "geventstalk/core": [
+        "ages",
         "check",
         "dispatch",
         "due",
         "engine",
+        "figures",
         "job",
         "jobtable",
         "line",
+        "meter",
+        "operate",
         "order",
         "places",
         "timerwheel",
@@ -77,13 +81,14 @@ def version() -> str:
 
 
 TEST = [
-    "greenstalk>=2.1",
     "hypothesis>=6.100",
+    "jsonschema-rs>=0.30",
     "pystalk>=0.9",
     "pytest>=8.2",
     "pytest-timeout>=2.3.1",
     "pytest-xdist>=3.6",
-    "rich>=13.7",
+    "schemathesis>=4.0",
+    "selenium>=4.20",
     "setuptools>=77",
 ]
 DEV = [
@@ -93,6 +98,10 @@ DEV = [
     "types-gevent>=24.10",
     "types-PyYAML>=6.0.12",
 ]
+
+# Regular expressions over bodies. Those of others can be made to run for hours, or out of memory, by ten characters.
+# It has no wheel for musl, and to build it takes its C++ library: there the server says that it has none.
+RE2 = [] if "musl" in (sysconfig.get_config_var("HOST_GNU_TYPE") or "") else ["google-re2>=1.1.20240601,<2"]
 
 METADATA: dict[str, Any] = {
     "name": "geventstalk",
@@ -124,15 +133,24 @@ METADATA: dict[str, Any] = {
     # A server has an environment of its own, so the next major version is let in on purpose, not by chance.
     "install_requires": [
         "click>=8.1,<9",
+        "falcon>=4.0.2,<5",
         "gevent>=24.10.1,<27",
+        "greenstalk>=2.1.1,<3",
         "mypy_extensions>=1.0,<2",
+        "prometheus_client>=0.21,<1",
         "pyyaml>=6.0.1,<7",
+        "rich>=13.7,<16",
+        *RE2,
     ],
     "extras_require": {"test": TEST, "dev": TEST + DEV},
     # With this, an editable install is a line in a .pth file and not an import hook that costs a start 12 ms.
     "package_dir": {"": "."},
     "packages": find_packages(include=["geventstalk", "geventstalk.*", "journal", "journal.*"]),
-    "package_data": {"geventstalk": ["py.typed"], "journal": ["py.typed"]},
+    "package_data": {
+        "geventstalk": ["py.typed"],
+        "geventstalk.http": ["openapi.yaml", "console/*", "console/pages/*", "console/vendor/*"],
+        "journal": ["py.typed"],
+    },
     "include_package_data": False,
     "zip_safe": False,
     "entry_points": {"console_scripts": ["geventstalk = geventstalk.cli.main:main"]},

@@ -17,10 +17,11 @@ from xdist.scheduler import LoadScopeScheduling
 from geventstalk._build import BUILD
 from geventstalk.serving.descriptors import LIMIT_MAX
 from tests.support.clients import Launch, launcher
+from tests.support.live import Runner
 from tests.support.process import GEVENTSTALK, ServerProcess, TracebackFound, beanstalkd_path, check_logs
 from tests.support.seeds import draw_seed
 
-TOGETHER = ("tests/test_packaging.py", "tests/test_run.py")
+TOGETHER = ("tests/test_console.py", "tests/test_packaging.py", "tests/test_run.py")
 """Files whose tests share what takes long to make, or build on each other."""
 WORKERS_MAX = 8
 """Beyond these the servers that the tests start are more than a machine of any size lets run at once."""
@@ -171,3 +172,16 @@ def launch(
 @pytest.fixture
 def launch_tcp(start_server: Callable[..., ServerProcess], tmp_path: Path) -> Iterator[Launch]:
     yield from launcher(start_server, tmp_path, unix=False)
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("GEVENTSTALK_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def bare(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_settings: None) -> Runner:
+    """Runs a command that is told nothing about a server."""
+    return Runner(capsys, monkeypatch)

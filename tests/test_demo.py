@@ -10,13 +10,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.support.process import ROOT
+from tests.support.process import ROOT, ServerProcess
+from tests.support.wire import Client
 
 PROGRAM = ROOT / "scripts" / "demo.py"
 RUN_LIMIT_S = 100
@@ -341,3 +343,21 @@ def test_a_traceback_of_the_server_is_a_fault(capsys: pytest.CaptureFixture[str]
     )
     assert demo.Demo(jobs=10, seed=1, command=[sys.executable, "-c", program]).run() == 1
     assert "ZeroDivisionError" in capsys.readouterr().out
+
+
+# traffic
+
+
+@pytest.mark.slow
+def test_traffic_puts_and_works_on_jobs(start_server: Callable[..., ServerProcess]) -> None:
+    server = start_server()
+    command = [sys.executable, str(ROOT / "scripts" / "traffic"), "--to", f"127.0.0.1:{server.port}"]
+    done = subprocess.run([*command, "--rate", "300", "--seconds", "1"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = re.search(r"(\d+) put, (\d+) done in \d+ s", done.stdout)
+    with Client(server.connect()) as client:
+        stats = client.stats(b"stats")
+    assert said is not None and int(said[1]) == int(stats["total-jobs"]) > 50 and int(said[2]) > 5
+    server.stop()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "Connection refused" in done.stderr and "Traceback" not in done.stderr

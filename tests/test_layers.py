@@ -79,9 +79,17 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
         ("geventstalk/serving/connection.py", "import journal"),
         ("geventstalk/tools/binlog.py", "import geventstalk.core.engine"),
         ("geventstalk/tools/inspect.py", "import click"),
+        ("geventstalk/live/api.py", "import geventstalk.core.engine"),
+        ("geventstalk/live/bulk.py", "import gevent"),
+        ("geventstalk/cli/live_top.py", "def late() -> None:\n    import greenstalk"),
         ("geventstalk/tools/keep.py", "import journal.sqlite.survey"),
         ("geventstalk/durable/store.py", "import journal.sqlite.log"),
         ("geventstalk/serving/acceptor.py", "import geventstalk.cli.main"),
+        ("geventstalk/serving/server.py", "import falcon"),
+        ("geventstalk/http/views.py", "import geventstalk.serving.server"),
+        ("geventstalk/http/house.py", "import journal"),
+        ("geventstalk/wire/stats.py", "import geventstalk.http.views"),
+        ("geventstalk/turn.py", "def late() -> None:\n    import geventstalk.http.house"),
         ("journal/log.py", "import journal.sqlite.log"),
         ("journal/tools.py", "def late() -> None:\n    import journal.sqlite.survey"),
         ("journal/__init__.py", "import geventstalk.core.job"),
@@ -115,6 +123,20 @@ def test_the_contracts_know_every_floor() -> None:
     known = set(re.findall(r"geventstalk\.(\w+)", layers[0]))  # the others are those of the rooms of one floor
     assert floors <= known
     assert rooms - known == {"__init__", "__main__", "_build", "_version", "config", "exits", "logs"}
+
+
+def test_pywsgi_is_imported_in_one_file() -> None:
+    """What gevent's server does by itself, such as printing tracebacks, is looked after there."""
+    users = {source_id(path) for path in sources() if "pywsgi" in "".join(imports(parse(path)))}
+    assert users == {"geventstalk/http/wire.py"}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (f"{alias.name} " for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name} " for alias in node.names)
 
 
 def test_the_wall_clock_is_read_in_one_file() -> None:

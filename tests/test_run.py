@@ -273,6 +273,9 @@ class TestCompiled:
     def test_the_wheel_holds_the_core_beside_its_source(self, tree: Path) -> None:
         (wheel,) = (tree / ".venv-compiled" / "wheel").glob("*.whl")
         sources = {str(path.relative_to(ROOT)) for top in PACKAGES for path in (ROOT / top).rglob("*.py")}
+        console = ROOT / "geventstalk" / "http" / "console"
+        sources |= {str(path.relative_to(ROOT)) for path in console.rglob("*") if path.is_file()}
+        sources.add("geventstalk/http/openapi.yaml")
         about = {name for name in wheel_names(wheel) if ".dist-info/" in name}
         check_compiled(wheel, sources | {f"{top}/py.typed" for top in PACKAGES} | about)
 
