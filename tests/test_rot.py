@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from journal.log import FULL
+from journal.sqlite.files import segment_path
+from journal.sqlite.watermark import Watermark
+from journal.sqlite.writer import SegmentWriter
 from tests.support.faults import Rig, read
 from tests.support.torture.recorder import recorder_problem
 from tests.support.torture.rot import Rotting
@@ -39,6 +43,30 @@ def test_what_a_rotated_segment_has_lost_before_it_was_sealed_is_damage(tmp_path
     if change == "no WAL":
         wal.unlink()
     assert any("were on the device" in finding for finding in read(before.directory).findings)
+
+
+@pytest.mark.parametrize("synced", [(1, 4), (2, 0), (2, 4), (3, 0)])
+def test_an_older_wal_is_noticed_also_where_a_segment_that_is_not_synced_counts_its_records(
+    tmp_path: Path, synced: tuple[int, int]
+) -> None:
+    """Nothing is sealed: segment 2 counts the records of segment 1, and segment 3 counts those of both."""
+    wal = Path(segment_path(str(tmp_path), 1) + "-wal")
+    older = b""
+    for number in (1, 2, 3):
+        writer = SegmentWriter(segment_path(str(tmp_path), number), number, 0)
+        writer.before = dict.fromkeys(range(1, number), 4)
+        writer.note(0, 1)
+        for key in range(1, 5):
+            if number == 1 and key == 4:
+                older = wal.read_bytes()
+            writer.append(writer.rows([(key, FULL, b"")]))
+        writer.leave()
+    watermark = Watermark(str(tmp_path), 1)
+    watermark.advance(*synced)
+    watermark.close()
+    assert not read(tmp_path).findings
+    wal.write_bytes(older)
+    assert any("00000001.db ends after record 3, but 4 were" in finding for finding in read(tmp_path).findings)
 
 
 def test_a_newest_segment_that_is_gone_is_noticed_behind_an_empty_one(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Replay:
         self._open = 0  # the first segment that was never sealed: a loss of power may have cost it its tail
         self._oldest = 0  # the first segment that is needed, as the newest segment that knows it says
         self._deleted: list[int] = []
-        self._before: dict[int, tuple[int, int]] = {}  # segment to (the newer segment that counted it, its records)
+        self._before: dict[int, int] = {}  # segment to its records, as the newest segment says that is on the device
         self.suspects: set[int] = set()  # keys that damaged records name and no later record settles
         self.keeps_deleted = False  # whether `found` lists the deleted keys of sound segments, too
 
@@ -129,7 +129,8 @@ class Replay:
                     raise JournalDamaged(f"{path} says that it is segment {reader.number}")
                 self.high_water = max(self.high_water, reader.high_water)
                 self._oldest = max(self._oldest, reader.oldest)
-                self._before.update((each, (number, count)) for each, count in reader.before.items())
+                if number <= self._watermark[0]:
+                    self._before.update(reader.before)
                 sealed = reader.sealed
                 if not sealed:
                     self._open = self._open or number
@@ -160,13 +161,14 @@ class Replay:
             reader.close()
 
     def _find_cut_off(self) -> None:
-        """Finds segments that were not sealed and have fewer records than a newer segment says.
+        """Finds segments that have fewer records than a newer segment says.
 
-        A loss of power may take these records only before the newer segment is synced. Afterwards it is damage.
+        A loss of power may take these records only before the newer segment is synced. Afterwards it is damage. A
+        segment that the watermark has not reached says nothing, and what an earlier one said still holds.
         """
         for at, found in enumerate(self.found):
-            number, records = self._before.get(found.number, (0, 0))
-            if found.records < records and not found.damaged and number <= self._watermark[0]:
+            records = self._before.get(found.number, 0)
+            if found.records < records and not found.damaged:
                 self.findings.append(
                     f"{found.path} ends after record {found.records}, but {records} were on the device"
                 )
