@@ -14,6 +14,8 @@ from geventstalk.http import slices
 from geventstalk.http.api.tubes import words
 from geventstalk.http.house import SLICE_NS
 from geventstalk.http.views import body
+from geventstalk.turn import Channel
+from tests.support.clock import ManualClock
 from tests.support.web import Inside, puts
 
 
@@ -233,3 +235,39 @@ def test_rates_growth_and_the_tube_with_the_most_trouble(inside: Inside) -> None
 )
 def test_bodies_are_text_where_they_can(data: bytes, most: int, encoding: str, shown: str, whole: bool) -> None:
     assert body(data + b"\r\n", most) == {"encoding": encoding, "data": shown, "whole": whole}
+
+
+# Connections
+
+
+class Deaf(Channel):
+    def send(self, data: bytes) -> None:
+        return
+
+    def goes_on(self) -> None:
+        return
+
+
+def test_a_client_waits_since_its_wait_began_whatever_it_sent_when() -> None:
+    """The first one since the second of two reserves that came together, the other although it went on sending."""
+    clock = ManualClock()
+    inside = Inside(clock=lambda: clock.ns)
+    inside.house.look_at = lambda channel: ("", "", 0)
+    first, other = Deaf(inside.session()), Deaf(inside.session(b"watch b\r\nignore default\r\n"))
+    for channel in first, other:
+        inside.turn.join(channel)
+    inside.turn.step(first, b"reserve\r\nreserve\r\n")
+    clock.pass_s(60)
+    inside.turn.step(other, b"reserve\r\n")
+    inside.session(b"put 0 0 60 1\r\nx\r\n")
+    inside.turn.step(first, b"")
+    clock.pass_s(5)
+    inside.turn.step(other, b"list-tubes\r\n")
+    listed = inside.get("/connections?sort=waiting&descending=true")["connections"]
+    assert [(each["number"], each["waiting_s"]) for each in listed] == [(1, 5.0), (2, 5.0)]
+    clock.pass_s(1)
+    inside.turn.step(first, b"")
+    inside.engine.stop_waiting(first.session)
+    inside.turn.step(first, b"reserve\r\n")
+    listed = inside.get("/connections?sort=waiting&descending=true")["connections"]
+    assert [(each["number"], each["waiting_s"], each["idle_s"]) for each in listed] == [(2, 6.0, 1.0), (1, 0.0, 0.0)]

@@ -176,6 +176,7 @@ class Dispatch(Places):
             self._arm(client, (first >> ID_BITS) - DEADLINE_MARGIN_NS)
         self.waiting_count += 1
         client.wait_number = wait_number
+        client.wait_since_ns = now_ns
         client.wait_until_ns = until_ns
         client.waiting = True
 

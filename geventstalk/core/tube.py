@@ -124,6 +124,7 @@ class Client(Timer):
         "upload",
         "used",
         "wait_number",
+        "wait_since_ns",
         "wait_until_ns",
         "waiting",
         "watched",
@@ -145,6 +146,7 @@ class Client(Timer):
         self.gone = False  # the connection has ended, and what it held is given back
         self.waiting = False
         self.wait_number = 0
+        self.wait_since_ns = 0  # when the last wait began
         self.wait_until_ns = NEVER
         self.producer = False
         self.worker = False

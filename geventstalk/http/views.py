@@ -228,8 +228,7 @@ def connection(house: House, channel: Channel, now_ns: int) -> Json:
         "watches": [tube.name.decode("ascii") for tube in islice(client.watched.values(), _WATCHES_SHOWN)],
         "watching": len(client.watched),
         "reserved": len(client.reserved),
-        # It sent nothing since it began to wait, but for what waits behind the reserve.
-        "waiting_s": (now_ns - channel.heard_ns) / SECOND_NS if client.waiting else None,
+        "waiting_s": (now_ns - client.wait_since_ns) / SECOND_NS if client.waiting else None,
         "held_up": client.held_up and house.engine.held,
         "input_bytes": client.pending_bytes,
         "output_bytes": output_bytes,

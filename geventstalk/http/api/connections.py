@@ -30,7 +30,7 @@ class Connections:
             "address": lambda channel: house.look_at(channel)[0],
             "reserved": lambda channel: len(channel.session.reserved),
             # Who waits the longest comes last, as with the other figures, and who does not wait comes first.
-            "waiting": lambda channel: -channel.heard_ns if channel.session.waiting else -(1 << 63),
+            "waiting": lambda channel: -channel.session.wait_since_ns if channel.session.waiting else -(1 << 63),
             "connected": lambda channel: channel.joined_ns,
         }
 
