@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -381,6 +382,22 @@ def test_few_descriptors_are_for_clients_first(start_server: Start, tmp_path: Pa
     finally:
         assert server.stop() == 0
     assert (tmp_path / "log").read_text().count("there are as many HTTP connections as there may be") <= 1
+
+
+@pytest.mark.parametrize("size", [70_000, 2_000_000, 30_000_000])
+def test_usual_clients_see_that_a_body_is_too_large(web: Web, size: int, tmp_path: Path) -> None:
+    """They send all of it before they look for an answer."""
+    body, headers = b"x" * size, {"Content-Type": "application/json"}
+    for data in (body, iter([body[: size // 2], body[size // 2 :]])):
+        status, _, content = web.send("PATCH", "/api/v1/server", data, headers)
+        assert (status, json.loads(content)["status"]) == (413, 413)
+    if shutil.which("curl"):
+        (tmp_path / "body").write_bytes(body)
+        address = f"http://127.0.0.1:{web.port}/api/v1/server"
+        ask = ["curl", "-sS", "-X", "PATCH", "-w", "%{http_code}", "-o", "/dev/null", "--json", f"@{tmp_path}/body"]
+        for more in ([], ["-H", "Expect:"], ["-H", "Transfer-Encoding: chunked", "-H", "Expect:"]):
+            done = subprocess.run([*ask, *more, address], capture_output=True, text=True, timeout=20)
+            assert (done.returncode, done.stdout) == (0, "413"), done
 
 
 @pytest.mark.parametrize("path", ["/../etc/passwd", "/..%2f..%2fetc/passwd", "//etc/passwd", "/%2e%2e/", "/%00", "/\\"])

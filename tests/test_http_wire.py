@@ -185,6 +185,61 @@ def test_what_is_too_large_or_wrong_is_refused_and_ends_the_connection(wired: Wi
     assert b"application/problem+json" in answer and b"nosniff" in answer
 
 
+@pytest.mark.parametrize(
+    ("head", "piece", "status"),
+    [
+        (PATCH + b"Content-Length: 8000000\r\n\r\n", b"x", 413),
+        (PATCH + b"Transfer-Encoding: chunked\r\n\r\n7A1200\r\n", b"x", 413),
+        (PATCH + b"Connection: close\r\nContent-Length: 60000\r\n\r\n", b"x", 400),
+        (GET[:-2], b"X: 1\r\n", 431),
+    ],
+)
+def test_who_sends_everything_before_reading_gets_the_answer(
+    wired: Wired, head: bytes, piece: bytes, status: int
+) -> None:
+    """As http.client does. With something unread, a close would break its pipe, or take the answer from it."""
+    client = wired.connect()
+    with gevent.Timeout(10):
+        client.sendall(head + piece * (8_000_000 // len(piece)))
+        assert statuses(read_all(client)) == [status]
+
+
+def test_what_is_dropped_behind_the_last_answer_has_an_end(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "LINGER_IDLE_S", 0.1)
+    monkeypatch.setattr(wire, "LINGER_BYTES", 1_000_000)
+    silent, endless, slow = wired.connect(), wired.connect(), wired.connect()
+    for client in (silent, endless, slow):
+        client.sendall(PATCH + b"Content-Length: 9999999\r\n\r\n")
+    with gevent.Timeout(5):
+        with pytest.raises(BrokenPipeError):
+            endless.sendall(b"x" * 9_000_000)
+        gevent.joinall(wired.greenlets[:2])
+        monkeypatch.setattr(wire, "LINGER_S", 0.3)
+        fourth = wired.connect()
+        fourth.sendall(PATCH + b"Content-Length: 9999999\r\n\r\n")
+        trickle(fourth, b"x" * 100)
+        gevent.joinall(wired.greenlets)
+    for client in (silent, endless, slow, fourth):
+        client.close()
+
+
+@pytest.mark.parametrize("path", [b"/api/v1/jobs", b"/nowhere"])
+def test_a_body_in_many_chunks_is_read_in_slices(wired: Wired, path: bytes) -> None:
+    """Also one that nobody wants, of a client who may do nothing."""
+    breaths = 0
+    breathe = wired.site.breathe
+
+    def count() -> None:
+        nonlocal breaths
+        breaths += 1
+        breathe()
+
+    wired.site.breathe = count
+    head = PATCH.replace(b"PATCH /api/v1/server", b"POST " + path) + b"Transfer-Encoding: chunked\r\n\r\n"
+    first, second = statuses(wired.all_of(head + b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n" + GET, end=True))
+    assert (first, second) in ((400, 200), (404, 200)) and breaths >= 150
+
+
 def test_a_request_that_is_cut_off_is_not_done(wired: Wired) -> None:
     wired.engine.draining = True
     whole = PATCH + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
@@ -377,6 +432,23 @@ def test_half_a_request_gives_way_to_others(wired: Wired) -> None:
     whole.sendall(GET)
     assert b"ok" in whole.recv(2000)
     whole.close()
+
+
+def test_who_does_not_read_gives_way_to_others(wired: Wired) -> None:
+    """Behind those without a request. Whoever may send none that costs anything must not keep the others out."""
+    long = Long()
+    wired.application.add_route("/long", long)
+    reader, rests = wired.connect(), wired.connect()
+    reader.sendall(GET.replace(b"/healthz", b"/long"))
+    gevent.sleep(0.05)
+    wired.site.give_up(1)
+    assert read_all(rests) == b""
+    assert long.closed == 0
+    wired.site.give_up(1)
+    with gevent.Timeout(3):
+        while not long.closed:
+            gevent.sleep(0.01)
+    reader.close()
 
 
 def test_a_stop_ends_what_rests_at_once_and_what_works_soon(wired: Wired) -> None:

@@ -80,6 +80,7 @@ class Service:
         self._house = house
         self._log = log
         self._resting: dict[wire.Handler, None] = {}  # the longest first
+        self._sending: dict[wire.Handler, None] = {}  # they wait for their clients to read; the longest first
         self._working: set[wire.Handler] = set()
         self._told_s = -_TELL_EVERY_S
         self._untold = 0
@@ -100,23 +101,33 @@ class Service:
             self.tell_fault("a connection", error)
         finally:
             self._house.turn.guests -= 1
-            self._resting.pop(handler, None)
-            self._working.discard(handler)
+            self._forget(handler)
             own.close()
 
     def rests(self, handler: wire.Handler) -> None:
-        """The connection waits for a request."""
-        self._working.discard(handler)
+        """The connection waits for a request, or for its end."""
+        self._forget(handler)
         self._resting[handler] = None
+
+    def sends(self, handler: wire.Handler) -> None:
+        """The connection waits for its client to take what it is sent."""
+        self._forget(handler)
+        self._sending[handler] = None
 
     def works(self, handler: wire.Handler) -> None:
         """The connection has a request that is under way."""
-        self._resting.pop(handler, None)
+        self._forget(handler)
         self._working.add(handler)
 
+    def _forget(self, handler: wire.Handler) -> None:
+        self._resting.pop(handler, None)
+        self._sending.pop(handler, None)
+        self._working.discard(handler)
+
     def give_up(self, count: int) -> None:
-        for handler in list(self._resting)[:count]:
-            del self._resting[handler]
+        """Ends so many connections that wait for their clients: those without a request first."""
+        for handler in [*self._resting, *self._sending][:count]:
+            self._forget(handler)
             handler.hang_up()
 
     def stop(self) -> None:
@@ -124,9 +135,9 @@ class Service:
         self._house.stop()
         self.give_up(len(self._resting))
         end_s = monotonic() + _END_S
-        while self._working and monotonic() < end_s:
+        while (self._working or self._sending) and monotonic() < end_s:
             gevent.sleep(0.01)
-        for handler in list(self._working):
+        for handler in [*self._sending, *self._working]:
             handler.hang_up()
 
     # --- for the handlers

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from time import monotonic
 from typing import Any, Final
@@ -36,6 +36,16 @@ BODY_BYTES_MAX: Final = 1 << 16
 _READ_BYTES: Final = 1 << 14
 DISCARD_S: Final = 1.0
 """How long the rest of a body may take that nobody wants, to keep its connection."""
+LINGER_S: Final = 10.0
+"""How long what a client still sends is read and dropped behind the last answer, LINGER_BYTES at the most."""
+LINGER_BYTES: Final = 1 << 26
+LINGER_IDLE_S: Final = 2.0
+"""How long a client may send nothing meanwhile."""
+_READS_A_SLICE: Final = 256
+"""Chunks of a body are read byte by byte. So many reads take less than a millisecond."""
+
+_DROPPED: Final = bytearray(1 << 16)
+"""Whatever is dropped is read to here."""
 
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,16}) ([!-~]+) HTTP/(1\.[01])")
 _HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
@@ -56,11 +66,13 @@ class Input:
 
     closed = False
 
-    def __init__(self, sock: Any) -> None:
+    def __init__(self, sock: Any, breathe: Callable[[], None]) -> None:
         self._socket = sock
+        self._breathe = breathe
         self._buffer = b""
         self._end_s = 0.0
         self._left = 0
+        self._reads = 0
 
     def expect(self, seconds: float, size: int) -> None:
         """What comes now has so many seconds and so many bytes."""
@@ -122,7 +134,10 @@ class Input:
     # --- for pywsgi, which reads bodies and their chunks
 
     def read(self, size: int) -> bytes:
-        """So many bytes, less only at the end of what the client sends."""
+        """So many bytes, less only at the end of what the client sends. Breathes now and then."""
+        self._reads += 1
+        if not self._reads % _READS_A_SLICE:
+            self._breathe()
         if size > self._left:
             raise Refused(413, "the body of the request is too large")
         pieces = []
@@ -141,6 +156,19 @@ class Input:
                 break
             line += piece
         return line
+
+    def drop(self) -> None:
+        """Reads what the client still sends, within limits: with something unread its kernel drops the answer."""
+        self._buffer = b""
+        self.expect(LINGER_S, LINGER_BYTES)
+        with suppress(OSError):
+            while self._left > 0 and (left_s := self._end_s - monotonic()) > 0:
+                self._socket.settimeout(min(left_s, LINGER_IDLE_S))
+                size = self._socket.recv_into(_DROPPED)
+                if not size:
+                    return
+                self._left -= size
+                self._breathe()
 
 
 class Headers:
@@ -248,7 +276,7 @@ class Handler(pywsgi.WSGIHandler):
     """One connection and its requests. Its server is a Service of site.py."""
 
     def __init__(self, sock: Any, peer: str, service: Any) -> None:
-        self.input = Input(sock)
+        self.input = Input(sock, service.breathe)
         self.head = False
         self._peer = peer
         base: Any = super()
@@ -273,11 +301,15 @@ class Handler(pywsgi.WSGIHandler):
             this.environ = self.get_environ()
         except Refused as refused:
             self._refuse(refused)
+            self._linger()
             return None
         this.application = service.application
         this.response_length = 0
         this.handle_one_response()
-        return None if this.close_connection else True
+        if this.close_connection:
+            self._linger()
+            return None
+        return True
 
     def _expect_body(self) -> None:
         this: Any = self
@@ -364,7 +396,11 @@ class Handler(pywsgi.WSGIHandler):
         this: Any = self
         this.socket.settimeout(SEND_S)
         base: Any = super()
-        base._sendall(data)
+        this.server.sends(self)  # who does not read gives way to others
+        try:
+            base._sendall(data)
+        finally:
+            this.server.works(self)
 
     # --- what goes wrong
 
@@ -378,7 +414,7 @@ class Handler(pywsgi.WSGIHandler):
         elif not isinstance(error, (OSError, gevent.GreenletExit)):
             this.server.tell_fault(f"{this.command} {this.path}", error)
             if not this.headers_sent:
-                self._answer_and_end(Refused(500, "The server has a fault; its log says which."))
+                self._answer(Refused(500, "The server has a fault; its log says which."))
 
     def log_request(self) -> None:
         """Nothing: a server that is asked every second would fill its log."""
@@ -387,31 +423,24 @@ class Handler(pywsgi.WSGIHandler):
         """Nothing: what pywsgi finds in a body has become Refused."""
 
     def _refuse(self, refused: Refused) -> None:
-        """Answers a request that does not reach the application. The connection ends behind the answer."""
+        """Answers a request that does not get an answer of the application. The connection ends behind that."""
         this: Any = self
         if not refused.status:
             return
         this.server.log_refused(this.client_address, refused)
-        self._answer_and_end(refused)
+        self._answer(refused)
 
-    def _answer_and_end(self, refused: Refused) -> None:
+    def _answer(self, refused: Refused) -> None:
         this: Any = self
         data = this.server.refusal(refused.status, refused.why)
         this.socket.settimeout(1.0)
-        try:
+        with suppress(OSError):
             this.socket.sendall(data)
-            this.socket.shutdown(1)
-        except OSError:
-            return
-        self._drain()
 
-    def _drain(self) -> None:
-        """Reads what the client still sends, for a moment. With something unread it might never see the answer."""
-        self.input.expect(1.0, 0)
-        try:
-            for _ in range(64):
-                self.input._buffer = b""
-                if not self.input._fill():
-                    return
-        except Refused:
-            return
+    def _linger(self) -> None:
+        """Nothing more is answered. Waits until the client has seen that, and gives way to others meanwhile."""
+        this: Any = self
+        this.server.rests(self)
+        with suppress(OSError):
+            this.socket.shutdown(socket.SHUT_WR)
+            self.input.drop()

@@ -56,7 +56,7 @@ class Web:
             sent.setdefault("Content-Type", "application/json")
         return self.send(method, path, data, sent)
 
-    def send(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> Answer:
+    def send(self, method: str, path: str, data: Any, headers: dict[str, str]) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
             connection.request(method, path, data, headers)
@@ -138,7 +138,7 @@ class Inside(Web):
             session.receive(line, self.clock())
         return session
 
-    def send(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> Answer:
+    def send(self, method: str, path: str, data: Any, headers: dict[str, str]) -> Answer:
         bare, _, query = path.partition("?")
         sent = {"Host": "localhost", **headers}
         result = self._client.simulate_request(method, bare, query_string=query, body=data, headers=sent)
