@@ -10,28 +10,16 @@ from geventstalk.core.ages import NO_JOBS, Oldest, Search, find_strays
 from geventstalk.core.check import check
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job
-from geventstalk.core.tube import NO_ID, Client, Tube
-from tests.support.clock import SECOND, ManualClock
+from geventstalk.core.tube import NO_ID, Tube
+from tests.support.bench import Bench, Worker
+from tests.support.clock import SECOND
 
 STATES = (READY, DELAYED, RESERVED, BURIED)
 MANY = 600
 """So many jobs of a state are not looked through one by one."""
 
 
-class Worker(Client):
-    def answer(self, outcome: int, job: Job | None) -> None:
-        return
-
-
-class Bench:
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.engine = Engine(self.clock.ns)
-        self.worker = Worker()
-        self.engine.join(self.worker)
-        for name in (b"a", b"b"):
-            self.engine.watch(self.worker, name)
-
+class Ages(Bench):
     def put(self, tube: bytes, delay_s: int = 0) -> int:
         self.engine.use(self.worker, tube)
         job = self.engine.open_put(self.worker, 0, delay_s, 1000, self.clock.ns)
@@ -71,15 +59,15 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+def bench() -> Ages:
+    return Ages(b"a", b"b")
 
 
-def test_no_jobs(bench: Bench) -> None:
+def test_no_jobs(bench: Ages) -> None:
     assert bench.searched(b"a") == bench.searched(None) == (NO_JOBS, 1)
 
 
-def test_each_state_by_its_own(bench: Bench) -> None:
+def test_each_state_by_its_own(bench: Ages) -> None:
     ages = {}
     for state in STATES:
         id = bench.put(b"a", 100 if state == DELAYED else 0)
@@ -93,7 +81,7 @@ def test_each_state_by_its_own(bench: Bench) -> None:
     assert bench.oldest(b"b") == NO_JOBS
 
 
-def test_the_age_begins_with_the_line_of_the_put(bench: Bench) -> None:
+def test_the_age_begins_with_the_line_of_the_put(bench: Ages) -> None:
     """As upstream's. So a job whose body comes late is older than those that were put meanwhile, as its id says."""
     bench.engine.use(bench.worker, b"a")
     begun_ns = bench.clock.ns
@@ -107,7 +95,7 @@ def test_the_age_begins_with_the_line_of_the_put(bench: Bench) -> None:
     bench.agrees()
 
 
-def test_random_traffic_in_large_tubes(bench: Bench, seed: int) -> None:
+def test_random_traffic_in_large_tubes(bench: Ages, seed: int) -> None:
     """Jobs of both tubes stand mixed in the job table; some come back, as old ones, among many younger."""
     draw = random.Random(seed)
     engine, worker = bench.engine, bench.worker
@@ -139,7 +127,7 @@ def test_random_traffic_in_large_tubes(bench: Bench, seed: int) -> None:
 
 
 @pytest.mark.parametrize("watchers", [0, 5, 300])
-def test_reserved_jobs_whoever_holds_them(bench: Bench, watchers: int) -> None:
+def test_reserved_jobs_whoever_holds_them(bench: Ages, watchers: int) -> None:
     """Clients that watch the tube and others, one with many jobs, and one that is gone and gives back in slices."""
     engine, clock = bench.engine, bench.clock
     for _ in range(watchers):
@@ -187,7 +175,7 @@ def test_reserved_jobs_whoever_holds_them(bench: Bench, watchers: int) -> None:
         ([], []),
     ],
 )
-def test_as_few_strays_as_possible(bench: Bench, ages_s: list[int], strays: list[int]) -> None:
+def test_as_few_strays_as_possible(bench: Ages, ages_s: list[int], strays: list[int]) -> None:
     for id, age_s in enumerate(ages_s, 1):
         bench.restore(id, READY, age_s)
     assert bench.engine.unsorted == (strays != [])
@@ -197,7 +185,7 @@ def test_as_few_strays_as_possible(bench: Bench, ages_s: list[int], strays: list
     check(bench.engine)
 
 
-def test_random_strays(bench: Bench, seed: int) -> None:
+def test_random_strays(bench: Ages, seed: int) -> None:
     draw = random.Random(seed)
     for id in range(1, MANY):
         bench.restore(
@@ -227,7 +215,7 @@ def test_random_strays(bench: Bench, seed: int) -> None:
     bench.agrees()
 
 
-def test_jobs_that_are_older_than_this_boot(bench: Bench) -> None:
+def test_jobs_that_are_older_than_this_boot(bench: Ages) -> None:
     """On the monotonic clock they were put at a negative moment."""
     age_s = bench.clock.ns // SECOND + 1
     bench.restore(1, READY, age_s, b"a")
@@ -237,7 +225,7 @@ def test_jobs_that_are_older_than_this_boot(bench: Bench) -> None:
     assert bench.oldest(b"a").ready == bench.clock.ns - age_s * SECOND < 0
 
 
-def test_only_strays_are_left(bench: Bench) -> None:
+def test_only_strays_are_left(bench: Ages) -> None:
     bench.restore(1, READY, 0)
     bench.restore(2, BURIED, 7)
     bench.restore(3, BURIED, 5)
@@ -252,7 +240,7 @@ def test_only_strays_are_left(bench: Bench) -> None:
 # --- slices
 
 
-def test_a_search_goes_on_where_it_was(bench: Bench) -> None:
+def test_a_search_goes_on_where_it_was(bench: Ages) -> None:
     """The first of many jobs are gone; meanwhile others come and go, also in what was searched already."""
     count = 50_000
     for id in range(1, count):
@@ -285,7 +273,7 @@ def test_a_search_goes_on_where_it_was(bench: Bench) -> None:
     check(bench.engine)
 
 
-def test_many_strays_in_slices(bench: Bench) -> None:
+def test_many_strays_in_slices(bench: Ages) -> None:
     count = 10_000
     for id in range(1, count):
         bench.restore(id, BURIED if id < 9_990 else READY, id // 10)
@@ -300,7 +288,7 @@ def find(engine: Engine) -> list[Job]:
     return engine.strays
 
 
-def test_a_new_tube_has_no_bounds(bench: Bench) -> None:
+def test_a_new_tube_has_no_bounds(bench: Ages) -> None:
     tube = bench.engine.tubes[b"b"]
     assert (tube.low_ready, tube.low_delayed, tube.low_reserved, tube.low_buried) == (NO_ID,) * 4
     assert isinstance(tube, Tube)

@@ -12,9 +12,10 @@ from geventstalk.core.engine import Engine
 from geventstalk.core.figures import rates
 from geventstalk.core.job import Job
 from geventstalk.core.meter import EVENTS, NO_RATES, SPANS_S, Rates
-from geventstalk.core.tube import Client, Tube
+from geventstalk.core.tube import Tube
 from geventstalk.turn import NEXT_TURN, RATES_NS, RATES_SLICE, Turn
 from geventstalk.wire.session import Service, Session
+from tests.support.bench import Bench
 from tests.support.clock import SECOND, ManualClock
 
 EVERY_NS = RATES_NS
@@ -59,23 +60,13 @@ def test_what_has_not_happened_fades() -> None:
     assert found.now([600, 0, 0, 0, 0], 61 * SECOND) == pytest.approx(after)
 
 
-class Worker(Client):
-    def answer(self, outcome: int, job: Job | None) -> None:
-        return
-
-
-class Bench:
-    """An engine whose rates are settled as a turn does it, and what has really happened, by tube and event."""
+class Events(Bench):
+    """Rates are settled as a turn does it. `events` says what has really happened, by tube and event."""
 
     def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.engine = Engine(self.clock.ns)
-        self.worker = Worker()
-        self.engine.join(self.worker)
+        super().__init__(b"a", b"b", b"c")
         self.events: dict[tuple[bytes, str], list[int]] = {}
         self.due_ns = 0
-        for name in (b"a", b"b", b"c"):
-            self.engine.watch(self.worker, name)
 
     def happens(self, job: Job | None, event: str) -> None:
         assert job is not None
@@ -135,7 +126,7 @@ class Bench:
 def test_random_traffic(seed: int) -> None:
     """Bursts, a trickle, and hours without anything."""
     draw = random.Random(seed)
-    bench = Bench()
+    bench = Events()
     for _ in range(60):
         pause_ns = draw.choice((10, SECOND // 100, SECOND // 2, 2 * SECOND))
         for _ in range(draw.randrange(1, 30)):

@@ -98,27 +98,26 @@ class Order:
 
     def at_least(self, least: int) -> int:
         """The smallest entry that is not below this one, which is not negative; or EMPTY."""
-        runs = self._runs
-        run, at = self._head, 0
-        if runs is not None:
-            at = bisect_right(self._starts, least) - 1
-            run = runs[at]
+        runs, at = self._runs_at(least)
+        run = runs[at]
         place = bisect_left(run, least)
         if place < len(run):
             return run[place]
-        return EMPTY if runs is None or at + 1 == len(runs) else runs[at + 1][0]
+        return runs[at + 1][0] if at + 1 < len(runs) else EMPTY
 
     def at_most(self, most: int) -> int:
         """The largest entry that is not above this one, which is not negative; or EMPTY."""
-        runs = self._runs
-        run, at = self._head, 0
-        if runs is not None:
-            at = bisect_right(self._starts, most) - 1
-            run = runs[at]
+        runs, at = self._runs_at(most)
+        run = runs[at]
         place = bisect_right(run, most)
         if place:
             return run[place - 1]
-        return EMPTY if runs is None or not at else runs[at - 1][-1]
+        return runs[at - 1][-1] if at else EMPTY
+
+    def _runs_at(self, entry: int) -> tuple[list[list[int]], int]:
+        """All runs, and which of them an entry belongs to."""
+        runs = self._runs
+        return ([self._head], 0) if runs is None else (runs, bisect_right(self._starts, entry) - 1)
 
     def check(self) -> None:
         """Asserts what is always true. O(n): for tests."""
