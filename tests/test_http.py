@@ -107,9 +107,26 @@ def test_a_name_that_is_not_ours_is_refused(start_server: Start) -> None:
     port = free_port()
     start_server("--http", str(port), "--http-host", "queue.example")
     web = Web(port)
-    for host in ("localhost", f"127.0.0.1:{port}", "[::1]:1", "10.0.0.7", "Queue.Example", "QUEUE.example:443"):
+    for host in (
+        "localhost",
+        "localhost.:80",
+        f"127.0.0.1:{port}",
+        "[::1]:1",
+        "10.0.0.7",
+        "Queue.Example",
+        "QUEUE.example:443",
+    ):
         assert web.status("GET", "/api/v1/server", Host=host) == 200, host
-    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "", "a b", "1.2.3.4@evil"):
+    for host in (
+        "evil.example",
+        "evil.example.",
+        "[::1].evil",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example:80",
+        "",
+        "a b",
+        "1.2.3.4@evil",
+    ):
         assert web.status("GET", "/api/v1/server", Host=host) in (400, 421), host
     assert web.status("GET", "/healthz", Host="evil.example") == 421
 
@@ -128,6 +145,8 @@ def test_a_name_that_is_not_ours_is_refused(start_server: Start) -> None:
         ({"Sec_Fetch_Site": "same-site"}, 403, 403),
         ({"Sec_Fetch_Site": "cross-site"}, 403, 403),
         ({"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}, 200, 403),
+        ({"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}, 200, 403),
+        ({"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "iframe"}, 403, 403),
     ],
 )
 def test_pages_of_other_sites_change_nothing(web: Web, headers: dict[str, str], get: int, patch: int) -> None:
@@ -176,7 +195,7 @@ class Browser(Web):
 
     def log_in(self, token: str, target: str = "/", **headers: str) -> Answer:
         form = urlencode({"token": token, "next": target}).encode()
-        sent = {"Content-Type": "application/x-www-form-urlencoded", **headers}
+        sent = {"Content-Type": "application/x-www-form-urlencoded", "Cookie": self.cookie, **headers}
         status, found, content = self.send("POST", "/login", form, sent)
         self.cookie = found.get("set-cookie", "").partition(";")[0]
         return status, found, content
@@ -227,7 +246,11 @@ def test_a_session_changes_something_only_with_its_csrf_token(guarded: int) -> N
     assert browser.status(*change, X_CSRF_Token=strange) == 403
     assert browser.status(*change, X_CSRF_Token=csrf, Origin="http://evil.example") == 403
     assert browser.status(*change, X_CSRF_Token=csrf) == 200
+    old = browser.cookie
     browser.log_in(READ)
+    new, browser.cookie = browser.cookie, old
+    assert browser.status("GET", "/api/v1/session") == 401, "a browser has one session"
+    browser.cookie = new
     csrf = browser.json("GET", "/api/v1/session")["csrf"]
     assert browser.status(*change, X_CSRF_Token=csrf) == 403
 
@@ -244,6 +267,7 @@ def test_a_wrong_token_does_not_log_in_and_others_do_not_wait(guarded: int) -> N
     assert status == 403 and "set-cookie" not in headers
     assert b"not known" in page and b"<script" not in page
     assert browser.log_in(ADMIN, "/", Origin="http://evil.example")[0] == 403
+    assert browser.send("POST", "/login", b"a=1&" * 20, {})[0] == 400
     status, headers, _ = browser.log_in(ADMIN, "//evil.example", **{"X-Forwarded-Proto": "https"})
     assert headers["location"] == "/" and "Secure" in headers["set-cookie"]
 

@@ -58,6 +58,7 @@ def test_memory_keeps_the_latest_and_a_start_brings_them_back(tmp_path: Path) ->
         audit.record(OPERATOR, "kick", 1)
     assert [entry["number"] for entry in audit.latest_first()] == list(range(KEPT_MAX + 5, 5, -1))
     with path.open("a") as file:
+        file.write("[" * 100_000 + "\n")
         file.write('{"number": true}\nnull\n"x"\n{"number": 1e999, "at"')
     again = make(path)
     assert [entry["number"] for entry in again.latest_first()] == list(range(KEPT_MAX + 5, 5, -1))

@@ -255,6 +255,22 @@ def test_those_who_ask_together_get_one_answer(monkeypatch: pytest.MonkeyPatch) 
     assert scrape(inside)[key("beanstalkd_jobs_total")] == 1
 
 
+@pytest.mark.parametrize(
+    "accept",
+    [
+        OPENMETRICS + "; version=%s",
+        "text/plain; version=%s",
+        "text/plain; version=1.0.0; escaping=%s",
+        "application/openmetrics-text; version=%s.9",
+    ],
+)
+def test_whatever_is_asked_for_is_one_of_two_formats(accept: str) -> None:
+    """Each that there is keeps its last answer."""
+    inside = Inside()
+    found = {inside.ask("GET", "/metrics", Accept=accept % word)[1]["content-type"] for word in "9876x\xe9"}
+    assert len(found) == 1 and "\xe9" not in found.pop()
+
+
 @pytest.mark.slow
 def test_promtool_finds_nothing_to_say(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
     port = free_port()

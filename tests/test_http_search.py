@@ -327,3 +327,12 @@ def test_without_the_package_there_are_no_patterns(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(patterns, "re2", None)
     with pytest.raises(PatternError, match="google-re2 is not installed"):
         Pattern("a", False)
+
+
+def test_a_search_goes_on_after_an_undo(yard: Yard) -> None:
+    """Which makes the tables of tubes anew."""
+    yard.put(b"x", "mail")
+    search = yard.search("tube:m*")
+    yard.engine.undo()
+    yard.put(b"x", "more")
+    assert len(found(search)) == 2

@@ -76,15 +76,21 @@ class Access:
             )
 
     def _is_ours(self, host: str) -> bool:
-        name = re.sub(r":\d*$", "", host).lower()
+        name = re.sub(r":\d*$", "", host).lower().removesuffix(".")
         return name in self._hosts or _IP_LITERAL.fullmatch(name) is not None or name.endswith(".localhost")
 
     def require_own_page(self, req: falcon.Request) -> None:
-        """Keeps out what pages of other sites make a browser send. Following a link is fine. Raises HTTPError."""
+        """Keeps out what pages of other sites make a browser send. Following a link is fine. Raises HTTPError.
+
+        A frame within such a page is none: a page could have a hundred of them, and each a search.
+        """
         site = req.get_header("Sec-Fetch-Site")
         safe = req.method in SAFE_METHODS
         if site is not None:
-            if site in ("same-origin", "none") or (safe and req.get_header("Sec-Fetch-Mode") == "navigate"):
+            link = req.get_header("Sec-Fetch-Mode") == "navigate" and (
+                req.get_header("Sec-Fetch-Dest") in (None, "document")
+            )
+            if site in ("same-origin", "none") or (safe and link):
                 return
         elif safe or self._is_own_origin(req.get_header("Origin"), req.get_header("Host")):
             return
@@ -157,6 +163,7 @@ class Access:
         if token is None:
             return None
         self._log.info("%s logged in over HTTP from %s", token.name, req.env.get("geventstalk.peer", ""))
+        self.log_out(req)  # or the browser forgets a session that goes on
         return _cookie_name(req), self._sessions.begin(token, now_ns)
 
     def log_out(self, req: falcon.Request) -> str:

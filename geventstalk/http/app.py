@@ -1,7 +1,7 @@
 """The application: middleware, the routes of all resources, problems as RFC 9457 wants them, the API's own document.
 
 Each module of http/api has `add(app, house)`, which gives its resources their routes. A resource says by
-`public = True` that it asks nobody who he is, and by `page = True` that who has no token is sent to the login.
+`public = True` that it asks nobody who he is.
 Resources raise falcon's HTTPError: its description becomes the detail of a problem, which people read.
 Invariant: whatever a handler raises, its client gets a problem without the text of an exception.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import falcon
 
@@ -94,8 +93,6 @@ class _Gate:
             return
         self._access.require_own_page(req)
         who = self._access.identify(req, self._house.now_ns())
-        if who is None and getattr(resource, "page", False):
-            raise falcon.HTTPSeeOther("/login?" + urlencode({"next": req.relative_uri}))
         self._access.require(who, req)
         req.context.who = who
         if not self._house.replayed:

@@ -114,7 +114,7 @@ class Audit:
             raise ConfigError(f"cannot write {path}: {error.strerror} (--audit)") from None
         self._is_torn = bool(tail) and not tail.endswith(b"\n")
         for line in tail.splitlines():
-            with suppress(ValueError):  # a line that was cut
+            with suppress(ValueError, RecursionError):  # a line that was cut, or is none of ours
                 entry = json.loads(line)
                 if isinstance(entry, dict) and entry.keys() == _KINDS.keys() and _fits(entry):
                     self._number = max(self._number, entry["number"])

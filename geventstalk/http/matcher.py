@@ -79,8 +79,13 @@ class Matcher:
 
     def _add_tubes(self, wanted: list[tuple[Glob, bool]]) -> None:
         """Jobs know their tube by its number only. Numbers are never used again, so what was found stays true."""
-        tubes = self._engine.tube_by_number
-        verdicts = _Verdicts(lambda number: all(glob.matches(tubes[number].name) is yes for glob, yes in wanted))
+        engine = self._engine  # not its tubes: undo() makes their table anew
+
+        def judge(number: int) -> bool:
+            name = engine.tube_by_number[number].name
+            return all(glob.matches(name) is yes for glob, yes in wanted)
+
+        verdicts = _Verdicts(judge)
         self._sieves.append(lambda jobs: [job for job in jobs if verdicts[job.tube]])
         for glob, yes in wanted:
             if yes and glob.names is not None:

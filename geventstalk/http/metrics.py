@@ -55,7 +55,7 @@ class Metrics:
 
         Breathes. Who asks for the same while it is written, or in the half second behind that, gets the same.
         """
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = choose_encoder(_known(accept))
         answer = self._answers.get(content_type)
         if answer is None or answer.is_old(self._house.now_ns()):
             answer = self._answers[content_type] = _Answer()
@@ -243,6 +243,17 @@ class Metrics:
         return max(0, tube.paused_until_ns - self._house.now_ns()) / SECOND_NS if tube.pause_s else 0
 
 
+def _known(accept: str) -> str:
+    """A header `Accept` for one of two formats, whatever stands in this one: an answer is kept for each format."""
+    for kind in accept.split(","):
+        name = kind.partition(";")[0].strip().lower()
+        if name == _OPENMETRICS:
+            return name
+        if name == "text/plain":
+            break
+    return ""
+
+
 class _Answer:
     """An answer that is being made, or was made lately."""
 
@@ -277,6 +288,7 @@ class _One:
 
 _QUEUED: Final = "geventstalk_ready_to_reserved_seconds"
 _WORKED: Final = "geventstalk_reserved_to_end_seconds"
+_OPENMETRICS: Final = "application/openmetrics-text"
 _EOF: Final = b"# EOF\n"
 _BINLOG: Final = (
     ("binlog-oldest-index", "beanstalkd_binlog_oldest_index", "Number of the oldest segment.", "gauge"),

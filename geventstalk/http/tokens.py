@@ -42,7 +42,7 @@ class Tokens:
         """`owner` is the user who may own the file beside root. Raises ConfigError."""
         self._path = os.path.abspath(path)
         self._owner = owner
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, ...] | None = None
         self._tokens: tuple[Token, ...] = ()
         self.read_again()
 
@@ -128,5 +128,6 @@ def _parsed(words: list[str]) -> Token:
     return Token(name, "admin" if role == "admin" else "read", sha256(text.encode()).digest())
 
 
-def _mark(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_ino, status.st_size, status.st_mtime_ns
+def _mark(status: os.stat_result) -> tuple[int, ...]:
+    """What is another after any change, also of the mode or the owner."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

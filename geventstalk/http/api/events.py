@@ -31,12 +31,12 @@ class Stream:
         asked.end()
         may_read = partial(self._access.still_knows, req, who_sends(req))
         connection = req.env["geventstalk.connection"]
+        connection.keep_unsent(_UNSENT_BYTES)
         try:
             stream = self._events.join(names, may_read, connection.hang_up)
         except Full:
             why = f"There are {STREAMS_MAX} streams of events already."
             raise falcon.HTTPServiceUnavailable(description=why, retry_after=5) from None
-        connection.keep_unsent(_UNSENT_BYTES)
         resp.stream = stream
         resp.content_type = "text/event-stream"
         resp.set_header("X-Accel-Buffering", "no")  # a proxy must not wait for more

@@ -87,7 +87,10 @@ class Login:
         data = req.stream.read(_FORM_BYTES_MAX + 1)
         if len(data) > _FORM_BYTES_MAX:
             raise wrong("the form is too large")
-        fields = parse_qs(data.decode("latin-1"), max_num_fields=10)
+        try:
+            fields = parse_qs(data.decode("latin-1"), max_num_fields=10)
+        except ValueError:
+            raise wrong("the form has too many fields") from None
         target = _local(fields.get("next", ["/"])[0])
         if not self._access.asks_for_tokens:
             raise falcon.HTTPSeeOther(target)
