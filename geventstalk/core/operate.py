@@ -121,7 +121,7 @@ class Operate(Engine):
             return NOT_FOUND
         before = self.tube_by_number[job.tube]
         name = tube_name or before.name
-        if not _fits(job.state, pri, delay_s, name != before.name):
+        if not can_alter(job.state, pri, delay_s, name != before.name):
             self.ledger.abandon_rewrite(job)
             return WRONG_STATE
         new = _altered(job, pri, delay_s, ttr_s, now_ns)
@@ -209,7 +209,7 @@ class Operate(Engine):
             self._serve(tube, now_ns, 1)
 
 
-def _fits(state: int, pri: int, delay_s: int, moves: bool) -> bool:
+def can_alter(state: int, pri: int, delay_s: int, moves: bool) -> bool:
     """Whether a job in this state can be altered so."""
     if state == RESERVED:
         return pri == KEEP and delay_s == KEEP and not moves

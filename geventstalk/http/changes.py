@@ -11,8 +11,8 @@ from typing import Final
 import falcon
 
 from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, UNFINISHED
-from geventstalk.core.job import STATE_NAMES, Job
-from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job
+from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate, can_alter
 from geventstalk.errands import TOO_BIG, Changes, Put
 from geventstalk.http import views
 from geventstalk.http.house import House
@@ -61,6 +61,21 @@ def change_of(engine: Operate, action: str, values: Values) -> Callable[[int, in
         return engine.bury_by_force
     pri, delay_s, ttr_s, tube = values.pri, values.delay_s, values.ttr_s, values.tube
     return lambda id, now_ns: engine.alter(id, pri, delay_s, ttr_s, tube, now_ns)
+
+
+def fitting(action: str, values: Values) -> tuple[str, ...]:
+    """The names of the states in which it can be done to a job."""
+    if action == "kick":
+        states = [DELAYED, BURIED]
+    elif action == "bury":
+        states = [READY, DELAYED, RESERVED]
+    elif action == "release":
+        states = [RESERVED]
+    else:
+        states = [READY, DELAYED, RESERVED, BURIED]
+        if action != "delete":
+            states = [state for state in states if can_alter(state, values.pri, values.delay_s, bool(values.tube))]
+    return tuple(STATE_NAMES[state] for state in states)
 
 
 class _Doer:

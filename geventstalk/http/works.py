@@ -1,7 +1,7 @@
 """Work on all jobs that match a filter: it goes on in slices when whoever began it is gone, and can be cancelled.
 
 This room must not know requests. Search and changes take turns: some hundred jobs are found, then changed by one errand
-of the turn, and counted when that is safe.
+of the turn, and counted when that is safe. Jobs to which it cannot be done do not match.
 Invariant: what `done` counts is as safe as an answer is. A job that was put after the beginning is never touched, nor
 one that no longer matches when its change comes.
 """
@@ -21,7 +21,7 @@ from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED
 from geventstalk.core.operate import DONE, WRONG_STATE, Operate
 from geventstalk.errands import Changes
 from geventstalk.http.audit import Author
-from geventstalk.http.changes import Values, change_of
+from geventstalk.http.changes import Values, change_of, fitting
 from geventstalk.http.filters import Term
 from geventstalk.http.house import Failed, House
 from geventstalk.http.search import Search, SearchFailed
@@ -68,7 +68,8 @@ class Work:
         self._action = action
         self._values = values
         self._limit = limit
-        self._search = Search(house, terms, last=engine.next_id - 1)
+        fits = Term("state", False, 0, 0, names=fitting(action, values))
+        self._search = Search(house, (*terms, fits), last=engine.next_id - 1)
         self._began = monotonic()
         self._ended: float | None = None
         self._began_unix_s = house.unix_s(house.now_ns())
