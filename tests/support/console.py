@@ -476,6 +476,64 @@ class World:
             time.sleep(1)
 
 
+LONG_NAME = "a" * 60 + "." + "W" * 139
+
+
+class WideWorld(World):
+    """Names, numbers and texts as long as a server lets them be, without a space in them."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 120)
+        many, long_s = 2**32 - 1, 2.0**32
+        self.problems = [{"text": f"Nobody watches {LONG_NAME}, which grows.", "page": "tubes"}]
+        for at, tube in enumerate(self.tubes.values()):
+            tube["name"] = LONG_NAME[at:]
+            tube["jobs"] = dict.fromkeys(tube["jobs"], many)
+            tube["ages"] = dict.fromkeys(tube["ages"], long_s)
+            tube["rates"] = {key: {"m1": 1234567.8, "m15": 1234567.8} for key in tube["rates"]}
+            tube["totals"] = dict.fromkeys(tube["totals"], 2**53)
+            tube["latency"] = {
+                key: {"p50": long_s, "p95": long_s, "p99": long_s, "count": 2**53} for key in tube["latency"]
+            }
+            tube.update(growth=1234567.8, using=9999, watching=9999, waiting=9999, paused_s=many, pause_left_s=many)
+        self.tubes = {tube["name"]: tube for tube in self.tubes.values()}
+        for job in self.jobs.values():
+            body = {"encoding": "text", "data": "x" * 5000, "whole": True}
+            job.update(tube=LONG_NAME, body=body, size=many, pri=many, delay_s=many, ttr_s=many, age_s=long_s)
+            job.update(
+                state="reserved" if job["id"] == 6 else "ready",
+                holder=2**53,
+                segment=2**53,
+                counts=dict.fromkeys(job["counts"], many),
+            )
+        words = f"tube:{LONG_NAME} body:{'y' * 400}"
+        for entry in self.entries:
+            entry.update(who="w" * 64, job=2**53, tube=LONG_NAME, filter=words, detail="d" * 200, count=many)
+            entry["from"] = "unix: " + "c" * 90
+        for connection in self.connections:
+            connection.update(address="unix: " + "c" * 90, uses=LONG_NAME, watches=list(self.tubes), watching=9999)
+            connection.update(reserved=many, waiting_s=long_s, idle_s=long_s, output_bytes=1 << 50, held_up=True)
+        self.bulks = [
+            {
+                "number": 1, "filter": words, "action": "move", "tube": LONG_NAME, "state": "running", "by": "w" * 64,
+                "began": time.time(), "took_s": 1.0, "searched": many, "matched": many, "done": many, "failed": 0,
+                "jobs_before": 2 * many, "error": None,
+            }
+        ]  # fmt: skip
+
+    def move(self) -> None:
+        pass
+
+    def server(self) -> dict[str, Any]:
+        told = super().server()
+        told.update(version="0.2.0.dev1234+g0123456789abcdef.d20261122", listen=["unix:/" + "p" * 100])
+        told["journal"].update(policy="-f4294967295", bytes=1 << 60, budget_bytes=1 << 60, disk_free_bytes=1 << 60)
+        return told
+
+    def journal(self) -> dict[str, Any]:
+        return {**super().journal(), "directory": "/" + "d" * 1000, "writable": False, "moved": 2**53}
+
+
 class Application:
     """WSGI: the console's files, and the world behind /api/v1."""
 

@@ -16,11 +16,11 @@ export function counted(value, noun, nouns = noun + "s") {
   return `${count(value)} ${value === 1 ? noun : nouns}`;
 }
 
-/** A count where there is little room: 1,204, 12.4k, 3.1M. */
+/** A number where there is little room, as at an axis: 0.25, 12.5, 1,204, 12.4k, 3.1M. */
 export function short(value) {
   if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
-  if (size < 10_000) return size < 10 && size % 1 ? TENTH.format(value) : WHOLE.format(value);
+  if (size < 10_000) return (size < 1 ? HUNDREDTH : size < 100 ? TENTH : WHOLE).format(value);
   for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
     if (size >= unit) return (size >= 100 * unit ? WHOLE : TENTH).format(value / unit) + letter;
   }

@@ -62,7 +62,7 @@ export function tubeColumns(after) {
     { id: "in", title: "in/s", num: true, sort: "put_rate", first: "descending", width: "w-rate", hide: "n", cell: (tube) => rate(tube.rates.put.m1) },
     { id: "out", title: "out/s", num: true, sort: "delete_rate", first: "descending", width: "w-rate", hide: "n", cell: (tube) => rate(tube.rates.delete.m1) },
     { id: "growth", title: "growth/s", num: true, sort: "growth", first: "descending", width: "w-rate", hide: "l", cell: (tube) => html`<span class=${tube.growth > GROWS ? "warn-text" : ""}>${signed(tube.growth)}</span>` },
-    { id: "oldest", title: html`oldest<span class="hide-s">\u00a0ready</span>`, num: true, sort: "oldest_ready", first: "descending", width: "w-age", cell: (tube) => html`<span class=${tube.ages.ready > OLD_S ? "warn-text" : ""}><${Age} s=${tube.ages.ready} /></span>` },
+    { id: "oldest", title: html`oldest<span class="hide-m">\u00a0ready</span>`, num: true, sort: "oldest_ready", first: "descending", width: "w-age", cell: (tube) => html`<span class=${tube.ages.ready > OLD_S ? "warn-text" : ""}><${Age} s=${tube.ages.ready} /></span>` },
     {
       id: "watching", title: "consumers", num: true, sort: "watching", first: "descending", width: "w-age", hide: "l",
       cell: (tube) => html`<span title=${`${counted(tube.watching, "connection watches", "connections watch")} it, ${count(tube.waiting)} of them wait for a job`} class=${tube.watching ? "" : tube.jobs.ready ? "warn-text" : "zero"}>${tube.watching ? count(tube.watching) : "nobody"}${tube.waiting ? html` <span class="quiet">${count(tube.waiting)} idle</span>` : ""}</span>`,

@@ -46,8 +46,8 @@ export function Works() {
   if (!works.length) return null;
   return html`<div class="works" role="status">${works.map(
     (work) => html`<p key=${work.number}>
-      <b>${work.action}${work.tube ? ` to ${work.tube}` : ""}</b> <a href=${jobsHref(work.filter)}><code>${work.filter || "all jobs"}</code></a>,
-      by ${work.by}: ${share(work.searched, work.jobs_before)}, ${count(work.done)} done
+      <b title=${work.tube}>${work.action}${work.tube ? ` to ${work.tube}` : ""}</b> <a href=${jobsHref(work.filter)} title=${work.filter}><code>${work.filter || "all jobs"}</code></a>
+      <span>by ${work.by}: ${share(work.searched, work.jobs_before)}, ${count(work.done)} done</span>
       <progress max=${Math.max(1, work.jobs_before)} value=${work.searched} aria-label="How far the work is"></progress>
       ${session.mayChange && html`<button type="button" class="small" onClick=${() => stop(work)}>Stop</button>`}
     </p>`,

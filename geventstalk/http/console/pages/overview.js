@@ -33,7 +33,7 @@ const LATENCY_GROUPS = [
   { label: "at work", keys: ["worked_p50", "worked_p95", "worked_p99"] },
 ];
 
-const decade = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1e4) / 10} ms` : `${count(seconds)} s`);
+const decade = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1e4) / 10} ms` : `${short(seconds)} s`);
 export const ratesNow = (rates) => Object.fromEntries(RATES.map(({ key }) => [key, rates[key].m1]));
 
 export function Overview() {
@@ -97,7 +97,7 @@ function Charts({ server }) {
   if (problem && !data) return html`<section class="charts"><${Fault} problem=${problem} reload=${reload} what="The charts cannot be shown" /></section>`;
   if (loading) return html`<section class="charts" aria-label="Charts"><div class="plot-room"></div></section>`;
   return html`<section class="charts" aria-label="Charts">
-    <${Chart} title="Jobs a second" series=${RATES} data=${series} format=${rate} />
+    <${Chart} title="Jobs a second" series=${RATES} data=${series} format=${rate} axis=${short} />
     <${Chart} title="Jobs by state" series=${JOBS} data=${series} format=${count} axis=${short} now=${server.jobs} />
     <${Chart} title="Time" series=${LATENCY} groups=${LATENCY_GROUPS} data=${series} format=${age} axis=${decade} log>${pick}</${Chart}>
   </section>`;

@@ -81,7 +81,7 @@ export function Tube({ name }) {
     <section class="states" aria-label="Jobs by state">${STATES.map((state) => html`<${StateBlock} key=${state} tube=${tube} state=${state} />`)}</section>
     <section class="charts two" aria-label="Charts">
       <${Chart} title="Jobs by state" series=${JOBS} data=${jobsTrail} format=${count} axis=${short} now=${tube.jobs} />
-      <${Chart} title="Jobs a second" series=${RATES} data=${ratesTrail} format=${rate} now=${ratesNow(tube.rates)}><span class="quiet push">since this page is open</span></${Chart}>
+      <${Chart} title="Jobs a second" series=${RATES} data=${ratesTrail} format=${rate} axis=${short} now=${ratesNow(tube.rates)}><span class="quiet push">since this page is open</span></${Chart}>
     </section>
     <div class="thirds">
       <section><h2>Rates</h2><table class="plain">
