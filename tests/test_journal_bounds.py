@@ -198,6 +198,28 @@ def test_a_random_mix(tmp_path: Path, seed: int, segment: int, allocate: bool) -
     life.check()
 
 
+@pytest.mark.parametrize("segment", [1 << 18, 1 << 20])
+def test_a_device_that_does_not_keep_pace(tmp_path: Path, segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To remove a segment takes as long as many turns: changes wait for the device before the bound is reached."""
+    life = Life(tmp_path / "journal", segment=segment, allocate=True)
+
+    def sync(file: int) -> None:
+        if threading.current_thread().name == "journal":
+            time.sleep(0.05)
+        fsync(file)
+
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", sync)
+    for _ in life.turns(segment >> 12):
+        for _ in range(5):
+            life.put(8000)
+        for id in list(life.jobs)[:-5]:
+            life.delete(id)
+        life.turn()
+        life.sample()
+    life.check()
+
+
 def test_bodies_larger_than_a_segment(tmp_path: Path, seed: int) -> None:
     """Each gets a segment of its own, which is part of what is live."""
     draw = random.Random(seed)

@@ -12,6 +12,7 @@ from journal.sqlite.room import (
     AHEAD_MAX,
     BARE_SEGMENT_BYTES,
     BLOCK_BYTES,
+    BOUND_BESIDE_BYTES,
     CAPACITY_SHARE,
     CHANGE_BYTES,
     INDEXES_MAX,
@@ -331,6 +332,16 @@ def test_excess_at_its_edges() -> None:
     full = most + room.reserve(1000) + 5 * INDEX_BYTES + room.margin
     assert excess(most, capacity=full) == 0
     assert excess(most, capacity=full - 1) == 1
+
+
+def test_near_the_bound_at_its_edges() -> None:
+    live = 100 * MIB
+    large, small = room_of(USUAL, 100 * GIB), room_of(2 * 64 * KIB, 100 * GIB)
+    for room, commit in ((large, large.segment_limit // 2), (small, 64 * KIB)):
+        most = 3 * live + 6 * room.segment_limit + BOUND_BESIDE_BYTES - commit
+        assert not room.near_bound(most, live)
+        assert room.near_bound(most + 1, live)
+        assert room.near_bound(most, live - 1)
 
 
 def test_where_nothing_is_in_excess_the_directory_keeps_its_bound(seed: int) -> None:

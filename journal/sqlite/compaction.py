@@ -27,7 +27,8 @@ _LONG_HOLD_S: Final = 0.1
 """How long they wait when the directory is a segment or more too large. In this time compaction moves more than a usual
 turn writes."""
 _FULL_HOLD_S: Final = 5.0
-"""How long they wait on a full disk, where a change could end the process, and when the directory is far too large."""
+"""How long they wait on a full disk, where a change could end the process, and when the directory is at its bound. A
+device that answers has done all that the worker has to do before."""
 _STEP_S: Final = 0.002
 """How much of this time passes between two looks at the most. What else the process did in between does not count: in
 that time compaction could not work."""
@@ -176,7 +177,7 @@ class Compaction:
         late = segments.next is None and segments.overgrown
         if excess <= 0 and not late:
             self._behind = False
-        elif segments.space.tight or excess > room.margin:
+        elif segments.space.tight or excess > room.margin or segments.near_bound:
             self._hold_s = _FULL_HOLD_S
         elif excess < room.segment_limit and not self._far_too_large():
             self._hold_s = _HOLD_S

@@ -191,6 +191,7 @@ class Journal(Log):
         try:
             if len(payload) > PART_BYTES:
                 batch += split(key, payload)
+                self._segments.large_record(len(payload))
             else:
                 batch.append((key, kind, payload))
             self._account(key, kind, payload, number)
@@ -218,6 +219,7 @@ class Journal(Log):
         self._batch.append((key, PART, part))
         self._parts += 1
         self._segments.open_bytes += row_bytes(len(part))
+        self._segments.large_record(len(part))
         self._estimate += len(part)
         self.appended += 1
         if key > self.high_water:

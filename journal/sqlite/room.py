@@ -47,6 +47,11 @@ is garbage, and moving a byte frees another byte."""
 HOLD_SHARE: Final = 2.5
 """Changes wait for compaction when the directory takes this many times the live bytes, and three segments more. This is
 half way between GARBAGE_SHARE, where compaction begins, and the directory's bound of three times the live bytes."""
+BOUND_SHARE: Final = 3
+"""The directory stays below so many times the live bytes, so many segments, and BOUND_BESIDE_BYTES."""
+BOUND_BESIDE_BYTES: Final = (1 << 19) + LOOK_BYTES
+"""What the directory may take beside those, however small the segments are: the indexes of WALs, what the reserve has
+for them, and what it has for puts that are granted."""
 AHEAD_MAX: Final = 1 << 23
 """At most so much of a WAL is filled with zeros in advance: some tens of milliseconds of writing on a usual device."""
 
@@ -176,6 +181,14 @@ class Room:
         room = capacity - used - self.reserve(keys) - INDEXES_MAX * INDEX_BYTES
         too_large = used + unmerged - oversize - HOLD_SHARE * live - 3 * self.segment_limit
         return max(too_large, self.margin - room)
+
+    def near_bound(self, taken: int, live: int) -> bool:
+        """Whether the directory, which takes so many bytes, has less left below its bound than a commit may take.
+
+        Half a WAL, or what puts may take between two looks at the disk.
+        """
+        bound = BOUND_SHARE * (live + 2 * self.segment_limit) + BOUND_BESIDE_BYTES
+        return taken + max(self.segment_limit // 2, self._look_bytes) > bound
 
     def is_worth(self, standing: int, live: int, segments: int) -> bool:
         """Whether sealed segments hold more garbage than live records. `standing` is what all their files take.

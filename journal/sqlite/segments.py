@@ -16,8 +16,9 @@ from journal.errors import JournalFailed, JournalFull, raise_failure
 from journal.liveness import Liveness
 from journal.log import SegmentState, SyncPoint
 from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remove_files, segment_path, sync_files
+from journal.sqlite.format import row_bytes
 from journal.sqlite.replay import Found
-from journal.sqlite.room import PIECE_BYTES, Room
+from journal.sqlite.room import NEW_SEGMENT_BYTES, PIECE_BYTES, Room
 from journal.sqlite.space import Space
 from journal.sqlite.wal import WalFile
 from journal.sqlite.watermark import Watermark
@@ -38,8 +39,6 @@ DESCRIPTORS_MIN: Final = _OF_A_SEGMENT * 2 + _OF_THE_REST
 """With so many descriptors a journal works: one segment is written, and one is either made or waits to be sealed."""
 DESCRIPTORS_MAX: Final = _OF_A_SEGMENT * (_WAITING_MAX + 1) + _OF_THE_REST
 """More descriptors than these a journal never takes."""
-_LARGE_BYTES: Final = 1 << 20
-"""Smaller segments are never too large: only a record that is written in parts makes one so."""
 _TRY_AGAIN_S: Final = 0.1
 """What found no room is not tried again before this time has passed, or before a segment has given room back. On a full
 disk changes wait while the worker is at work: they would wait for ever if it tried the impossible without a pause."""
@@ -85,6 +84,7 @@ class Sealed:
         self.bytes = disk_bytes(path)
         self.merge_bytes = room.merge_bytes(self.bytes, written)
         self.records = writer.records if writer else 0
+        self.large_bytes = writer.large_bytes if writer else 0  # what the parts of large records take
         self.wal = writer.wal if writer else None
         self._writer = writer  # this process's writer, until the WAL is merged
         self._left_over: int | None = None  # number of its records when a crash left the WAL, until that is merged
@@ -96,6 +96,7 @@ class Sealed:
         sealed.records = found.records
         if os.path.exists(found.path + "-wal"):
             sealed._left_over = found.records
+            sealed.large_bytes = sealed.bytes  # nobody knows which records: changes must not wait for a large one
         else:
             sealed.ready = True
         return sealed
@@ -329,9 +330,24 @@ class Segments:
     def excess(self) -> float:
         """By how many bytes the directory is too large, or its disk too full."""
         used = self.disk_bytes
-        unmerged = sum(sealed.bytes for sealed in self.sealed if not sealed.ready)
         live = self.live.total_bytes + self.open_bytes
-        return self.room.excess(self.space.capacity(used), used, unmerged, self._oversize, live, self.live.keys)
+        capacity = self.space.capacity(used)
+        return self.room.excess(capacity, used, self._unmerged, self._oversize, live, self.live.keys)
+
+    @property
+    def near_bound(self) -> bool:
+        """Whether the directory comes to its bound when the next segment is there and all others are sealed."""
+        writer = self.writer
+        assert writer is not None
+        spare = disk_bytes(self.next.path) if self.next else NEW_SEGMENT_BYTES + self._ahead()
+        late = max(0, writer.wal.size() - writer.large_bytes - self.room.segment_limit)
+        taken = self.disk_bytes + self._unmerged + late - self._oversize + spare + self.space.reserved
+        return self.room.near_bound(taken, self.live.total_bytes + self.open_bytes)
+
+    @property
+    def _unmerged(self) -> int:
+        """What segments take that wait to be sealed: for a moment they take it twice."""
+        return sum(sealed.bytes for sealed in self.sealed if not sealed.ready)
 
     @property
     def _oversize(self) -> int:
@@ -339,17 +355,29 @@ class Segments:
 
         Changes do not wait for these bytes: waiting would not make such segments smaller.
         """
-        assert self.writer is not None
-        most = max(2 * self.room.segment_limit, _LARGE_BYTES)
-        restless = [sealed.bytes for sealed in self.sealed[: self.retiring]]
-        restless += [2 * sealed.bytes for sealed in self.staying if not sealed.ready]
-        restless.append(self.writer.wal.size())
-        return sum(bytes - most for bytes in restless if bytes > most)
+        writer = self.writer
+        assert writer is not None
+        oversize = self._beyond(writer.wal.size(), writer.large_bytes)
+        for sealed in self.sealed[: self.retiring]:
+            oversize += self._beyond(sealed.bytes, sealed.large_bytes)
+        for sealed in self.staying:
+            if not sealed.ready:
+                oversize += 2 * self._beyond(sealed.bytes, sealed.large_bytes)
+        return oversize
+
+    def _beyond(self, bytes: int, large_bytes: int) -> int:
+        """By how many of its bytes a segment is larger than full because of its large records."""
+        return max(0, min(bytes - self.room.segment_limit, large_bytes))
 
     def left_for_puts(self) -> int:
         """How many bytes puts may still take."""
         capacity = self.space.capacity(self.disk_bytes)
         return self.room.left_for_puts(capacity, self.live.total_bytes + self.open_bytes, self.live.keys)
+
+    def large_record(self, size: int) -> None:
+        """The current segment takes a large record, or a part of one, of so many bytes."""
+        assert self.writer is not None
+        self.writer.large_bytes += row_bytes(size)
 
     # --- the device
 

@@ -60,6 +60,7 @@ class SegmentWriter:
         itself how many records it has."""
         self.records = 0
         self.bytes = 0  # what the records take once the segment is sealed
+        self.large_bytes = 0  # what the parts of large records take
         self._page_bytes = 0  # the free part of the page that takes the next row
         new = path + NEW_SUFFIX
         ours: list[str] = []  # files that this call made, and may remove again

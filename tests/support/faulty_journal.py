@@ -276,7 +276,7 @@ class _SegmentWriter:
         self.number = number
         self.before: dict[int, int] = {}
         self.records = 0
-        self.bytes = 0
+        self.bytes = self.large_bytes = 0
         self._disk = Disk.of(path)
         self._disk.moment("before a segment is made")
         if not self._disk.takes_files:
