@@ -128,6 +128,10 @@ class Browser:
     def hover(self, element: WebElement) -> None:
         ActionChains(self.driver, duration=0).move_to_element(element).perform()
 
+    def rest(self) -> None:
+        """Lets everything that has arrived, and what it sets off within half a second, take effect."""
+        self.driver.execute_async_script("setTimeout(arguments[0], 450)")
+
     def point_away(self) -> None:
         ActionChains(self.driver, duration=0).move_to_element(self.find(".brand")).perform()
 
@@ -321,6 +325,62 @@ def test_the_overview_answers_the_three_questions(browser: Browser, serve: Calla
 
 
 @pytest.mark.slow
+def test_another_range_keeps_the_charts_and_the_focus(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    browser.open(server.url)
+    browser.find(".chart canvas")
+    with server.world.held("history"):
+        browser.click(".pick button", "1 h")
+        browser.find(".pick button[aria-pressed=true]", "1 h")
+        assert browser.run("return document.activeElement.textContent") == "1 h"
+        assert len(browser.all(".chart canvas")) == 3
+
+
+@pytest.mark.slow
+def test_a_fault_of_one_page_does_not_stay_on_another(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    browser.expected = ["TypeError"]
+    tell = server.world.tube
+    server.world.tube = lambda name: (200, {"name": name}) if name == "mail" else tell(name)  # type: ignore[method-assign]
+    browser.open(server.url, "/tubes/mail")
+    browser.find(".fault", "This page has a fault.")
+    browser.keys("g", "t")
+    browser.find("tr[data-key='thumbs'] a").click()
+    browser.find("h1", "thumbs")
+
+
+@pytest.mark.slow
+def test_what_comes_late_changes_nothing(browser: Browser, serve: Callable[..., Server]) -> None:
+    """Words that are typed as one leaves, an answer to an earlier question, one that comes during a pause."""
+    server = serve()
+    browser.open(server.url, "/tubes")
+    browser.find("tr[data-key]")
+    browser.click("#search")
+    browser.keys("geo", Keys.ESCAPE, "g", "a")
+    browser.find("h1", "Audit")
+    browser.find("tr[data-key]")
+    browser.rest()
+    assert browser.path() == "/audit"
+    with server.world.held("audit"):
+        browser.type("#search", "ops")
+        browser.wait(lambda: server.world.waiting, "the question for ops")
+        server.world.gates.clear()
+        browser.type("#search", "deploy")
+        browser.wait(lambda: set(browser.text("td.c-who").split()) == {"deploy"}, "those of deploy")
+    browser.rest()
+    assert browser.path() == "/audit?match=deploy"
+    assert set(browser.text("td.c-who").split()) == {"deploy"}
+    browser.run("document.activeElement.blur()")
+    with server.world.held("server"):
+        browser.keys("p", "p")
+        browser.wait(lambda: server.world.waiting, "the figures that are asked for when refreshing goes on")
+        browser.keys("p")
+        browser.find(".beat", "paused")
+    browser.rest()
+    assert browser.has(".beat", "paused")
+
+
+@pytest.mark.slow
 def test_ten_thousand_tubes_are_smooth(browser: Browser, serve: Callable[..., Server]) -> None:
     browser.open(serve(10_000, 10).url, "/tubes?sort=name")
     browser.find(".page-head", "10,000 tubes")
@@ -472,6 +532,15 @@ def test_everything_goes_by_keyboard(browser: Browser, serve: Callable[..., Serv
     browser.wait(lambda: browser.path() == "/jobs", "jobs")
     browser.driver.back()
     browser.find("h1", "Help")
+    browser.resize(360)
+    browser.keys("g", "t")
+    browser.find("tr[data-key]")
+    browser.run("document.querySelector('tr[data-index=\"0\"]').focus()")
+    browser.keys(Keys.END, *[Keys.ARROW_UP] * 20)
+    browser.wait(lambda: browser.run("return document.activeElement.dataset.index") == "19", "a row further up")
+    edge = "document.querySelector('th').getBoundingClientRect().bottom"
+    top = "document.activeElement.getBoundingClientRect().top"
+    assert browser.run(f"return {top} >= {edge} - 1"), "the row lies below the head of the table"
 
 
 @pytest.mark.slow
@@ -680,6 +749,45 @@ def test_harm_is_asked_for_with_its_number_and_name(browser: Browser, serve: Cal
     browser.find("dialog progress")
     browser.find(".note", f"Deleted {count} jobs in ")
     browser.find(".blank", "No job matches.")
+
+
+@pytest.mark.slow
+def test_what_failed_is_said(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    browser.expected = ["status of 500"]
+
+    def fail(bulk: dict[str, Any]) -> None:
+        bulk.update(state="failed", error="The journal has no room.")
+
+    server.world.step = fail  # type: ignore[method-assign]
+    browser.open(server.url, "/tubes?match=mail&sort=name")
+    browser.click("button", "tubes ▾")
+    browser.click("[role=menuitem]", "Kick the buried jobs")
+    browser.type("dialog input[name=typed]", "192")
+    browser.click("dialog button", "Kick")
+    browser.find(".note.fault", "mail: The journal has no room.")
+    assert not browser.has(".note", "Kicked")
+    browser.open(server.url, "/audit")
+    browser.find("tr[data-key]")
+    server.world.broken = {"audit"}
+    browser.click("button", "Save as JSON lines")
+    browser.find(".note.fault", "Saving failed: The server has a fault.")
+
+
+@pytest.mark.slow
+def test_a_worker_loses_its_job_only_after_a_question(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    browser.expected = ["connections/4711 .* status of 404"]
+    job = next(one for one in server.world.jobs.values() if one["state"] == "reserved")
+    browser.open(server.url, f"/jobs/{job['id']}")
+    browser.click("button", "Bury…")
+    browser.find("dialog p", "The worker that holds the job loses the job.")
+    assert job["state"] == "reserved"
+    browser.click("dialog button", "Cancel")
+    browser.click("a", "connection 7")
+    browser.wait(lambda: browser.rows() == ["7"], "who holds it")
+    browser.open(server.url, "/connections?number=4711")
+    browser.find(".blank", "There is no connection 4711.")
 
 
 @pytest.mark.slow

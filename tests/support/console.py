@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from socketserver import ThreadingMixIn
 from typing import Any
 from urllib.parse import parse_qs
@@ -58,6 +58,8 @@ class World:
         self.role = "admin"
         self.slow_s = 0.0
         self.broken: set[str] = set()
+        self.gates: dict[str, threading.Event] = {}  # requests about such a resource wait for it
+        self.waiting = 0
         self.with_events = True
         self.over = False  # ends the streams of events
         self.problems: list[dict[str, str]] = []
@@ -192,6 +194,16 @@ class World:
         """Time goes on: a few figures change."""
         for tube in list(self.tubes.values())[:12]:
             tube["jobs"]["ready"] = max(0, tube["jobs"]["ready"] + self.rng.randrange(-4, 5))
+
+    @contextmanager
+    def held(self, resource: str) -> Iterator[None]:
+        """Answers about this resource wait until this is over. Who clears `gates` lets later ones through before."""
+        gate = self.gates[resource] = threading.Event()
+        try:
+            yield
+        finally:
+            self.gates.pop(resource, None)
+            gate.set()
 
     # --- what is answered
 
@@ -448,6 +460,10 @@ class World:
                     c for c in self.connections if not query.get("tube") or query["tube"] in (*c["watches"], c["uses"])
                 ]
                 return 200, {"connections": found, "total": len(found)}
+            case _, ["connections", number] if all(c["number"] != int(number) for c in self.connections):
+                return 404, {"title": "Not Found", "status": 404, "detail": "There is no such connection."}
+            case "GET", ["connections", number]:
+                return 200, next(c for c in self.connections if c["number"] == int(number))
             case "DELETE", ["connections", number]:
                 self.connections = [c for c in self.connections if c["number"] != int(number)]
                 return 204, None
@@ -570,6 +586,10 @@ class Application:
             start_response("200 OK", [("Content-Type", "text/event-stream"), ("Cache-Control", "no-store")])
             return world.events(query)
         time.sleep(world.slow_s)
+        if gate := world.gates.get(resource):
+            world.waiting += 1
+            gate.wait(20)
+            world.waiting -= 1
         length = int(environ.get("CONTENT_LENGTH") or 0)
         body = json.loads(environ["wsgi.input"].read(length)) if length else {}
         said: Any

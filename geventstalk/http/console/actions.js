@@ -6,7 +6,7 @@ import { html } from "./dom.js";
 import { describe, filterOf, within } from "./filter.js";
 import { age, count, counted } from "./format.js";
 
-export const TYPED_FROM = 100; // from so many jobs on the tube's name, or the number, is typed
+const TYPED_FROM = 100; // from so many jobs on the tube's name, or the number, is typed
 const U32_MAX = 4_294_967_295;
 const AT_ONCE = 4;
 const TUBE = /^[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}$/;
@@ -23,7 +23,7 @@ const VERBS = {
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** Runs it; a Problem becomes a note. Whether it went well. */
-async function attempt(what, run) {
+export async function attempt(what, run) {
   try {
     await run();
     return true;
@@ -34,7 +34,7 @@ async function attempt(what, run) {
   }
 }
 
-export const tubeFault = (name) =>
+const tubeFault = (name) =>
   TUBE.test(name) ? null : name ? "A tube's name has up to 200 of the characters A-Z a-z 0-9 + / ; . $ _ ( ) -, and does not begin with -." : "A name is missing.";
 
 /** A whole number from the form, or null. */
@@ -104,7 +104,7 @@ export function moveTube(tube, state, after) {
 }
 
 /** Does something to many tubes, one after the other. */
-export async function eachTube(names, { title, run, said }, after) {
+async function eachTube(names, { title, run, said }, after) {
   let done = 0;
   const faults = [];
   const begun = performance.now();
@@ -125,7 +125,7 @@ export async function eachTube(names, { title, run, said }, after) {
       }
     },
   });
-  say(`${said} ${counted(done, "tube")} in ${age((performance.now() - begun) / 1000)}.`);
+  if (done || !faults.length) say(`${said} ${counted(done, "tube")} in ${age((performance.now() - begun) / 1000)}.`);
   if (faults.length) say(`${counted(faults.length, "tube")} failed. ${faults[0]}`, { fault: true });
   after?.();
 }
@@ -159,7 +159,10 @@ export async function bulkTubes(tubes, { action, state }, after) {
     button: `${verb.now} ${counted(jobs, "job")}`,
   });
   if (!said) return;
-  const run = async (name) => finished(await post("/bulk", { filter: filterOf(name, state), action }), () => {}, () => false);
+  const run = async (name) => {
+    const end = await finished(await post("/bulk", { filter: filterOf(name, state), action }), () => {}, () => false);
+    if (end.state === "failed") throw new Problem(500, "Failed", end.error);
+  };
   await eachTube(some.map((tube) => tube.name), { title: `${verb.doing} ${state} jobs`, said: `${verb.done} the ${state} jobs of`, run }, after);
 }
 
@@ -285,6 +288,12 @@ const FITS = {
 };
 export const fits = (action, job) => FITS[action].includes(job.state);
 
+/** Whether a worker holds one of these jobs. */
+const takes = (jobs) => jobs.some((job) => job.state === "reserved");
+
+/** Whether there is a question first: where something is lost, where a worker loses its job, and where it is more than one. */
+export const asks = (action, jobs) => action === "delete" || action === "release" || (action === "bury" && takes(jobs)) || jobs.length > 1;
+
 /** The action of one job, or of some; asks where it does harm. after(whether anything was done). */
 export async function some(jobs, action, after) {
   const verb = VERBS[action];
@@ -322,12 +331,12 @@ export async function some(jobs, action, after) {
       const old = (job) => Object.fromEntries(Object.keys(changes).map((key) => [key, job[key]]));
       undo = { text: "Undo", action: (job) => patch(path`/jobs/${job.id}`, old(job)), done: "Changed back" };
     }
-  } else if (action === "delete" || action === "release" || right.length > 1) {
+  } else if (asks(action, right)) {
     const texts = {
       delete: "What is deleted is gone for good.",
       release: "The worker that holds the job loses the job, and another worker may get it.",
       kick: "They become ready.",
-      bury: "No worker gets a buried job before somebody kicks the job.",
+      bury: `${takes(right) ? "The worker that holds the job loses the job. " : ""}No worker gets a buried job before somebody kicks the job.`,
     };
     const said = await ask({
       title: `${verb.now} ${what}${where}?`,

@@ -83,7 +83,7 @@ export async function whoAmI() {
 }
 
 /** Leaves for the login page, which comes back here. */
-export function logIn() {
+function logIn() {
   const here = location.pathname + location.search;
   location.assign(`/login?next=${encodeURIComponent(here)}`);
 }

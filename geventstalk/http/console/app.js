@@ -3,7 +3,7 @@ import { whoAmI, session, Problem } from "./api.js";
 import { Dialogs, isOpen } from "./dialog.js";
 import { Careful, html, render, useState } from "./dom.js";
 import { start, togglePause, useLive } from "./live.js";
-import { Fault, Loading, setTitle } from "./parts.js";
+import { Fault, useTitle } from "./parts.js";
 import { navigate, route, useRoute } from "./route.js";
 import { Audit } from "./pages/audit.js";
 import { Connections } from "./pages/connections.js";
@@ -30,7 +30,7 @@ function Page() {
 }
 
 function Nowhere() {
-  setTitle("No such page");
+  useTitle("No such page");
   return html`<div class="blank"><p class="head">There is no such page.</p><p><a href="/">Overview</a></p></div>`;
 }
 
@@ -76,7 +76,7 @@ const broken = (error) => html`<div class="blank fault" role="alert"><p><b>This 
   <p><button type="button" onClick=${() => location.reload()}>Load it again</button></p></div>`;
 
 function App() {
-  const { page } = useRoute();
+  const { page, name } = useRoute();
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>To the contents</a>
     <header class="bar">
@@ -92,7 +92,7 @@ function App() {
     </header>
     <${Lost} />
     <${Works} />
-    <main id="main" tabindex="-1"><${Careful} key=${page} otherwise=${broken}><${Page} /></${Careful}></main>
+    <main id="main" tabindex="-1"><${Careful} key=${`${page}/${name}`} otherwise=${broken}><${Page} /></${Careful}></main>
     <${Dialogs} />`;
 }
 

@@ -80,7 +80,7 @@ function putAway(number) {
 }
 
 /** A menu below an element. items: {text, run, danger, disabled} or null for a line. */
-export function openMenu(anchor, items, label) {
+function openMenu(anchor, items, label) {
   show({ menu: shown.menu?.anchor === anchor ? null : { anchor, items: items.filter((item) => item !== undefined && item !== false), label } });
 }
 
@@ -125,8 +125,13 @@ function Modal({ onCancel, label, children, wide }) {
 function Question({ title, text, button, danger, typed, fields = [], done, check, wide }) {
   const [values, setValues] = useState(() => Object.fromEntries(fields.map((field) => [field.name, field.value ?? ""])));
   const [word, setWord] = useState("");
+  const [touched, setTouched] = useState(false);
   const fault = check?.(values) ?? null;
   const ready = !fault && (!typed || word === typed);
+  const set = (name, value) => {
+    setTouched(true);
+    setValues((old) => ({ ...old, [name]: value }));
+  };
   const submit = (event) => {
     event.preventDefault();
     if (ready) done(values);
@@ -135,10 +140,10 @@ function Question({ title, text, button, danger, typed, fields = [], done, check
     <form onSubmit=${submit}>
       <h2>${title}</h2>
       ${text && html`<p>${text}</p>`}
-      ${fields.length > 0 && html`<div class="fields">${fields.map((field) => html`<${Field} key=${field.name} ...${field} value=${values[field.name]} set=${(value) => setValues((old) => ({ ...old, [field.name]: value }))} />`)}</div>`}
+      ${fields.length > 0 && html`<div class="fields">${fields.map((field) => html`<${Field} key=${field.name} ...${field} value=${values[field.name]} set=${(value) => set(field.name, value)} />`)}</div>`}
       ${typed && html`<label class="field typed"><span>Type <code>${typed}</code> to go on</span><input
         name="typed" autocomplete="off" spellcheck=${false} autofocus value=${word} onInput=${(event) => setWord(event.target.value)} /></label>`}
-      ${fault && html`<p class="fault-text" role="alert">${fault}</p>`}
+      ${fault && touched && html`<p class="fault-text" role="alert">${fault}</p>`}
       <div class="buttons">
         <button type="button" autofocus=${danger && !typed && !fields.length} onClick=${() => done(null)}>Cancel</button>
         <button type="submit" class=${danger ? "danger" : "primary"} disabled=${!ready} autofocus=${!danger && !fields.length}>${typeof button === "function" ? button(values) : button}</button>
@@ -189,12 +194,11 @@ function Menu({ anchor, items, label }) {
     const outside = (event) => {
       if (!box.contains(event.target) && !anchor.contains(event.target)) show({ menu: null });
     };
-    const scrolled = () => show({ menu: null });
     addEventListener("pointerdown", outside, true);
-    addEventListener("scroll", scrolled, { passive: true });
+    addEventListener("scroll", close, { passive: true });
     return () => {
       removeEventListener("pointerdown", outside, true);
-      removeEventListener("scroll", scrolled);
+      removeEventListener("scroll", close);
     };
   }, [anchor]);
   const onKeyDown = (event) => {

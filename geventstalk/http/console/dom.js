@@ -1,7 +1,7 @@
 // The view layer in one place: Preact, its hooks, and htm, which writes elements as tagged templates. Everything that is
 // put into a template is text or a property, never markup.
 import htm from "./vendor/htm.js";
-import { Component, h } from "./vendor/preact.js";
+import { Component, h, render } from "./vendor/preact.js";
 
 export const html = htm.bind(h);
 
@@ -22,7 +22,7 @@ export class Careful extends Component {
   }
 }
 
-export { render } from "./vendor/preact.js";
+export { render };
 export {
   useCallback,
   useEffect,

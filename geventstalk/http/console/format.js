@@ -4,7 +4,7 @@ const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const TENTH = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const HUNDREDTH = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
 const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"];
-export const NONE = "–";
+const NONE = "–";
 
 /** A count: 1,204. */
 export function count(value) {

@@ -136,6 +136,7 @@ function resume() {
   // The stream's first figures come a second later.
   get("/server").then(
     (server) => {
+      if (!isRunning()) return;
       take({ server });
       setState(stream ? "live" : "polling");
     },
@@ -170,8 +171,8 @@ function watchTubes(who, list) {
   clearTimeout(reopening);
   reopening = setTimeout(() => {
     if (!stream) return;
-    const open_ = new Set(streamNames ? streamNames.split(",") : []);
-    if (names().some((name) => !open_.has(name))) open();
+    const brought = new Set(streamNames ? streamNames.split(",") : []);
+    if (names().some((name) => !brought.has(name))) open();
   }, 300);
 }
 

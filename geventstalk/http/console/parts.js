@@ -126,6 +126,7 @@ export function Search({ value, onChange, label, placeholder, id = "search", chi
   const [text, setText] = useState(value);
   const told = useRef(value);
   const timer = useRef(null);
+  useEffect(() => () => clearTimeout(timer.current), []);
   useEffect(() => {
     if (value !== told.current) {
       told.current = value;
@@ -173,7 +174,8 @@ export function Pick({ options, value, onChange, label }) {
   )}</div>`;
 }
 
-export function setTitle(text) {
+/** The title of the window while this page is shown. */
+export function useTitle(text) {
   useEffect(() => {
     document.title = text ? `${text} · geventstalk` : "geventstalk";
   }, [text]);

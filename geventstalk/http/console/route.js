@@ -63,7 +63,8 @@ export function useQuery(defaults) {
   return [values, set];
 }
 
-/** The address of a tube, of a job, of the jobs of a filter. */
+/** The address of a tube, of a job, of the jobs of a filter, of a connection. */
 export const tubeHref = (name) => `/tubes/${encodeURIComponent(name)}`;
 export const jobHref = (id) => `/jobs/${id}`;
 export const jobsHref = (filter) => `/jobs?filter=${encodeURIComponent(filter)}`;
+export const connectionHref = (number) => `/connections?number=${number}`;

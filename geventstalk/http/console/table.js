@@ -71,8 +71,9 @@ export function Table(props) {
     const next = Math.max(0, Math.min(count - 1, index));
     const height = rowHeight();
     const top = body.current.getBoundingClientRect().top + next * height;
-    const bar = 110;
-    if (top < bar) scrollBy(0, top - bar);
+    const heads = [...body.current.parentElement.tHead.rows[0].cells]; // they stay at the top, below the bar
+    const lowest = Math.max(...heads.map((head) => head.getBoundingClientRect().bottom));
+    if (top < lowest - 1) scrollBy(0, top - lowest);
     else if (top + height > innerHeight - 8) scrollBy(0, top + height - innerHeight + 8);
     wantsFocus.current = true;
     setActive(next);

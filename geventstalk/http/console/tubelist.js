@@ -12,7 +12,7 @@ import { jobsHref, navigate, tubeHref } from "./route.js";
 const OLD_S = 60;
 const GROWS = 0.1;
 
-export function TubeLink({ tube }) {
+function TubeLink({ tube }) {
   return html`<span class="tube-name"><a href=${tubeHref(tube.name)} title=${tube.name}>${tube.name}</a>${tube.paused_s > 0 && html` <span class="tag warn" title="Workers get no job">paused<span class="hide-s"> ${age(tube.pause_left_s)}</span></span>`}</span>`;
 }
 
@@ -36,7 +36,7 @@ export function tubeItems(tube, after, { here = false } = {}) {
   ];
 }
 
-export function TubeMenu({ tube, after }) {
+function TubeMenu({ tube, after }) {
   return html`<${MenuButton} small quiet label=${`Actions of ${tube.name}`} items=${() => tubeItems(tube, after)}>⋯</${MenuButton}>`;
 }
 

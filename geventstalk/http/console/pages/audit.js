@@ -1,15 +1,17 @@
 // Who changed what, when, from where, and how many.
-import { get } from "../api.js";
+import { get, Problem } from "../api.js";
+import { attempt } from "../actions.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
-import { counted } from "../format.js";
+import { count, counted } from "../format.js";
 import { useEvent, useLive } from "../live.js";
-import { download, Empty, Moment, Search, setTitle, Stale } from "../parts.js";
+import { download, Empty, Moment, Search, useTitle, Stale } from "../parts.js";
 import { jobHref, jobsHref, tubeHref, useQuery } from "../route.js";
 import { Table } from "../table.js";
-import { Problem } from "../api.js";
 
 const PAGE = 100;
 const EXPORT_PAGE = 1000;
+
+const inWords = (entry) => [entry.action, entry.job && `job ${entry.job}`, entry.filter, entry.tube, entry.detail].filter(Boolean).join(" ");
 
 const where = (entry) => [
   entry.job ? html` <a href=${jobHref(entry.job)}>job ${entry.job}</a>` : "",
@@ -24,9 +26,10 @@ export function did(entry) {
 }
 
 export function Audit() {
-  setTitle("Audit");
+  useTitle("Audit");
   const [query, setQuery] = useQuery({ match: "" });
   const [view, setView] = useState({ key: null, entries: [], more: false, file: null, problem: null, at: 0 });
+  const asked = useRef(0); // the number of the latest question; earlier ones come too late
   const busy = useRef(false);
   const { returned } = useLive();
   const { match } = query;
@@ -34,8 +37,10 @@ export function Audit() {
   const load = async (before) => {
     if (busy.current && before) return;
     busy.current = true;
+    const mine = (asked.current += 1);
     try {
       const page = await get("/audit", { match, before, limit: PAGE });
+      if (mine !== asked.current) return;
       setView((old) => ({
         key: match,
         entries: before ? [...old.entries, ...page.entries] : page.entries,
@@ -46,9 +51,9 @@ export function Audit() {
       }));
     } catch (problem) {
       if (!(problem instanceof Problem)) throw problem;
-      setView((old) => ({ ...old, problem }));
+      if (mine === asked.current) setView((old) => ({ ...old, problem }));
     } finally {
-      busy.current = false;
+      if (mine === asked.current) busy.current = false;
     }
   };
   useEffect(() => {
@@ -61,12 +66,12 @@ export function Audit() {
 
   const columns = [
     { id: "at", title: "When", width: "w-time", cell: (entry) => html`<${Moment} at=${entry.at} />` },
-    { id: "who", title: "Who", width: "w-tube", cell: (entry) => html`<span title=${`${entry.role}, by ${entry.via}`}>${entry.who}</span>` },
-    { id: "what", title: "What", width: "w-name", cell: (entry) => html`${entry.action}${where(entry)}${entry.detail ? html` <span class="quiet">${entry.detail}</span>` : ""}` },
-    { id: "count", title: "how many", num: true, width: "w-num", hide: "s", cell: (entry) => entry.count.toLocaleString("en") },
-    { id: "from", title: "From", width: "w-tube", hide: "m", cell: (entry) => html`${entry.from} <span class="quiet">${entry.via}</span>` },
+    { id: "who", title: "Who", width: "w-use", cell: (entry) => html`<span title=${`${entry.who}: ${entry.role}, by ${entry.via}`}>${entry.who}</span>` },
+    { id: "what", title: "What", width: "w-name", cell: (entry) => html`<span title=${inWords(entry)}>${entry.action}${where(entry)}${entry.detail ? html` <span class="quiet">${entry.detail}</span>` : ""}</span>` },
+    { id: "count", title: "how many", num: true, width: "w-short", hide: "s", cell: (entry) => count(entry.count) },
+    { id: "from", title: "From", width: "w-tube", hide: "n", cell: (entry) => html`<span title=${entry.from}>${entry.from} <span class="quiet">${entry.via}</span></span>` },
   ];
-  const save = async () => {
+  const save = () => attempt("Saving", async () => {
     const lines = [];
     let before;
     for (;;) {
@@ -76,7 +81,7 @@ export function Audit() {
       before = page.entries.at(-1).number;
     }
     download("audit.jsonl", lines.map((line) => `${line}\n`).join(""), "application/x-ndjson");
-  };
+  });
   return html`<div>
     <div class="page-head">
       <h1>Audit</h1>

@@ -1,30 +1,41 @@
 // Clients of the beanstalk port: what they use, watch and hold, and since when they wait.
-import { get, session } from "../api.js";
+import { get, path, Problem, session } from "../api.js";
 import { closeConnection } from "../actions.js";
 import { html, useRef, useState } from "../dom.js";
 import { bytes, count, counted } from "../format.js";
 import { usePoll } from "../live.js";
-import { Age, Empty, Moment, Num, setTitle, Stale } from "../parts.js";
+import { Age, Empty, Moment, Num, useTitle, Stale } from "../parts.js";
 import { jobsHref, tubeHref, useQuery } from "../route.js";
 import { merged, Table } from "../table.js";
 
 const keyOf = (one) => one.number;
 const PAGE = 200;
 
+/** A page that holds one connection, or none when it is gone. */
+async function only(number, signal) {
+  try {
+    return { connections: [await get(path`/connections/${number}`, {}, signal)], total: 1 };
+  } catch (problem) {
+    if (problem instanceof Problem && (problem.status === 404 || problem.status === 400)) return { connections: [], total: 0 };
+    throw problem;
+  }
+}
+
 export function Connections() {
-  setTitle("Connections");
-  const [query, setQuery] = useQuery({ tube: "", sort: "number", desc: "" });
+  useTitle("Connections");
+  const [query, setQuery] = useQuery({ number: "", tube: "", sort: "number", desc: "" });
   const [held, setHeld] = useState(false);
   const state = useRef({ rows: [], key: "", range: [0, 40] }).current;
   state.held = held;
   const descending = query.desc === "1";
+  const chosen = query.number ? `number ${query.number}` : query.tube && `use or watch ${query.tube}`;
   const key = JSON.stringify(query);
   const { data, problem, at, loading, reload } = usePoll(
     key,
     async (signal) => {
       const offset = Math.max(0, state.range[0] - 20);
       const limit = Math.max(PAGE, state.range[1] - offset + 20);
-      const page = await get("/connections", { tube: query.tube, sort: query.sort, descending, offset, limit: Math.min(1000, limit) }, signal);
+      const page = query.number ? await only(query.number, signal) : await get("/connections", { tube: query.tube, sort: query.sort, descending, offset, limit: Math.min(1000, limit) }, signal);
       const fresh = state.key !== key;
       const hold = state.held && !fresh && !state.changed;
       state.changed = false;
@@ -45,7 +56,7 @@ export function Connections() {
     { id: "number", title: "Number", sort: "number", num: true, width: "w-short", hide: "m", cell: (one) => one.number },
     { id: "address", title: "Address", sort: "address", width: "w-address", cell: (one) => html`<span title=${`${one.address}, at ${one.listener}`}>${one.address}</span>` },
     { id: "role", title: "Is", width: "w-short", hide: "m", cell: (one) => [one.producer && "producer", one.worker && "worker"].filter(Boolean).join(", ") || html`<span class="none">–</span>` },
-    { id: "uses", title: "Uses", width: "w-use", hide: "l", cell: (one) => html`<a href=${tubeHref(one.uses)}>${one.uses}</a>` },
+    { id: "uses", title: "Uses", width: "w-use", hide: "l", cell: (one) => html`<a href=${tubeHref(one.uses)} title=${one.uses}>${one.uses}</a>` },
     { id: "watches", title: "Watches", hide: "m", cell: (one) => html`<span title=${one.watches.join(", ")}>${one.watches.map((name, index) => html`${index ? ", " : ""}<a href=${tubeHref(name)}>${name}</a>`)}${one.watching > one.watches.length ? `, and ${count(one.watching - one.watches.length)} more` : ""}</span>` },
     { id: "reserved", title: "holds", sort: "reserved", first: "descending", num: true, width: "w-few", cell: (one) => html`<${Num} n=${one.reserved} href=${jobsHref(`holder:${one.number}`)} of="jobs that it holds" />` },
     { id: "waiting", title: "waits", sort: "waiting", first: "descending", num: true, width: "w-short", cell: (one) => html`<${Age} s=${one.waiting_s} />` },
@@ -60,7 +71,7 @@ export function Connections() {
   return html`<div>
     <div class="page-head">
       <h1>Connections</h1><span class="quiet" role="status">${data ? counted(data.total, "connection") : ""}</span>
-      ${query.tube && html`<span class="tag">use or watch ${query.tube}</span><button type="button" class="link" onClick=${() => setQuery({ tube: "" })}>Show all</button>`}
+      ${chosen && html`<span class="tag" title=${chosen}>${chosen}</span><button type="button" class="link" onClick=${() => setQuery({ number: "", tube: "" })}>Show all</button>`}
       ${held && html`<span class="tag">order held</span>`}
     </div>
     <${Stale} problem=${data && problem} at=${at} reload=${reload} />
@@ -68,7 +79,7 @@ export function Connections() {
       label="Connections" columns=${columns} count=${rows.length} rowAt=${(index) => rows[index]} keyOf=${keyOf}
       sort=${query.sort} descending=${descending} onSort=${(sort, down) => setQuery({ sort, desc: down ? "1" : "" })}
       onRange=${onRange} onHold=${setHeld} problem=${problem} reload=${reload} loading=${loading}
-      empty=${html`<${Empty} title=${query.tube ? `Nobody uses or watches ${query.tube}.` : "Nobody is connected."} />`}
+      empty=${html`<${Empty} title=${query.number ? `There is no connection ${query.number}.` : query.tube ? `Nobody uses or watches ${query.tube}.` : "Nobody is connected."} />`}
     />
   </div>`;
 }

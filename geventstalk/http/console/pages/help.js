@@ -2,7 +2,7 @@
 import { html } from "../dom.js";
 import { KEYS } from "../filter.js";
 import { useLive } from "../live.js";
-import { setTitle, State } from "../parts.js";
+import { useTitle, State } from "../parts.js";
 import { PutLine } from "./overview.js";
 
 const SHORTCUTS = [
@@ -27,7 +27,7 @@ const EXAMPLES = [
 ];
 
 export function Help() {
-  setTitle("Help");
+  useTitle("Help");
   const { server } = useLive();
   return html`<article class="help">
     <div class="page-head"><h1>Help</h1></div>

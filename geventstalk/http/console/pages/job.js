@@ -1,20 +1,20 @@
 // One job: where it stands and since when, its times, its counts, who holds it, its body in whichever form fits.
 import { BASE, get, path, session } from "../api.js";
-import { fits, putJob, some } from "../actions.js";
+import { asks, fits, putJob, some } from "../actions.js";
 import { MenuButton } from "../dialog.js";
 import { html, useMemo, useState } from "../dom.js";
 import { age, bytes, count, counted, exactMoment } from "../format.js";
 import { usePoll } from "../live.js";
-import { copy, Empty, Facts, Fault, Loading, Moment, Pick, setTitle, Stale, State } from "../parts.js";
-import { jobHref, navigate, tubeHref } from "../route.js";
+import { copy, Empty, Facts, Fault, Loading, Moment, Pick, useTitle, Stale, State } from "../parts.js";
+import { connectionHref, jobHref, navigate, tubeHref } from "../route.js";
 
 const ROW = 16; // bytes in a line of hex
 const HEX_MAX = 16_384;
 const WHOLE_MAX = 1_048_576;
-const NAMES = { kick: "Kick", bury: "Bury…", release: "Release…", move: "Move…", change: "Change…", delete: "Delete…" };
+const NAMES = { kick: "Kick", bury: "Bury", release: "Release" };
 
 export function Job({ id }) {
-  setTitle(`Job ${id}`);
+  useTitle(`Job ${id}`);
   const isNumber = /^[1-9]\d{0,18}$/.test(id);
   const [most, setMost] = useState(65_536);
   const { data: job, problem, at, loading, reload } = usePoll(
@@ -33,7 +33,7 @@ export function Job({ id }) {
       <h1><span class="kind">Job</span> ${job.id}</h1>
       <span class="kind-line">${gone ? html`<span class="tag warn">gone; this is what it was</span>` : html`<${State} state=${job.state} />`} in <a href=${tubeHref(job.tube)}>${job.tube}</a></span>
       <div class="push">${session.mayChange && html`
-        ${!gone && ["kick", "bury", "release"].filter((action) => fits(action, job)).map((action) => html`<button key=${action} type="button" onClick=${() => act(action)}>${NAMES[action].replace(action === "bury" && job.state !== "reserved" ? "…" : "", "")}</button>`)}
+        ${!gone && ["kick", "bury", "release"].filter((action) => fits(action, job)).map((action) => html`<button key=${action} type="button" onClick=${() => act(action)}>${NAMES[action]}${asks(action, [job]) ? "…" : ""}</button>`)}
         ${!gone && html`<button type="button" class="danger-text" onClick=${() => act("delete")}>Delete…</button>`}
         <${MenuButton} label="More actions" items=${() => [
           !gone && { text: "Change priority, delay, ttr…", run: () => act("change") },
@@ -54,7 +54,7 @@ export function Job({ id }) {
       ["Released", times(job.counts.releases)],
       ["Buried", times(job.counts.buries)],
       ["Kicked", times(job.counts.kicks)],
-      job.holder !== null && ["Held by", html`<a href="/connections">connection ${job.holder}</a>`],
+      job.holder !== null && ["Held by", html`<a href=${connectionHref(job.holder)}>connection ${job.holder}</a>`],
       job.segment !== null && ["Segment of the journal", html`<a href="/journal">${job.segment}</a>`],
     ]} />
     <${Body} job=${job} most=${most} setMost=${setMost} />
@@ -83,8 +83,8 @@ function Times({ job, at, gone }) {
   }
   steps.push([last[0], since, `for ${age(job.since_s)}${last[2] ? `; ${last[2]}` : ""}`]);
   if (gone) steps.push(["gone", null, "deleted, by a worker or by somebody else"]);
-  return html`<ol class="times" aria-label="Its times">${steps.map(([word, moment_, says]) => html`<li key=${word} class="step-${word}">
-    <b>${word}</b> ${moment_ !== null && html`<${Moment} at=${moment_} />`} <span class="quiet" title=${moment_ === null ? "" : exactMoment(moment_)}>${says}</span>
+  return html`<ol class="times" aria-label="Its times">${steps.map(([word, begun, says]) => html`<li key=${word} class="step-${word}">
+    <b>${word}</b> ${begun !== null && html`<${Moment} at=${begun} />`} <span class="quiet" title=${begun === null ? "" : exactMoment(begun)}>${says}</span>
   </li>`)}</ol>`;
 }
 

@@ -1,16 +1,15 @@
 // Jobs that match a filter. The filter is in the address. Rows come page by page as one scrolls, in order of their ids.
-import { address, get, session } from "../api.js";
-import { bulk, fits, putJob, some } from "../actions.js";
+import { address, get, Problem, session } from "../api.js";
+import { asks, bulk, fits, putJob, some } from "../actions.js";
 import { MenuButton } from "../dialog.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
 import { FilterLine } from "../filterline.js";
 import { bytes, clock, count, counted } from "../format.js";
 import { isRunning, useLive } from "../live.js";
-import { Age, Empty, setTitle, Stale, State } from "../parts.js";
+import { Age, Empty, useTitle, Stale, State } from "../parts.js";
 import { jobHref, navigate, tubeHref, useQuery } from "../route.js";
 import { merged, Table } from "../table.js";
 import { FirstJob } from "./overview.js";
-import { Problem } from "../api.js";
 
 const PAGE = 50;
 const AGAIN_MS = 5000;
@@ -106,7 +105,7 @@ function useJobs(filter, descending) {
 
 export function Jobs() {
   const [query, setQuery] = useQuery({ filter: "", order: "new" });
-  setTitle(query.filter ? `Jobs: ${query.filter}` : "Jobs");
+  useTitle(query.filter ? `Jobs: ${query.filter}` : "Jobs");
   const { filter } = query;
   const descending = query.order === "new";
   const found = useJobs(filter, descending);
@@ -164,7 +163,10 @@ export function Jobs() {
       <div class="push">
         ${selected.size > 0
           ? html`<span><b>${counted(selected.size, "job")}</b> selected</span>
-            ${["kick", "bury", "release", "delete"].map((action) => html`<button key=${action} type="button" class="small ${action === "delete" ? "danger-text" : ""}" disabled=${!chosen.some((job) => fits(action, job))} onClick=${() => some(chosen, action, after)}>${action[0].toUpperCase() + action.slice(1)}…</button>`)}
+            ${["kick", "bury", "release", "delete"].map((action) => {
+              const right = chosen.filter((job) => fits(action, job));
+              return html`<button key=${action} type="button" class="small ${action === "delete" ? "danger-text" : ""}" disabled=${!right.length} onClick=${() => some(chosen, action, after)}>${action[0].toUpperCase() + action.slice(1)}${asks(action, right) ? "…" : ""}</button>`;
+            })}
             <${MenuButton} small label="More actions of the selected jobs" items=${() => [
               { text: "Move…", run: () => some(chosen, "move", after) },
               { text: "Change priority, delay, ttr…", run: () => some(chosen, "change", after) },

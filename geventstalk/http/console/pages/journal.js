@@ -3,11 +3,11 @@ import { get } from "../api.js";
 import { html } from "../dom.js";
 import { age, bytes, count, exactMoment, share } from "../format.js";
 import { usePoll } from "../live.js";
-import { Age, Empty, Facts, Fault, Line, Loading, setTitle, Stale } from "../parts.js";
+import { Age, Empty, Facts, Fault, Line, Loading, useTitle, Stale } from "../parts.js";
 import { Table } from "../table.js";
 
 export function Journal() {
-  setTitle("Journal");
+  useTitle("Journal");
   const { data, problem, at, loading, reload } = usePoll("journal", (signal) => get("/journal", {}, signal), 2000);
   if (!data && problem) return html`<${Fault} problem=${problem} reload=${reload} what="The journal cannot be shown" />`;
   if (loading) return html`<${Loading} />`;

@@ -6,7 +6,7 @@ import { MenuButton } from "../dialog.js";
 import { html, useMemo, useRef, useState } from "../dom.js";
 import { age, bytes, count, counted, exactMoment, rate, share, short } from "../format.js";
 import { live, useEvent, useLive, usePoll } from "../live.js";
-import { Empty, Fault, Line, Loading, Moment, Pick, setTitle, Stale } from "../parts.js";
+import { Empty, Fault, Line, Loading, Moment, Pick, useTitle, Stale } from "../parts.js";
 import { navigate, tubeHref } from "../route.js";
 import { merged, Table } from "../table.js";
 import { tubeColumns, withLive } from "../tubelist.js";
@@ -37,7 +37,7 @@ const decade = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1e4) / 10} ms
 export const ratesNow = (rates) => Object.fromEntries(RATES.map(({ key }) => [key, rates[key].m1]));
 
 export function Overview() {
-  setTitle("Overview");
+  useTitle("Overview");
   const { server, problem } = useLive();
   if (!server && problem) return html`<${Fault} problem=${problem} what="The server's figures cannot be shown" />`;
   if (!server) return html`<${Loading} what="Asking the server" />`;
@@ -80,7 +80,10 @@ function Health({ server }) {
 
 function Charts({ server }) {
   const [range, setRange] = useState("15m");
-  const { data, problem, reload, loading } = usePoll(`history ${range}`, (signal) => get("/history", { range }, signal), STEP_MS[range]);
+  const { data: fresh, problem, reload } = usePoll(`history ${range}`, (signal) => get("/history", { range }, signal), STEP_MS[range]);
+  const latest = useRef(null);
+  if (fresh) latest.current = fresh;
+  const data = latest.current; // that of another range stays until this one's is here, and the buttons stay, too
   const series = useMemo(() => {
     if (!data) return { at: [] };
     const columns = Object.entries(data.series);
@@ -94,8 +97,8 @@ function Charts({ server }) {
     };
   }, [data]);
   const pick = html`<${Pick} label="How long back" value=${range} onChange=${setRange} options=${[["15m", "15 min"], ["1h", "1 h"], ["1d", "1 d"]]} />`;
-  if (problem && !data) return html`<section class="charts"><${Fault} problem=${problem} reload=${reload} what="The charts cannot be shown" /></section>`;
-  if (loading) return html`<section class="charts" aria-label="Charts"><div class="plot-room"></div></section>`;
+  if (problem && !fresh) return html`<section class="charts"><${Fault} problem=${problem} reload=${reload} what="The charts cannot be shown" /></section>`;
+  if (!data) return html`<section class="charts" aria-label="Charts"><div class="plot-room"></div></section>`;
   return html`<section class="charts" aria-label="Charts">
     <${Chart} title="Jobs a second" series=${RATES} data=${series} format=${rate} axis=${short} />
     <${Chart} title="Jobs by state" series=${JOBS} data=${series} format=${count} axis=${short} now=${server.jobs} />

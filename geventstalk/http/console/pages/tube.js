@@ -7,8 +7,8 @@ import { html, useRef } from "../dom.js";
 import { age, count, counted, rate, short, signed } from "../format.js";
 import { filterOf } from "../filter.js";
 import { live, useLive, usePoll } from "../live.js";
-import { Age, Empty, Fault, Loading, Num, setTitle, Stale, State, STATES } from "../parts.js";
-import { jobHref, jobsHref } from "../route.js";
+import { Age, Empty, Fault, Loading, Num, useTitle, Stale, State, STATES } from "../parts.js";
+import { connectionHref, jobHref, jobsHref } from "../route.js";
 import { tubeItems } from "../tubelist.js";
 import { JOBS, RATES, ratesNow } from "./overview.js";
 
@@ -42,7 +42,7 @@ function add(trail, now, figures) {
 }
 
 export function Tube({ name }) {
-  setTitle(name);
+  useTitle(name);
   const names = useRef([name]).current;
   useLive(names);
   const { data, problem, at, loading, reload } = usePoll(
@@ -126,7 +126,7 @@ function StateBlock({ tube, state }) {
 
 function Numbers({ label, numbers }) {
   if (!numbers?.length) return null;
-  return html`<p class="numbers"><span class="quiet">${label}</span> ${numbers.slice(0, 30).map((number) => html`<a key=${number} href=${`/connections#${number}`}>${number}</a> `)}${numbers.length > 30 ? "…" : ""}</p>`;
+  return html`<p class="numbers"><span class="quiet">${label}</span> ${numbers.slice(0, 30).map((number) => html`<a key=${number} href=${connectionHref(number)}>${number}</a> `)}${numbers.length > 30 ? "…" : ""}</p>`;
 }
 
 function Gone({ name, reload }) {

@@ -5,7 +5,7 @@ import { MenuButton, work } from "../dialog.js";
 import { html, useCallback, useEffect, useRef, useState } from "../dom.js";
 import { counted } from "../format.js";
 import { isRunning, live, useLive } from "../live.js";
-import { Chips, Empty, Search, setTitle, Stale } from "../parts.js";
+import { Chips, Empty, Search, useTitle, Stale } from "../parts.js";
 import { navigate, tubeHref, useQuery } from "../route.js";
 import { merged, Table } from "../table.js";
 import { tubeColumns, withLive } from "../tubelist.js";
@@ -83,7 +83,7 @@ function useTubes(ask) {
 }
 
 export function Tubes() {
-  setTitle("Tubes");
+  useTitle("Tubes");
   const [query, setQuery] = useQuery({ match: "", only: "", sort: "trouble", desc: "" });
   const only = query.only ? query.only.split(",") : [];
   const descending = query.desc === "1";
