@@ -947,6 +947,21 @@ def test_from_the_first_job_to_its_end(browser: Browser, real: Callable[..., Rea
 
 
 @pytest.mark.slow
+def test_a_tube_whose_name_means_something_in_a_path(browser: Browser, real: Callable[..., Real]) -> None:
+    server = real()
+    server.put("..", b"x")
+    browser.open(server.url, "/tubes")
+    browser.click("tr[data-key='..'] a", "..")
+    browser.find("h1", "..")
+    browser.driver.refresh()
+    browser.find("h1", "..")
+    browser.find(".next", "x")
+    browser.click("button", "Pause…")
+    browser.click("dialog button", "Pause")
+    browser.wait(lambda: server.tube("..")["pause"] != "0", "the pause")
+
+
+@pytest.mark.slow
 def test_a_tube_is_paused_kicked_and_emptied(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
     server = real("-b", str(tmp_path / "j"))
     ids = server.put("mail", *(b"job %d" % n for n in range(150)))

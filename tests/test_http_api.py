@@ -6,7 +6,7 @@ import itertools
 import random
 import time
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import pytest
 
@@ -135,6 +135,22 @@ def test_one_tube_with_those_who_use_and_watch_it(inside: Inside) -> None:
     assert inside.status("GET", "/api/v1/tubes/-a") == 400
     assert inside.status("GET", "/api/v1/tubes/" + quote("<b>")) == 400
     assert inside.status("GET", "/api/v1/tubes/") == 400
+
+
+@pytest.mark.parametrize(
+    "name", [".", "..", "/", "//", "/../a", "a//b", "+", ";$()", "_-.$", "+%2B".replace("%", "/"), "0" * 200]
+)
+def test_each_tube_has_an_address(inside: Inside, name: str) -> None:
+    inside.session(puts([name]))
+    where = "/tube?" + urlencode({"name": name})
+    assert inside.get(where)["name"] == name
+    assert inside.json("PATCH", "/api/v1" + where, {"pause_s": 5})["paused_s"] == 5
+    (entry,) = inside.house.audit.latest_first()
+    assert entry["tube"] == name
+    assert inside.json("GET", "/api/v1/tubes/" + quote(name, safe=""))["paused_s"] == 5
+    for wrong in ("", "?name=", "?name=a%20b", "?name=a&x=1", "?name=a&name=b"):
+        assert inside.status("GET", "/api/v1/tube" + wrong) == 400
+        assert inside.status("PATCH", "/api/v1/tube" + wrong, {"pause_s": 5}) == 400
 
 
 def test_pausing_a_tube(inside: Inside) -> None:

@@ -16,6 +16,7 @@ METHODS = ("get", "post", "put", "patch", "delete")
 VALUES = {"tube": "default", "id": "1", "number": "1", "action": "kick"}
 UNSAFE_BODIES: dict[str, Any] = {
     "/server": {"draining": True},
+    "/tube": {"pause_s": 60},
     "/tubes/{tube}": {"pause_s": 60},
     "/jobs": {"tube": "t", "body": "x"},
     "/jobs/{id}": {"pri": 9},

@@ -239,7 +239,7 @@ class _OverProtocol:
         self._plan: bulk.Plan | None = None
 
     def count(self) -> int:
-        """How many jobs match."""
+        """To how many jobs it would be done."""
         if self._wanted.ids:
             return sum(1 for _ in self._live.server.job_stats(self._wanted.ids))
         total = self._planned().jobs
@@ -305,7 +305,8 @@ class _OverApi:
         """How many jobs match."""
         if self._ids:
             return sum(self._is_there(id) for id in self._ids)
-        return int(http.field(self._api.post_patiently("/bulk", {**self._order, "dry_run": True}), "matched", int))
+        answer = self._api.post_patiently("/bulk", {**self._order, "dry_run": True})
+        return int(http.field(answer, "matched", int)) - int(http.field(answer, "failed", int))
 
     def _is_there(self, id: int) -> bool:
         try:

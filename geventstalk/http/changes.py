@@ -63,19 +63,19 @@ def change_of(engine: Operate, action: str, values: Values) -> Callable[[int, in
     return lambda id, now_ns: engine.alter(id, pri, delay_s, ttr_s, tube, now_ns)
 
 
-def fitting(action: str, values: Values) -> tuple[str, ...]:
-    """The names of the states in which it can be done to a job."""
+def fitting(action: str, values: Values) -> frozenset[int]:
+    """The states in which it can be done to a job."""
     if action == "kick":
-        states = [DELAYED, BURIED]
-    elif action == "bury":
-        states = [READY, DELAYED, RESERVED]
-    elif action == "release":
-        states = [RESERVED]
-    else:
-        states = [READY, DELAYED, RESERVED, BURIED]
-        if action != "delete":
-            states = [state for state in states if can_alter(state, values.pri, values.delay_s, bool(values.tube))]
-    return tuple(STATE_NAMES[state] for state in states)
+        return frozenset((DELAYED, BURIED))
+    if action == "bury":
+        return frozenset((READY, DELAYED, RESERVED))
+    if action == "release":
+        return frozenset((RESERVED,))
+    states = frozenset((READY, DELAYED, RESERVED, BURIED))
+    if action == "delete":
+        return states
+    pri, delay_s, moves = values.pri, values.delay_s, bool(values.tube)
+    return frozenset(state for state in states if can_alter(state, pri, delay_s, moves))
 
 
 class _Doer:

@@ -1,7 +1,8 @@
 """Work on all jobs that match a filter: it goes on in slices when whoever began it is gone, and can be cancelled.
 
 This room must not know requests. Search and changes take turns: some hundred jobs are found, then changed by one errand
-of the turn, and counted when that is safe. Jobs to which it cannot be done do not match.
+of the turn, and counted when that is safe. A job in a state that the
+action does not fit is counted and left alone.
 Invariant: what `done` counts is as safe as an answer is. A job that was put after the beginning is never touched, nor
 one that no longer matches when its change comes.
 """
@@ -18,6 +19,7 @@ from gevent import spawn
 from gevent.event import Event
 
 from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED
+from geventstalk.core.job import Job
 from geventstalk.core.operate import DONE, WRONG_STATE, Operate
 from geventstalk.errands import Changes
 from geventstalk.http.audit import Author
@@ -68,8 +70,8 @@ class Work:
         self._action = action
         self._values = values
         self._limit = limit
-        fits = Term("state", False, 0, 0, names=fitting(action, values))
-        self._search = Search(house, (*terms, fits), last=engine.next_id - 1)
+        self._fitting = fitting(action, values)
+        self._search = Search(house, terms, last=engine.next_id - 1)
         self._began = monotonic()
         self._ended: float | None = None
         self._began_unix_s = house.unix_s(house.now_ns())
@@ -98,11 +100,13 @@ class Work:
         }
 
     def count(self) -> None:
-        """Only counts what matches. Raises SearchFailed."""
+        """Only counts what matches, and what of that would be left alone. Raises SearchFailed."""
+        left = self._limit
         for jobs in self._search.pages():
-            self._matched += len(jobs)
-            if self._limit is not None and self._matched >= self._limit:
-                self._matched = self._limit
+            taken = len(self._take(jobs, left))
+            self._matched += taken
+            left = None if left is None else left - taken
+            if left == 0:
                 break
             if self._house.stopping.is_set():
                 self._error = "The server stops."
@@ -147,10 +151,9 @@ class Work:
         left = self._limit
         due = monotonic() + _BATCH_S
         for jobs in self._search.pages():
-            if left is not None:
-                jobs = jobs[:left]
-                left -= len(jobs)
-            ids += [job.id for job in jobs]
+            taken = self._take(jobs, left)
+            left = None if left is None else left - len(taken)
+            ids += taken
             if len(ids) >= _BATCH_MAX or monotonic() >= due or left == 0:
                 self._change(ids)
                 ids = []
@@ -159,6 +162,19 @@ class Work:
             if left == 0 or self._stops():
                 return
         self._change(ids)
+
+    def _take(self, jobs: list[Job], most: int | None) -> list[int]:
+        """The ids of those to which it can be done, `most` at the most. Counts those that it passes over."""
+        ids: list[int] = []
+        for job in jobs:
+            if job.state in self._fitting:
+                ids.append(job.id)
+                if len(ids) == most:
+                    break
+            else:
+                self._matched += 1
+                self._failed += 1
+        return ids
 
     def _stops(self) -> bool:
         if self._house.stopping.is_set():

@@ -11,7 +11,7 @@ import json
 import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from geventstalk.live.address import UNIX, Address
 from geventstalk.live.errors import Absent, Nonsense, NotAllowed, NotDone, Unreachable
@@ -191,8 +191,8 @@ def field(answer: Answer, key: str, kind: type) -> Any:
 
 
 def tube_path(name: str) -> str:
-    """Where the tube is in the API."""
-    return f"/tubes/{quote(name, safe='')}"
+    """Where the tube is in the API, whatever its name."""
+    return f"/tube?{urlencode({'name': name})}"
 
 
 def _word(value: object) -> str:

@@ -414,9 +414,10 @@ class World:
                 return 200, self.server()
             case "GET", ["tubes"]:
                 return self.tube_page(query)
-            case "GET", ["tubes", name]:
-                return self.tube(name)
-            case "PATCH", ["tubes", name]:
+            case "GET", ["tube"]:
+                return self.tube(query["name"])
+            case "PATCH", ["tube"]:
+                name = query["name"]
                 self.tubes[name].update(paused_s=body["pause_s"], pause_left_s=body["pause_s"])
                 return 200, self.tubes[name]
             case "GET", ["jobs"]:

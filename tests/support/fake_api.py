@@ -42,7 +42,7 @@ class FakeApi:
         parts = path.split("/")[1:]
         if parts[0] == "session":
             return 200, {"role": self.role, "name": "local", "csrf": None}
-        if parts[0] == "tubes":
+        if parts[0] == "tube":
             return 200, {"totals": {"put": len(self.jobs), "delete": 0}}
         if parts[0] == "bulk":
             return self._bulk(method, content)

@@ -134,20 +134,19 @@ class Tubes:
 
 
 class OneTube:
-    """/api/v1/tubes/{tube}"""
+    """/api/v1/tubes/{tube}, and /api/v1/tube?name=: browsers and proxies take `.`, `..` and `//` out of a path."""
 
     def __init__(self, house: House) -> None:
         self._house = house
 
-    def on_get(self, req: falcon.Request, resp: falcon.Response, tube: str) -> None:
-        Parameters(req).end()
-        name = tube_name(tube)
+    def on_get(self, req: falcon.Request, resp: falcon.Response, tube: str | None = None) -> None:
+        name = _name(req, tube)
         users = self._users(name)
         found = self._find(name)
         resp.media = self._whole(found, users, views.oldest(self._house, found))
 
-    def on_patch(self, req: falcon.Request, resp: falcon.Response, tube: str) -> None:
-        name = tube_name(tube)
+    def on_patch(self, req: falcon.Request, resp: falcon.Response, tube: str | None = None) -> None:
+        name = _name(req, tube)
         fields = Fields(req)
         seconds = fields.integer("pause_s")
         fields.end()
@@ -156,7 +155,8 @@ class OneTube:
         if not pause.found:
             raise falcon.HTTPNotFound(description="There is no such tube.")
         detail = f"for {seconds} s" if seconds else None
-        self._house.audit.record(who_sends(req), "pause" if seconds else "end pause", 1, tube=tube, detail=detail)
+        action = "pause" if seconds else "end pause"
+        self._house.audit.record(who_sends(req), action, 1, tube=name.decode("ascii"), detail=detail)
         found = self._find(name)
         oldest = views.oldest(self._house, found)
         resp.media = views.tube(self._house, found, self._house.now_ns(), oldest)
@@ -192,6 +192,14 @@ class OneTube:
         return views.tube(house, tube, now_ns, oldest) | {"next": following, "users": users, "watchers": watchers}
 
 
+def _name(req: falcon.Request, tube: str | None) -> bytes:
+    """The name of the tube that is asked for, in the path or behind it."""
+    asked = Parameters(req)
+    text = asked.text("name") if tube is None else tube
+    asked.end()
+    return tube_name(text)
+
+
 def words(text: str) -> Callable[[bytes], bool]:
     """Whether each of the words is in a name, in capitals or not; `*` stands for anything."""
     wanted = [word.encode("utf-8").lower().split(b"*") for word in text.split()]
@@ -213,4 +221,6 @@ def words(text: str) -> Callable[[bytes], bool]:
 def add(app: Any, house: House) -> None:
     """Gives the resources of this module their routes."""
     app.add_route("/api/v1/tubes", Tubes(house))
-    app.add_route("/api/v1/tubes/{tube:path}", OneTube(house))
+    one = OneTube(house)
+    app.add_route("/api/v1/tube", one)
+    app.add_route("/api/v1/tubes/{tube:path}", one)

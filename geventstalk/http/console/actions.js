@@ -1,6 +1,6 @@
 // What an operator does: each action asks where it can do harm, does its work through the API, says what it did, and
 // offers to undo what can be undone. Pages call these and then look again.
-import { get, patch, path, post, Problem, remove } from "./api.js";
+import { get, patch, path, post, Problem, remove, tubePath } from "./api.js";
 import { ask, say, work } from "./dialog.js";
 import { html } from "./dom.js";
 import { describe, filterOf, within } from "./filter.js";
@@ -69,7 +69,7 @@ const PAUSES = [["60", "1 minute"], ["600", "10 minutes"], ["3600", "1 hour"], [
 /** Pauses for so many seconds, or ends a pause with 0; the undo is the state before. */
 export async function setPause(tube, seconds, after, undo = true) {
   const left = Math.ceil(tube.pause_left_s || 0);
-  const done = await attempt(seconds ? "The pause" : "Ending the pause", () => patch(path`/tubes/${tube.name}`, { pause_s: seconds }));
+  const done = await attempt(seconds ? "The pause" : "Ending the pause", () => patch(tubePath(tube.name), { pause_s: seconds }));
   if (done) {
     const text = seconds ? `Paused ${tube.name} for ${age(seconds)}.` : `${tube.name} goes on.`;
     const back = { text: "Undo", run: () => setPause({ ...tube, pause_left_s: seconds }, left, after, false) };
@@ -141,7 +141,7 @@ export async function pauseTubes(names, after) {
   if (!said) return;
   const seconds = Number(said.s);
   const [title, word] = seconds ? ["Pausing tubes", "Paused"] : ["Resuming tubes", "Resumed"];
-  await eachTube(names, { title, said: word, run: (name) => patch(path`/tubes/${name}`, { pause_s: seconds }) }, after);
+  await eachTube(names, { title, said: word, run: (name) => patch(tubePath(name), { pause_s: seconds }) }, after);
 }
 
 /** Kicks or flushes many tubes: counts, asks once, then works tube by tube. */

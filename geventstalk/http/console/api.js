@@ -21,6 +21,9 @@ export function path(strings, ...values) {
   return strings.reduce((whole, piece, at) => whole + encodeURIComponent(values[at - 1]) + piece);
 }
 
+/** The path of a tube. A browser takes `.` and `..` out of a path, and a proxy perhaps more. */
+export const tubePath = (name) => `/tube?${new URLSearchParams({ name })}`;
+
 /** The path and its parameters; those that are null, undefined, "" or false are left out. */
 export function address(where, params = {}) {
   const query = new URLSearchParams();

@@ -11,7 +11,9 @@ function read() {
   } catch {
     // A lone % is part of no name; the page will say that there is no such tube.
   }
-  return { page, name, query: new URLSearchParams(location.search) };
+  const query = new URLSearchParams(location.search);
+  if (page === "tubes" && !name) name = query.get("name") ?? "";
+  return { page, name, query };
 }
 
 function changed() {
@@ -64,7 +66,9 @@ export function useQuery(defaults) {
 }
 
 /** The address of a tube, of a job, of the jobs of a filter, of a connection. */
-export const tubeHref = (name) => `/tubes/${encodeURIComponent(name)}`;
+export const tubeHref = (name) =>
+  // A browser takes these two out of a path.
+  name === "." || name === ".." ? `/tubes?name=${name}` : `/tubes/${encodeURIComponent(name)}`;
 export const jobHref = (id) => `/jobs/${id}`;
 export const jobsHref = (filter) => `/jobs?filter=${encodeURIComponent(filter)}`;
 export const connectionHref = (number) => `/connections?number=${number}`;

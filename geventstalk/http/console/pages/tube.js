@@ -1,5 +1,5 @@
 // One tube: its jobs by state with the oldest and the next of each, its figures over time, who uses and watches it.
-import { get, path, Problem, session } from "../api.js";
+import { get, Problem, session, tubePath } from "../api.js";
 import { kickTube, pauseTube, putJob, setPause } from "../actions.js";
 import { Chart } from "../chart.js";
 import { MenuButton } from "../dialog.js";
@@ -48,7 +48,7 @@ export function Tube({ name }) {
   const { data, problem, at, loading, reload } = usePoll(
     `tube ${name}`,
     async (signal) => {
-      const [whole, page] = await Promise.all([get(path`/tubes/${name}`, {}, signal), spark(name, signal)]);
+      const [whole, page] = await Promise.all([get(tubePath(name), {}, signal), spark(name, signal)]);
       return { ...whole, spark: page };
     },
     3000,
