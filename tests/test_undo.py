@@ -21,8 +21,11 @@ from geventstalk._build import BUILD
 from geventstalk.core import engine as engine_module
 from geventstalk.core.check import check
 from geventstalk.core.engine import OUT_OF_MEMORY
+from geventstalk.core.figures import Totals, totals
 from geventstalk.core.job import Job, Ledger
+from geventstalk.core.meter import NO_TIMES, Times
 from geventstalk.core.operate import DONE, KEEP, Operate
+from geventstalk.core.tube import Tube
 from geventstalk.errands import Put
 from geventstalk.wire.commands import LARGE_BODY
 from geventstalk.wire.session import Service, Session
@@ -33,6 +36,17 @@ from tests.support.wire import FACTS
 PACKAGE = os.path.dirname(os.path.dirname(engine_module.__file__))
 POINTS_MAX = 3_000
 CLEAN_ENOUGH = 15
+LAST_STEPS = [("meter.py", "add"), ("places.py", "_measure_work"), ("jobtable.py", "add")]
+MANY = 1000
+TOTALS = (
+    "total_jobs",
+    "total_deletes",
+    "total_releases",
+    "total_buries",
+    "total_kicks",
+    "total_timeouts",
+    "reserved_unready",
+)
 
 
 class Planted(Exception):
@@ -57,6 +71,12 @@ class Scene:
         self.say(
             self.paused, b"use p\r\nput 1 0 60 1\r\ng\r\npause-tube p 3\r\nwatch p\r\nignore default\r\nreserve\r\n"
         )
+        self.clock.pass_ns(SECOND // 1000)
+        self.tubes = [*self.engine.tubes.values()]
+        for tube in self.engine.active:
+            for of in tube, self.engine:
+                has_done_much(of)
+        self.before = pasts(self)
         check(self.engine)
 
     def say(self, session: Session, data: bytes) -> bytes:
@@ -71,6 +91,27 @@ class Scene:
             if self.engine.advance(self.clock.ns, 250):
                 return
         raise AssertionError("advance() never comes to an end")
+
+
+def has_done_much(of: Operate | Tube) -> None:
+    """All that it counts is so large that the next number takes memory."""
+    for name in TOTALS:
+        setattr(of, name, getattr(of, name) + MANY)
+    of.queued, of.worked = of.queued or Times(), of.worked or Times()
+    for times in of.queued, of.worked:
+        times.counts = [count + MANY for count in times.counts]
+    of.worked.counts[0] += MANY  # of the jobs that were reserved while they were not ready
+
+
+def pasts(scene: Scene) -> tuple[list[int], list[int]]:
+    """All that was counted and measured: of the server, and of all tubes together, also of those that are gone."""
+    tubes = {tube.number: tube for tube in [*scene.tubes, *scene.engine.tubes.values()]}
+    return past(scene.engine), [sum(numbers) for numbers in zip(*map(past, tubes.values()), strict=True)]
+
+
+def past(of: Operate | Tube) -> list[int]:
+    queued, worked = of.queued or NO_TIMES, of.worked or NO_TIMES
+    return [*totals(of), queued.sum_ns, *queued.counts, worked.sum_ns, *worked.counts]
 
 
 def truth(scene: Scene) -> dict[int, tuple[Any, ...]]:
@@ -219,10 +260,23 @@ def is_whole(old: dict[int, tuple[Any, ...]], new: dict[int, tuple[Any, ...]], s
             assert found[:2] == handed[:2] and found[5:7] == handed[5:7]
 
 
+def is_counted(old: dict[int, tuple[Any, ...]], scene: Scene) -> None:
+    """What has happened to jobs is what the totals say, of the server and of tubes; times are measured in both."""
+    now = truth(scene)
+    (server, tubes), (server_before, tubes_before) = pasts(scene), scene.before
+    more = [after - before for after, before in zip(server, server_before, strict=True)]
+    assert more == [after - before for after, before in zip(tubes, tubes_before, strict=True)]
+    happened = [sum(now[id][at] - (old[id][at] if id in old else 0) for id in now) for at in range(7, 12)]
+    reserves, timeouts, releases, buries, kicks = happened
+    put, deleted = len(now.keys() - old.keys()), len(old.keys() - now.keys())
+    assert Totals(*more[:7]) == Totals(put, reserves, deleted, releases, buries, kicks, timeouts)
+
+
 def survives(name: str, scene: Scene) -> None:
     """After whatever went wrong the engine is whole, and serves everybody who can be served."""
     check(scene.engine)
     is_whole(*expected(name), scene)
+    is_counted(expected(name)[0], scene)
     scene.settle()
     check(scene.engine)
     for _, client in sorted(scene.engine.clients.items()):
@@ -280,7 +334,7 @@ def fails_at(event: str, point: int, scene: Scene, name: str) -> bool:
         if not frame.f_code.co_filename.startswith(PACKAGE) or planted:
             return None
         frame.f_trace_lines = False
-        if kind == event:
+        if kind == event and not (kind == "return" and is_last_step(frame)):
             count += 1
             if count > point:
                 planted = True
@@ -297,6 +351,11 @@ def fails_at(event: str, point: int, scene: Scene, name: str) -> bool:
     finally:
         sys.settrace(before)
     return planted
+
+
+def is_last_step(frame: FrameType) -> bool:
+    """Whether a call belongs to the last step of a change: between its return and the assignments nothing can fail."""
+    return (os.path.basename(frame.f_code.co_filename), frame.f_code.co_name) in LAST_STEPS
 
 
 def nomemory() -> Any:
@@ -394,6 +453,7 @@ def test_a_ledger_that_fails(name: str) -> None:
     scene.engine.undo()
     check(scene.engine)
     assert truth(scene) == before[0]
+    is_counted(before[0], scene)
     ledger.error = None
     scene.a.give_up()
     assert scene.a.take_out().endswith(b"INTERNAL_ERROR\r\n")

@@ -33,6 +33,7 @@ def check(engine: Engine) -> None:
     assert len(engine.tubes) == len(engine.tube_by_number)
     _check_times(engine.queued, [tube.queued for tube in engine.tubes.values()])
     _check_times(engine.worked, [tube.worked for tube in engine.tubes.values()])
+    _check_measured(engine, engine.reserved_count)
     for tube in engine.tubes.values():
         _check_tube(engine, tube)
     _check_ages(engine)
@@ -65,6 +66,7 @@ def _places(engine: Engine) -> dict[tuple[int, int], int]:
 
 def _check_tube(engine: Engine, tube: Tube) -> None:
     assert engine.tube_by_number[tube.number] is tube
+    _check_measured(tube, tube.reserved)
     placed = len(tube.ready) + len(tube.delayed) + len(tube.buried) + tube.reserved
     assert tube.jobs >= placed, "jobs that are uploaded count, so a tube may have more than are placed"
     assert tube.jobs or tube.using or tube.watchers or tube is engine.default
@@ -133,6 +135,12 @@ def _check_times(total: Times, parts: list[Times | None]) -> None:
     for at, count in enumerate(total.counts):
         assert count >= sum(part.counts[at] for part in there)
     assert not any(NO_TIMES.counts) and not NO_TIMES.sum_ns
+
+
+def _check_measured(of: Engine | Tube, reserved: int) -> None:
+    """Each reservation was measured when it began, if the job was ready, and when it ended."""
+    queued, worked = of.queued or NO_TIMES, of.worked or NO_TIMES
+    assert of.reserved_unready + queued.count() == worked.count() + reserved
 
 
 def _check_client(engine: Engine, client: Client) -> None:

@@ -85,6 +85,8 @@ class Dispatch(Places):
         """A job that is in no place becomes ready. The ledger is not told."""
         pri = job.pri
         self._place_ready(tube, pri, job.id)
+        if job.holder:
+            self._measure_work(tube, now_ns - job.since_ns)
         job.state = READY
         job.rank = pri
         job.holder = 0
@@ -123,14 +125,12 @@ class Dispatch(Places):
         ready.
         """
         job = self._take_first(tube)
+        since_ns = job.since_ns
         self._hold(client, job, tube, now_ns)
         try:
             self._answer(client, RESERVED_JOB, job)
         except BaseException:
-            job.state = READY
-            job.rank = job.pri
-            job.holder = 0
-            job.counts().reserves -= 1
+            self._hold_failed(job, tube, READY, job.pri, since_ns)
             raise
 
     def _answer(self, client: Client, outcome: int, job: Job | None) -> None:

@@ -58,7 +58,7 @@ class Due(Dispatch):
         while moved < limit and delayed.first() != EMPTY and delayed.first() >> ID_BITS <= now_ns:
             job = self.jobs.get(delayed.first() & ID_MASK)
             assert job is not None
-            self._make_ready(job, self._leave_place(job, now_ns), now_ns)
+            self._make_ready(job, self._leave_place(job), now_ns)
             moved += 1
         if moved >= limit:
             self._fall_behind(tube, now_ns)
@@ -77,13 +77,15 @@ class Due(Dispatch):
             job = self.jobs.get(deadlines.first() & ID_MASK)
             assert job is not None
             tally = job.counts()
-            tube = self._leave_place(job, now_ns)
+            tube = self._leave_place(job)
             self._place_ready(tube, job.pri, job.id)
             if not tube.active:
                 self._wake(tube, now_ns)
-            self.total_timeouts += 1
-            tube.total_timeouts += 1
-            tally.timeouts += 1
+            total, of_tube, timeouts = self.total_timeouts + 1, tube.total_timeouts + 1, tally.timeouts + 1
+            self._measure_work(tube, now_ns - job.since_ns)
+            self.total_timeouts = total
+            tube.total_timeouts = of_tube
+            tally.timeouts = timeouts
             job.state = READY
             job.rank = job.pri
             job.holder = 0

@@ -68,7 +68,7 @@ class Engine(Due):
             limit -= 1
             job = leaving.pop()
             if job.holder == client.number:  # its ttr may have ended since the last slice
-                self._make_ready(job, self._leave_place(job, now_ns), now_ns)
+                self._make_ready(job, self._leave_place(job), now_ns)
         if leaving:
             return False
         for _ in range(min(len(watched), max(SMALL_STEPS, TUBE_STEPS * limit))):
@@ -212,17 +212,17 @@ class Engine(Due):
             return OUT_OF_MEMORY
         if not tube.active:
             self._wake(tube, now_ns)
-        self.total_jobs += 1
-        tube.total_jobs += 1
+        total, of_tube = self.total_jobs + 1, tube.total_jobs + 1
         job.since_ns = now_ns
         if job.delay_s:
             self._place_delayed(tube, job.rank, job.id)
-            self.jobs.add(job)
         else:
             self._place_ready(tube, job.pri, job.id)
-            self.jobs.add(job)
-            if tube.line.entries:
-                self._serve(tube, now_ns, 1)
+        self.jobs.add(job)
+        self.total_jobs = total
+        tube.total_jobs = of_tube
+        if tube.line.entries and not job.delay_s:
+            self._serve(tube, now_ns, 1)
         return INSERTED
 
     def restore(self, job: Job, tube_name: bytes, now_ns: int) -> None:
@@ -269,15 +269,13 @@ class Engine(Due):
         if not client.worker:
             self._become_worker(client)
         before, rank, since_ns = job.state, job.rank, job.since_ns
-        tube = self._leave_place(job, now_ns)
+        tube = self._leave_place(job)
         self._hold(client, job, tube, now_ns)
         if before != READY:
             try:
                 self.ledger.change(job)  # after a crash every reserved job is ready
             except BaseException:
-                job.state, job.rank, job.since_ns = before, rank, since_ns
-                job.holder = 0
-                job.counts().reserves -= 1
+                self._hold_failed(job, tube, before, rank, since_ns)
                 raise
         return job
 
@@ -294,15 +292,18 @@ class Engine(Due):
             return False
         self.changing = True
         self.ledger.delete(job)
-        tube = self._leave_place(job, now_ns)
+        tube = self._leave_place(job)
         tube.jobs -= 1
         if not tube.active:
             self._wake(tube, now_ns)
-        self.total_deletes += 1
-        tube.total_deletes += 1
-        self.jobs.remove(id)
-        job.state = DELETED
+        total, of_tube = self.total_deletes + 1, tube.total_deletes + 1
+        if job.holder:
+            self._measure_work(tube, now_ns - job.since_ns)
+        self.total_deletes = total
+        tube.total_deletes = of_tube
+        job.state = DELETED  # which is true from here on, whatever becomes of its place in the table
         job.holder = 0
+        self.jobs.remove(id)
         self._forget_if_unused(tube)
         return True
 
@@ -311,16 +312,14 @@ class Engine(Due):
         job = client.reserved.get(id)
         if job is None:
             return False
-        tube = self._leave_place(job, now_ns)
-        self.total_releases += 1
-        tube.total_releases += 1
+        tube = self._leave_place(job)
         if delay_s:
             rank = now_ns + delay_s * SECOND_NS
             self._place_delayed(tube, rank, id)
-            self._record(job, DELAYED, rank, pri, delay_s, _RELEASED, now_ns)
+            self._record(job, tube, DELAYED, rank, pri, delay_s, _RELEASED, now_ns)
         else:
             self._place_ready(tube, pri, id)
-            self._record(job, READY, pri, pri, 0, _RELEASED, now_ns)
+            self._record(job, tube, READY, pri, pri, 0, _RELEASED, now_ns)
             if tube.line.entries:
                 self._serve(tube, now_ns, 1)
         return True
@@ -330,15 +329,13 @@ class Engine(Due):
         job = client.reserved.get(id)
         if job is None:
             return False
-        tube = self._leave_place(job, now_ns)
+        tube = self._leave_place(job)
         if not tube.active:
             self._wake(tube, now_ns)
-        self.total_buries += 1
-        tube.total_buries += 1
         rank = self._bury_number + 1
         self._bury_number = rank
         self._place_buried(tube, rank, id)
-        self._record(job, BURIED, rank, pri, job.delay_s, _BURIED, now_ns)
+        self._record(job, tube, BURIED, rank, pri, job.delay_s, _BURIED, now_ns)
         return True
 
     def touch(self, client: Client, id: int, now_ns: int) -> bool:
@@ -377,25 +374,29 @@ class Engine(Due):
         return True
 
     def _kick(self, job: Job, now_ns: int) -> None:
-        tube = self._leave_place(job, now_ns)
-        self.total_kicks += 1
-        tube.total_kicks += 1
+        tube = self._leave_place(job)
         self._place_ready(tube, job.pri, job.id)
-        self._record(job, READY, job.pri, job.pri, job.delay_s, _KICKED, now_ns)
+        self._record(job, tube, READY, job.pri, job.pri, job.delay_s, _KICKED, now_ns)
         if tube.line.entries:
             self._serve(tube, now_ns, 1)
 
-    def _record(self, job: Job, state: int, rank: int, pri: int, delay_s: int, what: int, now_ns: int) -> None:
-        """Sets the new fields of a job that nobody holds any more, and tells the ledger. Does both or neither."""
+    def _record(
+        self, job: Job, tube: Tube, state: int, rank: int, pri: int, delay_s: int, what: int, now_ns: int
+    ) -> None:
+        """Sets the new fields of a job that nobody holds any more, tells the ledger, counts. Does all or nothing."""
         tally = job.tally
         if tally is None:
             tally = job.counts()
-        before = job.state, job.rank, job.pri, job.delay_s, job.holder, job.since_ns
+        before = job.state, job.rank, job.pri, job.delay_s
+        holder, since_ns = job.holder, job.since_ns
         if what == _RELEASED:
+            total, of_tube = self.total_releases + 1, tube.total_releases + 1
             tally.releases += 1
         elif what == _BURIED:
+            total, of_tube = self.total_buries + 1, tube.total_buries + 1
             tally.buries += 1
         else:
+            total, of_tube = self.total_kicks + 1, tube.total_kicks + 1
             tally.kicks += 1
         job.state = state
         job.rank = rank
@@ -405,12 +406,24 @@ class Engine(Due):
         job.since_ns = now_ns
         try:
             self.ledger.change(job)
+            if holder:
+                self._measure_work(tube, now_ns - since_ns)
         except BaseException:
-            job.state, job.rank, job.pri, job.delay_s, job.holder, job.since_ns = before
+            job.state, job.rank, job.pri, job.delay_s = before
+            job.holder, job.since_ns = holder, since_ns
             tally.releases -= what == _RELEASED
             tally.buries -= what == _BURIED
             tally.kicks -= what == _KICKED
             raise
+        if what == _RELEASED:
+            self.total_releases = total
+            tube.total_releases = of_tube
+        elif what == _BURIED:
+            self.total_buries = total
+            tube.total_buries = of_tube
+        else:
+            self.total_kicks = total
+            tube.total_kicks = of_tube
 
     # --- questions
 

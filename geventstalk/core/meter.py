@@ -41,14 +41,24 @@ class Times:
         self.sum_ns = 0
 
     def add(self, ns: int, total: Times) -> None:
-        """Counts a time in the total of all, and here."""
+        """Counts a time here and in the total of all; without memory for a number, in neither."""
         at = (ns // UNIT_NS).bit_length()
-        counts = total.counts  # first: without memory for a number the total still holds what its parts hold
-        counts[at] = counts[at] + 1  # in half the time of +=, compiled
-        total.sum_ns += ns
         counts = self.counts
-        counts[at] = counts[at] + 1
-        self.sum_ns += ns
+        of_all = total.counts
+        count = counts[at] + 1
+        count_of_all = of_all[at] + 1
+        sum_ns = self.sum_ns + ns
+        total.sum_ns += ns  # what is behind this cannot fail
+        self.sum_ns = sum_ns
+        of_all[at] = count_of_all
+        counts[at] = count
+
+    def take_back(self, ns: int, total: Times) -> None:
+        """As if this time had not been added."""
+        at = (ns // UNIT_NS).bit_length()
+        for times in self, total:
+            times.counts[at] -= 1
+            times.sum_ns -= ns
 
     def add_here(self, ns: int) -> None:
         """Counts a time of what has no total."""

@@ -61,11 +61,9 @@ class Operate(Engine):
             return NOT_FOUND
         if job.state != RESERVED:
             return WRONG_STATE
-        tube = self._leave_place(job, now_ns)
-        self.total_releases += 1
-        tube.total_releases += 1
+        tube = self._leave_place(job)
         self._place_ready(tube, job.pri, id)
-        self._record(job, READY, job.pri, job.pri, 0, _RELEASED, now_ns)
+        self._record(job, tube, READY, job.pri, job.pri, 0, _RELEASED, now_ns)
         if tube.line.entries:
             self._serve(tube, now_ns, 1)
         return DONE
@@ -78,15 +76,13 @@ class Operate(Engine):
             return NOT_FOUND
         if job.state == BURIED:
             return WRONG_STATE
-        tube = self._leave_place(job, now_ns)
+        tube = self._leave_place(job)
         if not tube.active:
             self._wake(tube, now_ns)
-        self.total_buries += 1
-        tube.total_buries += 1
         rank = self._bury_number + 1
         self._bury_number = rank
         self._place_buried(tube, rank, id)
-        self._record(job, BURIED, rank, job.pri, job.delay_s, _BURIED, now_ns)
+        self._record(job, tube, BURIED, rank, job.pri, job.delay_s, _BURIED, now_ns)
         return DONE
 
     def open_put_to(self, tube_name: bytes, pri: int, delay_s: int, ttr_s: int, now_ns: int) -> Job:
@@ -185,7 +181,7 @@ class Operate(Engine):
 
     def _move(self, job: Job, before: Tube, name: bytes, new: _Numbers, now_ns: int) -> None:
         """From one place to another, perhaps of another tube."""
-        self._leave_place(job, now_ns)
+        self._leave_place(job)
         tube = self._tube(name)
         before.jobs -= 1
         tube.jobs += 1

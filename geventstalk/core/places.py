@@ -6,6 +6,8 @@ This room must not know who waits for a job, nor what time it is.
 Invariant: a job is in exactly one place, the one its state names, and each counter says how many are there.
 A method takes a job out of its place, or gives a job a place. It changes orders and counters first, and the job's own
 fields last, by assignments that cannot fail. engine.py says what an exception before that means.
+What has happened to jobs, and how long that took, cannot be found out again, as where jobs are can. So it is counted in
+that last step, too: whatever takes memory for that comes before.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ class Places:
 
     # --- from place to place
 
-    def _leave_place(self, job: Job, now_ns: int) -> Tube:
+    def _leave_place(self, job: Job) -> Tube:
         """Takes the job out of the place that its state names. The caller gives it a new place. Returns its tube."""
         self.changing = True
         tube = self.tube_by_number[job.tube]
@@ -92,10 +94,6 @@ class Places:
                 holder.deadlines.clear()  # most workers hold one job; this makes a delete a tenth cheaper
             self.reserved_count -= 1
             tube.reserved -= 1
-            worked = tube.worked
-            if worked is None:
-                worked = tube.worked = Times()
-            worked.add(now_ns - job.since_ns, self.worked)
         elif state == READY:
             tube.ready.discard(job.rank << ID_BITS | job.id)
             self._left_ready(tube, job.pri)
@@ -159,14 +157,6 @@ class Places:
         """The client reserves a job that is in no place; its state still names the last one."""
         if not tube.active:
             self._wake(tube, now_ns)
-        if job.state == READY:
-            queued = tube.queued
-            if queued is None:
-                queued = tube.queued = Times()
-            queued.add(now_ns - job.since_ns, self.queued)
-        else:
-            self.reserved_unready += 1
-            tube.reserved_unready += 1
         tally = job.tally
         if tally is None:
             tally = job.counts()
@@ -182,11 +172,40 @@ class Places:
         client.deadlines.push(deadline_ns << ID_BITS | id)
         if client.slot < 0 or deadline_ns < client.deadline_ns:  # as _arm() does, without its call
             self.wheel.add(client, deadline_ns)
-        tally.reserves += 1
+        reserves = tally.reserves + 1
+        if job.state == READY:
+            queued = tube.queued
+            if queued is None:
+                queued = tube.queued = Times()
+            queued.add(now_ns - job.since_ns, self.queued)
+        else:
+            unready = tube.reserved_unready + 1
+            self.reserved_unready += 1
+            tube.reserved_unready = unready
+        tally.reserves = reserves
         job.state = RESERVED
         job.holder = client.number
         job.rank = deadline_ns
         job.since_ns = now_ns
+
+    def _hold_failed(self, job: Job, tube: Tube, state: int, rank: int, since_ns: int) -> None:
+        """After _hold() something else failed: the job is as it was. undo() gives it its place."""
+        if state == READY:
+            assert tube.queued is not None
+            tube.queued.take_back(job.since_ns - since_ns, self.queued)
+        else:
+            self.reserved_unready -= 1
+            tube.reserved_unready -= 1
+        job.state, job.rank, job.since_ns = state, rank, since_ns
+        job.holder = 0
+        job.counts().reserves -= 1
+
+    def _measure_work(self, tube: Tube, ns: int) -> None:
+        """How long a job of the tube was reserved. Counted wholly or not at all."""
+        worked = tube.worked
+        if worked is None:
+            worked = tube.worked = Times()
+        worked.add(ns, self.worked)
 
     # --- rates
 

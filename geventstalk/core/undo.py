@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MAX, Job
+from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, URGENT_PRI_MAX, Job
 from geventstalk.core.line import Line
 from geventstalk.core.order import Order
 from geventstalk.core.timerwheel import NEVER, TimerWheel
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 def rebuild(engine: Engine) -> None:
     """Raises MemoryError when there is no room for that; then the engine cannot be used any more."""
     engine.jobs.recount()
+    for job in [job for job in engine.jobs.in_order() if job.state == DELETED]:
+        engine.jobs.remove(job.id)
     engine.wheel = TimerWheel(engine.wheel.now_ns)
     for tube in [*engine.tubes.values(), *engine.tube_by_number.values()]:
         _empty(tube)

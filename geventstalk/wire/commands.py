@@ -18,6 +18,32 @@ from geventstalk.core.job import BURIED, DELAYED, ID_MAX_BITS, READY, Job
 from geventstalk.core.order import EMPTY
 from geventstalk.core.tube import Client, Tube
 from geventstalk.wire import protocol as p
+from geventstalk.wire.protocol import (
+    BURY,
+    DELETE,
+    IGNORE,
+    KICK,
+    KICK_JOB,
+    LIST_TUBE_USED,
+    LIST_TUBES,
+    LIST_TUBES_WATCHED,
+    PAUSE_TUBE,
+    PEEK,
+    PEEK_BURIED,
+    PEEK_DELAYED,
+    PEEK_READY,
+    PUT,
+    QUIT,
+    RELEASE,
+    RESERVE,
+    RESERVE_JOB,
+    RESERVE_WITH_TIMEOUT,
+    STATS_JOB,
+    STATS_TUBE,
+    TOUCH,
+    USE,
+    WATCH,
+)
 from geventstalk.wire.stats import job_stats, server_stats, tube_stats
 
 MOVE_SLICE: Final = 250
@@ -186,39 +212,39 @@ class Commands(Client):
     def _execute(self, line: bytes, now_ns: int) -> None:
         code, arguments = p.command(line)
         engine = self._engine
-        if code == p.PUT:
+        if code == PUT:
             self._put(arguments, now_ns)
-        elif code == p.RESERVE_WITH_TIMEOUT:
+        elif code == RESERVE_WITH_TIMEOUT:
             timeout_s = p.timeout_argument(arguments)
             self._counts[code] += 1
             self._reserve(timeout_s, now_ns)
-        elif code == p.DELETE:
+        elif code == DELETE:
             id = p.id_argument(arguments)
             self._counts[code] += 1
             self._reply(p.R_DELETED if engine.delete(self, id, now_ns) else p.R_NOT_FOUND)
-        elif code == p.RESERVE:
+        elif code == RESERVE:
             self._counts[code] += 1
             self._reserve(_FOR_EVER, now_ns)
-        elif code == p.RELEASE:
+        elif code == RELEASE:
             id, pri, delay_s = p.release_arguments(arguments)
             self._counts[code] += 1
             done = engine.release(self, id, pri, delay_s, now_ns)
             self._reply(p.R_RELEASED if done else p.R_NOT_FOUND)
-        elif code == p.BURY:
+        elif code == BURY:
             id, pri = p.bury_arguments(arguments)
             self._counts[code] += 1
             self._reply(p.R_BURIED if engine.bury(self, id, pri, now_ns) else p.R_NOT_FOUND)
-        elif code == p.TOUCH:
+        elif code == TOUCH:
             id = p.id_argument(arguments)
             self._counts[code] += 1
             self._reply(p.R_TOUCHED if engine.touch(self, id, now_ns) else p.R_NOT_FOUND)
-        elif code == p.KICK:
+        elif code == KICK:
             self._kick(p.kick_argument(arguments))
-        elif code == p.KICK_JOB:
+        elif code == KICK_JOB:
             id = p.id_argument(arguments)
             self._counts[code] += 1
             self._reply(p.R_KICKED if engine.kick_job(id, now_ns) else p.R_NOT_FOUND)
-        elif code == p.RESERVE_JOB:
+        elif code == RESERVE_JOB:
             id = p.id_argument(arguments)
             self._counts[code] += 1
             job = engine.reserve_job(self, id, now_ns)
@@ -226,9 +252,9 @@ class Commands(Client):
                 self._reply(p.R_NOT_FOUND)
             else:
                 self._reserved(job)
-        elif code in (p.USE, p.WATCH, p.IGNORE, p.PAUSE_TUBE):
+        elif code in (USE, WATCH, IGNORE, PAUSE_TUBE):
             self._tube_command(code, arguments, now_ns)
-        elif code == p.QUIT:
+        elif code == QUIT:
             self.closed = True
         else:
             self._look(code, arguments, now_ns)
@@ -239,12 +265,12 @@ class Commands(Client):
         except p.BadFormat:
             size = p.put_size_with_garbage(arguments)
             if size >= 0:
-                self._counts[p.PUT] += 1
+                self._counts[PUT] += 1
             if size <= self._service.max_job_bytes:
                 raise
             self._skip(size + 2, p.R_JOB_TOO_BIG)
             return
-        self._counts[p.PUT] += 1
+        self._counts[PUT] += 1
         if size > self._service.max_job_bytes:
             self._skip(size + 2, p.R_JOB_TOO_BIG)
             return
@@ -267,7 +293,7 @@ class Commands(Client):
             engine.wait(self, now_ns, timeout_s)
 
     def _kick(self, bound: int) -> None:
-        self._counts[p.KICK] += 1
+        self._counts[KICK] += 1
         self._kicks_buried = self._used().buried.first() != EMPTY
         self._kicked = 0
         self._kick_left = bound
@@ -358,7 +384,7 @@ class Commands(Client):
 
     def _tube_command(self, code: int, arguments: bytes, now_ns: int) -> None:
         engine = self._engine
-        if code == p.PAUSE_TUBE:
+        if code == PAUSE_TUBE:
             name, delay_s = p.pause_arguments(arguments)
             self._counts[code] += 1
             if not p.is_tube_name(name):
@@ -367,10 +393,10 @@ class Commands(Client):
             return
         name = p.name_argument(arguments)
         self._counts[code] += 1
-        if code == p.USE:
+        if code == USE:
             engine.use(self, name)
             self._reply(p.using(name))
-        elif code == p.WATCH:
+        elif code == WATCH:
             self._reply(p.watching(engine.watch(self, name)))
         else:
             count = engine.ignore(self, name)
@@ -380,17 +406,17 @@ class Commands(Client):
 
     def _look(self, code: int, arguments: bytes, now_ns: int) -> None:
         engine = self._engine
-        if code == p.PEEK:
+        if code == PEEK:
             id = p.id_argument(arguments)
             self._counts[code] += 1
             self._found(engine.jobs.get(id))
-        elif code == p.STATS_JOB:
+        elif code == STATS_JOB:
             id = p.id_argument(arguments)
             self._counts[code] += 1
             engine.work += _SOME_STATS_UNITS
             job = engine.jobs.get(id)
             self._reply(p.R_NOT_FOUND if job is None else p.ok(p.yaml_map(job_stats(engine, job, now_ns))))
-        elif code == p.STATS_TUBE:
+        elif code == STATS_TUBE:
             name = p.name_argument(arguments)
             self._counts[code] += 1
             tube = engine.tubes.get(name)
@@ -404,17 +430,17 @@ class Commands(Client):
 
     def _look_around(self, code: int, now_ns: int) -> None:
         engine = self._engine
-        if code == p.PEEK_READY:
+        if code == PEEK_READY:
             self._found(engine.peek(self, READY))
-        elif code == p.PEEK_DELAYED:
+        elif code == PEEK_DELAYED:
             self._found(engine.peek(self, DELAYED))
-        elif code == p.PEEK_BURIED:
+        elif code == PEEK_BURIED:
             self._found(engine.peek(self, BURIED))
-        elif code == p.LIST_TUBES:
+        elif code == LIST_TUBES:
             self._begin_list(list(engine.tubes.values()))
-        elif code == p.LIST_TUBES_WATCHED:
+        elif code == LIST_TUBES_WATCHED:
             self._begin_list(list(self.watched.values()))
-        elif code == p.LIST_TUBE_USED:
+        elif code == LIST_TUBE_USED:
             self._reply(p.using(self._used().name))
         else:
             self._begin_stats(None, now_ns)
