@@ -56,3 +56,13 @@ def test_what_a_start_finds_belongs_to_segments_that_were_read(tmp_path: Path) -
     watermark = Watermark(str(tmp_path), 3)
     assert read_watermark(str(tmp_path)) == (3, 0)
     watermark.close()
+
+
+def test_after_its_last_word_it_says_nothing(tmp_path: Path) -> None:
+    """A sync that ends later speaks of a segment that is gone."""
+    watermark = Watermark(str(tmp_path), 3)
+    watermark.end(2, 17)
+    watermark.advance(3, 1)
+    watermark.close()
+    watermark.end(1, 1)
+    assert read_watermark(str(tmp_path)) == (2, 17)

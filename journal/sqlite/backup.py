@@ -65,6 +65,7 @@ class _Copy:
         self._target = target
         self._file = watermark
         self._synced = read_watermark(directory)
+        self._before: dict[int, dict[int, int]] = {}  # what each segment that was copied says of older ones
 
     def run(self) -> None:
         """Copies rounds until the copy is whole. Raises JournalDamaged or JournalFailed."""
@@ -78,10 +79,18 @@ class _Copy:
         raise JournalFailed(f"the journal in {self._directory} changes faster than it can be copied")
 
     def mark(self) -> None:
-        """Writes the watermark of the copy: its last record, or a later one that the original has lost."""
+        """Writes the watermark of the copy: its last record, or a later one that the original has lost.
+
+        It stays that of the original where newer segments count records that a loss of power took before anybody was
+        promised them. With another watermark they would count as lost.
+        """
         last = max(self.records)
         segment, records = self._synced
-        if segment <= last and records <= self.records.get(segment, records):
+        said: dict[int, int] = {}
+        for number in sorted(self.records):
+            said.update(self._before[number])
+        short = any(said.get(number, 0) > count for number, count in self.records.items())
+        if not short and segment <= last and records <= self.records.get(segment, records):
             segment, records = last, self.records[last]
         self._write_watermark(segment, records)
 
@@ -120,6 +129,7 @@ class _Copy:
         try:
             if reader.sealed or not sealed:
                 self.records[number] = reader.copy_to(copy)
+                self._before[number] = reader.before
         except BaseException as error:
             remove_files(copy)
             if strict or not isinstance(error, JournalDamaged):

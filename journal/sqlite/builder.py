@@ -59,6 +59,8 @@ class SegmentBuilder(Builder):
         self._segment_bytes = segment_bytes
         self._first = first
         self._oldest = oldest or first
+        self.before: dict[int, int] = {}
+        """Earlier segments to how many records they have, for the next new segment to say."""
         self._writers: list[SegmentWriter] = []
         self._batch: list[tuple[int, int, bytes]] = []
         self._batch_bytes = 0
@@ -109,10 +111,12 @@ class SegmentBuilder(Builder):
         if writer is None or writer.wal.size() >= self._segment_bytes:
             if writer is not None:
                 writer.seal()
+                self.before = {writer.number: writer.records}
             number = self._first + len(self._writers)
             self._mark(number + 1, 1)
             writer = SegmentWriter(segment_path(self.directory, number), number, self.high_water)
             self._writers.append(writer)
+            writer.before = self.before
             writer.note(self.high_water, self._oldest)
         writer.append(writer.rows(self._batch))
         if self._batch:
@@ -135,6 +139,7 @@ def mend(survey: SegmentSurvey, builder: SegmentBuilder) -> list[tuple[str, str]
         records = survey.live_records()
         first = next(records, None)  # the survey has read everything by now
         moving, dead = survey.at_risk()
+        builder.before = survey.uncounted
         for record, change in chain([first] if first else [], records):
             if record.key in moving:
                 builder.append(record.key, record.payload, change)

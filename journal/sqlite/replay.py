@@ -31,6 +31,18 @@ class Found(NamedTuple):
     records: int
     damaged: bool
     deleted: list[int]  # keys of other segments that its records delete; empty when nobody needs to know
+    before: dict[int, int]  # earlier segments to how many records they have, as it says
+
+
+def uncounted(sound: list[Found]) -> dict[int, int]:
+    """Segments to their records, where no other one of these segments says rightly how many they are.
+
+    Whoever goes on behind these segments says it. Otherwise nobody could tell a segment from an older copy of itself.
+    """
+    said: dict[int, int] = {}
+    for found in sound:
+        said.update(found.before)
+    return {found.number: found.records for found in sound if said.get(found.number, 0) != found.records}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -116,6 +128,7 @@ class Replay:
     def _read(self, number: int, path: str) -> Iterator[tuple[int, list[Row]]]:
         problems = len(self.findings)
         records = 0
+        counts: dict[int, int] = {}
         self._deleted = []
         sealed = False
         try:
@@ -129,8 +142,9 @@ class Replay:
                     raise JournalDamaged(f"{path} says that it is segment {reader.number}")
                 self.high_water = max(self.high_water, reader.high_water)
                 self._oldest = max(self._oldest, reader.oldest)
+                counts = reader.before
                 if number <= self._watermark[0]:
-                    self._before.update(reader.before)
+                    self._before.update(counts)
                 sealed = reader.sealed
                 if not sealed:
                     self._open = self._open or number
@@ -151,7 +165,7 @@ class Replay:
             self.findings.append(f"{path} ends after record {records}, but {synced} were on the device")
         damaged = len(self.findings) > problems
         deleted = [] if sealed and not damaged and not self.keeps_deleted else self._deleted
-        self.found.append(Found(number, path, records, damaged, deleted))
+        self.found.append(Found(number, path, records, damaged, deleted, counts))
 
     def close(self) -> None:
         """Closes the segment at which a reading was given up. A compiled generator that is given up closes nothing."""

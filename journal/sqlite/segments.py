@@ -17,7 +17,7 @@ from journal.liveness import Liveness
 from journal.log import SegmentState, SyncPoint
 from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remove_files, segment_path, sync_files
 from journal.sqlite.format import row_bytes
-from journal.sqlite.replay import Found
+from journal.sqlite.replay import Found, uncounted
 from journal.sqlite.room import NEW_SEGMENT_BYTES, PIECE_BYTES, Room
 from journal.sqlite.space import Space
 from journal.sqlite.wal import WalFile
@@ -168,8 +168,9 @@ class Segments:
         self.retiring = 0  # how many of the sealed segments the worker is removing
         self.writer: SegmentWriter | None = None
         self.next: SegmentWriter | None = None
-        self.noted = False  # whether only the current segment says which segments are gone
+        self.noted = False  # whether only the current segment says which segments are gone, or counts some that stay
         self.open_bytes = 0  # parts written of an unfinished large record; all its parts go to one segment
+        self._uncounted: dict[int, int] = {}  # segments to their records, which the first segment of this process notes
         self._unsynced: list[WalFile] = []
         self._watermark: Watermark | None = None
         self._log = log
@@ -188,6 +189,7 @@ class Segments:
     def adopt(self, found: list[Found], live: Liveness) -> None:
         """Takes over the segments that a replay found."""
         self.sealed += [Sealed.found(self.room, each) for each in found]
+        self._uncounted = uncounted(found)
         self.live = live
 
     def begin(self, number: int, high_water: int) -> None:
@@ -200,8 +202,8 @@ class Segments:
         path = segment_path(self.directory, number)
         writer = self.writer = self.space.within(lambda: self._begun(path, number, high_water), files=True)
         self._say_tight()
-        # Its note corrects older notes where a crash took records that nobody was promised: it must stay.
-        self.noted = any(not sealed.merged for sealed in self.sealed)
+        # It must stay where it counts segments that nobody else counts. end() speaks of the last one.
+        self.noted = any(each != self.sealed[-1].number for each in self._uncounted)
         for sealed in self.sealed:
             if not sealed.merged:
                 sync_files(sealed.path)  # later records build on it, and the watermark says that it is there
@@ -227,7 +229,7 @@ class Segments:
         """A new segment with its note. Raises JournalFull or JournalFailed, and leaves nothing behind."""
         writer = SegmentWriter(path, number, high_water, self._ahead())
         try:
-            writer.before = self._unsealed()
+            writer.before = self._uncounted
             writer.note(high_water, self.staying[0].number if self.staying else number)
         except BaseException:
             writer.discard()
@@ -243,6 +245,9 @@ class Segments:
         if not unused and writer.wal.size() <= seal_bytes:
             self.seal(Sealed(self.room, writer.path, writer.number, writer, writer.bytes))
         self.worker.close()
+        if unused and self._watermark is not None:
+            last = self.sealed[-1]
+            self._watermark.end(last.number, last.records)
         for each in (self.next, writer if unused else None):
             if each is not None:  # newest first, each synced: after a crash a gap would count as a missing segment
                 each.discard()
@@ -505,7 +510,7 @@ class Segments:
             return False
         self.next = None
         oldest = self.oldest_needed
-        fresh.before = {**self._unsealed(), writer.number: writer.records}
+        fresh.before = {writer.number: writer.records}
         self.with_room(lambda: fresh.note(high_water, oldest))
         self._unsynced.append(fresh.wal)
         self.writer = fresh
@@ -515,11 +520,6 @@ class Segments:
         self.seal(sealed)
         self.prepare()
         return True
-
-    def _unsealed(self) -> dict[int, int]:
-        """How many records each unsealed segment has, and the last sealed one, which may turn out an older copy."""
-        needed = self.staying
-        return {sealed.number: sealed.records for sealed in needed if not sealed.merged or sealed is needed[-1]}
 
     def seal(self, sealed: Sealed) -> None:
         """Has the worker merge a segment's WAL, or sync the WAL as it is when there is no room to merge."""

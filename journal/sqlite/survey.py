@@ -19,7 +19,7 @@ from journal.sqlite.files import WATERMARK_NAME, disk_bytes, segment_paths
 from journal.sqlite.format import CHANGE, FULL, KEY_MAX
 from journal.sqlite.heal import LOST_KEYS
 from journal.sqlite.reader import SegmentReader, join
-from journal.sqlite.replay import Replay, Source
+from journal.sqlite.replay import Replay, Source, uncounted
 from journal.sqlite.wal import torn_bytes
 from journal.tools import Examine, SegmentFacts, Survey
 
@@ -125,6 +125,8 @@ class SegmentSurvey(Survey):
         self.missing: list[tuple[int, int]] = []
         """First and last number of each gap between the segments."""
         self.oldest = 0
+        self.uncounted: dict[int, int] = {}
+        """Sound segments to their records, where no sound segment says rightly how many they are."""
         self._live = Liveness()
         self._dead: list[int] = []
         self._paths: list[str] = []
@@ -201,6 +203,7 @@ class SegmentSurvey(Survey):
         self.missing = replay.missing
         self.oldest = replay.oldest
         self.damaged = {each.number: each.path for each in replay.found if each.damaged or each.number in strange}
+        self.uncounted = uncounted([found for found in replay.found if found.number not in self.damaged])
         gone = {key for key in replay.suspects if not self._live.segment_of(key)}
         self.lost = sorted(gone | replay.orphans | lost)
         deleted = {key for each in replay.found if each.number in self.damaged for key in each.deleted}

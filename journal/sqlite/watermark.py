@@ -3,7 +3,7 @@
 A replay uses the watermark to tell a torn tail, which nobody was promised, from damage. The file itself is never
 synced: the watermark is a lower bound. Several threads run sync points (the hub, a thread of its pool, the journal's
 worker), and the sync points may end in any order.
-Invariant: the watermark only moves forward while a journal is open.
+Invariant: the watermark only moves forward while a journal is open. What end() writes is the last word.
 """
 
 from __future__ import annotations
@@ -52,6 +52,17 @@ class Watermark:
             with suppress(OSError):  # the older watermark is still true; a newer one finds more damage
                 self._write(segment, records)
                 self._segment, self._records = segment, records
+
+    def end(self, segment: int, records: int) -> None:
+        """Says how many records the last segment has, when the empty one behind it goes, and closes the file.
+
+        The empty segment noted how many there are, and nobody else does. All older segments are on the device.
+        """
+        with self._lock:
+            if self._file >= 0:
+                with suppress(OSError):  # the other watermark is still true
+                    self._write(segment, records)
+        self.close()
 
     def close(self) -> None:
         """Closes the file. A sync point that ends later writes nothing: its descriptor may be another file's."""

@@ -56,8 +56,8 @@ class SegmentWriter:
         self.path = path
         self.number = number
         self.before: dict[int, int] = {}
-        """Number of each earlier segment that is not sealed, to the number of its records. Such a segment does not say
-        itself how many records it has."""
+        """Earlier segments to how many records they have, where no other segment says so. An older copy of a segment
+        does not say it itself."""
         self.records = 0
         self.bytes = 0  # what the records take once the segment is sealed
         self.large_bytes = 0  # what the parts of large records take
