@@ -29,12 +29,10 @@ VERBOSE_CAP = 100
 # Read by the build of the package, and by the commands that ask a running server; they are no settings.
 _ENV_IGNORED = frozenset({"GEVENTSTALK_COMPILE", "GEVENTSTALK_TOKEN"})
 # What Kubernetes sets in every pod beside a service called "geventstalk" or, say, "geventstalk-http"; nobody configures
-# the program so.
-_ENV_OF_SERVICE_LINKS = re.compile(
-    r"GEVENTSTALK_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
-)
-_ENV_OF_PORTS = re.compile(r"GEVENTSTALK_(\w+_)?PORT")
-_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+# the program so. They are compiled when there is such a variable: a start without one opens its port sooner.
+_ENV_OF_SERVICE_LINKS = r"GEVENTSTALK_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+_ENV_OF_PORTS = r"GEVENTSTALK_(\w+_)?PORT"
+_SERVICE_LINK = r"(tcp|udp|sctp)://"
 
 _BOOLEANS = {
     "true": True,
@@ -451,7 +449,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
         if not name.startswith(ENV_PREFIX) or name == ENV_CONFIG or name in _ENV_IGNORED:
             continue
         option = _BY_ENV.get(name)
-        if _ENV_OF_SERVICE_LINKS.fullmatch(name) or (_ENV_OF_PORTS.fullmatch(name) and _SERVICE_LINK.match(text)):
+        if re.fullmatch(_ENV_OF_SERVICE_LINKS, name):
+            continue
+        if re.fullmatch(_ENV_OF_PORTS, name) and re.match(_SERVICE_LINK, text):
             continue
         if option is None:
             raise ConfigError(f"unknown environment variable: {name}{_did_you_mean(name, _BY_ENV)}")
