@@ -9,7 +9,7 @@ Order of the sources, each overriding those before it: default, file, environmen
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -436,10 +436,11 @@ def _parsed(option: Option, value: object, origin: str) -> object:
         raise ConfigError(f"{error} ({origin})") from None
 
 
-def _did_you_mean(name: str, known: Mapping[str, Option]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What the name may be a slip for, as the end of a sentence; nothing where none is near."""
     from difflib import get_close_matches  # slow to import, and only a mistake needs it
 
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name, list(known), n=1)
     return f", did you mean {close[0]}?" if close else ""
 
 
@@ -454,7 +455,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
         if re.fullmatch(_ENV_OF_PORTS, name) and re.match(_SERVICE_LINK, text):
             continue
         if option is None:
-            raise ConfigError(f"unknown environment variable: {name}{_did_you_mean(name, _BY_ENV)}")
+            raise ConfigError(f"unknown environment variable: {name}{did_you_mean(name, _BY_ENV)}")
         value = text.split(",") if option.kind == "list" else text
         values[option.key] = _parsed(option, value, f"environment variable {name}")
     return values
@@ -465,7 +466,7 @@ def _from_file(path: str) -> dict[str, object]:
     for key, value, line in _read_yaml(path):
         option = _BY_KEY.get(key)
         if option is None:
-            raise ConfigError(f"unknown key: {key}{_did_you_mean(key, _BY_KEY)} ({path}, line {line})")
+            raise ConfigError(f"unknown key: {key}{did_you_mean(key, _BY_KEY)} ({path}, line {line})")
         if key in values:
             raise ConfigError(f"key given twice: {key} ({path}, line {line})")
         values[key] = _parsed(option, value, f"{key} in {path}, line {line}")

@@ -172,14 +172,17 @@ def test_words_that_are_no_settings() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("-x", "unknown flag: -x"),
-        ("-Vx", "unknown flag: -x"),
-        ("--foo", "unknown flag: --foo"),
-        ("--por 1", "unknown flag: --por"),
-        ("foo", "unknown argument: foo"),
-        ("-p 1 foo -V", "unknown argument: foo"),
-        ("-", "unknown argument: -"),
-        ("-- -V", "unknown argument: -V"),
+        ("-x", "unknown flag: -x; see geventstalk --help"),
+        ("-Vx", "unknown flag: -x; see geventstalk --help"),
+        ("--foo", "unknown flag: --foo; see geventstalk --help"),
+        ("--por 1", "unknown flag: --por, did you mean --port?"),
+        ("foo", "unknown argument: foo; see geventstalk --help"),
+        ("-p 1 foo -V", "unknown argument: foo; see geventstalk --help"),
+        ("-", "unknown argument: -; see geventstalk --help"),
+        ("-- -V", "unknown argument: -V; see geventstalk --help"),
+        ("tubs", "unknown argument: tubs, did you mean tubes?"),
+        ("-p 1 tubes", "unknown argument: tubes; a command is the first word: geventstalk tubes"),
+        ("--json tubes", "unknown flag: --json; a command is the first word: geventstalk tubes"),
         ("-p", "flag requires an argument: -p"),
         ("-Vp", "flag requires an argument: -p"),
         ("--port", "flag requires an argument: --port"),
@@ -230,13 +233,13 @@ def test_version() -> None:
 
 
 def test_refusals_are_one_line_with_exit_code_5() -> None:
-    assert refused("-x") == "unknown flag: -x"
+    assert refused("-x") == "unknown flag: -x; see geventstalk --help"
     assert refused("-z", "10k") == "invalid size: 10k (-z, --max-job-bytes)"
     assert refused("-p99999") == "invalid port: 99999, the highest is 65535 (-p, --port)"
     assert refused("-p", "-1") == "invalid port: -1 (-p, --port)"
     assert refused(env={"GEVENTSTALK_PROT": "1"}).startswith("unknown environment variable: GEVENTSTALK_PROT")
     assert refused("--config", "/nonexistent/x") == "cannot read /nonexistent/x: No such file or directory"
-    assert refused("one\ntwo\x1b") == "unknown argument: one\\ntwo\\x1b"
+    assert refused("one\ntwo\x1b") == "unknown argument: one\\ntwo\\x1b; see geventstalk --help"
 
 
 def test_bad_settings_are_refused_before_anything_is_bound(tmp_path: Path) -> None:

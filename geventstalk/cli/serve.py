@@ -128,7 +128,7 @@ def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logg
 def parse(arguments: Sequence[str]) -> CommandLine | None:
     """Reads the words. Prints help or version when they ask for it, and returns None then.
 
-    Raises ConfigError in upstream's words.
+    Raises ConfigError in upstream's words; a hint may follow.
     """
     import click
 
@@ -142,7 +142,7 @@ def parse(arguments: Sequence[str]) -> CommandLine | None:
     except OSError as error:  # only help and version do anything beside reading words
         raise StdoutError(f"cannot write to stdout: {error.strerror}") from None
     except click.NoSuchOption as error:
-        raise ConfigError(f"unknown flag: {error.option_name}") from None
+        raise ConfigError(f"unknown flag: {error.option_name}{_hint(error.option_name, arguments)}") from None
     except click.BadOptionUsage as error:
         # click knows two such mistakes and tells them apart by text only.
         takes_value = error.option_name in _flags_with_value()
@@ -151,11 +151,24 @@ def parse(arguments: Sequence[str]) -> CommandLine | None:
     except click.ClickException as error:
         raise ConfigError(error.format_message()) from None
     if context.args:
-        raise ConfigError(f"unknown argument: {context.args[0]}")
+        raise ConfigError(f"unknown argument: {context.args[0]}{_hint(context.args[0], arguments)}")
     given = context.params
     absent = {"list": (), "count": 0}
     flags = {one.key: given[one.key] for one in OPTIONS if given[one.key] not in (None, absent.get(one.kind))}
     return CommandLine(flags, given["config"], bool(given["check_config"]))
+
+
+def _hint(word: str, arguments: Sequence[str]) -> str:
+    """What whoever wrote an unknown word may have wanted."""
+    from geventstalk.cli.main import COMMANDS
+    from geventstalk.config import OPTIONS, did_you_mean
+    from geventstalk.logs import PROGRAM
+
+    command = next((one for one in arguments if one in COMMANDS), None)
+    if command is not None:
+        return f"; a command is the first word: {PROGRAM} {command}"
+    flags = [flag for option in OPTIONS for flag in (*option.flags, *option.negative) if flag.startswith("--")]
+    return did_you_mean(word, flags if word.startswith("-") else COMMANDS) or f"; see {PROGRAM} --help"
 
 
 def _flags_with_value() -> frozenset[str]:
