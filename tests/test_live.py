@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
 
+from geventstalk.cli import live_progress, live_top
 from geventstalk.cli import live_show as show
 from geventstalk.cli.ending import Stopped, signals, whole
+from geventstalk.cli.live_progress import progress
 from geventstalk.cli.live_show import Column
 from geventstalk.live import address, api, sampling, select, shapes
 from geventstalk.live.address import Address
@@ -154,6 +157,10 @@ def test_what_geventstalk_tells_beyond_beanstalkd() -> None:
     for text in ("soon", "nan", "-1.0", "1e9", "", "."):
         with pytest.raises(Nonsense):
             shapes.tube({**facts, "worked-p99": text}, asker_in="x")
+    assert "rates" not in found
+    for event in ("put", "reserve", "delete", "timeout", "bury"):
+        facts |= {f"{event}-rate-1m": "1.25", f"{event}-rate-15m": "0.5"}
+    assert shapes.tube(facts, asker_in="x")["rates"]["bury"] == {"m1": 1.25, "m15": 0.5}
 
 
 def test_what_the_api_tells_of_a_job_is_checked() -> None:
@@ -229,6 +236,50 @@ def test_no_width_breaks_a_table() -> None:
     for room in range(1, 60):
         for line in show.table(COLUMNS, rows, room):
             assert show.cells(line) <= max(room, 12 + 2 + 5)
+
+
+def test_facts_give_way_on_a_narrow_terminal() -> None:
+    facts = [("5 ready", 0), ("1 reserved", 1), ("7 buried", 0), ("0 urgent", 2)]
+    assert show.facts_line("jobs", facts, None) == "jobs      5 ready   1 reserved   7 buried   0 urgent"
+    assert show.facts_line("jobs", facts, 50) == "jobs  5 ready   1 reserved   7 buried   0 urgent"
+    assert show.facts_line("jobs", facts, 40) == "jobs  5 ready  1 reserved  7 buried"
+    assert show.facts_line("jobs", facts, 30) == "jobs  5 ready  7 buried"
+    assert show.facts_line("127.0.0.1:11300", facts, None).startswith("127.0.0.1:11300  5 ready   ")
+    for room in range(1, 70):
+        assert show.cells(show.facts_line("jobs", facts, room)) <= room
+
+
+@pytest.mark.parametrize("there_is", [0, 1, 4, 200])
+def test_a_low_terminal_shows_tubes_all_the_same(there_is: int) -> None:
+    """The lines about the server once took all ten lines of a terminal."""
+    jobs = dict.fromkeys(("urgent", *shapes.STATES), 0)
+    tube = {"jobs": jobs, "per_s": None, "watching": 0, "waiting": 0, "paused_s": 0, "pause_left_s": 0}
+    times = dict.fromkeys(("queued", "worked"), dict.fromkeys(("p50", "p95", "p99")))
+    server = {"version": "1", "uptime_s": 1, "draining": True, "jobs": jobs, "per_s": None, "tubes": there_is}
+    server |= {"connections": dict.fromkeys(("open", "producers", "workers", "waiting"), 0), "latency": times}
+    sample = sampling.Sample(0.0, 0.0, server, [{**tube, "name": f"tube-{at}"} for at in range(there_is)])
+    for height in range(5, 30):
+        for room in (20, 40, 80, None):
+            head, lines = live_top.lines(HERE, sample, "name", room, height)
+            assert len(head) + len(lines) <= height
+            assert len(head) == 5 or height < 11
+            assert "DRAINING" in head[0] or room == 20
+            shown = sum(line.startswith("tube-") for line in lines)
+            assert shown == there_is or (shown > 0 and lines[-1] == f"and {there_is - shown} more tubes")
+
+
+def test_progress_counts_where_the_end_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(live_progress, "_SHOWN_AFTER_S", 0.0)
+    with progress("put", 0) as bar:
+        bar.reach(1)
+    assert capsys.readouterr() == ("", ""), "there is no terminal"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress("put", 0) as bar:
+        bar.reach(1204)
+        bar.reach(1205)  # too soon to be shown
+    assert capsys.readouterr() == ("", "\rput: 1,204\n")
 
 
 def test_wide_characters_take_two_cells() -> None:

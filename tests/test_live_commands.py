@@ -370,7 +370,7 @@ def test_watch(run: Run, green: Green, tube: str) -> None:
 
 def test_watch_where_nothing_happens(run: Run) -> None:
     ran = run("watch", "nothing-here", "--interval", "0.05", "--for", "0")
-    assert (ran.code, ran.out) == (1, "") and "nothing-here has no jobs yet" in ran.err
+    assert (ran.code, ran.out) == (1, "") and "nothing-here has no jobs at this moment" in ran.err
     assert run("tubes", "nothing-here").code == 1
 
 

@@ -115,6 +115,36 @@ def test_completion(server: ServerProcess, bare: Runner) -> None:
     assert answer("pause", "-p", str(server.port), tube[:-3]) == [tube]
     assert {"jobs", "job", "journal"} <= set(answer("jo"))
     assert answer("pause", "-p", str(free_port()), "x") == []
+    assert answer("flush", tube, "--state", "ready,bu") == ["ready,buried"]
+    here = ("kick", "-p", str(server.port))
+    assert answer(*here, "tube:compl") == [f"tube:{tube}"]
+    assert answer(*here, "tube:a,compl") == [f"tube:a,{tube}"]
+    # bash splits words at colons.
+    assert answer(*here, "tube", ":", "compl") == [tube]
+    assert answer(*here, "state", ":") == ["ready", "delayed", "reserved", "buried"]
+    assert answer(*here, "tube", ":", tube, "state", ":", "re,bu") == ["re,buried"]
+    assert f"tube:{tube}" in answer(*here, "") and "state:buried" in answer(*here, "st")
+
+
+@pytest.mark.slow
+def test_a_stdout_that_takes_nothing_and_a_stdin_that_gives_nothing(server: ServerProcess) -> None:
+    def ends(stdout: int, *words: str, stdin: int = subprocess.DEVNULL) -> tuple[int, bytes]:
+        words = (*words, "-p", str(server.port))
+        done = subprocess.run([*GEVENTSTALK, *words], cwd=ROOT, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE)
+        return done.returncode, done.stderr
+
+    read, write = os.pipe()
+    os.close(read)
+    assert ends(write, "tubes") == (128 + signal.SIGPIPE, b""), "nobody reads any more"
+    os.close(write)
+    full = os.open("/dev/full", os.O_WRONLY)
+    assert ends(full, "tubes") == (1, b"geventstalk: cannot write to stdout: No space left on device\n")
+    os.close(full)
+    only_written = os.open(os.devnull, os.O_WRONLY)
+    for lines in ((), ("--lines",)):
+        code, error = ends(subprocess.DEVNULL, "put", "x", *lines, stdin=only_written)
+        assert code == 1 and error.endswith(b"geventstalk: cannot read standard input: Bad file descriptor\n")
+    os.close(only_written)
 
 
 def test_python_without_a_tty_never_starts_rich(server: ServerProcess) -> None:

@@ -7,13 +7,14 @@ running server, if there is one that answers at once. Invariant: a question of a
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Final
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from geventstalk.cli.main import COMPLETES
+from geventstalk.http.filters import STATES
 from geventstalk.logs import PROGRAM
 
 _PATIENCE_S: Final = 0.3
@@ -56,6 +57,48 @@ def _root() -> click.Group:
 
 def tubes(context: click.Context, incomplete: str) -> list[CompletionItem]:
     """Names of the server's tubes that begin so."""
+    return [CompletionItem(name) for name in _tubes(context, incomplete)]
+
+
+def states(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """States behind commas."""
+    return [CompletionItem(found) for found in _listed(incomplete, lambda begin: _beginning(STATES, begin))]
+
+
+def terms(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Terms of a filter about tubes and states. bash splits words at colons, and wants only what is behind the last."""
+    before: list[str] = list(context.params.get("words") or ())
+    split = ""
+    if incomplete == ":" and before:
+        split, incomplete = f"{before[-1]}:", ""
+    elif len(before) > 1 and before[-1] == ":":
+        split = f"{before[-2]}:"
+    key, _, value = (split + incomplete).partition(":")
+    if split + incomplete == key:
+        wanted = [f"state:{state}" for state in STATES]
+        if "tube:".startswith(key):
+            wanted += [f"tube:{name}" for name in _tubes(context, "")]
+        found = _beginning(wanted, key)
+    elif key == "state":
+        found = [f"state:{state}" for state in _listed(value, lambda begin: _beginning(STATES, begin))]
+    else:
+        found = (
+            [f"tube:{name}" for name in _listed(value, lambda begin: _tubes(context, begin))] if key == "tube" else []
+        )
+    return [CompletionItem(term.removeprefix(split)) for term in found]
+
+
+def _listed(value: str, known: Callable[[str], Iterable[str]]) -> list[str]:
+    """What the last of the words between commas can be, with those before it."""
+    before, comma, last = value.rpartition(",")
+    return [before + comma + name for name in known(last)]
+
+
+def _beginning(known: Iterable[str], begin: str) -> list[str]:
+    return [one for one in known if one.startswith(begin)]
+
+
+def _tubes(context: click.Context, begin: str) -> list[str]:
     from geventstalk.config import ConfigError, load
     from geventstalk.live.address import of_server
     from geventstalk.live.errors import LiveError
@@ -69,9 +112,9 @@ def tubes(context: click.Context, incomplete: str) -> list[CompletionItem]:
     except (ConfigError, LiveError):
         return []
     try:
-        names = [name for name in server.tubes() if name.startswith(incomplete) and name.isprintable()]
+        names = [name for name in server.tubes() if name.startswith(begin) and name.isprintable()]
     except LiveError:
         return []
     finally:
         server.close()
-    return [CompletionItem(name) for name in sorted(names)[:_TUBES_MAX]]
+    return sorted(names)[:_TUBES_MAX]

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from geventstalk import __version__
-from geventstalk.cli.ending import Failed
+from geventstalk.cli import completion
+from geventstalk.cli.ending import Failed, Stopped
 from geventstalk.config import ConfigError, load
 from geventstalk.exits import EXIT_DAMAGE, EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
 from geventstalk.limits import U32_MAX, is_tube_name
@@ -165,6 +166,10 @@ def live_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
                 raise Failed(str(error), exit_code(error)) from None
             except BadAddress as error:
                 raise click.UsageError(str(error)) from None
+            except BrokenPipeError:
+                raise
+            except OSError as error:  # what goes wrong with servers and files is told by those who use them
+                raise Failed(f"cannot write to stdout: {error.strerror or error}", EXIT_DAMAGE) from None
             finally:
                 live.close()
 
@@ -186,13 +191,20 @@ def _shared_options() -> list[click.Option]:
             ["-l", "--listen"], metavar="ADDR", help="Address of the server, or unix:PATH. Default: 127.0.0.1."
         ),
         click.Option(["-p", "--port"], metavar="PORT", help="Port of the server. Default: 11300."),
-        click.Option(["--config"], metavar="FILE", help="Take the server's address from its settings."),
+        click.Option(
+            ["--config"], metavar="FILE", type=click.Path(), help="Take the server's address from its settings."
+        ),
         click.Option(["--api"], metavar="URL", help="Address of the API: URL, HOST:PORT, unix:PATH, or none."),
-        click.Option(["--token-file"], metavar="FILE", help=f"File with the API's token. Otherwise ${ENV_TOKEN}."),
+        click.Option(
+            ["--token-file"],
+            metavar="FILE",
+            type=click.Path(),
+            help=f"File with the API's token. Otherwise ${ENV_TOKEN}.",
+        ),
         click.Option(
             ["--timeout"],
             metavar="SECONDS",
-            type=click.FloatRange(0.01, 86400),
+            type=Number(0.01, 86400),
             default=TIMEOUT_S,
             help=f"Give up when an answer takes longer. Default: {TIMEOUT_S:g}.",
         ),
@@ -205,6 +217,18 @@ if TYPE_CHECKING:
     _NumberType = click.ParamType[int]
 else:
     _TextType = _NumberType = click.ParamType  # before click 8.4 it cannot be subscripted
+
+
+class Whole(click.IntRange):
+    """A whole number within bounds, called so to a user who wrote another word."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """The same for any number."""
+
+    name = "number"
 
 
 class TubeName(_TextType):
@@ -225,9 +249,7 @@ class TubeName(_TextType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        from geventstalk.cli.completion import tubes
-
-        return tubes(ctx, incomplete)
+        return completion.tubes(ctx, incomplete)
 
 
 class Seconds(_NumberType):
@@ -259,6 +281,9 @@ def confirm(question: str, yes: bool) -> None:
         agreed = click.confirm(one_line(question), default=False, err=True)
     except click.Abort:
         agreed = False
+    except Stopped:
+        click.echo(err=True)  # what follows begins on a line of its own
+        raise
     if not agreed:
         raise Failed("nothing was done", EXIT_NOTHING)
 

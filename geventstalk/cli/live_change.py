@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import click
 
+from geventstalk.cli.completion import states, terms
 from geventstalk.cli.ending import Stopped, whole
-from geventstalk.cli.live import EXIT_NOTHING, Live, TubeName, confirm, live_command, note, plural
+from geventstalk.cli.live import EXIT_NOTHING, Live, TubeName, Whole, confirm, live_command, note, plural
 from geventstalk.cli.live_jobs import selection
 from geventstalk.cli.live_progress import progress
 from geventstalk.exits import EXIT_OK
@@ -60,13 +61,13 @@ Options = Callable[[Callable[..., int]], Callable[..., int]]
 
 
 def _words(function: Callable[..., int]) -> Callable[..., int]:
-    return click.argument("words", metavar="WHAT...", nargs=-1, required=True)(function)
+    return click.argument("words", metavar="WHAT...", nargs=-1, required=True, shell_complete=terms)(function)
 
 
 def _bounds(function: Callable[..., int]) -> Callable[..., int]:
     for option in (
         click.option("--dry-run", is_flag=True, help="Only say how many jobs match."),
-        click.option("--limit", metavar="N", type=click.IntRange(1), help="So many jobs at the most."),
+        click.option("--limit", metavar="N", type=Whole(1), help="So many jobs at the most."),
     ):
         function = option(function)
     return function
@@ -145,6 +146,7 @@ def move(live: Live, words: Sequence[str], limit: int | None, dry_run: bool, tar
     "--state",
     "states",
     metavar="STATES",
+    shell_complete=states,
     default="ready,delayed,buried",
     help="States, with commas. Default: ready,delayed,buried.",
 )
@@ -169,6 +171,8 @@ def _change(
     ask: bool = False,
     target: str | None = None,
 ) -> int:
+    if wanted.ids and limit is not None:
+        raise click.UsageError("--limit is for a filter, not for ids")
     way = _OverApi if (api := live.allowed_api("admin")) else _OverProtocol
     if api is None and wanted.beyond is not None:
         live.need_api(f"looking for {wanted.beyond}")
@@ -177,8 +181,6 @@ def _change(
         raise NotDone("the protocol alone cannot release jobs of others")
     work = way(live, action, wanted, limit, target)
     outcome = Outcome(action, wanted.filter or None, target, dry_run=dry_run)
-    if wanted.ids and limit is not None:
-        raise click.UsageError("--limit is for a filter, not for ids")
     if dry_run or ask:
         outcome.matched = work.count()
         if outcome.matched and not dry_run:
@@ -247,8 +249,9 @@ class _OverProtocol:
 
     def run(self, outcome: Outcome) -> None:
         total = len(self._wanted.ids) or self.count()
-        if not self._wanted.ids and self._limit is None:
-            outcome.failed = self._planned().held
+        if not self._wanted.ids:
+            outcome.failed = self._planned().held if self._limit is None else 0
+            outcome.matched = total + outcome.failed
         steps = self._steps()
         at = 0
         with progress(self._action, total) as bar:

@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import click
 
-from geventstalk.cli.live import EXIT_NOTHING, Live, live_command, note, plural
+from geventstalk.cli.completion import terms
+from geventstalk.cli.live import EXIT_NOTHING, Live, Whole, live_command, note, plural
 from geventstalk.cli.live_show import NO_VALUE, Column, age, body_line, body_lines, count, echo_table, size
 from geventstalk.exits import EXIT_OK
 from geventstalk.live import select, shapes
+from geventstalk.live.api import Api
 from geventstalk.live.errors import Absent, NotDone
 from geventstalk.live.protocol import PEEKS
 from geventstalk.live.select import BadSelection, Selection
@@ -20,6 +22,8 @@ from geventstalk.logs import one_line
 
 LIST_BODY_BYTES: Final = 200
 ONE_BODY_BYTES: Final = 65536
+_API_BODY_BYTES_MAX: Final = 1 << 20
+"""So many bytes of a body the API tells of one job."""
 _COLUMNS: Final = (
     Column("ID", right=True),
     Column("TUBE", flexible=True, rank=1),
@@ -43,13 +47,17 @@ def selection(words: Sequence[str], *, bare_words: bool) -> Selection:
 
 @live_command("jobs")
 @click.option(
-    "--limit", metavar="N", type=click.IntRange(0), default=50, help="So many jobs at the most, 0 for all. Default: 50."
+    "--limit", metavar="N", type=Whole(0), default=50, help="So many jobs at the most, 0 for all. Default: 50."
 )
 @click.option("--newest", is_flag=True, help="The newest first.")
 @click.option(
-    "--body", metavar="N", type=click.IntRange(0, 65536), default=LIST_BODY_BYTES, help="So many bytes of each body."
+    "--body",
+    metavar="N",
+    type=Whole(0, 65536),
+    default=LIST_BODY_BYTES,
+    help=f"So many bytes of each body. Default: {LIST_BODY_BYTES}.",
 )
-@click.argument("words", metavar="[FILTER]...", nargs=-1)
+@click.argument("words", metavar="[FILTER]...", nargs=-1, shell_complete=terms)
 def jobs(live: Live, limit: int, newest: bool, body: int, words: Sequence[str]) -> int:
     """Show jobs that match a filter.
 
@@ -61,11 +69,10 @@ def jobs(live: Live, limit: int, newest: bool, body: int, words: Sequence[str]) 
     """
     wanted = selection(words, bare_words=True)
     found = _found(live, wanted, None if limit == 0 else limit + 1, newest, body)
-    seen = 0
+    seen, more = 0, False
     rows = []
     for one in found:
-        if limit and seen == limit:
-            note(f"there are more than {limit:,}; --limit says how many are shown")
+        if more := bool(limit and seen == limit):
             break
         seen += 1
         if live.json:
@@ -76,6 +83,8 @@ def jobs(live: Live, limit: int, newest: bool, body: int, words: Sequence[str]) 
         echo_table(_COLUMNS, rows)
     elif not seen and not live.json:
         raise Absent("no job matches")
+    if more:
+        note(f"there are more than {limit:,}; --limit says how many are shown")
     return EXIT_OK if seen else EXIT_NOTHING
 
 
@@ -140,11 +149,11 @@ def _row(job: Shape) -> list[str]:
 @click.option(
     "--body",
     metavar="N",
-    type=click.IntRange(0, 1 << 30),
+    type=Whole(0, 1 << 30),
     default=ONE_BODY_BYTES,
     help="So many bytes of the body. Default: 65536.",
 )
-@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=click.IntRange(1, (1 << 63) - 1))
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, type=Whole(1, (1 << 63) - 1))
 def job(live: Live, raw: bool, body: int, ids: Sequence[int]) -> int:
     """Show all about a job.
 
@@ -155,7 +164,7 @@ def job(live: Live, raw: bool, body: int, ids: Sequence[int]) -> int:
     missing = 0
     for at, id in enumerate(ids):
         try:
-            found = _over_protocol(live, id, body) if api is None else (api.job(id, min(body, 1 << 20)), b"")
+            found = _over_protocol(live, id, body) if api is None else (_over_api(live, api, id, body), b"")
         except Absent:
             missing += 1
             click.echo(f"there is no job {id}", err=True)
@@ -169,6 +178,14 @@ def job(live: Live, raw: bool, body: int, ids: Sequence[int]) -> int:
                 click.echo()
             _show(found[0])
     return EXIT_NOTHING if missing else EXIT_OK
+
+
+def _over_api(live: Live, api: Api, id: int, most: int) -> Shape:
+    """The job's shape, with who holds it. What is longer than the API tells of a body comes over the protocol."""
+    found = api.job(id, min(most, _API_BODY_BYTES_MAX))
+    if most > _API_BODY_BYTES_MAX and not found["body"]["whole"]:
+        found["body"] = shapes.body_shape(live.server.peek(id), most)
+    return found
 
 
 def _over_protocol(live: Live, id: int, most: int) -> tuple[Shape, bytes]:

@@ -1,4 +1,4 @@
-"""Long work: a bar on the terminal's stderr, quiet otherwise, and how far it came when a signal stops it."""
+"""Long work: a bar on the terminal's stderr, or a count where nobody knows the end. Quiet elsewhere."""
 
 from __future__ import annotations
 
@@ -14,44 +14,48 @@ if TYPE_CHECKING:
     from click._termui_impl import ProgressBar
 
 _SHOWN_AFTER_S: Final = 0.5
-"""Work that is done sooner shows no bar."""
+"""Work that is done sooner shows nothing."""
+_COUNT_EVERY_S: Final = 0.1
 
 
 class Progress:
-    """How far the work is. `left` says what is still to be told when a signal comes."""
+    """How far the work is. `total` is 0 where nobody knows."""
 
     def __init__(self, label: str, total: int) -> None:
+        self.total: Final = total
         self._label: Final = label
-        self._total: Final = total
-        self._began: Final = time.monotonic()
+        self._shows: Final = sys.stderr is not None and sys.stderr.isatty()
+        self._next = time.monotonic() + _SHOWN_AFTER_S
+        self._counted = False
         self._bar: ProgressBar[int] | None = None
         self._at = 0
 
     def reach(self, at: int) -> None:
-        """So much of the total is done."""
+        """So much is done."""
         step, self._at = at - self._at, at
-        if self._bar is None:
-            shown = sys.stderr is not None and sys.stderr.isatty()
-            if not shown or self.took_s < _SHOWN_AFTER_S or not self._total:
-                return
-            self._bar = click.progressbar(length=self._total, label=self._label, width=0, file=sys.stderr)
-            self._bar.__enter__()
-            step = at
-        self._bar.update(step)
-
-    @property
-    def took_s(self) -> float:
-        return time.monotonic() - self._began
+        if self._bar is not None:
+            self._bar.update(step)
+        elif self._shows and time.monotonic() >= self._next:
+            if self.total:
+                self._bar = click.progressbar(length=self.total, label=self._label, width=0, file=sys.stderr)
+                self._bar.__enter__()
+                self._bar.update(at)
+            else:
+                self._next = time.monotonic() + _COUNT_EVERY_S
+                self._counted = True
+                click.echo(f"\r{self._label}: {at:,}", nl=False, err=True)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.__exit__(None, None, None)
             self._bar = None
+        elif self._counted:
+            click.echo(err=True)
 
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Progress]:
-    """A bar that is gone at the end, whatever the end is."""
+    """Shows how far the work is until it ends, whatever the end is."""
     made = Progress(label, total)
     try:
         yield made

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import IO, Final
+from collections.abc import Iterator
+from typing import Final
 
 import click
 
 from geventstalk.cli.ending import Failed, Stopped, whole
-from geventstalk.cli.live import Live, Seconds, TubeName, live_command, plural
+from geventstalk.cli.live import Live, Seconds, TubeName, Whole, live_command, plural
 from geventstalk.cli.live_progress import progress
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK
 from geventstalk.limits import U32_MAX
@@ -21,9 +22,7 @@ _STDIN: Final = "-"
 
 
 @live_command("put")
-@click.option(
-    "--pri", metavar="N", type=click.IntRange(0, U32_MAX), default=_PRI, help=f"Priority, 0 first. Default: {_PRI}."
-)
+@click.option("--pri", metavar="N", type=Whole(0, U32_MAX), default=_PRI, help=f"Priority, 0 first. Default: {_PRI}.")
 @click.option(
     "--delay", metavar="TIME", type=Seconds(), default="0", help="Time before the job is ready, such as 90 or 15min."
 )
@@ -41,7 +40,7 @@ def put(live: Live, pri: int, delay: int, ttr: int, lines: bool, tube: str, body
         raise click.UsageError("with --lines the jobs come on standard input, not as BODY")
     if lines:
         return _put_lines(live, tube, pri, delay, ttr)
-    content = _stdin().read() if body is None or body == _STDIN else os.fsencode(body)
+    content = _stdin_whole() if body is None or body == _STDIN else os.fsencode(body)
     live.server.use(tube)
     id = live.server.put(content, pri, delay, ttr)
     live.say(f"put job {id} into {tube}")
@@ -52,19 +51,18 @@ def put(live: Live, pri: int, delay: int, ttr: int, lines: bool, tube: str, body
 
 def _put_lines(live: Live, tube: str, pri: int, delay: int, ttr: int) -> int:
     live.server.use(tube)
-    stream = _stdin()
     done = first = last = 0
     try:
-        with progress(f"put into {tube}", _size(stream)) as bar:
-            at = 0
-            for line in stream:
+        with progress(f"put into {tube}", _stdin_size()) as bar:
+            sent = 0
+            for line in _stdin_lines():
                 with whole():
                     last = live.server.put(line[:-1] if line.endswith(b"\n") else line, pri, delay, ttr)
                     done += 1
                 first = first or last
-                at += len(line)
-                bar.reach(at)
-    except (Stopped, LiveError):
+                sent += len(line)
+                bar.reach(sent if bar.total else done)
+    except (Stopped, LiveError, Failed):
         _told(live, tube, done, first, last, stopped=True)
         raise
     _told(live, tube, done, first, last, stopped=False)
@@ -81,13 +79,27 @@ def _told(live: Live, tube: str, done: int, first: int, last: int, *, stopped: b
         click.echo(f"{'stopped: ' if stopped else ''}put {plural(done, 'job')} into {tube}{ids}", err=stopped)
 
 
-def _size(stream: IO[bytes]) -> int:
+def _stdin_size() -> int:
     """Bytes that come, 0 when that is not known."""
     try:
-        return os.fstat(stream.fileno()).st_size
+        return os.fstat(sys.stdin.fileno()).st_size
     except (OSError, ValueError):
         return 0
 
 
-def _stdin() -> IO[bytes]:
-    return sys.stdin.buffer
+def _stdin_whole() -> bytes:
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise _unreadable(error) from None
+
+
+def _stdin_lines() -> Iterator[bytes]:
+    try:
+        yield from sys.stdin.buffer
+    except OSError as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: OSError) -> Failed:
+    return Failed(f"cannot read standard input: {error.strerror or error}", EXIT_DAMAGE)

@@ -22,6 +22,8 @@ from geventstalk.logs import one_line
 _GAP: Final = "  "
 _ROOM_MIN: Final = 12
 """Columns that the flexible cell keeps before other columns give way."""
+_ROOM_FOR_LABELS: Final = 60
+"""On a terminal as wide as this, what stands behind labels is aligned."""
 _HEX_COLUMNS: Final = 16
 NO_VALUE: Final = "-"
 
@@ -91,6 +93,18 @@ def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int], 
         space = " " * (widths[at] - cells(text))
         parts.append(space + text if columns[at].right else text + space)
     return _GAP.join(parts).rstrip()
+
+
+def facts_line(label: str, facts: Sequence[tuple[str, int]], room: int | None) -> str:
+    """Facts behind a label, in one line. Each has a rank, as a column has, by which it gives way to the others."""
+    begin = f"{label:<8}" if room is None or room >= _ROOM_FOR_LABELS else label
+    line = begin + _GAP + (_GAP + " ").join(text for text, _ in facts)
+    if room is None or cells(line) <= room:
+        return line
+    kept = list(facts)
+    while cells(line := _GAP.join([begin, *(text for text, _ in kept)])) > room and any(rank for _, rank in kept):
+        del kept[max(range(len(kept)), key=lambda at: (kept[at][1], at))]
+    return cut(line, room)
 
 
 def echo_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from geventstalk.cli.live import Live, live_command, plural
-from geventstalk.cli.live_show import Column, age, colours, count, cut, rate, table, time_of, width
+from geventstalk.cli.live import Live, Number, Whole, live_command, plural
+from geventstalk.cli.live_show import Column, age, colours, count, cut, facts_line, rate, table, time_of, width
 from geventstalk.cli.live_tubes import oldest, paused
 from geventstalk.exits import EXIT_OK
+from geventstalk.live.address import Address
 from geventstalk.live.errors import LiveError
 from geventstalk.live.protocol import Server
 from geventstalk.live.sampling import Sample, take, trouble
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
 
 _TICK_S: Final = 0.2
 """How soon a new size of the terminal is noticed."""
+_ROWS_LEAST: Final = 5
+"""On a low terminal lines about the server give way until so many lines are left for tubes, ..."""
+_HEAD_LEAST: Final = 2
+"""... but for these."""
+_HEIGHT_WITH_GAPS: Final = 16
+"""A terminal with so many lines has room for empty ones."""
 SORTS: Final = ("trouble", "name", "ready", "buried", "in", "out")
 _COLUMNS: Final = (
     Column("TUBE", flexible=True),
@@ -55,11 +62,11 @@ _COLUMNS: Final = (
 @click.option(
     "--interval",
     metavar="SECONDS",
-    type=click.FloatRange(0.2, 3600),
+    type=Number(0.2, 3600),
     default=2.0,
     help="Seconds between two looks. Default: 2.",
 )
-@click.option("--count", "most", metavar="N", type=click.IntRange(1), help="End after so many looks.")
+@click.option("--count", "most", metavar="N", type=Whole(1), help="End after so many looks.")
 @click.option("--sort", type=click.Choice(SORTS), default=SORTS[0], help="The worst tube first, or the largest.")
 def top(live: Live, interval: float, most: int | None, sort: str) -> int:
     """Show the server and its tubes live.
@@ -89,7 +96,8 @@ def _plain(live: Live, interval: float, most: int, sort: str) -> int:
             continue
         if at:
             click.echo()
-        for line in _lines(live, sample, sort, width(), None):
+        head, tubes = lines(live.address, sample, sort, width())
+        for line in (*head, "", *tubes):
             click.echo(line)
     return EXIT_OK
 
@@ -97,42 +105,56 @@ def _plain(live: Live, interval: float, most: int, sort: str) -> int:
 # The picture
 
 
-def _lines(live: Live, sample: Sample, sort: str, room: int | None, height: int | None) -> list[str]:
-    """The picture, titles of the table behind the first empty line. `height` is how many lines there may be."""
-    lines = [cut(line, room) if room else line for line in _head(live, sample)]
+def lines(
+    server: Address, sample: Sample, sort: str, room: int | None, height: int | None = None
+) -> tuple[list[str], list[str]]:
+    """What is said of the server, and the table of its tubes. `height` is how many lines both may have together."""
+    head = _head(server, sample, room)
     tubes = sorted(sample.tubes, key=_ORDERS[sort])
     shown = len(tubes)
-    if height is not None and len(lines) + 2 + shown > height:
-        shown = max(0, height - len(lines) - 3)
-    lines += ["", *table(_COLUMNS, [_row(tube) for tube in tubes[:shown]], room)]
+    if height is not None:
+        head = head[: max(_HEAD_LEAST, height - 1 - min(shown, _ROWS_LEAST))]
+        left = height - len(head) - 1
+        if shown > left:
+            shown = max(0, left - 1)
+    rows = table(_COLUMNS, [_row(tube) for tube in tubes[:shown]], room)
     if shown < len(tubes):
-        lines.append(f"and {plural(len(tubes) - shown, 'more tube')}")
-    return lines
+        rows.append(f"and {plural(len(tubes) - shown, 'more tube')}")
+    return head, rows
 
 
-def _head(live: Live, sample: Sample) -> list[str]:
+def _head(at: Address, sample: Sample, room: int | None) -> list[str]:
+    """What is said of the server, the most important line first."""
     server: dict[str, Any] = sample.server
     jobs, clients, rates = server["jobs"], server["connections"], server["per_s"] or {}
-    draining = "   DRAINING: puts are refused" if server["draining"] else ""
     build = f" ({server['build']})" if "build" in server else ""
-    states = "   ".join(f"{count(jobs[state])} {state}" for state in ("ready", "reserved", "delayed", "buried"))
-    speeds = "   ".join(f"{name} {rate(rates.get(name))}" for name in ("put", "reserve", "delete", "timeout"))
-    tubes = plural(server["tubes"], "tube")
-    workers = f"{plural(clients['producers'], 'producer')}   {plural(clients['workers'], 'worker')}"
-    head = [
-        f"{live.address}   version {server['version']}{build}   up {age(server['uptime_s'])}{draining}",
-        f"jobs      {states}   {count(jobs['urgent'])} urgent",
-        f"a second  {speeds}",
-        f"clients   {count(clients['open'])}   {workers}   {count(clients['waiting'])} waiting   {tubes}",
+    title = [(f"version {server['version']}{build}", 2), (f"up {age(server['uptime_s'])}", 1)]
+    if server["draining"]:
+        title.append(("DRAINING: puts are refused", 0))
+    states = (("ready", 0), ("reserved", 1), ("delayed", 2), ("buried", 0), ("urgent", 3))
+    speeds = (("put", 0), ("reserve", 1), ("delete", 0), ("timeout", 2))
+    facts = [
+        ("jobs", [(f"{count(jobs[state])} {state}", rank) for state, rank in states]),
+        ("a second", [(f"{name} {rate(rates.get(name))}", rank) for name, rank in speeds]),
     ]
     if latency := server.get("latency"):
-        times = ((name, latency[part]) for name, part in (("queued", "queued"), ("at work", "worked")))
-        head.insert(3, "times     " + "      ".join(f"{name}  {_quantiles(found)}" for name, found in times))
-    return [one_line(line) for line in head]
+        queued, worked = (_quantiles(latency[part]) for part in ("queued", "worked"))
+        times = (f"queued {queued[0]}", *queued[1:], f"at work {worked[0]}", *worked[1:])
+        facts.append(("times", list(zip(times, (0, 1, 2, 1, 1, 2), strict=True))))
+    peers = [
+        (count(clients["open"]), 0),
+        (plural(clients["producers"], "producer"), 2),
+        (plural(clients["workers"], "worker"), 1),
+        (f"{count(clients['waiting'])} waiting", 1),
+        (plural(server["tubes"], "tube"), 2),
+    ]
+    facts.append(("clients", peers))
+    head = [facts_line(str(at), title, room)]
+    return [one_line(line) for line in head + [facts_line(label, parts, room) for label, parts in facts]]
 
 
-def _quantiles(times: Shape) -> str:
-    return "   ".join(f"{name} {time_of(times[name])}" for name in ("p50", "p95", "p99"))
+def _quantiles(times: Shape) -> list[str]:
+    return [f"{name} {time_of(times[name])}" for name in ("p50", "p95", "p99")]
 
 
 def _row(tube: Shape) -> list[str]:
@@ -229,12 +251,13 @@ class _Screen:
 
         room, height = _size()
         sample = self._held or self._asking.sample
-        lines = _lines(self._live, sample, self._sort, room, height - 2)
-        titles = lines.index("") + 1
+        gap = [""] if height >= _HEIGHT_WITH_GAPS else []
+        head, tubes = lines(self._live.address, sample, self._sort, room, height - 1 - 2 * len(gap))
+        titles = len(head) + len(gap)
         text = Text(no_wrap=True, overflow="crop", end="")
-        for at, line in enumerate(lines):
+        for at, line in enumerate([*head, *gap, *tubes]):
             text.append(line + "\n", style="bold" if at in (0, titles) and colours() else "")
-        text.append("\n" * max(0, height - len(lines) - 1))
+        text.append("\n" * max(0, height - titles - len(tubes) - 1))
         text.append(cut(self._foot(), room), style="reverse" if colours() else "")
         return text
 

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from geventstalk.cli.ending import Stopped
-from geventstalk.cli.live import EXIT_NOTHING, Live, Seconds, TubeName, live_command, note, plural
+from geventstalk.cli.live import EXIT_NOTHING, Live, Number, Seconds, TubeName, live_command, note, plural
 from geventstalk.cli.live_show import body_line, count, cut, width
 from geventstalk.exits import EXIT_OK
 from geventstalk.live.watching import Event, OverApi, OverProtocol, Source, compare
@@ -18,9 +18,7 @@ _BODY_BYTES: Final = 200
 
 
 @live_command("watch")
-@click.option(
-    "--interval", metavar="SECONDS", type=click.FloatRange(0.05, 3600), default=1.0, help="Seconds between two looks."
-)
+@click.option("--interval", metavar="SECONDS", type=Number(0.05, 3600), default=1.0, help="Seconds between two looks.")
 @click.option("--for", "duration", metavar="TIME", type=Seconds(), help="End after this time, such as 90 or 15min.")
 @click.argument("tube", type=TubeName())
 def watch(live: Live, interval: float, duration: int | None, tube: str) -> int:
@@ -38,7 +36,7 @@ def watch(live: Live, interval: float, duration: int | None, tube: str) -> int:
         source = _source(live, tube)
         before = source.look()
         if not before.jobs and not live.json:
-            note(f"{tube} has no jobs yet")
+            note(f"{tube} has no jobs at this moment")
         while end is None or time.monotonic() < end:
             time.sleep(interval if end is None else max(0.0, min(interval, end - time.monotonic())))
             now = source.look()
@@ -67,7 +65,7 @@ def _print(live: Live, event: Event) -> None:
         return
     moment = time.strftime("%H:%M:%S")
     if event.id is None or event.job is None:
-        text = f"{moment}  {event.event:<9}  {plural(event.jobs, 'more job')}"
+        text = f"{moment}  {event.event:<9}  {plural(event.jobs, 'job')} between two looks"
     else:
         state = f"to {event.tube}" if event.tube else event.job["state"] if event.event != "deleted" else ""
         body = body_line(event.job.get("body"))

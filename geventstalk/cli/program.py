@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import os
 import resource
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -70,7 +71,7 @@ def main(arguments: list[str]) -> int:
     except Failed as failed:
         return _fail(str(failed), failed.exit_code)
     except BrokenPipeError:
-        return _without_stdout(EXIT_DAMAGE)  # nobody reads any more, and nobody needs to be told
+        return _without_stdout(128 + signal.SIGPIPE)  # what stdout still held
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return _without_stdout(_fail(f"{error.strerror or error}{where}", EXIT_DAMAGE))
@@ -106,6 +107,12 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return command(cmd_name)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would end the process with exit code 1, as if the work had failed
+            raise Stopped(signal.SIGPIPE) from None
 
 
 def command(name: str) -> click.Command | None:

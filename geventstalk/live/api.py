@@ -163,8 +163,8 @@ class Api:
         raise self._nonsense()
 
     def _problem(self, status: int, answer: Answer) -> Exception:
-        title, detail = str(answer.get("title") or f"status {status}"), answer.get("detail")
-        text = f"{title}: {detail}" if detail else title
+        text = str(answer.get("detail") or answer.get("title") or f"status {status}").rstrip(".")
+        text = text[:1].lower() + text[1:]
         if status == 401:
             if "Authorization" in self._headers:
                 return NotAllowed(f"the API at {self.where} does not know the token")

@@ -243,7 +243,12 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
 
 
 def _port(port: str) -> int:
-    return int(port) if port.isdecimal() else socket.getservbyname(port, "tcp")
+    if port.isdecimal():
+        return int(port)
+    try:
+        return socket.getservbyname(port, "tcp")
+    except OSError:
+        raise OSError(f"there is no service {port}") from None
 
 
 def _encode(word: str) -> bytes:

@@ -1,5 +1,7 @@
-"""The server and its tubes at a moment, and rates from two such moments where the server does not give them.
+"""The server and its tubes at a moment, and rates from two such moments.
 
+geventstalk has rates of its own, which fade over one minute or fifteen. They are in a sample as `rates`. A live picture
+shows `per_s`, from the counters: it follows a change within one look, and means the same beside any beanstalkd.
 Invariant: a server that answers slowly is asked more rarely, so that looking at it is never what keeps it busy.
 """
 

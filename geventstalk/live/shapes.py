@@ -18,6 +18,7 @@ Shape = dict[str, Any]
 
 STATES: Final = ("ready", "delayed", "reserved", "buried")
 _COUNTS: Final = ("reserves", "timeouts", "releases", "buries", "kicks")
+_RATES: Final = ("put", "reserve", "delete", "timeout", "bury")
 _TOTALS: Final = {"total-jobs": "put", "cmd-delete": "delete", "cmd-release": "release", "cmd-bury": "bury"}
 
 
@@ -31,7 +32,7 @@ def number(facts: Facts, key: str) -> int:
 
 
 def _figures(facts: Facts) -> Shape:
-    """What geventstalk tells beyond beanstalkd: how old the oldest jobs are, and what jobs' times are like."""
+    """What geventstalk tells beyond beanstalkd: how old the oldest jobs are, what jobs' times are like, and rates."""
     shape: Shape = {}
     if "oldest-ready-age" in facts:
         there = {state: number(facts, f"current-jobs-{state}") > 0 for state in STATES}
@@ -39,13 +40,18 @@ def _figures(facts: Facts) -> Shape:
     if "queued-p50" in facts:
         # No time at all stands for no job yet: the least that is told is a microsecond.
         shape["latency"] = {
-            part: {quantile: _seconds(facts, f"{part}-{quantile}") or None for quantile in ("p50", "p95", "p99")}
+            part: {quantile: _decimal(facts, f"{part}-{quantile}") or None for quantile in ("p50", "p95", "p99")}
             for part in ("queued", "worked")
+        }
+    if "put-rate-1m" in facts:
+        shape["rates"] = {
+            event: {"m1": _decimal(facts, f"{event}-rate-1m"), "m15": _decimal(facts, f"{event}-rate-15m")}
+            for event in _RATES
         }
     return shape
 
 
-def _seconds(facts: Facts, key: str) -> float:
+def _decimal(facts: Facts, key: str) -> float:
     """Raises Nonsense."""
     text = facts.get(key, "")
     if not text.isascii() or not text.replace(".", "", 1).isdecimal() or len(text) > 30:  # nan, inf, -1, 1e9
@@ -66,7 +72,7 @@ def tube(facts: Facts, *, asker_in: str) -> Shape:
 
 
 def server(facts: Facts) -> Shape:
-    """The server by its stats."""
+    """The server by its stats, without the connection that asked."""
     reserves = number(facts, "cmd-reserve") + number(facts, "cmd-reserve-with-timeout")
     totals = {name: number(facts, key) for key, name in _TOTALS.items()}
     shape: Shape = {
@@ -79,7 +85,7 @@ def server(facts: Facts) -> Shape:
         "totals": {**totals, "reserve": reserves, "timeout": number(facts, "job-timeouts")},
         "tubes": number(facts, "current-tubes"),
         "connections": {
-            "open": number(facts, "current-connections"),
+            "open": max(0, number(facts, "current-connections") - 1),
             "producers": number(facts, "current-producers"),
             "workers": number(facts, "current-workers"),
             "waiting": number(facts, "current-waiting"),
