@@ -353,6 +353,7 @@ def test_names_of_so_many_tubes_and_no_more(world: World) -> None:
     assert world.listen(f"?tubes={names}").status == 400
     assert world.listen(f"?tubes={names.removesuffix(',t200')}").status == 200
     assert world.listen("?tubes=").status == 200
+    assert world.listen("?tubes=" + ",".join(["t"] * 201)).status == 400
 
 
 def test_a_head_is_answered_and_leaves_no_stream(world: World) -> None:

@@ -14,6 +14,26 @@ from tests.support.process import GEVENTSTALK, ServerProcess, free_port
 from tests.support.seeds import draw_seed
 from tests.support.wire import Client
 
+PROGRAM = """\
+from requests.adapters import HTTPAdapter
+from schemathesis.cli import schemathesis
+
+send = HTTPAdapter.send
+
+def send_and_take_some(self, request, stream=False, **others):
+    answer = send(self, request, stream=True, **others)
+    if answer.headers.get("Content-Type", "").startswith("text/event-stream"):
+        lines = answer.iter_lines()
+        taken = [next(lines) for _ in range(5)]  # how long to wait, an empty line, and the first figures
+        answer._content = b"\\n".join(taken)
+        answer.close()
+    return answer
+
+HTTPAdapter.send = send_and_take_some
+schemathesis()
+"""
+"""Schemathesis, which gets the beginning of a stream of events as an answer: a stream has no end."""
+
 LIMIT_S = 5
 """How long requests are sent. All bounds of all operations come first, then what is random."""
 
@@ -25,6 +45,14 @@ expected-statuses = [400, 401, 403, 404, 405, 406, 409, 413, 414, 415, 422, 428,
 # Which fields go together, and what a filter or a cursor is, the document says in words.
 [[operations]]
 include-path-regex = "^/(jobs|bulk|export)"
+checks.positive_data_acceptance.enabled = false
+
+# Clients that have gone within the last two seconds may still have their streams. A list of one empty name looks as an
+# empty list does.
+[[operations]]
+include-path-regex = "^/events"
+checks.not_a_server_error.expected-statuses = ["2xx", "4xx", 503]
+checks.negative_data_rejection.enabled = false
 checks.positive_data_acceptance.enabled = false
 """
 
@@ -49,12 +77,10 @@ def test_every_answer_is_one_that_the_document_allows(request: pytest.FixtureReq
 
 def fuzz(port: int, seed: int, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "schemathesis.toml").write_text(CONFIG)
-    program = "from schemathesis.cli import schemathesis; schemathesis()"
     options = ["--phases=coverage,fuzzing", f"--max-time={LIMIT_S}", "--max-examples=20", f"--seed={seed % 2**31}"]
-    # An endless stream of events is no answer that could be held against anything.
-    options += ["--exclude-path=/events", "--no-color", "--warnings=off", "--generation-database=none"]
+    options += ["--no-color", "--warnings=off", "--generation-database=none"]
     return subprocess.run(
-        [sys.executable, "-c", program, "run", f"http://127.0.0.1:{port}/api/v1/openapi.json", *options],
+        [sys.executable, "-c", PROGRAM, "run", f"http://127.0.0.1:{port}/api/v1/openapi.json", *options],
         cwd=folder,
         env={**os.environ, "COLUMNS": "120"},
         capture_output=True,

@@ -43,10 +43,10 @@ class Stream:
 
 
 def _names(text: str) -> Names:
-    names = dict.fromkeys(tube_name(name) for name in text.split(",") if name)
+    names = [tube_name(name) for name in text.split(",") if name]
     if len(names) > TUBES_MAX:
         raise wrong(f"tubes has more than {TUBES_MAX} names")
-    return tuple(names)
+    return tuple(dict.fromkeys(names))
 
 
 def add(app: Any, house: House, access: Access) -> None:
