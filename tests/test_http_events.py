@@ -230,7 +230,6 @@ def test_work_on_many_jobs_is_told(world: World) -> None:
 def test_who_does_not_read_is_dropped_and_nobody_waits(
     world: World, monkeypatch: pytest.MonkeyPatch, made: list[str]
 ) -> None:
-    monkeypatch.setattr(events, "SLOW_NS", 200_000_000)
     names = [f"t{number}" for number in range(200)]
     client = world.session(puts(names))
     while client.unfinished:
@@ -240,8 +239,9 @@ def test_who_does_not_read_is_dropped_and_nobody_waits(
     for _ in range(3):
         other.told()
     assert len(world.events.streams) == 2
-    sockets = [handler.__dict__["socket"] for handler in world.site._working]
-    assert {each.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for each in sockets} == {2 << 16}
+    sockets = [handler.__dict__["socket"] for handler in (*world.site._working, *world.site._sending)]
+    assert [each.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for each in sockets] == [2 << 16] * 2
+    monkeypatch.setattr(events, "SLOW_NS", 200_000_000)
     until(lambda: bool(other.told()) and len(world.events.streams) == 1)
     other.told()
     with pytest.raises((EOFError, OSError, AssertionError)):
