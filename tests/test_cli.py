@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pwd
@@ -78,6 +79,31 @@ def run(*words: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
         stdin=subprocess.DEVNULL,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+Checked = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Checked:
+    """What --check-config says, in this process: a process of its own takes a quarter of a second."""
+    for name in os.environ:
+        if name.startswith("GEVENTSTALK_"):
+            monkeypatch.delenv(name)
+
+    def check(*words: str) -> tuple[int, str, str]:
+        code = cli.run(["--check-config", *words], [])
+        return code, *capsys.readouterr()
+
+    return check
+
+
+@functools.cache
+def help_text() -> str:
+    """What --help prints, for which every command is imported."""
+    code, out, err = run("--help")
+    assert (code, err) == (0, "")
+    return out
 
 
 def refused(*words: str, env: dict[str, str] | None = None) -> str:
@@ -199,8 +225,7 @@ def test_words_that_are_refused(words: str, text: str) -> None:
 
 
 def test_each_option_has_its_flags_and_help_in_the_usage_text() -> None:
-    code, out, err = run("-h")
-    assert (code, err) == (0, "")
+    out = help_text()
     assert out.startswith("Usage: geventstalk ")
     text = " ".join(out.split())
     for option in OPTIONS:
@@ -210,12 +235,11 @@ def test_each_option_has_its_flags_and_help_in_the_usage_text() -> None:
         assert option.negative_help in text
         if option.kind == "value" and option.default is not None:
             assert f"Default: {option.default}." in text
-    assert run("--help") == (code, out, err)
+    assert run("-h") == (0, out, "")
 
 
 def test_the_help_has_every_command() -> None:
-    _, out, err = run("--help")
-    assert err == ""
+    out = help_text()
     words = [words for words, _ in leaves()]
     assert {word.split()[0] for word in words} == set(COMMANDS)
     for word in words:
@@ -269,7 +293,7 @@ def files_of(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_check_config_finds_what_a_start_would_find(tmp_path: Path) -> None:
+def test_check_config_finds_what_a_start_would_find(tmp_path: Path, checked: Checked) -> None:
     """Each of these was once fine for --check-config, and ended a start. The exit codes are those of the start."""
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
@@ -288,13 +312,13 @@ def test_check_config_finds_what_a_start_would_find(tmp_path: Path) -> None:
     for words, code, text in cases:
         address = [] if words[0] == "-l" else ["-l", "127.0.0.1"]
         port = [] if words[0] == "-p" else ["-p", "0"] if "11300" not in text else []
-        ran = run("--check-config", *address, *port, *words)
+        ran = checked(*address, *port, *words)
         assert ran[:2] == (code, "") and ran[2].startswith(f"geventstalk: {text}"), words
         assert files_of(tmp_path) == before
         started = run(*address, *port, *words)
         assert started[0] == code and text.split(": ")[0] in started[2], words
     fine = ["-l", "127.0.0.1", "-l", f"unix:{tmp_path}/s", "-p", "0", "-b", f"{tmp_path}/new"]
-    assert run("--check-config", *fine) == (0, "geventstalk: configuration is fine\n", "")
+    assert checked(*fine) == (0, "geventstalk: configuration is fine\n", "")
     assert files_of(tmp_path) == before
 
 
@@ -323,9 +347,9 @@ def test_check_config_beside_the_server_of_this_configuration(
     assert ask(server, b"put 0 0 1 1\r\na\r\n") == b"INSERTED 1\r\n"
 
 
-def test_switches_about_compaction_print_nothing() -> None:
-    plain = ("--check-config", "-p", "0")
-    assert run(*plain, "-c") == run(*plain, "-n") == run(*plain) == (0, "geventstalk: configuration is fine\n", "")
+def test_switches_about_compaction_print_nothing(checked: Checked) -> None:
+    fine = (0, "geventstalk: configuration is fine\n", "")
+    assert checked("-p", "0", "-c") == checked("-p", "0", "-n") == checked("-p", "0") == fine
 
 
 def test_an_address_that_cannot_be_listened_on(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import click
 
 from geventstalk.cli.live import Live, Number, Whole, live_command, plural
 from geventstalk.cli.live_show import Column, age, colours, count, cut, facts_line, rate, table, time_of, width
-from geventstalk.cli.live_tubes import oldest, paused
+from geventstalk.cli.live_tubes import STATE_COLUMNS, oldest, paused, state_cells
 from geventstalk.exits import EXIT_OK
 from geventstalk.live.address import Address
 from geventstalk.live.errors import LiveError
@@ -45,10 +45,7 @@ _HEIGHT_WITH_GAPS: Final = 16
 SORTS: Final = ("trouble", "name", "ready", "buried", "in", "out")
 _COLUMNS: Final = (
     Column("TUBE", flexible=True),
-    Column("READY", right=True),
-    Column("RESERVED", right=True, rank=2),
-    Column("DELAYED", right=True, rank=4),
-    Column("BURIED", right=True),
+    *STATE_COLUMNS,
     Column("IN/S", right=True, rank=1),
     Column("OUT/S", right=True, rank=1),
     Column("OLDEST", right=True, rank=1),
@@ -158,10 +155,10 @@ def _quantiles(times: Shape) -> list[str]:
 
 
 def _row(tube: Shape) -> list[str]:
-    jobs, rates = tube["jobs"], tube["per_s"] or {}
+    rates = tube["per_s"] or {}
     return [
         tube["name"],
-        *[count(jobs[state]) for state in ("ready", "reserved", "delayed", "buried")],
+        *state_cells(tube),
         rate(rates.get("put")),
         rate(rates.get("delete")),
         age(oldest(tube)),

@@ -16,12 +16,15 @@ from geventstalk.live.errors import Absent
 from geventstalk.live.protocol import DEFAULT
 from geventstalk.live.shapes import Shape
 
+STATE_COLUMNS: Final = (
+    Column("READY", right=True),
+    Column("RESERVED", right=True, rank=2),
+    Column("DELAYED", right=True, rank=4),
+    Column("BURIED", right=True),
+)
 _COLUMNS: Final = (
     Column("TUBE", flexible=True),
-    Column("READY", right=True),
-    Column("RESERVED", right=True, rank=1),
-    Column("DELAYED", right=True, rank=2),
-    Column("BURIED", right=True),
+    *STATE_COLUMNS,
     Column("OLDEST", right=True, rank=1),
     Column("WATCHING", right=True, rank=3),
     Column("WAITING", right=True, rank=4),
@@ -69,16 +72,21 @@ def _order(tube: Shape, sort: str) -> tuple[Any, ...]:
 
 
 def _row(tube: Shape) -> list[str]:
-    jobs, totals = tube["jobs"], tube["totals"]
+    totals = tube["totals"]
     return [
         tube["name"],
-        *[count(jobs[state]) for state in ("ready", "reserved", "delayed", "buried")],
+        *state_cells(tube),
         age(oldest(tube)),
         *[count(tube[key]) for key in ("watching", "waiting", "using")],
         count(totals["put"]),
         count(totals["delete"]),
         paused(tube),
     ]
+
+
+def state_cells(tube: Shape) -> list[str]:
+    """The cells of STATE_COLUMNS."""
+    return [count(tube["jobs"][state]) for state in ("ready", "reserved", "delayed", "buried")]
 
 
 def oldest(tube: Shape) -> float | None:
