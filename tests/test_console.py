@@ -73,7 +73,16 @@ class Browser:
         self.driver.get(url + path)
         self.find("header.bar")
 
-    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = 5.0) -> Any:
+    def go(self, path: str) -> None:
+        """Another page of the console, as if a link had been followed; when all of it is there."""
+        self.run("history.pushState(null, '', arguments[0]); dispatchEvent(new PopStateEvent('popstate'))", path)
+        self.loaded()
+
+    def loaded(self) -> None:
+        self.wait(lambda: self.run("return !document.querySelector('.late, .plot-room')"), "nothing that still loads")
+
+    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+        # Only what never comes takes this long. A busy machine takes its time for what comes.
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -150,6 +159,12 @@ class Browser:
             yield
         finally:
             self.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", {"identifier": name})
+
+    def processor_s(self) -> float:
+        """The processor time that the page has taken."""
+        self.driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+        metrics = self.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
 
     def path(self) -> str:
         found = urlsplit(self.driver.current_url)
@@ -385,19 +400,17 @@ def test_ten_thousand_tubes_are_smooth(browser: Browser, serve: Callable[..., Se
     browser.open(serve(10_000, 10).url, "/tubes?sort=name")
     browser.find(".page-head", "10,000 tubes")
     assert len(browser.rows()) < 80
-    # Each step draws the rows that are seen, and takes a frame or two for it.
-    steps = browser.driver.execute_async_script("""
-        const done = arguments[0], times = [];
-        let at = 0, last = performance.now();
+    # Each step draws the rows that are seen. The page's processor time for it is known, however busy the machine is.
+    before = browser.processor_s()
+    browser.driver.execute_async_script("""
+        const done = arguments[0];
+        let steps = 0;
         const step = () => {
-            const now = performance.now();
-            times.push(now - last);
-            last = now;
-            scrollTo(0, at += 3000);
-            if (times.length < 40) requestAnimationFrame(step); else done(times);
+            scrollTo(0, (steps += 1) * 3000);
+            if (steps < 40) requestAnimationFrame(step); else done();
         };
         requestAnimationFrame(step);""")
-    assert sorted(steps)[len(steps) // 2] < 60, steps
+    assert browser.processor_s() - before < 40 * 0.02
     assert len(browser.rows()) < 80
     browser.run("scrollTo(0, document.documentElement.scrollHeight)")
     browser.find("tr[data-key='video.09988'] a", "video.09988")
@@ -423,9 +436,9 @@ def test_rows_keep_their_places_while_the_pointer_is_among_them(browser: Browser
     browser.hover(browser.find(f"tr[data-key='{before[3]}'] td.c-ready"))
     browser.find(".tag", "order held")
     server.world.tubes[before[-1]]["jobs"]["ready"] = 90_000
-    server.world.tubes[before[3]]["jobs"]["ready"] = 0
+    server.world.tubes[before[3]]["jobs"]["ready"] = 70_000
     row = f"tr[data-key='{before[3]}'] td.c-ready"
-    browser.wait(lambda: browser.text(row).strip() in "01234", "the figure changes in place")
+    browser.wait(lambda: browser.text(row) == "70k", "the figure changes in place")
     assert browser.rows() == before
     browser.point_away()
     browser.wait(lambda: browser.rows()[0] == before[-1], "the order of now")
@@ -439,10 +452,10 @@ def test_each_page_fits_into_every_width_at_every_moment(browser: Browser, serve
     pages = [path.replace("mail", LONG_NAME) for path in PAGES]
     # A chart hears of its place a moment after a resize. The page must fit in this moment, too: so it hears never.
     with browser.first("ResizeObserver = class { observe() {} disconnect() {} };"):
+        browser.open(server.url)
+        browser.find(".works")
         for path in (*pages, f"/connections?tube={LONG_NAME}", "/tubes/" + "no-such" * 25):
-            browser.open(server.url, path)
-            browser.find("main h1, main .health, main .blank")
-            browser.find(".works")
+            browser.go(path)
             for width in (1920, 768, 1280, 360, 500, 1920):
                 browser.resize(width)
                 wide, cut = browser.run("""
@@ -450,6 +463,7 @@ def test_each_page_fits_into_every_width_at_every_moment(browser: Browser, serve
                     return [document.documentElement.scrollWidth, nav.scrollWidth - nav.clientWidth];""")
                 assert wide <= width and cut == 0, (path, width, wide, cut)
     browser.open(server.url)
+    browser.loaded()
     drawn = """
         const plots = [...document.querySelectorAll('.plot')];
         return plots.length === 3 && plots.every((one) => one.clientWidth === one.querySelector('.uplot').offsetWidth);
@@ -550,11 +564,14 @@ def test_a_reader_sees_no_controls(browser: Browser, serve: Callable[..., Server
     words = re.compile(
         r"Put|Pause|Kick|Delete|Bury|Release|Move|Change|Drain|Close|More(?! jobs)|All that", re.IGNORECASE
     )
+    browser.open(server.url)
+    browser.find(".role", "read only")
     for path in PAGES:
-        browser.open(server.url, path)
+        browser.go(path)
         browser.find("main h1, main .health")
-        browser.find(".role", "read only")
-        labels = [one.text + (one.get_attribute("aria-label") or "") for one in browser.all("main button:not(.chip)")]
+        labels = browser.run("""
+            const buttons = [...document.querySelectorAll("main button:not(.chip)")];
+            return buttons.map((one) => `${one.textContent} ${one.ariaLabel ?? ""}`);""")
         assert not [label for label in labels if words.search(label)], (path, labels)
         assert not browser.all("main input[type=checkbox]"), path
 
@@ -563,26 +580,28 @@ def test_a_reader_sees_no_controls(browser: Browser, serve: Callable[..., Server
 def test_each_state_is_designed(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.expected = ["Failed to load resource", "net::ERR"]
-    server.world.slow_s = 0.6
-    browser.open(server.url, "/tubes")
-    browser.find(".late[role=status]", "Loading")
-    server.world.slow_s = 0.0
+    with server.world.held("tubes"):
+        browser.open(server.url, "/tubes")
+        browser.find(".late[role=status]", "Loading")
     browser.find("tr[data-key]")
     server.world.broken = {"tubes"}
     browser.find(".stale", "The server has a fault.")
     assert browser.rows(), "what was known stays"
     browser.open(server.url, "/tubes")
     browser.find(".fault", "The server has a fault.")
-    server.world.broken = set()
-    browser.click(".fault button", "Try again")
+    with server.world.held("tubes"):
+        browser.wait(lambda: server.world.waiting == 1, "it asks again by itself")
+        browser.click(".fault button", "Try again")
+        browser.wait(lambda: server.world.waiting == 2, "it asks at once")
+        server.world.broken = set()
     browser.find("tr[data-key]")
-    browser.open(server.url, "/tubes/no-such")
+    browser.go("/tubes/no-such")
     browser.find(".blank", "There is no tube no-such.")
-    browser.open(server.url, "/jobs/99999")
+    browser.go("/jobs/99999")
     browser.find(".blank", "There is no job 99999.")
     browser.open(server.url, "/tubes/at/all")
     browser.find(".blank", "There is no tube at/all.")
-    browser.open(server.url, "/jobs/6")
+    browser.go("/jobs/6")
     browser.find("h1", "6")
     del server.world.jobs[6]
     browser.find(".tag", "gone")
@@ -703,13 +722,22 @@ def has_half_a_character(text: str) -> bool:
 
 @pytest.mark.slow
 def test_the_filter_line_suggests_and_says_what_is_wrong(browser: Browser, serve: Callable[..., Server]) -> None:
-    browser.open(serve().url, "/jobs")
+    server = serve()
+    browser.open(server.url, "/jobs")
     browser.find("tr[data-key]")
-    browser.keys("/")
-    browser.keys("tu")
+    browser.keys("/", "tu")
     browser.find("[role=option]", "tube:")
-    browser.keys(Keys.TAB, "ma")
-    browser.find("[role=option]", "tube:mail")
+    browser.keys(Keys.TAB)
+    browser.wait(lambda: len(browser.all("[role=option]")) == 8, "the largest tubes")
+    with server.world.held("tubes"):
+        browser.keys("ma")
+        browser.find("[role=option]", "mail")
+        assert all("ma" in one.text for one in browser.all("[role=option]")), "what does not fit goes at once"
+    browser.wait(lambda: browser.text("[role=option]:first-child") == "tube:mail", "in the order of their names")
+    browser.keys(",thu")
+    browser.find("[role=option]", "tube:ma,thumbs")
+    browser.keys(*[Keys.BACKSPACE] * 4)
+    browser.wait(lambda: browser.text("[role=option]:first-child") == "tube:mail", "those of the word that is left")
     browser.keys(Keys.ARROW_DOWN, Keys.ENTER, "state:bu", Keys.TAB)
     assert browser.find("#filter").get_attribute("value") == "tube:mail state:buried "
     browser.keys(Keys.ENTER)
@@ -793,7 +821,8 @@ def test_a_worker_loses_its_job_only_after_a_question(browser: Browser, serve: C
 @pytest.mark.slow
 def test_long_work_can_be_stopped(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve(12, 3000)
-    server.world.slow_s = 0.15
+    step = server.world.step
+    server.world.step = lambda bulk: None if bulk["done"] else step(bulk)  # type: ignore[method-assign]
     browser.open(server.url, "/jobs?filter=" + quote("tube:mail"))
     browser.find("tr[data-key]")
     browser.click("button", "All that match")
@@ -817,8 +846,9 @@ def test_bodies_and_names_are_text(browser: Browser, serve: Callable[..., Server
     for job in server.world.jobs.values():
         job["body"] = {"encoding": "text", "data": markup, "whole": True}
     server.world.tubes["mail"]["name"] = markup  # no name that a server lets in, but who knows what comes
+    browser.open(server.url)
     for path in ("/jobs", "/jobs/6", "/tubes", "/tubes/" + quote(markup), "/tubes/report"):
-        browser.open(server.url, path)
+        browser.go(path)
         browser.wait(lambda: "onerror=alert" in browser.text("main"), "the text")
         assert not browser.all("main img, main script")
 

@@ -264,6 +264,7 @@ class World:
         ]
         order: dict[str, Callable[[dict[str, Any]], Any]] = {
             "name": lambda t: t["name"],
+            "total": lambda t: sum(t["jobs"].values()),
             "trouble": lambda t: (-(t["ages"]["ready"] or 0) if t["jobs"]["ready"] else 0, -t["growth"], t["name"]),
             **{state: jobs_in(state) for state in STATES},
             "oldest_ready": lambda t: t["ages"]["ready"] or 0,

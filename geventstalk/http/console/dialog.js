@@ -169,7 +169,7 @@ function Work({ title, text, done, of, cancel, cancelled, away, leave }) {
   return html`<${Modal} onCancel=${away ? leave : cancel} label=${title}>
     <h2>${title}</h2>
     <progress max=${of || 1} value=${of ? done : undefined} aria-label=${title}></progress>
-    <p role="status">${text}</p>
+    <p>${text}</p>
     <div class="buttons">
       ${away && html`<button type="button" onClick=${leave}>Go on without me</button>`}
       <button type="button" disabled=${cancelled} onClick=${cancel}>${cancelled ? "Stopping…" : "Stop"}</button>

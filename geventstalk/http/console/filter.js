@@ -311,7 +311,8 @@ export function suggest(text, caret, tubes = []) {
     const chosen = word.slice(key.length + 1).split(",");
     const last = chosen.pop();
     const before = `${minus}${key}:${chosen.map((one) => `${one},`).join("")}`;
-    const names = key === "tube" ? tubes : STATES.filter((one) => one.startsWith(last.toLowerCase()));
+    const written = last.toLowerCase();
+    const names = key === "tube" ? tubes.filter((one) => one.toLowerCase().includes(written)) : STATES.filter((one) => one.startsWith(written));
     items = names.filter((name) => !chosen.includes(name)).map((name) => ({ text: before + name, says: "" }));
   } else if (KEYS[key]) {
     items = KEYS[key].tries.map((one) => ({ text: minus + key + one, says: KEYS[key].says })).filter((item) => item.text.startsWith(minus + word));

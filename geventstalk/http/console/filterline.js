@@ -25,7 +25,9 @@ export function FilterLine({ value, onChange }) {
   const found = caret === null ? null : suggest(text, caret, tubes);
   const items = found?.items.slice(0, SUGGESTED_MAX) ?? [];
   const word = found ? text.slice(found.from, caret) : "";
-  const name = /^-?tube:([^*]*)$/.exec(word)?.[1];
+  const name = /^-?tube:(?:.*,)?([^*,]*)$/.exec(word)?.[1];
+  const isChosen = useRef(false);
+  isChosen.current = chosen >= 0;
 
   useEffect(() => {
     if (name === undefined) return undefined;
@@ -33,7 +35,7 @@ export function FilterLine({ value, onChange }) {
     const timer = setTimeout(async () => {
       try {
         const page = await get("/tubes", { match: name, limit: SUGGESTED_MAX, sort: name ? "name" : "total", descending: !name }, control.signal);
-        setTubes(page.tubes.map((tube) => tube.name));
+        if (!isChosen.current) setTubes(page.tubes.map((tube) => tube.name)); // nothing moves under the hand
       } catch {
         // Suggestions are a help; without them one types on.
       }

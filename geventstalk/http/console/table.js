@@ -139,7 +139,7 @@ export function Table(props) {
               }}
             >
               ${onSelect && html`<td class="check"><input
-                type="checkbox" tabindex="-1" aria-label=${`Select ${keyOf(row)}`} checked=${selected.has(keyOf(row))}
+                type="checkbox" tabindex="-1" aria-label=${`Select the row of ${keyOf(row)}`} checked=${selected.has(keyOf(row))}
                 onClick=${(event) => onSelect(row, index, event.shiftKey)}
               /></td>`}
               ${columns.map((column) => html`<td key=${column.id} class=${classes(column)}>${column.cell(row)}</td>`)}

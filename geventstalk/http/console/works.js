@@ -44,12 +44,12 @@ export function Works() {
     ask();
   };
   if (!works.length) return null;
-  return html`<div class="works" role="status">${works.map(
+  return html`<section class="works" aria-label="Work under way">${works.map(
     (work) => html`<p key=${work.number}>
       <b title=${work.tube}>${work.action}${work.tube ? ` to ${work.tube}` : ""}</b> <a href=${jobsHref(work.filter)} title=${work.filter}><code>${work.filter || "all jobs"}</code></a>
       <span>by ${work.by}: ${share(work.searched, work.jobs_before)}, ${count(work.done)} done</span>
       <progress max=${Math.max(1, work.jobs_before)} value=${work.searched} aria-label="How far the work is"></progress>
       ${session.mayChange && html`<button type="button" class="small" onClick=${() => stop(work)}>Stop</button>`}
     </p>`,
-  )}</div>`;
+  )}</section>`;
 }

@@ -157,7 +157,7 @@ export function Jobs() {
     <h1 class="offscreen">Jobs</h1>
     <${FilterLine} value=${filter} onChange=${(next) => setQuery({ filter: next }, { replace: false })} />
     <div class="tool-line">
-      <span class="quiet" role="status">${status}${!found.waiting && html`, ${counted(found.searched, "job")} searched${found.at ? `, at ${clock(found.at / 1000)}` : ""}`}</span>
+      <span class="quiet"><span role="status">${status}${!found.waiting && `, ${counted(found.searched, "job")} searched`}</span>${!found.waiting && found.at ? `, at ${clock(found.at / 1000)}` : ""}</span>
       ${found.busy && jobs.length === 0 && !found.waiting && html`<button type="button" class="link" onClick=${found.stop}>Stop</button>`}
       ${held && html`<span class="tag">order held</span>`}
       <div class="push">
