@@ -8,9 +8,10 @@ import time
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import gevent
 import pytest
 
-from geventstalk.http import slices
+from geventstalk.http import house, slices
 from geventstalk.http.api.tubes import words
 from geventstalk.http.house import SLICE_NS
 from geventstalk.http.views import body
@@ -170,6 +171,27 @@ def test_pausing_a_tube(inside: Inside) -> None:
     assert inside.status("PATCH", "/api/v1/tubes/t", {"pause_s": 1}, Content_Type="text/plain") == 415
     entries = [(entry["action"], entry["tube"], entry["detail"]) for entry in inside.house.audit.latest_first()]
     assert entries == [("end pause", "t", None), ("pause", "t", "for 100 s")]
+
+
+def test_changes_that_do_not_get_on_leave_room_for_looking(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait while the journal does not keep pace, and their connections with them."""
+    monkeypatch.setattr(house, "WAITING_MAX", 3)
+    kept: list[Any] = []
+    accept = inside.turn.accept
+    monkeypatch.setattr(inside.turn, "accept", kept.append)
+    ask = ("POST", "/api/v1/jobs", {"tube": "t", "body": "x"})
+    waiting = [gevent.spawn(inside.status, *ask) for _ in range(3)]
+    gevent.sleep(0)
+    assert len(kept) == 3
+    with gevent.Timeout(5):
+        status, headers, _ = inside.ask(*ask)
+    assert (status, headers["retry-after"], len(kept)) == (503, "1", 3)
+    assert inside.status("GET", "/api/v1/tubes") == 200
+    monkeypatch.undo()
+    for errand in kept:
+        accept(errand)
+    assert [each.get(timeout=5) for each in waiting] == [201] * 3
+    assert inside.status(*ask) == 201
 
 
 @pytest.mark.parametrize("query", ["limit=1000", "sort=ready&offset=3000&limit=1000", "match=nothing"])

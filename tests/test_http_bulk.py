@@ -115,7 +115,7 @@ def test_jobs_that_come_or_change_meanwhile_are_left_alone(yard: Yard, monkeypat
     for _ in range(300):
         yard.put(b"x", "mail")
     monkeypatch.setattr(works, "_BATCH_MAX", 10)
-    real = yard.house.change
+    real = yard.house.carry_out
     moved: list[int] = []
 
     def change(errand: Any) -> None:
@@ -126,7 +126,7 @@ def test_jobs_that_come_or_change_meanwhile_are_left_alone(yard: Yard, monkeypat
             moved.append(later)
         real(errand)
 
-    monkeypatch.setattr(yard.house, "change", change)
+    monkeypatch.setattr(yard.house, "carry_out", change)
     work = end_of(yard, begin(yard, "tube:mail state:ready x", "delete"))
     assert moved and work["done"] == work["matched"] - len(moved) and work["failed"] == len(moved)
     left = {job.id for job in yard.engine.jobs}

@@ -34,7 +34,7 @@ from geventstalk.http.api import (
     tubes,
 )
 from geventstalk.http.filters import FilterError
-from geventstalk.http.house import Failed, House
+from geventstalk.http.house import Busy, Failed, House
 from geventstalk.http.search import SearchFailed
 from geventstalk.http.wire import Refused
 
@@ -65,6 +65,7 @@ def make(house: House, access: Access) -> falcon.App:  # type: ignore[type-arg] 
     app.resp_options.secure_cookies_by_default = False
     app.set_error_serializer(_write_problem)
     app.add_error_handler(Failed, _change_failed)
+    app.add_error_handler(Busy, _too_many_changes)
     app.add_error_handler(FilterError, _filter_wrong)
     app.add_error_handler(SearchFailed, _search_failed)
     app.add_error_handler(Refused, _refuse)
@@ -137,6 +138,12 @@ def _search_failed(req: falcon.Request, resp: falcon.Response, error: SearchFail
 
 def _change_failed(req: falcon.Request, resp: falcon.Response, error: Failed, params: dict[str, Any]) -> None:
     raise falcon.HTTPInternalServerError(description="The change was given up, and nobody knows how far it came.")
+
+
+def _too_many_changes(req: falcon.Request, resp: falcon.Response, error: Busy, params: dict[str, Any]) -> None:
+    raise falcon.HTTPServiceUnavailable(
+        description="Too many changes wait already; this one was not begun.", retry_after=1
+    )
 
 
 def _refuse(req: falcon.Request, resp: falcon.Response, refused: Refused, params: dict[str, Any]) -> None:

@@ -28,12 +28,18 @@ from geventstalk.wire.session import Service
 
 SLICE_NS: Final = 1_000_000
 """How long the slices take that run each time the event loop goes round. At least one runs."""
+WAITING_MAX: Final = 128
+"""So many requests wait for their changes. The other connections stay for looking when changes do not get on."""
 NEXT_TURN_S: Final = 1e-9
 """A timer of this length lets every socket have its turn before."""
 
 
 class Failed(Exception):
     """A change was given up: nobody knows how far it came."""
+
+
+class Busy(Exception):
+    """So many changes wait that no other is taken. This one was not begun."""
 
 
 class _Awaited(Errand):
@@ -100,6 +106,7 @@ class House:
         self.replayed = False  # until then the engine has only some of the jobs, and is nobody's to look at
         self.stopping: Any = Event()  # what goes on for long ends when this is set
         self._wall_clock = wall_clock
+        self._waiting = 0
         loop: Any = get_hub().loop
         self._line: deque[Any] = deque()
         self._next: Any = loop.timer(NEXT_TURN_S)
@@ -110,6 +117,16 @@ class House:
         return (self._wall_clock() - self.now_ns() + ns) / 1e9
 
     def change(self, errand: Errand) -> None:
+        """As carry_out(), for a request. Raises Busy, too."""
+        if self._waiting >= WAITING_MAX:
+            raise Busy
+        self._waiting += 1
+        try:
+            self.carry_out(errand)
+        finally:
+            self._waiting -= 1
+
+    def carry_out(self, errand: Errand) -> None:
         """Has the turn run the errand, and returns when all that it changed is safe. Raises Failed."""
         awaited = _Awaited(errand)
         self.turn.accept(awaited)

@@ -190,7 +190,7 @@ class Work:
             self._house, self._search, ids, change_of(self._house.engine, self._action, self._values)
         )
         try:
-            self._house.change(changes)
+            self._house.carry_out(changes)
         finally:
             self._changes = None
         self._done += changes.counts.get(DONE, 0)
