@@ -2,8 +2,7 @@
 
 Changes that no client of the protocol asks for, but an operator, go the same way: accept() takes them as errands.
 This room must not know gevent, sockets, clocks or SQLite: its owner hands in the clocks, calls end() when every client
-that is ready had its step, and drives the tasks. A task is a generator; it yields a Wait and is resumed when that is
-over. The server drives them with greenlets and threads, the simulation with a clock of its own.
+that is ready had its step, and drives the tasks.
 Everything here runs without a pause from one yield to the next, so it needs no lock.
 Invariant: no reply leaves and no errand is done before the commit that covers it, and under `-f0` not before the sync
 that covers it; after a failure no reply leaves at all.
@@ -12,7 +11,7 @@ that covers it; after a failure no reply leaves at all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -22,10 +21,10 @@ from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import Job
 from geventstalk.durable.records import make_plausible
 from geventstalk.durable.store import Store
-from geventstalk.wire.session import MOVE_SLICE, Session
+from geventstalk.gate import Channel, Errand, ReplyGate
+from geventstalk.tasks import NEXT_TURN, Flag, Sync, Task, Wait
+from geventstalk.wire.session import MOVE_SLICE
 
-NEXT_TURN: Final = 0
-"""A moment that is over as soon as everybody else had a turn."""
 CATCH_UP_SLICES: Final = 3
 """Slices of catching up in a turn, of a millisecond each at the most: what is no change is served in between."""
 CATCH_UP_WAIT_NS: Final = 1_000_000
@@ -36,149 +35,6 @@ RATES_SLICE: Final = 100
 """Tubes whose rates are brought up to date in one turn: a millisecond in pure Python."""
 HOUSEKEEPING_NS: Final = 50_000_000
 """How long compaction at leisure stays behind the writing: garbage gathers, and a burst of writes is not disturbed."""
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Channel:
-    """The way to one client, as a turn sees it. Its owner derives from it and feeds it through Turn.step()."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.in_turn = False  # whether it takes part in the turn that is under way
-        self.changed = False  # whether it made a change that its replies have to wait for
-        self.held = 0  # how many pieces of its replies the gate holds
-        self.held_bytes = 0
-        self.joined_ns = 0
-        self.heard_ns = 0  # when it last sent something; at first when it joined
-
-    def send(self, data: bytes) -> None:
-        """The replies are true and leave now."""
-        raise NotImplementedError
-
-    def goes_on(self) -> None:
-        """The turn is over for this client; what did not fit into it may go on in the next one."""
-        raise NotImplementedError
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Errand:
-    """A change that an operator wants. Its owner derives from it, and hears either done() or failed() once.
-
-    A slice ends when Engine.work is MOVE_SLICE, after about two milliseconds: there it counts what it does beyond one
-    move. `begun` says that the ledger has some parts of a large job of this errand. Then slices are run while
-    Engine.held, too, and do nothing but go on with this job.
-    """
-
-    changed: bool = False  # whether it made a change that done() has to wait for; the turn sets it
-    begun: bool = False
-
-    def run(self, now_ns: int) -> bool:
-        """One slice of the change. Returns whether it was the last one. Never yields."""
-        raise NotImplementedError
-
-    def done(self) -> None:
-        """All that it changed is safe: committed, and under `-f0` synced."""
-        raise NotImplementedError
-
-    def failed(self) -> None:
-        """It is given up: nobody knows how far its last slice came."""
-        raise NotImplementedError
-
-
-class Flag:
-    """Something that one task waits for. `raised` is called when it is set; whoever drives the task puts it in."""
-
-    __slots__ = ("is_set", "raised")
-
-    def __init__(self, is_set: bool = False) -> None:
-        self.is_set = is_set
-        self.raised: Callable[[], None] | None = None
-
-    def set(self) -> None:
-        if not self.is_set:
-            self.is_set = True
-            if self.raised is not None:
-                self.raised()
-
-    def clear(self) -> None:
-        self.is_set = False
-
-
-class Sync:
-    """One fsync. run() may be called in any thread; whatever goes wrong in it is kept in `error`."""
-
-    def __init__(self, work: Callable[[], None], clock: Callable[[], int]) -> None:
-        self._work = work
-        self._clock = clock
-        self.error: BaseException | None = None
-        self.took_ns = 0
-        self.over = False
-
-    def run(self) -> None:
-        begun_ns = self._clock()
-        try:
-            self._work()
-        except BaseException as error:
-            self.error = error
-        self.took_ns = self._clock() - begun_ns
-        self.over = True
-
-
-class Wait:
-    """What a task waits for: a flag or a moment, whichever comes first, or the end of a sync in a thread."""
-
-    def __init__(self, flag: Flag | None = None, at_ns: int = NEVER, sync: Sync | None = None) -> None:
-        self.flag = flag
-        self.at_ns = at_ns
-        self.sync = sync
-
-
-Task = Iterator[Wait]
-
-
-class ReplyGate:
-    """The replies and the errands that wait for a sync, in the order in which they will leave."""
-
-    def __init__(self) -> None:
-        self.clients = 0  # how many have replies here
-        self.errands: deque[Errand] = deque()
-        self._held: list[tuple[Channel | None, bytes]] = []  # None stands for the next errand
-
-    @property
-    def pieces(self) -> int:
-        """How many replies and errands wait; a client that goes on sending has several of them."""
-        return len(self._held)
-
-    def hold(self, channel: Channel, data: bytes) -> None:
-        if not channel.held:
-            self.clients += 1
-        channel.held += 1
-        channel.held_bytes += len(data)
-        self._held.append((channel, data))
-
-    def hold_errand(self, errand: Errand) -> None:
-        self.errands.append(errand)
-        self._held.append((None, b""))
-
-    def release(self, pieces: int) -> None:
-        """So many of them leave, the oldest first."""
-        leaving, self._held = self._held[:pieces], self._held[pieces:]
-        for channel, data in leaving:
-            if channel is None:
-                self.errands.popleft().done()
-                continue
-            channel.held -= 1
-            channel.held_bytes -= len(data)
-            if not channel.held:
-                self.clients -= 1
-            channel.send(data)
-            channel.goes_on()
-
-    def clients_that_also_wait(self) -> int:
-        """How many of the clients with replies here have a reserve that waits for a job."""
-        return len(
-            {channel.session.number for channel, _ in self._held if channel is not None and channel.session.waiting}
-        )
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -21,7 +21,8 @@ from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, Job
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
-from geventstalk.turn import NEXT_TURN, Turn
+from geventstalk.tasks import NEXT_TURN
+from geventstalk.turn import Turn
 from journal import Journal
 from journal.sqlite.room import LOOK_BYTES
 from tests.support.clients import Launch, burst, launcher, number, put_many, until

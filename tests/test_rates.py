@@ -13,7 +13,8 @@ from geventstalk.core.figures import rates
 from geventstalk.core.job import Job
 from geventstalk.core.meter import EVENTS, NO_RATES, SPANS_S, Rates
 from geventstalk.core.tube import Tube
-from geventstalk.turn import NEXT_TURN, RATES_NS, RATES_SLICE, Turn
+from geventstalk.tasks import NEXT_TURN
+from geventstalk.turn import RATES_NS, RATES_SLICE, Turn
 from geventstalk.wire.session import Service, Session
 from tests.support.bench import Bench
 from tests.support.clock import SECOND, ManualClock

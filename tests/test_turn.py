@@ -13,7 +13,9 @@ from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import READY, Job
 from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
-from geventstalk.turn import CATCH_UP_SLICES, NEXT_TURN, Channel, Errand, Task, Turn, Wait
+from geventstalk.gate import Channel, Errand
+from geventstalk.tasks import NEXT_TURN, Task, Wait
+from geventstalk.turn import CATCH_UP_SLICES, Turn
 from geventstalk.wire.session import MOVE_SLICE, Service, Session
 from journal.log import FULL, Log, Row, SyncPoint
 from tests.support.clock import SECOND, ManualClock

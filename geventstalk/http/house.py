@@ -20,10 +20,11 @@ from gevent.hub import Waiter
 
 from geventstalk.config import Settings
 from geventstalk.core.operate import Operate
+from geventstalk.gate import Channel, Errand
 from geventstalk.http.audit import Audit
 from geventstalk.http.history import History, Sparks
 from geventstalk.http.memory import memory_limit_bytes
-from geventstalk.turn import Channel, Errand, Turn
+from geventstalk.turn import Turn
 from geventstalk.wire.session import Service
 
 SLICE_NS: Final = 1_000_000

@@ -21,9 +21,9 @@ from geventstalk.core.job import DELAYED, RESERVED, SECOND_NS, STATE_NAMES, Job,
 from geventstalk.core.meter import EVENTS, NO_TIMES, Times, quantiles
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import SegmentState
+from geventstalk.gate import Channel
 from geventstalk.http.house import House
 from geventstalk.http.memory import resident_bytes
-from geventstalk.turn import Channel
 
 Json = dict[str, Any]
 

@@ -16,8 +16,8 @@ from socket import socket as Socket
 from time import monotonic
 from typing import Any, Final
 
+from geventstalk.gate import Channel
 from geventstalk.serving.parking import Parking
-from geventstalk.turn import Channel
 from geventstalk.wire.session import OUT_BYTES_MAX, Service, Session
 
 CHUNK_BYTES: Final = 1 << 16

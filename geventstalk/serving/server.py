@@ -32,6 +32,7 @@ from geventstalk.core.operate import Operate
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
+from geventstalk.gate import Channel
 from geventstalk.logs import Trace, make_trace
 from geventstalk.serving.acceptor import TELL_SELDOM_S, Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
@@ -41,7 +42,8 @@ from geventstalk.serving.listen import describe, full_address_of, own_end_of, pe
 from geventstalk.serving.memory import Memory
 from geventstalk.serving.notify import Manager
 from geventstalk.serving.parking import Parking
-from geventstalk.turn import NEXT_TURN, Channel, Task, Turn, Wait
+from geventstalk.tasks import NEXT_TURN, Task, Wait
+from geventstalk.turn import Turn
 from geventstalk.wire.session import Service, Session
 from journal import DESCRIPTORS_MAX, DESCRIPTORS_MIN, Journal, JournalError, JournalFailed, JournalLocked
 

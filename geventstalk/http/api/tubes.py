@@ -10,12 +10,12 @@ import falcon
 from geventstalk.core.ages import Oldest
 from geventstalk.core.order import EMPTY
 from geventstalk.core.tube import ID_MASK, Tube
+from geventstalk.gate import Errand
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
 from geventstalk.http.asking import Fields, Parameters, tube_name
 from geventstalk.http.house import House
 from geventstalk.http.slices import Pace, json_list, page
-from geventstalk.turn import Errand
 
 _LISTED_MAX: Final = 100
 """So many connections are named that use or watch a tube."""

@@ -8,7 +8,8 @@ from geventstalk.core.job import BURIED, READY, Job
 from geventstalk.core.tube import RESERVED_JOB
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
-from geventstalk.turn import Channel, Task, Wait
+from geventstalk.gate import Channel
+from geventstalk.tasks import Task, Wait
 from geventstalk.wire.session import Session
 from journal import FULL, Journal, SyncPoint
 from tests.support.faulty_journal import FaultyJournal

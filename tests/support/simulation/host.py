@@ -16,7 +16,9 @@ from typing import Protocol
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.operate import Operate
 from geventstalk.durable.store import Store
-from geventstalk.turn import Channel, Sync, Turn, Wait
+from geventstalk.gate import Channel
+from geventstalk.tasks import Sync, Wait
+from geventstalk.turn import Turn
 from geventstalk.wire.session import Service, Session
 from journal import JournalError
 

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
-from geventstalk.turn import Task, Turn, Wait
+from geventstalk.tasks import Task, Wait
+from geventstalk.turn import Turn
 from journal import Journal, JournalError
 from tests.support.disk import fill_up
 from tests.support.process import GEVENTSTALK, ServerProcess

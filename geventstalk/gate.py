@@ -1,0 +1,105 @@
+"""Who takes part in turns, clients and errands, and the gate at which replies wait until what they say is safe.
+
+This room must not know when that is, nor how it comes about: turn.py holds and releases.
+Invariant: what is held leaves in the order in which it came, and whoever has something here is counted once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from mypy_extensions import mypyc_attr
+
+from geventstalk.wire.session import Session
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Channel:
+    """The way to one client, as a turn sees it. Its owner derives from it and feeds it through Turn.step()."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.in_turn = False  # whether it takes part in the turn that is under way
+        self.changed = False  # whether it made a change that its replies have to wait for
+        self.held = 0  # how many pieces of its replies the gate holds
+        self.held_bytes = 0
+        self.joined_ns = 0
+        self.heard_ns = 0  # when it last sent something; at first when it joined
+
+    def send(self, data: bytes) -> None:
+        """The replies are true and leave now."""
+        raise NotImplementedError
+
+    def goes_on(self) -> None:
+        """The turn is over for this client; what did not fit into it may go on in the next one."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Errand:
+    """A change that an operator wants. Its owner derives from it, and hears either done() or failed() once.
+
+    A slice ends when Engine.work is MOVE_SLICE, after about two milliseconds: there it counts what it does beyond one
+    move. `begun` says that the ledger has some parts of a large job of this errand. Then slices are run while
+    Engine.held, too, and do nothing but go on with this job.
+    """
+
+    changed: bool = False  # whether it made a change that done() has to wait for; the turn sets it
+    begun: bool = False
+
+    def run(self, now_ns: int) -> bool:
+        """One slice of the change. Returns whether it was the last one. Never yields."""
+        raise NotImplementedError
+
+    def done(self) -> None:
+        """All that it changed is safe: committed, and under `-f0` synced."""
+        raise NotImplementedError
+
+    def failed(self) -> None:
+        """It is given up: nobody knows how far its last slice came."""
+        raise NotImplementedError
+
+
+class ReplyGate:
+    """The replies and the errands that wait for a sync, in the order in which they will leave."""
+
+    def __init__(self) -> None:
+        self.clients = 0  # how many have replies here
+        self.errands: deque[Errand] = deque()
+        self._held: list[tuple[Channel | None, bytes]] = []  # None stands for the next errand
+
+    @property
+    def pieces(self) -> int:
+        """How many replies and errands wait; a client that goes on sending has several of them."""
+        return len(self._held)
+
+    def hold(self, channel: Channel, data: bytes) -> None:
+        if not channel.held:
+            self.clients += 1
+        channel.held += 1
+        channel.held_bytes += len(data)
+        self._held.append((channel, data))
+
+    def hold_errand(self, errand: Errand) -> None:
+        self.errands.append(errand)
+        self._held.append((None, b""))
+
+    def release(self, pieces: int) -> None:
+        """So many of them leave, the oldest first."""
+        leaving, self._held = self._held[:pieces], self._held[pieces:]
+        for channel, data in leaving:
+            if channel is None:
+                self.errands.popleft().done()
+                continue
+            channel.held -= 1
+            channel.held_bytes -= len(data)
+            if not channel.held:
+                self.clients -= 1
+            channel.send(data)
+            channel.goes_on()
+
+    def clients_that_also_wait(self) -> int:
+        """How many of the clients with replies here have a reserve that waits for a job."""
+        return len(
+            {channel.session.number for channel, _ in self._held if channel is not None and channel.session.waiting}
+        )

@@ -1,0 +1,67 @@
+"""What a task is, and what it waits for. A task is a generator: it yields a Wait and is resumed when that is over.
+
+This room must not know who drives tasks: the server does it with greenlets and threads, the simulation with a clock of
+its own. Nor does it know what they are for.
+Invariant: a task that waits for a flag is resumed after the flag is set, also when it was set before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from geventstalk.core.timerwheel import NEVER
+
+NEXT_TURN: Final = 0
+"""A moment that is over as soon as everybody else had a turn."""
+
+
+class Flag:
+    """Something that one task waits for. `raised` is called when it is set; whoever drives the task puts it in."""
+
+    __slots__ = ("is_set", "raised")
+
+    def __init__(self, is_set: bool = False) -> None:
+        self.is_set = is_set
+        self.raised: Callable[[], None] | None = None
+
+    def set(self) -> None:
+        if not self.is_set:
+            self.is_set = True
+            if self.raised is not None:
+                self.raised()
+
+    def clear(self) -> None:
+        self.is_set = False
+
+
+class Sync:
+    """One fsync. run() may be called in any thread; whatever goes wrong in it is kept in `error`."""
+
+    def __init__(self, work: Callable[[], None], clock: Callable[[], int]) -> None:
+        self._work = work
+        self._clock = clock
+        self.error: BaseException | None = None
+        self.took_ns = 0
+        self.over = False
+
+    def run(self) -> None:
+        begun_ns = self._clock()
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
+        self.took_ns = self._clock() - begun_ns
+        self.over = True
+
+
+class Wait:
+    """What a task waits for: a flag or a moment, whichever comes first, or the end of a sync in a thread."""
+
+    def __init__(self, flag: Flag | None = None, at_ns: int = NEVER, sync: Sync | None = None) -> None:
+        self.flag = flag
+        self.at_ns = at_ns
+        self.sync = sync
+
+
+Task = Iterator[Wait]
