@@ -163,8 +163,8 @@ class Api:
         raise self._nonsense()
 
     def _problem(self, status: int, answer: Answer) -> Exception:
-        text = str(answer.get("detail") or answer.get("title") or f"status {status}").rstrip(".")
-        text = text[:1].lower() + text[1:]
+        detail = str(answer.get("detail") or f"the server answers {answer.get('title') or status}").rstrip(".")
+        text = detail[:1].lower() + detail[1:]
         if status == 401:
             if "Authorization" in self._headers:
                 return NotAllowed(f"the API at {self.where} does not know the token")
@@ -173,7 +173,7 @@ class Api:
             return NotAllowed(f"the API at {self.where} does not allow it: {text}")
         if status == 404:
             return Absent(text)
-        return NotDone(f"the server refuses: {text}")
+        return NotDone(text)
 
     def _unreachable(self, what: str) -> Unreachable:
         return Unreachable(f"the API at {self.where} {what}")
