@@ -22,13 +22,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import yaml
 
 import journal.sqlite.backup
 import journal.sqlite.survey
+from geventstalk._build import BUILD
 from geventstalk.cli.main import COMMANDS
 from geventstalk.cli.program import LIVE, OFFLINE, leaves, main
 from geventstalk.core.job import BURIED, DELAYED, READY, Job, Tally
@@ -47,6 +49,9 @@ from tests.support.disk import small_disk
 from tests.support.faults import wants_compaction
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess
 from tests.support.wire import Client
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 SECOND = 1_000_000_000
 PATIENCE_S = 60.0
@@ -987,6 +992,76 @@ def test_a_signal_clears_an_import_away(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and err == b""
     assert not (tmp_path / "new").exists()
+
+
+class Stop(BaseException):
+    """What a signal raises."""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # what a signal leaves open, the end of the process closes
+@pytest.mark.skipif(BUILD != "pure", reason="what is compiled has no such moments")
+def test_a_signal_at_any_moment_leaves_all_of_an_import_or_nothing(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between two instructions of what makes the files: first at one, then at each ninth behind that."""
+    target = tmp_path / "new"
+    rooms = {str(ROOT / "journal" / "sqlite" / f"{room}.py") for room in ("builder", "directory", "lock", "writer")}
+    rooms.add(transfer.__file__)
+    moments = stop_at = 0
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def remember(*words: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(connect(*words, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", remember)
+
+    def step(frame: FrameType, event: str, _argument: object) -> TraceFunction:
+        nonlocal moments
+        if event == "opcode":
+            moments += 1
+            if moments == stop_at:
+                raise Stop
+        return step
+
+    def enter(frame: FrameType, _event: str, _argument: object) -> TraceFunction | None:
+        if frame.f_code.co_filename not in rooms:
+            return None
+        frame.f_trace_opcodes = True
+        return step
+
+    def stopped(at: int) -> bool:
+        nonlocal moments, stop_at
+        moments, stop_at = 0, at
+        before = sys.gettrace()
+        sys.settrace(enter)
+        try:
+            transfer.import_lines(io.BytesIO((HEADER + JOB).encode()), str(target))
+        except Stop:
+            return True
+        finally:
+            sys.settrace(before)
+            for connection in opened:
+                connection.close()
+            opened.clear()
+        return False
+
+    assert not stopped(0)
+    shutil.rmtree(target)
+    stops = range(1 + seed % 9, moments, 9)
+    assert len(stops) > 100
+    left = 0
+    for moment in stops:
+        assert stopped(moment)
+        if target.exists():
+            left += 1
+            survey = SegmentSurvey(str(target), lambda record: None)
+            assert [record.key for record in survey.read()] == [5] and not survey.findings
+            survey.close()
+            shutil.rmtree(target)
+    assert 0 < left < len(stops) / 4  # it was complete, and came too late
 
 
 @pytest.mark.slow

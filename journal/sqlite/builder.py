@@ -16,9 +16,11 @@ from journal.sqlite.directory import failing
 from journal.sqlite.files import (
     ASIDE_SUFFIX,
     MISSING_SUFFIX,
+    NEW_SUFFIX,
     WATERMARK_NAME,
     fsync_path,
     read_watermark,
+    remove_files,
     remove_left_overs,
     segment_path,
     write_watermark,
@@ -39,7 +41,8 @@ class SegmentBuilder(Builder):
     """Writes whole segments: a new journal, or new segments behind those of an old journal.
 
     Until finish() has returned, the directory's watermark names a record that does not exist. So a server refuses an
-    unfinished journal. The caller holds the directory's lock.
+    unfinished journal. The caller holds the directory's lock. To make this object makes no file, and before a file is
+    made it is noted: at each moment a signal may end the command, and discard() removes what there is.
     """
 
     def __init__(
@@ -62,16 +65,19 @@ class SegmentBuilder(Builder):
         self.before: dict[int, int] = {}
         """Earlier segments to how many records they have, for the next new segment to say."""
         self._writers: list[SegmentWriter] = []
+        self._making = ""  # path of the segment that is being made
+        self._begun = False  # whether the watermark may be ours
+        self._watermark = -1
         self._batch: list[tuple[int, int, bytes]] = []
         self._batch_bytes = 0
         remove_left_overs(directory)
         self._watermark_before = read_watermark(directory)
-        path = os.path.join(directory, WATERMARK_NAME)
-        with failing(f"cannot create {path}"):
-            self._watermark = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._watermark_path = os.path.join(directory, WATERMARK_NAME)
 
     def append(self, key: int, payload: bytes, change: bytes | None = None) -> None:
         """Adds a whole record of a key, and its last change; both are there or neither. Raises a JournalError."""
+        if not self._begun:
+            self._open()
         if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_ROWS:
             self._write()
         self._batch += split(key, payload) if len(payload) > PART_BYTES else [(key, FULL, payload)]
@@ -93,18 +99,32 @@ class SegmentBuilder(Builder):
         last.note(self.high_water, self._oldest)
         last.seal()
         self._mark(last.number, last.records)
-        os.close(self._watermark)
         fsync_path(self.directory)
+        self._close()
 
     def discard(self) -> None:
         """Removes what was written. The directory is as it was."""
         for writer in self._writers:
             writer.discard()
-        if self._watermark_before[0]:
+        if self._making:
+            remove_files(self._making)
+            remove_files(self._making + NEW_SUFFIX)
+        if self._begun and self._watermark_before[0]:
             self._mark(*self._watermark_before)
-        else:
-            os.unlink(os.path.join(self.directory, WATERMARK_NAME))
-        os.close(self._watermark)
+        elif self._begun:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._watermark_path)
+        self._close()
+
+    def _open(self) -> None:
+        self._begun = True
+        with failing(f"cannot create {self._watermark_path}"):
+            self._watermark = os.open(self._watermark_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def _close(self) -> None:
+        file, self._watermark = self._watermark, -1
+        if file >= 0:
+            os.close(file)
 
     def _write(self) -> None:
         writer = self._writers[-1] if self._writers else None
@@ -114,8 +134,12 @@ class SegmentBuilder(Builder):
                 self.before = {writer.number: writer.records}
             number = self._first + len(self._writers)
             self._mark(number + 1, 1)
-            writer = SegmentWriter(segment_path(self.directory, number), number, self.high_water)
+            path = segment_path(self.directory, number)
+            if not os.path.lexists(path):  # otherwise it is somebody else's, and cannot be made
+                self._making = path
+            writer = SegmentWriter(path, number, self.high_water)
             self._writers.append(writer)
+            self._making = ""
             writer.before = self.before
             writer.note(self.high_water, self._oldest)
         writer.append(writer.rows(self._batch))
@@ -125,6 +149,8 @@ class SegmentBuilder(Builder):
         self._batch_bytes = 0
 
     def _mark(self, segment: int, records: int) -> None:
+        if self._watermark < 0:
+            self._open()
         with failing("cannot write the journal's watermark"):
             write_watermark(self._watermark, segment, records)
             os.fsync(self._watermark)

@@ -48,19 +48,30 @@ _FLOCK: Final = Struct("hhqqi")
 
 @contextlib.contextmanager
 def writing(directory: str) -> Iterator[None]:
-    """Holds a directory's lock. If the body fails, a directory that was made for it is removed."""
-    lock = DirectoryLock(directory)
+    """Holds a directory's lock. If the body fails, a directory that was made for it is removed.
+
+    So it is when a signal ends the command while the lock is being taken.
+    """
+    absent = not os.path.lexists(directory)
+    lock = None
     try:
+        lock = DirectoryLock(directory)
         yield
         fsync_path(os.path.dirname(os.path.abspath(directory)))
-    except BaseException:
-        if lock.created:
+    except BaseException as error:
+        if lock.created if lock is not None else absent and not isinstance(error, JournalLocked):
             with contextlib.suppress(OSError):
-                os.unlink(os.path.join(directory, LOCK_NAME))
+                _remove_lock(directory)
                 os.rmdir(directory)
         raise
     finally:
-        lock.close()
+        if lock is not None:
+            lock.close()
+
+
+def _remove_lock(directory: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(directory, LOCK_NAME))
 
 
 def require_readable(directory: str) -> None:

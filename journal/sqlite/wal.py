@@ -76,8 +76,9 @@ class WalFile:
         os.fsync(self._file)
 
     def __del__(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
+        file = getattr(self, "_file", -1)  # a signal may come before the first line of __init__
+        if file >= 0:
+            os.close(file)
 
 
 def torn_bytes(path: str) -> int:
