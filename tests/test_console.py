@@ -558,6 +558,30 @@ def test_everything_goes_by_keyboard(browser: Browser, serve: Callable[..., Serv
 
 
 @pytest.mark.slow
+def test_the_focus_comes_back(browser: Browser, serve: Callable[..., Server]) -> None:
+    browser.open(serve().url, "/tubes/mail")
+    focus = "const one = document.activeElement; return [one.textContent, one.ariaExpanded]"
+    browser.click("button", "More")
+    browser.find(".menu")
+    assert browser.find("button", "More").get_attribute("aria-expanded") == "true"
+    browser.keys(Keys.ARROW_DOWN, Keys.ESCAPE)
+    browser.gone(".menu")
+    assert browser.run(focus) == ["More ▾", "false"]
+    browser.keys(Keys.ENTER, Keys.END)
+    browser.wait(lambda: "buried jobs" in browser.run(focus)[0], "the last item")
+    browser.keys(Keys.ENTER)
+    browser.find("dialog h2", "Delete")
+    assert browser.run(focus)[0] == "Cancel"
+    browser.keys(Keys.ESCAPE)
+    browser.gone("dialog")
+    assert browser.run(focus) == ["More ▾", "false"]
+    browser.click("button", "More")
+    browser.run("scrollBy(0, 40)")
+    browser.gone(".menu")
+    assert browser.run(focus) == ["More ▾", "false"]
+
+
+@pytest.mark.slow
 def test_a_reader_sees_no_controls(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.world.role = "read"

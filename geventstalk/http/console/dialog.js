@@ -1,6 +1,6 @@
 // Questions before harm, work that is under way, menus, and short notes of what was done. One module, one place on the
 // page: <Dialogs>. Anybody may ask; the answer is a promise.
-import { html, useEffect, useRef, useState } from "./dom.js";
+import { html, useLayoutEffect, useRef, useState } from "./dom.js";
 
 const shown = { dialogs: [], menu: null, notes: [] };
 let again = () => {};
@@ -111,10 +111,15 @@ export function Dialogs() {
 
 function Modal({ onCancel, label, children, wide }) {
   const dialog = useRef(null);
-  useEffect(() => {
+  // Before anything is drawn: the next key is for the dialog already.
+  useLayoutEffect(() => {
     const before = document.activeElement;
-    dialog.current.showModal();
-    return () => before?.isConnected && before.focus({ preventScroll: true });
+    const box = dialog.current;
+    box.showModal();
+    return () => {
+      box.close(); // nothing beside an open one takes the focus
+      (before?.isConnected ? before : document.getElementById("main"))?.focus({ preventScroll: true });
+    };
   }, []);
   return html`<dialog
     ref=${dialog} class=${wide ? "wide" : ""} aria-label=${label}
@@ -183,7 +188,7 @@ function Menu({ anchor, items, label }) {
     show({ menu: null });
     if (anchor.isConnected) anchor.focus({ preventScroll: true });
   };
-  useEffect(() => {
+  useLayoutEffect(() => {
     const place = anchor.getBoundingClientRect();
     const box = list.current;
     const left = Math.max(8, Math.min(place.right - box.offsetWidth, innerWidth - box.offsetWidth - 8));
@@ -194,9 +199,11 @@ function Menu({ anchor, items, label }) {
     const outside = (event) => {
       if (!box.contains(event.target) && !anchor.contains(event.target)) show({ menu: null });
     };
+    anchor.setAttribute("aria-expanded", "true");
     addEventListener("pointerdown", outside, true);
     addEventListener("scroll", close, { passive: true });
     return () => {
+      anchor.setAttribute("aria-expanded", "false");
       removeEventListener("pointerdown", outside, true);
       removeEventListener("scroll", close);
     };

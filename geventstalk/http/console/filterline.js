@@ -97,7 +97,7 @@ export function FilterLine({ value, onChange }) {
       <div class="filter-text">
         <div class="colours" ref=${colours} aria-hidden="true">${coloured(text, terms, showWrong ? wrong : null)}</div>
         <input
-          id="filter" ref=${input} data-filter type="text" role="combobox" aria-label="Filter of jobs" aria-expanded=${items.length > 0} aria-controls="filter-list"
+          id="filter" ref=${input} data-filter type="text" role="combobox" aria-autocomplete="list" aria-label="Filter of jobs" aria-expanded=${items.length > 0} aria-controls="filter-list"
           aria-activedescendant=${chosen >= 0 ? `filter-item-${chosen}` : undefined} aria-invalid=${showWrong ? "true" : undefined} aria-describedby="filter-wrong"
           autocomplete="off" autocapitalize="off" spellcheck=${false} maxlength="2000" placeholder="All jobs. Type tube: state: age> body: or a word   /"
           value=${text} onInput=${typed} onKeyDown=${onKeyDown}
