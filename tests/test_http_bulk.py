@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,17 @@ def test_jobs_that_come_or_change_meanwhile_are_left_alone(yard: Yard, monkeypat
     left = {job.id for job in yard.engine.jobs}
     assert set(moved) <= left and {id for id in left if id > 300} == set(range(301, yard.engine.next_id))
     assert all(yard.job(id).state == DELAYED for id in left if id <= 300 and id not in moved)
+
+
+def test_a_work_that_is_over_keeps_no_job(yard: Yard) -> None:
+    """A hundred works are kept, and each could keep a page of large jobs that are deleted."""
+    bodies = [yard.job(yard.put(b"%d" % number, "mail")).body for number in range(20)]
+    work = end_of(yard, begin(yard, "tube:mail", "delete", limit=3))
+    assert (work["done"], work["searched"]) == (3, 20)
+    yard.say(yard.workers[0], b"".join(b"delete %d\r\n" % job.id for job in list(yard.engine.jobs)))
+    assert not len(yard.engine.jobs)
+    bodies.append(bytes(bytearray(b"of no job")))
+    assert len({sys.getrefcount(body) for body in bodies}) == 1
 
 
 def test_cancelling(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,10 @@ class Search:
         """The caller takes no job behind this one: another search goes on there."""
         self.position = job.id - 1 if self._descending else job.id + 1
 
+    def let_go(self) -> None:
+        """The search does not go on: it keeps its figures, and no job."""
+        self._searched, self._seen = self.searched, []
+
     def still(self, job: Job) -> bool:
         """Whether a job that was given out is there and matches, after others had a turn. Its body never changes."""
         return self._jobs.get(job.id) is job and bool(self._matcher.sift([job]))

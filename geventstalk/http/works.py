@@ -145,6 +145,7 @@ class Work:
         self.state = state
         self._error = error
         self._ended = monotonic()
+        self._search.let_go()
 
     def _run(self, tell: Callable[[], None]) -> None:
         ids: list[int] = []
