@@ -136,6 +136,10 @@ def test_whoever_stops_the_torturer_leaves_no_disk_mounted(tmp_path: Path) -> No
     try:
         disk = disk_of_a_life(program)
         assert os.path.ismount(disk)
+        deadline = time.monotonic() + 60
+        while not (disk / "journal" / "synced").exists():  # then the life is at work, and its disk is busy
+            assert time.monotonic() < deadline and program.poll() is None
+            time.sleep(0.002)
     finally:
         program.terminate()
         code = program.wait(60)

@@ -27,9 +27,10 @@ def mount_problem() -> str:
             )
         except OSError as error:
             return f"mount cannot be run: {error.strerror}"
+        finally:
+            unmount(folder)
         if done.returncode:
             return f"no tmpfs can be mounted: {done.stderr.strip()}"
-        subprocess.run(["umount", folder], check=True)
     return ""
 
 
@@ -40,10 +41,16 @@ def small_disk(folder: Path, size: int, *, inodes: int = 0) -> Iterator[Path]:
         pytest.skip(problem)
     folder.mkdir()
     options = f"size={size},nr_inodes={inodes}"  # 0 stands for no limit
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], check=True)
     try:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], check=True)
         yield folder
     finally:
+        unmount(folder)
+
+
+def unmount(folder: Path | str) -> None:
+    """Whoever stops the program may do so while a disk is being mounted."""
+    if os.path.ismount(folder):
         subprocess.run(["umount", str(folder)], check=True)
 
 

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+STOPPED = 130
+"""The exit code of a program that somebody has stopped."""
+
 
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong."""
@@ -44,4 +47,4 @@ def run(main: Callable[[list[str]], int]) -> NoReturn:
     try:
         sys.exit(main(sys.argv[1:]))
     except (KeyboardInterrupt, BrokenPipeError):
-        sys.exit(130)
+        sys.exit(STOPPED)
