@@ -147,7 +147,9 @@ def test_each_statistic_is_a_metric(seed: int, accept: str) -> None:
     tubes = ["default", "mail", "a/b;c.$_()+-", "Z"]
     inside = Inside()
     traffic(inside, random, tubes)
+    inside.house.audit.missing = 7
     metrics = scrape(inside, accept)
+    assert metrics[key("geventstalk_audit_missing_total")] == 7
     # The questions count themselves, so `stats` comes behind, and its own two counters are looked at by themselves.
     told = 0
     for tube in ["", *(name.decode() for name in inside.engine.tubes)]:
