@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 
@@ -181,7 +182,7 @@ def test_as_few_strays_as_possible(bench: Ages, ages_s: list[int], strays: list[
     assert bench.engine.unsorted == (strays != [])
     find_strays(bench.engine)
     assert len(bench.engine.strays) == len(strays)
-    assert {job.id for job in bench.engine.strays} == bench.engine.stray_ids
+    assert {*bench.engine.strays} == bench.engine.stray_ids
     check(bench.engine)
 
 
@@ -230,10 +231,24 @@ def test_only_strays_are_left(bench: Ages) -> None:
     bench.restore(2, BURIED, 7)
     bench.restore(3, BURIED, 5)
     assert bench.oldest(b"a") == Oldest(bench.clock.ns, None, None, bench.clock.ns - 7 * SECOND)
-    (stray,) = bench.engine.strays
-    assert stray.id == 1
+    assert bench.engine.strays == [1]
     bench.engine.delete(bench.worker, 2, bench.clock.ns)
     bench.engine.delete(bench.worker, 3, bench.clock.ns)
+    bench.agrees()
+
+
+def test_a_stray_that_is_deleted_gives_its_memory_back(bench: Ages) -> None:
+    bench.restore(1, READY, 0)
+    bench.restore(2, READY, 7)
+    body = bytes(1000)
+    for job in bench.engine.jobs:
+        job.body = body
+    find_strays(bench.engine)
+    before = sys.getrefcount(body)
+    (stray,) = bench.engine.strays
+    del job
+    bench.engine.delete(bench.worker, stray, bench.clock.ns)
+    assert sys.getrefcount(body) == before - 1
     bench.agrees()
 
 
@@ -283,7 +298,7 @@ def test_many_strays_in_slices(bench: Ages) -> None:
     assert found == bench.recount(b"a") and slices > 1
 
 
-def find(engine: Engine) -> list[Job]:
+def find(engine: Engine) -> list[int]:
     find_strays(engine)
     return engine.strays
 

@@ -143,6 +143,22 @@ def test_random_traffic(seed: int) -> None:
     assert all(bench.events[b"", event] for event in EVENTS), "some event never came"
 
 
+def test_what_happened_to_a_tube_that_is_gone_is_settled_after_an_undo() -> None:
+    bench = Bench()
+    engine, worker = bench.engine, bench.worker
+    engine.use(worker, b"lone")
+    job = engine.open_put(worker, 0, 0, 1, bench.clock.ns)
+    engine.put(job, b"x\r\n", bench.clock.ns)
+    engine.use(worker, b"default")
+    assert engine.delete(worker, job.id, bench.clock.ns) and b"lone" not in engine.tubes
+    engine.undo()
+    check(engine)
+    bench.clock.pass_ns(EVERY_NS)
+    assert engine.active and engine.settle_rates(bench.clock.ns, 100)
+    check(engine)
+    assert engine.rates.is_settled([1, 0, 1, 0, 0])
+
+
 def test_rates_in_statistics() -> None:
     clock = ManualClock()
     engine = Engine(clock.ns)

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from typing import Final, NamedTuple
 
 from geventstalk.core.engine import Engine
-from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, Job
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from geventstalk.core.places import Places
 from geventstalk.core.tube import ID_MASK, NO_ID, Tube
 
@@ -83,13 +83,14 @@ class Search:
 
     def _look_at_strays(self) -> bool:
         """Looks at some strays; they are in order of age. Returns whether that was all."""
-        strays, tube = self._engine.strays, self._tube
+        strays, jobs, tube = self._engine.strays, self._engine.jobs, self._tube
         if len(strays) <= _STRAYS:
             self._stray = 0
             self._strays.clear()
         end = min(self._stray + _STRAYS, len(strays))
-        for job in strays[self._stray : end]:
-            if job.state != DELETED and (tube is None or job.tube == tube.number):
+        for id in strays[self._stray : end]:
+            job = jobs.get(id)
+            if job is not None and (tube is None or job.tube == tube.number):
                 self._strays.setdefault(job.state, job.created_ns)
         self._stray = end
         return end == len(strays)
@@ -202,8 +203,8 @@ def find_strays(engine: Engine) -> None:
         else:
             strays.append(job)
     strays.sort(key=_age)
-    engine.strays = strays
-    engine.stray_ids = {job.id for job in strays}
+    engine.strays = [job.id for job in strays]
+    engine.stray_ids = {*engine.strays}
     engine.unsorted = False
 
 

@@ -7,7 +7,7 @@ Invariant: whatever command, slice or end of a deadline came last, check() finds
 from __future__ import annotations
 
 from geventstalk.core.engine import NEVER, Engine
-from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, URGENT_PRI_MAX
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MAX
 from geventstalk.core.meter import NO_TIMES, Times
 from geventstalk.core.order import EMPTY
 from geventstalk.core.places import events
@@ -92,9 +92,9 @@ def _check_tube(engine: Engine, tube: Tube) -> None:
 
 def _check_ages(engine: Engine) -> None:
     """The bounds are bounds, and with them, ids and strays the oldest jobs are found."""
-    strays = {job.id: job for job in engine.strays if job.state != DELETED}
-    assert strays.keys() <= engine.stray_ids and all(engine.jobs.get(id) is job for id, job in strays.items())
-    assert engine.strays == sorted(engine.strays, key=lambda job: job.created_ns)
+    strays = {id: job for id in engine.strays if (job := engine.jobs.get(id)) is not None}
+    assert {*engine.strays} == engine.stray_ids
+    assert [*strays.values()] == sorted(strays.values(), key=lambda job: job.created_ns)
     oldest: dict[tuple[int, int], tuple[int, int | None]] = {}  # by tube, 0 for all, and state: it and the first
     for job in engine.jobs.in_order():
         tube = engine.tube_of(job)

@@ -67,7 +67,7 @@ class Places:
         self.worked = Times()
         self.low_ready = self.low_delayed = self.low_reserved = self.low_buried = NO_ID
         self.unsorted = False  # whether there may be strays that ages.py has not found yet
-        self.strays: list[Job] = []  # in order of age
+        self.strays: list[int] = []  # their ids in order of age, also of those that are gone
         self.stray_ids: set[int] = set()
         self.wheel = TimerWheel(now_ns)
         self.tube_by_number: dict[int, Tube] = {}

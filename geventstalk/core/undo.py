@@ -36,8 +36,9 @@ def rebuild(engine: Engine) -> None:
     engine.tubes = {tube.name: tube for tube in alive}
     engine.tube_by_number = {tube.number: tube for tube in alive}
     engine.stocked = {tube.number: tube for tube in alive if tube.ready.first() >= 0 and not tube.paused_until_ns}
+    events = {tube.number: tube for tube in engine.settling + engine.active}  # also of tubes that are gone
     engine.settling = []
-    engine.active = [tube for tube in alive if tube.active]
+    engine.active = [tube for tube in events.values() if tube.active]
     for tube in alive:
         _arm_tube(engine, tube)
     for client in engine.clients.values():
@@ -93,8 +94,6 @@ def _place_jobs(engine: Engine) -> None:
     engine.ready_count = engine.urgent_count = engine.reserved_count = 0
     engine.delayed_count = engine.buried_count = 0
     engine.low_ready = engine.low_delayed = engine.low_reserved = engine.low_buried = 0
-    engine.strays = [job for job in engine.strays if engine.jobs.get(job.id) is job]
-    engine.stray_ids = {job.id for job in engine.strays}
     for job in engine.jobs.in_order():
         tube = engine.tube_by_number[job.tube]
         tube.jobs += 1
