@@ -64,11 +64,12 @@ class Inode:
         self.changes.append(change)
         self.open_changes.append(change)
 
-    def after(self, count: int) -> bytes:
-        """The content after so many of the changes."""
+    def at(self, moment: int) -> bytes:
+        """The content at this moment, for whoever reads the file then."""
         content = bytearray(self.base)
-        for change in self.changes[:count]:
-            _apply(content, change)
+        for change in self.changes:
+            if change.ended <= moment:
+                _apply(content, change)
         return bytes(content)
 
 
@@ -197,12 +198,26 @@ class Disk:
     def whole(self, into: Path) -> None:
         """Writes what is there when nothing is lost."""
         for name, inode in self.names.items():
-            (into / name).write_bytes(inode.after(len(inode.changes)))
+            (into / name).write_bytes(inode.at(_NEVER))
 
-    def older(self, name: str, draw: random.Random) -> list[bytes]:
+    def killed(self, moment: int) -> dict[str, Inode]:
+        """The files that a kill at this moment leaves, without those of `-shm`, which nobody records."""
+        names = dict(self._base)
+        for entry in self._entries:
+            if entry.ended > moment:
+                continue
+            if entry.away:
+                names.pop(entry.away, None)
+            if entry.inode is None:
+                names.pop(entry.name, None)
+            else:
+                names[entry.name] = entry.inode
+        return {name: inode for name, inode in names.items() if not name.endswith("-shm")}
+
+    def older(self, inode: Inode, moment: int, draw: random.Random) -> list[bytes]:
         """What a file held at some earlier moments."""
-        inode = self.names[name]
-        return [inode.after(draw.randint(0, len(inode.changes))) for _ in range(3)]
+        ends = [0, *(change.ended for change in inode.changes if change.ended <= moment)]
+        return [inode.at(draw.choice(ends)) for _ in range(3)]
 
     def _names_at(self, moment: int, draw: random.Random) -> dict[str, Inode]:
         loose = [entry for entry in self._entries if entry.begun <= moment < entry.safe]

@@ -94,6 +94,11 @@ class Oracle:
         if high_water < highest:
             raise Violation(f"the highest id is {high_water}, but {highest} was promised")
 
+    @property
+    def commits(self) -> list[int]:
+        """The moments at which something was committed."""
+        return [moment for moment, _ in self._committed]
+
     def ever(self, id: int) -> set[Fact | None]:
         """All that a job ever was."""
         return {fact for _, fact in self._entries.get(id, [])} | {fact for key, fact in self._passing if key == id}

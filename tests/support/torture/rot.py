@@ -1,4 +1,4 @@
-"""Bit rot and missing files: after a kill -9 or a clean end, one file of a directory is not what it was.
+"""Bit rot and missing files: after a clean end or a kill -9 at any moment, one file of a directory is not what it was.
 
 The fault model. In one file: bits flip, a sector or page is zeros or noise, a page stands in the place of another, the
 file is shorter, is gone, or is an older copy of itself. One file at a time, by one of these.
@@ -27,7 +27,7 @@ from tests.support.torture.torturer import Torment, read, scratch
 
 SECTORS = (512, 2048, 4096)
 _SEGMENT = re.compile(r"segment-\d+\.db")
-WAYS = ("flip", "flip", "flips", "zeros", "noise", "swap", "copy", "shorter", "gone", "gone", "older")
+WAYS = ("older", "older", "flip", "flip", "flips", "zeros", "noise", "swap", "copy", "shorter", "gone", "gone", "older")
 
 
 def rot(name: str, data: bytes, older: list[bytes], draw: random.Random) -> tuple[str, bytes | None]:
@@ -72,15 +72,25 @@ class Rotting(Torment):
                 disk, oracle = Disk(), Oracle()
                 for number in range(lives):
                     self._live(directory, disk, oracle, self._folder / f"trace-{number}")
-                    files = {path.name: path.read_bytes() for path in directory.iterdir()}
+                    left = {path.name: path.read_bytes() for path in directory.iterdir()}
+                    every = disk.moments + disk.turns + oracle.commits  # behind a commit the sync is still to come
+                    moments = [each for each in every if each >= self._first]
                     for _ in range(rounds // lives):
-                        self._round(files, disk, oracle)
+                        moment, files = disk.end, left
+                        if moments and self._draw.random() < 0.5:
+                            moment = self._draw.choice(moments) + self._draw.choice([0, 1, 2, 4, 8])
+                            files = {name: inode.at(moment) for name, inode in disk.killed(moment).items()}
+                        self._round(files, disk, oracle, moment)
         return self.noticed
 
-    def _round(self, files: dict[str, bytes], disk: Disk, oracle: Oracle) -> None:
+    def _round(self, files: dict[str, bytes], disk: Disk, oracle: Oracle, moment: int) -> None:
         draw = self._draw
-        name = draw.choice(sorted(name for name in files if name not in ("lock", "reserve")))
-        older = disk.older(name, draw) if name in disk.names else []
+        names = sorted(name for name in files if name not in ("lock", "reserve"))
+        if not names:
+            return
+        name = draw.choice(names)
+        inode = disk.killed(moment).get(name)
+        older = disk.older(inode, moment, draw) if inode else []
         what, content = rot(name, files[name], older, draw)
         if content == files[name]:
             return
@@ -92,9 +102,9 @@ class Rotting(Torment):
                     (image / each).write_bytes(data)
             if content is not None:
                 (image / name).write_bytes(content)
-            self._look_at(image, what, name, content, oracle, disk.end)
+            self._look_at(image, what, name, content, oracle, moment)
         except Violation as violation:
-            kind = "a clean end" if oracle.ended else "a kill"
+            kind = f"a kill at {moment}" if moment < disk.end or not oracle.ended else "a clean end"
             keep = f" (kept in {self._kept(image)})" if self._keep else ""
             raise Violation(f"seed {self.seed}, {self._policy}, after {kind}: {what}: {violation}{keep}") from None
         finally:
