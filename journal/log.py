@@ -145,8 +145,11 @@ class Log:
         """Adds a part of a large payload to the batch. It counts only after append_last(). Raises as append() does."""
         raise NotImplementedError
 
-    def append_last(self, key: int, last: bytes) -> None:
-        """Adds the last part. From now on all parts of the key are its FULL record. Raises as append() does."""
+    def append_last(self, key: int, last: bytes, *, moved: bool) -> None:
+        """Adds the last part. From now on all parts of the key are its FULL record. Raises as append() does.
+
+        `moved` says that compaction asked for this record.
+        """
         raise NotImplementedError
 
     def drop_parts(self) -> None:

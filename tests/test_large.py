@@ -23,6 +23,7 @@ from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.wire.session import Service, Session
 from journal import Journal
+from tests.support.clients import until
 from tests.support.clock import SECOND, ManualClock
 from tests.support.faults import wants_compaction
 
@@ -402,6 +403,24 @@ def test_an_operator_waits_for_a_job_that_compaction_moves(house: House, tmp_pat
     house.alter_wholly(1, b"t")
     reopened(house, tmp_path)
     assert house.seen(1) == (b"t", 60, BODY)
+
+
+@pytest.mark.parametrize("waits", ["put", "alter"])
+def test_who_waits_for_a_large_job_of_compaction_moves_the_rest(house: House, tmp_path: Path, waits: str) -> None:
+    """Compaction may sleep, or wait for the device: who waits would ask it in vain, turn by turn."""
+    client = one_of_three_is_left(house, tmp_path)
+    assert house.say(client, b"put 0 0 60 3\r\nabc\r\n") == b"INSERTED 4\r\n"
+    until(lambda: wants_compaction(house.store), "there is something to compact")
+    while house.store._large is None:
+        house.store.compact_slice(house.clock.ns)
+    assert house.journal.records_moved == 0
+    if waits == "put":
+        assert house.put(client, BODY) == b"INSERTED 5\r\n"
+    else:
+        assert house.alter_wholly(1, b"t") > 5
+    assert house.journal.records_moved == 1
+    reopened(house, tmp_path)
+    assert body_of(house, 1) == BODY
 
 
 def test_two_operators_move_a_large_job_one_after_the_other(house: House, tmp_path: Path) -> None:

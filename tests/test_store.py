@@ -208,7 +208,7 @@ class Rows(Log):
     def append_part(self, key: int, part: bytes) -> None:
         self.parts += part
 
-    def append_last(self, key: int, last: bytes) -> None:
+    def append_last(self, key: int, last: bytes, *, moved: bool) -> None:
         self.append(key, FULL, self.parts + last)
         self.parts = b""
 

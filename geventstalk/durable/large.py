@@ -17,16 +17,24 @@ PART_BYTES: Final = 1 << 18
 """Bytes that one slice writes. Checksum, copy and SQLite take a millisecond for so many bytes."""
 
 
+PUT: Final = 0
+REWRITE: Final = 1
+MOVE: Final = 2
+
+
 class LargeRecord:
-    """One job, and how many bytes of its record are written. With `rewrites` it gets this tube and ttr in the end."""
+    """One job, and how many bytes of its record are written.
 
-    __slots__ = ("_at", "_end", "_part_bytes", "head", "job", "rewrites", "ttr_s", "tube_name")
+    `purpose` is PUT, or MOVE when compaction moves the job, or REWRITE when it gets this tube and ttr in the end.
+    """
 
-    def __init__(self, job: Job, tube_name: bytes, ttr_s: int, epoch: Epoch, part_bytes: int, rewrites: bool) -> None:
+    __slots__ = ("_at", "_end", "_part_bytes", "head", "job", "purpose", "ttr_s", "tube_name")
+
+    def __init__(self, job: Job, tube_name: bytes, ttr_s: int, epoch: Epoch, part_bytes: int, purpose: int) -> None:
         self.job = job
         self.tube_name = tube_name
         self.ttr_s = ttr_s
-        self.rewrites = rewrites
+        self.purpose = purpose
         self.head = encode_head(job, tube_name, ttr_s, epoch)
         self._at = 0
         self._end = part_bytes

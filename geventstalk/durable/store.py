@@ -13,7 +13,7 @@ from typing import Final
 from geventstalk.core.job import Job, Ledger
 from geventstalk.core.jobtable import JobTable
 from geventstalk.core.meter import Times
-from geventstalk.durable.large import LARGE_BYTES, PART_BYTES, LargeRecord
+from geventstalk.durable.large import LARGE_BYTES, MOVE, PART_BYTES, PUT, REWRITE, LargeRecord
 from geventstalk.durable.records import (
     WHOLE_BYTES,
     Encoder,
@@ -93,8 +93,11 @@ class Store(Ledger):
         if large is None:
             if not self._may_begin():
                 return False
-            large = self._begin(job, tube_name, job.ttr_s)
-        return large.job is job and self._append_part(large)
+            large = self._begin(job, tube_name, job.ttr_s, PUT)
+        if large.job is job:
+            return self._append_part(large)
+        self._hurry(large)
+        return False
 
     def unprepare(self, job: Job) -> None:
         large = self._large
@@ -104,7 +107,7 @@ class Store(Ledger):
 
     def prepare_rewrite(self, job: Job, tube_name: bytes, ttr_s: int) -> bool | None:
         large = self._large
-        if large is not None and large.rewrites and large.job is job:
+        if large is not None and large.purpose == REWRITE and large.job is job:
             if self._log.short_of_room:
                 self.unprepare(job)
                 return None
@@ -114,17 +117,20 @@ class Store(Ledger):
             return True if self._log.admits(size) else None
         if self._log.short_of_room:
             return None
-        if large is not None or not self._may_begin():
+        if large is not None:
+            self._hurry(large)
+            return False
+        if not self._may_begin():
             return False
         if not self._log.admits(size):
             return None
-        return self._append_part(self._begin(job, tube_name, ttr_s, rewrites=True))
+        return self._append_part(self._begin(job, tube_name, ttr_s, REWRITE))
 
     def rewrite(self, job: Job, tube_name: bytes) -> None:
         page = job.id >> _PAGE_BITS
         self._rewritten[page] = self._rewritten.get(page, 0) | 1 << (job.id & _PAGE_MASK)
         large = self._large
-        if large is not None and large.rewrites and large.job is job:
+        if large is not None and large.purpose == REWRITE and large.job is job:
             self._finish_large(large)
             return
         self._log.append(job.id, FULL, self._encoder.whole(job, tube_name))
@@ -132,7 +138,7 @@ class Store(Ledger):
 
     def abandon_rewrite(self, job: Job) -> None:
         large = self._large
-        if large is not None and large.rewrites:
+        if large is not None and large.purpose == REWRITE:
             self.unprepare(job)
 
     def has_begun(self, job: Job) -> bool:
@@ -145,9 +151,17 @@ class Store(Ledger):
             return False
         return True
 
-    def _begin(self, job: Job, tube_name: bytes, ttr_s: int, rewrites: bool = False) -> LargeRecord:
-        large = self._large = LargeRecord(job, tube_name, ttr_s, self._epoch, self.part_bytes, rewrites)
+    def _begin(self, job: Job, tube_name: bytes, ttr_s: int, purpose: int) -> LargeRecord:
+        large = self._large = LargeRecord(job, tube_name, ttr_s, self._epoch, self.part_bytes, purpose)
         return large
+
+    def _hurry(self, large: LargeRecord) -> None:
+        """Somebody waits until the large record is whole, and asks in each turn.
+
+        Compaction may be asleep, or wait for the device, when it has moved half of a job. So who waits moves the rest.
+        """
+        if large.purpose == MOVE and self._append_part(large):
+            self._finish_large(large)
 
     def _append_part(self, large: LargeRecord) -> bool:
         """Returns whether only the last part is left."""
@@ -159,7 +173,7 @@ class Store(Ledger):
     def _finish_large(self, large: LargeRecord) -> None:
         """The last part, and what has changed since the first one was written."""
         job = large.job
-        self._log.append_last(job.id, large.part())
+        self._log.append_last(job.id, large.part(), moved=large.purpose == MOVE)
         self._large = None
         job.segment = self._log.current
         change = encode_change(job, self._epoch)
@@ -359,14 +373,14 @@ class Store(Ledger):
         if large is not None and large.job is job:
             if self._log.short_of_room:
                 self.unprepare(job)
-            elif not large.rewrites and self._append_part(large):
-                self._finish_large(large)
+            else:
+                self._hurry(large)
             return None
         if self._log.short_of_room and large is None:
             return self._whole_of(id)  # at once: on a full disk nothing may stay half written
         self._move_waits = large is not None
         if large is None and self._log.takes_parts:
-            self._begin(job, name, job.ttr_s)
+            self._begin(job, name, job.ttr_s, MOVE)
         return None
 
     def _whole_of(self, id: int) -> bytes:

@@ -119,9 +119,9 @@ class Compaction:
                 if payload is not None:
                     append(key, FULL, payload)
                     left -= len(payload)
+                    self.records_moved += 1
                 elif segments.live.segment_of(key) == victim.number:
                     break  # a large payload is moved in parts: the next slice asks for this key again
-                self.records_moved += 1
             self._scanned_seq = seq
             if left <= 0:
                 break

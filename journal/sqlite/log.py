@@ -225,7 +225,7 @@ class Journal(Log):
         if key > self.high_water:
             self.high_water = key
 
-    def append_last(self, key: int, last: bytes) -> None:
+    def append_last(self, key: int, last: bytes, *, moved: bool) -> None:
         number = self._number
         if not number:
             self._refuse()
@@ -237,6 +237,7 @@ class Journal(Log):
             self._fail(error)
         self._estimate += len(row)
         self.appended += 1
+        self._compaction.records_moved += moved
         self.drop_parts()
 
     def drop_parts(self) -> None:
