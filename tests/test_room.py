@@ -337,11 +337,12 @@ def test_excess_at_its_edges() -> None:
 def test_near_the_bound_at_its_edges() -> None:
     live = 100 * MIB
     large, small = room_of(USUAL, 100 * GIB), room_of(2 * 64 * KIB, 100 * GIB)
-    for room, commit in ((large, large.segment_limit // 2), (small, 64 * KIB)):
-        most = 3 * live + 6 * room.segment_limit + BOUND_BESIDE_BYTES - commit
-        assert not room.near_bound(most, live)
-        assert room.near_bound(most + 1, live)
-        assert room.near_bound(most, live - 1)
+    for room, commit in ((large, LOOK_BYTES), (small, 64 * KIB)):
+        most = 3 * live + 6 * room.segment_limit + BOUND_BESIDE_BYTES - room.segment_limit // 2 - commit
+        assert not room.near_bound(most, live, commit // 2)
+        assert room.near_bound(most + 1, live, commit // 2)
+        assert room.near_bound(most, live - 1, commit // 2)
+        assert room.near_bound(most, live, commit // 2 + 1)
 
 
 def test_where_nothing_is_in_excess_the_directory_keeps_its_bound(seed: int) -> None:

@@ -91,6 +91,7 @@ class Journal(Log):
         self._number = 0  # of the current segment; 0 before start() and after a failure
         self._batch: list[tuple[int, int, bytes]] = []
         self._estimate = 0  # bytes of WAL that were surely written to the current segment
+        self._estimated = 0  # the same at the last commit
         self._parts = 0  # how many parts of a large payload stand in the current segment, without their last
         self._slack = 0  # bytes that puts may take before the next look at the disk
         self._refusing = False
@@ -265,9 +266,12 @@ class Journal(Log):
         segments.with_room(lambda: writer.append(writer.rows(batch)))
         self.records_written += len(batch)
         segments.written()
+        taken = self._estimate - self._estimated
         self._estimate += PAGE_BYTES // 2  # a commit writes at least one page, half of it anew on average
+        self._estimated = self._estimate
         tight = self._space.tight
         if tight or self._estimate >= self._room.segment_limit // 2:
+            segments.commit_took(len(batch), taken)
             if segments.full:
                 self._rotate()
                 self._compaction.suspect()
@@ -278,7 +282,7 @@ class Journal(Log):
         """The next segment takes over, once it is there."""
         if self._segments.rotate(self.high_water):
             self._number = self._segments.current
-            self._estimate = 0
+            self._estimate = self._estimated = 0
 
     def sync_point(self) -> SyncPoint | None:
         return self._segments.sync_point()

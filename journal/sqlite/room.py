@@ -182,13 +182,14 @@ class Room:
         too_large = used + unmerged - oversize - HOLD_SHARE * live - 3 * self.segment_limit
         return max(too_large, self.margin - room)
 
-    def near_bound(self, taken: int, live: int) -> bool:
-        """Whether the directory, which takes so many bytes, has less left below its bound than a commit may take.
+    def near_bound(self, taken: int, live: int, commit: int) -> bool:
+        """Whether the directory, which takes so many bytes, has less left below its bound than a turn may take.
 
-        Half a WAL, or what puts may take between two looks at the disk.
+        A turn has a slice of compaction, which writes half a WAL at the most, and a commit. A commit takes what puts
+        may take between two looks at the disk, or as much as the last ones. A sealed `commit` stands in two files.
         """
         bound = BOUND_SHARE * (live + 2 * self.segment_limit) + BOUND_BESIDE_BYTES
-        return taken + max(self.segment_limit // 2, self._look_bytes) > bound
+        return taken + self.segment_limit // 2 + max(self._look_bytes, 2 * commit) > bound
 
     def is_worth(self, standing: int, live: int, segments: int) -> bool:
         """Whether sealed segments hold more garbage than live records. `standing` is what all their files take.

@@ -39,6 +39,8 @@ DESCRIPTORS_MIN: Final = _OF_A_SEGMENT * 2 + _OF_THE_REST
 """With so many descriptors a journal works: one segment is written, and one is either made or waits to be sealed."""
 DESCRIPTORS_MAX: Final = _OF_A_SEGMENT * (_WAITING_MAX + 1) + _OF_THE_REST
 """More descriptors than these a journal never takes."""
+_RECORD_BYTES: Final = 128
+"""What a WAL takes for a record beside its payload, at the most, as long as the record is small."""
 _TRY_AGAIN_S: Final = 0.1
 """What found no room is not tried again before this time has passed, or before a segment has given room back. On a full
 disk changes wait while the worker is at work: they would wait for ever if it tried the impossible without a pause."""
@@ -171,6 +173,7 @@ class Segments:
         self.noted = False  # whether only the current segment says which segments are gone, or counts some that stay
         self.open_bytes = 0  # parts written of an unfinished large record; all its parts go to one segment
         self._uncounted: dict[int, int] = {}  # segments to their records, which the first segment of this process notes
+        self._commit_bytes = 0  # what a commit may take, by the last ones
         self._unsynced: list[WalFile] = []
         self._watermark: Watermark | None = None
         self._log = log
@@ -347,7 +350,7 @@ class Segments:
         spare = disk_bytes(self.next.path) if self.next else NEW_SEGMENT_BYTES + self._ahead()
         late = max(0, writer.wal.size() - writer.large_bytes - self.room.segment_limit)
         taken = self.disk_bytes + self._unmerged + late - self._oversize + spare + self.space.reserved
-        return self.room.near_bound(taken, self.live.total_bytes + self.open_bytes)
+        return self.room.near_bound(taken, self.live.total_bytes + self.open_bytes, self._commit_bytes)
 
     @property
     def _unmerged(self) -> int:
@@ -378,6 +381,11 @@ class Segments:
         """How many bytes puts may still take."""
         capacity = self.space.capacity(self.disk_bytes)
         return self.room.left_for_puts(capacity, self.live.total_bytes + self.open_bytes, self.live.keys)
+
+    def commit_took(self, records: int, payload_bytes: int) -> None:
+        """A commit had so many records. Larger ones are forgotten by an eighth with each that is smaller."""
+        took = payload_bytes + _RECORD_BYTES * records
+        self._commit_bytes = max(took, self._commit_bytes - self._commit_bytes // 8)
 
     def large_record(self, size: int) -> None:
         """The current segment takes a large record, or a part of one, of so many bytes."""
