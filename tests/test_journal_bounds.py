@@ -50,6 +50,30 @@ def directory_bytes(folder: Path) -> int:
     return total
 
 
+class Bound:
+    """The directory in shares of its bound, at worst.
+
+    What was live within the last second still counts: files go after what was in them. A job's change that compaction
+    makes part of the job is no longer live, too.
+    """
+
+    def __init__(self, folder: Path, segment: int) -> None:
+        self.worst = 0.0
+        self._folder = folder
+        self._segment = segment
+        self._lately: deque[tuple[float, int]] = deque()  # when and how much was live
+
+    def sample(self, live: Callable[[], int]) -> None:
+        before = live()
+        taken = directory_bytes(self._folder)
+        now = time.monotonic()
+        self._lately.append((now, max(before, live())))
+        while self._lately[0][0] < now - 1:
+            self._lately.popleft()
+        most = max(live for _, live in self._lately)
+        self.worst = max(self.worst, taken / (3 * most + 3 * self._segment + FIXED))
+
+
 class TimedJournal(Journal):
     """Knows how long each slice of compaction took, at leisure or in a commit, by the clock of its own thread."""
 
@@ -72,8 +96,7 @@ class Life:
         self.segment = segment
         self.jobs: dict[int, Job] = {}
         self.next_id = 1
-        self.worst = 0.0  # the directory in shares of its bound
-        self.lately: deque[tuple[float, int]] = deque()  # when and how much was live
+        self.bound = Bound(folder, segment)
         self.slices: list[float] = []
         self.store = self.open()
 
@@ -120,22 +143,17 @@ class Life:
             self.store.compact_slice(0)
 
     def sample(self) -> None:
-        """What was deleted within the last second still counts as live: files go after what was in them."""
-        now = time.monotonic()
-        self.lately.append((now, self.journal.live.total_bytes))
-        while self.lately[0][0] < now - 1:
-            self.lately.popleft()
-        live = max(live for _, live in self.lately)
-        self.worst = max(self.worst, directory_bytes(self.folder) / (3 * live + 3 * self.segment + FIXED))
+        self.bound.sample(lambda: self.journal.live.total_bytes)
 
     def check(self) -> None:
-        print(f"at most {self.worst:.2f} of the bound; {len(self.slices)} slices, {max(self.slices, default=0):.4f} s")
-        assert self.slices, "nothing was compacted"
-        assert self.worst < 1, f"{self.worst:.2f} times the bound"
+        bound, slices = self.bound, self.slices
+        print(f"at most {bound.worst:.2f} of the bound; {len(slices)} slices, {max(slices, default=0):.4f} s")
+        assert slices, "nothing was compacted"
+        assert bound.worst < 1, f"{bound.worst:.2f} times the bound"
         self.store.close()
         self.store = self.open()
         self.sample()
-        assert self.worst < 1, f"{self.worst:.2f} times the bound after a start"
+        assert bound.worst < 1, f"{bound.worst:.2f} times the bound after a start"
         self.store.close()
 
 
@@ -344,11 +362,9 @@ class Sampler:
     """A thread that looks at the directory all the time, and knows what is live from the server's own statistics."""
 
     def __init__(self, server: ServerProcess, folder: Path, segment: int) -> None:
-        self.worst = 0.0
+        self.bound = Bound(folder, segment)
         self.samples = 0
         self._client = Client(server.connect(PATIENCE_S))
-        self._folder = folder
-        self._segment = segment
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -369,10 +385,7 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._over.wait(0.005):
-            before = number(self._client, "journal-live-bytes")
-            taken = directory_bytes(self._folder)
-            live = max(before, number(self._client, "journal-live-bytes"))
-            self.worst = max(self.worst, taken / (3 * live + 3 * self._segment + FIXED))
+            self.bound.sample(lambda: number(self._client, "journal-live-bytes"))
             self.samples += 1
 
 
@@ -391,8 +404,8 @@ def test_a_release_loop_over_the_wire(launch: Launch, tmp_path: Path) -> None:
                 assert {reply.split()[0] for reply in replies} == {b"RESERVED", b"RELEASED"}
         finally:
             sampler.stop()
-        print(f"{sampler.samples} samples, at most {sampler.worst:.2f} of the bound")
-        assert sampler.worst < 1
+        print(f"{sampler.samples} samples, at most {sampler.bound.worst:.2f} of the bound")
+        assert sampler.bound.worst < 1
         live = number(client, "journal-live-bytes")
         until(lambda: directory_bytes(folder) < 3 * live + 3 * SEGMENT + FIXED, "it stays so")
 
@@ -411,5 +424,5 @@ def test_an_old_job_among_short_ones_over_the_wire(launch: Launch, tmp_path: Pat
                 assert set(burst(client, [b"delete %d\r\n" % id for id in ids])) == {b"DELETED\r\n"}
         finally:
             sampler.stop()
-        assert sampler.worst < 1, f"{sampler.worst:.2f}"
+        assert sampler.bound.worst < 1, f"{sampler.bound.worst:.2f}"
         assert client.stats(b"stats-job %d" % old)["state"] == "buried"
