@@ -87,8 +87,11 @@ def cost_us(build: Build, curve: Curve, size: int, seconds: float, core: int) ->
         try:
             load.work(WARM_UP + seconds / 4)
             before = server.cpu_s()
-            commands = load.work(seconds)
-            return (server.cpu_s() - before) / commands * 1e6
+            commands, spent_s = 0, 0.0
+            while not commands or not spent_s:  # beside other programs the first time may pass without a command
+                commands += load.work(seconds)
+                spent_s = server.cpu_s() - before
+            return spent_s / commands * 1e6
         finally:
             load.close()
 
