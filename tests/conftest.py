@@ -145,8 +145,8 @@ def start_beanstalkd() -> Iterator[Callable[..., ServerProcess]]:
 def _starter(command: list[str]) -> Iterator[Callable[..., ServerProcess]]:
     running: list[ServerProcess] = []
 
-    def start(*args: str, **options: object) -> ServerProcess:
-        server = ServerProcess(command, args, **options)  # type: ignore[arg-type]  # options pass through as they are
+    def start(*args: str, **options: Any) -> ServerProcess:
+        server = ServerProcess(command, args, **options)
         running.append(server)
         return server.wait_ready()
 

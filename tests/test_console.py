@@ -352,11 +352,13 @@ def test_another_range_keeps_the_charts_and_the_focus(browser: Browser, serve: C
 
 
 @pytest.mark.slow
-def test_a_fault_of_one_page_does_not_stay_on_another(browser: Browser, serve: Callable[..., Server]) -> None:
+def test_a_fault_of_one_page_does_not_stay_on_another(
+    browser: Browser, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = serve()
     browser.expected = ["TypeError"]
     tell = server.world.tube
-    server.world.tube = lambda name: (200, {"name": name}) if name == "mail" else tell(name)  # type: ignore[method-assign]
+    monkeypatch.setattr(server.world, "tube", lambda name: (200, {"name": name}) if name == "mail" else tell(name))
     browser.open(server.url, "/tubes/mail")
     browser.find(".fault", "This page has a fault.")
     browser.keys("g", "t")
@@ -804,14 +806,14 @@ def test_harm_is_asked_for_with_its_number_and_name(browser: Browser, serve: Cal
 
 
 @pytest.mark.slow
-def test_what_failed_is_said(browser: Browser, serve: Callable[..., Server]) -> None:
+def test_what_failed_is_said(browser: Browser, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve()
     browser.expected = ["status of 500"]
 
     def fail(bulk: dict[str, Any]) -> None:
         bulk.update(state="failed", error="The journal has no room.")
 
-    server.world.step = fail  # type: ignore[method-assign]
+    monkeypatch.setattr(server.world, "step", fail)
     browser.open(server.url, "/tubes?match=mail&sort=name")
     browser.click("button", "tubes ▾")
     browser.click("[role=menuitem]", "Kick the buried jobs")
@@ -843,10 +845,12 @@ def test_a_worker_loses_its_job_only_after_a_question(browser: Browser, serve: C
 
 
 @pytest.mark.slow
-def test_long_work_can_be_stopped(browser: Browser, serve: Callable[..., Server]) -> None:
+def test_long_work_can_be_stopped(
+    browser: Browser, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = serve(12, 3000)
     step = server.world.step
-    server.world.step = lambda bulk: None if bulk["done"] else step(bulk)  # type: ignore[method-assign]
+    monkeypatch.setattr(server.world, "step", lambda bulk: None if bulk["done"] else step(bulk))
     browser.open(server.url, "/jobs?filter=" + quote("tube:mail"))
     browser.find("tr[data-key]")
     browser.click("button", "All that match")

@@ -17,6 +17,7 @@ from geventstalk.http.filters import FilterError, parse
 from geventstalk.http.house import SLICE_NS
 from geventstalk.http.patterns import Pattern, PatternError
 from geventstalk.http.search import Search, SearchFailed
+from geventstalk.wire.session import Session
 from tests.support.filters import TUBES, body_of, holds, random_filter
 from tests.support.web import Inside
 
@@ -40,9 +41,9 @@ class Yard(Inside):
         self.ids.append(self.engine.next_id - 1)
         return self.ids[-1]
 
-    def say(self, worker: object, line: bytes) -> None:
-        worker.receive(line + b"\r\n", self.now_ns)  # type: ignore[attr-defined]
-        worker.take_out()  # type: ignore[attr-defined]
+    def say(self, worker: Session, line: bytes) -> None:
+        worker.receive(line + b"\r\n", self.now_ns)
+        worker.take_out()
 
     def change(self) -> None:
         """One change of some job, as clients make them."""

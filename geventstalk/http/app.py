@@ -56,7 +56,7 @@ _ROOMS: Final = (
 )
 
 
-def make(house: House, access: Access) -> falcon.App:  # type: ignore[type-arg]  # its parameters are request and response
+def make(house: House, access: Access) -> falcon.App[falcon.Request, falcon.Response]:
     """The WSGI application."""
     app = falcon.App(middleware=[_Gate(house, access)])
     app.req_options.strip_url_path_trailing_slash = False

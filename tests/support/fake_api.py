@@ -123,9 +123,9 @@ def fake_api() -> Iterator[FakeApi]:
     class Server(ThreadingHTTPServer):
         daemon_threads = True
 
-        def handle_error(self, request: object, client_address: object) -> None:
+        def handle_error(self, request: Any, client_address: Any) -> None:
             if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that is stopped leaves
-                super().handle_error(request, client_address)  # type: ignore[arg-type]  # what a socket server got
+                super().handle_error(request, client_address)
 
     with Server(("127.0.0.1", 0), Handler) as server:
         fake.port = server.server_address[1]

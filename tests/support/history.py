@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.support.wire import Client, WireError
 
@@ -248,8 +248,8 @@ class History:
         self._number += 1
         return Command(client, self._number, line + b"\r\n", expected)
 
-    def _change(self, command: Command, job: Job, **changes: str | int) -> None:
-        state = replace(job.latest, by=command, reserves=job.reserves, **changes)  # type: ignore[arg-type]  # by name
+    def _change(self, command: Command, job: Job, **changes: Any) -> None:
+        state = replace(job.latest, by=command, reserves=job.reserves, **changes)
         job.pending.append((command, state))
         command.jobs.append(job)
 
