@@ -850,3 +850,27 @@ def test_a_copy_of_an_open_segment_is_a_sealed_one(path: Path, tmp_path: Path) -
     writer.append(writer.rows([(8, FULL, b"later")]))
     writer.seal()
     assert len(read(path)[0]) == 6
+
+
+def test_a_pinned_segment_that_was_just_made_stays_empty(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was opened before it had a WAL, so SQLite does not keep the writer from merging the WAL."""
+    readers = []
+    rename = os.rename
+
+    def open_at_once(old: str, new: str) -> None:
+        rename(old, new)
+        assert not os.path.exists(new + "-wal")
+        readers.append(SegmentReader(new))
+        readers[0].pin()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", open_at_once)
+        writer = write(path)
+    writer.seal()
+    assert read(path)[0] == ROWS
+    assert list(readers[0].rows()) == []
+    assert readers[0].copy_to(str(tmp_path / "copy")) == 0
+    readers[0].close()
+    assert read(tmp_path / "copy")[0] == []

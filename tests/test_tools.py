@@ -22,14 +22,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import yaml
 
 import journal.sqlite.backup
-import journal.sqlite.survey
+import journal.sqlite.moment
 from geventstalk._build import BUILD
 from geventstalk.cli.main import COMMANDS
 from geventstalk.cli.program import LIVE, OFFLINE, leaves, main
@@ -37,11 +37,12 @@ from geventstalk.core.job import BURIED, DELAYED, READY, Job, Tally
 from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
 from geventstalk.tools import inspect, transfer
-from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
+from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
 from journal.sqlite.backup import backup
 from journal.sqlite.builder import SegmentBuilder
 from journal.sqlite.format import Row
 from journal.sqlite.heal import LOST_KEYS
+from journal.sqlite.moment import Pinned
 from journal.sqlite.reader import SegmentReader
 from journal.sqlite.survey import SegmentSurvey
 from tests.support.binlogs import fill_beanstalkd, stats_of
@@ -713,7 +714,7 @@ def moving(base: type[SegmentReader], live: LiveJournal, draw: random.Random) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["SegmentReader", "_Pinned"])
+@pytest.mark.parametrize("way", ["copied", "pinned", "read"])
 def test_copies_between_any_two_steps(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The journal moves on around the opening of each segment. Every copy or snapshot is a state it had meanwhile."""
     draw = random.Random(seed)
@@ -725,13 +726,15 @@ def test_copies_between_any_two_steps(way: str, tmp_path: Path, monkeypatch: pyt
             target = make_folder(tmp_path / "target")
             least = len(live.history) - 1
             with monkeypatch.context() as patch:
-                room = journal.sqlite.survey if way == "_Pinned" else journal.sqlite.backup
-                patch.setattr(room, way, moving(getattr(room, way), live, draw))
-                if way == "_Pinned":
+                if way == "copied":
+                    patch.setattr(journal.sqlite.backup, "SegmentReader", moving(SegmentReader, live, draw))
+                else:
+                    patch.setattr(journal.sqlite.moment, "Pinned", moving(Pinned, live, draw))
+                if way == "read":
                     found = content_of(live.folder)
                 else:
                     backup(str(live.folder), str(target))
-            if way != "_Pinned":
+            if way != "read":
                 found = content_of(target)
             shutil.rmtree(target)
             assert found in live.history[least:]
@@ -739,6 +742,67 @@ def test_copies_between_any_two_steps(way: str, tmp_path: Path, monkeypatch: pyt
         removed += live.journal.oldest - 1
         live.journal.close()
     assert removed > 0, "no segment ever went"
+
+
+@pytest.mark.slow
+def test_a_backup_ends_however_much_changes_while_the_device_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """At every fsync of the backup segments come and go. Between two of them the journal stands still."""
+    live = LiveJournal(tmp_path / "live", random.Random(seed))
+    live.steps(40)
+    target = make_folder(tmp_path / "target")
+    least = len(live.history) - 1
+    real, asked = os.fsync, 0
+    moves = False
+
+    def fsync(file: int) -> None:
+        nonlocal asked, moves
+        if os.readlink(f"/proc/self/fd/{file}").startswith(str(target)):
+            asked += 1
+            assert asked < 100, "the backup gets nowhere"
+            before = live.journal.oldest
+            while live.journal.oldest < before + 3:
+                live.steps(10)
+                moves = True
+        real(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        backup(str(live.folder), str(target))
+    assert moves
+    assert content_of(target) in live.history[least:]
+    live.journal.close()
+
+
+def test_a_link_to_nowhere_does_not_come_and_go(folder: Path, tmp_path: Path) -> None:
+    oldest = segments(folder)[0]
+    oldest.unlink()
+    oldest.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(JournalFailed, match="cannot read"):
+        backup(str(folder), str(make_folder(tmp_path / "target")))
+
+
+def test_a_damaged_segment_is_found_while_others_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The directory never stands still, but the damaged segment does."""
+    live = LiveJournal(tmp_path / "live", random.Random(seed))
+    live.steps(40)
+    newest = max(live.segments())
+    newest.with_name(f"segment-{int(newest.stem[-8:]) + 100:08d}.db").write_bytes(bytes(100_000))
+    looks = 0
+
+    def steps(_pause_s: float) -> None:
+        nonlocal looks
+        looks += 1
+        assert looks < 10, "the damage is not found"
+        live.steps(10)
+
+    monkeypatch.setattr(journal.sqlite.moment, "time", SimpleNamespace(sleep=steps))
+    with pytest.raises(JournalDamaged, match=r"cannot be read as a journal segment"):
+        backup(str(live.folder), str(make_folder(tmp_path / "target")))
+    live.journal.close()
 
 
 @pytest.mark.slow

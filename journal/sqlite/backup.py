@@ -6,23 +6,25 @@ Invariant: a copy that is not complete never passes for a journal.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import time
+import sys
+from contextlib import closing, suppress
 
-from journal.errors import JournalDamaged, JournalError, JournalFailed
-from journal.sqlite.directory import ATTEMPTS, PAUSE_S, failing, fingerprint, list_segments
+from journal.errors import JournalDamaged, JournalError, JournalLocked
+from journal.sqlite.directory import failing, list_segments
 from journal.sqlite.files import (
     ASIDE_SUFFIX,
     MISSING_SUFFIX,
     WATERMARK_NAME,
+    begun_paths,
     fsync_path,
     read_watermark,
     remove_files,
     segment_path,
     write_watermark,
 )
+from journal.sqlite.moment import Moment
 from journal.sqlite.reader import SegmentReader
 
 
@@ -32,10 +34,9 @@ def backup(directory: str, target: str) -> int:
     The copy is the journal as it was at some moment between begin and end. Returns the number of segments. Raises
     JournalDamaged when a segment cannot be read, and JournalFailed. The copy is then removed.
 
-    Sealed segments never change, so they are copied first, and may take long. Then the directory is listed again. If a
-    segment is gone by now, its live records stand in another segment. The segments that are not sealed are copied last,
-    the newest first, for the reason that Snapshot gives. They are small. If one of them goes before it is copied, the
-    next round begins.
+    Sealed segments never change, so they are copied first, and may take long. Then the few others are opened at one
+    moment, which takes no write and no fsync: however slow the device is, the server does not get ahead. What is open
+    can be copied at leisure, also when the server has removed it.
     """
     path = os.path.join(target, WATERMARK_NAME)
     with failing(f"cannot create {path}"):
@@ -44,6 +45,7 @@ def backup(directory: str, target: str) -> int:
     try:
         copy.run()
         _copy_asides(directory, target)
+        fsync_path(target)  # a loss of power must not leave the mark and take a name
         copy.mark()
         fsync_path(target)
     except BaseException:
@@ -64,19 +66,24 @@ class _Copy:
         self._directory = directory
         self._target = target
         self._file = watermark
+        self._forbidden = 0  # the segment that the watermark names, and that is missing
         self._synced = read_watermark(directory)
         self._before: dict[int, dict[int, int]] = {}  # what each segment that was copied says of older ones
 
     def run(self) -> None:
-        """Copies rounds until the copy is whole. Raises JournalDamaged or JournalFailed."""
-        failed_on = None
-        for _ in range(ATTEMPTS):
-            before = fingerprint(self._directory)
-            if self._round(strict=before == failed_on):
-                return
-            failed_on = before
-            time.sleep(PAUSE_S)
-        raise JournalFailed(f"the journal in {self._directory} changes faster than it can be copied")
+        """Copies everything. Raises JournalDamaged, JournalNewer or JournalFailed."""
+        self._copy_sealed()
+        moment = Moment(self._directory, self.records.keys())
+        try:
+            listed = begun_paths(moment.paths, self._synced)
+            self._keep(listed)
+            pinned = [(number, moment.open(path)) for number, path in listed if number not in self.records]
+            # Until an open segment is released, the server cannot merge its WAL. A sealed one has nothing to merge.
+            for number, reader in sorted(pinned, key=lambda each: each[1].sealed):
+                self._copy(number, reader)
+                reader.release()
+        finally:
+            moment.close()
 
     def mark(self) -> None:
         """Writes the watermark of the copy: its last record, or a later one that the original has lost.
@@ -94,52 +101,54 @@ class _Copy:
             segment, records = last, self.records[last]
         self._write_watermark(segment, records)
 
-    def _round(self, *, strict: bool) -> bool:
-        """Copies the segments that are not copied yet. Returns whether the copy is whole now.
+    def _copy_sealed(self) -> None:
+        """Copies what is sealed, and what was sealed meanwhile, as long as less and less is left."""
+        left = sys.maxsize
+        while True:
+            listed = list_segments(self._directory)
+            self._keep(listed)
+            rest = [(number, path) for number, path in listed if number not in self.records]
+            if not rest or len(rest) >= left:
+                return
+            left = len(rest)
+            for number, path in reversed(rest):  # the oldest may go meanwhile, and need not be copied then
+                self._copy_if_sealed(number, path)
 
-        With `strict`, a segment that cannot be read raises an exception. Otherwise it may just have been removed.
-        """
-        for number, path in list_segments(self._directory):
-            if number not in self.records:
-                self._copy(number, path, sealed=True)
-        listed = list_segments(self._directory)
-        whole = listed == list_segments(self._directory)
-        unsealed = [(number, path) for number, path in reversed(listed) if number not in self.records]
-        for number, path in unsealed:
-            self._copy(number, path, strict=strict)
-        if whole and listed and all(number in self.records and os.path.exists(path) for number, path in listed):
-            for number in self.records.keys() - {number for number, _ in listed}:
-                self._drop(number)
-            return True
-        for number, _ in unsealed:
-            self._drop(number)
-        return False
-
-    def _copy(self, number: int, path: str, *, strict: bool = False, sealed: bool = False) -> None:
-        """Copies a segment; with `sealed`, only a sealed one. With `strict`, raises when it cannot be read."""
-        # As in SegmentBuilder, the watermark names a record that does not exist, so nobody starts on half a copy.
-        self._write_watermark(max(number, *self.records, 0) + 1, 1)
-        copy = segment_path(self._target, number)
+    def _copy_if_sealed(self, number: int, path: str) -> None:
+        """Leaves out what cannot be read. It may just be gone; otherwise the moment finds it again."""
         try:
             reader = SegmentReader(path)
         except JournalError:
-            if strict:  # otherwise the segment may just be gone
-                raise
             return
-        try:
-            if reader.sealed or not sealed:
-                self.records[number] = reader.copy_to(copy)
-                self._before[number] = reader.before
-        except BaseException as error:
-            remove_files(copy)
-            if strict or not isinstance(error, JournalDamaged):
-                raise
-        finally:
-            reader.close()
+        with closing(reader), suppress(JournalDamaged):
+            if reader.sealed:
+                self._copy(number, reader)
 
-    def _drop(self, number: int) -> None:
-        if self.records.pop(number, None) is not None:
+    def _copy(self, number: int, reader: SegmentReader) -> None:
+        """Writes and syncs a copy. Raises a JournalError, and leaves none then."""
+        copy = segment_path(self._target, number)
+        try:
+            self.records[number] = reader.copy_to(copy)
+            self._before[number] = reader.before
+        except BaseException:
+            remove_files(copy)
+            raise
+
+    def _keep(self, listed: list[tuple[int, str]]) -> None:
+        """Removes copies of other segments, and forbids a start as long as not all of these are copied.
+
+        As in SegmentBuilder, the watermark names a record that does not exist, so nobody starts on half a copy.
+        """
+        if not listed:
+            raise JournalLocked(f"{self._directory} has no journal in it")
+        numbers = {number for number, _ in listed}
+        for number in self.records.keys() - numbers:
             remove_files(segment_path(self._target, number))
+            del self.records[number]
+        if max(numbers) >= self._forbidden:
+            self._forbidden = max(numbers) + 1
+            self._write_watermark(self._forbidden, 1)
+            fsync_path(self._target)  # the name of the watermark comes before those of the copies
 
     def _write_watermark(self, segment: int, records: int) -> None:
         with failing("cannot write the watermark of the copy"):
@@ -163,6 +172,6 @@ def _copy_asides(directory: str, target: str) -> None:
                 fsync_path(copy)
     except BaseException:
         for copy in begun:
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 os.unlink(copy)
         raise

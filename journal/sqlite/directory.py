@@ -32,10 +32,6 @@ from journal.sqlite.lock import LOCK_NAME, DirectoryLock
 from journal.sqlite.space import RESERVE_NAME
 from journal.tools import Owner
 
-ATTEMPTS: Final = 300
-PAUSE_S: Final = 0.1
-"""A tool tries so often to open all segments at one moment, with this pause after each try: for half a minute in all. A
-busy server with small segments makes a new segment several times a second."""
 _OURS: Final = re.compile(
     rf"{LOCK_NAME}|{WATERMARK_NAME}|{RESERVE_NAME}|lost\+found"
     rf"|segment-\d{{8,18}}\.db({re.escape(ASIDE_SUFFIX)}|{re.escape(NEW_SUFFIX)})?(-wal|-shm)?"
@@ -163,17 +159,6 @@ def require_empty(directory: str) -> None:
         raise JournalLocked(f"cannot use directory {directory}: {error.strerror}") from error
     if left:
         raise JournalLocked(f"{directory} is not empty: it has {min(left)}")
-
-
-def fingerprint(directory: str) -> set[tuple[str, int, int]]:
-    """Something that changes whenever a segment comes, goes or is written to."""
-    found = set()
-    for entry in os.scandir(directory):
-        if entry.name.startswith("segment-") and not entry.name.endswith("-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                facts = entry.stat()
-                found.add((entry.name, facts.st_size, facts.st_mtime_ns))
-    return found
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final
 from zlib import crc32
 
@@ -232,12 +232,18 @@ class SegmentReader:
         """Makes every later reading see the segment as it is now, whatever its writer does meanwhile.
 
         The file may even be unlinked. Raises JournalDamaged.
+
+        A segment that was just made may have no WAL yet. Then SQLite takes the file for one that never changes, and
+        nothing keeps the writer from merging a WAL into the file. So this reads a page of each table: those are all
+        pages of an empty segment, and SQLite does not read a page twice.
         """
         try:
             self._db.execute("BEGIN")
             self._db.execute("SELECT count(*) FROM meta").fetchone()
         except sqlite3.Error as error:
             raise JournalDamaged(f"{self.path} cannot be read as a journal segment: {error}") from error
+        with suppress(sqlite3.Error):  # rows() tells of damage
+            self._db.execute("SELECT seq FROM record LIMIT 1").fetchone()
 
     def copy_to(self, path: str) -> int:
         """Writes the segment as it is now to a new file, sealed and synced. Returns how many records it has.

@@ -8,104 +8,45 @@ Invariant: what a Snapshot gives back is a state that the journal was in.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 
-from journal.errors import JournalDamaged, JournalError, JournalLocked
+from journal.errors import JournalDamaged, JournalLocked
 from journal.liveness import Liveness
 from journal.log import Record
-from journal.sqlite.directory import ATTEMPTS, PAUSE_S, fingerprint, list_segments
-from journal.sqlite.files import WATERMARK_NAME, disk_bytes, segment_paths
+from journal.sqlite.directory import list_segments
+from journal.sqlite.files import WATERMARK_NAME
 from journal.sqlite.format import CHANGE, FULL, KEY_MAX
 from journal.sqlite.heal import LOST_KEYS
+from journal.sqlite.moment import Moment
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.replay import Replay, Source, uncounted
 from journal.sqlite.wal import torn_bytes
 from journal.tools import Examine, SegmentFacts, Survey
 
 
-class _Pinned(SegmentReader):
-    """A segment as it was when this object was made. A replay may read it any number of times."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        try:
-            self.pin()
-        except BaseException:
-            super().close()
-            raise
-
-    def close(self) -> None:
-        """Does nothing: the snapshot closes the segment, with release()."""
-
-    def release(self) -> None:
-        super().close()
-
-
 class Snapshot(Source):
-    """All segments of a directory at one moment, held open. A server may write and compact meanwhile.
-
-    A state of a journal is all records up to some place in their order. So the newest segment is opened first. An older
-    segment may then show later records, but they still come before every record that the newer segment does not show.
-    """
+    """All segments of a directory at one moment, held open. A server may write and compact meanwhile."""
 
     def __init__(self, directory: str) -> None:
-        """Raises JournalLocked when there is no such directory, or no journal in it."""
-        self._readers: dict[str, _Pinned] = {}
-        self._bytes: dict[str, int] = {}
-        self._damage: dict[str, JournalError] = {}
-        self._paths: list[tuple[int, str]] = []
+        """Raises JournalLocked when there is no such directory, or no journal in it. Raises JournalFailed."""
         super().__init__(directory)
         if not list_segments(directory) and not os.path.exists(os.path.join(directory, WATERMARK_NAME)):
             raise JournalLocked(f"{directory} has no journal in it")
-        try:
-            self._take_all()
-        except BaseException:
-            self.close()
-            raise
-
-    def _take_all(self) -> None:
-        directory = self.directory
-        for _ in range(ATTEMPTS):
-            before = fingerprint(directory)
-            if self._take():
-                return
-            # Either a segment came or went meanwhile, or a segment is damaged. If nothing changes now, it is damage.
-            time.sleep(PAUSE_S)
-            if fingerprint(directory) == before:
-                return
-            self.close()
-        raise JournalError(f"the journal in {directory} changes faster than it can be opened")
+        self._moment = Moment(directory)
 
     def paths(self) -> list[tuple[int, str]]:
-        return self._paths
+        return self._moment.paths
 
     def open(self, path: str) -> SegmentReader:
-        if path in self._damage:
-            raise self._damage[path]
-        return self._readers[path]
+        return self._moment.open(path)
 
     def bytes_of(self, path: str) -> int:
         """The bytes of a segment on disk at that moment. The server may have removed the segment since."""
-        return self._bytes[path]
+        return self._moment.bytes_of(path)
 
     def close(self) -> None:
         """Closes the files."""
-        for reader in self._readers.values():
-            reader.release()
-        self._readers.clear()
-        self._damage.clear()
-
-    def _take(self) -> bool:
-        self._paths = paths = segment_paths(self.directory)
-        steady = paths == segment_paths(self.directory)  # a listing may miss a file that comes or goes meanwhile
-        for _, path in reversed(paths):
-            self._bytes[path] = disk_bytes(path)
-            try:
-                self._readers[path] = _Pinned(path)
-            except JournalError as error:
-                self._damage[path] = error
-        return steady and not self._damage and all(os.path.exists(path) for _, path in paths)
+        self._moment.close()
 
 
 class SegmentSurvey(Survey):
