@@ -24,6 +24,7 @@ from journal.sqlite.replay import Replay
 from journal.sqlite.writer import SegmentWriter
 from tests.support.faults import (
     FAILED,
+    PATIENCE_S,
     Life,
     Model,
     Rig,
@@ -225,7 +226,7 @@ def test_the_largest_key_is_remembered_when_the_end_meets_the_last_removal(rig: 
         rig.delete(key)
     rig.journal.commit()
     reopened(rig)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while not wants_compaction(rig.journal):
         assert time.monotonic() < deadline
         time.sleep(0.0005)
@@ -287,8 +288,9 @@ def test_a_segment_that_grew_too_large_is_left_behind_also_when_nothing_is_writt
     for key in range(2, 41):
         rig.delete(key)
     rig.journal.commit()
-    deadline = time.monotonic() + 2
-    while rig.journal.current == 1 and time.monotonic() < deadline:
+    deadline = time.monotonic() + PATIENCE_S
+    while rig.journal.current == 1:
+        assert time.monotonic() < deadline
         rig.compact_all()
         time.sleep(0.005)
     rig.compact_all()
@@ -719,7 +721,7 @@ def test_a_failure_in_the_worker_is_final(rig: Rig, monkeypatch: pytest.MonkeyPa
     rig.journal.commit()
     rig.settle()
     failing = Failing(monkeypatch, call, 1, 5)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     with pytest.raises(JournalFailed) as caught:
         while time.monotonic() < deadline:
             rig.change(1, 2000)

@@ -775,6 +775,32 @@ def test_a_backup_ends_however_much_changes_while_the_device_is_asked(
     live.journal.close()
 
 
+def test_half_a_copy_is_no_journal_at_any_fsync(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watermark and the names are on the device before a copy is, and all copies before the mark of a whole one."""
+    target = make_folder(tmp_path / "target")
+    real = os.fsync
+    asked: list[tuple[str, bool]] = []
+
+    def fsync(file: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{file}"))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", real)
+            survey = SegmentSurvey(str(shutil.copytree(target, tmp_path / f"after-{len(asked)}")), lambda record: None)
+            for _ in survey.read():
+                pass
+            survey.close()
+        asked.append((place.name, not survey.findings))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert backup(str(folder), str(target)) == len(segments(folder)) > 2
+    names = [name for name, _ in asked]
+    copies = sorted(path.name for path in segments(folder))
+    assert names[:2] == ["synced", "target"] and sorted(names[2:-3]) == copies
+    assert names[-3:] == ["target", "synced", "target"]
+    assert [whole for _, whole in asked] == [False] * (len(asked) - 2) + [True] * 2
+
+
 def test_a_link_to_nowhere_does_not_come_and_go(folder: Path, tmp_path: Path) -> None:
     oldest = segments(folder)[0]
     oldest.unlink()
