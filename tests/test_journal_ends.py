@@ -9,6 +9,7 @@ import errno
 import gc
 import os
 import resource
+import stat
 import threading
 import time
 from contextlib import suppress
@@ -24,7 +25,7 @@ from journal.sqlite.log import KEY_MAX
 from journal.sqlite.wal import WalFile
 from journal.sqlite.writer import SegmentWriter
 from tests.support.alone import alone
-from tests.support.disk import KIB, free_bytes, small_disk, take_inodes
+from tests.support.disk import KIB, free_bytes, small_disk, take_all, take_inodes
 from tests.support.faults import Rig, wants_compaction
 
 pytestmark = pytest.mark.timeout(60)
@@ -317,6 +318,45 @@ def test_what_finds_no_room_is_not_tried_without_a_pause(rig: Rig, monkeypatch: 
     rig.settle()
     assert was_short and not rig.journal.short_of_room
     assert segments.next is not None
+    rig.close()
+    rig.open()
+    rig.close()
+
+
+def test_others_never_get_what_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who fills the disk comes after each commit, and while the worker syncs a directory. The journal goes on."""
+    with small_disk(tmp_path / "disk", 1 << 22) as disk:
+        delete_beside(disk / "filler", Rig(disk / "journal"), monkeypatch)
+        gc.collect()  # the journal, which has a descriptor of its last WAL
+
+
+def delete_beside(filler: Path, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in range(1, 401):
+        rig.put(key, 500)
+        if key % 20 == 0:
+            rig.journal.commit()
+            rig.settle()
+    fsync = os.fsync
+
+    def sync(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            take_all(filler)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    take_all(filler)
+    for key in range(1, 401):
+        rig.delete(key)
+        rig.journal.commit()
+        rig.catch_up()
+        while wants_compaction(rig.journal) or rig.journal._worker.busy:
+            if wants_compaction(rig.journal):
+                rig.journal.compact_slice(rig.payload_of)
+            else:
+                time.sleep(0.0005)
+        take_all(filler)
+    monkeypatch.undo()
+    filler.unlink()
     rig.close()
     rig.open()
     rig.close()

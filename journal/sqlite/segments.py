@@ -186,6 +186,7 @@ class Segments:
         self._refill_after_s = 0.0
         self._retire_after_s = 0.0
         self._said_tight = False
+        self._reserve_bytes = 0  # how large the reserve should be, by the last look
 
     # --- from the start to the end
 
@@ -219,7 +220,8 @@ class Segments:
             writer.discard()
             raise
         fsync_path(self.directory)
-        self.space.refill(self.room.reserve(self.live.keys), self.room.margin)
+        self._reserve_bytes = self.room.reserve(self.live.keys)
+        self.space.refill(self._reserve_bytes, self.room.margin)
         self._say_tight()
         self.prepare()
         for sealed in self.sealed:
@@ -437,7 +439,7 @@ class Segments:
         """Lets the reserve grow and shrink with the live keys, and fills it again when a full disk has room."""
         self._say_tight()
         space, room = self.space, self.room
-        target = room.reserve(self.live.keys)
+        target = self._reserve_bytes = room.reserve(self.live.keys)
         if self._refilling or time.monotonic() < self._refill_after_s:
             return
         if not space.tight:
@@ -453,6 +455,11 @@ class Segments:
         self._refilling = True
         refill = _Refill(self, self.room.reserve(self.live.keys), self.room.margin)
         self.worker.submit(refill.work, refill.done)
+
+    def hold_room(self) -> None:
+        """On a full disk, the reserve takes what a segment has just given back, in the worker, before others do."""
+        if self.space.tight:
+            self.space.hold(self._reserve_bytes)
 
     def refilled(self, worked: bool) -> None:
         """The worker has filled the reserve as far as there is room. What had to wait for room is sealed now.
@@ -637,6 +644,8 @@ class _Seal:
             self._segments.space.within(lambda: sealed.merge(log), sealed.merge_bytes, files=sealed.makes_files)
         except JournalFull:
             sealed.keep()  # until there is more room
+        else:
+            self._segments.hold_room()
 
     def done(self) -> None:
         self._segments.merged(self._sealed)
@@ -654,6 +663,7 @@ class _Retire:
         if self._guard is not None:
             self._guard.run()
         self._victim.remove()
+        self._segments.hold_room()
         fsync_path(self._segments.directory)  # before the next goes: after a crash a gap would count as missing
 
     def done(self) -> None:

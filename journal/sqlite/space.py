@@ -2,7 +2,8 @@
 
 This room must not know segments or records. The reserve is a file of allocated blocks: when somebody else fills the
 disk, it is given back piece by piece, each just before it is needed, so that what was accepted can still be changed
-and deleted. Any thread may call. Invariant: while `tight`, the reserve is not what it should be.
+and deleted. What a write leaves of it is taken back before others take it. Any thread may call. Invariant: while
+`tight`, the reserve is not what it should be.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ class Space:
     def within(self, write: Callable[[], _T], need: int = 0, *, files: bool = False) -> _T:
         """Does a write. While the write finds no room, gives back more of the reserve and does the write again.
 
-        It gives back one piece first, and twice as much each time. From then on the space is `tight`, until refill()
-        finds room. A write that finds no room must leave nothing behind. Raises JournalFull when no reserve is left, or
-        at once when there is less room than `need`, or when the write makes `files` and the disk takes none.
+        It gives back one piece first, and twice as much each time. Afterwards it takes back what is left of them. From
+        then on the space is `tight`, until refill() finds room. A write that finds no room must leave nothing behind.
+        Raises JournalFull when no reserve is left, or at once when there is less room than `need`, or when the write
+        makes `files` and the disk takes none.
         """
-        piece = PIECE_BYTES
+        piece, given = PIECE_BYTES, 0
         if files:
             self.require_files()
         if need and need > self.free() + self.reserved:
@@ -72,13 +74,20 @@ class Space:
             raise JournalFull("no space left on device")
         while True:
             try:
-                return write()
+                done = write()
             except JournalFull:
                 with self._lock:
                     self.tight = True
                     if not self._give_back(piece):
+                        self._grow(self.reserved + given)
                         raise
+                given += piece
                 piece *= 2
+            else:
+                if given:
+                    with self._lock:
+                        self._grow(self.reserved + given)
+                return done
 
     def refill(self, size: int, margin: int) -> bool:
         """Makes the reserve this large, or as large as a full disk allows. Returns whether the disk kept its word.
@@ -95,10 +104,21 @@ class Space:
                 self.tight = self.lacks_files = False
         return resized
 
+    def hold(self, size: int) -> None:
+        """Has the reserve grow to this size, as far as the disk has room: others may take what a file gives back."""
+        with self._lock:
+            self._grow(size)
+
     def give_back(self, size: int) -> bool:
         """Gives so many bytes of the reserve back to the disk, or all of it. Returns whether there was a reserve."""
         with self._lock:  # what another thread is about to reserve counts as well
             return self._give_back(size)
+
+    def _grow(self, size: int) -> None:
+        free = self.free()
+        size = min(size, self.reserved + free - free % BLOCK_BYTES)
+        if size > self.reserved:
+            self._resize(size)
 
     def _give_back(self, size: int) -> bool:
         return self.reserved > 0 and self._resize(max(0, self.reserved - size))
