@@ -434,9 +434,10 @@ def test_rows_keep_their_places_while_the_pointer_is_among_them(browser: Browser
     server = serve()
     browser.open(server.url, "/tubes?sort=ready&desc=1")
     browser.find("tr[data-key]")
-    before = browser.rows()
-    browser.hover(browser.find(f"tr[data-key='{before[3]}'] td.c-ready"))
+    shown = browser.rows()
+    browser.hover(browser.find(f"tr[data-key='{shown[3]}'] td.c-ready"))
     browser.find(".tag", "order held")
+    before = browser.rows()  # while they were looked for, they may have changed places
     server.world.tubes[before[-1]]["jobs"]["ready"] = 90_000
     server.world.tubes[before[3]]["jobs"]["ready"] = 70_000
     row = f"tr[data-key='{before[3]}'] td.c-ready"
