@@ -63,6 +63,16 @@ class SegmentState(NamedTuple):
 class SyncPoint:
     """Covers everything that was committed before it was made. Several may run at once, in any thread."""
 
+    error: BaseException | None = None
+    """What went wrong, once begin() has called `over`."""
+
+    def begin(self, over: Callable[[], None]) -> bool:
+        """Begins to wait without a thread, and calls `over` in the log's own thread when it ends. Called once.
+
+        Returns False where this kind of log cannot do that: then the caller runs run() where it may wait.
+        """
+        return False
+
     def run(self) -> None:
         """Waits until everything that this covers survives a loss of power. The caller calls it once.
 
