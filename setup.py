@@ -80,7 +80,9 @@ def version() -> str:
     return found.group(1)
 
 
+POSTGRES = ["psycopg[binary]>=3.2,<4"]
 TEST = [
+    *POSTGRES,
     "hypothesis>=6.100",
     "jsonschema-rs>=0.30",
     "pystalk>=0.9",
@@ -142,7 +144,7 @@ METADATA: dict[str, Any] = {
         "rich>=13.7,<16",
         *RE2,
     ],
-    "extras_require": {"test": TEST, "dev": TEST + DEV},
+    "extras_require": {"postgres": POSTGRES, "test": TEST, "dev": TEST + DEV},
     # With this, an editable install is a line in a .pth file and not an import hook that costs a start 12 ms.
     "package_dir": {"": "."},
     "packages": find_packages(include=["geventstalk", "geventstalk.*", "journal", "journal.*"]),

@@ -18,8 +18,11 @@ from geventstalk._build import BUILD
 from geventstalk.serving.descriptors import LIMIT_MAX
 from tests.support.clients import Launch, launcher
 from tests.support.live import Runner
+from tests.support.postgres import postgres_alone, postgres_pair, postgres_server, postgres_url
 from tests.support.process import GEVENTSTALK, ServerProcess, TracebackFound, beanstalkd_path, check_logs
 from tests.support.seeds import draw_seed
+
+__all__ = ["postgres_alone", "postgres_pair", "postgres_server", "postgres_url"]
 
 TOGETHER = ("tests/test_console.py", "tests/test_packaging.py", "tests/test_run.py")
 """Files whose tests share what takes long to make, or build on each other."""
