@@ -10,7 +10,16 @@ Compaction appends the live keys of the oldest segment again, syncs them, and on
 
 from typing import TYPE_CHECKING
 
-from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull, JournalLocked, JournalNewer
+from journal.errors import (
+    JournalDamaged,
+    JournalError,
+    JournalFailed,
+    JournalForked,
+    JournalFull,
+    JournalLocked,
+    JournalNewer,
+    JournalUnreachable,
+)
 from journal.log import CHANGE, DELETE, FULL, Log, Record, SyncPoint
 from journal.sqlite.log import Journal
 from journal.sqlite.segments import DESCRIPTORS_MAX, DESCRIPTORS_MIN
@@ -28,9 +37,11 @@ __all__ = [
     "JournalDamaged",
     "JournalError",
     "JournalFailed",
+    "JournalForked",
     "JournalFull",
     "JournalLocked",
     "JournalNewer",
+    "JournalUnreachable",
     "Log",
     "Record",
     "SyncPoint",

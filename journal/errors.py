@@ -1,4 +1,4 @@
-"""What can go wrong with a journal, in five kinds; each message is one line for the operator."""
+"""What can go wrong with a journal, in seven kinds; each message is one line for the operator."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ class JournalNewer(JournalError):
 
 class JournalFull(JournalError):
     """There is no room on the disk. Nothing was written, and it may be tried again with more room."""
+
+
+class JournalUnreachable(JournalError):
+    """The database does not answer. What was asked may have happened or not; it may be asked again."""
+
+
+class JournalForked(JournalError):
+    """The database has lost what this process has read or written. The process must begin anew with what is there."""
 
 
 class JournalFailed(JournalError):

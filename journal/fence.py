@@ -2,38 +2,52 @@
 
 This room must not know SQL, clocks, or when a node should lead: geventstalk/cluster decides that. A heartbeat and a
 session's lock are hints; the epoch is proof, for each write to the log names it.
-Invariant: of two nodes that claim the same epoch, one gets it. Nothing of a lower epoch is written once claim() has
-returned True.
+Invariant: an epoch for which claim() has returned True is this process's alone, also after a failover of the database,
+and nothing of a lower epoch is written any more.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from journal.errors import JournalError
+from journal.errors import JournalUnreachable
 
 
-class FenceUnreachable(JournalError):
+class FenceUnreachable(JournalUnreachable):
     """The rows cannot be reached, or did not answer in time. What was asked may have happened or not."""
 
 
-class FenceStale(JournalError):
-    """The rows are older than what this node has seen, or those of another database."""
+class FenceStale(FenceUnreachable):
+    """This is another database than before, or a part of it that was left behind. The right one may be back later."""
+
+
+class Identity(NamedTuple):
+    """Who a process is: a node's name, where clients reach it, a word that no other process has, and its lease."""
+
+    node: str
+    address: str
+    incarnation: str
+    lease_ms: int
 
 
 class View(NamedTuple):
-    """What one look shows. Nobody has ever led where `epoch` is 0.
+    """What one look shows. It may show what a failover of the database takes back. Nobody has led where `epoch` is 0.
 
-    `beat` counts the heartbeats of all epochs. `released` says that the node of this epoch has said goodbye, and wants
-    `successor` to follow ("" is anybody). `wish` is the node that an operator wants to lead: "*" stands for any other
-    node than the one that leads, "" for no wish. `locked` says that the session of the node that leads is there, as far
-    as the database knows. `timeline` and `system` tell which database this is.
+    `node` is the name of the node that claimed this epoch, `incarnation` that of its process alone. `owed_ms` is how
+    long leases of earlier nodes could still run at the claim; it is 0 from the moment when this node serves. `beat` is
+    another number after each heartbeat of an incarnation, also when one of them got lost. `released` says that the node
+    has said goodbye, and wants `successor` to follow ("" is anybody). `wish` is the node that an operator wants to
+    lead: "*" stands for any other node than the one that leads, "" for no wish. `locked` says that the session of the
+    node that leads is there, as far as the database knows. `timeline` and `system` tell which database this is; 0 and
+    "" are unknown.
     """
 
     epoch: int
     node: str
     address: str
+    incarnation: str
     lease_ms: int
+    owed_ms: int
     beat: int
     released: bool
     successor: str
@@ -55,19 +69,21 @@ class MemberFacts(NamedTuple):
 
 
 class Fence:
-    """One node's way to the rows. Each method waits for one round trip, with a deadline of its own.
+    """One process's way to the rows. Each method waits for one round trip, with a deadline of its own.
 
-    Each raises FenceUnreachable, and FenceStale when the rows are lower than this object has seen before.
+    Each raises FenceUnreachable: what was asked may have happened, may happen later, or never. It raises FenceStale
+    when the database is another one than before, or its timeline is lower.
     """
 
     def look(self) -> View:
         """The rows as they are."""
         raise NotImplementedError
 
-    def claim(self, seen: int, node: str, address: str, lease_ms: int) -> bool:
-        """Raises the epoch from `seen` by one for this node. False when the epoch is another one by now.
+    def claim(self, seen: View, owed_ms: int) -> bool:
+        """Raises the epoch of `seen` by one for this process. False when it is not that incarnation's epoch by now.
 
-        A writer of the old epoch that hangs in the database is ended. Nothing of an old epoch is written afterwards.
+        A writer of the old epoch that hangs in the database is ended, but not one that waits for a replica. True says
+        that the claim is as safe as the most careful commit.
         """
         raise NotImplementedError
 
@@ -79,8 +95,15 @@ class Fence:
         """
         raise NotImplementedError
 
+    def serve(self, epoch: int) -> View | None:
+        """As beat(), and says that this node answers clients from now on: it owes nothing to earlier leases."""
+        raise NotImplementedError
+
     def release(self, epoch: int, successor: str) -> bool:
-        """Says goodbye: nothing of this epoch is written or answered any more. False when the epoch is another one."""
+        """Says goodbye: nothing of this epoch is written or answered any more. False when the epoch is another one.
+
+        It also takes the wish away.
+        """
         raise NotImplementedError
 
     def wish(self, node: str) -> None:

@@ -1,0 +1,598 @@
+"""One node among several that share a log: whether it follows, claims, leads, or must end. The owner drives the tasks.
+
+This room must not know gevent, sockets, SQL, clocks or randomness: time comes from the owner's monotonic clock, and all
+else is asked for (geventstalk/cluster/wants.py). Nothing here trusts a clock of another node, a session's lock, or that
+an answer came in time.
+Invariant: this node serves only while its lease holds, under an epoch that is surely its own, after it has read all
+that earlier epochs wrote, and after every lease of an earlier node has run out or that node is known to be silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+from geventstalk.cluster.lease import MARGIN, MS_NS, Lease
+from geventstalk.cluster.wants import (
+    OPEN,
+    REFUSED,
+    Beat,
+    Claim,
+    Knock,
+    LeadLog,
+    Look,
+    Members,
+    Owner,
+    ReadOn,
+    Release,
+    ResumeLog,
+    Serve,
+    Steps,
+    Tell,
+    Unwish,
+    Want,
+)
+from geventstalk.core.timerwheel import NEVER
+from geventstalk.tasks import Flag, Wait
+from journal.errors import JournalForked, JournalUnreachable
+from journal.fence import Identity, MemberFacts, View
+
+STARTING: Final = "starting"
+STANDBY: Final = "standby"
+CLAIMING: Final = "taking over"
+ACTIVE: Final = "active"
+SILENT: Final = "silent"
+LEAVING: Final = "handing over"
+ENDED: Final = "ended"
+"""The roles, as an operator reads them."""
+
+DATABASE: Final = "the database of the cluster"
+LOG: Final = "the log in the database"
+
+READ_NS: Final = 8 * MS_NS
+"""How often a follower reads on: much shorter than a takeover, much longer than a commit."""
+LOOK_NS_MIN: Final = 10 * MS_NS
+LOOK_NS_MAX: Final = 250 * MS_NS
+LOOKS: Final = 50
+"""A follower looks so often in a lease, within these bounds."""
+RETRIES: Final = 20
+"""So often in a lease what was not reached is tried again."""
+PATIENCE: Final = 10
+"""For so many leases a claim waits for a log that cannot be reached. Then it lets another node try."""
+FRESH: Final = 3
+"""A node that has told nothing for so many leases does not count as there."""
+
+Answer = Generator[Want, Any, bool]
+"""A part of a task that says yes or no."""
+
+
+class Member:
+    """`place` gives the number of the last record that this node has read or written.
+
+    The owner drives all tasks until each ends. When one of them raises an exception, the process must end: whatever the
+    member did not expect of the log or of the database is the owner's to report.
+    """
+
+    def __init__(
+        self, me: Identity, clock: Callable[[], int], owner: Owner, place: Callable[[], int] = lambda: 0
+    ) -> None:
+        self.me = me
+        self.lease = Lease(me.lease_ms)
+        self.role = STARTING
+        self.epoch = 0  # which is this node's own, once it has claimed
+        self.view: View | None = None
+        self.view_ns = 0  # when the question was asked that the view answers
+        self._clock = clock
+        self._owner = owner
+        self._place = place
+        self._lease_ns = me.lease_ms * MS_NS
+        self._look_ns = min(max(self._lease_ns // LOOKS, LOOK_NS_MIN), LOOK_NS_MAX)
+        self._retry_ns = self._lease_ns // RETRIES
+        self._beat_ns = self._lease_ns // MARGIN
+        # what was seen of others; these moments are those at which an answer was received
+        self._epoch_ns = 0  # since when the epoch is the last one
+        self._changed_ns = 0  # since when the epoch and its heartbeat are what they are
+        self._released_ns = 0  # since when it has said goodbye
+        self._door_open = False  # whether somebody was seen to listen at the address of this epoch
+        self._knock_ns = 0  # when to knock there again
+        self._knock_rest_ns = self._look_ns
+        self._tell_ns = 0  # when to tell of this node again
+        self._lost: set[str] = set()  # what cannot be reached, once the owner was told
+        self._serve_ns = 0  # when the leases of earlier nodes have run out, once this node has claimed
+        self._silent = False  # whether the owner was told that the lease has run out
+        self._old_wish = False  # whether the wish was there before this node led
+        # between the tasks
+        self._stirred = Flag()  # for keep_role(): something below has changed
+        self._log_flag = Flag()  # for keep_log(): there is an epoch, or the end
+        self._watch_flag = Flag()  # for keep_watch(): the lease was renewed, or this is the end
+        self._caught_up = False  # whether all of the log was read once
+        self._ready = False  # whether the log can be written under the epoch
+        self._cuts = 0  # how often its link was cut
+        self._wants_epoch = False  # whether the log needs a newer one, for its link was cut
+        self._log_lost_ns = NEVER  # since when the log cannot be reached
+        self._fenced = False  # whether the log has found another epoch
+        self._asked_to_leave = False
+        self._successor: str | None = None  # who is to follow, once this node hands over
+        self._finished = False
+
+    def tasks(self) -> list[Steps]:
+        """All that has to run, from the start on."""
+        return [self.keep_role(), self.keep_log(), self.keep_watch()]
+
+    # --- for the owner
+
+    def has_ended(self) -> bool:
+        """Whether this process may never answer again."""
+        return self.role == ENDED
+
+    @property
+    def serves(self) -> bool:
+        """Whether clients are served here, or wait here for the lease."""
+        return self.role in (ACTIVE, SILENT, LEAVING)
+
+    def whom(self, now_ns: int) -> str | None:
+        """The address of the node that leads, as far as a follower knows for sure enough to pass clients on."""
+        view = self.view
+        if view is None or self.role not in (STARTING, STANDBY) or now_ns - self.view_ns > self._lease_ns:
+            return None
+        leads = view.epoch > 0 and not view.released and view.incarnation != self.me.incarnation
+        return view.address if leads and view.address != self.me.address else None
+
+    def leave(self) -> None:
+        """The process is to end. A node that leads hands over first; the end comes as steps_down()."""
+        self._asked_to_leave = True
+        self._stirred.set()
+
+    def finish(self) -> None:
+        """Called after hands_over(), when all that the owner has taken is committed and sent. It sends nothing more."""
+        self._finished = True
+        self._stirred.set()
+
+    def log_is_cut(self) -> None:
+        """The log's link is gone while it was written; what was on its way may be there or not."""
+        self._cuts += 1
+        if self._ready:
+            self._ready = False
+            self._wants_epoch = True
+            self._stirred.set()
+
+    def log_is_fenced(self) -> None:
+        """The log was not written, for the epoch is another one."""
+        self._ready = False
+        self._fenced = True
+        self._stirred.set()
+
+    # --- the role
+
+    def keep_role(self) -> Steps:
+        """Follows until this node has an epoch, prepares to serve, and leads."""
+        if (yield from self._follow()) and (yield from self._prepare()):
+            yield from self._lead()
+
+    def _follow(self) -> Answer:
+        """Looks, and claims when nobody leads. Returns whether it has claimed; otherwise the member has ended."""
+        while True:
+            self._stirred.clear()
+            if self._asked_to_leave:
+                yield from self._tell(ENDED)
+                return self._end("asked to leave")
+            sent_ns = self._clock()
+            view = yield from self._look()
+            if self.has_ended():
+                return False
+            if view is not None:
+                if self._caught_up and self._wait_no_longer(view, sent_ns):
+                    silent = view.released or not view.epoch or view.incarnation == self.me.incarnation
+                elif self._caught_up and (yield from self._is_gone(view)):
+                    silent = True
+                else:
+                    yield from self._tell_now_and_then()
+                    yield Wait(self._stirred, self._clock() + self._look_ns)
+                    continue
+                claimed = yield from self._claim(view, silent)
+                if claimed or self.has_ended():
+                    return claimed
+            yield Wait(self._stirred, self._clock() + self._retry_ns)
+
+    def _look(self) -> Generator[Want, Any, View | None]:
+        """None when the database could not be asked, or has lost what was seen: then the member has ended."""
+        sent_ns = self._clock()
+        try:
+            view: View = yield Look()
+        except JournalUnreachable as error:
+            self._cannot_reach(error)
+            return None
+        self._reached()
+        self._note(view, sent_ns)
+        return None if self.has_ended() else view
+
+    def _note(self, view: View, sent_ns: int) -> None:
+        """Takes a view in. The moments that count are those of its arrival: then it was true, or has been."""
+        now_ns = self._clock()
+        seen, self.view, self.view_ns = self.view, view, sent_ns
+        if seen is None or (seen.epoch, seen.incarnation) != (view.epoch, view.incarnation):
+            if view.epoch < (0 if seen is None else seen.epoch):
+                self._end(f"the database has lost epoch {seen.epoch if seen else 0}, its last is {view.epoch}")
+                return
+            self._epoch_ns = self._changed_ns = now_ns
+            if seen is None or seen.incarnation != view.incarnation or seen.address != view.address:
+                self._door_open = False
+                self._knock_ns = 0
+        elif seen.beat != view.beat:
+            self._changed_ns = now_ns
+        news = seen is None or (seen.epoch, seen.incarnation, seen.released) != (
+            view.epoch,
+            view.incarnation,
+            view.released,
+        )
+        if news and view.released:
+            self._released_ns = now_ns
+        if news and self.role in (STARTING, STANDBY):
+            self._owner.follows(view)
+
+    def _wait_no_longer(self, view: View, sent_ns: int) -> bool:
+        """Whether it is time for this node to claim, by what the look says that was sent then."""
+        if not view.epoch or view.incarnation == self.me.incarnation:
+            return True  # nobody has led; or a claim of this node has come through whose answer was lost
+        if view.released:
+            mine = view.successor in ("", self.me.node)
+            return mine or sent_ns - self._released_ns >= view.lease_ms * MS_NS
+        return sent_ns - self._changed_ns >= view.lease_ms * MS_NS
+
+    def _is_gone(self, view: View) -> Answer:
+        """Whether the process that leads has surely ended: its port was seen open in this epoch, and refuses now.
+
+        A port that never answered proves nothing: the address may be wrong.
+        """
+        now_ns = self._clock()
+        if view.released or view.address in ("", self.me.address):
+            return False
+        if self._door_open:
+            quiet_ns = 2 * view.lease_ms * MS_NS // MARGIN
+            if view.locked and now_ns - self._changed_ns <= quiet_ns:
+                self._knock_rest_ns = self._look_ns
+                self._knock_ns = 0
+                return False
+        if now_ns < self._knock_ns:
+            return False
+        found: str = yield Knock(view.address)
+        if not self._door_open:
+            self._door_open = found == OPEN
+            self._knock_ns = 0 if self._door_open else self._clock() + self._lease_ns
+            return False
+        self._knock_ns = self._clock() + self._knock_rest_ns
+        self._knock_rest_ns = min(2 * self._knock_rest_ns, self._lease_ns // 2)
+        return found == REFUSED
+
+    def _claim(self, seen: View, silent: bool) -> Answer:
+        """Claims. `silent` says that the process of the epoch that was seen never answers again.
+
+        When the answer is lost, the next look shows whether the claim came through. Then this node claims once more,
+        for only an answer says that the epoch survives a failover of the database.
+        """
+        owed_ms = seen.owed_ms if silent else max(seen.owed_ms, seen.lease_ms)
+        try:
+            claimed: bool = yield Claim(seen, owed_ms)
+        except JournalUnreachable as error:
+            self._cannot_reach(error)
+            return False
+        claimed_ns = self._clock()
+        if not claimed:
+            return False
+        self._reached()
+        self.role = CLAIMING
+        self.epoch = seen.epoch + 1
+        # No earlier node can have a heartbeat any more: its last one was before its successor's claim was seen.
+        since_ns = self._epoch_ns if silent else self._changed_ns
+        if owed_ms and not silent:
+            view = yield from self._look_at_own()
+            if view is None:
+                return False
+            if view.beat != seen.beat:
+                since_ns = claimed_ns  # the old node had another heartbeat just before the claim
+        self._serve_ns = since_ns + owed_ms * MS_NS
+        return True
+
+    def _look_at_own(self) -> Generator[Want, Any, View | None]:
+        """A look at this node's epoch. None when the member has ended, for the epoch is another node's."""
+        while True:
+            view = yield from self._look()
+            if self.has_ended():
+                return None
+            if view is not None:
+                if view.incarnation == self.me.incarnation:
+                    return view
+                self._lose(view)
+                return None
+            yield Wait(self._stirred, self._clock() + self._retry_ns)
+            self._stirred.clear()
+
+    # --- between the claim and serving
+
+    def _prepare(self) -> Answer:
+        """Has the log read to its end and waits the earlier leases out. Returns whether this node serves now."""
+        self._log_flag.set()
+        beat_ns = self._clock()
+        while not self._asked_to_leave:
+            self._stirred.clear()
+            now_ns = self._clock()
+            ready = self._ready and now_ns >= self._serve_ns
+            if self._fenced:
+                self._fenced = False
+                if not (yield from self._check_epoch()):
+                    return False
+            elif self._wants_epoch:
+                if not (yield from self._claim_anew()):
+                    if self.has_ended():
+                        return False
+                    yield Wait(at_ns=self._clock() + self._retry_ns)
+            elif ready or now_ns >= beat_ns:
+                reached = yield from self._beat(Serve(self.epoch) if ready else Beat(self.epoch))
+                if self.has_ended():
+                    return False
+                if ready and reached:
+                    return self._begin()
+                beat_ns = now_ns + self._beat_ns if reached else self._clock() + self._retry_ns
+                if not reached:
+                    yield Wait(at_ns=beat_ns)
+            elif now_ns - self._log_lost_ns > PATIENCE * self._lease_ns:
+                yield from self._say_goodbye("", "the log cannot be reached")
+                return False
+            else:
+                yield Wait(self._stirred, min(beat_ns, self._serve_ns if now_ns < self._serve_ns else NEVER))
+        yield from self._say_goodbye("", "asked to leave")
+        return False
+
+    def _begin(self) -> bool:
+        self.role = ACTIVE
+        self._old_wish = self.view is not None and self.view.wish == "*"
+        self._owner.leads(self.epoch)
+        self._watch_flag.set()
+        return True
+
+    def _beat(self, want: Beat | Serve) -> Answer:
+        """One heartbeat. Returns whether it succeeded; if not, ask has_ended()."""
+        sent_ns = self._clock()
+        try:
+            view: View | None = yield want
+        except JournalUnreachable as error:
+            self._cannot_reach(error)
+            return False
+        self._reached()
+        if view is None or view.incarnation != self.me.incarnation:
+            yield from self._check_epoch()
+            return False
+        self._note(view, sent_ns)
+        if self.serves or isinstance(want, Serve):
+            self._renew(sent_ns)
+        return True
+
+    def _renew(self, sent_ns: int) -> None:
+        self.lease.renew(sent_ns)
+        if self._silent and self.lease.holds(self._clock()):
+            self._silent = False
+            if self.role == SILENT:
+                self.role = ACTIVE
+            self._owner.speaks_again()
+        self._watch_flag.set()
+
+    def _check_epoch(self) -> Answer:
+        """Something has found another epoch than this node's. Returns whether it is this node's after all.
+
+        Then a claim whose answer was lost came through late, and one more claim makes the epoch certain.
+        """
+        if (yield from self._look_at_own()) is None:
+            return False
+        self._wants_epoch = True
+        return True
+
+    # --- leading
+
+    def _lead(self) -> Steps:
+        """Keeps the lease, obeys wishes, and gives the log a newer epoch when its link was cut."""
+        beat_ns = self._clock() + self._beat_ns
+        while not self._finished:
+            self._stirred.clear()
+            if self._asked_to_leave and self._successor is None:
+                self._hand_over("")
+            now_ns = self._clock()
+            if self._fenced:
+                self._fenced = False
+                yield from self._check_epoch()
+            elif now_ns >= beat_ns:
+                reached = yield from self._beat(Beat(self.epoch))
+                beat_ns = now_ns + self._beat_ns if reached else self._clock() + self._retry_ns
+                if reached:
+                    yield from self._heed_wish()
+                    yield from self._tell_now_and_then()
+            elif self._wants_epoch:
+                if not (yield from self._claim_anew()) and not self.has_ended():
+                    yield Wait(at_ns=min(beat_ns, self._clock() + self._retry_ns))
+            else:
+                yield Wait(self._stirred, beat_ns)
+            if self.has_ended():
+                return
+        yield from self._say_goodbye(self._successor or "", "handed over")
+
+    def _claim_anew(self) -> Answer:
+        """A newer epoch of one's own, so that nothing which is still on its way to the log can come late."""
+        view = yield from self._look()
+        if view is None:
+            return False
+        if view.incarnation != self.me.incarnation:
+            return self._lose(view)
+        try:
+            claimed: bool = yield Claim(view, view.owed_ms)
+        except JournalUnreachable as error:
+            self._cannot_reach(error)
+            return False
+        if claimed:
+            self.epoch = view.epoch + 1
+            self._wants_epoch = False
+            self._log_flag.set()
+        return claimed
+
+    def _heed_wish(self) -> Steps:
+        """An operator wants another node to lead: the one that is named, or the one that has read most."""
+        view, me = self.view, self.me
+        if view is None or not view.wish or self._successor is not None:
+            self._old_wish = False
+            return
+        try:
+            successor = ""
+            if view.wish != me.node and not (self._old_wish and view.wish == "*"):
+                members: list[MemberFacts] = yield Members()
+                there = [
+                    each
+                    for each in members
+                    if each.role == STANDBY and each.node != me.node and view.wish in ("*", each.node)
+                    if each.age_s * 1000 < FRESH * me.lease_ms
+                ]
+                successor = max(there, key=lambda each: (each.place, each.node)).node if there else ""
+                if not there:
+                    self._owner.tells(f"asked to hand over to {view.wish}, which is no standby that is there")
+            if successor:
+                self._hand_over(successor)
+            else:
+                yield Unwish(view.wish)
+        except JournalUnreachable as error:
+            self._cannot_reach(error)
+
+    def _hand_over(self, successor: str) -> None:
+        self._successor = successor
+        self.role = LEAVING
+        self._owner.hands_over()
+
+    # --- the end
+
+    def _say_goodbye(self, successor: str, why: str) -> Steps:
+        """Answers nothing any more, and tells the others, who need not wait for the lease then."""
+        self.lease.revoke()
+        until_ns = self._clock() + self._lease_ns
+        while True:
+            try:
+                yield Release(self.epoch, successor)
+                break
+            except JournalUnreachable as error:
+                self._cannot_reach(error)
+            if self._clock() >= until_ns:
+                break  # the lease would have run out by now
+            yield Wait(at_ns=self._clock() + self._retry_ns)
+        yield from self._tell(ENDED)
+        self._end(why)
+
+    def _lose(self, view: View) -> bool:
+        return self._end(f"{view.node or 'nobody'} leads, epoch {view.epoch}")
+
+    def _end(self, why: str) -> bool:
+        """Returns False."""
+        if not self.has_ended():
+            self.lease.revoke()
+            self.role = ENDED
+            for flag in (self._stirred, self._log_flag, self._watch_flag):
+                flag.set()
+            self._owner.steps_down(why)
+        return False
+
+    # --- beside the role
+
+    def keep_log(self) -> Steps:
+        """Reads on while others write, then has the log written under this node's epoch, again after each cut."""
+        try:
+            yield from self._read_log()
+            writes = False
+            while not self.has_ended():
+                self._log_flag.clear()
+                epoch, cuts = self.epoch, self._cuts
+                if self._ready:
+                    yield Wait(self._log_flag)
+                    continue
+                try:
+                    held: bool = yield (ResumeLog if writes else LeadLog)(epoch)
+                except JournalUnreachable as error:
+                    self._lose_log(error)
+                    if writes:
+                        self._wants_epoch = True  # the next attempt needs its own
+                        self._stirred.set()
+                        yield Wait(self._log_flag)
+                    else:
+                        yield Wait(self._log_flag, self._clock() + self._retry_ns)
+                    continue
+                self._find_log()
+                writes = writes or held
+                self._ready = held and cuts == self._cuts
+                self._wants_epoch = held and not self._ready
+                self._fenced = not held
+                self._stirred.set()
+                yield Wait(self._log_flag)
+        except JournalForked as error:
+            self._end(str(error))
+
+    def _read_log(self) -> Steps:
+        """Until all is read that was written before this node's epoch."""
+        while not self.has_ended():
+            claimed = self.epoch  # first this, then the question: what it does not bring was not written
+            try:
+                more: bool = yield ReadOn()
+            except JournalUnreachable as error:
+                self._lose_log(error)
+                yield Wait(at_ns=self._clock() + self._retry_ns)
+                continue
+            self._find_log()
+            if more:
+                continue
+            if not self._caught_up:
+                self._caught_up = True
+                if self.role == STARTING:
+                    self.role = STANDBY
+                self._stirred.set()
+            if claimed:
+                return
+            yield Wait(self._log_flag, self._clock() + READ_NS)
+
+    def _lose_log(self, error: JournalUnreachable) -> None:
+        self._log_lost_ns = min(self._log_lost_ns, self._clock())
+        self._cannot_reach(error, LOG)
+
+    def _find_log(self) -> None:
+        self._log_lost_ns = NEVER
+        self._reached(LOG)
+
+    def keep_watch(self) -> Steps:
+        """Tells the owner when the lease has run out, also while an answer of the database is awaited."""
+        while not self.has_ended():
+            self._watch_flag.clear()
+            if not self.serves or self._silent:
+                yield Wait(self._watch_flag)
+            elif self.lease.holds(self._clock()):
+                yield Wait(self._watch_flag, self.lease.ends_ns)
+            else:
+                self._silent = True
+                if self.role == ACTIVE:
+                    self.role = SILENT
+                self._owner.falls_silent()
+
+    def _tell_now_and_then(self) -> Steps:
+        if self._clock() >= self._tell_ns:
+            yield from self._tell(self.role)
+
+    def _tell(self, role: str) -> Steps:
+        """Has others know of this node. They lead without knowing."""
+        self._tell_ns = self._clock() + self._lease_ns
+        me, view = self.me, self.view
+        epoch = self.epoch or (0 if view is None else view.epoch)
+        try:
+            yield Tell(MemberFacts(me.node, me.address, role, epoch, self._place(), 0.0))
+        except JournalUnreachable as error:
+            self._cannot_reach(error)
+
+    def _cannot_reach(self, error: JournalUnreachable, what: str = DATABASE) -> None:
+        """Says so once."""
+        if what not in self._lost:
+            self._lost.add(what)
+            self._owner.tells(f"{what} cannot be reached: {error}")
+
+    def _reached(self, what: str = DATABASE) -> None:
+        if what in self._lost:
+            self._lost.remove(what)
+            self._owner.tells(f"{what} can be reached again")

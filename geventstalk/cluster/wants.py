@@ -1,0 +1,171 @@
+"""What a member asks its owner to do, one thing at a time in each of its tasks, and what it tells its owner.
+
+This room must not know how anything is done: the server does it with greenlets, the simulation with a database of its
+own. The owner sends each answer into the task, or throws the JournalError into it that came instead.
+Invariant: an owner may be late with any answer, by any time. It never gives an answer of before the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Final, NamedTuple
+
+from geventstalk.tasks import Wait
+from journal.errors import JournalError
+from journal.fence import Fence, MemberFacts, View
+
+REFUSED: Final = "refused"
+OPEN: Final = "open"
+SILENT: Final = "silent"
+"""What a knock at a node's port can come to: nobody listens there; somebody does; no answer in time."""
+
+
+class Look(NamedTuple):
+    """Fence.look(). The answer is a View."""
+
+
+class Claim(NamedTuple):
+    """Fence.claim(). The answer is whether the epoch is this process's."""
+
+    seen: View
+    owed_ms: int
+
+
+class Beat(NamedTuple):
+    """Fence.beat(). The answer is a View, or None when this node leads no more."""
+
+    epoch: int
+
+
+class Serve(NamedTuple):
+    """Fence.serve(). The answer is a View, or None when this node leads no more."""
+
+    epoch: int
+
+
+class Release(NamedTuple):
+    """Fence.release(). The answer is a bool."""
+
+    epoch: int
+    successor: str
+
+
+class Unwish(NamedTuple):
+    """Fence.unwish(). No answer."""
+
+    node: str
+
+
+class Tell(NamedTuple):
+    """Fence.tell(). No answer."""
+
+    facts: MemberFacts
+
+
+class Members(NamedTuple):
+    """Fence.members(). The answer is a list of MemberFacts."""
+
+
+class Knock(NamedTuple):
+    """Connects to the address of a node's port, for a tenth of a second at the most, and closes again.
+
+    The answer is REFUSED only if the address itself answers that nobody listens.
+    """
+
+    address: str
+
+
+class ReadOn(NamedTuple):
+    """Reads what other nodes have written since, and applies it: about a millisecond of it.
+
+    The answer is whether there was anything. None was there at the moment of the question when it says no.
+    """
+
+
+class LeadLog(NamedTuple):
+    """Makes the log ready to be written under this epoch, behind all that was read. All was read when this is asked.
+
+    Asked again after JournalUnreachable. The answer is whether the epoch still is the last. Raises JournalForked when
+    the record that was read last is not there: a failover of the database has lost it.
+    """
+
+    epoch: int
+
+
+class ResumeLog(NamedTuple):
+    """Goes on writing under this epoch: what was on its way when the link was cut is there, or is written again.
+
+    Asked again after JournalUnreachable, each time with a newer epoch. Answers and raises as LeadLog does.
+    """
+
+    epoch: int
+
+
+Want = Look | Claim | Beat | Serve | Release | Unwish | Tell | Members | Knock | ReadOn | LeadLog | ResumeLog | Wait
+"""What a task yields. A Wait has a flag, a moment, or both, and no sync."""
+
+Steps = Generator[Want, Any, None]
+"""A task of a member."""
+
+
+class Owner:
+    """Whoever drives a member. Each method returns soon, and calls nothing of the member."""
+
+    def follows(self, view: View) -> None:
+        """Another process leads now, or nobody does. Called at the start, and for every epoch or goodbye after that."""
+
+    def leads(self, epoch: int) -> None:
+        """From now on this node serves clients, whenever the lease holds."""
+
+    def falls_silent(self) -> None:
+        """The lease has run out. For whoever wants to know; that nothing leaves is the lease's own business."""
+
+    def speaks_again(self) -> None:
+        """The lease holds again: what was held back may leave."""
+
+    def hands_over(self) -> None:
+        """Take nothing more from clients, commit, and send what is safe. Then call Member.finish()."""
+
+    def steps_down(self, why: str) -> None:
+        """The member has ended: this process may never answer again. `why` is for the log."""
+
+    def tells(self, text: str) -> None:
+        """A line for the log."""
+
+
+def drive(steps: Steps, do: Callable[[Want], Any]) -> None:
+    """Runs a task to its end, where `do` may wait: it does what the task wants, and returns the answer or raises it."""
+    answer, error = None, None
+    try:
+        while True:
+            want = steps.send(answer) if error is None else steps.throw(error)
+            answer, error = None, None
+            try:
+                answer = do(want)
+            except JournalError as failure:
+                error = failure
+    except StopIteration:
+        return
+
+
+def ask(fence: Fence, want: Want) -> Any:
+    """Does what only needs the fence. The other wants are Knock, ReadOn, LeadLog, ResumeLog and Wait."""
+    match want:
+        case Look():
+            return fence.look()
+        case Claim(seen, owed_ms):
+            return fence.claim(seen, owed_ms)
+        case Beat(epoch):
+            return fence.beat(epoch)
+        case Serve(epoch):
+            return fence.serve(epoch)
+        case Release(epoch, successor):
+            return fence.release(epoch, successor)
+        case Unwish(node):
+            return fence.unwish(node)
+        case Tell(facts):
+            return fence.tell(facts)
+        case Members():
+            return fence.members()
+        case _:
+            raise TypeError(want)
