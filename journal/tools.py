@@ -144,6 +144,10 @@ class LogTools:
         """The process that has the log to itself; None when nobody does, or when that cannot be told."""
         raise NotImplementedError
 
+    def resting(self) -> AbstractContextManager[None]:
+        """No server writes to the log while the body runs. Changes no record. Raises JournalLocked when one has it."""
+        raise NotImplementedError
+
     # --- writing
 
     def require_empty(self) -> None:

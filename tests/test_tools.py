@@ -6,7 +6,6 @@ Journals are made by a real server or by the store itself, damaged on purpose, a
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
 import os
@@ -23,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -33,9 +32,7 @@ import journal.sqlite.moment
 from geventstalk._build import BUILD
 from geventstalk.cli.main import COMMANDS
 from geventstalk.cli.program import LIVE, OFFLINE, leaves, main
-from geventstalk.core.job import BURIED, DELAYED, READY, Job, Tally
 from geventstalk.durable.records import Epoch, encode_whole
-from geventstalk.durable.store import Store
 from geventstalk.tools import inspect, transfer
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
 from journal.sqlite.backup import backup
@@ -49,48 +46,23 @@ from tests.support.binlogs import fill_beanstalkd, stats_of
 from tests.support.disk import small_disk
 from tests.support.faults import wants_compaction
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess
+from tests.support.tools import (
+    PATIENCE_S,
+    Jobs,
+    Ran,
+    exported,
+    fill,
+    make_folder,
+    make_job,
+    open_store,
+    prints,
+    run_tool,
+    segments,
+)
 from tests.support.wire import Client
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
-
-SECOND = 1_000_000_000
-PATIENCE_S = 60.0
-Jobs = dict[int, dict[str, object]]
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
-    """Runs a command in this process and returns its exit code and output."""
-
-    def run(*words: object, stdin: str = "") -> Ran:
-        streams = {name: io.TextIOWrapper(io.BytesIO()) for name in ("stdout", "stderr")}
-        with monkeypatch.context() as patch:
-            for name, stream in streams.items():
-                patch.setattr(sys, name, stream)
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-            code = main([str(word) for word in words])
-        texts = []
-        for stream in streams.values():
-            stream.flush()
-            stream.seek(0)
-            texts.append(stream.read())
-        assert "Traceback" not in texts[1]
-        return Ran(code, *texts)
-
-    return run
-
-
-def exported(ran: Ran) -> Jobs:
-    header, *lines = map(json.loads, ran.out.splitlines())
-    assert header["jobs"] == len(lines)
-    return {job["id"]: job for job in lines}
 
 
 def start(*words: object) -> subprocess.Popen[bytes]:
@@ -101,53 +73,13 @@ def start(*words: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
+@pytest.fixture
+def tool() -> Callable[..., Ran]:
+    """Runs a command in this process and returns its exit code and output."""
+    return run_tool
+
+
 # --- journals to look at
-
-
-def make_job(id: int, state: int = READY, body: bytes = b"body", rank: int = 0, tally: Tally | None = None) -> Job:
-    # A start corrects a deadline that is further away than the job's delay.
-    job = Job(id, 0, id % 7, 4_000_000_000 if state == DELAYED else 0, 60)
-    job.body = body + b"\r\n"
-    job.created_ns = 1000 * SECOND
-    job.state = state
-    job.rank = rank
-    job.tally = tally
-    return job
-
-
-def open_store(folder: Path, *, accept_damage: bool = False) -> Store:
-    journal = Journal(str(folder), segment_bytes=1 << 15, compact=False, accept_damage=accept_damage)
-    store = Store(journal, None, Epoch(0, 0))
-    jobs = {job.id: (job, tube) for job, tube in store.replay()}
-    store.start(jobs.get)
-    return store
-
-
-def fill(store: Store, jobs: int = 60) -> None:
-    """Several segments: jobs in all states, changed and deleted in later segments than they were put in."""
-    for id in range(1, jobs + 1):
-        store.put(make_job(id, body=bytes([id]) * 3000), b"tube-%d" % (id % 3))
-        settle(store)
-        if id > 10:
-            if id % 5 == 0:
-                store.delete(make_job(id - 10))
-            elif id % 5 == 1:
-                store.change(make_job(id - 10, BURIED, rank=id, tally=Tally(1, 0, 0, 1, 0)))
-            elif id % 5 == 2:
-                store.change(make_job(id - 10, DELAYED, rank=4_000_000_000 * SECOND))
-        settle(store)
-    store.put(make_job(jobs + 1), b"the highest id, and gone")
-    store.delete(make_job(jobs + 1))
-    settle(store)
-
-
-def settle(store: Store) -> None:
-    """Commits, and waits until the segments are made and sealed that this called for."""
-    store.commit(0)
-    deadline = time.monotonic() + PATIENCE_S
-    while wants_compaction(store) or store.settling:
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
 
 
 @pytest.fixture
@@ -175,16 +107,6 @@ def crashed(tmp_path: Path) -> Path:
     for index in folder.glob("*-shm"):
         index.unlink()
     return folder
-
-
-def segments(folder: Path) -> list[Path]:
-    return sorted(folder.glob("segment-*.db"))
-
-
-def prints(folder: Path) -> dict[str, str]:
-    """What is in every file but SQLite's indexes of WALs, which are made anew at need."""
-    files = (path for path in folder.iterdir() if not path.name.endswith("-shm"))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def flip(path: Path, what: bytes) -> None:
@@ -449,11 +371,6 @@ def test_a_large_journal_is_dumped_without_holding_it(tmp_path: Path) -> None:
         check=True,
     )  # fmt: skip
     assert int(done.stderr) < 80_000  # KiB, of 100 MB of bodies
-
-
-def make_folder(path: Path) -> Path:
-    path.mkdir()
-    return path
 
 
 @pytest.mark.parametrize("segment_bytes", [1 << 15, 1 << 20])
@@ -1272,7 +1189,7 @@ def test_a_torn_binlog_is_a_note(tmp_path: Path, tool: Callable[..., Ran]) -> No
 
 def test_main_belongs_to_these_words() -> None:
     assert (*LIVE, *OFFLINE) == COMMANDS
-    assert tuple(OFFLINE) == ("journal", "export", "import", "import-binlog")
+    assert tuple(OFFLINE) == ("journal", "export", "import", "import-binlog", "copy")
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from geventstalk.cli.output import output, refuse_damage
+from geventstalk.cli.places import PLACE
 from geventstalk.tools import transfer
 
 
 @click.command(name="export")
 @click.option("--accept-damage", is_flag=True, help="Export what is intact in a damaged journal.")
-@click.argument("directory", metavar="DIR")
+@click.argument("directory", metavar="DIR", type=PLACE)
 def export(directory: str, accept_damage: bool) -> int:
     """Print every job of a journal as a line of JSON.
 

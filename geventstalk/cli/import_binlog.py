@@ -7,13 +7,14 @@ import os
 import click
 
 from geventstalk.cli.output import refuse_damage
+from geventstalk.cli.places import PLACE
 from geventstalk.tools import transfer
 
 
 @click.command(name="import-binlog")
 @click.option("--accept-damage", is_flag=True, help="Import what can be read of a damaged binlog.")
 @click.argument("binlog_directory", metavar="BINLOGDIR")
-@click.argument("directory", metavar="DIR")
+@click.argument("directory", metavar="DIR", type=PLACE)
 def import_binlog(binlog_directory: str, directory: str, accept_damage: bool) -> int:
     """Read beanstalkd's binlog into a journal without jobs.
 

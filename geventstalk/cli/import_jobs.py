@@ -6,11 +6,12 @@ import sys
 
 import click
 
+from geventstalk.cli.places import PLACE
 from geventstalk.tools import transfer
 
 
 @click.command(name="import")
-@click.argument("directory", metavar="DIR")
+@click.argument("directory", metavar="DIR", type=PLACE)
 def import_jobs(directory: str) -> int:
     """Read jobs from standard input into a journal without jobs.
 

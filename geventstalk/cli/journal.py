@@ -6,6 +6,7 @@ import click
 import yaml
 
 from geventstalk.cli.output import output, report
+from geventstalk.cli.places import PLACE
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK
 from geventstalk.tools import inspect, keep
 
@@ -19,7 +20,7 @@ def journal(context: click.Context) -> None:
 
 
 @journal.command(name="check")
-@click.argument("directory", metavar="DIR")
+@click.argument("directory", metavar="DIR", type=PLACE)
 def _check(directory: str) -> int:
     """Read all of a journal and say what is wrong with it."""
     checked = inspect.check(directory)
@@ -34,7 +35,7 @@ def _check(directory: str) -> int:
 
 @journal.command(name="dump")
 @click.option("--bodies/--no-bodies", default=True, help="Whether the jobs' bodies are shown, in base64.")
-@click.argument("directory", metavar="DIR")
+@click.argument("directory", metavar="DIR", type=PLACE)
 def _dump(directory: str, bodies: bool) -> int:
     """Print every record as a line of JSON.
 
@@ -48,7 +49,7 @@ def _dump(directory: str, bodies: bool) -> int:
 
 
 @journal.command(name="stats")
-@click.argument("directory", metavar="DIR")
+@click.argument("directory", metavar="DIR", type=PLACE)
 def _stats(directory: str) -> int:
     """Print segments, sizes and numbers of jobs as YAML."""
     summary, findings = inspect.stats(directory)
@@ -57,8 +58,8 @@ def _stats(directory: str) -> int:
 
 
 @journal.command(name="backup")
-@click.argument("directory", metavar="DIR")
-@click.argument("target", metavar="TARGET")
+@click.argument("directory", metavar="DIR", type=PLACE)
+@click.argument("target", metavar="TARGET", type=PLACE)
 def _backup(directory: str, target: str) -> int:
     """Copy a journal, also while its server runs.
 
@@ -71,8 +72,8 @@ def _backup(directory: str, target: str) -> int:
 
 @journal.command(name="repair")
 @click.option("--in-place", is_flag=True, help="Repair DIR itself, and set damaged segments aside there.")
-@click.argument("directory", metavar="DIR")
-@click.argument("target", metavar="[TARGET]", required=False)
+@click.argument("directory", metavar="DIR", type=PLACE)
+@click.argument("target", metavar="[TARGET]", type=PLACE, required=False)
 def _repair(directory: str, target: str | None, in_place: bool) -> int:
     """Write what is intact in a damaged journal anew.
 

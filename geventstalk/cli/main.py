@@ -37,6 +37,7 @@ COMMANDS = (
     "export",
     "import",
     "import-binlog",
+    "copy",
 )
 """The first words of a command line that is not the server's. The list is here so that a start of the server imports
 none of these commands."""

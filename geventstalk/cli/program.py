@@ -27,6 +27,7 @@ OFFLINE = {
     "export": "export_jobs:export",
     "import": "import_jobs:import_jobs",
     "import-binlog": "import_binlog:import_binlog",
+    "copy": "copy_jobs:copy",
 }
 """The commands that look after a journal, and where each of them is."""
 LIVE = {

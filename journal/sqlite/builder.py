@@ -77,7 +77,7 @@ class SegmentBuilder(Builder):
     def append(self, key: int, payload: bytes, change: bytes | None = None) -> None:
         """Adds a whole record of a key, and its last change; both are there or neither. Raises a JournalError."""
         if not self._begun:
-            self._open()
+            self._mark(self._first + 1, 1)
         if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_ROWS:
             self._write()
         self._batch += split(key, payload) if len(payload) > PART_BYTES else [(key, FULL, payload)]

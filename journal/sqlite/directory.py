@@ -65,6 +65,32 @@ def writing(directory: str) -> Iterator[None]:
             lock.close()
 
 
+@contextlib.contextmanager
+def resting(directory: str) -> Iterator[None]:
+    """Keeps servers out, and other readers not. Makes no file, so a journal may lie where nobody may write.
+
+    A directory without a lock was never a server's. Raises JournalLocked, also when a server came to such a one.
+    """
+    path = os.path.join(directory, LOCK_NAME)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        if os.path.lexists(path):
+            raise JournalLocked(f"journal directory {directory} is in use by another process") from None
+        return
+    except OSError as error:
+        raise JournalLocked(f"cannot open {path}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            raise JournalLocked(f"journal directory {directory} is in use by another process") from error
+        yield
+    finally:
+        os.close(file)
+
+
 def _remove_lock(directory: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(directory, LOCK_NAME))

@@ -44,6 +44,9 @@ class DirectoryTools(LogTools):
     def holder(self) -> int | None:
         return directory.holder(self.place)
 
+    def resting(self) -> AbstractContextManager[None]:
+        return directory.resting(self.place)
+
     # --- writing
 
     def require_empty(self) -> None:

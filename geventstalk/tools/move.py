@@ -1,0 +1,108 @@
+"""Copies a journal as a whole to another place, which may be of another kind.
+
+It must not know the engine, gevent or SQLite, nor what kinds of places there are. Neither place has a server meanwhile.
+Invariant: the target gets all of the jobs or nothing. It is read again and compared before anybody is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Final
+from zlib import crc32
+
+from geventstalk.tools.lines import examine
+from geventstalk.tools.transfer import Imported
+from journal import JournalDamaged, Record, tools_for
+from journal.tools import Builder, Examine, Survey
+
+Step = Callable[[str, int, int], None]
+"""Hears how far the work is: what is being done, how many are done, and of how many. 0 where nobody knows."""
+
+_EVERY: Final = 1000
+"""A step is told after so many."""
+_SUM_MASK: Final = (1 << 64) - 1
+
+
+class _Seen:
+    """What two readings of the same jobs have in common, whatever the order of the jobs."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        self.sum = 0
+
+    def add(self, record: Record, change: bytes | None) -> None:
+        """One job more."""
+        crc = crc32(record.payload, crc32(b"%d" % record.key))
+        if change is not None:
+            crc = crc << 32 | crc32(change, crc)
+        self.jobs += 1
+        self.sum = (self.sum + crc) & _SUM_MASK
+
+
+def copy(source: str, target: str, judge: Callable[[list[str]], None], step: Step) -> Imported:
+    """Copies every job with all that belongs to it, and the next id, to a place that has no log.
+
+    `judge` is given the findings before anything is written, and may raise. Raises a JournalError.
+    """
+    origin, goal = tools_for(source), tools_for(target)
+    goal.require_empty()
+    with origin.resting():
+        survey = origin.survey(_counting("reading", step))
+        try:
+            with goal.writing():
+                goal.require_empty()
+                builder = goal.builder()
+                written = _write(survey, builder, judge, step)
+                found = _read_again(goal.survey(_counting("comparing", step)), builder.high_water)
+                if (found.jobs, found.sum) != (written.jobs, written.sum):
+                    raise JournalDamaged(f"what was written to {goal.place} is not what was read: do not use it")
+        finally:
+            survey.close()
+    return Imported(written.jobs, builder.high_water + 1)
+
+
+def _write(survey: Survey, builder: Builder, judge: Callable[[list[str]], None], step: Step) -> _Seen:
+    seen = _Seen()
+    try:
+        jobs = survey.live_records()
+        first = next(jobs, None)
+        judge(survey.findings)
+        for record, change in chain([] if first is None else [first], jobs):
+            builder.append(record.key, record.payload, change)
+            seen.add(record, change)
+            if not seen.jobs % _EVERY:
+                step("writing", seen.jobs, survey.keys)
+        builder.high_water = max(builder.high_water, survey.used_keys)
+        builder.finish()
+    except BaseException:
+        builder.discard()
+        raise
+    return seen
+
+
+def _read_again(survey: Survey, high_water: int) -> _Seen:
+    """Raises JournalDamaged when there are findings, or when the next id is another one."""
+    seen = _Seen()
+    try:
+        for record, change in survey.live_records():
+            seen.add(record, change)
+        if survey.findings or survey.used_keys != high_water:
+            raise JournalDamaged((survey.findings or [f"the highest id is {survey.used_keys}, not {high_water}"])[0])
+    finally:
+        survey.close()
+    return seen
+
+
+def _counting(what: str, step: Step) -> Examine:
+    """Examines records, and tells of each thousandth."""
+    count = 0
+
+    def examined(record: Record) -> None:
+        nonlocal count
+        examine(record)
+        count += 1
+        if not count % _EVERY:
+            step(what, count, 0)
+
+    return examined

@@ -1,0 +1,38 @@
+"""What the text of a place says without anybody being asked: whether it is a database's, and whether it has a password.
+
+This room must not know how a database is reached. Text is read as libpq reads it; what libpq refuses counts as well.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+_SHARED: Final = re.compile(r"postgres(?:ql)?://")
+_PASSWORD: Final = re.compile(r"(?<=//)([^/?#@:]*):[^/?#]*(?=@)")
+"""The password of `//USER:PASSWORD@HOST`. An unescaped @ in it is a mistake, and a part of the password."""
+_PARAMETER: Final = re.compile(r"(?<=[?&])([^=&]*)=([^&]*)")
+_SECRET: Final = frozenset({"password", "sslpassword"})
+_HIDDEN: Final = "***"
+
+
+def is_shared(place: str) -> bool:
+    """Whether several nodes may share the log there: it is in a database."""
+    return _SHARED.match(place) is not None
+
+
+def has_password(place: str) -> bool:
+    """Whether the place tells a secret. `passfile` tells only where one is."""
+    return without_password(place) != place
+
+
+def without_password(place: str) -> str:
+    """The place as it may be shown."""
+    if not is_shared(place):
+        return place
+
+    def hide(found: re.Match[str]) -> str:
+        return f"{found[1]}={_HIDDEN}" if unquote(found[1]) in _SECRET else found[0]
+
+    return _PARAMETER.sub(hide, _PASSWORD.sub(rf"\1:{_HIDDEN}", place))
