@@ -21,6 +21,8 @@ SQLITE = [
     (Survey, SegmentSurvey),
     (Builder, SegmentBuilder),
 ]
+OPTIONAL = {"SyncPoint.begin"}
+"""What the interface itself does for a kind that has nothing better."""
 
 
 @pytest.mark.skipif(BUILD == "compiled", reason="compiled classes say nothing of their methods' arguments")
@@ -28,6 +30,8 @@ SQLITE = [
 def test_a_kind_implements_every_method(interface: type, kind: type) -> None:
     for name, method in vars(interface).items():
         if name.startswith("_") or not (inspect.isfunction(method) or isinstance(method, property)):
+            continue
+        if f"{interface.__name__}.{name}" in OPTIONAL and name not in vars(kind):
             continue
         own = inspect.getattr_static(kind, name)
         assert own is not method, f"{kind.__name__} does not implement {name}"
