@@ -17,7 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -131,20 +131,29 @@ class Postgres:
     # --- making one
 
     @classmethod
-    def create(cls, folder: Path, name: str = "primary") -> Postgres:
-        """A new empty server that does not run."""
+    def create(cls, folder: Path, name: str = "primary", listen: Sequence[str] = ()) -> Postgres:
+        """A new empty server that does not run. `listen` names further addresses; all in their /24 may connect."""
         server = cls(folder, name)
+        server.listen(listen)
         initdb = programs()
         assert initdb is not None
         _run(
             *[str(initdb / "initdb"), "-D", str(server.data), "-A", "trust", "-U", USER, "-E", "UTF8"],
             *["--locale=C", "--wal-segsize=1", "--no-sync", "--no-instructions"],
         )
+        with (server.data / "pg_hba.conf").open("a") as file:
+            file.writelines(f"host all all {address}/24 trust\n" for address in listen)
         return server
 
-    def replica(self, name: str = "replica") -> Postgres:
+    def listen(self, addresses: Sequence[str]) -> None:
+        """From the next start on also there."""
+        self.settings["listen_addresses"] = ",".join(["127.0.0.1", *addresses])
+
+    def replica(self, name: str = "replica", port: int = 0) -> Postgres:
         """A copy of this server, which runs, that follows it once started. `name` is its application_name."""
         copy = Postgres(self.folder, name)
+        copy.settings = dict(self.settings)
+        copy.port = port or copy.port
         command = programs()
         assert command is not None
         source = f"host=127.0.0.1 port={self.port} user={USER} application_name={name}"
@@ -155,6 +164,7 @@ class Postgres:
     def twin(self, name: str) -> Postgres:
         """A replica of this server made before its first start: quicker than replica()."""
         copy = Postgres(self.folder, name)
+        copy.settings = dict(self.settings)
         _run("cp", "-a", str(self.data), str(copy.data))
         with (copy.data / "postgresql.auto.conf").open("a") as file:
             source = f"host=127.0.0.1 port={self.port} user={USER} application_name={name}"
@@ -322,9 +332,9 @@ def _text(value: bytes | None) -> str | None:
 class Pair:
     """A primary and a synchronous replica, once start() was called. After fail_over() they have changed places."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, listen: Sequence[str] = ()) -> None:
         self.folder = folder
-        self.primary = Postgres.create(folder, "one")
+        self.primary = Postgres.create(folder, "one", listen)
         self.replica = self.primary.twin("two")
 
     def start(self) -> Pair:
@@ -358,11 +368,11 @@ class Pair:
         self.primary, self.replica = self.replica, self.primary
 
     def rejoin(self) -> None:
-        """Makes a new replica out of the server that is none: its data goes."""
+        """Makes a new replica out of the server that is none: its data goes. Clients find it where it was."""
         old = self.replica
         old.close()
         shutil.rmtree(old.data)
-        self.replica = self.primary.replica(old.name)
+        self.replica = self.primary.replica(old.name, old.port)
         self._follow()
 
     def close(self) -> None:

@@ -97,14 +97,16 @@ class ServerProcess:
         args: Sequence[str] = (),
         *,
         unix_path: str | None = None,
+        host: str = "127.0.0.1",
         port: int | None = None,
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
         stderr: Path | None = None,
     ) -> None:
         self.unix_path = unix_path
+        self.host = host
         self.port = 0 if unix_path else (port or free_port())
-        where = ["-l", f"unix:{unix_path}"] if unix_path else ["-l", "127.0.0.1", "-p", str(self.port)]
+        where = ["-l", f"unix:{unix_path}"] if unix_path else ["-l", host, "-p", str(self.port)]
         environment = {**os.environ, **(env or {})}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
         self.log = Log(stderr)
@@ -133,7 +135,7 @@ class ServerProcess:
                 client.close()
                 raise
             return client
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
+        client = socket.create_connection((self.host, self.port), timeout=timeout_s)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return client
 
