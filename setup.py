@@ -26,7 +26,7 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 ROOMS = {
-    "geventstalk": ["_build", "errands", "gate", "limits", "tasks", "turn"],
+    "geventstalk": ["_build", "errands", "gate", "leased", "limits", "tasks", "turn"],
     "geventstalk/core": [
         "ages",
         "check",

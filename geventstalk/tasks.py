@@ -8,7 +8,7 @@ Invariant: a task that waits for a flag is resumed after the flag is set, also w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from geventstalk.core.timerwheel import NEVER
 
@@ -35,23 +35,52 @@ class Flag:
         self.is_set = False
 
 
-class Sync:
-    """One fsync. run() may be called in any thread; whatever goes wrong in it is kept in `error`."""
+class Point(Protocol):
+    """What a sync covers, and how to wait for it. See SyncPoint in journal/log.py."""
 
-    def __init__(self, work: Callable[[], None], clock: Callable[[], int]) -> None:
-        self._work = work
+    error: BaseException | None
+
+    def begin(self, over: Callable[[], None]) -> bool:
+        """Begins without a thread, if that is possible."""
+
+    def run(self) -> None:
+        """Waits."""
+
+
+class Sync:
+    """One sync: run() in any thread, or begin() without a thread. Whatever goes wrong is kept in `error`."""
+
+    def __init__(self, point: Point, clock: Callable[[], int]) -> None:
+        self._point = point
         self._clock = clock
+        self._tell: Callable[[], None] | None = None
         self.error: BaseException | None = None
+        self.begun_ns = 0
         self.took_ns = 0
         self.over = False
 
     def run(self) -> None:
-        begun_ns = self._clock()
+        self.begun_ns = self._clock()
         try:
-            self._work()
+            self._point.run()
         except BaseException as error:
             self.error = error
-        self.took_ns = self._clock() - begun_ns
+        self._end()
+
+    def begin(self, over: Callable[[], None]) -> bool:
+        """Returns whether it has begun; `over` is called in the end. Otherwise the caller calls run() in a thread."""
+        self.begun_ns = self._clock()
+        self._tell = over
+        return self._point.begin(self._ended)
+
+    def _ended(self) -> None:
+        self.error = self._point.error
+        self._end()
+        assert self._tell is not None
+        self._tell()
+
+    def _end(self) -> None:
+        self.took_ns = self._clock() - self.begun_ns
         self.over = True
 
 

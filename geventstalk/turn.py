@@ -80,6 +80,7 @@ class Turn:
         self.written = Flag()  # there is something to sync
         self.grown = Flag(True)  # there may be something to compact
         self.awaited = Flag()  # replies wait for a sync
+        self.arrived = Flag()  # a sync that was begun without a thread is over
         self.late = Flag()  # the journal does not keep pace
 
     def open(self, store: Store, progress: Callable[[int], None] = lambda records: None) -> int:
@@ -96,10 +97,15 @@ class Turn:
             count += 1
         if engine.unsorted:
             find_strays(engine)
+        self.write_to(store)
+        return count
+
+    def write_to(self, store: Store) -> None:
+        """From now on every change is written there. The engine has all of its jobs. Raises JournalError."""
+        engine = self.engine
         engine.next_id = max(engine.next_id, store.start(self._find))
         engine.ledger = store
         self.store = store
-        return count
 
     def _find(self, id: int) -> tuple[Job, bytes] | None:
         job = self.engine.jobs.get(id)
@@ -109,12 +115,15 @@ class Turn:
         """All that has to run beside the clients, from the start on."""
         tasks = [self.keep_time(), self.let_go(), self.run_errands(), self.keep_rates()]
         store = self.store
-        if store is not None:
-            tasks += [self.keep_house(store), self.keep_pace(store)]
-            if store.syncs_before_replies:
-                tasks.append(self.sync_for_replies(store))
-            elif store.syncs_when_due:
-                tasks.append(self.sync_when_due(store))
+        return tasks if store is None else tasks + self.tasks_of(store)
+
+    def tasks_of(self, store: Store) -> list[Task]:
+        """Those of them that keep the journal."""
+        tasks = [self.keep_house(store), self.keep_pace(store)]
+        if store.syncs_before_replies:
+            tasks.append(self.sync_for_replies(store))
+        elif store.syncs_when_due:
+            tasks.append(self.sync_when_due(store))
         return tasks
 
     # --- clients
@@ -356,11 +365,11 @@ class Turn:
         """Syncs without a thread where that is better. Returns whether it did.
 
         To hand a sync to a thread and back takes as long as a quick sync; and when everybody waits for it, there is
-        nobody else to serve.
+        nobody else to serve. A networked log needs no thread, and its sync takes as long as its peer likes.
         """
         store = self.store
         assert store is not None
-        if not store.syncs_quickly and not self.everybody_waits():
+        if not store.syncs_here or (not store.syncs_quickly and not self.everybody_waits()):
             return False
         pieces = self.gate.pieces
         sync = self._sync(store)
@@ -507,15 +516,19 @@ class Turn:
                         yield Wait(at_ns=NEXT_TURN)
                 else:
                     yield Wait(at_ns=self._clock() + CATCH_UP_WAIT_NS)
-            self.engine.held = False
-            if self._errands:
-                self.wanted.set()
-            for channel in self._in_turn:  # flush() lets these go on
-                channel.session.held_up = False
-            held_up, self._held_up = self._held_up, {}
-            for channel in held_up.values():
-                channel.session.held_up = False
-                channel.goes_on()
+            self.let_changes_go_on()
+
+    def let_changes_go_on(self) -> None:
+        """The hold has ended: whoever waits for that goes on."""
+        self.engine.held = False
+        if self._errands:
+            self.wanted.set()
+        for channel in self._in_turn:  # flush() lets these go on
+            channel.session.held_up = False
+        held_up, self._held_up = self._held_up, {}
+        for channel in held_up.values():
+            channel.session.held_up = False
+            channel.goes_on()
 
     def sync_when_due(self, store: Store) -> Task:
         """Under `-fMS`: a sync in a thread, MS after the first commit that it covers."""
@@ -530,13 +543,22 @@ class Turn:
                     self._synced(store, sync)
 
     def sync_for_replies(self, store: Store) -> Task:
-        """Under `-f0`: a sync in a thread for all replies that wait, then one for those that came meanwhile."""
+        """Under `-f0`: a sync for all replies that wait, then one for those that came meanwhile.
+
+        In a thread, or for a networked log without one, and then under every policy.
+        """
         while True:
             yield Wait(self.awaited)
             pieces = self.gate.pieces  # they stay there: the server may stop while the sync is under way
             sync = self._sync(store)
             if sync is not None:
-                yield self._in_thread(sync)
+                self.sync = sync
+                if sync.begin(self.arrived.set):
+                    while not sync.over:
+                        yield Wait(self.arrived)
+                        self.arrived.clear()
+                else:
+                    yield Wait(sync=sync)
                 self._synced(store, sync)
             if self.failed:
                 return  # the gate stays as it is: to look at it again and again would keep the process from its end
@@ -549,7 +571,7 @@ class Turn:
     def _sync(self, store: Store) -> Sync | None:
         """Covers all that is committed by now; None when nothing has to be synced."""
         point = store.sync_point()
-        return None if point is None else Sync(point.run, self._clock)
+        return None if point is None else Sync(point, self._clock)
 
     def _in_thread(self, sync: Sync) -> Wait:
         self.sync = sync

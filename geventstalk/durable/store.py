@@ -278,6 +278,11 @@ class Store(Ledger):
         return self._fsync_ms == ALWAYS or not self._log.safe_after_commit
 
     @property
+    def syncs_here(self) -> bool:
+        """Whether a SyncPoint waits for a device only, so that it may be run without a thread where that is quick."""
+        return self._log.safe_after_commit
+
+    @property
     def syncs_when_due(self) -> bool:
         """Whether a sync has to follow some time after a commit."""
         return self._fsync_ms is not None and self._fsync_ms != ALWAYS

@@ -99,6 +99,8 @@ class Service:
         self.out_bytes_max = OUT_BYTES_MAX  # whoever sends the replies lowers it while too many of them wait
         self.commands = [0] * p.COMMANDS  # how often each command was given, by its code; every session counts here
         self.free_until = 1 << ID_MAX_BITS  # a put whose job would get this id, or a later one, may be refused
+        self.silent = False  # with Engine.held: nobody's commands are executed, whatever they are
+        self.refuses = False  # puts, also while Engine.held; see refuse()
         self._has_memory: Callable[[], bool] | None = None
         self._refusing = False
 
@@ -107,8 +109,15 @@ class Service:
         self._has_memory = has_memory
         self.free_until = 0
 
+    def refuse(self, refuses: bool) -> None:
+        """Has all puts refused, or ends that. The owner tells the operator why."""
+        self.refuses = refuses
+        self.free_until = 0
+
     def refuses_puts(self) -> bool:
         """Whether there is no id left, or too little memory for what is there already. Says so once."""
+        if self.refuses:
+            return True
         next_id = self.engine.next_id
         why = ""
         if next_id >> ID_MAX_BITS:

@@ -162,6 +162,11 @@ def is_change(line: bytes) -> bool:
         return False
 
 
+def is_put(data: bytes, at: int) -> bool:
+    """Whether a put begins there."""
+    return data.startswith(b"put ", at)
+
+
 def _number(word: bytes, bits: int) -> int:
     """Digits, behind any number of spaces: an unsigned number of so many bits."""
     if not word.isdigit():

@@ -155,6 +155,8 @@ class Session(Commands):
                     self.unfinished = True
                     return
                 if engine.held:
+                    if self._service.refuses and self.upload is not None and not self._goes_on:
+                        self._refuse_body(self.upload)
                     self.held_up = self._changes_next()
                     if self.held_up:
                         self.unfinished = True
@@ -220,11 +222,27 @@ class Session(Commands):
         self._goes_on = False
         self._reply(p.R_INTERNAL_ERROR)
 
+    def _refuse_body(self, job: Job) -> None:
+        """Ends a put whose body has not wholly come, or has come and is held."""
+        self.upload = None
+        self._body = None
+        self._engine.abandon_put(job)
+        self._skip(self._body_left, p.R_OUT_OF_MEMORY)
+
     def _changes_next(self) -> bool:
-        """Whether what comes next may change something that survives a restart.
+        """Whether what comes next may change something that survives a restart. While the service is silent: always.
 
         A large put that has begun is left to the ledger, which may need the end of that put before it can go on.
         """
+        service = self._service
+        if service.silent or service.refuses:
+            plain = not self._goes_on and self.upload is None
+            if plain and self._skip_left:
+                return False
+            if plain and service.refuses and p.is_put(self._inbox, self._at):
+                return False
+            if service.silent:
+                return True
         if self._goes_on:
             return self._kick_left > 0
         if self.upload is not None:

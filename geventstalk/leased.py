@@ -1,0 +1,209 @@
+"""A turn on a node of a cluster. It begins without a ledger, and leads under a lease that may run out.
+
+This room must not know nodes, heartbeats or databases: `holds` says whether the lease holds at a moment, and `renewed`
+is set by whoever renewed it.
+Invariant: no reply of any kind leaves, and no errand is done, at a moment at which the lease does not hold. The one
+exception promises nothing: a put is refused. Reservations write nothing, so no fence of the log holds them back: the
+lease alone keeps two nodes from handing out the same job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from geventstalk.core.engine import Engine
+from geventstalk.durable.store import Store
+from geventstalk.gate import Channel, Errand
+from geventstalk.tasks import NEXT_TURN, Flag, Task, Wait
+from geventstalk.turn import CATCH_UP_SLICES, CATCH_UP_WAIT_NS, Turn
+from geventstalk.wire.protocol import R_OUT_OF_MEMORY
+from geventstalk.wire.session import Service
+
+_PATIENCE_NS: Final = 1_000_000_000
+"""A wait that is longer is told to the operator."""
+_LOOK_NS: Final = 100_000_000
+"""So often it is looked how long replies have waited."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LeasedTurn(Turn):
+    """write_to() has it lead. `waits` is told what replies wait for when that takes long, and "" when it is over."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], int],
+        wall_clock: Callable[[], int],
+        begins: Callable[[], None],
+        fails: Callable[[BaseException], None],
+        service: Service,
+        holds: Callable[[int], bool],
+        put_wait_ns: int,
+    ) -> None:
+        super().__init__(engine, clock, wall_clock, begins, fails)
+        self.renewed = Flag()  # the lease may hold again
+        self.silent = False  # the lease did not hold when it was last asked for, and nobody has gone on since
+        self.waits: Callable[[str], None] = _tell_nobody
+        self._service = service
+        self._holds = holds
+        self._put_wait_ns = put_wait_ns
+        self._silent_since_ns = 0
+        self._spoken = Flag()  # the silence is over
+
+    def tasks_of(self, store: Store) -> list[Task]:
+        return [*super().tasks_of(store), self.keep_patience()]
+
+    def step_down(self) -> None:
+        """Another node leads, or will: from now on no reply leaves. No failure, and nothing is told of it."""
+        if not self.failed:
+            self.failed = True
+            self._give_up_errands()
+
+    # --- silence
+
+    def speaks(self) -> bool:
+        """Whether replies may leave now. If not, everybody waits from here on, until the lease was renewed."""
+        now_ns = self._clock()
+        if self._holds(now_ns):
+            return not self.silent
+        if not self.silent:
+            self.silent = True
+            self._silent_since_ns = now_ns
+            self._service.silent = True
+            self.engine.held = True
+            self.late.set()
+        return False
+
+    def keep_pace(self, store: Store) -> Task:
+        """As that of any turn, and it also ends the silence."""
+        while True:
+            yield Wait(self.late)
+            self.late.clear()
+            slices = 0
+            while self.silent or store.behind:
+                if self.silent:
+                    self.renewed.clear()
+                    if self._holds(self._clock()):
+                        self.silent = self._service.silent = False
+                        self._spoken.set()
+                    else:
+                        yield Wait(self.renewed)
+                elif store.catch_up(self._clock()):
+                    self.written.set()
+                    slices += 1
+                    if slices % CATCH_UP_SLICES == 0:
+                        yield Wait(at_ns=NEXT_TURN)
+                else:
+                    yield Wait(at_ns=self._clock() + CATCH_UP_WAIT_NS)
+            self.let_changes_go_on()
+
+    def keep_patience(self) -> Task:
+        """Says so when replies wait for long, and then has puts refused: a client may have another server."""
+        told = False
+        while True:
+            yield Wait(at_ns=self._clock() + _LOOK_NS)
+            self.speaks()  # where nobody sends anything, nobody else asks
+            begun_ns = self._waiting_since_ns()
+            waited_ns = self._clock() - begun_ns if begun_ns else 0
+            if waited_ns >= _PATIENCE_NS and not told:
+                told = True
+                self.waits("the lease" if self.silent else "a commit")
+            elif not begun_ns and told:
+                told = False
+                self.waits("")
+            refuses = waited_ns >= self._put_wait_ns
+            if refuses != self._service.refuses:
+                self._service.refuse(refuses)
+                if refuses:
+                    self._let_puts_be_refused()
+
+    def _waiting_since_ns(self) -> int:
+        """Since when nothing gets on; 0 when all does."""
+        if self.silent:
+            return self._silent_since_ns
+        sync = self.sync
+        return 0 if sync is None or sync.over else sync.begun_ns
+
+    def _let_puts_be_refused(self) -> None:
+        """Wakes those who wait with a put. Whoever has something else to do finds that it is held."""
+        held_up, self._held_up = self._held_up, {}
+        for channel in held_up.values():
+            channel.session.held_up = False
+            channel.goes_on()
+
+    # --- what leaves
+
+    def step(self, channel: Channel, data: bytes | None) -> None:
+        self.speaks()
+        super().step(channel, data)
+
+    def accept(self, errand: Errand) -> None:
+        if self.store is None:
+            errand.failed()  # this node does not lead
+            return
+        self.speaks()
+        super().accept(errand)
+
+    def settle_errands(self) -> None:
+        if not self.speaks():
+            for errand in self._finished:
+                errand.changed = True  # it waits at the gate, as if it had made a change
+        super().settle_errands()
+
+    def flush_durably(self, touched: list[Channel]) -> None:
+        if self.speaks():
+            super().flush_durably(touched)
+            return
+        for channel in touched:
+            channel.in_turn = False
+            session = channel.session
+            others = [piece for piece in session.out if piece is not R_OUT_OF_MEMORY]
+            refused = not others and not channel.held and not channel.changed
+            while session.out:
+                data = session.take_out()
+                if refused:
+                    channel.send(data)
+                else:
+                    channel.changed = False
+                    self.gate.hold(channel, data)
+            if session.held_up:
+                self._held_up[session.number] = channel
+            else:
+                channel.goes_on()
+        if self.gate.pieces:
+            self.awaited.set()
+
+    def release(self, pieces: int) -> None:
+        if self.speaks():
+            super().release(pieces)
+
+    def sync_for_replies(self, store: Store) -> Task:
+        """As that of any turn. What has no change to wait for still waits for the lease."""
+        while True:
+            yield Wait(self.awaited)
+            pieces = self.gate.pieces
+            sync = self._sync(store)
+            if sync is not None:
+                self.sync = sync
+                if sync.begin(self.arrived.set):
+                    while not sync.over:
+                        yield Wait(self.arrived)
+                        self.arrived.clear()
+                else:
+                    yield Wait(sync=sync)
+                self._synced(store, sync)
+            while not self.failed and not self.speaks():
+                self._spoken.clear()
+                yield Wait(self._spoken)
+            if self.failed:
+                return
+            self.release(pieces)
+            if not self.gate.pieces:
+                self.awaited.clear()
+
+
+def _tell_nobody(text: str) -> None:
+    return
