@@ -242,3 +242,77 @@ class Log:
     def abandon(self) -> None:
         """Gives the log up after a failure. Writes nothing more, and waits some seconds for the log's current work."""
         raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SharedLog(Log):
+    """A log that several nodes read, and of which one at a time may append: the node whose epoch is the last one.
+
+    open(), then batches() to its end, then more() again and again while another node leads. To lead, the owner claims
+    an epoch, calls more() until it gives nothing, lead(), and start(); from then on it is a Log as any other.
+    These methods wait by way of a Waiter that the owner gives; while they do, the owner goes on with other work. The
+    methods of Log never wait, but for start(), heal() and close().
+    Invariant: nothing is appended under an epoch that is not the last one, and a SyncPoint never ends before all that
+    it covers is safe on the other end.
+    """
+
+    epoch: int
+    """Under which this node appends. 0 while it follows."""
+    place: int
+    """The number of the last row that was read or is safe. Two nodes differ by what one of them has not read."""
+    cut: bool
+    """The link is gone while this node leads: a commit may be there or not, and its SyncPoints wait for resume()."""
+    fenced: bool
+    """Another node leads. Nothing that was not acknowledged before will ever be: the owner steps down."""
+    wants_write: bool
+    """Whether the owner's watcher has to look whether the descriptor can be written."""
+    waits_ns: int
+    """Since when the oldest statement is under way, on the monotonic clock. 0 when there is none."""
+    waits_for: str
+    """What it waits for, in words for the operator; "" when it is under way as usual."""
+    refuse_puts: bool
+    """The owner sets this: admits() says no."""
+    on_cut: Callable[[str], None]
+    """Called once when `cut` or `fenced` becomes true, with words for the operator."""
+    rewired: Callable[[], None]
+    """Called when `fileno` or `wants_write` has changed."""
+
+    def open(self) -> None:
+        """Connects, and makes the schema or checks it. Waits.
+
+        Raises JournalLocked when it may not be used, JournalNewer, JournalUnreachable: then it may be called again.
+        """
+        raise NotImplementedError
+
+    def more(self) -> list[tuple[int, list[Row]]]:
+        """The records behind what was read, in one round trip, as batches() gives them. [] when there are none. Waits.
+
+        Raises JournalUnreachable: the next call links anew. Raises JournalForked, and JournalDamaged.
+        """
+        raise NotImplementedError
+
+    def lead(self, epoch: int) -> bool:
+        """This node has claimed `epoch`, and more() gave nothing since. Writes the row that begins the epoch. Waits.
+
+        Returns whether the epoch still is the last one. Raises JournalUnreachable: call again. Raises JournalForked
+        when the row that was read last is not there.
+        """
+        raise NotImplementedError
+
+    def resume(self, epoch: int) -> bool:
+        """After a cut, or to leave a link that hangs: this node has claimed the newer `epoch`. Waits.
+
+        Links anew, finds out what became of the commit that was under way, and goes on; no SyncPoint is lost. Returns
+        whether the epoch still is the last one. Raises JournalUnreachable: call again, with a newer epoch. Raises
+        JournalForked when the other end lacks what was safe.
+        """
+        raise NotImplementedError
+
+    @property
+    def fileno(self) -> int:
+        """The descriptor that the owner watches, for reading always, and for writing while `wants_write`. -1: none."""
+        raise NotImplementedError
+
+    def pump(self) -> None:
+        """The descriptor is ready: takes what has come, sends what waits, and ends SyncPoints. Raises JournalFailed."""
+        raise NotImplementedError

@@ -1,0 +1,335 @@
+"""A connection to PostgreSQL, in blocking style over a Waiter, so that its owner decides what else happens meanwhile.
+
+This room must not know tables. Every wait has a deadline of its own, for a backend that is frozen answers nothing and
+TCP sees nothing wrong. Invariant: an answer that comes with a warning is not taken for a plain one: a commit whose wait
+for the replica was cancelled says success, and warns (01000).
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from psycopg import pq
+from psycopg.errors import Error as PsycopgError
+
+from journal.errors import JournalError, JournalLocked, JournalUnreachable
+from journal.postgres.place import Place
+
+Waiter = Callable[[int, bool, bool, float], bool]
+"""(descriptor, for reading, for writing, seconds) to whether it is ready. Who serves others meanwhile parks here."""
+Resolver = Callable[[str], list[str]]
+"""A host's name to its addresses. Without one libpq looks names up, and nothing else happens meanwhile."""
+
+CONNECT_S: Final = 2.0
+"""How long one host may take to answer: so long does a host that is cut off delay the next one."""
+ANSWER_S: Final = 10.0
+"""How long an answer may take where the caller does not say."""
+SETTINGS: Final = {
+    "application_name": "geventstalk",
+    "keepalives_idle": "2",
+    "keepalives_interval": "1",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "5000",
+    "target_session_attrs": "read-write",
+}
+"""What libpq is told unless the place says otherwise: a cut network shows after some seconds."""
+SESSION: Final = (
+    "SET client_min_messages = warning; SET statement_timeout = 0; SET lock_timeout = 0;"
+    "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read committed';"
+    "SET bytea_output = hex; SET standard_conforming_strings = on"
+)
+_UNREACHABLE: Final = ("08", "57P")
+"""Classes of errors with which a connection ends: the database shuts down, starts, or has lost its way."""
+_LOCKED: Final = ("28", "3D", "42501")
+"""Wrong password or user, no such database, no such right: another try changes nothing."""
+
+
+class Refused(JournalError):
+    """The database refuses a statement, which has changed nothing. `state` is its SQLSTATE."""
+
+    def __init__(self, state: str, text: str) -> None:
+        super().__init__(text)
+        self.state = state
+
+
+class Answer(NamedTuple):
+    """What a statement gives: its rows, how many rows it changed, and what the database warned of."""
+
+    rows: list[tuple[bytes | None, ...]]
+    changed: int
+    warnings: list[str]
+
+
+def poll(descriptor: int, reading: bool, writing: bool, seconds: float) -> bool:
+    """The Waiter of whoever has nothing else to do."""
+    waiter = select.poll()
+    waiter.register(descriptor, (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0))
+    return bool(waiter.poll(max(0, int(seconds * 1000 + 0.999))))
+
+
+class Link:
+    """One connection. connect() may be called again after any JournalUnreachable; nobody else may use it meanwhile."""
+
+    def __init__(self, place: Place, wait: Waiter = poll, resolve: Resolver | None = None) -> None:
+        self.place = place
+        self.shown = place.shown
+        self.wait = wait
+        self.warnings: list[str] = []
+        """What the database warned of since somebody emptied this. Each begins with its SQLSTATE."""
+        self.pooled = False
+        """Whether somebody stands between: a pooler gives sessions to others."""
+        self._resolve = resolve
+        self._conn: pq.abc.PGconn | None = None
+        self._first = 0  # where the next connect() begins: behind a host that failed
+
+    # --- connecting
+
+    def connect(self, settings: str = "") -> None:
+        """Tries each host once, and leaves a session in which SESSION and `settings` (SQL) hold.
+
+        Raises JournalLocked when the database refuses this user, else JournalUnreachable.
+        """
+        self.close()
+        attempts = self._attempts()
+        said = "no host"
+        for at in range(len(attempts)):
+            number = (self._first + at) % len(attempts)
+            try:
+                self._connect(attempts[number])
+                self._begin(settings)
+            except JournalUnreachable as error:
+                self.close()
+                said = str(error)
+                continue
+            except BaseException:
+                self.close()
+                raise
+            self._first = number
+            return
+        self._first = (self._first + 1) % max(1, len(attempts))
+        raise JournalUnreachable(said)
+
+    def _attempts(self) -> list[dict[str, str]]:
+        """A connection string in words for each host and address."""
+        try:
+            given = {
+                option.keyword.decode(): option.val.decode()
+                for option in pq.Conninfo.parse(self.place.libpq.encode())
+                if option.val is not None
+            }
+        except PsycopgError as error:
+            raise JournalLocked(f"{self.shown}: {_line(str(error))}") from error
+        words = {**SETTINGS, **given}
+        if "service" in words:
+            return [words]
+        defaults = {
+            option.keyword.decode(): option.val.decode()
+            for option in pq.Conninfo.get_defaults()
+            if option.val is not None
+        }
+        hosts = words.get("host", defaults.get("host", "")).split(",")
+        addresses = words.get("hostaddr", "").split(",") if words.get("hostaddr") else []
+        ports = words.get("port", defaults.get("port", "")).split(",")
+        attempts = []
+        for at in range(max(len(hosts), len(addresses))):
+            one = dict(words)
+            host = hosts[at] if at < len(hosts) else ""
+            port = ports[at] if len(ports) > 1 and at < len(ports) else ports[0]
+            if host:
+                one["host"] = host
+            if port:
+                one["port"] = port
+            found = [addresses[at]] if at < len(addresses) else self._addresses(host)
+            attempts += [{**one, "hostaddr": address} if address else one for address in found]
+        return attempts
+
+    def _addresses(self, host: str) -> list[str]:
+        """[""] where libpq has to find the address itself."""
+        if self._resolve is None or not host or host.startswith(("/", "@")) or not host.strip("0123456789."):
+            return [""]
+        if ":" in host:
+            return [""]
+        try:
+            return self._resolve(host) or [""]
+        except OSError as error:
+            raise JournalUnreachable(f"{self.shown}: the address of {host} cannot be found: {error}") from error
+
+    def _connect(self, words: dict[str, str]) -> None:
+        text = " ".join(f"{name}='{_quoted(value)}'" for name, value in words.items())
+        conn = pq.PGconn.connect_start(text.encode())
+        self._conn = conn
+        end = time.monotonic() + CONNECT_S
+        where = words.get("host", "") or words.get("hostaddr", "") or "its socket"
+        state = pq.PollingStatus.WRITING
+        while conn.status != pq.ConnStatus.BAD:
+            left = end - time.monotonic()
+            reading = state == pq.PollingStatus.READING
+            if left <= 0 or not self.wait(conn.socket, reading, not reading, left):
+                raise JournalUnreachable(f"{self.shown}: {where} does not answer for {CONNECT_S:g} s")
+            state = pq.PollingStatus(conn.connect_poll())
+            if state == pq.PollingStatus.OK:
+                break
+            if state == pq.PollingStatus.FAILED:
+                break
+        if conn.status != pq.ConnStatus.OK:
+            text = _line(conn.get_error_message())
+            if "authentication failed" in text or "no pg_hba.conf entry" in text or "no password supplied" in text:
+                raise JournalLocked(f"{self.shown}: {text}")
+            if 'FATAL: database "' in text or 'FATAL: role "' in text:
+                raise JournalLocked(f"{self.shown}: {text}")
+            raise JournalUnreachable(f"{self.shown}: {text}")
+
+    def _begin(self, settings: str) -> None:
+        conn = self.conn
+        conn.nonblocking = 1
+        conn.notice_handler = self._notice
+        self.run(f"{SESSION};{settings}")
+        (row,) = self.execute("SELECT pg_backend_pid()").rows
+        self.pooled = row[0] is not None and int(row[0]) != conn.backend_pid
+        self.warnings.clear()
+
+    def _notice(self, result: pq.abc.PGresult) -> None:
+        state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
+        text = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+        self.warnings.append(f"{state.decode()} {text.decode(errors='replace')}")
+
+    # --- talking
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a connection, as far as this end knows."""
+        return self._conn is not None and self._conn.status == pq.ConnStatus.OK
+
+    @property
+    def conn(self) -> pq.abc.PGconn:
+        """For whoever sends without waiting. Raises JournalUnreachable when there is none."""
+        if self._conn is None:
+            raise JournalUnreachable(f"{self.shown}: the connection is gone")
+        return self._conn
+
+    @property
+    def fileno(self) -> int:
+        return self._conn.socket if self._conn is not None and self._conn.status == pq.ConnStatus.OK else -1
+
+    def run(self, sql: str, seconds: float = ANSWER_S) -> None:
+        """Statements without parameters, in one transaction. Raises Refused, JournalUnreachable."""
+        self.send(sql)
+        self._results(seconds)
+
+    def execute(
+        self,
+        sql: str,
+        values: Sequence[bytes | None] = (),
+        *,
+        binary: bool = False,
+        seconds: float = ANSWER_S,
+    ) -> Answer:
+        """One statement. `values` are in text form, the rows are in text form or binary.
+
+        Raises Refused, which leaves the session as it was, and JournalUnreachable, after which there is none.
+        """
+        self.warnings.clear()
+        self.send_values(sql, values, binary=binary)
+        return self.answer(seconds)
+
+    def send(self, sql: str) -> None:
+        """Begins run()."""
+        try:
+            self.conn.send_query(sql.encode())
+        except PsycopgError as error:
+            raise self.broken(error) from error
+
+    def send_values(self, sql: str, values: Sequence[bytes | None] = (), *, binary: bool = False) -> None:
+        """Begins execute(); answer() ends it."""
+        try:
+            self.conn.send_query_params(sql.encode(), values, result_format=int(binary))
+        except PsycopgError as error:
+            raise self.broken(error) from error
+
+    def answer(self, seconds: float = ANSWER_S) -> Answer:
+        """Waits for what was sent. Raises as execute()."""
+        results = self._results(seconds)
+        return answer_of(results[0], self.warnings) if results else Answer([], 0, list(self.warnings))
+
+    def ready(self) -> bool:
+        """Without waiting: whether answer() would not wait. Raises JournalUnreachable."""
+        conn = self.conn
+        try:
+            conn.flush()
+            conn.consume_input()
+            return not conn.is_busy()
+        except PsycopgError as error:
+            raise self.broken(error) from error
+
+    def _results(self, seconds: float) -> list[pq.abc.PGresult]:
+        conn = self.conn
+        end = time.monotonic() + seconds
+        results = []
+        refused: Refused | None = None
+        try:
+            while True:
+                unsent = conn.flush() != 0
+                while unsent or conn.is_busy():
+                    left = end - time.monotonic()
+                    if left <= 0 or not self.wait(conn.socket, True, unsent, left):
+                        raise self.broken(f"no answer for {seconds:g} s")
+                    if conn is not self._conn:
+                        raise JournalUnreachable(f"{self.shown}: the connection was given up")
+                    conn.consume_input()
+                    unsent = unsent and conn.flush() != 0
+                result = conn.get_result()
+                if result is None:
+                    break
+                results.append(result)
+                refused = refused or refusal(result)
+        except PsycopgError as error:
+            raise self.broken(error) from error
+        if conn.status != pq.ConnStatus.OK:
+            raise self.broken(refused or "the connection is gone")
+        if refused is not None:
+            if refused.state.startswith(_UNREACHABLE):
+                raise self.broken(refused)
+            raise refused
+        return results
+
+    def broken(self, error: object) -> JournalUnreachable:
+        """Closes the connection, and gives what to raise."""
+        self.close()
+        return JournalUnreachable(f"{self.shown}: {_line(str(error))}")
+
+    def close(self) -> None:
+        """May be called again, also while somebody waits for an answer."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            with suppress(PsycopgError):
+                conn.finish()
+
+
+def refusal(result: pq.abc.PGresult) -> Refused | None:
+    """The error that a result is; None when it is none."""
+    if result.status in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.SINGLE_TUPLE):
+        return None
+    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    text = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)
+    said = text.decode(errors="replace") if text else _line(result.get_error_message())
+    return Refused(state, _line(said))
+
+
+def answer_of(result: pq.abc.PGresult, warnings: list[str]) -> Answer:
+    """The rows of a result that is no error."""
+    width = result.nfields
+    get = result.get_value
+    rows = [tuple([get(row, column) for column in range(width)]) for row in range(result.ntuples)]
+    return Answer(rows, result.command_tuples or 0, list(warnings))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _quoted(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("'", "\\'")

@@ -1,0 +1,102 @@
+"""The tables of one log, its version, and how they are made. What they mean is the business of log.py and fence.py.
+
+`leader` has one row: the epoch that fences every write. `beat` and `wish` are apart from it, for a change of the
+leader's row would wait for the commit that holds it. `segment` says which tables of rows there are. A table seg_N holds
+rows: `seq` counts 1, 2, 3 ... over all of them, `epoch` is the writer's, `packed` is as format.py says.
+Invariant: a schema of another version is not changed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from journal.errors import JournalDamaged, JournalLocked, JournalNewer
+from journal.postgres.link import Link, Refused
+
+VERSION: Final = 1
+_LOCK: Final = 0x67767374
+"""Of two nodes that start at once one makes the schema. The number is `gvst`."""
+TABLES: Final = """
+CREATE TABLE {0}.meta(name text PRIMARY KEY, value bigint NOT NULL);
+CREATE TABLE {0}.leader(
+  one boolean PRIMARY KEY DEFAULT true CHECK (one), epoch bigint NOT NULL, node text NOT NULL, address text NOT NULL,
+  lease_ms integer NOT NULL, released boolean NOT NULL, successor text NOT NULL, pid integer NOT NULL
+);
+CREATE TABLE {0}.beat(
+  one boolean PRIMARY KEY DEFAULT true CHECK (one), epoch bigint NOT NULL, n bigint NOT NULL
+) WITH (fillfactor = 10);
+CREATE TABLE {0}.wish(
+  one boolean PRIMARY KEY DEFAULT true CHECK (one), node text NOT NULL, n bigint NOT NULL
+) WITH (fillfactor = 10);
+CREATE TABLE {0}.member(
+  node text PRIMARY KEY, address text NOT NULL, role text NOT NULL, epoch bigint NOT NULL, place bigint NOT NULL,
+  seen timestamptz NOT NULL
+) WITH (fillfactor = 10);
+CREATE TABLE {0}.segment(no bigint PRIMARY KEY, first_seq bigint NOT NULL);
+INSERT INTO {0}.leader VALUES(true, 0, '', '', 0, true, '', 0);
+INSERT INTO {0}.beat VALUES(true, 0, 0);
+INSERT INTO {0}.wish VALUES(true, '', 0);
+"""
+SEGMENT: Final = """
+CREATE TABLE {0}.seg_{1}(
+  seq bigint PRIMARY KEY, epoch bigint NOT NULL, packed bytea NOT NULL
+) WITH (autovacuum_enabled = false, toast.autovacuum_enabled = false);
+ALTER TABLE {0}.seg_{1} ALTER packed SET STORAGE EXTERNAL;
+INSERT INTO {0}.segment VALUES({1}, {2});
+"""
+"""A table of rows, made ahead: `first_seq` is a number that none of its rows is below."""
+_MAKE: Final = """
+SELECT pg_advisory_xact_lock({lock}, hashtext('{schema}'));
+CREATE SCHEMA IF NOT EXISTS {schema};
+{tables}
+{segment}
+INSERT INTO {schema}.meta VALUES('version', {version});
+"""
+
+
+def version(link: Link, schema: str) -> int | None:
+    """The version of the schema; None when it is not there."""
+    try:
+        rows = link.execute(f"SELECT value FROM {schema}.meta WHERE name = 'version'").rows
+    except Refused as error:
+        if error.state in ("3F000", "42P01"):  # no such schema, no such table
+            return None
+        if error.state == "42501":
+            raise JournalLocked(f"{link.shown}: {error}") from error
+        raise
+    if not rows or rows[0][0] is None:
+        raise JournalDamaged(f"schema {schema} does not say its version: it is not this program's")
+    return int(rows[0][0])
+
+
+def require(link: Link, schema: str) -> bool:
+    """Whether the schema is there. Raises JournalNewer or JournalDamaged when this program cannot use it."""
+    found = version(link, schema)
+    if found is None:
+        return False
+    if found > VERSION:
+        raise JournalNewer(
+            f"schema {schema} was made by a newer geventstalk: "
+            f"it has version {found}, and this one knows up to {VERSION}"
+        )
+    if found < 1:
+        raise JournalDamaged(f"schema {schema} has version {found}, which no geventstalk makes")
+    return True
+
+
+def make(link: Link, schema: str) -> bool:
+    """Makes the schema where it is missing, in one transaction. Returns whether it was missing.
+
+    Raises JournalLocked when this user may not, JournalNewer and JournalDamaged as require().
+    """
+    if require(link, schema):
+        return False
+    tables = TABLES.format(schema)
+    first = SEGMENT.format(schema, 1, 1)
+    try:
+        link.run(_MAKE.format(lock=_LOCK, schema=schema, tables=tables, segment=first, version=VERSION))
+    except Refused as error:
+        if error.state in ("42P07", "23505", "42P06") and require(link, schema):
+            return False  # another node was quicker
+        raise JournalLocked(f"{link.shown}: schema {schema} cannot be made: {error}") from error
+    return True
