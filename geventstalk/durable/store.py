@@ -47,14 +47,14 @@ class Store(Ledger):
     def __init__(self, log: Log, fsync_ms: int | None, epoch: Epoch) -> None:
         self._log = log
         self._fsync_ms = fsync_ms
-        self._epoch = epoch
+        self.epoch = epoch
         self._encoder = Encoder(epoch)
         self._find: Callable[[int], tuple[Job, bytes] | None] = _nothing
         self.large_bytes = LARGE_BYTES  # tests make do with less
         self.part_bytes = PART_BYTES
         self._large: LargeRecord | None = None  # what is written in parts, by a put or by compaction
         self._rewritten: dict[int, int] = {}  # jobs that rewrite() wrote: a bit for each, 64 ids to an entry
-        self._unfit: set[int] = set()  # jobs whose last change in the log does not fit what is left of them
+        self.unfit: set[int] = set()  # jobs whose last change in the log does not fit what is left of them
         self._move_waits = False  # compaction has a large job to move, which comes before the next large put
         self._sync_due_ns = 0  # 0: nothing is committed that is not on the device
         self._sync_ns = _UNKNOWN_SYNC_NS
@@ -152,7 +152,7 @@ class Store(Ledger):
         return True
 
     def _begin(self, job: Job, tube_name: bytes, ttr_s: int, purpose: int) -> LargeRecord:
-        large = self._large = LargeRecord(job, tube_name, ttr_s, self._epoch, self.part_bytes, purpose)
+        large = self._large = LargeRecord(job, tube_name, ttr_s, self.epoch, self.part_bytes, purpose)
         return large
 
     def _hurry(self, large: LargeRecord) -> None:
@@ -176,12 +176,12 @@ class Store(Ledger):
         self._log.append_last(job.id, large.part(), moved=large.purpose == MOVE)
         self._large = None
         job.segment = self._log.current
-        change = encode_change(job, self._epoch)
+        change = encode_change(job, self.epoch)
         if not large.head.startswith(change):
             self._log.append(job.id, CHANGE, change)  # in the same segment: it needs no stamp
 
     def change(self, job: Job) -> None:
-        change = encode_change(job, self._epoch)
+        change = encode_change(job, self.epoch)
         if self._rewritten and self._is_rewritten(job.id):
             change += stamp_of(self._found(job.id)[1], job.ttr_s)
         self._log.append(job.id, CHANGE, change)
@@ -218,7 +218,7 @@ class Store(Ledger):
             for _, key, kind, _, payload in rows:
                 try:
                     if kind == FULL:
-                        job, name = decode_whole(key, payload, self._epoch)
+                        job, name = decode_whole(key, payload, self.epoch)
                         job.segment = segment
                         number = numbers.get(name)
                         if number is None:
@@ -226,16 +226,16 @@ class Store(Ledger):
                             names.append(name)
                         job.tube = number
                         jobs.set(job)
-                        if self._unfit:
-                            self._unfit.discard(key)
+                        if self.unfit:
+                            self.unfit.discard(key)
                     elif kind == CHANGE:
                         changed = jobs.get(key)
                         assert changed is not None, "the journal gives back changes of live keys only"
                         if fits(payload, names[changed.tube], changed.ttr_s):
-                            apply_change(changed, payload, self._epoch)
-                            self._unfit.discard(key)
+                            apply_change(changed, payload, self.epoch)
+                            self.unfit.discard(key)
                         else:
-                            self._unfit.add(key)
+                            self.unfit.add(key)
                     else:
                         jobs.remove(key)
                 except ValueError as error:
@@ -253,11 +253,11 @@ class Store(Ledger):
         self._find = find
         self._log.start()
         self._log.heal(self._whole_of)
-        for id in sorted(self._unfit):
+        for id in sorted(self.unfit):
             found = find(id)
             if found is not None:  # otherwise compaction would take this change for the one that counts
-                self._log.append(id, CHANGE, encode_change(found[0], self._epoch))
-        self._unfit.clear()
+                self._log.append(id, CHANGE, encode_change(found[0], self.epoch))
+        self.unfit.clear()
         return self._log.high_water + 1
 
     # --- every turn
@@ -289,7 +289,7 @@ class Store(Ledger):
 
     def follow_wall_clock(self, wall_clock: Callable[[], int], clock: Callable[[], int]) -> None:
         """Has the journal's times follow a step of the wall clock; to be called before each turn's first change."""
-        if self._epoch.follow(wall_clock, clock):
+        if self.epoch.follow(wall_clock, clock):
             self._encoder.forget()
 
     def commit(self, now_ns: int) -> None:

@@ -1,0 +1,174 @@
+"""What another node has done to its jobs, done to an engine that nobody is served from: the engine of a follower.
+
+This room must not know clocks, nor how a change is written down. Nobody waits here for a job, so no job is handed out,
+and nothing is counted but what is there: the totals are those of this process.
+Invariant: after each call the engine is as if all of its jobs had been restored just now, but for the moments since
+which they are in their states; check.py proves it, ages included. So a follower that is to lead has nothing left to do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+from geventstalk.core.ages import find_strays
+from geventstalk.core.engine import Engine
+from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, Job
+from geventstalk.core.tube import Tube
+
+_LONG_AGO_NS: Final = -(1 << 62)
+_PAGES: Final = 4
+"""So many pages of jobs are searched for a neighbour whose age fits. Without one the job counts as a stray."""
+_STRAYS: Final = 4096
+"""With more new strays than this, and an eighth of all jobs, it is worth while to find fewer."""
+_SAME_NS: Final = SECOND_NS
+"""A job that is written again was put when it was put. The clocks of two nodes say so with a small difference."""
+
+
+class Mirror:
+    """To be made when the engine has been filled, if at all. All jobs change through it until somebody is served."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._newest_id = 0  # no job but a stray has a greater id,
+        self._newest_ns = _LONG_AGO_NS  # nor was it put later
+        self._strays_ns: list[int] = []  # when the strays were put, also those that are gone
+        self._strays_max = 0
+        if engine.unsorted:
+            find_strays(engine)
+        self._look_at_all()
+
+    def add(self, job: Job, tube_name: bytes, now_ns: int) -> None:
+        """A job that is new: READY, or DELAYED or BURIED with its rank."""
+        engine = self.engine
+        tube = engine._tube(tube_name)
+        tube.jobs += 1
+        job.tube = tube.number
+        job.since_ns = now_ns
+        self.place(job, tube, now_ns)
+        engine.jobs.add(job)
+        if job.id >= engine.next_id:
+            engine.next_id = job.id + 1
+        if job.id > self._newest_id and job.created_ns >= self._newest_ns:
+            self._newest_id, self._newest_ns = job.id, job.created_ns
+        else:
+            self._find_age(job)
+
+    def replace(self, before: Job, job: Job, tube_name: bytes, now_ns: int) -> None:
+        """A job that is there is written anew, perhaps in another tube."""
+        engine = self.engine
+        left = engine._leave_place(before)
+        tube = engine._tube(tube_name)
+        left.jobs -= 1
+        tube.jobs += 1
+        job.tube = tube.number
+        job.since_ns = before.since_ns if job.state == before.state else now_ns
+        self.place(job, tube, now_ns)
+        engine.jobs.set(job)
+        if left is not tube:
+            engine._forget_if_unused(left)
+        if -_SAME_NS < job.created_ns - before.created_ns < _SAME_NS:
+            job.created_ns = before.created_ns
+            return
+        if job.id in engine.stray_ids:
+            at = engine.strays.index(job.id)
+            del engine.strays[at], self._strays_ns[at]
+            engine.stray_ids.remove(job.id)
+        self._find_age(job)
+
+    def lift(self, job: Job) -> Tube:
+        """Takes a job out of its place. The caller changes its fields, and calls place()."""
+        return self.engine._leave_place(job)
+
+    def place(self, job: Job, tube: Tube, now_ns: int) -> None:
+        """Gives a job the place that its fields name."""
+        engine = self.engine
+        if job.state == BURIED:
+            if job.rank > engine._bury_number:
+                engine._bury_number = job.rank
+            engine._place_buried(tube, job.rank, job.id)
+        elif job.state == DELAYED and job.rank > now_ns:
+            engine._place_delayed(tube, job.rank, job.id)
+        else:
+            engine._place_ready(tube, job.pri, job.id)
+            job.state = READY
+            job.rank = job.pri
+
+    def remove(self, job: Job) -> None:
+        """A job is gone."""
+        engine = self.engine
+        tube = engine._leave_place(job)
+        tube.jobs -= 1
+        engine.jobs.remove(job.id)
+        engine._forget_if_unused(tube)
+
+    # --- ages
+
+    def _find_age(self, job: Job) -> None:
+        """Finds out whether the age of a job fits its id; if not, it is a stray, see ages.py."""
+        engine = self.engine
+        before = self._neighbour(job.id, up=False)
+        after = self._neighbour(job.id, up=True)
+        if before is not None and after is not None:
+            fits = (before is _NOBODY or before.created_ns <= job.created_ns) and (
+                after is _NOBODY or job.created_ns <= after.created_ns
+            )
+            if fits:
+                self._newest_id = max(self._newest_id, job.id)
+                self._newest_ns = max(self._newest_ns, job.created_ns)
+                return
+        at = bisect_right(self._strays_ns, job.created_ns)
+        self._strays_ns.insert(at, job.created_ns)
+        engine.strays.insert(at, job.id)
+        engine.stray_ids.add(job.id)
+        if len(engine.strays) > self._strays_max:
+            self._sort_strays()
+
+    def _neighbour(self, id: int, *, up: bool) -> Job | None:
+        """The nearest job in this direction that is no stray, _NOBODY when there is none, None when it is far away."""
+        jobs, strays = self.engine.jobs, self.engine.stray_ids
+        step = 1 if up else -1
+        id += step
+        for _ in range(_PAGES):
+            found = jobs.up_from(id) if up else jobs.down_from(id)
+            if not found:
+                return _NOBODY
+            for job in found:
+                if job.id not in strays:
+                    return job
+            id = found[-1].id + step
+        return None
+
+    def _sort_strays(self) -> None:
+        """There are many strays. Forgets those that are gone; when most are there, finds as few as possible."""
+        engine = self.engine
+        there = [id for id in engine.strays if engine.jobs.get(id) is not None]
+        if len(there) * 8 > len(engine.jobs) + 8 * _STRAYS:
+            find_strays(engine)
+            self._look_at_all()
+            return
+        engine.strays = there
+        engine.stray_ids = {*there}
+        self._take_strays()
+
+    def _look_at_all(self) -> None:
+        """After the strays were found: as long as there are jobs."""
+        engine = self.engine
+        self._newest_id, self._newest_ns = 0, _LONG_AGO_NS
+        for job in engine.jobs:
+            if job.id not in engine.stray_ids:
+                self._newest_id = max(self._newest_id, job.id)
+                self._newest_ns = max(self._newest_ns, job.created_ns)
+        self._take_strays()
+
+    def _take_strays(self) -> None:
+        self._strays_ns = []
+        for id in self.engine.strays:
+            job = self.engine.jobs.get(id)
+            assert job is not None, "those that are gone were just forgotten"
+            self._strays_ns.append(job.created_ns)
+        self._strays_max = 2 * len(self._strays_ns) + _STRAYS
+
+
+_NOBODY: Final = Job(0, 0, 0, 0, 0)
+"""Stands for a neighbour where there is none."""

@@ -1,0 +1,90 @@
+"""Following: what another node writes to the log is done to this node's engine, record by record.
+
+This room must not know gevent, sockets or databases, nor who leads. Its owner reads the log and hands the records in.
+Invariant: the engine is at any moment as a restart would make it from the records so far. So a node that is to lead
+only has to begin to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from geventstalk.core.engine import Engine
+from geventstalk.core.mirror import Mirror
+from geventstalk.durable.records import apply_change, decode_whole, fits, make_plausible
+from geventstalk.durable.store import Store
+from journal.errors import JournalDamaged
+from journal.log import CHANGE, FULL, Row
+
+_PROGRESS_MASK: Final = (1 << 13) - 1
+
+
+class Follower:
+    """load() first, then apply() again and again. After that Turn.write_to() makes the store the engine's ledger."""
+
+    def __init__(self, engine: Engine, store: Store) -> None:
+        self.applied = 0  # records
+        self._engine = engine
+        self._store = store
+        self._mirror: Mirror | None = None
+
+    def load(self, clock: Callable[[], int], progress: Callable[[int], None] = lambda records: None) -> int:
+        """Brings the jobs in that the log holds by now. Returns how many there are. Raises JournalError.
+
+        `progress` hears now and then how many records or jobs are done with, and may let others have a turn.
+        """
+        engine = self._engine
+        count = 0
+        for job, tube_name in self._store.replay(engine.jobs, progress):
+            now_ns = clock()
+            make_plausible(job, now_ns)
+            engine.restore(job, tube_name, now_ns)
+            count += 1
+            if not count & _PROGRESS_MASK:
+                progress(count)
+        self._mirror = Mirror(engine)
+        return count
+
+    def apply(self, segment: int, rows: list[Row], now_ns: int) -> None:
+        """What the other node did, in its order. Raises JournalDamaged."""
+        mirror, epoch, unfit = self._mirror, self._store.epoch, self._store.unfit
+        assert mirror is not None, "load() comes first"
+        engine = self._engine
+        jobs = engine.jobs
+        for _, key, kind, _, payload in rows:
+            try:
+                if kind == FULL:
+                    job, name = decode_whole(key, payload, epoch)
+                    job.segment = segment
+                    make_plausible(job, now_ns)
+                    before = jobs.get(key)
+                    if before is None:
+                        mirror.add(job, name, now_ns)
+                    else:
+                        mirror.replace(before, job, name, now_ns)
+                    if unfit:
+                        unfit.discard(key)
+                elif kind == CHANGE:
+                    changed = jobs.get(key)
+                    if changed is None:
+                        raise ValueError("it is a change of a job that is not there")
+                    tube = engine.tube_of(changed)
+                    if fits(payload, tube.name, changed.ttr_s):
+                        mirror.lift(changed)
+                        apply_change(changed, payload, epoch)
+                        make_plausible(changed, now_ns)
+                        changed.since_ns = now_ns
+                        mirror.place(changed, tube, now_ns)
+                        if unfit:
+                            unfit.discard(key)
+                    else:
+                        unfit.add(key)
+                else:
+                    gone = jobs.get(key)
+                    if gone is not None:
+                        mirror.remove(gone)
+            except ValueError as error:
+                where = f"segment {segment}, job {key}"
+                raise JournalDamaged(f"journal record is not a job's ({where}): {error}") from error
+        self.applied += len(rows)
