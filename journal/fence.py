@@ -35,11 +35,11 @@ class View(NamedTuple):
 
     `node` is the name of the node that claimed this epoch, `incarnation` that of its process alone. `owed_ms` is how
     long leases of earlier nodes could still run at the claim; it is 0 from the moment when this node serves. `beat` is
-    another number after each heartbeat of an incarnation, also when one of them got lost. `released` says that the node
-    has said goodbye, and wants `successor` to follow ("" is anybody). `wish` is the node that an operator wants to
+    the epoch of the last heartbeat, and its number: each attempt at one has its own. `released` says that the node has
+    said goodbye, and wants `successor` to follow ("" is anybody). `wish` is the node that an operator wants to
     lead: "*" stands for any other node than the one that leads, "" for no wish. `locked` says that the session of the
-    node that leads is there, as far as the database knows. `timeline` and `system` tell which database this is; 0 and
-    "" are unknown.
+    node that leads is there, as far as the database knows. `timeline` and `system` tell which database this is; 0 is
+    unknown.
     """
 
     epoch: int
@@ -48,7 +48,7 @@ class View(NamedTuple):
     incarnation: str
     lease_ms: int
     owed_ms: int
-    beat: int
+    beat: tuple[int, int]
     released: bool
     successor: str
     wish: str

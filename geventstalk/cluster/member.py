@@ -32,7 +32,6 @@ from geventstalk.cluster.wants import (
     Unwish,
     Want,
 )
-from geventstalk.core.timerwheel import NEVER
 from geventstalk.tasks import Flag, Wait
 from journal.errors import JournalForked, JournalUnreachable
 from journal.fence import Identity, MemberFacts, View
@@ -109,7 +108,7 @@ class Member:
         self._ready = False  # whether the log can be written under the epoch
         self._cuts = 0  # how often its link was cut
         self._wants_epoch = False  # whether the log needs a newer one, for its link was cut
-        self._log_lost_ns = NEVER  # since when the log cannot be reached
+        self._log_lost_ns: int | None = None  # since when the log cannot be reached
         self._fenced = False  # whether the log has found another epoch
         self._asked_to_leave = False
         self._successor: str | None = None  # who is to follow, once this node hands over
@@ -335,11 +334,11 @@ class Member:
                 beat_ns = now_ns + self._beat_ns if reached else self._clock() + self._retry_ns
                 if not reached:
                     yield Wait(at_ns=beat_ns)
-            elif now_ns - self._log_lost_ns > PATIENCE * self._lease_ns:
+            elif self._log_lost_ns is not None and now_ns - self._log_lost_ns > PATIENCE * self._lease_ns:
                 yield from self._say_goodbye("", "the log cannot be reached")
                 return False
             else:
-                yield Wait(self._stirred, min(beat_ns, self._serve_ns if now_ns < self._serve_ns else NEVER))
+                yield Wait(self._stirred, min(beat_ns, self._serve_ns) if now_ns < self._serve_ns else beat_ns)
         yield from self._say_goodbye("", "asked to leave")
         return False
 
@@ -368,8 +367,9 @@ class Member:
         return True
 
     def _renew(self, sent_ns: int) -> None:
+        lapsed = not self.lease.holds(self._clock())
         self.lease.renew(sent_ns)
-        if self._silent and self.lease.holds(self._clock()):
+        if lapsed and self.serves and self.lease.holds(self._clock()):
             self._silent = False
             if self.role == SILENT:
                 self.role = ACTIVE
@@ -551,11 +551,12 @@ class Member:
             yield Wait(self._log_flag, self._clock() + READ_NS)
 
     def _lose_log(self, error: JournalUnreachable) -> None:
-        self._log_lost_ns = min(self._log_lost_ns, self._clock())
+        if self._log_lost_ns is None:
+            self._log_lost_ns = self._clock()
         self._cannot_reach(error, LOG)
 
     def _find_log(self) -> None:
-        self._log_lost_ns = NEVER
+        self._log_lost_ns = None
         self._reached(LOG)
 
     def keep_watch(self) -> Steps:

@@ -121,7 +121,7 @@ class Owner:
         """The lease has run out. For whoever wants to know; that nothing leaves is the lease's own business."""
 
     def speaks_again(self) -> None:
-        """The lease holds again: what was held back may leave."""
+        """The lease holds again: what was held back may leave. Also after a lapse so short that nothing told of it."""
 
     def hands_over(self) -> None:
         """Take nothing more from clients, commit, and send what is safe. Then call Member.finish()."""
