@@ -98,14 +98,14 @@ class Crew:
         self.record = Record()
         self._addresses = list(addresses)
         self._over = threading.Event()
-        self._still = threading.Event()
-        self._name = name
+        self.name = name
         self._links: dict[int, Link] = {}
         self._threads = [
             threading.Thread(target=self._guarded, args=(number, random.Random(seed * 1000 + number)), daemon=True)
             for number in range(clients)
         ]
         self.clients = clients
+        self._latest = [(0, "")] * clients
         for _ in range(clients):
             self.record.operations.append([])
 
@@ -123,6 +123,14 @@ class Crew:
     def answered(self) -> int:
         """How many changes were acknowledged so far."""
         return sum(1 for o in self.record.all() if o.ended and o.word in CHANGES)
+
+    def served_since(self, moment: int, but_not: str = "") -> bool:
+        """Whether a change that was asked for after this moment was acknowledged, by another node than that one."""
+        return any(begun > moment and node != but_not for begun, node in self._latest)
+
+    def served(self, number: int, begun: int, node: str) -> None:
+        """A change of a client was acknowledged."""
+        self._latest[number] = (begun, node or "?")
 
     def stop(self, timeout_s: float = 60.0) -> None:
         """Ends all clients; who waits for a reply that does not come is cut off."""
@@ -146,6 +154,10 @@ class Crew:
             Client(self, number, draw).run()
         except BaseException as error:  # for the thread that judges
             self.record.complaints.append(f"client {number}: {type(error).__name__}: {error}")
+
+    def rest(self, seconds: float) -> None:
+        """Waits so long, or until the crew ends."""
+        self._over.wait(seconds)
 
     @property
     def over(self) -> bool:
@@ -188,7 +200,7 @@ class Client:
                 self._greet(link, connection)
                 while not self._crew.over:
                     self._batch(link, connection)
-                    self._crew._over.wait(PAUSE_S * self._draw.uniform(0.5, 1.5))
+                    self._crew.rest(PAUSE_S * self._draw.uniform(0.5, 1.5))
             except OSError:
                 self._at += 1
                 if not self._crew.over:
@@ -231,7 +243,7 @@ class Client:
         link.sock.sendall(lines)
         for operation, _ in planned:
             reply = link.reply()
-            self._answered(operation, reply, time.monotonic_ns())
+            self._answered(connection, operation, reply, time.monotonic_ns())
 
     def _plan(self, connection: int) -> tuple[Operation, bytes]:
         draw = self._draw
@@ -255,7 +267,7 @@ class Client:
         self._put += 1
         size = LARGE if draw.random() < 0.003 else draw.choice(SIZES)
         ttr = draw.choice(TTR_S)
-        name = b"%b %d %d %d" % (self._crew._name.encode(), self._number, self._put, ttr)
+        name = b"%b %d %d %d" % (self._crew.name.encode(), self._number, self._put, ttr)
         operation.body = name
         body = name + bytes(size)
         delay = 1 if draw.random() < 0.05 else 0
@@ -284,7 +296,7 @@ class Client:
         operation.delay_ns = delay * NS
         return operation, b"release %d 7 %d\r\n" % (operation.id, delay)
 
-    def _answered(self, operation: Operation, reply: bytes, now: int) -> None:
+    def _answered(self, connection: Connection, operation: Operation, reply: bytes, now: int) -> None:
         word = reply.split(None, 1)[0].decode(errors="replace")
         match operation.word:
             case "put":
@@ -318,6 +330,8 @@ class Client:
             self._held.pop(operation.id, None)  # its time ran out
         operation.reply = word
         operation.ended = now
+        if operation.word in CHANGES and word != NOT_FOUND:
+            self._crew.served(self._number, operation.begun, connection.node)
 
 
 def name_of(body: bytes) -> bytes:
