@@ -25,6 +25,9 @@ from journal.sqlite.log import Journal
 from journal.sqlite.segments import DESCRIPTORS_MAX, DESCRIPTORS_MIN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from journal.fence import Fence, Identity
     from journal.tools import LogTools
 
 __all__ = [
@@ -45,8 +48,24 @@ __all__ = [
     "Log",
     "Record",
     "SyncPoint",
+    "fence_for",
     "tools_for",
 ]
+
+
+def fence_for(
+    place: str,
+    me: "Identity | None" = None,
+    wait: "Callable[[int, bool, bool, float], bool] | None" = None,
+    resolve: "Callable[[str], list[str]] | None" = None,
+    tells: "Callable[[str], None]" = lambda text: None,
+) -> "Fence":
+    """The rows by which the nodes of a cluster agree who leads. `me` is None for whoever only looks and wishes."""
+    from journal.postgres.fence import NOBODY, PostgresFence  # late: most servers need no such library
+    from journal.postgres.link import poll
+    from journal.postgres.place import Place
+
+    return PostgresFence(Place(place), me or NOBODY, wait or poll, resolve, tells)
 
 
 def tools_for(place: str) -> "LogTools":

@@ -296,6 +296,11 @@ class Link:
             raise refused
         return results
 
+    def pass_over(self) -> None:
+        """Closes the connection, and has the next connect() begin with the next host."""
+        self.close()
+        self._first += 1
+
     def broken(self, error: object) -> JournalUnreachable:
         """Closes the connection, and gives what to raise."""
         self.close()

@@ -20,7 +20,8 @@ TABLES: Final = """
 CREATE TABLE {0}.meta(name text PRIMARY KEY, value bigint NOT NULL);
 CREATE TABLE {0}.leader(
   one boolean PRIMARY KEY DEFAULT true CHECK (one), epoch bigint NOT NULL, node text NOT NULL, address text NOT NULL,
-  lease_ms integer NOT NULL, released boolean NOT NULL, successor text NOT NULL, pid integer NOT NULL
+  incarnation text NOT NULL, lease_ms integer NOT NULL, owed_ms integer NOT NULL, released boolean NOT NULL,
+  successor text NOT NULL, pid integer NOT NULL
 );
 CREATE TABLE {0}.beat(
   one boolean PRIMARY KEY DEFAULT true CHECK (one), epoch bigint NOT NULL, n bigint NOT NULL
@@ -33,7 +34,7 @@ CREATE TABLE {0}.member(
   seen timestamptz NOT NULL
 ) WITH (fillfactor = 10);
 CREATE TABLE {0}.segment(no bigint PRIMARY KEY, first_seq bigint NOT NULL);
-INSERT INTO {0}.leader VALUES(true, 0, '', '', 0, true, '', 0);
+INSERT INTO {0}.leader VALUES(true, 0, '', '', '', 0, 0, true, '', 0);
 INSERT INTO {0}.beat VALUES(true, 0, 0);
 INSERT INTO {0}.wish VALUES(true, '', 0);
 """

@@ -1,0 +1,262 @@
+"""The rows in which nodes agree who leads, in PostgreSQL: one statement, in one transaction, for each question.
+
+This room must not know when a node should lead. What it says was done is on the synchronous replica, where there is
+one: an answer that comes with a warning is taken for none, for the wait for the replica may have been cancelled.
+Invariant: whatever changes the leader's row holds its lock until the commit, and whatever is written under an epoch
+holds a share of that lock. So a claim waits for all that is on its way under the old epoch, and then ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from journal.errors import JournalError, JournalUnreachable
+from journal.fence import Fence, FenceStale, FenceUnreachable, Identity, MemberFacts, View
+from journal.postgres.link import Answer, Link, Refused, Resolver, Waiter, poll
+from journal.postgres.place import Place
+
+NOBODY: Final = Identity("", "", "", 1000)
+"""For whoever only looks and wishes."""
+LOCK_PART: Final = 4
+"""A claim waits so small a part of a deadline for a lock, and then sees who holds it."""
+_LEADER: Final = "epoch, node, address, incarnation, lease_ms, owed_ms, released, successor"
+_SESSION: Final = (
+    "SET lock_timeout = {lock_ms};"
+    "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
+    " WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)"
+)
+_KEY: Final = "hashtextextended('{schema}/' || {word}, 0)"
+"""Of the lock that each session of a process shares, so that others see whether one is there."""
+_WHERE: Final = "WHERE epoch = $1 AND incarnation = $2"
+_LOOK: Final = (
+    "SELECT leader.*, beat.epoch, beat.n, wish.node, NOT pg_try_advisory_xact_lock({key}), pg_backend_pid()"
+    " FROM (SELECT {leader} FROM {schema}.leader) AS leader, {schema}.beat, {schema}.wish"
+)
+_BEAT: Final = (
+    "WITH ok AS (SELECT {leader} FROM {schema}.leader {where} FOR SHARE),"
+    " done AS (UPDATE {schema}.beat SET epoch = $1, n = $3 FROM ok RETURNING beat.n)"
+    " SELECT ok.*, $1, done.n, wish.node, true, pg_backend_pid() FROM ok, done, {schema}.wish"
+)
+_SERVE: Final = (
+    "WITH ok AS (UPDATE {schema}.leader SET owed_ms = 0 {where} RETURNING {leader}),"
+    " done AS (UPDATE {schema}.beat SET epoch = $1, n = $3 FROM ok RETURNING beat.n)"
+    " SELECT ok.*, $1, done.n, wish.node, true, pg_backend_pid() FROM ok, done, {schema}.wish"
+)
+_CLAIM: Final = (
+    "UPDATE {schema}.leader SET epoch = epoch + 1, node = $3, address = $4, incarnation = $5, lease_ms = $6,"
+    " owed_ms = $7, released = false, successor = '', pid = pg_backend_pid() {where}"
+)
+_RELEASE: Final = (
+    "WITH ok AS (UPDATE {schema}.leader SET released = true, successor = $3 {where} RETURNING 1)"
+    " UPDATE {schema}.wish SET node = '' FROM ok"
+)
+_HOLDERS: Final = (
+    "SELECT pid, state IS NULL OR coalesce(wait_event = 'SyncRep', false)"
+    " FROM pg_locks JOIN pg_stat_activity USING (pid)"
+    " WHERE relation = '{schema}.leader'::regclass AND locktype = 'relation' AND granted AND pid <> pg_backend_pid()"
+    " AND mode IN ('RowShareLock', 'RowExclusiveLock') AND wait_event_type IS DISTINCT FROM 'Lock'"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+"""Who has a share of the row's lock, or all of it, and does not wait for it. And whether that one waits for a replica,
+or is another user's, so that nobody can know."""
+_TELL: Final = (
+    "WITH c AS (SELECT set_config('synchronous_commit', 'off', true))"
+    " INSERT INTO {schema}.member SELECT $1, $2, $3, $4, $5, clock_timestamp() FROM c ON CONFLICT (node) DO UPDATE SET"
+    " address = EXCLUDED.address, role = EXCLUDED.role, epoch = EXCLUDED.epoch, place = EXCLUDED.place,"
+    " seen = EXCLUDED.seen"
+)
+_MEMBERS: Final = (
+    "SELECT node, address, role, epoch, place, greatest(0, extract(epoch FROM clock_timestamp() - seen))"
+    " FROM {schema}.member ORDER BY node"
+)
+_TIMELINE: Final = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+_SYSTEM: Final = "SELECT system_identifier FROM pg_control_system()"
+_WEAK: Final = "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'"
+
+
+class PostgresFence(Fence):
+    """The schema must be there. `tells` gets lines for the operator."""
+
+    def __init__(
+        self,
+        place: Place,
+        me: Identity = NOBODY,
+        wait: Waiter = poll,
+        resolve: Resolver | None = None,
+        tells: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._me = me
+        self._link = Link(place, wait, resolve)
+        self._tells = tells
+        self._deadline_s = me.lease_ms / 1000
+        self._schema = place.schema
+        self._attempts = 0  # of heartbeats
+        self._pid = 0  # of the session's backend
+        self._timeline = 0
+        self._system = 0
+        self._told: set[str] = set()
+        self._look = self._sql(_LOOK, _KEY.format(schema=self._schema, word="incarnation"))
+        self._beat = self._sql(_BEAT)
+        self._serve = self._sql(_SERVE)
+        self._claim = self._sql(_CLAIM)
+
+    def _sql(self, text: str, key: str = "") -> str:
+        return text.format(schema=self._schema, leader=_LEADER, where=_WHERE, key=key)
+
+    # --- the questions
+
+    def look(self) -> View:
+        return self._view(self._ask(self._look).rows[0])
+
+    def claim(self, seen: View, owed_ms: int) -> bool:
+        me = self._me
+        values = _texts(seen.epoch, seen.incarnation, me.node, me.address, me.incarnation, me.lease_ms, owed_ms)
+        try:
+            return self._ask(self._claim, values).changed == 1
+        except _LockTimeout:
+            view = self.look()
+            if (view.epoch, view.incarnation) != (seen.epoch, seen.incarnation):
+                return False
+            self._end_who_hangs()
+            return self._ask(self._claim, values).changed == 1
+
+    def _end_who_hangs(self) -> None:
+        """Ends writers of the old epoch. One that waits for the replica has committed, and is left alone."""
+        ended = waits = 0
+        for pid, replicates in self._ask(self._sql(_HOLDERS)).rows:
+            if replicates == b"t":
+                waits += 1
+            else:
+                self._ask("SELECT pg_terminate_backend($1)", [pid])
+                ended += 1
+        if ended:
+            self._tells(f"ended {ended} sessions of the database that held up a takeover")
+        elif waits:
+            raise FenceUnreachable(f"{self._link.shown}: commits wait for the synchronous replica")
+
+    def beat(self, epoch: int) -> View | None:
+        return self._live(self._beat, epoch)
+
+    def serve(self, epoch: int) -> View | None:
+        return self._live(self._serve, epoch)
+
+    def _live(self, sql: str, epoch: int) -> View | None:
+        """A heartbeat. Each attempt has a number of its own: no two of them look alike to others."""
+        self._attempts += 1
+        rows = self._ask(sql, _texts(epoch, self._me.incarnation, self._attempts)).rows
+        return self._view(rows[0]) if rows else None
+
+    def release(self, epoch: int, successor: str) -> bool:
+        return self._ask(self._sql(_RELEASE), _texts(epoch, self._me.incarnation, successor)).changed == 1
+
+    def wish(self, node: str) -> None:
+        self._ask(self._sql("UPDATE {schema}.wish SET node = $1, n = n + 1"), _texts(node))
+
+    def unwish(self, node: str) -> None:
+        self._ask(self._sql("UPDATE {schema}.wish SET node = '' WHERE node = $1"), _texts(node))
+
+    def tell(self, facts: MemberFacts) -> None:
+        self._ask(self._sql(_TELL), _texts(*facts[:5]))
+
+    def members(self) -> list[MemberFacts]:
+        return [
+            MemberFacts(_str(node), _str(address), _str(role), _int(epoch), _int(place), float(_str(age)))
+            for node, address, role, epoch, place, age in self._ask(self._sql(_MEMBERS)).rows
+        ]
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _view(self, row: Sequence[bytes | None]) -> View:
+        epoch, node, address, incarnation, lease_ms, owed_ms, released, successor, *others = row
+        beat_epoch, beat, wish, locked, pid = others
+        if _int(pid) != self._pid:
+            self._tell_once(
+                "a pooler gives each statement another session: that a node has died is noticed later than it could be."
+                " Give the address of the database itself"
+            )
+        return View(
+            *(_int(epoch), _str(node), _str(address), _str(incarnation), _int(lease_ms), _int(owed_ms)),
+            *((_int(beat_epoch), _int(beat)), released == b"t", _str(successor), _str(wish), locked == b"t"),
+            *(self._timeline, self._system),
+        )
+
+    # --- the connection
+
+    def _ask(self, sql: str, values: Sequence[bytes | None] = ()) -> Answer:
+        """Raises _LockTimeout, FenceUnreachable, FenceStale; JournalLocked and others when it never was connected."""
+        link = self._link
+        try:
+            if not link.up:
+                self._connect()
+            answer = link.execute(sql, values, seconds=self._deadline_s)
+        except FenceUnreachable:
+            link.close()
+            raise
+        except JournalUnreachable as error:
+            link.pass_over()  # a server that is left behind may hang for ever
+            raise FenceUnreachable(str(error)) from error
+        except Refused as error:
+            if error.state == "55P03":
+                raise _LockTimeout(f"{link.shown}: {error}") from error
+            link.close()
+            raise FenceUnreachable(f"{link.shown}: {error}") from error
+        except JournalError as error:
+            if not self._pid:
+                raise  # never connected: this is about the settings
+            raise FenceUnreachable(str(error)) from error
+        if answer.warnings:
+            link.close()
+            raise FenceUnreachable(f"{link.shown}: {answer.warnings[0]}")
+        return answer
+
+    def _connect(self) -> None:
+        lock_ms = max(50, int(self._deadline_s * 1000) // LOCK_PART)
+        link = self._link
+        link.connect(_SESSION.format(lock_ms=lock_ms))
+        timeline = int(self._fact(_TIMELINE, "its timeline") or "0", 16)
+        system = int(self._fact(_SYSTEM, "its system identifier") or "0")
+        if system and self._system and system != self._system:
+            link.pass_over()
+            raise FenceStale(f"{link.shown}: this is another database system than before")
+        if timeline and timeline < self._timeline:
+            link.pass_over()
+            raise FenceStale(f"{link.shown}: a primary that was left behind: its timeline {timeline} is an old one")
+        self._timeline, self._system = timeline or self._timeline, system or self._system
+        if self._me.incarnation:
+            key = _KEY.format(schema=self._schema, word="$1")
+            link.execute(f"SELECT pg_advisory_lock_shared({key})", _texts(self._me.incarnation))
+        if not self._pid:
+            for name, _ in link.execute(_WEAK).rows:
+                self._tell_once(f"{_str(name)} is off in the database: a loss of power may lose what was acknowledged")
+        self._pid = _int(link.execute("SELECT pg_backend_pid()").rows[0][0])
+
+    def _fact(self, sql: str, what: str) -> str:
+        """A fact about the server; "" where this user may not know it."""
+        try:
+            return _str(self._link.execute(sql).rows[0][0])
+        except Refused as error:
+            self._tell_once(f"the database does not tell {what}: {error}")
+            return ""
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._tells(text)
+
+
+class _LockTimeout(FenceUnreachable):
+    """Somebody else holds the row."""
+
+
+def _texts(*values: str | int | float) -> list[bytes | None]:
+    return [str(value).encode() for value in values]
+
+
+def _str(value: bytes | None) -> str:
+    return "" if value is None else value.decode()
+
+
+def _int(value: bytes | None) -> int:
+    return 0 if value is None else int(value)
