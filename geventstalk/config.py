@@ -44,6 +44,12 @@ _BOOLEANS = {
     "off": False,
     "0": False,
 }
+SHARED = ("postgresql://", "postgres://")
+"""How the place of a journal begins that several nodes share."""
+_PASSWORD = r"\w+://[^/@?]*:[^/@?]*@|[?&](ssl)?password="
+_FSYNC_MS = 50
+LEASE_S_MIN, LEASE_S_MAX = 0.2, 60.0  # within the shortest one, a busy machine may well stand still
+WAIT_S_MAX = 3600.0
 _SHOWN_CHARS = 100
 _FILE_BYTES_MAX = 1 << 20  # 100 times the example file; /dev/zero named by mistake must not fill the memory
 
@@ -60,13 +66,18 @@ class Settings:
 
     listen: tuple[str, ...] = ()  # host names, addresses or unix:PATH; empty: all addresses of the host
     port: str = "11300"  # a number or the name of a service
-    journal: str | None = None  # directory; None: jobs live in memory only
-    fsync_ms: int | None = 50  # 0: before every reply; None: never
+    journal: str | None = None  # directory, or URL of PostgreSQL; None: jobs live in memory only
+    fsync_ms: int | None = _FSYNC_MS  # 0: before every reply; None: never
     segment_bytes: int = 10_485_760
     compact: bool = True
     max_journal_bytes: int | None = None  # None: as much as the disk gives
     accept_damage: bool = False
     max_job_bytes: int = 65_535
+    node: str | None = None  # None: name of the host, and port
+    advertise: str | None = None  # HOST:PORT; None: the host's address towards the database, and the own port
+    lease: float = 1.0  # seconds, as the other two
+    put_wait: float = 10.0
+    takeover_wait: float = 10.0
     user: str | None = None
     http: tuple[str, ...] = ()  # HOST:PORT, [IPV6]:PORT or unix:PATH; empty: no HTTP
     http_tokens: str | None = None  # file
@@ -75,6 +86,11 @@ class Settings:
     max_tube_series: int = 1000
     verbose: int = 0
     log_format: Literal["text", "json"] = "text"
+
+    @property
+    def shared(self) -> bool:
+        """Whether the journal is one that several nodes share."""
+        return self.journal is not None and self.journal.startswith(SHARED)
 
 
 @dataclass(frozen=True)
@@ -187,6 +203,41 @@ def _journal(value: object) -> str | None:
     return None if value is None else _plain_text(value, "directory")
 
 
+def _node(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not re.fullmatch(r"[\w.:-]{1,100}", value, re.ASCII):
+        raise ValueError(f"invalid name of a node: {_shown(value)}; it has up to 100 of a-z, A-Z, 0-9, ., :, _ and -")
+    return value
+
+
+def _advertise(value: object) -> str | None:
+    if value is None:
+        return None
+    found = isinstance(value, str) and re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/@\0]+):([0-9]{1,5})", value)
+    if not found or not 0 < int(found[2]) <= 65_535:
+        raise ValueError(f"invalid address: {_shown(value)}; give HOST:PORT, where other nodes reach this one")
+    return str(value)
+
+
+def _seconds(value: object, what: str, lowest: float, highest: float) -> float:
+    number = None
+    text = repr(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+    if isinstance(text, str) and re.fullmatch(r"[0-9]{1,10}(\.[0-9]{1,10})?", text):
+        number = float(text)
+    if number is None or not lowest <= number <= highest:
+        raise ValueError(f"invalid {what}: {_shown(value)}; give seconds from {lowest:g} to {highest:g}")
+    return number
+
+
+def _lease(value: object) -> float:
+    return _seconds(value, "lease", LEASE_S_MIN, LEASE_S_MAX)
+
+
+def _wait(value: object) -> float:
+    return _seconds(value, "wait", 0, WAIT_S_MAX)
+
+
 def _user(value: object) -> str | None:
     return None if value is None else _plain_text(value, "user")
 
@@ -253,7 +304,8 @@ OPTIONS: tuple[Option, ...] = (
         kind="value",
         metavar="DIR",
         parse=_journal,
-        help="Keep jobs in a journal in this directory; without it they live in memory only.",
+        help="Keep jobs in a journal in this directory; without it they live in memory only. "
+        "With postgresql://HOST/DATABASE nodes share a journal there: one serves, the others stand by.",
     ),
     Option(
         key="fsync_ms",
@@ -338,6 +390,46 @@ OPTIONS: tuple[Option, ...] = (
         negative_help="With --refuse-damage, the default, a damaged journal is refused.",
     ),
     Option(
+        key="node",
+        flags=("--node",),
+        kind="value",
+        metavar="NAME",
+        parse=_node,
+        help="Name of this node among those that share a journal. Default: the name of the host, and the port.",
+    ),
+    Option(
+        key="advertise",
+        flags=("--advertise",),
+        kind="value",
+        metavar="HOST:PORT",
+        parse=_advertise,
+        help="Where the other nodes reach this one. Default: the address of this host towards the database.",
+    ),
+    Option(
+        key="lease",
+        flags=("--lease",),
+        kind="value",
+        metavar="SECONDS",
+        parse=_lease,
+        help="For how long a node that is not heard of may still be serving; until then no other takes over from it.",
+    ),
+    Option(
+        key="put_wait",
+        flags=("--put-wait",),
+        kind="value",
+        metavar="SECONDS",
+        parse=_wait,
+        help="When the shared journal does not answer for so long, puts get OUT_OF_MEMORY; all else goes on waiting.",
+    ),
+    Option(
+        key="takeover_wait",
+        flags=("--takeover-wait",),
+        kind="value",
+        metavar="SECONDS",
+        parse=_wait,
+        help="So long a new connection waits on a standby while no node leads. Then it is closed.",
+    ),
+    Option(
         key="http",
         flags=("--http",),
         kind="list",
@@ -415,7 +507,30 @@ def load(
     for key, value in flags.items():
         option = _BY_KEY[key]
         values[key] = _parsed(option, value, ", ".join(option.flags))
+        if key == "journal" and str(value).startswith(SHARED) and re.search(_PASSWORD, str(value)):
+            raise ConfigError(
+                "a password on the command line can be read by everybody on this host (-b, --journal); "
+                f"give it in a password file, as {ENV_PREFIX}JOURNAL, in the file of --config or as PGPASSWORD"
+            )
     return _within_limits(replace(Settings(), **values))
+
+
+def require_fitting(settings: Settings) -> None:
+    """Raises ConfigError when options do not go together."""
+    if settings.shared:
+        if settings.fsync_ms not in (0, None, _FSYNC_MS):
+            raise ConfigError(
+                f"-f{settings.fsync_ms} is for files: with a journal in PostgreSQL each reply waits for its commit "
+                "(-f0), or with -F the database does not wait for its disk"
+            )
+        return
+    given = [
+        key
+        for key in ("node", "advertise", "lease", "put_wait", "takeover_wait")
+        if getattr(settings, key) != getattr(Settings, key)
+    ]
+    if given:
+        raise ConfigError(f"{_BY_KEY[given[0]].flags[0]} is for nodes that share a journal: -b postgresql://...")
 
 
 def _within_limits(settings: Settings) -> tuple[Settings, tuple[str, ...]]:

@@ -31,6 +31,11 @@ VALUES: dict[str, tuple[str, str, object]] = {
     "max_journal_bytes": ("2000000", "2000000", 2_000_000),
     "accept_damage": ("true", "true", True),
     "max_job_bytes": ("100", "100", 100),
+    "node": ("left", "left", "left"),
+    "advertise": ("[::1]:7", "'[::1]:7'", "[::1]:7"),
+    "lease": ("2.5", "2.5", 2.5),
+    "put_wait": ("0", "0", 0.0),
+    "takeover_wait": ("3", "3", 3.0),
     "user": ("nobody", "nobody", "nobody"),
     "http": ("8080", "8080", ("127.0.0.1:8080",)),
     "http_tokens": ("/t", "/t", "/t"),
@@ -42,6 +47,23 @@ VALUES: dict[str, tuple[str, str, object]] = {
 }
 
 BAD: dict[str, list[tuple[object, str]]] = {
+    "node": [("", "invalid name of a node: (empty)"), ("a b", "invalid name of a node: a b"), (5, "invalid name")],
+    "advertise": [
+        ("host", "invalid address: host; give HOST:PORT"),
+        ("host:0", "invalid address: host:0"),
+        ("host:70000", "invalid address: host:70000"),
+        (11300, "invalid address: 11300"),
+    ],
+    "lease": [
+        ("0.1", "invalid lease: 0.1; give seconds from 0.2 to 60"),
+        ("61", "invalid lease: 61"),
+        ("soon", "invalid lease: soon"),
+        (True, "invalid lease: true"),
+        (None, "invalid lease: null"),
+        ("nan", "invalid lease: nan"),
+    ],
+    "put_wait": [("-1", "invalid wait: -1; give seconds from 0 to 3600")],
+    "takeover_wait": [("3601", "invalid wait: 3601")],
     "listen": [
         ("", "invalid address: (empty)"),
         ("unix:", "invalid address: unix:"),
@@ -380,6 +402,35 @@ def test_small_journal_files_become_a_page_with_a_warning() -> None:
         assert warnings == ("size of journal files was set to 4096",)
     settings, warnings = load({"segment_bytes": "4096"}, {})
     assert (settings.segment_bytes, warnings) == (4096, ())
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"node": "a"}, "--node is for nodes that share a journal"),
+        ({"journal": "/d", "lease": "2"}, "--lease is for nodes that share a journal"),
+        ({"journal": "postgresql://h/d", "fsync_ms": "20"}, "-f20 is for files"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config.require_fitting(load(flags, {})[0])
+
+
+@pytest.mark.parametrize("fsync", [{}, {"fsync_ms": "0"}, {"fsync_ms": "never"}])
+def test_options_of_a_shared_journal_are_taken(fsync: dict[str, object]) -> None:
+    settings, _ = load({"journal": "postgresql://user@h1,h2/d?schema=jobs", "node": "a", "lease": "2", **fsync}, {})
+    config.require_fitting(settings)
+    assert settings.shared and not Settings(journal="/d").shared and not Settings().shared
+
+
+@pytest.mark.parametrize("place", ["postgresql://u:secret@h/d", "postgres://h/d?user=u&password=secret"])
+def test_a_password_on_the_command_line_is_refused_and_not_printed(place: str, tmp_path: Path) -> None:
+    text = refusal({"journal": place}, {})
+    assert "a password on the command line" in text and "secret" not in text
+    assert load({}, {"GEVENTSTALK_JOURNAL": place})[0].journal == place
+    assert from_yaml(tmp_path, f"journal: {place}\n").journal == place
+    assert load({"journal": "postgresql://u@h:5432/d"}, {})[0].shared
 
 
 def test_port_zero_and_service_names_are_kept_and_numbers_lose_leading_zeros() -> None:

@@ -57,6 +57,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
         log = logs.make_logger(settings.log_format, settings.verbose)
         for warning in warnings:
             log.warning("%s", warning)
+        config.require_fitting(settings)
         if line.check_config:
             from geventstalk.cli.check_config import check
 
