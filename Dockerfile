@@ -19,8 +19,10 @@ RUN command -v gcc >/dev/null \
 COPY setup.py pyproject.toml README.md LICENSE ./
 COPY geventstalk geventstalk
 COPY journal journal
+# What a cluster needs to talk to PostgreSQL is in the image too; --build-arg EXTRAS= leaves it out.
+ARG EXTRAS=[postgres]
 # The wheel is built and installed here; the image gets the finished environment without pip and build tools.
-RUN GEVENTSTALK_COMPILE=1 pip wheel --no-cache-dir --wheel-dir /wheels . \
+RUN GEVENTSTALK_COMPILE=1 pip wheel --no-cache-dir --wheel-dir /wheels ".${EXTRAS}" \
     && python -m venv --without-pip /opt/geventstalk \
     && pip --python /opt/geventstalk/bin/python install --no-cache-dir --no-index /wheels/*.whl
 
