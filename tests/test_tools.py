@@ -31,7 +31,7 @@ import journal.sqlite.backup
 import journal.sqlite.moment
 from geventstalk._build import BUILD
 from geventstalk.cli.main import COMMANDS
-from geventstalk.cli.program import LIVE, OFFLINE, leaves, main
+from geventstalk.cli.program import ALL, CLUSTER, LIVE, OFFLINE, leaves, main
 from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.tools import inspect, transfer
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
@@ -1188,7 +1188,7 @@ def test_a_torn_binlog_is_a_note(tmp_path: Path, tool: Callable[..., Ran]) -> No
 
 
 def test_main_belongs_to_these_words() -> None:
-    assert (*LIVE, *OFFLINE) == COMMANDS
+    assert tuple(ALL) == COMMANDS == (*LIVE, *OFFLINE, *CLUSTER)
     assert tuple(OFFLINE) == ("journal", "export", "import", "import-binlog", "copy")
 
 
@@ -1214,7 +1214,7 @@ def test_wrong_usage(words: Sequence[str], tool: Callable[..., Ran]) -> None:
     assert ran.err.startswith("geventstalk: ") and ran.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", ["journal", *(words for words, _ in leaves())])
+@pytest.mark.parametrize("words", ["journal", "cluster", *(words for words, _ in leaves())])
 def test_help(words: str, tool: Callable[..., Ran]) -> None:
     ran = tool(*words.split(), "--help")
     assert ran.code == 0 and ran.err == ""

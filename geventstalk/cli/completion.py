@@ -1,7 +1,8 @@
 """geventstalk completion: what a shell needs to complete words of the command line, and its questions.
 
 A shell asks the program itself, with a variable in the environment, as click has it. Names of tubes come from the
-running server, if there is one that answers at once. Invariant: a question of a shell never fails aloud.
+running server, if there is one that answers at once, and names of nodes from the cluster's database.
+Invariant: a question of a shell never fails aloud.
 """
 
 from __future__ import annotations
@@ -86,6 +87,20 @@ def terms(context: click.Context, _parameter: click.Parameter, incomplete: str) 
             [f"tube:{name}" for name in _listed(value, lambda begin: _tubes(context, begin))] if key == "tube" else []
         )
     return [CompletionItem(term.removeprefix(split)) for term in found]
+
+
+def nodes(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the cluster's nodes that begin so."""
+    from geventstalk.config import ConfigError, load
+    from geventstalk.tools.cluster import names
+
+    given = {"journal": context.params["journal"]} if context.params.get("journal") else {}
+    try:
+        settings, _ = load(given, os.environ, context.params.get("config"))
+    except ConfigError:
+        return []
+    found = [] if settings.journal is None else names(settings.journal)
+    return [CompletionItem(name) for name in found if name.startswith(incomplete) and name.isprintable()]
 
 
 def _listed(value: str, known: Callable[[str], Iterable[str]]) -> list[str]:

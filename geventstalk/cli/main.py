@@ -38,6 +38,7 @@ COMMANDS = (
     "import",
     "import-binlog",
     "copy",
+    "cluster",
 )
 """The first words of a command line that is not the server's. The list is here so that a start of the server imports
 none of these commands."""

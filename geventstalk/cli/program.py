@@ -2,8 +2,8 @@
 
 Each command is imported when it is the one that runs: what looks after a journal takes 0.1 s, and a running server is
 asked without it. Exit codes: 0 fine, 1 damage or failure, 5 usage, 10 a directory that is missing, locked or not to be
-used, 70 an unexpected error, which is a bug; 128 and the number of a signal that ended it. `cli/live.py` has those of a
-server that cannot be reached.
+used, 69 a database that cannot be reached, 70 an unexpected error, which is a bug; 128 and the number of a signal that
+ended it. `cli/live.py` has those of a server that cannot be reached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from geventstalk.cli.ending import Failed, Stopped, signals
-from geventstalk.exits import EXIT_DAMAGE, EXIT_LOCKED, EXIT_UNEXPECTED, EXIT_USAGE
+from geventstalk.exits import EXIT_DAMAGE, EXIT_LOCKED, EXIT_UNEXPECTED, EXIT_UNREACHABLE, EXIT_USAGE
 from geventstalk.logs import PROGRAM, print_error
 
 OFFLINE = {
@@ -48,6 +48,9 @@ LIVE = {
     "completion": "completion:completion",
 }
 """The commands that talk to a running server."""
+CLUSTER = {"cluster": "cluster:cluster"}
+"""The commands for nodes that share a journal in a database."""
+ALL = {**LIVE, **OFFLINE, **CLUSTER}
 
 
 class _Verbosity:
@@ -86,10 +89,12 @@ def main(arguments: list[str]) -> int:
 
 def _fail_by(error: Exception, verbosity: int) -> int:
     from geventstalk.tools.lines import Unreadable  # slow, with all of the journal
-    from journal.errors import JournalError, JournalLocked
+    from journal.errors import JournalError, JournalLocked, JournalUnreachable
 
     if isinstance(error, JournalLocked):
         return _fail(str(error), EXIT_LOCKED)
+    if isinstance(error, JournalUnreachable):
+        return _fail(str(error), EXIT_UNREACHABLE)
     if isinstance(error, (JournalError, Unreadable)):
         return _fail(str(error), EXIT_DAMAGE)
     if verbosity >= 2:  # whatever it is, its user gets one line
@@ -104,7 +109,7 @@ class _Commands(click.Group):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*LIVE, *OFFLINE]
+        return list(ALL)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return command(cmd_name)
@@ -118,7 +123,7 @@ class _Commands(click.Group):
 
 def command(name: str) -> click.Command | None:
     """The command of this name, with all that every command has."""
-    where = LIVE.get(name) or OFFLINE.get(name)
+    where = ALL.get(name)
     if where is None:
         return None
     room, _, attribute = where.partition(":")
@@ -140,7 +145,7 @@ def make_group(beside: Sequence[click.Parameter] = ()) -> click.Group:
     )
 
 
-def leaves(names: Iterable[str] = (*LIVE, *OFFLINE)) -> Iterator[tuple[str, click.Command]]:
+def leaves(names: Iterable[str] = tuple(ALL)) -> Iterator[tuple[str, click.Command]]:
     """Every command that does something, with its words. They are imported for that."""
     for name in names:
         found = command(name)

@@ -215,10 +215,19 @@ def _command_class() -> type[click.Command]:
             return ["[OPTIONS] | COMMAND ..."]
 
         def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-            from geventstalk.cli.program import LIVE, OFFLINE, leaves  # slow: help alone needs the other commands
+            from geventstalk.cli.program import (  # slow: help alone needs the other commands
+                CLUSTER,
+                LIVE,
+                OFFLINE,
+                leaves,
+            )
 
             super().format_options(ctx, formatter)
-            sections = {"Commands for a running server (each has its own --help)": LIVE, "For a journal": OFFLINE}
+            sections = {
+                "Commands for a running server (each has its own --help)": LIVE,
+                "For a journal": OFFLINE,
+                "For a cluster of nodes": CLUSTER,
+            }
             for title, names in sections.items():
                 rows = [(words, command.get_short_help_str(limit=100)) for words, command in leaves(names)]
                 with formatter.section(title):

@@ -1,0 +1,236 @@
+"""What an operator asks of a cluster: who leads and who stands by, and that another node leads.
+
+It must not know SQL or click. It sees what the nodes have written into the rows that they share, and asks no node.
+Invariant: what is told as done was seen as done; a wish that was not fulfilled is taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from geventstalk.cluster.member import ACTIVE, CLAIMING, ENDED, FRESH, LEAVING, SILENT, STANDBY
+from journal import JournalError, JournalUnreachable, fence_for
+from journal.fence import Fence, MemberFacts, View
+
+ANY: Final = "*"
+"""A wish for any other node than the one that leads."""
+GONE: Final = "gone"
+"""The role of a node that has told nothing for some leases."""
+_POLL_S: Final = 0.005
+_RETRY_S: Final = 0.1
+_LOOKS: Final = 20
+"""So often in a lease somebody looks whether a node that leads is alive. It has five heartbeats in that time."""
+
+
+class NotDone(Exception):
+    """No other node leads, or there is nobody to lead. The text is one line for the operator."""
+
+
+class Node(NamedTuple):
+    """A node as the others know it. `lag` is how many rows of the log it has not read; None where nobody can tell."""
+
+    node: str
+    address: str
+    role: str
+    epoch: int
+    lag: int | None
+    seen_s: float
+
+
+class Status(NamedTuple):
+    """A cluster as it is now. `leader` is "" when no node leads, `last` the node that led last then."""
+
+    leader: str
+    last: str
+    epoch: int
+    lease_s: float
+    wish: str
+    nodes: list[Node]
+
+
+class Handover(NamedTuple):
+    """Which node leads now, which led before, and how long none did, as far as the rows show it. 0 without a change."""
+
+    before: str
+    leader: str
+    epoch: int
+    gap_s: float
+
+    @property
+    def changed(self) -> bool:
+        """Whether another node leads than before."""
+        return self.before != self.leader
+
+
+class Watch:
+    """Looks at a cluster through its fence."""
+
+    def __init__(
+        self, fence: Fence, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._fence = fence
+        self._clock = clock
+        self._sleep = sleep
+
+    def close(self) -> None:
+        """Gives the connection up."""
+        self._fence.close()
+
+    # --- looking
+
+    def status(self) -> Status:
+        """Takes up to a lease when no node leads: only a heartbeat that comes says that one does."""
+        view, alive = self._look_closely()
+        members = self._fence.members()
+        leads = next((each.place for each in members if each.node == view.node), 0)
+        nodes = {each.node: _node(each, view, alive, leads) for each in members}
+        if alive and view.node not in nodes:
+            nodes[view.node] = Node(view.node, view.address, _role_of_leader("", view), view.epoch, 0, 0.0)
+        leader = view.node if alive and not view.owed_ms else ""
+        order = sorted(nodes.values(), key=lambda each: (each.node != leader, each.role in (GONE, ENDED), each.node))
+        return Status(leader, view.node, view.epoch, view.lease_ms / 1000, view.wish, order)
+
+    def _look_closely(self) -> tuple[View, bool]:
+        """The rows, and whether the node of the last epoch is alive."""
+        first = view = self._fence.look()
+        end = self._clock() + view.lease_ms / 1000
+        while not view.released and view.epoch and self._clock() < end:
+            if (view.epoch, view.beat) != (first.epoch, first.beat):
+                return view, True
+            self._sleep(view.lease_ms / 1000 / _LOOKS)
+            view = self._fence.look()
+        return view, False
+
+    # --- changing
+
+    def promote(self, node: str, timeout_s: float) -> Handover:
+        """Has this node lead, and waits until it does. Raises NotDone."""
+        status = self._need_leader()
+        if status.leader == node:
+            return Handover(node, node, status.epoch, 0.0)
+        found = _find(status, node)
+        if found.role != STANDBY:
+            raise NotDone(f"{node} cannot lead now: {_why_not(found)}")
+        return self._hand_over(node, timeout_s)
+
+    def demote(self, node: str | None, timeout_s: float) -> Handover:
+        """Has another node lead than this one, or than the one that leads, and waits until it does. Raises NotDone."""
+        status = self._need_leader()
+        if node is not None and status.leader != node:
+            _find(status, node)
+            return Handover(status.leader, status.leader, status.epoch, 0.0)
+        if not any(each.role == STANDBY for each in status.nodes):
+            raise NotDone(f"{status.leader} leads on: there is no standby that could take over")
+        return self._hand_over(ANY, timeout_s)
+
+    def _need_leader(self) -> Status:
+        status = self.status()
+        if not status.leader:
+            last = f", {status.last} was the last one" if status.last else ""
+            raise NotDone(f"no node leads{last}: there is nobody to hand over")
+        return status
+
+    def _hand_over(self, wished: str, timeout_s: float) -> Handover:
+        end = self._clock() + timeout_s
+        before = self._fence.look()
+        self._fence.wish(wished)
+        done = False
+        try:
+            found = self._await_leader(before, wished, end, timeout_s)
+            done = True
+        finally:
+            if not done:
+                with contextlib.suppress(JournalUnreachable):
+                    self._fence.unwish(wished)
+        return found
+
+    def _await_leader(self, before: View, wished: str, end: float, timeout_s: float) -> Handover:
+        """Until the wish is fulfilled. Raises NotDone when it is refused, or not fulfilled in time."""
+        led_until = self._clock()
+        for view in self._looks(end):
+            now = self._clock()
+            if view.incarnation == before.incarnation:
+                if view.released:
+                    continue
+                if not view.wish:
+                    raise NotDone(f"{view.node} leads on: it found no standby to hand over to{_named(wished)}")
+                led_until = now
+            elif not view.owed_ms and not view.released:
+                if wished not in (ANY, view.node):
+                    raise NotDone(f"{view.node} leads now, and not {wished}")
+                if view.node == before.node:
+                    raise NotDone(f"{view.node} leads again: it was started anew")
+                return Handover(before.node, view.node, view.epoch, max(0.0, now - led_until))
+        what = "no other node leads" if wished == ANY else f"{wished} does not lead"
+        raise NotDone(f"{what} after {timeout_s:g} s; the wish is withdrawn")
+
+    def _looks(self, end: float) -> Iterator[View]:
+        """Looks until the end. A database that fails over meanwhile is asked again."""
+        while self._clock() < end:
+            try:
+                yield self._fence.look()
+            except JournalUnreachable:
+                if self._clock() + _RETRY_S >= end:
+                    raise
+                self._sleep(_RETRY_S)
+            else:
+                self._sleep(_POLL_S)
+
+
+def watch(place: str) -> Watch:
+    """The cluster whose log is at this place. Raises a JournalError."""
+    return Watch(fence_for(place))
+
+
+def names(place: str) -> list[str]:
+    """The names of the nodes, for a shell that completes words. None where they cannot be had."""
+    try:
+        with contextlib.closing(fence_for(place)) as fence:
+            return sorted(each.node for each in fence.members())
+    except JournalError:
+        return []
+
+
+def _node(told: MemberFacts, view: View, alive: bool, place: int) -> Node:
+    """What a node has told, as it is to be read now. `place` is that of the node that leads, as far as it has told."""
+    role = told.role
+    leads = told.node == view.node and not view.released
+    if leads and alive:
+        role = _role_of_leader(role, view)
+    else:
+        silent = told.age_s * 1000 > FRESH * view.lease_ms
+        if role != ENDED and (silent or (leads and role in (ACTIVE, SILENT, LEAVING, CLAIMING))):
+            role = GONE
+    lag = max(0, place - told.place) if alive and role not in (GONE, ENDED) else None
+    return Node(told.node, told.address, role, told.epoch, lag, told.age_s)
+
+
+def _role_of_leader(told: str, view: View) -> str:
+    """A node tells its role once in a lease; the rows know more of the one that leads."""
+    if view.owed_ms:
+        return CLAIMING
+    return told if told in (SILENT, LEAVING) else ACTIVE
+
+
+def _find(status: Status, node: str) -> Node:
+    """Raises NotDone when nobody has heard of the node."""
+    for each in status.nodes:
+        if each.node == node:
+            return each
+    known = ", ".join(each.node for each in status.nodes) or "none"
+    raise NotDone(f"there is no node {node}; known: {known}")
+
+
+def _why_not(found: Node) -> str:
+    if found.role == ENDED:
+        return "it was stopped"
+    if found.role == GONE:
+        return f"it told nothing for {found.seen_s:.1f} s"
+    return f"it is {found.role}"
+
+
+def _named(wished: str) -> str:
+    return "" if wished == ANY else f", which should be {wished}"
