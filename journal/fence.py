@@ -34,7 +34,7 @@ class View(NamedTuple):
     """What one look shows. It may show what a failover of the database takes back. Nobody has led where `epoch` is 0.
 
     `node` is the name of the node that claimed this epoch, `incarnation` that of its process alone. `owed_ms` is how
-    long leases of earlier nodes could still run at the claim; it is 0 from the moment when this node serves. `beat` is
+    long leases of earlier nodes could still run at the claim; it is 0 when this node serves, and not before. `beat` is
     the epoch of the last heartbeat, and its number: each attempt at one has its own. `released` says that the node has
     said goodbye, and wants `successor` to follow ("" is anybody). `wish` is the node that an operator wants to
     lead: "*" stands for any other node than the one that leads, "" for no wish. `locked` says that the session of the

@@ -271,7 +271,7 @@ class Member:
         """
         owed_ms = seen.owed_ms if silent else max(seen.owed_ms, seen.lease_ms)
         try:
-            claimed: bool = yield Claim(seen, owed_ms)
+            claimed: bool = yield Claim(seen, max(owed_ms, 1))  # 0 says that this node serves
         except JournalUnreachable as error:
             self._cannot_reach(error)
             return False
