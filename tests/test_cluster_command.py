@@ -26,7 +26,7 @@ STEP_S = 0.001
 
 def view(epoch: int, node: str, **more: Any) -> View:
     values = {
-        "address": f"{node}:11300", "incarnation": f"{node}-1", "lease_ms": 1000, "owed_ms": 0, "beat": 1,
+        "address": f"{node}:11300", "incarnation": f"{node}-1", "lease_ms": 1000, "owed_ms": 0, "beat": (epoch, 1),
         "released": False, "successor": "", "wish": "", "locked": True, "timeline": 1, "system": 7,
     }  # fmt: skip
     return View(epoch, node, **{**values, **more})
@@ -62,7 +62,7 @@ class Rows(Fence):
         self.now = end
         while self.beats and self._next_beat <= self.now:
             self._next_beat += max(self.view.lease_ms, 100) / 5000
-            self.change(beat=self.view.beat + 1)
+            self.change(beat=(self.view.epoch, self.view.beat[1] + 1))
 
     def after(self, seconds: float, what: Callable[[], None]) -> None:
         self.at.append((self.now + seconds, what))
@@ -71,7 +71,7 @@ class Rows(Fence):
         self.view = self.view._replace(**values)
 
     def lead(self, epoch: int, node: str, **more: Any) -> None:
-        self.view = view(epoch, node, **{"beat": self.view.beat + 1, **more})
+        self.view = view(epoch, node, **{"beat": (epoch, self.view.beat[1] + 1), **more})
 
     def _trip(self) -> None:
         assert not self.closed
