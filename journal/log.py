@@ -258,24 +258,42 @@ class SharedLog(Log):
 
     epoch: int
     """Under which this node appends. 0 while it follows."""
-    place: int
-    """The number of the last row that was read or is safe. Two nodes differ by what one of them has not read."""
-    cut: bool
-    """The link is gone while this node leads: a commit may be there or not, and its SyncPoints wait for resume()."""
-    fenced: bool
-    """Another node leads. Nothing that was not acknowledged before will ever be: the owner steps down."""
-    wants_write: bool
-    """Whether the owner's watcher has to look whether the descriptor can be written."""
-    waits_ns: int
-    """Since when the oldest statement is under way, on the monotonic clock. 0 when there is none."""
-    waits_for: str
-    """What it waits for, in words for the operator; "" when it is under way as usual."""
     refuse_puts: bool
     """The owner sets this: admits() says no."""
     on_cut: Callable[[str], None]
     """Called once when `cut` or `fenced` becomes true, with words for the operator."""
     rewired: Callable[[], None]
     """Called when `fileno` or `wants_write` has changed."""
+
+    @property
+    def place(self) -> int:
+        """The number of the last row that was read or is safe. Two nodes differ by what one of them has not read."""
+        raise NotImplementedError
+
+    @property
+    def cut(self) -> bool:
+        """The link is gone while this node leads: a commit may be there or not, and SyncPoints wait for resume()."""
+        raise NotImplementedError
+
+    @property
+    def fenced(self) -> bool:
+        """Another node leads. Nothing that was not acknowledged before will ever be: the owner steps down."""
+        raise NotImplementedError
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether the owner's watcher has to look whether the descriptor can be written."""
+        raise NotImplementedError
+
+    @property
+    def waits_ns(self) -> int:
+        """Since when the oldest statement is under way, on the monotonic clock. 0 when there is none."""
+        raise NotImplementedError
+
+    @property
+    def waits_for(self) -> str:
+        """What that is, in words for the operator. "" when there is none."""
+        raise NotImplementedError
 
     def open(self) -> None:
         """Connects, and makes the schema or checks it. Waits.

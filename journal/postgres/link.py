@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from psycopg import pq
 from psycopg.errors import Error as PsycopgError
@@ -21,6 +21,8 @@ from journal.postgres.place import Place
 
 Waiter = Callable[[int, bool, bool, float], bool]
 """(descriptor, for reading, for writing, seconds) to whether it is ready. Who serves others meanwhile parks here."""
+Need = tuple[int, bool, bool, float]
+"""What a Waiter takes. Work that waits is written as a generator: it yields needs, and is sent whether they came."""
 Resolver = Callable[[str], list[str]]
 """A host's name to its addresses. Without one libpq looks names up, and nothing else happens meanwhile."""
 
@@ -42,10 +44,16 @@ SESSION: Final = (
     "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read committed';"
     "SET bytea_output = hex; SET standard_conforming_strings = on"
 )
-_UNREACHABLE: Final = ("08", "57P")
+UNREACHABLE: Final = ("08", "57P")
 """Classes of errors with which a connection ends: the database shuts down, starts, or has lost its way."""
-_LOCKED: Final = ("28", "3D", "42501")
-"""Wrong password or user, no such database, no such right: another try changes nothing."""
+_LOCKED: Final = (
+    "authentication failed",
+    "no pg_hba.conf entry",
+    "no password supplied",
+    'FATAL: database "',
+    'FATAL: role "',
+)
+"""What libpq says when another try changes nothing: it gives no SQLSTATE of a connection that failed."""
 
 
 class Refused(JournalError):
@@ -71,6 +79,20 @@ def poll(descriptor: int, reading: bool, writing: bool, seconds: float) -> bool:
     return bool(waiter.poll(max(0, int(seconds * 1000 + 0.999))))
 
 
+_T = TypeVar("_T")
+
+
+def drive(work: Generator[Need, bool, _T], wait: Waiter) -> _T:
+    """Does work to its end."""
+    try:
+        need = next(work)
+        while True:
+            need = work.send(wait(*need))
+    except StopIteration as end:
+        done: _T = end.value
+        return done
+
+
 class Link:
     """One connection. connect() may be called again after any JournalUnreachable; nobody else may use it meanwhile."""
 
@@ -84,6 +106,9 @@ class Link:
         """Whether somebody stands between: a pooler gives sessions to others."""
         self._resolve = resolve
         self._conn: pq.abc.PGconn | None = None
+        self.words: dict[str, str] = {}
+        """What the connection that is up was made with: another link to the same server takes the same."""
+        self._prepared: set[str] = set()
         self._first = 0  # where the next connect() begins: behind a host that failed
 
     # --- connecting
@@ -99,19 +124,32 @@ class Link:
         for at in range(len(attempts)):
             number = (self._first + at) % len(attempts)
             try:
-                self._connect(attempts[number])
-                self._begin(settings)
+                drive(self.connecting(attempts[number], settings), self.wait)
             except JournalUnreachable as error:
-                self.close()
                 said = str(error)
                 continue
-            except BaseException:
-                self.close()
-                raise
             self._first = number
             return
         self._first = (self._first + 1) % max(1, len(attempts))
         raise JournalUnreachable(said)
+
+    def connecting(self, words: dict[str, str], settings: str) -> Generator[Need, bool, None]:
+        """connect() to one host, as work."""
+        self.close()
+        try:
+            yield from self._connecting(words)
+            conn = self.conn
+            conn.nonblocking = 1
+            conn.notice_handler = self._notice
+            yield from self._running(f"{SESSION};{settings}", ANSWER_S)
+            answer = yield from self.asking("SELECT pg_backend_pid()", ())
+            pid = answer.rows[0][0]
+            self.pooled = pid is not None and int(pid) != conn.backend_pid
+            self.warnings.clear()
+            self.words = words
+        except BaseException:
+            self.close()
+            raise
 
     def _attempts(self) -> list[dict[str, str]]:
         """A connection string in words for each host and address."""
@@ -158,7 +196,7 @@ class Link:
         except OSError as error:
             raise JournalUnreachable(f"{self.shown}: the address of {host} cannot be found: {error}") from error
 
-    def _connect(self, words: dict[str, str]) -> None:
+    def _connecting(self, words: dict[str, str]) -> Generator[Need, bool, None]:
         text = " ".join(f"{name}='{_quoted(value)}'" for name, value in words.items())
         conn = pq.PGconn.connect_start(text.encode())
         self._conn = conn
@@ -168,29 +206,16 @@ class Link:
         while conn.status != pq.ConnStatus.BAD:
             left = end - time.monotonic()
             reading = state == pq.PollingStatus.READING
-            if left <= 0 or not self.wait(conn.socket, reading, not reading, left):
+            came = left > 0 and (yield (conn.socket, reading, not reading, left))
+            if not came:
                 raise JournalUnreachable(f"{self.shown}: {where} does not answer for {CONNECT_S:g} s")
             state = pq.PollingStatus(conn.connect_poll())
-            if state == pq.PollingStatus.OK:
-                break
-            if state == pq.PollingStatus.FAILED:
+            if state in (pq.PollingStatus.OK, pq.PollingStatus.FAILED):
                 break
         if conn.status != pq.ConnStatus.OK:
             text = _line(conn.get_error_message())
-            if "authentication failed" in text or "no pg_hba.conf entry" in text or "no password supplied" in text:
-                raise JournalLocked(f"{self.shown}: {text}")
-            if 'FATAL: database "' in text or 'FATAL: role "' in text:
-                raise JournalLocked(f"{self.shown}: {text}")
-            raise JournalUnreachable(f"{self.shown}: {text}")
-
-    def _begin(self, settings: str) -> None:
-        conn = self.conn
-        conn.nonblocking = 1
-        conn.notice_handler = self._notice
-        self.run(f"{SESSION};{settings}")
-        (row,) = self.execute("SELECT pg_backend_pid()").rows
-        self.pooled = row[0] is not None and int(row[0]) != conn.backend_pid
-        self.warnings.clear()
+            locked = any(each in text for each in _LOCKED)
+            raise (JournalLocked if locked else JournalUnreachable)(f"{self.shown}: {text}")
 
     def _notice(self, result: pq.abc.PGresult) -> None:
         state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
@@ -217,55 +242,64 @@ class Link:
 
     def run(self, sql: str, seconds: float = ANSWER_S) -> None:
         """Statements without parameters, in one transaction. Raises Refused, JournalUnreachable."""
-        self.send(sql)
-        self._results(seconds)
+        drive(self._running(sql, seconds), self.wait)
 
     def execute(
-        self,
-        sql: str,
-        values: Sequence[bytes | None] = (),
-        *,
-        binary: bool = False,
-        seconds: float = ANSWER_S,
+        self, sql: str, values: Sequence[bytes | None] = (), *, binary: bool = False, seconds: float = ANSWER_S
     ) -> Answer:
         """One statement. `values` are in text form, the rows are in text form or binary.
 
         Raises Refused, which leaves the session as it was, and JournalUnreachable, after which there is none.
         """
+        return drive(self.asking(sql, values, binary=binary, seconds=seconds), self.wait)
+
+    def asking(
+        self, sql: str, values: Sequence[bytes | None], *, binary: bool = False, seconds: float = ANSWER_S
+    ) -> Generator[Need, bool, Answer]:
+        """execute() as work."""
         self.warnings.clear()
-        self.send_values(sql, values, binary=binary)
-        return self.answer(seconds)
-
-    def send(self, sql: str) -> None:
-        """Begins run()."""
-        try:
-            self.conn.send_query(sql.encode())
-        except PsycopgError as error:
-            raise self.broken(error) from error
-
-    def send_values(self, sql: str, values: Sequence[bytes | None] = (), *, binary: bool = False) -> None:
-        """Begins execute(); answer() ends it."""
         try:
             self.conn.send_query_params(sql.encode(), values, result_format=int(binary))
         except PsycopgError as error:
             raise self.broken(error) from error
+        return (yield from self._answer(seconds))
 
-    def answer(self, seconds: float = ANSWER_S) -> Answer:
-        """Waits for what was sent. Raises as execute()."""
-        results = self._results(seconds)
-        return answer_of(results[0], self.warnings) if results else Answer([], 0, list(self.warnings))
+    def execute_again(self, name: str, sql: str, values: Sequence[bytes | None], *, binary: bool = False) -> Answer:
+        """execute() of a statement that this session often gets: it is prepared once under this name."""
+        if name not in self._prepared:
+            drive(self.preparing(name, sql), self.wait)
+        return drive(self._again(name, values, binary), self.wait)
 
-    def ready(self) -> bool:
-        """Without waiting: whether answer() would not wait. Raises JournalUnreachable."""
-        conn = self.conn
+    def preparing(self, name: str, sql: str) -> Generator[Need, bool, None]:
+        """Has the session know a statement by a name."""
         try:
-            conn.flush()
-            conn.consume_input()
-            return not conn.is_busy()
+            self.conn.send_prepare(name.encode(), sql.encode())
         except PsycopgError as error:
             raise self.broken(error) from error
+        yield from self._results(ANSWER_S)
+        self._prepared.add(name)
 
-    def _results(self, seconds: float) -> list[pq.abc.PGresult]:
+    def _again(self, name: str, values: Sequence[bytes | None], binary: bool) -> Generator[Need, bool, Answer]:
+        self.warnings.clear()
+        try:
+            self.conn.send_query_prepared(name.encode(), values, result_format=int(binary))
+        except PsycopgError as error:
+            raise self.broken(error) from error
+        return (yield from self._answer(ANSWER_S))
+
+    def _running(self, sql: str, seconds: float) -> Generator[Need, bool, None]:
+        self.warnings.clear()
+        try:
+            self.conn.send_query(sql.encode())
+        except PsycopgError as error:
+            raise self.broken(error) from error
+        yield from self._results(seconds)
+
+    def _answer(self, seconds: float) -> Generator[Need, bool, Answer]:
+        results = yield from self._results(seconds)
+        return answer_of(results[0], self.warnings) if results else Answer([], 0, list(self.warnings))
+
+    def _results(self, seconds: float) -> Generator[Need, bool, list[pq.abc.PGresult]]:
         conn = self.conn
         end = time.monotonic() + seconds
         results = []
@@ -275,10 +309,11 @@ class Link:
                 unsent = conn.flush() != 0
                 while unsent or conn.is_busy():
                     left = end - time.monotonic()
-                    if left <= 0 or not self.wait(conn.socket, True, unsent, left):
-                        raise self.broken(f"no answer for {seconds:g} s")
+                    came = left > 0 and (yield (conn.socket, True, unsent, left))
                     if conn is not self._conn:
                         raise JournalUnreachable(f"{self.shown}: the connection was given up")
+                    if not came:
+                        raise self.broken(f"no answer for {seconds:g} s")
                     conn.consume_input()
                     unsent = unsent and conn.flush() != 0
                 result = conn.get_result()
@@ -291,7 +326,7 @@ class Link:
         if conn.status != pq.ConnStatus.OK:
             raise self.broken(refused or "the connection is gone")
         if refused is not None:
-            if refused.state.startswith(_UNREACHABLE):
+            if refused.state.startswith(UNREACHABLE):
                 raise self.broken(refused)
             raise refused
         return results
@@ -308,10 +343,21 @@ class Link:
 
     def close(self) -> None:
         """May be called again, also while somebody waits for an answer."""
-        conn, self._conn = self._conn, None
+        conn = self.give_up()
         if conn is not None:
-            with suppress(PsycopgError):
-                conn.finish()
+            finish(conn)
+
+    def give_up(self) -> pq.abc.PGconn | None:
+        """Has no connection from now on, and gives the one that there was, for finish()."""
+        conn, self._conn = self._conn, None
+        self._prepared.clear()
+        return conn
+
+
+def finish(conn: pq.abc.PGconn) -> None:
+    """Closes a connection. Nobody may watch its descriptor any more."""
+    with suppress(PsycopgError):
+        conn.finish()
 
 
 def refusal(result: pq.abc.PGresult) -> Refused | None:

@@ -44,6 +44,7 @@ class Place:
                 f"schema {self.schema!r} has to begin with a letter, and to have at most 48 of a-z, 0-9 and _"
             )
         kept = [(name, value) for name, value in words if name != "schema"]
+        self.url = text
         self.libpq = _joined(address, kept)
         """What libpq takes. It may hold a password."""
         scheme, _, rest = address.partition("://")

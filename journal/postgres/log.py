@@ -1,0 +1,766 @@
+"""The log in a schema of a PostgreSQL database: what a store needs, where this node leads and where it follows.
+
+This room must not know what a payload means. Rows on their way are the writer's business, tables that of segments.py,
+reading that of replay.py. One thread calls it; while one of its methods waits, others may be called.
+Invariant: as in journal/log.py. What a SyncPoint has covered is in the database under an epoch that was the last one
+then, and the database did not warn of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NoReturn
+
+from mypy_extensions import mypyc_attr
+
+from journal.errors import (
+    JournalDamaged,
+    JournalFailed,
+    JournalForked,
+    JournalUnreachable,
+    raise_failure,
+)
+from journal.log import CHANGE, DELETE, FULL, Facts, PayloadOf, Record, Row, SegmentState, SharedLog, SyncPoint
+from journal.postgres import schema as tables_of
+from journal.postgres.compaction import SPARE_SEGMENTS, Compaction
+from journal.postgres.format import (
+    ENTRY,
+    HEAD_BYTES,
+    KEY_MAX,
+    LAST,
+    LOST,
+    PART,
+    PARTS,
+    ROW_BYTES,
+    SEALED,
+    TAKEOVER,
+    Entry,
+    pack,
+    record_bytes,
+    row_bytes,
+    split,
+)
+from journal.postgres.link import Link, Refused, Resolver, Waiter, poll
+from journal.postgres.place import Place
+from journal.postgres.replay import Reading, SegmentCount
+from journal.postgres.segments import FENCED, Tables, making, repairing
+from journal.postgres.writer import CommitPoint, Writer
+
+LOST_KEYS: Final = 1 << 20
+"""Keys that are skipped when damage was accepted, as in the SQLite kind."""
+PENDING_MAX: Final = 1 << 23
+"""With so many bytes on their way changes wait."""
+SEGMENT_BYTES_MIN: Final = 1 << 12
+BUDGET_SHARE: Final = 32
+"""A segment takes at most this share of the budget."""
+CHANGE_BYTES: Final = record_bytes(64)
+"""What a change of a key may take. Callers keep their changes within 64 bytes."""
+KEY_BYTES: Final = 2 * (ENTRY.size + 8)
+"""What deleting a key takes, with its share of rows."""
+_QUICK_KEY_MAX: Final = 2**62 - 1
+_CHUNK_BYTES: Final = 1 << 22
+_CHUNK_ROWS: Final = 4096
+_CLOSE_S: Final = 10.0
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PostgresLog(SharedLog):
+    """open(), exhaust batches(), more() while another node leads; then lead(), start(), append and commit.
+
+    `budget` is the largest size of all segments in bytes. With `accept_damage` what is damaged is left out, and heal()
+    notes that. With `synchronous` off a commit does not wait for the database's device.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        segment_bytes: int,
+        compact: bool = True,
+        budget: int | None = None,
+        accept_damage: bool = False,
+        synchronous: bool = True,
+        node: str = "",
+        wait: Waiter = poll,
+        resolve: Resolver | None = None,
+        log: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Raises PlaceError."""
+        self.place_of = Place(url)
+        self.schema = self.place_of.schema
+        self.safe_after_commit = False
+        self.records_written = 0
+        self.appended = 0
+        self.high_water = 0
+        self.epoch = 0
+        self.refuse_puts = False
+        self.created = False
+        self._log = log
+        self._accept_damage = accept_damage
+        self._synchronous = synchronous
+        self._budget = budget
+        self._link = Link(self.place_of, wait, resolve)
+        self._writer = Writer(self._link, self.schema)
+        self._tables = Tables(Link(self.place_of, wait), self.schema, log)
+        self._tables.fenced = self._was_fenced
+        self._compaction = Compaction(self._tables, self._writer, switched_on=compact)
+        self._compaction.budget = budget
+        limit = segment_bytes if budget is None else min(segment_bytes, max(budget // BUDGET_SHARE, 1 << 16))
+        self._limit = self._compaction.limit = max(limit, SEGMENT_BYTES_MIN)
+        self._segment_bytes = segment_bytes
+        self._writer.written = self._count_row
+        self._reading = Reading()
+        self.live = self._reading.live
+        self._numbers: dict[int, SegmentCount] = {}
+        self._number = 0  # of the current segment; 0 before lead() and after a failure
+        self._batch: list[Entry] = []
+        self._batch_bytes = 0
+        self._filled = 0  # what the current segment takes, with all that is committed
+        self._parts = 0  # how many parts of a large payload stand in the log without their last
+        self._open_bytes = 0  # what they take
+        self._slack = 0
+        self._refusing = False
+
+    # --- what the owner sees of the link
+
+    @property
+    def place(self) -> int:
+        """The number of the last row that was read or is safe."""
+        return self._writer.place if self.epoch else self._reading.place
+
+    @property
+    def cut(self) -> bool:
+        return self._writer.cut
+
+    @property
+    def fenced(self) -> bool:
+        return self._writer.fenced
+
+    @property
+    def wants_write(self) -> bool:
+        return self._writer.wants_write
+
+    @property
+    def waits_ns(self) -> int:
+        return self._writer.sent_ns
+
+    @property
+    def waits_for(self) -> str:
+        writer = self._writer
+        if not writer.sent_ns:
+            return ""
+        if writer.cut:
+            return "a link to the database"
+        return "room in the database" if writer.full else "the database's answer to a commit"
+
+    @property
+    def on_cut(self) -> Callable[[str], None]:
+        return self._writer.on_cut
+
+    @on_cut.setter
+    def on_cut(self, heard: Callable[[str], None]) -> None:
+        self._writer.on_cut = heard
+
+    @property
+    def rewired(self) -> Callable[[], None]:
+        return self._writer.rewired
+
+    @rewired.setter
+    def rewired(self, heard: Callable[[], None]) -> None:
+        self._writer.rewired = heard
+
+    @property
+    def fileno(self) -> int:
+        return self._link.fileno if self.epoch and not self._writer.cut else -1
+
+    def pump(self) -> None:
+        try:
+            if self.epoch:
+                self._writer.pump()
+        except BaseException as error:
+            self._fail(error)
+
+    # --- start
+
+    def open(self) -> None:
+        link = self._link
+        self._connect()
+        self.created = tables_of.make(link, self.schema)
+        if link.pooled:
+            self._log(
+                "journal: a pooler stands before the database: give the address of the database itself, "
+                "for sessions are shared there"
+            )
+        for name in ("fsync", "full_page_writes"):
+            if link.execute(f"SHOW {name}").rows[0][0] == b"off":
+                self._log(f"journal: the database runs with {name}=off: a loss of power there may cost everything")
+
+    def _connect(self) -> None:
+        wanted = "off"
+        if self._synchronous:  # a database that waits for more goes on to do so
+            wanted = "CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END"
+            self._link.connect(f"SELECT set_config('synchronous_commit', {wanted}, false)")
+        else:
+            self._link.connect("SET synchronous_commit = off")
+
+    def replay(self) -> Iterator[Record]:
+        """Every record that still counts, oldest first."""
+        for segment, rows in self.batches():
+            for _, key, kind, _, payload in rows:
+                yield Record(key, kind, payload, segment)
+
+    def batches(self) -> Iterator[tuple[int, list[Row]]]:
+        reading = self._reading
+        link = self._link
+        if not link.up:
+            self._connect()
+        numbers = self._hold_segments()
+        if numbers and numbers[0][1] > 1:
+            reading.begin_at(numbers[0][1])
+        for number, _ in numbers:
+            reading.enter(number)
+            while True:
+                chunk = self._chunk(number)
+                for seq, packed in chunk:
+                    rows = reading.take(seq, packed)
+                    if rows:
+                        yield number, rows
+                if not chunk:
+                    break
+        link.run("COMMIT")
+        reading.end()
+        self._leave_empty()
+        self._judge_damage()
+
+    def _hold_segments(self) -> list[tuple[int, int]]:
+        """The segments and what they say of their first rows. None of them is dropped before the transaction ends."""
+        link, schema = self._link, self.schema
+        for _ in range(10):
+            link.run("BEGIN")
+            answer = link.execute(f"SELECT no, first_seq FROM {schema}.segment ORDER BY no")
+            numbers = [(int(row[0] or 0), int(row[1] or 0)) for row in answer.rows]
+            names = ", ".join([f"{schema}.seg_{number}" for number, _ in numbers])
+            if not names:
+                raise JournalDamaged(f"{self.place_of.shown}: there is no segment")
+            try:
+                link.run(f"LOCK TABLE {names} IN ACCESS SHARE MODE")
+                return numbers
+            except Refused as error:
+                link.run("ROLLBACK")
+                if error.state != "42P01":
+                    raise
+                there = {
+                    row[0]
+                    for row in link.execute(
+                        "SELECT tablename FROM pg_tables WHERE schemaname = $1", (schema.encode(),)
+                    ).rows
+                }
+                lacking = [number for number, _ in numbers if f"seg_{number}".encode() not in there]
+        raise JournalDamaged(f"{self.place_of.shown}: the table of segment {lacking[0]} is missing")
+
+    def _chunk(self, number: int) -> list[tuple[int, bytes]]:
+        """The rows of a segment behind the last one that was taken, some megabytes at the most."""
+        sql = (
+            f"SELECT seq, packed FROM (SELECT seq, packed, sum(octet_length(packed)) OVER (ORDER BY seq) "
+            f"- octet_length(packed) AS before FROM (SELECT seq, packed FROM {self.schema}.seg_{number} "
+            f"WHERE seq > $1::bigint ORDER BY seq LIMIT {_CHUNK_ROWS}) a) b WHERE before < {_CHUNK_BYTES} ORDER BY seq"
+        )
+        answer = self._link.execute_again(f"r{number}", sql, (str(self._reading.place).encode(),), binary=True)
+        return [(int.from_bytes(seq or b"", "big"), packed or b"") for seq, packed in answer.rows]
+
+    def _leave_empty(self) -> None:
+        """Segments that were made ahead are not those that the next row is written to."""
+        reading = self._reading
+        while len(reading.segments) > 1 and not reading.segments[-1].first:
+            self._tables.made.add(reading.segments.pop().number)
+        if reading.sealed:
+            reading.enter(reading.segments[-1].number + 1)
+            self._tables.made.discard(reading.segment)
+
+    def _judge_damage(self) -> None:
+        reading = self._reading
+        self.high_water = reading.high_water
+        for finding in reading.findings:
+            self._log(f"journal: {finding}")
+        if not reading.findings:
+            return
+        if not self._accept_damage:
+            raise JournalDamaged(
+                f"the journal at {self.place_of.shown} is damaged ({len(reading.findings)} findings, "
+                f"{self.live.keys} jobs intact); nothing was changed, --accept-damage starts without what is lost"
+            )
+        self.high_water = min(self.high_water + LOST_KEYS, KEY_MAX)  # a row that is lost may have had later ones
+
+    # --- following
+
+    def more(self) -> list[tuple[int, list[Row]]]:
+        reading = self._reading
+        if not self._link.up:
+            self._relink()
+        number = reading.segment
+        try:
+            chunk = self._chunk(number)
+        except Refused as error:
+            if error.state == "42P01":
+                raise JournalForked(
+                    f"{self.place_of.shown}: segment {number} was dropped before this node had read it"
+                ) from error
+            raise JournalUnreachable(f"{self.place_of.shown}: {error}") from error
+        findings = len(reading.findings)
+        batches: list[tuple[int, list[Row]]] = []
+        for seq, packed in chunk:
+            batches.append((number, reading.take(seq, packed)))
+        if reading.sealed:
+            reading.enter(number + 1)
+        self.high_water = max(self.high_water, reading.high_water)
+        if len(reading.findings) > findings:
+            raise JournalDamaged("; ".join(reading.findings[findings:]))
+        return batches
+
+    def _relink(self) -> None:
+        """A new link. Raises JournalForked when it leads to a log that lacks what was read."""
+        self._connect()
+        reading = self._reading
+        if not reading.place:
+            return
+        try:
+            answer = self._link.execute(
+                f"SELECT substr(packed, 1, {HEAD_BYTES}) FROM {self.schema}.seg_{reading.home} WHERE seq = $1",
+                (str(reading.place).encode(),),
+                binary=True,
+            )
+        except Refused as error:
+            if error.state == "42P01" and reading.home < reading.segment:
+                return
+            raise JournalForked(f"{self.place_of.shown}: the row that was read last cannot be read: {error}") from error
+        if not answer.rows or answer.rows[0][0] != reading.head:
+            raise JournalForked(f"{self.place_of.shown}: row {reading.place} is not there any more, which was read")
+
+    # --- leading
+
+    def lead(self, epoch: int) -> bool:
+        reading = self._reading
+        if not self._link.up:
+            self._relink()
+            for _, rows in self.more():
+                if rows:
+                    raise JournalForked(f"{self.place_of.shown}: another node has written since")
+        number = reading.segment
+        damaged = bool(reading.damaged)
+        seq = reading.place + 1
+        flags = TAKEOVER | (SEALED if damaged else 0)
+        packed = pack(seq, flags, self.high_water, [])
+        schema = self.schema
+        try:
+            self._link.run(making(schema, epoch, number))
+            if damaged:
+                self._link.run(making(schema, epoch, number + 1))
+            answer = self._link.execute(
+                f"WITH ok AS (SELECT 1 FROM {schema}.leader WHERE epoch = $1::bigint FOR SHARE) "
+                f"INSERT INTO {schema}.seg_{number} "
+                f"SELECT $2::bigint, $1::bigint, decode($3, 'hex') FROM ok",
+                (str(epoch).encode(), str(seq).encode(), packed.hex().encode()),
+            )
+        except Refused as error:
+            if error.state == FENCED:
+                return False
+            if error.state == "23505":
+                raise JournalForked(f"{self.place_of.shown}: another node has written since") from error
+            raise self._link.broken(error) from error
+        if answer.changed != 1:
+            return False
+        if answer.warnings:
+            raise self._link.broken(f"the database warns of a commit: {'; '.join(answer.warnings)}")
+        reading.take(seq, packed)
+        if reading.sealed:
+            reading.enter(number + 1)
+        self._begin(epoch)
+        return True
+
+    def _begin(self, epoch: int) -> None:
+        reading, compaction, tables = self._reading, self._compaction, self._tables
+        self._writer.begin(epoch, reading.place, reading.head, reading.home)
+        compaction.live = self.live
+        compaction.segments = reading.segments
+        self._numbers = {each.number: each for each in reading.segments}
+        compaction.disk_bytes = sum([each.bytes for each in reading.segments])
+        self._number = reading.segment
+        self._filled = reading.segments[-1].bytes
+        self.epoch = epoch
+        tables.begin(epoch, self._link.words)
+        tables.make(self._number + 1)
+        tables.tend()
+        self._writer.rewired()
+
+    def start(self) -> None:
+        """Says what the budget is for. lead() has made the log ready."""
+        if not self._number:
+            self._refuse()
+        if self._budget is not None:
+            self._log(
+                f"journal: of {self._budget} bytes about {max(0, self._left_for_puts_at(0, 0) // 2)} are for the "
+                f"records of jobs, which are larger than their bodies; the rest is for changes, deletes and compaction"
+            )
+
+    def heal(self, payload_of: PayloadOf) -> int:
+        reading = self._reading
+        if not reading.damaged and not reading.orphans:
+            return 0
+        for segment, first, last in reading.damaged:
+            sealed = self._ends_segment(segment, last)
+            lost = pack(last, LOST | (SEALED if sealed else 0), self.high_water, [])
+            try:
+                self._link.run(repairing(self.schema, self.epoch, segment, first, last, lost))
+            except Refused as error:
+                raise JournalFailed(f"journal: damage cannot be noted: {error}") from error
+            self._log(
+                f"journal: rows {first} to {last} of segment {segment} are lost; what stood there is in `damaged`"
+            )
+        for key in sorted(reading.orphans):
+            self._batch.append((key, DELETE, b""))
+            self._batch_bytes += ENTRY.size
+            self.appended += 1
+        reading.damaged, reading.orphans = [], set()
+        self.commit()
+        self._writer.wait_until(self._writer.committed)
+        return 0
+
+    def _ends_segment(self, segment: int, last: int) -> bool:
+        """Whether the row was the last one of a segment that others follow."""
+        return any(each.number > segment and each.first == last + 1 for each in self._reading.segments)
+
+    def resume(self, epoch: int) -> bool:
+        writer = self._writer
+        writer.leave()
+        self._tables.begin(epoch, {})
+        try:
+            self._connect()
+            self._link.run(making(self.schema, epoch, self._number))
+            self._link.run(making(self.schema, epoch, self._number + 1))
+            writer.resume(epoch)
+        except Refused as error:
+            if error.state == FENCED:
+                writer.fence()
+                return False
+            raise self._link.broken(error) from error
+        self.epoch = epoch
+        self._tables.begin(epoch, self._link.words)
+        self._tables.made.add(self._number + 1)
+        return not writer.fenced
+
+    def _was_fenced(self) -> None:
+        self._writer.fence()
+
+    # --- every turn
+
+    @property
+    def current(self) -> int:
+        return self._number
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest segment."""
+        segments = self._compaction.segments or self._reading.segments
+        return segments[0].number if segments else 0
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the segments take in the database."""
+        return self._compaction.disk_bytes
+
+    @property
+    def records_moved(self) -> int:
+        """How many records compaction appended anew."""
+        return self._compaction.records_moved
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self._batch)
+
+    def append(self, key: int, kind: int, payload: bytes) -> None:
+        number = self._number
+        if not number:
+            self._refuse()
+        new = key > self.high_water
+        if new and key > _QUICK_KEY_MAX and key > KEY_MAX:
+            raise OverflowError(f"key {key} is larger than the integers of a database")
+        appended = self.appended + 1  # what may fail comes before the first change
+        batch = self._batch
+        before = len(batch)
+        size = len(payload) + ENTRY.size
+        total = self._batch_bytes
+        try:
+            if size > ROW_BYTES:
+                entries = split(key, payload)
+                batch += entries
+                size = sum([record_bytes(len(part)) for _, _, part in entries])
+            else:
+                batch.append((key, kind, payload))
+            live = self.live
+            if kind == FULL:
+                live.whole(key, number, size)
+            elif kind == CHANGE:
+                live.change(key, number, size)
+            else:
+                assert kind == DELETE
+                live.delete(key)
+        except BaseException as error:
+            del batch[before:]
+            if self.live.has_page(key):  # otherwise not even the first step was taken
+                self._fail(error)
+            raise
+        self.appended = appended
+        self._batch_bytes = total + size
+        if new:
+            self.high_water = key
+
+    @property
+    def takes_parts(self) -> bool:
+        return not self._parts and not self._writer.full
+
+    @property
+    def short_of_room(self) -> bool:
+        return self._writer.full
+
+    def append_part(self, key: int, part: bytes) -> None:
+        if not self._number:
+            self._refuse()
+        self._batch.append((key, PART, part))
+        size = record_bytes(len(part))
+        self._batch_bytes += size
+        self._open_bytes += size
+        self._parts += 1
+        self.appended += 1
+        if key > self.high_water:
+            self.high_water = key
+
+    def append_last(self, key: int, last: bytes, *, moved: bool) -> None:
+        number = self._number
+        if not number:
+            self._refuse()
+        row = PARTS.pack(self._parts) + last
+        size = record_bytes(len(row))
+        self._batch.append((key, LAST, row))
+        try:
+            self.live.whole(key, number, self._open_bytes + size)
+        except BaseException as error:
+            self._fail(error)
+        self._batch_bytes += size
+        self.appended += 1
+        self._compaction.records_moved += moved
+        self.drop_parts()
+
+    def drop_parts(self) -> None:
+        self._parts = 0
+        self._open_bytes = 0
+
+    def commit(self) -> None:
+        failure = self._writer.failure
+        if failure is not None:
+            self._fail(failure)
+        try:
+            if self._batch:
+                self._commit()
+            self._compaction.judge()
+        except BaseException as error:
+            self._fail(error)
+
+    def _commit(self) -> None:
+        batch = self._batch
+        if not batch:
+            return
+        size = self._batch_bytes
+        self._batch = []
+        self._batch_bytes = 0
+        writer = self._writer
+        writer.add(batch, size, self._number, self.high_water)
+        self.records_written += len(batch)
+        self._filled += size
+        if self._filled >= self._limit and not self._parts:
+            self._rotate()
+        writer.send()
+
+    def _rotate(self) -> None:
+        """The next segment takes over, if it is there. The commit that was added last ends this one."""
+        tables, number = self._tables, self._number + 1
+        if number not in tables.made:
+            tables.tend()
+            return
+        self._writer.seal()
+        tables.made.discard(number)
+        tables.make(number + 1)
+        count = SegmentCount(number, 0)
+        self._numbers[number] = count
+        self._compaction.segments.append(count)
+        self._number = number
+        self._filled = 0
+        tables.tend()
+
+    def _count_row(self, segment: int, seq: int, size: int, records: int) -> None:
+        count = self._numbers[segment]
+        if not count.first:
+            count.first = seq
+        taken = row_bytes(size)
+        count.bytes += taken
+        count.records += records
+        self._compaction.disk_bytes += taken
+        if segment == self._number:
+            self._filled += taken - size
+
+    def sync_point(self) -> SyncPoint | None:
+        writer = self._writer
+        if writer.pointed == writer.committed:
+            return None
+        writer.pointed = writer.committed
+        return CommitPoint(writer, writer.committed)
+
+    # --- failure
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """The end of the log: what was appended is dropped, and append() and commit() raise from now on."""
+        self._number = 0
+        self._batch = []
+        self._tables.close()
+        if self._writer.failure is None and isinstance(error, Exception):
+            try:
+                raise_failure(error)
+            except JournalFailed as failure:
+                self._writer.fail(failure)
+        raise_failure(error)
+
+    def _refuse(self) -> NoReturn:
+        if self._writer.failure is not None:
+            raise self._writer.failure
+        raise AssertionError("the journal is not started")
+
+    # --- room
+
+    def admits(self, size: int) -> bool:
+        if self.refuse_puts or self._writer.full or self._tables.full:
+            return False
+        budget = self._budget
+        if budget is None:
+            return True
+        need = 2 * (record_bytes(size) + CHANGE_BYTES) + KEY_BYTES
+        if self._slack < need:
+            left = self._left_for_puts_at(self.live.total_bytes, self.live.keys)
+            self._slack = min(left, max(need, self._limit // 4))
+        if self._slack < need:
+            self._say_refusing(True)
+            return False
+        self._slack -= need
+        return True
+
+    def _left_for_puts_at(self, live: int, keys: int) -> int:
+        """How many bytes puts may take with so much that is live, each counted twice, as in admits().
+
+        The segments stay below twice the live bytes and those that come and go, also after each key was changed. An
+        eighth is for what the database adds to rows.
+        """
+        assert self._budget is not None
+        grown = live + keys * CHANGE_BYTES
+        around = SPARE_SEGMENTS * self._limit + keys * KEY_BYTES
+        return (self._budget - around) * 7 // 8 - 2 * grown
+
+    def _say_refusing(self, refusing: bool) -> None:
+        if refusing == self._refusing:
+            return
+        self._refusing = refusing
+        self._log(
+            f"journal: puts are {'refused: the journal is full' if refusing else 'accepted again'}; "
+            f"{self.live.total_bytes} bytes of records count, the segments take {self.disk_bytes} of "
+            f"{self._budget} bytes, and what is left is kept for changes, deletes and compaction"
+        )
+
+    # --- keeping pace
+
+    @property
+    def behind(self) -> bool:
+        return self._writer.pending_bytes > PENDING_MAX or self._compaction.behind
+
+    def catch_up(self, payload_of: PayloadOf) -> bool:
+        if not self.behind:
+            return False
+        self.tend()
+        moves = self.wants_compaction()
+        if moves:
+            self.compact_slice(payload_of)
+        elif not self._tables.busy:
+            self._compaction.let_go()
+        return moves
+
+    # --- compaction
+
+    @property
+    def settling(self) -> bool:
+        return self._tables.busy or self._writer.resting or self._compaction.settling
+
+    def tend(self) -> None:
+        try:
+            writer = self._writer
+            if writer.failure is not None:
+                raise writer.failure
+            if not self._number or writer.cut or writer.fenced:
+                return
+            writer.tend()
+            self._compaction.tend()
+            self._tables.tend()
+            if self._refusing and self._budget is not None:
+                left = self._left_for_puts_at(self.live.total_bytes, self.live.keys)
+                self._say_refusing(left < self._budget // 64)
+        except BaseException as error:
+            self._fail(error)
+
+    def wants_compaction(self) -> bool:
+        return self._number > 0 and self._compaction.is_wanted()
+
+    def compact_slice(self, payload_of: PayloadOf) -> None:
+        try:
+            self._compaction.move_some(payload_of, self.append, self._commit)
+        except BaseException as error:
+            self._fail(error)
+
+    # --- numbers and end
+
+    def facts(self) -> Facts:
+        segments = self._reading.segments
+        return Facts(
+            oldest=self.oldest,
+            current=self._number or (segments[-1].number if segments else 0),
+            segment_bytes=self._segment_bytes,
+            records_written=self.records_written,
+            records_moved=self.records_moved,
+            disk_bytes=self.disk_bytes if self.epoch else sum([each.bytes for each in segments]),
+            live_bytes=self.live.total_bytes,
+        )
+
+    def segments(self, most: int) -> list[SegmentState]:
+        found = [
+            SegmentState(
+                each.number,
+                "current" if each.number == self._number else "sealed",
+                each.bytes,
+                self.live.bytes_in(each.number),
+                each.records,
+            )
+            for each in self._reading.segments[-most:]
+        ]
+        if self._number + 1 in self._tables.made:
+            found.append(SegmentState(self._number + 1, "spare", 0, 0, 0))
+        return found[-most:]
+
+    def close(self) -> None:
+        try:
+            if self._number:
+                self.commit()
+                self._writer.wait_until(self._writer.committed, _CLOSE_S)
+        except BaseException as error:
+            self.abandon()
+            raise_failure(error)
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._number = 0
+        self._batch = []
+        self._tables.close()
+        self._writer.leave()

@@ -1,0 +1,580 @@
+"""journal/postgres/log.py: what is the business of a log on PostgreSQL alone. Both kinds: see test_journal_kinds.py.
+
+Safety: a writer that is fenced out, a commit whose answer is lost, a wait for the replica that is cancelled, rows that
+are damaged, tables of an old epoch.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalFailed, JournalForked, JournalNewer, SyncPoint
+from tests.support.postgres import Pair, Postgres, have_psycopg
+
+if not have_psycopg():
+    pytest.skip("psycopg is not installed", allow_module_level=True)
+
+from journal.postgres.link import Link, Refused
+from journal.postgres.log import PostgresLog
+from journal.postgres.place import Place
+from journal.postgres.segments import FENCED, dropping, making
+from tests.support.shared_log import claim, compact, open_log, settle, sync, take_over
+
+
+class Heard:
+    """What a log tells its owner."""
+
+    def __init__(self, log: PostgresLog) -> None:
+        self.cuts: list[str] = []
+        self.log = log
+        log.on_cut = self.cuts.append
+
+    def await_cut(self) -> str:
+        end = time.monotonic() + 20
+        while not self.cuts:
+            assert time.monotonic() < end, "nothing is heard of a cut"
+            self.log.pump()
+            time.sleep(0.001)
+        return self.cuts[-1]
+
+
+class Reply:
+    """A reply that waits for a SyncPoint."""
+
+    def __init__(self, log: PostgresLog) -> None:
+        self.over = False
+        point = log.sync_point()
+        assert point is not None
+        self.point: SyncPoint = point
+        assert point.begin(self._end)
+
+    def _end(self) -> None:
+        self.over = True
+
+
+def read(url: str, **options: object) -> dict[int, bytes]:
+    """The live keys of a log with their last payload, as another node reads them."""
+    log = PostgresLog(url, segment_bytes=1 << 20, **options)  # type: ignore[arg-type]  # they pass through
+    log.open()
+    try:
+        found: dict[int, bytes] = {}
+        for record in log.replay():
+            if record.kind == DELETE:
+                del found[record.key]
+            else:
+                found[record.key] = record.payload
+        assert len(found) == log.live.keys
+        return found
+    finally:
+        log.abandon()
+
+
+def table(url: str, number: int) -> str:
+    return f"{Place(url).schema}.seg_{number}"
+
+
+def run(url: str, sql: str) -> list[tuple[bytes | None, ...]]:
+    link = Link(Place(url))
+    link.connect()
+    try:
+        return link.execute(sql).rows
+    finally:
+        link.close()
+
+
+# --- the way of a commit
+
+
+def test_replies_wait_for_the_database(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    log.append(1, FULL, b"one")
+    log.commit()
+    reply = Reply(log)
+    assert (log.dirty, reply.over) == (False, False) and log.sync_point() is None
+    assert log.waits_ns and log.waits_for == "the database's answer to a commit"
+    settle(log, lambda: reply.over)
+    assert log.place == 2 and not log.waits_ns and not log.waits_for
+    assert read(postgres_url) == {1: b"one"}
+    log.close()
+
+
+def test_what_is_committed_meanwhile_is_one_row(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    for key in range(1, 101):
+        log.append(key, FULL, b"%d" % key)
+        log.commit()
+    sync(log)
+    assert log.place == 3, "the takeover, the first commit, and all others"
+    assert read(postgres_url) == {key: b"%d" % key for key in range(1, 101)}
+    log.close()
+
+
+def test_a_large_commit_is_several_rows_and_counts_as_a_whole(postgres_url: str) -> None:
+    log = open_log(postgres_url, segment_bytes=1 << 26)
+    log.append(1, FULL, b"first")
+    log.commit()
+    bodies = {key: bytes([key]) * 300_000 for key in range(2, 12)}
+    for key, body in bodies.items():
+        log.append(key, FULL, body)
+    log.append(12, FULL, b"x" * (3 << 20))
+    log.commit()
+    sync(log)
+    assert log.place > 6
+    assert read(postgres_url) == {1: b"first", **bodies, 12: b"x" * (3 << 20)}
+    log.abandon()
+    run(postgres_url, f"DELETE FROM {table(postgres_url, 1)} WHERE seq = {log.place}")
+    assert read(postgres_url) == {1: b"first"}, "the commit is not complete"
+    log = open_log(postgres_url)
+    assert log.live.keys == 1
+    log.append(1, DELETE, b"")
+    log.commit()
+    log.close()
+    assert read(postgres_url) == {}, "what nobody finished stays garbage"
+
+
+def test_a_follower_reads_on(postgres_url: str) -> None:
+    log = open_log(postgres_url, segment_bytes=1 << 14)
+    follower = PostgresLog(postgres_url, segment_bytes=1 << 14)
+    follower.open()
+    assert list(follower.batches()) == [] and follower.more() == []
+    jobs: dict[int, bytes] = {}
+    for key in range(1, 200):
+        log.append(key, FULL, b"x" * 500)
+        if key % 3 == 0:
+            log.append(key - 1, DELETE, b"")
+        if key % 5 == 0:
+            log.append(key, CHANGE, b"c")
+        log.commit()
+        sync(log)
+        log.tend()
+        if key % 7 == 0:
+            take(follower, jobs)
+    while take(follower, jobs):
+        pass
+    assert log.current > 3 and follower.place == log.place
+    assert set(jobs) == {key for key in range(1, 200) if key % 3 != 2}
+    assert jobs[5 * 3] == b"c" and follower.live.total_bytes == log.live.total_bytes
+    assert follower.high_water == 199 and follower.facts().disk_bytes == log.facts().disk_bytes
+    follower.abandon()
+    log.close()
+
+
+def take(follower: PostgresLog, jobs: dict[int, bytes]) -> bool:
+    batches = follower.more()
+    for _, rows in batches:
+        for _, key, kind, _, payload in rows:
+            if kind == DELETE:
+                del jobs[key]
+            else:
+                jobs[key] = payload
+    return bool(batches)
+
+
+def test_a_follower_whose_segment_was_dropped_begins_anew(postgres_url: str) -> None:
+    log = open_log(postgres_url, segment_bytes=1 << 14)
+    follower = PostgresLog(postgres_url, segment_bytes=1 << 14)
+    follower.open()
+    assert list(follower.batches()) == []
+    for key in range(1, 100):
+        log.append(key, FULL, b"x" * 1000)
+        log.append(key, DELETE, b"")
+        log.commit()
+        sync(log)
+        log.tend()
+    compact(log, lambda key: b"")
+    assert log.oldest > 1
+    with pytest.raises(JournalForked, match="dropped"):
+        while follower.more():
+            pass
+    follower.abandon()
+    log.close()
+
+
+def test_parts_of_a_dead_leader_never_join(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    log.append(7, FULL, b"old")
+    log.append_part(7, b"dead ")
+    log.append_part(7, b"parts ")
+    log.commit()
+    sync(log)
+    log.abandon()
+    follower = PostgresLog(postgres_url, segment_bytes=1 << 20)
+    follower.open()
+    jobs = {record.key: record.payload for record in follower.replay()}
+    log = open_log(postgres_url)
+    log.append_part(7, b"living ")
+    log.commit()
+    take(follower, jobs)
+    log.append_last(7, b"end", moved=False)
+    log.commit()
+    sync(log)
+    while take(follower, jobs):
+        pass
+    assert jobs == {7: b"living end"} == read(postgres_url)
+    assert follower.live.total_bytes == log.live.total_bytes
+    follower.abandon()
+    log.close()
+
+
+# --- fencing
+
+
+def test_a_writer_of_an_old_epoch_is_refused(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    heard = Heard(log)
+    log.append(1, FULL, b"safe")
+    log.commit()
+    sync(log)
+    claim(postgres_url)
+    log.append(2, FULL, b"late")
+    log.commit()
+    reply = Reply(log)
+    assert "is over" in heard.await_cut()
+    assert log.fenced and not log.cut and not reply.over
+    log.append(3, FULL, b"later")
+    log.commit()
+    log.pump()
+    log.tend()
+    assert read(postgres_url) == {1: b"safe"} and not reply.over
+    with pytest.raises(JournalFailed):
+        log.close()
+
+
+def test_to_lead_needs_the_last_epoch(postgres_url: str) -> None:
+    log = PostgresLog(postgres_url, segment_bytes=1 << 20)
+    log.open()
+    assert list(log.batches()) == []
+    epoch = claim(postgres_url)
+    claim(postgres_url)
+    assert not log.lead(epoch)
+    assert log.place == 0
+    log.abandon()
+
+
+def test_tables_of_an_old_epoch_are_left_alone(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    schema, epoch = Place(postgres_url).schema, log.epoch
+    claim(postgres_url)
+    link = Link(Place(postgres_url))
+    link.connect()
+    for ddl in (making(schema, epoch, 9), dropping(schema, epoch, 1, 1)):
+        with pytest.raises(Refused) as caught:
+            link.run(ddl)
+        assert caught.value.state == FENCED
+    assert link.execute(f"SELECT count(*) FROM {schema}.seg_1").rows == [(b"1",)]
+    assert link.execute(f"SELECT no FROM {schema}.segment ORDER BY no").rows[0] == (b"1",)
+    link.close()
+    log.abandon()
+
+
+# --- a commit whose answer is lost
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["there", "absent"])
+def test_a_commit_whose_answer_is_lost(postgres_server: Postgres, postgres_url: str, there: bool) -> None:
+    """It is in the database, or it never came there: in both cases it counts once, after a newer epoch was claimed."""
+    log = open_log(postgres_url)
+    heard = Heard(log)
+    log.append(1, FULL, b"one")
+    log.commit()
+    sync(log)
+    pid = log._link.conn.backend_pid
+    blocker = postgres_server.connect()
+    if not there:
+        blocker.autocommit = False
+        blocker.execute(f"LOCK TABLE {table(postgres_url, 1)} IN ACCESS EXCLUSIVE MODE")
+    log.append(2, FULL, b"two")
+    log.commit()
+    reply = Reply(log)
+    if there:
+        end = time.monotonic() + 10
+        while not run(postgres_url, f"SELECT 1 FROM {table(postgres_url, 1)} WHERE seq = 3"):
+            assert time.monotonic() < end
+    else:
+        end = time.monotonic() + 10
+        waiting = f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'Lock'"
+        while not postgres_server.ask(waiting):
+            assert time.monotonic() < end
+    log.append(3, FULL, b"three")
+    log.commit()
+    later = Reply(log)
+    postgres_server.ask(f"SELECT pg_terminate_backend({pid})")
+    end = time.monotonic() + 10
+    while postgres_server.ask(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"):
+        assert time.monotonic() < end
+    if there:
+        log._link.conn.finish()  # the answer is not read
+    blocker.close()
+    heard.await_cut()
+    assert log.cut and not reply.over and log.waits_for == "a link to the database"
+    assert log.resume(claim(postgres_url))
+    settle(log, lambda: reply.over and later.over)
+    assert read(postgres_url) == {1: b"one", 2: b"two", 3: b"three"}
+    epochs = run(postgres_url, f"SELECT epoch FROM {table(postgres_url, 1)} ORDER BY seq")
+    assert epochs[:4] == [(b"1",), (b"1",), (b"1" if there else b"2",), (b"2",)]
+    log.append(4, FULL, b"four")
+    log.commit()
+    log.close()
+    assert sorted(read(postgres_url)) == [1, 2, 3, 4]
+
+
+def test_resuming_under_an_epoch_that_is_over(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    epoch = claim(postgres_url)
+    claim(postgres_url)
+    assert not log.resume(epoch)
+    assert log.fenced
+    log.abandon()
+
+
+def test_a_database_that_lost_what_was_safe_is_refused(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    log.append(1, FULL, b"one")
+    log.commit()
+    sync(log)
+    run(postgres_url, f"DELETE FROM {table(postgres_url, 1)} WHERE seq = 2")
+    with pytest.raises(JournalForked, match="row 2"):
+        log.resume(claim(postgres_url))
+    log.abandon()
+
+
+def test_a_follower_of_a_database_that_lost_what_was_read(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    follower = PostgresLog(postgres_url, segment_bytes=1 << 20)
+    follower.open()
+    log.append(1, FULL, b"one")
+    log.commit()
+    sync(log)
+    assert list(follower.replay())
+    follower._link.close()
+    assert follower.more() == []
+    follower._link.close()
+    run(postgres_url, f"UPDATE {table(postgres_url, 1)} SET packed = '\\x00' WHERE seq = 2")
+    with pytest.raises(JournalForked, match="row 2"):
+        follower.more()
+    follower.abandon()
+    log.abandon()
+
+
+@pytest.mark.slow
+def test_a_wait_for_the_replica_that_is_cancelled_is_no_answer(postgres_pair: Pair) -> None:
+    """PostgreSQL says success then, and warns. The commit is only on the primary, which may be lost with it."""
+    pair = postgres_pair
+    log = open_log(pair.url)
+    heard = Heard(log)
+    log.append(1, FULL, b"one")
+    log.commit()
+    sync(log)
+    pid = log._link.conn.backend_pid
+    pair.replica.freeze()
+    log.append(2, FULL, b"two")
+    log.commit()
+    reply = Reply(log)
+    end = time.monotonic() + 10
+    while pair.primary.ask(f"SELECT wait_event FROM pg_stat_activity WHERE pid = {pid}") != [("SyncRep",)]:
+        assert time.monotonic() < end
+    pair.primary.ask(f"SELECT pg_cancel_backend({pid})")
+    assert "warns" in heard.await_cut()
+    assert log.cut and not reply.over
+    pair.replica.thaw()
+    assert log.resume(claim(pair.url))
+    settle(log, lambda: reply.over)
+    assert read(pair.url) == {1: b"one", 2: b"two"}
+    log.close()
+
+
+@pytest.mark.slow
+def test_the_database_fails_over(postgres_pair: Pair) -> None:
+    pair = postgres_pair
+    log = open_log(pair.url, segment_bytes=1 << 14)
+    heard = Heard(log)
+    for key in range(1, 100):
+        log.append(key, FULL, b"x" * 500)
+        log.commit()
+        sync(log)
+        log.tend()
+    log.append(100, FULL, b"y")
+    log.commit()
+    reply = Reply(log)
+    pair.primary.kill()
+    heard.await_cut()
+    log.append(101, FULL, b"z")
+    log.commit()
+    pair.fail_over()
+    assert log.resume(claim(pair.url))
+    settle(log, lambda: reply.over)
+    sync(log)
+    assert sorted(read(pair.url)) == list(range(1, 102))
+    log.close()
+
+
+# --- damage
+
+
+def test_a_rotten_row_is_found_and_accepted(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    for key in (1, 2, 3):
+        log.append(key, FULL, b"x" * 50)
+        log.commit()
+        sync(log)
+    log.append(2, CHANGE, b"c")
+    log.commit()
+    log.close()
+    name = table(postgres_url, 1)
+    run(postgres_url, f"UPDATE {name} SET packed = set_byte(packed, 60, 7) WHERE seq = 3")
+    with pytest.raises(JournalDamaged, match="2 findings"):
+        read(postgres_url)
+    said: list[str] = []
+    log = open_log(postgres_url, accept_damage=True, log=said.append)
+    assert any("row 3 of segment 1 is damaged" in line and "keys 2" in line for line in said)
+    assert any("known by their changes only: 2" in line for line in said)
+    assert log.live.keys == 2 and log.high_water > 1 << 20
+    log.heal(lambda key: b"")
+    log.append(log.high_water + 1, FULL, b"new")
+    log.commit()
+    log.close()
+    found = read(postgres_url)
+    assert sorted(found)[:2] == [1, 3] and len(found) == 3, "a later start finds no damage"
+    assert run(postgres_url, f"SELECT segment, seq FROM {Place(postgres_url).schema}.damaged") == [(b"1", b"3")]
+
+
+def test_rows_that_are_missing_are_damage(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    for key in range(1, 6):
+        log.append(key, FULL, b"x")
+        log.commit()
+        sync(log)
+    log.close()
+    run(postgres_url, f"DELETE FROM {table(postgres_url, 1)} WHERE seq IN (3, 4)")
+    with pytest.raises(JournalDamaged):
+        read(postgres_url)
+    log = open_log(postgres_url, accept_damage=True)
+    log.heal(lambda key: b"")
+    log.close()
+    assert sorted(read(postgres_url)) == [1, 4, 5]
+
+
+def test_a_newer_schema_is_left_alone(postgres_url: str) -> None:
+    open_log(postgres_url).close()
+    run(postgres_url, f"UPDATE {Place(postgres_url).schema}.meta SET value = 2 WHERE name = 'version'")
+    log = PostgresLog(postgres_url, segment_bytes=1 << 20)
+    with pytest.raises(JournalNewer):
+        log.open()
+    log.abandon()
+
+
+# --- segments
+
+
+def test_segments_come_and_go(postgres_url: str) -> None:
+    log = open_log(postgres_url, segment_bytes=1 << 14)
+    jobs = {}
+    for key in range(1, 600):
+        jobs[key] = b"%d" % key + b"x" * 200
+        log.append(key, FULL, jobs[key])
+        if key > 40 and key % 10:
+            log.append(key - 40, DELETE, b"")
+            del jobs[key - 40]
+        log.commit()
+        sync(log)
+        log.tend()
+    assert log.current > 5
+    compact(log, lambda key: jobs[key])
+    sync(log)
+    facts = log.facts()
+    assert facts.records_moved and facts.oldest > 1
+    assert facts.disk_bytes < 2 * facts.live_bytes + 4 * (1 << 14)
+    numbers = run(postgres_url, f"SELECT no FROM {Place(postgres_url).schema}.segment ORDER BY no")
+    assert int(numbers[0][0] or 0) == facts.oldest
+    assert read(postgres_url) == jobs
+    log.close()
+    log = PostgresLog(postgres_url, segment_bytes=1 << 14)
+    take_over(log)
+    assert log.live.total_bytes == facts.live_bytes and log.oldest == facts.oldest
+    log.abandon()
+
+
+def test_a_segment_is_not_dropped_while_a_node_reads(postgres_url: str) -> None:
+    log = open_log(postgres_url, segment_bytes=1 << 14)
+    for key in range(1, 100):
+        log.append(key, FULL, b"x" * 1000)
+        if key > 20:
+            log.append(key - 20, DELETE, b"")
+        log.commit()
+        sync(log)
+        log.tend()
+    follower = PostgresLog(postgres_url, segment_bytes=1 << 14)
+    follower.open()
+    batches = follower.batches()
+    next(batches)
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        log.tend()
+        log.pump()
+        if log.wants_compaction():
+            log.compact_slice(lambda key: b"x" * 1000)
+    assert log.oldest == 1
+    assert len(list(batches)) > 0
+    compact(log, lambda key: b"x" * 1000)
+    assert log.oldest > 1
+    follower.abandon()
+    log.close()
+
+
+def test_a_full_database_refuses_puts_and_loses_nothing(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    name = table(postgres_url, 1)
+    schema = Place(postgres_url).schema
+    run(
+        postgres_url,
+        f"CREATE FUNCTION {schema}.no_room() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100'; END $$",
+    )
+    run(postgres_url, f"CREATE TRIGGER no_room BEFORE INSERT ON {name} EXECUTE FUNCTION {schema}.no_room()")
+    log.append(1, FULL, b"one")
+    log.commit()
+    reply = Reply(log)
+    settle(log, lambda: not log.admits(100))
+    assert (log.short_of_room, log.takes_parts, reply.over) == (True, False, False)
+    assert log.settling and log.waits_for == "room in the database"
+    run(postgres_url, f"DROP TRIGGER no_room ON {name}")
+    settle(log, lambda: reply.over)
+    assert (log.short_of_room, log.takes_parts) == (False, True) and log.admits(100)
+    assert read(postgres_url) == {1: b"one"}
+    log.close()
+
+
+def test_a_budget_refuses_puts_before_the_end(postgres_url: str) -> None:
+    budget = 1 << 20
+    said: list[str] = []
+    log = open_log(postgres_url, segment_bytes=1 << 16, budget=budget, log=said.append)
+    jobs: dict[int, bytes] = {}
+    key = 0
+    while log.admits(1000):
+        key += 1
+        jobs[key] = b"x" * 1000
+        log.append(key, FULL, jobs[key])
+        log.commit()
+        if key % 20 == 0:
+            sync(log)
+            log.tend()
+    sync(log)
+    assert 100 < key < 900 and any("puts are refused" in line for line in said)
+    for _ in range(6):
+        for each in jobs:
+            log.append(each, CHANGE, b"c" * 64)
+            log.commit()
+            if each % 20 == 0:
+                sync(log)
+                compact(log, lambda key: jobs[key])
+        assert log.disk_bytes <= budget, log.segments(50)
+    for each in jobs:
+        log.append(each, DELETE, b"")
+    log.commit()
+    sync(log)
+    jobs.clear()
+    compact(log, lambda key: jobs[key])
+    assert log.admits(1000) and any("accepted again" in line for line in said)
+    log.close()
