@@ -1,7 +1,7 @@
 """An append-only log of keyed records. It knows keys and opaque payloads, and nothing of jobs.
 
 `log` is what a store needs of any log, `tools` is what the commands need. `sqlite` is the kind of log that is a
-directory of SQLite files; only this package knows its classes.
+directory of SQLite files, `postgres` the kind that nodes share; only this package knows their classes.
 A record becomes safe in two steps. After append() and commit(), which never wait for the device, the record survives
 the end of the process (`kill -9`). A SyncPoint waits for the device; then the record survives a loss of power.
 For a replay, a key is its last FULL record with the last CHANGE behind that record. After DELETE the key is gone.
@@ -20,7 +20,7 @@ from journal.errors import (
     JournalNewer,
     JournalUnreachable,
 )
-from journal.log import CHANGE, DELETE, FULL, Log, Record, SyncPoint
+from journal.log import CHANGE, DELETE, FULL, Log, Record, SharedLog, SyncPoint
 from journal.sqlite.log import Journal
 from journal.sqlite.segments import DESCRIPTORS_MAX, DESCRIPTORS_MIN
 
@@ -47,10 +47,41 @@ __all__ = [
     "JournalUnreachable",
     "Log",
     "Record",
+    "SharedLog",
     "SyncPoint",
     "fence_for",
+    "shared_log",
     "tools_for",
 ]
+
+
+def shared_log(
+    place: str,
+    *,
+    segment_bytes: int,
+    compact: bool = True,
+    budget: int | None = None,
+    accept_damage: bool = False,
+    synchronous: bool = True,
+    wait: "Callable[[int, bool, bool, float], bool] | None" = None,
+    resolve: "Callable[[str], list[str]] | None" = None,
+    log: "Callable[[str], None]" = lambda text: None,
+) -> SharedLog:
+    """A log in a database, as PostgresLog says. Without `wait` its waits hold the whole thread."""
+    from journal.postgres.link import poll
+    from journal.postgres.log import PostgresLog
+
+    return PostgresLog(
+        place,
+        segment_bytes=segment_bytes,
+        compact=compact,
+        budget=budget,
+        accept_damage=accept_damage,
+        synchronous=synchronous,
+        wait=wait or poll,
+        resolve=resolve,
+        log=log,
+    )
 
 
 def fence_for(

@@ -80,7 +80,6 @@ class PostgresLog(SharedLog):
         budget: int | None = None,
         accept_damage: bool = False,
         synchronous: bool = True,
-        node: str = "",
         wait: Waiter = poll,
         resolve: Resolver | None = None,
         log: Callable[[str], None] = lambda text: None,
