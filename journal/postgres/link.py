@@ -287,12 +287,20 @@ class Link:
             raise self.broken(error) from error
         return (yield from self._answer(ANSWER_S))
 
-    def _running(self, sql: str, seconds: float) -> Generator[Need, bool, None]:
+    def send(self, sql: str) -> None:
+        """Begins run(); answer() ends it."""
         self.warnings.clear()
         try:
             self.conn.send_query(sql.encode())
         except PsycopgError as error:
             raise self.broken(error) from error
+
+    def answer(self, seconds: float = ANSWER_S) -> Answer:
+        """What came of send(). Raises as execute()."""
+        return drive(self._answer(seconds), self.wait)
+
+    def _running(self, sql: str, seconds: float) -> Generator[Need, bool, None]:
+        self.send(sql)
         yield from self._results(seconds)
 
     def _answer(self, seconds: float) -> Generator[Need, bool, Answer]:
