@@ -8,6 +8,7 @@ For a replay, a key is its last FULL record with the last CHANGE behind that rec
 Compaction appends the live keys of the oldest segment again, syncs them, and only then removes the segment.
 """
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from journal.errors import (
@@ -25,7 +26,7 @@ from journal.sqlite.log import Journal
 from journal.sqlite.segments import DESCRIPTORS_MAX, DESCRIPTORS_MIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from journal.fence import Fence, Identity
     from journal.tools import LogTools
@@ -68,8 +69,9 @@ def shared_log(
     log: "Callable[[str], None]" = lambda text: None,
 ) -> SharedLog:
     """A log in a database, as PostgresLog says. Without `wait` its waits hold the whole thread."""
-    from journal.postgres.link import poll
-    from journal.postgres.log import PostgresLog
+    with _library():
+        from journal.postgres.link import poll
+        from journal.postgres.log import PostgresLog
 
     return PostgresLog(
         place,
@@ -92,15 +94,38 @@ def fence_for(
     tells: "Callable[[str], None]" = lambda text: None,
 ) -> "Fence":
     """The rows by which the nodes of a cluster agree who leads. `me` is None for whoever only looks and wishes."""
-    from journal.postgres.fence import NOBODY, PostgresFence  # late: most servers need no such library
-    from journal.postgres.link import poll
-    from journal.postgres.place import Place
+    with _library():
+        from journal.postgres.fence import NOBODY, PostgresFence  # late: most servers need no such library
+        from journal.postgres.link import poll
+        from journal.postgres.place import Place
 
     return PostgresFence(Place(place), me or NOBODY, wait or poll, resolve, tells)
 
 
 def tools_for(place: str) -> "LogTools":
-    """What can be done to the log at a place: the path of a directory."""
-    from journal.sqlite.tools import DirectoryTools  # late: a server never needs the tools
+    """What can be done to the log at a place: the path of a directory, or the URL of a database.
 
-    return DirectoryTools(place)
+    Raises JournalLocked when the URL is wrong, or when the library for it is missing.
+    """
+    from journal.postgres.place import PlaceError, is_place  # late, all of these: a server never needs the tools
+
+    if not is_place(place):
+        from journal.sqlite.tools import DirectoryTools
+
+        return DirectoryTools(place)
+    with _library():
+        from journal.postgres.tools import PostgresTools
+    try:
+        return PostgresTools(place)
+    except PlaceError as error:
+        raise JournalLocked(f"this is no place of a journal: {error}") from None
+
+
+@contextmanager
+def _library() -> "Iterator[None]":
+    """Within, what a database needs is imported. Raises JournalLocked where it is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        hint = "pip install 'geventstalk[postgres]'"
+        raise JournalLocked(f"a journal in a database needs psycopg ({error}): {hint}") from error

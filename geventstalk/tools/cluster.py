@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from geventstalk.cluster.member import ACTIVE, CLAIMING, ENDED, FRESH, LEAVING, SILENT, STANDBY
-from journal import JournalError, JournalUnreachable, fence_for
+from journal import JournalError, JournalLocked, JournalUnreachable, fence_for, tools_for
 from journal.fence import Fence, MemberFacts, View
 
 ANY: Final = "*"
@@ -182,6 +182,9 @@ class Watch:
 
 def watch(place: str) -> Watch:
     """The cluster whose log is at this place. Raises a JournalError."""
+    log = tools_for(place)
+    if not log.exists():
+        raise JournalLocked(f"{log.place} has no journal in it: no node was ever started on it")
     return Watch(fence_for(place))
 
 

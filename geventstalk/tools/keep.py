@@ -9,10 +9,11 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from geventstalk.tools.inspect import open_survey, survey_all
+from geventstalk.tools.inspect import survey_all
 from geventstalk.tools.lines import examine
-from journal import tools_for
-from journal.tools import rewrite
+from geventstalk.tools.places import is_shared, without_password
+from journal import JournalLocked, tools_for
+from journal.tools import LogTools, rewrite
 
 
 class Copied(NamedTuple):
@@ -25,6 +26,10 @@ class Copied(NamedTuple):
 
 def backup(directory: str, target: str) -> Copied:
     """Copies a journal, also while its server runs, to a new or empty directory, and checks the copy."""
+    if is_shared(target):
+        raise JournalLocked(
+            f"{without_password(target)}: a backup goes to a directory; copy brings a journal to a database"
+        )
     segments = tools_for(directory).backup(target)
     survey = survey_all(target)
     return Copied(segments, survey.keys, survey.findings)
@@ -44,26 +49,27 @@ def repair(directory: str, target: str | None, report: Callable[[list[str]], obj
 
     A journal without findings is left as it is. `report` is given the findings before anything is written.
     """
-    survey = open_survey(directory)
+    log = tools_for(directory)
+    survey = log.survey(examine)
     try:
-        with tools_for(directory).writing() if target is None else contextlib.nullcontext():
+        with log.writing() if target is None else contextlib.nullcontext():
             for _ in survey.read():
                 pass
             report(survey.findings)
             jobs = survey.keys
             aside: list[tuple[str, str]] = []
             if survey.findings:
-                jobs, aside = _repair_to(directory, target)
+                jobs, aside = _repair_to(log, target)
     finally:
         survey.close()
     return Repaired(jobs, survey.findings, aside, survey.lost)
 
 
-def _repair_to(directory: str, target: str | None) -> tuple[int, list[tuple[str, str]]]:
+def _repair_to(log: LogTools, target: str | None) -> tuple[int, list[tuple[str, str]]]:
     """Returns how many jobs there are then, and what was set aside under which name."""
     if target is None:
-        return tools_for(directory).mend(examine)
-    survey = open_survey(directory)
+        return log.mend(examine)
+    survey = log.survey(examine)
     try:
         copy = tools_for(target)
         copy.require_empty()

@@ -14,6 +14,8 @@ from journal.errors import JournalDamaged, JournalLocked, JournalNewer
 from journal.postgres.link import Link, Refused
 
 VERSION: Final = 1
+UNFINISHED: Final = 0
+"""The version while a command fills a log that is new: no node takes what is unfinished for a log."""
 _LOCK: Final = 0x67767374
 """Of two nodes that start at once one makes the schema. The number is `gvst`."""
 TABLES: Final = """
@@ -80,12 +82,16 @@ def require(link: Link, schema: str) -> bool:
             f"schema {schema} was made by a newer geventstalk: "
             f"it has version {found}, and this one knows up to {VERSION}"
         )
+    if found == UNFINISHED:
+        raise JournalDamaged(
+            f"schema {schema} is empty: the command that was to fill it did not finish; let it begin anew"
+        )
     if found < 1:
         raise JournalDamaged(f"schema {schema} has version {found}, which no geventstalk makes")
     return True
 
 
-def make(link: Link, schema: str) -> bool:
+def make(link: Link, schema: str, version: int = VERSION) -> bool:
     """Makes the schema where it is missing, in one transaction. Returns whether it was missing.
 
     Raises JournalLocked when this user may not, JournalNewer and JournalDamaged as require().
@@ -95,9 +101,27 @@ def make(link: Link, schema: str) -> bool:
     tables = TABLES.format(schema)
     first = SEGMENT.format(schema, 1, 1)
     try:
-        link.run(_MAKE.format(lock=_LOCK, schema=schema, tables=tables, segment=first, version=VERSION))
+        link.run(_MAKE.format(lock=_LOCK, schema=schema, tables=tables, segment=first, version=version))
     except Refused as error:
         if error.state in ("42P07", "23505", "42P06") and require(link, schema):
             return False  # another node was quicker
         raise JournalLocked(f"{link.shown}: schema {schema} cannot be made: {error}") from error
     return True
+
+
+def finishing(schema: str) -> str:
+    """SQL after which a log that was filled counts as one."""
+    return f"UPDATE {schema}.meta SET value = {VERSION} WHERE name = 'version' AND value = {UNFINISHED}"
+
+
+def unmaking(schema: str, epoch: int, incarnation: str, made_schema: bool) -> str:
+    """SQL that takes an unfinished log away, if this process has it to itself. What else is in the schema stays."""
+    names = ("meta", "leader", "beat", "wish", "member", "segment", "seg_1")
+    drop = f"DROP TABLE {', '.join(f'{schema}.{name}' for name in names)};"
+    if made_schema:
+        drop += f" DROP SCHEMA {schema};"
+    return f"""DO $$ BEGIN
+  PERFORM 1 FROM {schema}.leader, {schema}.meta WHERE leader.epoch = {epoch} AND incarnation = '{incarnation}'
+    AND meta.name = 'version' AND meta.value = {UNFINISHED} FOR UPDATE;
+  IF FOUND THEN {drop} END IF;
+END $$"""
