@@ -47,7 +47,7 @@ ROOMS = {
         "undo",
     ],
     "geventstalk/durable": ["follow", "large", "records", "store"],
-    "geventstalk/serving": ["connection", "linger", "parking", "server"],
+    "geventstalk/serving": ["clustered", "connection", "linger", "parking", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],
     "journal": ["liveness", "log"],
     "journal/sqlite": [

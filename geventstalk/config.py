@@ -92,6 +92,14 @@ class Settings:
         """Whether the journal is one that several nodes share."""
         return self.journal is not None and self.journal.startswith(SHARED)
 
+    @property
+    def journal_shown(self) -> str | None:
+        """The journal without a password, for people."""
+        if self.journal is None or not self.shared:
+            return self.journal
+        shown = re.sub(r"^(\w+://[^/@?:]*):[^/@?]*@", r"\1:***@", self.journal)
+        return re.sub(r"([?&](?:ssl)?password=)[^&]*", r"\1***", shown)
+
 
 @dataclass(frozen=True)
 class CommandLine:

@@ -56,6 +56,10 @@ class LeasedTurn(Turn):
     def tasks_of(self, store: Store) -> list[Task]:
         return [*super().tasks_of(store), self.keep_patience()]
 
+    def take_no_more(self) -> None:
+        """Before finish(), and after the end of all tasks: what clients still send is not executed."""
+        self._service.silent = self.engine.held = True
+
     def step_down(self) -> None:
         """Another node leads, or will: from now on no reply leaves. No failure, and nothing is told of it."""
         if not self.failed:
@@ -105,7 +109,8 @@ class LeasedTurn(Turn):
         told = False
         while True:
             yield Wait(at_ns=self._clock() + _LOOK_NS)
-            self.speaks()  # where nobody sends anything, nobody else asks
+            if not self.speaks() and self._holds(self._clock()):
+                self.renewed.set()  # the lease came back so quickly that nobody else has seen it away
             begun_ns = self._waiting_since_ns()
             waited_ns = self._clock() - begun_ns if begun_ns else 0
             if waited_ns >= _PATIENCE_NS and not told:

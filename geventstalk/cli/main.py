@@ -42,6 +42,8 @@ COMMANDS = (
 )
 """The first words of a command line that is not the server's. The list is here so that a start of the server imports
 none of these commands."""
+SOCKETS = "_GEVENTSTALK_SOCKETS"
+"""The variable with which a server that begins anew hands its sockets to itself, see again.py."""
 COMPLETES = "_GEVENTSTALK_COMPLETE"
 """The variable with which a shell asks what could come next on a command line."""
 
@@ -57,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     completes = COMPLETES in os.environ
     serves = not completes and (not words or words[0] not in COMMANDS)
     handle_early_signals(listeners, serves=serves)
+    if SOCKETS in os.environ:
+        from geventstalk.cli import again
+
+        again.let_signals_come()
     if completes:
         from geventstalk.cli import completion
 

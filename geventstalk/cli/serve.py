@@ -82,6 +82,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
 
 def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logger) -> NoReturn:
     from geventstalk import logs
+    from geventstalk.cli import again
     from geventstalk.serving import descriptors, listen
 
     descriptors.raise_limit(log)  # before the sockets, which may be many
@@ -94,9 +95,10 @@ def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logg
         from geventstalk.http.tokens import Tokens
 
         tokens = Tokens(settings.http_tokens, listen.user_id(settings))
-    served = listen.open_listeners(settings, log)
+    left = again.taken_over(os.environ)
+    served = listen.open_listeners(settings, log) if left is None else listen.take_over(left["served"])
     listeners.extend(served)
-    http = listen.open_http_listeners(settings, log)
+    http = listen.open_http_listeners(settings, log) if left is None else listen.take_over(left["http"])
     listeners.extend(http)
     descriptors.require_some(0)
     if trace:
@@ -118,8 +120,15 @@ def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logg
             raise
         # Typically an installation below root's home, which that user may not enter.
         raise listen.UserError(f"user {settings.user} cannot load the server: {error}", EXIT_USER) from error
-    server = Server(settings, served, log, site)
-    code = server.run(drains)
+    if settings.shared:
+        from geventstalk.serving.clustered import ClusterServer
+
+        node = ClusterServer(settings, served, log, site)
+        code = node.run(drains if left is None or not left["drains"] else lambda: True)
+        if node.begins_anew:
+            again.begin_anew(served, http, node.environment(os.environ), node.draining)
+    else:
+        code = Server(settings, served, log, site).run(drains)
     for number in STOP_SIGNALS + DRAIN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a second signal must not turn a clean end into another
     listen.close_listeners(listeners)

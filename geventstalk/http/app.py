@@ -98,6 +98,11 @@ class _Gate:
         req.context.who = who
         if not self._house.replayed:
             raise falcon.HTTPServiceUnavailable(description="The journal is being replayed.", retry_after=1)
+        node = self._house.node
+        changes = req.method not in ("GET", "HEAD", "OPTIONS") and not getattr(resource, "anywhere", False)
+        if node is not None and not node.serves and changes:
+            leader = f"{node.leader} leads" if node.leader else "no node leads"
+            raise falcon.HTTPServiceUnavailable(description=f"This node stands by: {leader}.", retry_after=1)
 
     def process_response(
         self, req: falcon.Request, resp: falcon.Response, resource: object, req_succeeded: bool

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from gevent import get_hub
 from gevent.event import Event
@@ -68,6 +68,20 @@ class _Awaited(Errand):
         self.over.set()
 
 
+class NodeView(Protocol):
+    """What HTTP sees of the node that this server is in a cluster."""
+
+    serves: bool
+
+    @property
+    def role(self) -> str:
+        """In a word, such as `active` or `standby`."""
+
+    @property
+    def leader(self) -> str:
+        """The node that leads, and where; empty when there is none that is known."""
+
+
 class House:
     """`facts` gives the server's facts, as `stats` has them; `drain` begins or ends draining."""
 
@@ -95,6 +109,7 @@ class House:
         self.http: list[str] = []  # addresses of HTTP
         self.commands: list[int] = []  # how often each command was given, by its code
         self.audit = Audit(None, log)
+        self.node: NodeView | None = None  # with a journal that several nodes share
         self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # they hear of progress of work on many jobs
         self.history: Final = History()
         self.sparks: Final = Sparks()

@@ -241,7 +241,9 @@ def journal(house: House) -> Json:
     """The journal without its segments; of a server without one, that there is none."""
     settings, store = house.settings, house.turn.store
     found: Json = {
-        "directory": None if settings.journal is None else os.path.abspath(settings.journal),
+        "directory": settings.journal_shown
+        if settings.shared or not settings.journal
+        else os.path.abspath(settings.journal),
         "policy": None,
         "bytes": 0,
         "live_bytes": 0,
@@ -267,7 +269,7 @@ def journal(house: House) -> Json:
         "bytes": size,
         "live_bytes": live,
         "dead_bytes": max(0, size - live),
-        "disk_free_bytes": free_bytes(settings.journal),
+        "disk_free_bytes": None if settings.shared else free_bytes(settings.journal),
         "writable": store.takes_puts(),
         "compacting": store.wants_compaction(),
         "moved": facts["binlog-records-migrated"],

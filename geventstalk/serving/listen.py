@@ -124,6 +124,21 @@ def open_http_listeners(settings: Settings, log: logging.Logger) -> list[socket.
     return listeners
 
 
+def take_over(descriptors: Iterable[Sequence[int]]) -> list[socket.socket]:
+    """The sockets that the last program of this process left: of each its descriptor, and that of its file or -1."""
+    listeners: list[socket.socket] = []
+    for fd, pin in descriptors:
+        listener = UnixListener(fileno=fd)
+        listener.set_inheritable(False)
+        listener.setblocking(False)
+        if pin >= 0:
+            os.set_inheritable(pin, False)
+            listener.path = os.fsdecode(listener.getsockname())
+            listener.pin = pin
+        listeners.append(listener)
+    return listeners
+
+
 def close_listeners(listeners: Iterable[socket.socket]) -> None:
     """Closes the sockets, and removes the files of the unix sockets that this process bound."""
     for listener in listeners:
@@ -178,6 +193,41 @@ def describe(listener: socket.socket) -> str:
         only_ipv6 = listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
         return f"{address}, which is every {'IPv6 ' if only_ipv6 else ''}address of this host"
     return address
+
+
+def advertised(settings: Settings, listeners: Iterable[socket.socket]) -> str:
+    """Where other nodes reach this one, as HOST:PORT. Raises ListenError when that cannot be found out.
+
+    The address of a listener, or for a wildcard the address of this host towards the database.
+    """
+    for listener in listeners:
+        if listener.family != socket.AF_UNIX:
+            host, port = listener.getsockname()[:2]
+            if host not in ("0.0.0.0", "::"):
+                return address_of(listener)
+            own = _own_address(str(settings.journal))
+            return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
+    raise ListenError("other nodes cannot reach this one, which listens on no TCP port; say with --advertise where")
+
+
+def _own_address(place: str) -> str:
+    """The address from which this host reaches the first host of a URL. Sends nothing."""
+    from urllib.parse import unquote, urlsplit
+
+    host = urlsplit(place).netloc.rpartition("@")[2].partition(",")[0]
+    name, _, port = (
+        (host, "", "") if host.endswith("]") else host.partition(":") if host.count(":") < 2 else (host, "", "")
+    )
+    name = unquote(name.strip("[]"))
+    if not name or name.startswith(("/", "@")):
+        return "127.0.0.1"
+    try:
+        family, _, _, _, address = socket.getaddrinfo(name, port or 5432, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
 
 
 def check_listeners(settings: Settings) -> list[str]:

@@ -22,6 +22,7 @@ class Manager:
     def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
         """`address` is a path, or a name behind an `@`; empty for nobody. `watchdog_s` is 0 for no watchdog."""
         self.watchdog_s: Final = watchdog_s
+        self._given = address
         self._address = "\0" + address[1:] if address.startswith("@") else address
 
     @classmethod
@@ -33,9 +34,24 @@ class Manager:
         watched = bool(address) and period_us.isdecimal() and pid in ("", str(os.getpid()))
         return cls(address, int(period_us) / 1e6 if watched else 0.0)
 
+    def give_back(self, environment: MutableMapping[str, str]) -> None:
+        """Puts the names there again, for the next program of the same process."""
+        if self._given:
+            environment["NOTIFY_SOCKET"] = self._given
+        if self.watchdog_s:
+            environment["WATCHDOG_USEC"] = str(round(self.watchdog_s * 1e6))
+
     def replaying(self, records: int) -> None:
         """The start goes on, and may take longer than the manager allows for a start."""
-        self._tell(f"EXTEND_TIMEOUT_USEC={_EXTEND_US}", f"STATUS=Replaying the journal: {records} records so far")
+        self.starting(f"Replaying the journal: {records} records so far")
+
+    def starting(self, status: str) -> None:
+        """The same in other words."""
+        self._tell(f"EXTEND_TIMEOUT_USEC={_EXTEND_US}", f"STATUS={status}")
+
+    def reloading(self, status: str, monotonic_ns: int) -> None:
+        """The process begins anew; ready() follows."""
+        self._tell("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns // 1000}", f"STATUS={status}")
 
     def ready(self, status: str) -> None:
         """Clients are served from now on."""

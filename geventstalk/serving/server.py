@@ -76,12 +76,13 @@ class Server:
         hub.handle_error = self._crash
         threading.excepthook = self._thread_crashed
         self._loop: Any = hub.loop
+        self._wall_clock = time.time_ns
         self._engine = Operate(monotonic_ns())
         self._service = Service(self._engine, settings.max_job_bytes, self._facts, self._tell)
         memory = Memory()
         if memory.limited:
             self._service.watch_memory(memory.is_left)
-        self._turn = Turn(self._engine, monotonic_ns, time.time_ns, self._turn_begins, self._turn_failed)
+        self._turn = self._make_turn()
         self._turn.tell = self._tell
         self._ahead = Ahead()
         self._unsent = Unsent(self._service)
@@ -90,6 +91,8 @@ class Server:
         self._idle: Any = self._loop.idle()
         self._linger = Linger()
         self._sync_thread: Any = None  # the last sync in a thread
+        self._tasks: list[Any] = []  # greenlets of the turn
+        self._acceptors: list[Acceptor] = []
         self._stopped = Event()
         self._stopped_by = ""
         self._exit_code = EXIT_OK
@@ -108,8 +111,7 @@ class Server:
         # reference cycles, and Connection.close() takes the cycles of a connection apart, so nothing needs collecting.
         gc.collect()
         gc.disable()
-        durable = self._settings.journal is not None
-        self._descriptors = Descriptors(DESCRIPTORS_MIN, DESCRIPTORS_MAX) if durable else Descriptors()
+        self._descriptors = self._make_descriptors()
         self._descriptors.warn_of_few(self._log)
         guests = self._open_site()
         try:
@@ -124,15 +126,13 @@ class Server:
         gevent.signal_handler(signal.SIGUSR2, self.drain, False)
         if drains():
             self.drain(True)
-        tasks = [gevent.spawn(self._drive, task) for task in self._turn.tasks()]
-        acceptors = [Acceptor(each, self.serve, self._descriptors, self._log) for each in self._listeners]
-        for acceptor in acceptors:
+        self._tasks += [gevent.spawn(self._drive, task) for task in self._turn.tasks()]
+        self._acceptors = [Acceptor(each, self.serve, self._descriptors, self._log) for each in self._listeners]
+        for acceptor in self._acceptors:
             acceptor.start()
         for listener in self._listeners:
             self._log.info("listening on %s", describe(listener))
-        if self._house is not None:
-            self._house.replayed = True
-        self._manager.ready(self._status())
+        self._accepts()
         period_s = self._manager.watchdog_s / 2
         alive: Any = self._loop.timer(period_s, period_s)
         if period_s:
@@ -141,11 +141,11 @@ class Server:
         alive.stop()
         alive.close()
         self._manager.stopping(self._stopped_by or "a failure")
-        for acceptor in acceptors + guests:
-            acceptor.stop()
+        for acceptor in self._acceptors + guests:
+            self._stop_accepting(acceptor)
         if self._site is not None and not self._turn.failed:
             self._site.stop()
-        gevent.killall(tasks)
+        gevent.killall(self._tasks)
         return self._finish()
 
     def stop(self, why: str = "stopped") -> None:
@@ -161,6 +161,22 @@ class Server:
             self._manager.runs(self._status())
 
     # --- start and end
+
+    def _make_turn(self) -> Turn:
+        return Turn(self._engine, monotonic_ns, self._wall_clock, self._turn_begins, self._turn_failed)
+
+    def _make_descriptors(self) -> Descriptors:
+        durable = self._settings.journal is not None
+        return Descriptors(DESCRIPTORS_MIN, DESCRIPTORS_MAX) if durable else Descriptors()
+
+    def _stop_accepting(self, acceptor: Acceptor) -> None:
+        acceptor.stop()
+
+    def _accepts(self) -> None:
+        """The listeners accept."""
+        if self._house is not None:
+            self._house.replayed = True
+        self._manager.ready(self._status())
 
     def _open_journal(self) -> None:
         directory = self._settings.journal
@@ -179,7 +195,7 @@ class Server:
         if journal.created:
             self._log.info("created journal directory %s", directory)
         _warn_of_binlog(directory, self._log)
-        store = Store(journal, self._settings.fsync_ms, Epoch(time.time_ns(), monotonic_ns()))
+        store = Store(journal, self._settings.fsync_ms, Epoch(self._wall_clock(), monotonic_ns()))
         begun_s = time.monotonic()
         shown_s = [begun_s]
 
@@ -219,7 +235,7 @@ class Server:
             self._settings,
             self._log,
             monotonic_ns,
-            time.time_ns,
+            self._wall_clock,
             self._facts,
             self.drain,
         )
@@ -265,7 +281,7 @@ class Server:
         for channel in list(self._turn.channels.values()):
             assert isinstance(channel, Connection)
             channel.close()
-        if self._exit_code == EXIT_OK:
+        if self._exit_code == EXIT_OK and self._stopped_by:
             self._log.info("%s", self._stopped_by)
         return self._exit_code
 
@@ -293,7 +309,7 @@ class Server:
         if self._trace and self._trace.wire:
             session.trace = _WireTrace(self._trace, fd)
         turn = self._turn
-        connection = Connection(sock, session, turn.step, self._ahead, self._unsent, Parking())
+        connection = self._connect(sock, session)
         turn.join(connection)
         try:
             connection.serve()
@@ -304,6 +320,9 @@ class Server:
                 turn.leave(connection)
             if self._trace:
                 self._trace.close(fd)
+
+    def _connect(self, sock: socket.socket, session: Session) -> Connection:
+        return Connection(sock, session, self._turn.step, self._ahead, self._unsent, Parking())
 
     # --- turns
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import falcon
 
 from geventstalk.http.house import House
+
+ACTIVE: Final = "active"
 
 
 class Alive:
@@ -20,7 +22,11 @@ class Alive:
 
 
 class Ready:
-    """GET /readyz: the journal is replayed and takes puts, and the server is neither draining nor stopping."""
+    """GET /readyz: the journal is replayed and takes puts, and the server is neither draining nor stopping.
+
+    A node of a cluster is also ready when it stands by and another one leads. With `?role=active` or `?role=standby` it
+    is ready only in that role; a server alone is active.
+    """
 
     public = True
 
@@ -28,10 +34,16 @@ class Ready:
         self._house = house
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        why = why_not_ready(self._house)
+        house = self._house
+        why = why_not_ready(house)
+        role = ACTIVE if house.node is None else house.node.role
+        wanted = req.get_param("role")
+        if why is None and wanted is not None and wanted != role:
+            why = f"the role of this node is: {role}"
         if why is not None:
             resp.status = falcon.HTTP_503
-        resp.text = f"{why or 'ok'}\n"
+        text = "ok" if house.node is None else f"ok: {role}"
+        resp.text = f"{why or text}\n"
         resp.content_type = falcon.MEDIA_TEXT
 
 
@@ -41,6 +53,11 @@ def why_not_ready(house: House) -> str | None:
         return "the journal is being replayed"
     if house.turn.failed or house.stopping.is_set():
         return "the server is stopping"
+    node = house.node
+    if node is not None and not node.serves:
+        return None if node.leader else "no node leads"
+    if node is not None and node.role != ACTIVE:
+        return f"the role of this node is: {node.role}"
     if house.engine.draining:
         return "the server is draining"
     store = house.turn.store

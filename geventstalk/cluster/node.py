@@ -1,0 +1,451 @@
+"""A node of a cluster, wired with gevent: it drives the member, fills the engine while others lead, writes the log.
+
+member.py decides who leads. This room does what the member wants, and tells its host, the server, what to do for
+clients.
+Invariant: clients are served here from Host.leads() on, and never before the log was read to its end; whatever fails
+unexpectedly is the host's to report.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any, Final
+
+import gevent
+from gevent import socket as green
+from gevent.event import Event
+
+from geventstalk.cluster.member import Member
+from geventstalk.cluster.relay import Relays, connect, green_of, has_gone
+from geventstalk.cluster.wants import (
+    OPEN,
+    REFUSED,
+    SILENT,
+    Knock,
+    LeadLog,
+    Owner,
+    ReadOn,
+    ResumeLog,
+    Steps,
+    Want,
+    ask,
+    drive,
+)
+from geventstalk.core.engine import NEVER
+from geventstalk.core.jobtable import JobTable
+from geventstalk.core.operate import Operate
+from geventstalk.durable.follow import Follower
+from geventstalk.durable.records import Epoch
+from geventstalk.durable.store import Store
+from geventstalk.tasks import NEXT_TURN, Wait
+from journal.errors import JournalError, JournalUnreachable
+from journal.fence import Fence, Identity, View
+from journal.log import Row, SharedLog
+
+NEXT_TURN_S: Final = 1e-9
+"""A sleep of this length lets every socket have its turn."""
+ROWS: Final = 250
+"""So many records are applied at once: a millisecond in pure Python."""
+_KNOCK_S: Final = 0.1
+_OPEN_RETRY_S: Final = 0.5
+_SAY_S: Final = 5.0
+"""A node that waits for its database says so this often."""
+_LEADER_RETRY_S: Final = 0.02
+"""How often a connection that waits for a node that leads looks for one."""
+
+
+class Host:
+    """What a node needs of the server around it. Each method returns soon."""
+
+    def waits(self, text: str) -> None:
+        """The start goes on, and may take long; the text says what it waits for."""
+
+    def loads(self, records: int) -> None:
+        """The jobs are being read; so many records so far."""
+
+    def loaded(self, jobs: int, seconds: float) -> None:
+        """The engine has all jobs."""
+
+    def follows(self) -> None:
+        """Another node leads, or none does."""
+
+    def leads(self, store: Store) -> None:
+        """This node serves. Has the turn write to the store, and drives its tasks."""
+
+    def speaks(self) -> None:
+        """The lease may hold again."""
+
+    def hands_over(self) -> None:
+        """Ends what clients do, in a greenlet of its own, and then calls Node.finish()."""
+
+    def ends(self, why: str) -> None:
+        """This process may never answer again, and has to begin anew or to end."""
+
+    def fails(self, error: BaseException) -> None:
+        """The node cannot go on."""
+
+
+class Node(Owner):
+    """`make_log` and `make_fence` make new ones that have not connected yet."""
+
+    def __init__(
+        self,
+        me: Identity,
+        engine: Operate,
+        host: Host,
+        log: logging.Logger,
+        make_log: Callable[[], SharedLog],
+        make_fence: Callable[[], Fence],
+        takeover_wait_s: float,
+        wall_clock: Callable[[], int],
+        *,
+        syncs: bool = True,
+    ) -> None:
+        self.me = me
+        self.member = Member(me, monotonic_ns, self, self._place)
+        self.serves = False
+        self.shared: SharedLog | None = None
+        self.relays = Relays()
+        self._engine = engine
+        self._host = host
+        self._log = log
+        self._make_log = make_log
+        self._make_fence = make_fence
+        self._takeover_wait_s = takeover_wait_s
+        self._wall_clock = wall_clock
+        self._syncs = syncs
+        self._fence: Fence | None = None
+        self._store: Store | None = None
+        self._follower: Follower | None = None
+        self._pending: list[tuple[int, list[Row]]] = []  # read and not applied, the last ones first
+        self._leader = ""  # incarnation of the process that clients are passed through to
+        self._changed: Any = Event()  # whoever waits for a node that leads looks again
+        self._loop: Any = gevent.get_hub().loop
+        self._watcher: Any = None
+        self._watched = (-1, 0)
+        self._greenlets: list[Any] = []
+        self._leaves = False
+
+    # --- for the server
+
+    def start(self) -> None:
+        """Begins to look for its database. Returns at once."""
+        self._greenlets.append(gevent.spawn(self._begin))
+
+    def leave(self) -> None:
+        """The process is to end; Host.ends() follows."""
+        self._leaves = True
+        if self._fence is None:
+            self._host.ends("asked to leave")
+        else:
+            self.member.leave()
+
+    def finish(self) -> None:
+        """After Host.hands_over(): nothing more leaves this process."""
+        self.member.finish()
+
+    def stop(self) -> None:
+        """Ends everything. Nothing of it is called any more."""
+        gevent.killall(self._greenlets)
+        self._stop_watcher()
+        self.relays.close()
+        if self._fence is not None:
+            self._fence.close()
+
+    @property
+    def role(self) -> str:
+        return self.member.role
+
+    @property
+    def epoch(self) -> int:
+        """The last one that this node knows of."""
+        view = self.member.view
+        return max(self.member.epoch, 0 if view is None else view.epoch)
+
+    @property
+    def lag(self) -> int:
+        """How many records this node has read and not yet applied."""
+        return sum([len(rows) for _, rows in self._pending])
+
+    @property
+    def leader(self) -> str:
+        """The name and the address of the node that leads; empty when there is none that this node knows of."""
+        if self.serves:
+            return f"{self.me.node} ({self.me.address})"
+        view = self.member.view
+        return "" if view is None or not view.epoch or view.released else f"{view.node} ({view.address})"
+
+    def waits_for(self) -> str:
+        """What commits wait for, in words for the operator."""
+        shared = self.shared
+        return "" if shared is None else shared.waits_for
+
+    def pass_on(self, sock: socket.socket, take: Callable[[], bool], give_back: Callable[[], None]) -> bool:
+        """Passes a client through to the node that leads, and waits for one if need be.
+
+        Returns False when this node leads, and the client is to be served here. Otherwise the socket is closed.
+        `take` and `give_back` are for the descriptor of the way to the node.
+        """
+        end_s = time.monotonic() + self._takeover_wait_s
+        while not self.serves:
+            address = self.member.whom(monotonic_ns())
+            if address is not None and take():
+                try:
+                    if self._pass_on_to(address, sock):
+                        return True
+                finally:
+                    give_back()
+            left_s = end_s - time.monotonic()
+            if left_s <= 0 or has_gone(sock):
+                sock.close()
+                return True
+            self._changed.clear()
+            self._changed.wait(min(left_s, _LEADER_RETRY_S))
+        return False
+
+    def _pass_on_to(self, address: str, sock: socket.socket) -> bool:
+        """Returns False when nobody answers there."""
+        leader = self._leader
+        try:
+            node = connect(address, self.me.lease_ms / 1000)
+        except OSError:
+            return False
+        if self.serves or leader != self._leader:
+            node.close()  # meanwhile another node leads
+            return False
+        self.relays.run(green_of(sock), node)
+        return True
+
+    # --- the start
+
+    def _begin(self) -> None:
+        said_s = time.monotonic() - _SAY_S
+        while True:
+            try:
+                self._open_log()
+                break
+            except JournalUnreachable as error:
+                if time.monotonic() - said_s >= _SAY_S:
+                    said_s = time.monotonic()
+                    self._log.warning("waiting for the database of the cluster: %s", error)
+                    self._host.waits(f"Waiting for the database: {error}")
+                gevent.sleep(_OPEN_RETRY_S)
+            except Exception as error:
+                self._host.fails(error)
+                return
+        self._fence = self._make_fence()
+        if self._leaves:
+            self._host.ends("asked to leave")
+            return
+        for steps in self.member.tasks():
+            self._greenlets.append(gevent.spawn(self._drive, steps))
+
+    def _open_log(self) -> None:
+        shared = self._make_log()
+        try:
+            shared.open()
+        except BaseException:
+            shared.abandon()
+            raise
+        self.shared = shared
+        shared.rewired = self._rewire
+        shared.on_cut = self._log_is_cut
+
+    def _drive(self, steps: Steps) -> None:
+        try:
+            drive(steps, self._do)
+        except Exception as error:
+            self._host.fails(error)
+
+    def _do(self, want: Want) -> Any:
+        if isinstance(want, Wait):
+            return _sleep(want)
+        if isinstance(want, ReadOn):
+            return self._read_on()
+        if isinstance(want, Knock):
+            return _knock(want.address)
+        if isinstance(want, LeadLog | ResumeLog):
+            shared = self.shared
+            assert shared is not None
+            return shared.lead(want.epoch) if isinstance(want, LeadLog) else shared.resume(want.epoch)
+        assert self._fence is not None
+        return ask(self._fence, want)
+
+    # --- following
+
+    def _read_on(self) -> bool:
+        if self._follower is None:
+            self._load()
+            return True
+        shared = self.shared
+        assert shared is not None and self._store is not None
+        if not self._pending:
+            self._pending = shared.more()
+            self._pending.reverse()
+            if not self._pending:
+                return False
+        self._store.follow_wall_clock(self._wall_clock, monotonic_ns)
+        segment, rows = self._pending.pop()
+        if len(rows) > ROWS:
+            self._pending.append((segment, rows[ROWS:]))
+            del rows[ROWS:]
+        self._follower.apply(segment, rows, monotonic_ns())
+        if self._pending:
+            gevent.sleep(NEXT_TURN_S)
+        return True
+
+    def _load(self) -> None:
+        begun_s = time.monotonic()
+        shared = self.shared
+        if shared is None:
+            self._open_log()
+            shared = self.shared
+        assert shared is not None
+        store = Store(shared, 0 if self._syncs else None, Epoch(self._wall_clock(), monotonic_ns()))
+        follower = Follower(self._engine, store)
+
+        def progress(count: int) -> None:
+            self._host.loads(count)
+            gevent.sleep(NEXT_TURN_S)
+
+        try:
+            jobs = follower.load(monotonic_ns, progress)
+        except JournalUnreachable:
+            self.shared = None
+            shared.abandon()
+            self._engine.jobs = JobTable()
+            raise
+        self._store, self._follower = store, follower
+        self._host.loaded(jobs, time.monotonic() - begun_s)
+
+    def _place(self) -> int:
+        return 0 if self.shared is None else self.shared.place
+
+    # --- the link that the log is written over
+
+    def _rewire(self) -> None:
+        shared = self.shared
+        assert shared is not None
+        watched = shared.fileno, 3 if shared.wants_write else 1
+        if watched == self._watched:
+            return
+        self._stop_watcher()
+        self._watched = watched
+        if watched[0] >= 0:
+            self._watcher = self._loop.io(*watched)
+            self._watcher.start(self._pump)
+
+    def _stop_watcher(self) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
+            self._watcher.close()
+            self._watcher = None
+
+    def _pump(self) -> None:
+        assert self.shared is not None
+        try:
+            self.shared.pump()
+        except JournalError as error:
+            self._host.fails(error)
+
+    def _log_is_cut(self, text: str) -> None:
+        shared = self.shared
+        if shared is not None and shared.fenced:
+            self.member.log_is_fenced()
+        else:
+            self.tells(f"the link to the log is cut: {' '.join(text.split())}")
+            self.member.log_is_cut()
+
+    # --- what the member tells
+
+    def follows(self, view: View) -> None:
+        leads = view.epoch > 0 and not view.released
+        leader = view.incarnation if leads else ""
+        if leader != self._leader:
+            self._leader = leader
+            self.relays.close()
+            if leads:
+                self._log.info("%s leads, at %s, epoch %d", view.node, view.address, view.epoch)
+            else:
+                self._log.info("no node leads")
+        self._host.follows()
+        self._changed.set()
+
+    def leads(self, epoch: int) -> None:
+        assert self._store is not None
+        self.relays.close()
+        self._leader = self.me.incarnation
+        self._log.info("this node leads: %s, at %s, epoch %d", self.me.node, self.me.address, epoch)
+        self._host.leads(self._store)
+        self.serves = True
+        self._changed.set()
+
+    def speaks_again(self) -> None:
+        self._host.speaks()
+
+    def hands_over(self) -> None:
+        self._host.hands_over()
+
+    def steps_down(self, why: str) -> None:
+        self.serves = False
+        self._host.ends(why)
+
+    def tells(self, text: str) -> None:
+        self._log.warning("%s", text)
+
+
+def wait_for(descriptor: int, reading: bool, writing: bool, seconds: float) -> bool:
+    """The Waiter of a log in a server: others are served meanwhile."""
+    hub: Any = gevent.get_hub()
+    watcher = hub.loop.io(descriptor, (1 if reading else 0) | (2 if writing else 0))
+    timeout = gevent.Timeout.start_new(max(seconds, 0))
+    try:
+        hub.wait(watcher)
+        return True
+    except gevent.Timeout as over:
+        if over is not timeout:
+            raise
+        return False
+    finally:
+        timeout.close()
+        watcher.stop()
+        watcher.close()
+
+
+def resolve(host: str) -> list[str]:
+    """The addresses of a host, looked up where nobody else has to wait for it."""
+    found = green.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+def _sleep(wait: Wait) -> None:
+    flag = wait.flag
+    if wait.at_ns == NEXT_TURN and flag is None:
+        gevent.sleep(NEXT_TURN_S)
+        return
+    left_s = None if wait.at_ns == NEVER else max(0, wait.at_ns - monotonic_ns()) / 1e9
+    if flag is None:
+        assert left_s is not None, "it would be for ever"
+        gevent.sleep(left_s)
+        return
+    raised: Any = Event()
+    flag.raised = raised.set
+    try:
+        if not flag.is_set:
+            raised.wait(left_s)
+    finally:
+        flag.raised = None
+
+
+def _knock(address: str) -> str:
+    try:
+        connect(address, _KNOCK_S).close()
+    except ConnectionRefusedError:
+        return REFUSED
+    except (OSError, ValueError):
+        return SILENT
+    return OPEN

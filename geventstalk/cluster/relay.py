@@ -1,0 +1,104 @@
+"""Clients of a standby, passed through to the node that leads: bytes both ways, as they come.
+
+This room must not know the protocol, nor who leads. Invariant: no more than one read of a client or of the node waits
+here to be sent on, and whatever ends one side ends the other.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import Any, Final
+
+import gevent
+from gevent import socket as green
+
+CHUNK_BYTES: Final = 1 << 16
+
+
+class Relays:
+    """All connections that are passed through, each to the same process."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Relay] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def run(self, client: Any, node: Any) -> None:
+        """Passes on between these two, until one of them ends, in this greenlet and another. Closes both."""
+        self._number += 1
+        number = self._number
+        relay = self._open[number] = _Relay(client, node)
+        try:
+            relay.run()
+        finally:
+            del self._open[number]
+
+    def close(self) -> None:
+        """Ends all of them, as a restart of the server would."""
+        for relay in list(self._open.values()):
+            relay.end()
+
+
+class _Relay:
+    def __init__(self, client: Any, node: Any) -> None:
+        self._client = client
+        self._node = node
+
+    def run(self) -> None:
+        back = gevent.spawn(self._pass_on, self._node, self._client)
+        try:
+            if self._pass_on(self._client, self._node):
+                # The client sends nothing more. It still gets what the node answers to what it has sent.
+                with suppress(OSError):
+                    self._node.shutdown(socket.SHUT_WR)
+            else:
+                self.end()
+            back.join()
+        finally:
+            back.kill()
+            self._client.close()
+            self._node.close()
+
+    def _pass_on(self, source: Any, sink: Any) -> bool:
+        """Returns whether the source has ended, and not the sink. An end of the node ends the client, too."""
+        try:
+            while data := source.recv(CHUNK_BYTES):
+                sink.sendall(data)
+        except OSError:
+            self.end()
+            return False
+        if source is self._node:
+            self.end()
+        return True
+
+    def end(self) -> None:
+        for sock in (self._client, self._node):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def green_of(sock: socket.socket) -> Any:
+    """The same socket for code that waits in its greenlet. The first one is no socket any more."""
+    return green.socket(sock.family, sock.type, sock.proto, fileno=sock.detach())
+
+
+def connect(address: str, seconds: float) -> Any:
+    """A socket to HOST:PORT. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    made: Any = green.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+    made.settimeout(None)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return made
+
+
+def has_gone(sock: Any) -> bool:
+    """Whether a client that waits has closed its connection, as far as can be known without reading."""
+    import select
+
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLRDHUP)
+    return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))

@@ -1,0 +1,365 @@
+"""A server that is a node of a cluster: it serves while it leads, and passes clients through while it stands by.
+
+This room must not know how nodes agree on who leads: geventstalk/cluster does. When the node leads no more, run() ends,
+and `begins_anew` says that the process is to run the same command again, with its listening sockets.
+Invariant: a client reaches a session only while this node leads, and its replies leave only while the lease holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Final
+
+import gevent
+
+from geventstalk.cluster.member import STANDBY
+from geventstalk.cluster.node import Host, Node, resolve, wait_for
+from geventstalk.config import ConfigError, Settings
+from geventstalk.durable.store import Store
+from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK
+from geventstalk.leased import LeasedTurn
+from geventstalk.serving.acceptor import Acceptor
+from geventstalk.serving.connection import Connection
+from geventstalk.serving.descriptors import Descriptors
+from geventstalk.serving.listen import advertised
+from geventstalk.serving.parking import Parking
+from geventstalk.serving.server import PROGRESS_EVERY_S, Server
+from geventstalk.turn import Turn
+from geventstalk.wire.session import Session
+from journal import JournalDamaged, JournalFailed, JournalLocked, JournalNewer, SharedLog, fence_for, shared_log
+from journal.fence import Identity
+
+if TYPE_CHECKING:
+    from geventstalk.http.site import Site
+
+_DESCRIPTORS: Final = 6
+"""Connections to the database, and what they take while they are made anew."""
+_MUTE_S: Final = 0.05
+_END_S: Final = 10.0
+"""So long the end waits for a commit that is under way."""
+
+
+class ClusterServer(Server):
+    """As Server. The journal of the settings is a shared one."""
+
+    def __init__(
+        self, settings: Settings, listeners: list[socket.socket], log: logging.Logger, site: Site | None = None
+    ) -> None:
+        self.begins_anew = False
+        self._leased: LeasedTurn
+        self._node: Node
+        self._loaded = False
+        self._ready = False
+        self._stops = False  # somebody asked for the end of the process
+        self._over = False  # nothing leaves this process any more
+        self._shown_s = time.monotonic()
+        super().__init__(settings, listeners, log, site)
+        lease_ms = round(settings.lease * 1000)
+        address = settings.advertise or advertised(settings, listeners)
+        name = settings.node or f"{self._uname.nodename}:{address.rpartition(':')[2]}"
+        me = Identity(name, address, secrets.token_hex(8), lease_ms)
+        place = str(settings.journal)
+        self._require_usable()
+        self._node = Node(
+            me,
+            self._engine,
+            _NodeHost(self),
+            log,
+            self._make_log,
+            lambda: fence_for(place, me, wait_for, resolve, log.warning),
+            settings.takeover_wait,
+            self._wall_clock,
+            syncs=settings.fsync_ms is not None,
+        )
+
+    def _make_log(self) -> SharedLog:
+        settings = self._settings
+        return shared_log(
+            str(settings.journal),
+            segment_bytes=settings.segment_bytes,
+            compact=settings.compact,
+            budget=settings.max_journal_bytes,
+            accept_damage=settings.accept_damage,
+            synchronous=settings.fsync_ms is not None,
+            wait=wait_for,
+            resolve=resolve,
+            log=self._log.warning,
+        )
+
+    def _require_usable(self) -> None:
+        """Raises ConfigError."""
+        try:
+            self._make_log()  # connects to nothing
+        except ImportError as error:
+            raise ConfigError(
+                f"a journal in PostgreSQL needs {error.name or 'psycopg'}: pip install 'geventstalk[postgres]'"
+            ) from None
+        except ValueError as error:
+            raise ConfigError(f"{error} (-b, --journal)") from None
+
+    def stop(self, why: str = "stopped") -> None:
+        """A node that leads hands over first. A second call does not wait for that."""
+        if self._stops:
+            self.end(why)
+            return
+        self._stops = True
+        self._stopped_by = self._stopped_by or why
+        self._node.leave()
+
+    # --- parts of run()
+
+    def _make_turn(self) -> Turn:
+        self._leased = LeasedTurn(
+            self._engine,
+            monotonic_ns,
+            self._wall_clock,
+            self._turn_begins,
+            self._turn_failed,
+            self._service,
+            self._may_answer,
+            round(self._settings.put_wait * 1e9),
+        )
+        self._leased.waits = self._say_wait
+        return self._leased
+
+    def _may_answer(self, now_ns: int) -> bool:
+        return self._node.member.lease.holds(now_ns)
+
+    def _make_descriptors(self) -> Descriptors:
+        return Descriptors(_DESCRIPTORS, _DESCRIPTORS)
+
+    def _open_journal(self) -> None:
+        house = self._house
+        if house is not None:
+            house.node = self._node
+        self._node.start()
+
+    def _stop_accepting(self, acceptor: Acceptor) -> None:
+        acceptor.stop_accepting()  # the next program of this process may need the socket
+
+    def _accepts(self) -> None:
+        """The manager hears of it when this node stands by or leads."""
+        self._manager.starting("Looking for the database")
+
+    def _connect(self, sock: socket.socket, session: Session) -> Connection:
+        return _LeasedConnection(sock, session, self._turn.step, self._ahead, self._unsent, Parking(), self._leased)
+
+    def serve(self, sock: socket.socket) -> None:
+        if not self._node.serves:
+            descriptors = self._descriptors
+            if self._node.pass_on(sock, descriptors.take, descriptors.give_back):
+                descriptors.give_back()
+                return
+        super().serve(sock)
+
+    def _status(self) -> str:
+        node = self._node
+        if node.serves:
+            return super()._status()
+        leader = node.leader
+        return f"Standby: {leader or 'no node'} leads; {len(node.relays)} connections passed through"
+
+    def _facts(self) -> dict[str, object]:
+        node = self._node
+        return super()._facts() | {
+            "cluster-node": node.me.node.encode(),
+            "cluster-role": node.role,
+            "cluster-epoch": node.epoch,
+            "cluster-lag": node.lag,
+        }
+
+    # --- what the node tells, see cluster.node.Host
+
+    def show_start(self, text: str) -> None:
+        if not self._ready:
+            self._manager.starting(text)
+
+    def show_progress(self, records: int) -> None:
+        if time.monotonic() - self._shown_s > PROGRESS_EVERY_S:
+            self._shown_s = time.monotonic()
+            self._log.info("replaying the journal: %d records so far", records)
+            if not self._ready:
+                self._manager.replaying(records)
+
+    def take_jobs(self, count: int, seconds: float) -> None:
+        engine = self._engine
+        self._loaded = True
+        if self._house is not None:
+            self._house.replay_s = seconds
+            self._house.replayed = True
+        self._log.info(
+            "replayed the journal: %d jobs in %.1f s (%d ready, %d delayed, %d buried)",
+            *(count, seconds, engine.ready_count, engine.delayed_count, engine.buried_count),
+        )
+        self.show_role()
+
+    def show_role(self) -> None:
+        if not self._ready and (self._node.serves or (self._loaded and self._node.role == STANDBY)):
+            self._ready = True
+            self._manager.ready(self._status())
+        elif self._ready and not self._stopped.is_set():
+            self._manager.runs(self._status())
+
+    def lead(self, store: Store) -> None:
+        turn = self._leased
+        turn.write_to(store)
+        self._tasks += [gevent.spawn(self._drive, task) for task in turn.tasks_of(store)]
+        self._loop.run_callback(self.show_role)
+
+    def renew(self) -> None:
+        self._leased.renewed.set()
+
+    def hand_over(self) -> None:
+        gevent.spawn(self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Takes nothing more from clients, and sends what is safe."""
+        for acceptor in self._acceptors:
+            acceptor.stop_accepting()
+        gevent.killall(self._tasks)
+        turn = self._leased
+        turn.take_no_more()
+        self._await_sync()
+        if turn.sync is None or turn.sync.over:
+            turn.finish()
+        turn.step_down()
+        self._over = True
+        self._node.finish()
+
+    def _await_sync(self) -> None:
+        """Waits for a commit that is under way, but not for ever: nobody was told of it."""
+        turn = self._leased
+        end_ns = monotonic_ns() + round(_END_S * 1e9)
+        while turn.sync is not None and not turn.sync.over and not turn.failed and monotonic_ns() < end_ns:
+            gevent.sleep(0.001)
+
+    def end(self, why: str) -> None:
+        """This process answers nothing any more."""
+        if self._stopped.is_set():
+            return
+        self._leased.step_down()
+        if not self._stops:
+            self.begins_anew = True
+            self._log.warning("this node does not lead any more: %s" if self._node.epoch else "%s", why)
+        self._stopped.set()
+
+    def fail(self, error: BaseException) -> None:
+        """The node cannot go on."""
+        if self._over or self._stopped.is_set():
+            return
+        if self._leased.store is not None:
+            self._leased.fail(error)
+            return
+        expected = {JournalLocked: EXIT_LOCKED, JournalDamaged: EXIT_DAMAGE, JournalNewer: EXIT_DAMAGE}
+        code = next((code for kind, code in expected.items() if isinstance(error, kind)), None)
+        if code is None:
+            self._end_with(EXIT_JOURNAL, error, "this node served nobody")
+            return
+        self._log.error("%s", error)
+        self._exit_code = code
+        self._stopped.set()
+
+    def _turn_failed(self, error: BaseException) -> None:
+        shared = self._node.shared
+        if isinstance(error, JournalFailed) and shared is not None and shared.fenced:
+            return  # another node leads: the member says so, and run() ends
+        super()._turn_failed(error)
+
+    def _say_wait(self, what: str) -> None:
+        if not what:
+            self._log.warning("replies leave again")
+        elif what == "the lease":
+            self._log.warning("no reply leaves: the lease has run out, for the database did not confirm a heartbeat")
+        else:
+            why = self._node.waits_for() or "a commit takes long in the database"
+            self._log.warning("replies to changes wait: %s", why)
+
+    # --- the end
+
+    def _finish(self) -> int:
+        self._node.stop()
+        for channel in list(self._turn.channels.values()):
+            assert isinstance(channel, Connection)
+            channel.close()
+        if self._exit_code != EXIT_OK:
+            self.begins_anew = False
+        elif self._stops:
+            self.begins_anew = False
+            self._log.info("%s", self._stopped_by)
+        return self._exit_code
+
+    @property
+    def draining(self) -> bool:
+        return self._engine.draining
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What the same command is to run with that follows in this process. Its manager hears of that."""
+        if self._ready:
+            self._manager.reloading("Stands by from now on", monotonic_ns())
+        made = dict(environment)
+        self._manager.give_back(made)
+        return made
+
+
+class _NodeHost(Host):
+    """What the node sees of the server."""
+
+    def __init__(self, server: ClusterServer) -> None:
+        self._server = server
+
+    def waits(self, text: str) -> None:
+        self._server.show_start(text)
+
+    def loads(self, records: int) -> None:
+        self._server.show_progress(records)
+
+    def loaded(self, jobs: int, seconds: float) -> None:
+        self._server.take_jobs(jobs, seconds)
+
+    def follows(self) -> None:
+        self._server.show_role()
+
+    def leads(self, store: Store) -> None:
+        self._server.lead(store)
+
+    def speaks(self) -> None:
+        self._server.renew()
+
+    def hands_over(self) -> None:
+        self._server.hand_over()
+
+    def ends(self, why: str) -> None:
+        self._server.end(why)
+
+    def fails(self, error: BaseException) -> None:
+        self._server.fail(error)
+
+
+class _LeasedConnection(Connection):
+    """What a client was slow to take waits for the lease, too."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        session: Session,
+        step: Any,
+        ahead: Any,
+        unsent: Any,
+        parking: Parking,
+        turn: LeasedTurn,
+    ) -> None:
+        super().__init__(sock, session, step, ahead, unsent, parking)
+        self._turn = turn
+
+    def _write(self) -> None:
+        if not self._turn.speaks():
+            self._writer.stop()
+            while not self._turn.speaks():
+                gevent.sleep(_MUTE_S)
+            self._writer.start(self._parking.wake)
+        super()._write()

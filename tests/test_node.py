@@ -1,0 +1,365 @@
+"""Nodes as processes on a real PostgreSQL: who serves, what a client sees of a change, and how each of them ends.
+
+Long runs under load with all kinds of faults are the campaign's part (tests/support/cluster); here stands one of each.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from journal import fence_for
+from tests.support.postgres import Postgres, have_psycopg, new_schema
+from tests.support.process import GEVENTSTALK, ServerProcess, free_port
+from tests.support.wire import Client, WireError
+from tests.test_notify import FakeManager
+
+if not have_psycopg():
+    pytest.skip("psycopg is not installed", allow_module_level=True)
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 30.0
+LEASE_S = 0.5
+
+
+class Nodes:
+    """Some nodes on one schema."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self.all: list[ServerProcess] = []
+        self._sockets: list[socket.socket] = []
+
+    def start(self, name: str, *flags: str, port: int = 0, env: dict[str, str] | None = None) -> ServerProcess:
+        """Returns once the node answers a command, wherever that is answered."""
+        node = self.begin(name, *flags, port=port, env=env)
+        node.wait_ready()
+        return node
+
+    def begin(self, name: str, *flags: str, port: int = 0, env: dict[str, str] | None = None) -> ServerProcess:
+        words = ["-b", self.url, "--node", name, "--lease", str(LEASE_S), *flags]
+        node = ServerProcess(GEVENTSTALK, words, port=port or free_port(), env=env, stderr=self.folder / f"{name}.log")
+        self.all.append(node)
+        return node
+
+    def connect(self, node: ServerProcess) -> socket.socket:
+        self._sockets.append(node.connect())
+        return self._sockets[-1]
+
+    def client(self, node: ServerProcess) -> Client:
+        return Client(self.connect(node))
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def await_log(self, name: str, text: str, times: int = 1) -> None:
+        wait(lambda: self.log(name).count(text) >= times, f"{name} says {text!r}: {self.log(name)}")
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+        for node in self.all:
+            if node.process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.kill(node.pid, signal.SIGCONT)
+                node.process.kill()
+                node.process.wait(PATIENCE_S)
+            node.read_log()
+
+
+def wait(done: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def ask(node: ServerProcess, *commands: bytes) -> list[bytes]:
+    with Client(node.connect()) as client:
+        return [client.ask(command) for command in commands]
+
+
+def finds(node: ServerProcess, id: int) -> bool:
+    """Whether a client finds the job, who may be closed while another node takes over."""
+    try:
+        return ask(node, b"peek %d" % id)[0].startswith(b"FOUND ")
+    except (WireError, ConnectionResetError):
+        return False
+
+
+def stats(node: ServerProcess) -> dict[str, str]:
+    text = ask(node, b"stats")[0].decode().split("---\n")[1]
+    return dict(line.split(": ", 1) for line in text.strip().splitlines())
+
+
+def leader_by(node: ServerProcess) -> str:
+    """The node that answers there; empty while that changes, when clients are closed."""
+    try:
+        return stats(node)["cluster-node"].strip('"')
+    except (WireError, ConnectionResetError):
+        return ""
+
+
+@pytest.fixture
+def nodes(postgres_server: Postgres, tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(f"{postgres_server.url}?schema={new_schema()}", tmp_path)
+    yield made
+    made.close()
+
+
+def test_clients_of_any_node_have_the_same_jobs(nodes: Nodes) -> None:
+    one = nodes.start("one")
+    other = nodes.start("other")
+    assert ask(one, b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
+    assert ask(other, b"put 0 0 60 1\r\nb", b"peek 1") == [b"INSERTED 2\r\n", b"FOUND 1 1\r\na\r\n"]
+    for node in one, other:
+        found = stats(node)
+        assert (found["cluster-node"], found["cluster-role"], found["cluster-epoch"]) == ('"one"', "active", "1")
+        assert found["cluster-lag"] == "0" and found["pid"] == str(one.pid)
+
+
+def test_after_a_kill_the_standby_serves_what_was_acknowledged(nodes: Nodes) -> None:
+    one = nodes.start("one")
+    other = nodes.start("other")
+    worker = nodes.client(one)
+    ready, _, buried, late = [int(worker.ask(b"put %d 0 60 1\r\nx" % pri).split()[1]) for pri in (4, 3, 2, 5)]
+    assert worker.ask(b"reserve").startswith(b"RESERVED 3 ")
+    assert worker.ask(b"bury %d 9" % buried) == b"BURIED\r\n"
+    assert worker.ask(b"reserve").startswith(b"RESERVED 2 ")
+    assert ask(one, b"delete %d" % late) == [b"DELETED\r\n"]
+    waiting = nodes.client(other)
+    waiting.send(b"watch nothing\r\nignore default\r\nreserve\r\n")
+    assert waiting.reply() == b"WATCHING 2\r\n" and waiting.reply() == b"WATCHING 1\r\n"
+    nodes.await_log("other", "one leads")
+    one.kill()
+    assert waiting.at_end(), "who was passed through hears of the change as of a restart"
+    client = nodes.client(other)
+    assert client.ask(b"reserve").startswith(b"RESERVED 2 "), "it was reserved there, and is ready here"
+    assert client.ask(b"reserve").startswith(b"RESERVED %d " % ready)
+    assert client.ask(b"reserve-with-timeout 0") == b"TIMED_OUT\r\n"
+    assert b"state: buried" in client.ask(b"stats-job %d" % buried)
+    assert client.ask(b"put 0 0 60 1\r\nx") == b"INSERTED 5\r\n"
+    assert stats(other)["cluster-epoch"] == "2"
+
+
+def test_a_stop_of_the_node_that_leads_is_a_handover(nodes: Nodes) -> None:
+    """Nobody waits for the lease, which is as long as the test is patient."""
+    one = nodes.begin("one", "--lease", "20")
+    one.wait_ready()
+    other = nodes.start("other", "--lease", "20")
+    nodes.await_log("other", "one leads")
+    assert ask(one, b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
+    begun_s = time.monotonic()
+    assert one.stop() == 0
+    assert ask(other, b"reserve") == [b"RESERVED 1 1\r\na\r\n"]
+    assert time.monotonic() - begun_s < 10
+
+
+def test_a_standby_ends_at_once_and_nobody_notices(nodes: Nodes) -> None:
+    one = nodes.start("one")
+    other = nodes.start("other")
+    assert other.stop() == 0
+    assert ask(one, b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
+
+
+def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(nodes: Nodes) -> None:
+    path = nodes.folder / "beside"
+    one = nodes.start("one", "-l", f"unix:{path}")
+    other = nodes.start("other")
+    nodes.await_log("other", "one leads")
+    fence = fence_for(nodes.url)
+    # The standby tells of itself once a lease.
+    wait(lambda: {each.node: each.role for each in fence.members()}.get("other") == "standby", "the standby is known")
+    refused = 0
+    pid = one.pid
+    inode = path.stat().st_ino
+    fence.wish("other")
+    end = time.monotonic() + PATIENCE_S
+    while leader_by(one) != "other":
+        assert time.monotonic() < end
+        try:
+            one.connect().close()
+        except ConnectionRefusedError:
+            refused += 1
+    assert not refused, "the port is open all the time"
+    assert one.process.poll() is None and one.pid == pid
+    nodes.await_log("one", "other leads")
+    assert ask(one, b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.sendall(b"peek 1\r\n")
+        client.settimeout(PATIENCE_S)
+        assert client.recv(100).startswith(b"FOUND 1 ")
+    assert path.stat().st_ino == inode
+    fence.wish("one")
+    wait(lambda: leader_by(other) == "one", "and back")
+    assert one.stop() == 0 and not path.exists()
+    fence.close()
+
+
+def test_a_frozen_node_answers_nothing_when_it_wakes_up(nodes: Nodes) -> None:
+    one = nodes.start("one")
+    other = nodes.start("other")
+    nodes.await_log("other", "one leads")
+    client = nodes.client(one)
+    assert client.ask(b"put 0 0 60 1\r\na") == b"INSERTED 1\r\n"
+    os.kill(one.pid, signal.SIGSTOP)
+    client.send(b"reserve\r\n")
+    nodes.await_log("other", "this node leads")  # who came before is passed through to the frozen one, and closed then
+    assert ask(other, b"reserve") == [b"RESERVED 1 1\r\na\r\n"]
+    os.kill(one.pid, signal.SIGCONT)
+    assert client.at_end(), "another one has the job"
+    nodes.await_log("one", "other leads")
+    assert stats(one)["cluster-node"] == '"other"'
+
+
+def test_a_slow_reader_gets_nothing_from_a_frozen_node_either(nodes: Nodes) -> None:
+    one = nodes.start("one", "-z", "20000000")
+    other = nodes.start("other", "-z", "20000000")
+    nodes.await_log("other", "one leads")
+    client = nodes.connect(one)
+    body = b"x" * 16_000_000
+    assert ask(one, b"put 0 0 60 %d\r\n%s" % (len(body), body)) == [b"INSERTED 1\r\n"]
+    client.sendall(b"reserve\r\n")
+    assert client.recv(100).startswith(b"RESERVED 1 ")
+    os.kill(one.pid, signal.SIGSTOP)
+    nodes.await_log("other", "this node leads")
+    assert ask(other, b"reserve")[0].startswith(b"RESERVED 1 ")
+    os.kill(one.pid, signal.SIGCONT)
+    got = 100
+    with suppress(ConnectionResetError):
+        while data := client.recv(1 << 20):
+            got += len(data)
+    assert got < len(body)
+
+
+def test_nodes_wait_for_their_database(postgres_alone: Postgres, tmp_path: Path) -> None:
+    postgres_alone.stop()
+    nodes = Nodes(postgres_alone.url, tmp_path)
+    try:
+        one = nodes.begin("one", "--takeover-wait", "0.2")
+        nodes.await_log("one", "waiting for the database of the cluster")
+        with one.connect() as client:
+            assert client.recv(10) == b"", "nobody leads, and nobody waits for ever"
+        nodes.await_log("one", "waiting for the database of the cluster", 2)
+        postgres_alone.start()
+        one.wait_ready()
+        assert ask(one, b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
+        postgres_alone.kill()
+        client = nodes.connect(one)
+        client.sendall(b"put 0 0 60 1\r\nb\r\n")
+        nodes.await_log("one", "no reply leaves")
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(10)
+        postgres_alone.start()
+        client.settimeout(PATIENCE_S)
+        assert client.recv(20) == b"INSERTED 2\r\n", "a client only sees a pause"
+    finally:
+        nodes.close()
+
+
+def test_standbys_survive_their_database(postgres_alone: Postgres, tmp_path: Path) -> None:
+    """Whichever of the nodes is the first to find it again leads."""
+    nodes = Nodes(postgres_alone.url, tmp_path)
+    try:
+        both = [nodes.start("one"), nodes.start("other")]
+        assert ask(both[1], b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
+        postgres_alone.kill()
+        for name in "one", "other":
+            nodes.await_log(name, "cannot be reached")
+        time.sleep(2 * LEASE_S)
+        postgres_alone.start()
+        for node in both:
+            wait(lambda node=node: finds(node, 1), "a node leads again")  # type: ignore[misc]
+            assert node.process.poll() is None
+    finally:
+        nodes.close()
+
+
+def test_a_second_signal_does_not_wait_for_the_database(postgres_alone: Postgres, tmp_path: Path) -> None:
+    nodes = Nodes(postgres_alone.url, tmp_path)
+    try:
+        one = nodes.start("one")
+        postgres_alone.freeze()
+        client = nodes.connect(one)
+        client.sendall(b"put 0 0 60 1\r\nb\r\n")
+        nodes.await_log("one", "no reply leaves")
+        one.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert one.process.poll() is None
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(5) == 0
+        assert client.recv(20) == b""
+    finally:
+        postgres_alone.thaw()
+        nodes.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ("/postgres?", 10, "does not exist"),
+        ("schema=", 5, "schema"),
+    ],
+)
+def test_a_database_that_will_never_do_ends_the_start(
+    change: str, code: int, words: str, postgres_server: Postgres, tmp_path: Path
+) -> None:
+    url = f"{postgres_server.url}?schema={new_schema()}"
+    url = url.replace("/postgres?", "/nowhere?") if change == "/postgres?" else url.replace("schema=", "schema=Ä")
+    nodes = Nodes(url, tmp_path)
+    try:
+        node = nodes.begin("one")
+        assert node.process.wait(PATIENCE_S) == code
+        assert words in nodes.log("one") and nodes.log("one").strip().count("\n") <= 2
+    finally:
+        nodes.close()
+
+
+def test_a_newer_schema_ends_the_start(nodes: Nodes, postgres_server: Postgres) -> None:
+    one = nodes.start("one")
+    assert one.stop() == 0
+    schema = nodes.url.partition("schema=")[2]
+    postgres_server.ask(f"UPDATE {schema}.meta SET value = 99 WHERE name = 'version'")
+    again = nodes.begin("one")
+    assert again.process.wait(PATIENCE_S) == 1
+    assert "newer geventstalk" in nodes.log("one")
+
+
+def test_what_the_manager_hears(nodes: Nodes, tmp_path: Path) -> None:
+    manager = FakeManager(str(tmp_path / "notify"))
+    env = {"NOTIFY_SOCKET": manager.address}
+    other = nodes.start("other")
+    one = nodes.begin("one", env=env)
+    heard: list[dict[str, str]] = []
+
+    def hears(name: str, value: str) -> None:
+        while not heard or value not in heard[-1].get(name, ""):
+            heard.append(manager.hear())
+
+    hears("READY", "1")
+    assert heard[-1]["STATUS"].startswith("Standby: other (")
+    other.kill()
+    hears("STATUS", "Serving: ")
+    fence = fence_for(nodes.url)
+    nodes.start("third")
+    wait(lambda: {each.node: each.role for each in fence.members()}.get("third") == "standby", "the standby is known")
+    fence.wish("third")
+    hears("RELOADING", "1")
+    assert heard[-1]["MONOTONIC_USEC"].isdecimal()
+    hears("READY", "1")
+    assert heard[-1]["STATUS"].startswith("Standby: third (")
+    assert one.stop() == 0
+    hears("STOPPING", "1")
+    fence.close()
+    manager.close()
