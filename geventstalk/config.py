@@ -46,7 +46,6 @@ _BOOLEANS = {
 }
 SHARED = ("postgresql://", "postgres://")
 """How the place of a journal begins that several nodes share."""
-_PASSWORD = r"\w+://[^/@?]*:[^/@?]*@|[?&](ssl)?password="
 _FSYNC_MS = 50
 LEASE_S_MIN, LEASE_S_MAX = 0.2, 60.0  # within the shortest one, a busy machine may well stand still
 WAIT_S_MAX = 3600.0
@@ -515,12 +514,19 @@ def load(
     for key, value in flags.items():
         option = _BY_KEY[key]
         values[key] = _parsed(option, value, ", ".join(option.flags))
-        if key == "journal" and str(value).startswith(SHARED) and re.search(_PASSWORD, str(value)):
-            raise ConfigError(
-                "a password on the command line can be read by everybody on this host (-b, --journal); "
-                f"give it in a password file, as {ENV_PREFIX}JOURNAL, in the file of --config or as PGPASSWORD"
-            )
+        if key == "journal" and str(value).startswith(SHARED):
+            _refuse_password(str(value))
     return _within_limits(replace(Settings(), **values))
+
+
+def _refuse_password(journal: str) -> None:
+    from geventstalk.places import has_password  # here: most runs have none
+
+    if has_password(journal):
+        raise ConfigError(
+            "a password on the command line can be read by everybody on this host (-b, --journal); "
+            f"give it in a password file, as {ENV_PREFIX}JOURNAL, in the file of --config or as PGPASSWORD"
+        )
 
 
 def require_fitting(settings: Settings) -> None:

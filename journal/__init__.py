@@ -105,7 +105,7 @@ def fence_for(
 def tools_for(place: str) -> "LogTools":
     """What can be done to the log at a place: the path of a directory, or the URL of a database.
 
-    Raises JournalLocked when the URL is wrong, or when the library for it is missing.
+    Raises JournalLocked when the URL is wrong, ImportError when the library for it is missing.
     """
     from journal.postgres.place import PlaceError, is_place  # late, all of these: a server never needs the tools
 
@@ -123,9 +123,9 @@ def tools_for(place: str) -> "LogTools":
 
 @contextmanager
 def _library() -> "Iterator[None]":
-    """Within, what a database needs is imported. Raises JournalLocked where it is not installed."""
+    """Within, what a database needs is imported. Raises an ImportError with a line for the operator."""
     try:
         yield
     except ImportError as error:
-        hint = "pip install 'geventstalk[postgres]'"
-        raise JournalLocked(f"a journal in a database needs psycopg ({error}): {hint}") from error
+        text = f"a journal in PostgreSQL needs psycopg: pip install 'geventstalk[postgres]' ({error})"
+        raise ImportError(text, name="psycopg") from error

@@ -136,7 +136,9 @@ class LogTools:
     def require_usable(self, owner: Owner | None = None) -> None:
         """Raises JournalLocked, in the words of a start, when this user (by default: this process) could not use it.
 
-        Changes nothing and takes no lock, not even for a moment: a server that starts meanwhile would be refused.
+        Changes nothing and takes no lock, not even for a moment: a server that starts meanwhile would be refused. Where
+        that is seen without reading, raises JournalNewer and JournalDamaged, too; JournalUnreachable where a server
+        would wait.
         """
         raise NotImplementedError
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from geventstalk.places import has_password, without_password
 from geventstalk.tools import move
-from geventstalk.tools.places import has_password, without_password
 from journal.sqlite.builder import SegmentBuilder
 from journal.sqlite.lock import DirectoryLock
 from tests.support.process import ROOT

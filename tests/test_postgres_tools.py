@@ -34,7 +34,7 @@ from journal.postgres.tenure import Tenure
 from tests.support.postgres import Postgres
 from tests.support.process import ROOT
 from tests.support.shared_log import claim, take_over
-from tests.support.tools import SECOND, Jobs, exported, fill, make_job, open_store, prints, run_tool
+from tests.support.tools import SECOND, Jobs, Ran, exported, fill, make_job, open_store, prints, run_tool
 
 WALL = Epoch(0, 0)
 
@@ -412,6 +412,8 @@ def test_what_is_killed_passes_for_no_journal_and_may_begin_anew(job: int, folde
     with pytest.raises(JournalDamaged, match="did not finish"):
         log.open()
     log.abandon()
+    with pytest.raises(JournalDamaged, match="did not finish"):
+        tools_for(postgres_url).require_usable()
     assert run_tool("copy", folder, postgres_url).code == 0
     assert run_tool("export", postgres_url).out == run_tool("export", folder).out
 
@@ -642,15 +644,12 @@ def test_a_newer_schema_is_refused(url: str, postgres_server: Postgres, folder: 
 
 
 def test_without_the_library_one_line_says_how_to_get_it(tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.modules['psycopg'] = None\n"
-        "from geventstalk.cli.program import main; sys.exit(main(sys.argv[1:]))"
-    )
-    for words in (["journal", "check"], ["export"], ["cluster", "status", "-b"]):
+    program = "import sys; sys.modules['psycopg'] = None\nfrom geventstalk.cli.main import main; sys.exit(main())"
+    for words in (["journal", "check"], ["export"], ["cluster", "status", "-b"], ["--check-config", "-p0", "-b"]):
         command = [sys.executable, "-c", program, *words, "postgresql://h/db"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 10 and done.stderr.count("\n") == 1
+        assert done.returncode == 5 and done.stderr.count("\n") == 1
         assert "pip install 'geventstalk[postgres]'" in done.stderr
 
 
@@ -678,3 +677,54 @@ def test_flags_of_a_repair(rows: str, postgres_server: Postgres) -> None:
     assert run_tool("journal", "repair", "--in-place", rows).code == 1
     found = ask(postgres_server, rows, "SELECT get_byte(packed, 1) FROM {}.seg_1 ORDER BY seq LIMIT 1")
     assert found == [(str(LOST),)]
+
+
+# --- --check-config
+
+
+def checked(url: str, *words: str) -> Ran:
+    command = [sys.executable, "-m", "geventstalk", "--check-config", "-l", "127.0.0.1", "-p", "0", "-b", url, *words]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.slow
+def test_check_config_says_what_this_node_would_be(folder: Path, postgres_url: str, postgres_server: Postgres) -> None:
+    ran = checked(postgres_url)
+    assert ran.code == 0 and "this one would make the schema, and lead" in ran.err
+    schema = Place(postgres_url).schema
+    assert postgres_server.ask(f"SELECT to_regnamespace('{schema}') IS NULL") == [("t",)], "it makes nothing"
+    assert run_tool("copy", folder, postgres_url).code == 0
+    ran = checked(postgres_url)
+    assert ran.code == 0 and "no node leads: this one would take over" in ran.err
+    with Leader(postgres_url) as leader:
+        leader.fence.serve(leader.epoch)
+        ran = checked(postgres_url)
+        assert ran.code == 0 and f"node a leads, epoch {leader.epoch}: this one would stand by" in ran.err
+    ask(postgres_server, postgres_url, "UPDATE {}.meta SET value = 99 WHERE name = 'version'")
+    ran = checked(postgres_url)
+    assert ran.code == 1 and "newer geventstalk" in ran.err
+
+
+@pytest.mark.slow
+def test_check_config_finds_a_database_that_cannot_be_used(postgres_url: str, postgres_server: Postgres) -> None:
+    schema = Place(postgres_url).schema
+    ran = checked("postgresql://127.0.0.1:1/db")
+    assert ran.code == 0 and "at this moment the database cannot be reached" in ran.err
+    ran = checked(postgres_url.replace("/postgres?", "/absent?"))
+    assert ran.code == 10 and 'database "absent" does not exist' in ran.err
+    postgres_server.ask(f"CREATE ROLE {schema} LOGIN")
+    poor = postgres_url.replace("geventstalk@", f"{schema}@")
+    ran = checked(poor)
+    assert ran.code == 10 and f"schema {schema} is not there, and this user may not make it" in ran.err
+    assert run_tool("import", poor, stdin=JOB).code == 10
+    assert run_tool("import", postgres_url, stdin=JOB).code == 0
+    for _ in range(2):
+        ran = checked(poor)
+        assert (ran.code == 10 and "permission denied" in ran.err) or "may not" in ran.err
+        assert run_tool("export", poor).code == 10
+        assert run_tool("import", poor, stdin=JOB).code == 10
+        postgres_server.ask(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")
+        postgres_server.ask(f"GRANT SELECT ON {schema}.meta TO {schema}")

@@ -6,12 +6,15 @@ the server that runs with these very settings, is a warning and no error: it may
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from geventstalk.cli.serve import Unusable
-from geventstalk.config import Settings
+from geventstalk.config import ConfigError, Settings
+from geventstalk.exits import EXIT_DAMAGE
+from geventstalk.places import is_shared
 from geventstalk.serving import listen
-from journal import JournalLocked, tools_for
+from journal import JournalError, JournalLocked, JournalUnreachable, tools_for
 from journal.tools import Owner
 
 
@@ -23,14 +26,45 @@ def check(settings: Settings, log: logging.Logger) -> None:
         log.warning("%s", warning)
     owner = None if settings.user is None else Owner(*listen.check_user(settings.user))
     if settings.journal is not None:
-        log_tools = tools_for(settings.journal)
-        try:
-            log_tools.require_usable(owner)
-        except JournalLocked as error:
-            raise Unusable(str(error)) from None
-        holder = log_tools.holder()
-        if holder is not None:
-            log.warning("at this moment: journal directory %s is in use by process %d", settings.journal, holder)
+        check_journal(settings.journal, owner, log)
+
+
+def check_journal(place: str, owner: Owner | None, log: logging.Logger) -> None:
+    """The directory, or the database and what this node would be in its cluster. Raises ConfigError or Unusable."""
+    try:
+        log_tools = tools_for(place)
+        log_tools.require_usable(owner)
+    except ImportError as error:
+        raise ConfigError(str(error)) from None
+    except JournalUnreachable as error:
+        log.warning("at this moment the database cannot be reached, and a start would wait for it: %s", error)
+        return
+    except JournalLocked as error:
+        raise Unusable(str(error)) from None
+    except JournalError as error:
+        raise Unusable(str(error), EXIT_DAMAGE) from None
+    if is_shared(place):
+        log.info("%s", role_in_cluster(place))
+        return
+    holder = log_tools.holder()
+    if holder is not None:
+        log.warning("at this moment: journal directory %s is in use by process %d", place, holder)
+
+
+def role_in_cluster(place: str) -> str:
+    """What a start would find in the rows of the cluster."""
+    from geventstalk.tools.cluster import watch
+
+    try:
+        with contextlib.closing(watch(place)) as seen:
+            status = seen.status()
+    except JournalLocked:
+        return "no node was ever started on this database: this one would make the schema, and lead"
+    except JournalError as error:
+        return f"nobody can say which node leads: {error}"
+    if status.leader:
+        return f"node {status.leader} leads, epoch {status.epoch}: this one would stand by"
+    return "no node leads: this one would take over, if no other one is quicker"
 
 
 def check_http(settings: Settings) -> None:

@@ -22,8 +22,8 @@ from geventstalk.cli.live_show import Column, age, count, echo_table, time_of
 from geventstalk.cli.places import PLACE
 from geventstalk.config import ConfigError, load
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK, EXIT_USAGE
+from geventstalk.places import is_shared
 from geventstalk.tools.cluster import Handover, NotDone, Status, Watch, watch
-from geventstalk.tools.places import is_shared
 
 _TIMEOUT_S: Final = 10.0
 _COLUMNS: Final = (
@@ -83,7 +83,7 @@ def _place(journal: str | None, config: str | None) -> str:
 
 @_command("status")
 def _status(seen: Watch, as_json: bool) -> int:
-    """Show the nodes: who leads, who stands by, how far each has read.
+    """Show which node leads, and how far each has read.
 
     The exit code is 0 when a node leads, and 1 when none does.
     """

@@ -1,9 +1,9 @@
 """The commands beside the server as one group, and how one of them runs: signals, exit codes, one line for each error.
 
 Each command is imported when it is the one that runs: what looks after a journal takes 0.1 s, and a running server is
-asked without it. Exit codes: 0 fine, 1 damage or failure, 5 usage, 10 a directory that is missing, locked or not to be
-used, 69 a database that cannot be reached, 70 an unexpected error, which is a bug; 128 and the number of a signal that
-ended it. `cli/live.py` has those of a server that cannot be reached.
+asked without it. Exit codes: 0 fine, 1 damage or failure, 5 usage, or a library that is missing, 10 a place that is
+missing, locked or not to be used, 69 a database that cannot be reached, 70 an unexpected error, which is a bug; 128 and
+the number of a signal that ended it. `cli/live.py` has those of a server that cannot be reached.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ def _fail_by(error: Exception, verbosity: int) -> int:
 
     if isinstance(error, JournalLocked):
         return _fail(str(error), EXIT_LOCKED)
+    if isinstance(error, ImportError) and error.name == "psycopg":
+        return _fail(str(error), EXIT_USAGE)
     if isinstance(error, JournalUnreachable):
         return _fail(str(error), EXIT_UNREACHABLE)
     if isinstance(error, (JournalError, Unreadable)):

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 
 class Unusable(Exception):
-    """The journal's directory cannot be used, which --check-config found."""
+    """The journal cannot be used, which --check-config found."""
 
-    exit_code = EXIT_LOCKED
+    def __init__(self, text: str, exit_code: int = EXIT_LOCKED) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 _EPILOG = (

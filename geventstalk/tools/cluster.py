@@ -193,7 +193,7 @@ def names(place: str) -> list[str]:
     try:
         with contextlib.closing(fence_for(place)) as fence:
             return sorted(each.node for each in fence.members())
-    except JournalError:
+    except (JournalError, ImportError):
         return []
 
 

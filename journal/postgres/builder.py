@@ -143,21 +143,20 @@ class PostgresBuilder(Builder):
             self._link.connect(_SETTINGS)
             self._run("BEGIN")
             mine = f"epoch = {self._tenure.epoch} AND incarnation = '{self._tenure.me.incarnation}'"
-            if not self._link.execute(f"SELECT 1 FROM {self.place.schema}.leader WHERE {mine} FOR SHARE").rows:
+            if not self._ask(f"SELECT 1 FROM {self.place.schema}.leader WHERE {mine} FOR SHARE"):
                 raise JournalLocked(f"{self.place.shown}: a node has taken the lead meanwhile: stop all nodes first")
             self._find_end()
         return self._link
 
     def _find_end(self) -> None:
-        assert self._link is not None
         schema = self.place.schema
-        segments = self._link.execute(f"SELECT no, first_seq FROM {schema}.segment ORDER BY no DESC").rows
+        segments = self._ask(f"SELECT no, first_seq FROM {schema}.segment ORDER BY no DESC")
         flags = 0
         for number, first in segments:
             self._number = int(number or 0)
             self._seq = max(0, int(first or 0) - 1)
             head = f"SELECT seq, encode(substr(packed, 1, {HEAD_BYTES}), 'hex') FROM {schema}.seg_{self._number}"
-            last = self._link.execute(f"{head} ORDER BY seq DESC LIMIT 1").rows
+            last = self._ask(f"{head} ORDER BY seq DESC LIMIT 1")
             if last:
                 self._seq = int(last[0][0] or 0)
                 found = bytes.fromhex((last[0][1] or b"").decode())
@@ -171,13 +170,19 @@ class PostgresBuilder(Builder):
             self._number = 1
         self._make_segment()
         size = f"SELECT coalesce(sum(octet_length(packed)), 0) FROM {schema}.seg_{self._number}"
-        self._filled = int(self._link.execute(size, seconds=_ANSWER_S).rows[0][0] or 0)
+        self._filled = int(self._ask(size)[0][0] or 0)
 
     def _make_segment(self) -> None:
-        assert self._link is not None
         schema = self.place.schema
-        if not self._link.execute(f"SELECT 1 FROM {schema}.segment WHERE no = {self._number}").rows:
+        if not self._ask(f"SELECT 1 FROM {schema}.segment WHERE no = {self._number}"):
             self._run(SEGMENT.format(schema, self._number, 0))
+
+    def _ask(self, sql: str) -> list[tuple[bytes | None, ...]]:
+        assert self._link is not None
+        try:
+            return self._link.execute(sql, seconds=_ANSWER_S).rows
+        except Refused as error:
+            raise self._failed(error) from error
 
     def _run(self, sql: str) -> None:
         assert self._link is not None

@@ -8,9 +8,10 @@ Invariant: it changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from journal.errors import JournalDamaged, JournalLocked
+from journal.errors import JournalDamaged, JournalFailed, JournalLocked
 from journal.log import CHANGE, DELETE, FULL, Record, Row
 from journal.postgres import schema as tables
 from journal.postgres.format import KEY_MAX, LAST, PART, PARTS, Entry
@@ -29,16 +30,23 @@ SETTINGS: Final = "SET idle_in_transaction_session_timeout = '1h'"
 """Whoever reads the output may be slow. Who stops reading for good may not hold up the nodes for ever."""
 
 
+@contextmanager
+def saying(place: Place) -> Iterator[None]:
+    """A refusal within becomes an error for the operator: that this user may not, or what the database says."""
+    try:
+        yield
+    except Refused as error:
+        raise (JournalLocked if error.state == "42501" else JournalFailed)(f"{place.shown}: {error}") from error
+
+
 def linked(place: Place, settings: str = SETTINGS) -> Link:
     """A link to a schema of a version that is known. Raises JournalLocked when there is none, and as Link.connect()."""
     link = Link(place)
     try:
-        link.connect(settings)
-        if not tables.require(link, place.schema):
-            raise JournalLocked(f"{place.shown} has no journal in it: schema {place.schema} is not there")
-    except Refused as error:
-        link.close()
-        raise JournalLocked(f"{place.shown}: {error}") from error
+        with saying(place):
+            link.connect(settings)
+            if not tables.require(link, place.schema):
+                raise JournalLocked(f"{place.shown} has no journal in it: schema {place.schema} is not there")
     except BaseException:
         link.close()
         raise
@@ -54,7 +62,8 @@ class Snapshot:
         self.segments: list[tuple[int, int]] = []
         """Number and first row, as far as a segment says that."""
         try:
-            self._hold()
+            with saying(place):
+                self._hold()
         except BaseException:
             self.close()
             raise
@@ -74,7 +83,7 @@ class Snapshot:
                     return
             except Refused as error:
                 if error.state != "42P01":
-                    raise JournalLocked(f"{self.place.shown}: {error}") from error
+                    raise
                 said = str(error)
             link.run("ROLLBACK")
         raise JournalDamaged(f"{self.place.shown}: {said or 'the segments change faster than they can be held'}")
@@ -115,9 +124,13 @@ class Snapshot:
     def count_aside(self) -> int:
         """How many rows a repair has set aside."""
         schema = self.place.schema
-        if self._link.execute(f"SELECT to_regclass('{schema}.damaged') IS NULL").rows[0][0] == b"t":
+        with saying(self.place):
+            return self._count(f"{schema}.damaged")
+
+    def _count(self, table: str) -> int:
+        if self._link.execute(f"SELECT to_regclass('{table}') IS NULL").rows[0][0] == b"t":
             return 0
-        return int(self._link.execute(f"SELECT count(*) FROM {schema}.damaged").rows[0][0] or 0)
+        return int(self._link.execute(f"SELECT count(*) FROM {table}").rows[0][0] or 0)
 
     def close(self) -> None:
         """Lets the segments go."""

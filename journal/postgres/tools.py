@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from journal.errors import JournalDamaged, JournalError, JournalLocked, JournalNewer
+from journal.errors import JournalDamaged, JournalError, JournalLocked
 from journal.log import Record
 from journal.postgres import schema as tables
 from journal.postgres.builder import PostgresBuilder, mend
-from journal.postgres.link import Link, Refused
+from journal.postgres.link import Link
 from journal.postgres.place import Place
-from journal.postgres.survey import PostgresSurvey, every_record, is_blank
+from journal.postgres.survey import PostgresSurvey, every_record, is_blank, saying
 from journal.postgres.tenure import Tenure
 from journal.sqlite.directory import list_segments
 from journal.sqlite.tools import DirectoryTools
@@ -24,6 +24,12 @@ from journal.tools import Examine, LogTools, Mended, Owner, rewrite
 _RIGHTS = (
     "SELECT has_schema_privilege('{schema}', 'CREATE') AND has_table_privilege('{schema}.leader', 'SELECT, UPDATE')"
     " AND has_table_privilege('{schema}.segment', 'SELECT, INSERT, UPDATE, DELETE')"
+    " AND pg_has_role((SELECT relowner FROM pg_class WHERE oid = '{schema}.segment'::regclass), 'USAGE')"
+)
+"""A table is dropped and altered by its owner only."""
+_MAY_MAKE = (
+    "SELECT CASE WHEN to_regnamespace('{schema}') IS NULL THEN has_database_privilege(current_database(), 'CREATE')"
+    " ELSE has_schema_privilege('{schema}', 'CREATE') END"
 )
 
 
@@ -42,9 +48,8 @@ class PostgresTools(LogTools):
         link = self._connect()
         schema = self._place.schema
         try:
-            return tables.version(link, schema) != tables.UNFINISHED and tables.require(link, schema)
-        except Refused as error:
-            raise JournalLocked(f"{self.place}: {error}") from error
+            with saying(self._place):
+                return tables.version(link, schema) != tables.UNFINISHED and tables.require(link, schema)
         finally:
             link.close()
 
@@ -60,23 +65,24 @@ class PostgresTools(LogTools):
     # --- what a server would meet
 
     def require_usable(self, owner: Owner | None = None) -> None:
-        schema = self._place.schema
         link = self._connect()
         try:
-            if tables.require(link, schema):
-                if link.execute(_RIGHTS.format(schema=schema)).rows[0][0] != b"t":
-                    raise JournalLocked(f"{self.place}: this user may not change schema {schema}")
-            elif link.execute("SELECT has_database_privilege(current_database(), 'CREATE')").rows[0][0] != b"t":
-                raise JournalLocked(
-                    f"{self.place}: schema {schema} is not there, and this user may not make it: "
-                    f"GRANT CREATE ON DATABASE, or have it made: CREATE SCHEMA {schema} AUTHORIZATION this user"
-                )
-        except (JournalNewer, JournalDamaged) as error:
-            raise JournalLocked(f"{self.place}: {error}") from error
-        except Refused as error:
-            raise JournalLocked(f"{self.place}: {error}") from error
+            with saying(self._place):
+                tables.require(link, self._place.schema)
+                self._require_rights(link)
         finally:
             link.close()
+
+    def _require_rights(self, link: Link) -> None:
+        schema = self._place.schema
+        if tables.version(link, schema) == tables.UNFINISHED or tables.require(link, schema):
+            if link.execute(_RIGHTS.format(schema=schema)).rows[0][0] != b"t":
+                raise JournalLocked(f"{self.place}: this user may not change all of schema {schema}")
+        elif link.execute(_MAY_MAKE.format(schema=schema)).rows[0][0] != b"t":
+            raise JournalLocked(
+                f"{self.place}: schema {schema} is not there, and this user may not make it; "
+                f"as a user who may: CREATE SCHEMA {schema} AUTHORIZATION this user"
+            )
 
     def holder(self) -> int | None:
         return None
@@ -85,6 +91,7 @@ class PostgresTools(LogTools):
     def resting(self) -> Iterator[None]:
         if not self.exists():
             raise JournalLocked(f"{self.place} has no journal in it: schema {self._place.schema} is not there")
+        self.require_usable()
         with Tenure(self._place):
             yield
 
@@ -102,9 +109,11 @@ class PostgresTools(LogTools):
         link = self._connect()
         schema = self._place.schema
         try:
-            made_schema = link.execute(f"SELECT to_regnamespace('{schema}') IS NULL").rows[0][0] == b"t"
-            unfinished = tables.version(link, schema) == tables.UNFINISHED  # of a command that was killed
-            made = unfinished or tables.make(link, schema, tables.UNFINISHED)
+            with saying(self._place):
+                self._require_rights(link)
+                made_schema = link.execute(f"SELECT to_regnamespace('{schema}') IS NULL").rows[0][0] == b"t"
+                unfinished = tables.version(link, schema) == tables.UNFINISHED  # of a command that was killed
+                made = unfinished or tables.make(link, schema, tables.UNFINISHED)
             with Tenure(self._place) as self._tenure:
                 try:
                     yield
@@ -114,8 +123,6 @@ class PostgresTools(LogTools):
                         with suppress(JournalError):
                             link.run(tables.unmaking(schema, *mine, made_schema))
                     raise
-        except Refused as error:
-            raise JournalLocked(f"{self.place}: {error}") from error
         finally:
             self._tenure = None
             link.close()
@@ -150,8 +157,6 @@ class PostgresTools(LogTools):
 
     def _connect(self) -> Link:
         link = Link(self._place)
-        try:
+        with saying(self._place):
             link.connect()
-        except Refused as error:
-            raise JournalLocked(f"{self.place}: {error}") from error
         return link
