@@ -11,8 +11,9 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,23 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path / "journal")
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def each_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+    """A rig of each kind of log."""
+    rig = made_rig(request)
+    yield rig
+    rig.journal.abandon()
+
+
+def made_rig(request: pytest.FixtureRequest, **options: Any) -> Rig:
+    if request.param == "sqlite":
+        return Rig(request.getfixturevalue("tmp_path") / "journal-0", **options)
+    url = request.getfixturevalue("postgres_url")
+    from tests.support.shared_log import SharedRig
+
+    return SharedRig(url, **options)
+
+
 def reopened(rig: Rig) -> Rig:
     """After a clean end; opening proves that everything is there."""
     rig.close()
@@ -56,15 +74,15 @@ def reopened(rig: Rig) -> Rig:
 # What a journal holds
 
 
-def test_what_was_committed_is_there_again(rig: Rig) -> None:
+def test_what_was_committed_is_there_again(each_rig: Rig) -> None:
     for key in (1, 2, 3, 4):
-        rig.put(key)
-    rig.change(2)
-    rig.change(2)
-    rig.delete(3)
-    rig.put(5, 0)
-    rig.journal.commit()
-    reopened(rig).close()
+        each_rig.put(key)
+    each_rig.change(2)
+    each_rig.change(2)
+    each_rig.delete(3)
+    each_rig.put(5, 0)
+    each_rig.journal.commit()
+    reopened(each_rig).close()
 
 
 def test_an_end_whose_own_commit_rotates_is_clean(rig: Rig) -> None:
@@ -90,81 +108,81 @@ def test_what_was_not_committed_is_not_there(rig: Rig, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2, 5])
-def test_restart_after_restart_changes_nothing(rig: Rig, times: int) -> None:
-    rig.put(1)
-    rig.put(2)
-    rig.change(1)
-    rig.journal.commit()
+def test_restart_after_restart_changes_nothing(each_rig: Rig, times: int) -> None:
+    each_rig.put(1)
+    each_rig.put(2)
+    each_rig.change(1)
+    each_rig.journal.commit()
     for _ in range(times):
-        reopened(rig)
-        assert rig.journal.high_water == 2
-        assert rig.said == []
-    rig.close()
-    assert len(rig.segments()) == 1, "a start that writes nothing leaves nothing"
+        reopened(each_rig)
+        assert each_rig.journal.high_water == 2
+        assert each_rig.said == []
+    each_rig.close()
+    assert len(each_rig.segments()) == 1, "a start that writes nothing leaves nothing"
 
 
-def test_an_empty_journal_can_be_started_and_ended_again_and_again(rig: Rig) -> None:
+def test_an_empty_journal_can_be_started_and_ended_again_and_again(each_rig: Rig) -> None:
     for _ in range(4):
-        reopened(rig)
-        assert rig.said == []
-    rig.close()
+        reopened(each_rig)
+        assert each_rig.said == []
+    each_rig.close()
 
 
-def test_kill_after_kill_does_not_pile_up_segments(rig: Rig, tmp_path: Path) -> None:
-    rig.put(1)
-    rig.journal.commit()
+def test_kill_after_kill_does_not_pile_up_segments(each_rig: Rig, tmp_path: Path) -> None:
+    each_rig.put(1)
+    each_rig.journal.commit()
     for number in range(6):
-        rig.crash(tmp_path / f"copy-{number}").open()
-        assert rig.said == []
-        rig.compact_all()
-    assert len(rig.segments()) <= 4, rig.segments()
-    rig.close()
+        each_rig.crash(tmp_path / f"copy-{number}").open()
+        assert each_rig.said == []
+        each_rig.compact_all()
+    assert len(each_rig.segments()) <= 4, each_rig.segments()
+    each_rig.close()
 
 
 @pytest.mark.parametrize("size", [0, 1, 2047, 2048, 2049, 65_535, 1 << 20])
-def test_bodies_of_every_size_come_back(rig: Rig, size: int) -> None:
-    rig.put(1, size)
-    rig.put(2, 10)
-    rig.change(1)
-    rig.journal.commit()
-    reopened(rig).close()
+def test_bodies_of_every_size_come_back(each_rig: Rig, size: int) -> None:
+    each_rig.put(1, size)
+    each_rig.put(2, 10)
+    each_rig.change(1)
+    each_rig.journal.commit()
+    reopened(each_rig).close()
 
 
 @pytest.mark.slow
-def test_a_body_larger_than_a_row_can_be_is_split_and_made_whole(rig: Rig, tmp_path: Path) -> None:
+def test_a_body_larger_than_a_row_can_be_is_split_and_made_whole(each_rig: Rig, tmp_path: Path) -> None:
     """Parts are 16 MiB; compaction moves such a record as any other, and a kill leaves all of it or nothing."""
     for key, size in ((1, (1 << 24) - 8), (2, (1 << 24) - 7), (3, (1 << 25) + 5)):
-        rig.put(key, size)
-        rig.put(key + 10, 5)
-        rig.journal.commit()
-    reopened(rig)
-    rig.rotate(11)
+        each_rig.put(key, size)
+        each_rig.put(key + 10, 5)
+        each_rig.journal.commit()
+    reopened(each_rig)
+    each_rig.rotate(11)
     for key in (11, 12, 13, 2):
-        rig.delete(key)
-    rig.journal.commit()
-    rig.compact_all()
-    rig.crash(tmp_path / "copy").open()
-    rig.close()
+        each_rig.delete(key)
+    each_rig.journal.commit()
+    each_rig.compact_all()
+    each_rig.crash(tmp_path / "copy").open()
+    each_rig.close()
 
 
-def test_a_record_larger_than_a_segment_gets_its_own(rig: Rig) -> None:
-    rig.put(1, 10)
-    rig.put(2, 10 * rig.segment_bytes)
-    rig.journal.commit()
-    rig.settle()
-    rig.rotate(1)
-    assert rig.journal.current >= 2
-    reopened(rig).close()
+def test_a_record_larger_than_a_segment_gets_its_own(each_rig: Rig) -> None:
+    each_rig.put(1, 10)
+    each_rig.put(2, 10 * each_rig.segment_bytes)
+    each_rig.journal.commit()
+    each_rig.settle()
+    each_rig.rotate(1)
+    assert each_rig.journal.current >= 2
+    reopened(each_rig).close()
 
 
-def test_keys_may_be_as_large_as_ids_can_be(rig: Rig) -> None:
+def test_keys_may_be_as_large_as_ids_can_be(each_rig: Rig) -> None:
     for key in (1, 2**32, 2**53 + 1, 2**63 - 1):
-        rig.put(key)
-    rig.delete(2**53 + 1)
-    rig.journal.commit()
-    reopened(rig)
-    assert rig.journal.high_water == 2**63 - 1
-    rig.close()
+        each_rig.put(key)
+    each_rig.delete(2**53 + 1)
+    each_rig.journal.commit()
+    reopened(each_rig)
+    assert each_rig.journal.high_water == 2**63 - 1
+    each_rig.close()
 
 
 def test_a_second_journal_is_locked_out(rig: Rig) -> None:
@@ -203,19 +221,19 @@ def test_the_directory_belongs_to_its_owner_alone(rig: Rig) -> None:
 # The largest key
 
 
-def test_the_largest_key_is_remembered_after_everything_is_deleted_and_compacted(rig: Rig) -> None:
+def test_the_largest_key_is_remembered_after_everything_is_deleted_and_compacted(each_rig: Rig) -> None:
     """W12: an id is never given twice."""
-    rig.put(1000)
-    rig.journal.commit()
+    each_rig.put(1000)
+    each_rig.journal.commit()
     for _ in range(3):
-        for key in list(rig.model):
-            rig.delete(key)
-        rig.journal.commit()
-        rig.compact_all()
-        reopened(rig)
-        assert rig.journal.high_water == 1000
-        rig.compact_all()
-    rig.close()
+        for key in list(each_rig.model):
+            each_rig.delete(key)
+        each_rig.journal.commit()
+        each_rig.compact_all()
+        reopened(each_rig)
+        assert each_rig.journal.high_water == 1000
+        each_rig.compact_all()
+    each_rig.close()
 
 
 def test_the_largest_key_is_remembered_when_the_end_meets_the_last_removal(rig: Rig) -> None:
@@ -238,16 +256,16 @@ def test_the_largest_key_is_remembered_when_the_end_meets_the_last_removal(rig: 
     rig.close()
 
 
-def test_the_largest_key_is_in_the_segment_before_the_one_with_its_record_goes(rig: Rig, tmp_path: Path) -> None:
-    rig.put(1)
-    rig.put(5000)
-    rig.delete(5000)
-    rig.journal.commit()
-    rig.rotate(1)
-    rig.compact_all()
-    rig.crash(tmp_path / "copy").open()
-    assert rig.journal.high_water == 5000
-    rig.close()
+def test_the_largest_key_is_in_the_segment_before_the_one_with_its_record_goes(each_rig: Rig, tmp_path: Path) -> None:
+    each_rig.put(1)
+    each_rig.put(5000)
+    each_rig.delete(5000)
+    each_rig.journal.commit()
+    each_rig.rotate(1)
+    each_rig.compact_all()
+    each_rig.crash(tmp_path / "copy").open()
+    assert each_rig.journal.high_water == 5000
+    each_rig.close()
 
 
 # Segments
@@ -264,20 +282,20 @@ def test_segments_stay_about_as_large_as_asked(rig: Rig) -> None:
     reopened(rig).close()
 
 
-def test_compaction_leaves_what_is_live(rig: Rig, seed: int) -> None:
+def test_compaction_leaves_what_is_live(each_rig: Rig, seed: int) -> None:
     draw = random.Random(seed)
     for key in range(1, 301):
-        rig.put(key, 200)
-        rig.journal.commit()
-        rig.settle()
+        each_rig.put(key, 200)
+        each_rig.journal.commit()
+        each_rig.settle()
     for key in draw.sample(range(1, 301), 250):
-        rig.delete(key)
-    rig.journal.commit()
-    before = len(rig.segments())
-    rig.compact_all()
-    assert len(rig.segments()) < before
-    assert rig.journal.records_moved > 0
-    reopened(rig).close()
+        each_rig.delete(key)
+    each_rig.journal.commit()
+    before = len(each_rig.segments())
+    each_rig.compact_all()
+    assert len(each_rig.segments()) < before
+    assert each_rig.journal.records_moved > 0
+    reopened(each_rig).close()
 
 
 def test_a_segment_that_grew_too_large_is_left_behind_also_when_nothing_is_written(rig: Rig) -> None:
@@ -515,7 +533,7 @@ def blocked(go: threading.Event) -> None:
 
 
 def behind(rig: Rig) -> bool:
-    return rig.journal.behind
+    return bool(rig.journal.behind)
 
 
 def somebody_waits(timeout_s: float) -> None:
@@ -1004,9 +1022,11 @@ def test_accepted_damage_does_not_bring_back_what_its_file_had_deleted(rig: Rig)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("round", range(4))
-def test_random_lives_against_a_dict(tmp_path: Path, seed: int, round: int) -> None:
+def test_random_lives_against_a_dict(each_rig: Rig, tmp_path: Path, seed: int, round: int) -> None:
     draw = random.Random(seed + round)
-    rig = Rig(tmp_path / "journal-0", segment_bytes=draw.choice([8192, 20_000, 100_000]))
+    rig = each_rig
+    rig.segment_bytes = draw.choice([8192, 20_000, 100_000])
+    reopened(rig)
     next_key = 1
     for life in range(1, 6):
         for _ in range(draw.randrange(5, 100)):

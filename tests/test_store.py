@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,19 +22,28 @@ PATIENCE_S = 60.0
 WALL_NS = 1_700_000_000_000_000_000
 
 
+def journal_at(place: Path | str, **options: Any) -> Any:
+    """A journal of either kind: a path is a directory, a text is a database."""
+    if isinstance(place, Path):
+        return Journal(str(place), **options)
+    from tests.support.shared_log import pumped
+
+    return pumped(place, **options)
+
+
 class Jobs:
     """A store and the jobs that it is asked about, as an engine has them."""
 
     def __init__(
         self,
-        directory: Path,
+        place: Path | str,
         fsync_ms: int | None = 50,
         *,
         segment_bytes: int = 1 << 15,
     ) -> None:
         self.jobs: dict[int, Job] = {}
         self.names: dict[int, bytes] = {}
-        self.journal = Journal(str(directory), segment_bytes=segment_bytes)
+        self.journal = journal_at(place, segment_bytes=segment_bytes)
         self.store = Store(self.journal, fsync_ms, Epoch(WALL_NS, NOW_NS))
         try:
             for job, name in self.store.replay():
@@ -82,9 +92,16 @@ class Jobs:
         self.store.close()
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """Where a journal of each kind is."""
+    found: str = request.getfixturevalue("postgres_url") if request.param == "postgres" else ""
+    return found or tmp_path / "journal"
+
+
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    jobs = Jobs(tmp_path / "journal")
+def jobs(place: Path | str) -> Iterator[Jobs]:
+    jobs = Jobs(place)
     yield jobs
     jobs.store.abandon()
 
@@ -154,8 +171,8 @@ def test_what_compaction_commits_for_a_client_is_synced_in_time_too(jobs: Jobs) 
     assert jobs.store.sync_due_ns > 0, "a put is committed and nobody will sync it"
 
 
-def test_jobs_come_back_as_they_were(tmp_path: Path) -> None:
-    jobs = Jobs(tmp_path / "journal")
+def test_jobs_come_back_as_they_were(place: Path | str) -> None:
+    jobs = Jobs(place)
     ready = jobs.put(1, b"")
     ready.tally = Tally(1, 2, 3, 4, 5)
     jobs.store.change(ready)
@@ -170,7 +187,7 @@ def test_jobs_come_back_as_they_were(tmp_path: Path) -> None:
     jobs.delete(5)
     jobs.store.commit(NOW_NS)
     jobs.close()
-    again = Jobs(tmp_path / "journal")
+    again = Jobs(place)
     assert sorted(again.jobs) == [1, 2, 3, 4]
     assert again.first_id == 6
     for id, job in again.jobs.items():
@@ -276,8 +293,8 @@ def test_a_job_is_never_a_mixture_of_what_it_was_and_what_it_became(large: bool)
     assert found_in([*lost, log.records[-1]])[0] == {2: (b"old", 60, 50)}
 
 
-def test_a_job_that_was_compacted_is_the_same(tmp_path: Path) -> None:
-    jobs = Jobs(tmp_path / "journal")
+def test_a_job_that_was_compacted_is_the_same(place: Path | str) -> None:
+    jobs = Jobs(place)
     jobs.put(1, b"old", tube=b"first")
     buried = jobs.put(2, b"buried")
     buried.state, buried.rank = BURIED, 5
@@ -300,22 +317,22 @@ def test_a_job_that_was_compacted_is_the_same(tmp_path: Path) -> None:
     assert jobs.journal.oldest > 1
     assert {job.segment for job in jobs.jobs.values()} == {jobs.journal.current}
     jobs.close()
-    again = Jobs(tmp_path / "journal")
+    again = Jobs(place)
     assert sorted(again.jobs) == [1, 2]
     assert (again.jobs[1].body, again.names[1]) == (b"old\r\n", b"first")
     assert (again.jobs[2].state, again.jobs[2].rank) == (BURIED, 5)
     again.close()
 
 
-def test_a_record_that_is_no_job_is_damage_and_not_a_traceback(tmp_path: Path) -> None:
-    journal = Journal(str(tmp_path / "journal"), segment_bytes=1 << 15)
+def test_a_record_that_is_no_job_is_damage_and_not_a_traceback(place: Path | str) -> None:
+    journal = journal_at(place, segment_bytes=1 << 15)
     assert list(journal.replay()) == []
     journal.start()
     journal.append(1, FULL, b"\xff" * 40)
     journal.commit()
     journal.close()
     with pytest.raises(JournalDamaged) as caught:
-        Jobs(tmp_path / "journal")
+        Jobs(place)
     assert "\n" not in str(caught.value)
 
 

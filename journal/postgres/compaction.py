@@ -81,7 +81,9 @@ class Compaction:
         taken = self.disk_bytes + self._writer.pending_bytes
         if self.budget is not None and taken > self.budget - 2 * self.limit:
             return self._is_worth()
-        return taken > HOLD_SHARE * self.live.total_bytes + SPARE_SEGMENTS * self.limit
+        # A large record makes its segment larger than the limit, and is no reason to wait.
+        oversize = sum([max(0, each.bytes - self.limit) for each in (self.segments[0], self.segments[-1])])
+        return taken > HOLD_SHARE * self.live.total_bytes + SPARE_SEGMENTS * self.limit + oversize
 
     # --- moving
 
@@ -132,8 +134,8 @@ class Compaction:
 
     @property
     def settling(self) -> bool:
-        """Whether is_wanted() may change by itself."""
-        return self._retiring > 0 or (self._victim > 0 and self._victim == self.segments[0].number)
+        """Whether is_wanted() may change by itself, without commits and work on tables."""
+        return self._retiring > 0
 
     def tend(self) -> None:
         """Has a segment dropped once all that replaced it is safe."""

@@ -595,6 +595,13 @@ class PostgresLog(SharedLog):
         self._filled = 0
         tables.tend()
 
+    def _rotate_late(self) -> None:
+        """The next segment was not there when this one was full, and nobody writes now: an empty row ends it."""
+        if self._number + 1 in self._tables.made and self.live.bytes_in(self._number) < self._filled:
+            self._writer.add([], 0, self._number, self.high_water)
+            self._rotate()
+            self._writer.send()
+
     def _count_row(self, segment: int, seq: int, size: int, records: int) -> None:
         count = self._numbers[segment]
         if not count.first:
@@ -692,7 +699,7 @@ class PostgresLog(SharedLog):
 
     @property
     def settling(self) -> bool:
-        return self._tables.busy or self._writer.resting or self._compaction.settling
+        return self._tables.busy or self._writer.sent_ns > 0 or self._compaction.settling
 
     def tend(self) -> None:
         try:
@@ -704,6 +711,8 @@ class PostgresLog(SharedLog):
             writer.tend()
             self._compaction.tend()
             self._tables.tend()
+            if self._filled >= self._limit and not self._batch and not self._parts and not writer.pending_bytes:
+                self._rotate_late()
             if self._refusing and self._budget is not None:
                 left = self._left_for_puts_at(self.live.total_bytes, self.live.keys)
                 self._say_refusing(left < self._budget // 64)
@@ -729,7 +738,7 @@ class PostgresLog(SharedLog):
             segment_bytes=self._segment_bytes,
             records_written=self.records_written,
             records_moved=self.records_moved,
-            disk_bytes=self.disk_bytes if self.epoch else sum([each.bytes for each in segments]),
+            disk_bytes=sum([each.bytes for each in segments]) + self._writer.pending_bytes,
             live_bytes=self.live.total_bytes,
         )
 

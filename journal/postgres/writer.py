@@ -288,11 +288,6 @@ class Writer:
         else:
             self.fail(JournalFailed(f"journal: the database refuses a commit: {refused} ({state})"))
 
-    @property
-    def resting(self) -> bool:
-        """Whether a row waits to be sent again."""
-        return self._retry_s > 0
-
     def tend(self) -> None:
         """Sends a row again that the database could not take."""
         if self._retry_s and time.monotonic() >= self._retry_s and not self.cut and not self.fenced:

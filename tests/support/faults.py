@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from journal import CHANGE, DELETE, DESCRIPTORS_MAX, FULL, Journal, JournalError, Record
 from journal.sqlite.replay import Replay
@@ -133,17 +133,16 @@ class Rig:
         self.version = 0
         self.journal = self.open()
 
-    def open(self, *, accept_damage: bool = False) -> Journal:
+    def open(self, *, accept_damage: bool = False) -> Any:
         """Opens, replays and starts the journal; fails when it does not hold what the dict holds."""
         self.journal = self.replayed(accept_damage=accept_damage)
         self.journal.start()
         self.journal.heal(self.payload_of)
         return self.journal
 
-    def replayed(self, *, accept_damage: bool = False) -> Journal:
-        """Opens and replays only. With `accept_damage`, the dict takes over what is still there."""
-        self.said.clear()
-        journal = Journal(
+    def made(self, *, accept_damage: bool) -> Any:
+        """A journal that has read nothing."""
+        return Journal(
             str(self.directory),
             segment_bytes=self.segment_bytes,
             compact=self.compact,
@@ -151,6 +150,11 @@ class Rig:
             descriptors=self.descriptors,
             log=self.said.append,
         )
+
+    def replayed(self, *, accept_damage: bool = False) -> Any:
+        """Opens and replays only. With `accept_damage`, the dict takes over what is still there."""
+        self.said.clear()
+        journal = self.made(accept_damage=accept_damage)
         try:
             found = fold(journal.replay())
         except BaseException:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from journal.log import Log, Record
 from journal.postgres.link import Link
 from journal.postgres.log import PostgresLog
 from journal.postgres.place import Place
+from tests.support.faults import Rig
 
 
 def claim(url: str) -> int:
@@ -82,3 +84,54 @@ def compact(log: Log, payload_of: Callable[[int], bytes | None]) -> None:
             return
         else:
             time.sleep(0.0005)
+
+
+class Pumped(PostgresLog):
+    """A log whose owner has no watcher: tend() takes what has come."""
+
+    def start(self) -> None:
+        """Leads, as if this were the only node."""
+        if not self.epoch:
+            epoch = claim(self.place_of.url)
+            while self.more():
+                pass
+            assert self.lead(epoch)
+        super().start()
+
+    def tend(self) -> None:
+        self.pump()
+        super().tend()
+
+
+def pumped(url: str, **options: Any) -> Pumped:
+    """A log that is used as one in a directory is: with replay() and start()."""
+    log = Pumped(url, **options)
+    log.open()
+    return log
+
+
+class SharedRig(Rig):
+    """The rig of a log in a database."""
+
+    def __init__(self, url: str, *, segment_bytes: int = 1 << 16, compact: bool = True) -> None:
+        self.url = url
+        super().__init__(Path(), segment_bytes=segment_bytes, compact=compact)
+
+    def made(self, *, accept_damage: bool) -> Any:
+        return pumped(
+            self.url,
+            segment_bytes=self.segment_bytes,
+            compact=self.compact,
+            accept_damage=accept_damage,
+            log=self.said.append,
+        )
+
+    def crash(self, into: Path) -> Rig:
+        """What was acknowledged is there; the process is gone."""
+        self.settle()
+        self.sync()
+        self.journal.abandon()
+        return self
+
+    def segments(self) -> list[str]:
+        return [str(each.number) for each in self.journal.segments(1000) if each.state != "spare"]
