@@ -210,7 +210,8 @@ class Member:
         now_ns = self._clock()
         seen, self.view, self.view_ns = self.view, view, sent_ns
         if seen is None or (seen.epoch, seen.incarnation) != (view.epoch, view.incarnation):
-            if view.epoch < (0 if seen is None else seen.epoch):
+            lower = seen is not None and view.epoch < seen.epoch
+            if lower and (view.incarnation != self.me.incarnation or view.epoch < self.epoch):
                 self._end(f"the database has lost epoch {seen.epoch if seen else 0}, its last is {view.epoch}")
                 return
             self._epoch_ns = self._changed_ns = now_ns
@@ -329,7 +330,7 @@ class Member:
                 reached = yield from self._beat(Serve(self.epoch) if ready else Beat(self.epoch))
                 if self.has_ended():
                     return False
-                if ready and reached:
+                if self.lease.holds(self._clock()):
                     return self._begin()
                 beat_ns = now_ns + self._beat_ns if reached else self._clock() + self._retry_ns
                 if not reached:

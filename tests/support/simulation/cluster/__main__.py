@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from tests.support.seed_program import run, seed_parser, seeds_of
-from tests.support.simulation.cluster.life import Outcome, live
+from tests.support.simulation.cluster.life import Outcome, Parts, live
+from tests.support.simulation.cluster.whole import WholeProcess
 
 NAME = "python -m tests.support.simulation.cluster"
 SHOW_EVERY_S = 5.0
@@ -16,21 +17,28 @@ def main(arguments: list[str]) -> int:
     parser = seed_parser(
         NAME, __doc__, one="the seed of one life, shown line by line", many="live N lives, one seed after the other"
     )
+    parser.add_argument("--whole", action="store_true", help="with the real turn, store, engine and sessions")
     options = parser.parse_args(arguments)
+    parts = Parts(process=WholeProcess) if options.whole else Parts()
     seeds = seeds_of(parser, options)
     if options.seed is not None:
-        outcome = live(options.seed, show=print)
+        outcome = live(options.seed, parts, show=print)
         print(summary(outcome))
         return outcome.failure is not None
     print(f"seeds {seeds[0]} to {seeds[-1]}", flush=True)
     begun_s = shown_s = time.monotonic()
     replies = takeovers = 0
     for count, seed in enumerate(seeds, 1):
-        outcome = live(seed)
+        outcome = live(seed, parts)
         replies += outcome.replies
         takeovers += outcome.takeovers
         if outcome.failure is not None:
-            print(*outcome.trace[-60:], summary(outcome), f"replay with: {NAME} {seed}", sep="\n")
+            print(
+                *outcome.trace[-60:],
+                summary(outcome),
+                f"replay with: {NAME}{' --whole' * options.whole} {seed}",
+                sep="\n",
+            )
             return 1
         now_s = time.monotonic()
         if now_s - shown_s > SHOW_EVERY_S or count == len(seeds):

@@ -23,7 +23,7 @@ class Row(NamedTuple):
     seq: int
     epoch: int
     token: int
-    records: tuple[tuple[str, int], ...]
+    records: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Backend:
 
 
 class Server:
-    """One PostgreSQL. `lost` are backends' ends that it noticed."""
+    """One PostgreSQL."""
 
     def __init__(self, world: World, name: str, timeline: int, wal: list[Change], replicates: bool) -> None:
         self.world = world
@@ -341,6 +341,18 @@ class Server:
 
     def read(self, first: int, most: int) -> Statement:
         yield Linger()
+        rows = self.state.rows
+        return [rows[seq] for seq in range(first, first + most) if seq in rows]
+
+    def read_under(self, epoch: int, first: int, most: int) -> Statement:
+        """As read(), but "fenced" where the epoch is another one.
+
+        The claim of this epoch is on the replica. It waited for the rows of earlier epochs: what is seen beside it is
+        there, too. What is seen without it may be taken back.
+        """
+        yield Linger()
+        if self.state.leader.epoch != epoch:
+            return "fenced"
         rows = self.state.rows
         return [rows[seq] for seq in range(first, first + most) if seq in rows]
 

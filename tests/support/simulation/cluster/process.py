@@ -106,7 +106,7 @@ class Process(Owner):
         self.last = (0, 0)  # seq and token of the last row that was read, or surely written
         self.row: Row | None = None  # the one that is on its way
         self.cut = True
-        self.batch: list[tuple[str, int]] = []
+        self.batch: list[Any] = []  # records that gather meanwhile
         # the queue
         self.jobs: dict[int, bool] = {}  # whether somebody holds it
         self.gate: deque[tuple[int, str, int]] = deque()  # what waits: for which seq, what it is, of which job
@@ -168,6 +168,8 @@ class Process(Owner):
             case ResumeLog(epoch):
                 self._resume_log(epoch, done)
             case _:
+                if not isinstance(want, Look | Tell):
+                    self.soon(lambda: self.life.stumble(self))
                 self.fence.ask(partial(self._statement, want), done)
 
     def _statement(self, want: Want, server: Server) -> Statement:
@@ -226,6 +228,10 @@ class Process(Owner):
     def _apply(self, row: Row) -> None:
         require(row.seq == self.last[0] + 1, self.me.incarnation, "reads row", row.seq, "behind", self.last[0])
         self.last = (row.seq, row.token)
+        self.apply(row)
+
+    def apply(self, row: Row) -> None:
+        """Another node has written it."""
         for kind, id in row.records:
             if kind == "put":
                 self.jobs[id] = False
@@ -239,7 +245,7 @@ class Process(Owner):
         self.log.ask(lambda server: server.insert(row, behind, limit_ns), self.guarded(done))
 
     def _lead_log(self, epoch: int, done: Callable[..., None]) -> None:
-        row = Row(self.last[0] + 1, epoch, self.life.token(), (("takeover", epoch),))
+        row = Row(self.last[0] + 1, epoch, self.life.token(), ())
 
         def inserted(result: str | None, error: JournalError | None) -> None:
             if result == "done":
@@ -257,7 +263,7 @@ class Process(Owner):
             """A takeover row of an attempt whose answer was lost is as good."""
             if rows is None:
                 done(None, error)
-            elif rows and rows[0].epoch == epoch and rows[0].records == row.records:
+            elif rows and rows[0].epoch == epoch:
                 self.last = (rows[0].seq, rows[0].token)
                 self.cut = False
                 done(True)
@@ -270,10 +276,15 @@ class Process(Owner):
         """Looks for the row that was on its way. Where it is not, it is written again."""
         row = self.row
 
-        def looked(rows: list[Row] | None, error: JournalError | None) -> None:
+        def looked(rows: list[Row] | str | None, error: JournalError | None) -> None:
+            if rows == "fenced":
+                self.log.drop()  # a server that does not know the epoch may be the wrong one
+                done(False)
+                return
             if rows is None:
                 done(None, error)
                 return
+            assert not isinstance(rows, str)
             seq, token = self.last
             if not (rows and (rows[0].seq, rows[0].token) == (seq, token)):
                 done(None, JournalForked(f"row {seq} is lost"))
@@ -302,7 +313,7 @@ class Process(Owner):
             else:
                 done(None, JournalForked(f"the row on its way: {result}"))
 
-        self.log.ask(lambda server: server.read(self.last[0], 2), self.guarded(looked))
+        self.log.ask(lambda server: server.read_under(epoch, self.last[0], 2), self.guarded(looked))
 
     def _send_batch(self) -> None:
         if self.cut or self.row is not None or not self.batch:
@@ -376,6 +387,31 @@ class Process(Owner):
             self._release_replies()
             if not self.gate:
                 self.member.finish()
+
+    def judge(self) -> None:
+        """What must be true of a process that serves."""
+        life, who = self.life, self.me.incarnation
+        lost = life.puts - life.deletes - self.jobs.keys()
+        require(not lost, who, "leads without the acknowledged jobs", sorted(lost))
+        back = life.gone & self.jobs.keys()
+        require(not back, who, "leads with the deleted jobs", sorted(back))
+        jobs: set[int] = set()
+        for row in self.rows():
+            for kind, id in row.records:
+                if kind == "put":
+                    jobs.add(id)
+                elif kind == "delete":
+                    jobs.discard(id)
+        if self.row is None and not self.batch:
+            require(jobs == self.jobs.keys(), who, "leads with other jobs than the log has")
+
+    def rows(self) -> list[Row]:
+        """The log, up to what this process has read or written."""
+        rows = self.life.primary.state.rows
+        seq, token = self.last
+        there = seq in rows and rows[seq].token == token
+        require(there, self.me.incarnation, "leads behind a row that is not in the log")
+        return [rows[seq] for seq in range(1, seq + 1)]
 
     # --- what the member tells
 
