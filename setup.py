@@ -50,6 +50,7 @@ ROOMS = {
     "geventstalk/serving": ["clustered", "connection", "linger", "parking", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],
     "journal": ["liveness", "log"],
+    "journal/postgres": ["compaction", "format", "log", "replay", "writer"],
     "journal/sqlite": [
         "compaction",
         "files",
