@@ -10,7 +10,17 @@ import time
 
 import pytest
 
-from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalFailed, JournalForked, JournalNewer, SyncPoint
+from journal import (
+    CHANGE,
+    DELETE,
+    FULL,
+    JournalDamaged,
+    JournalFailed,
+    JournalForked,
+    JournalNewer,
+    JournalUnreachable,
+    SyncPoint,
+)
 from tests.support.postgres import Pair, Postgres, have_psycopg
 
 if not have_psycopg():
@@ -327,6 +337,25 @@ def test_resuming_under_an_epoch_that_is_over(postgres_url: str) -> None:
     assert not log.resume(epoch)
     assert log.fenced
     log.abandon()
+
+
+def test_a_database_that_does_not_know_the_epoch_was_left_behind(postgres_url: str) -> None:
+    """A primary whose replica was promoted knows nothing of the epoch that was claimed there: that is no fence."""
+    log = open_log(postgres_url)
+    with pytest.raises(JournalUnreachable, match="left behind"):
+        log.resume(log.epoch + 1)
+    assert not log.fenced
+    follower = PostgresLog(postgres_url, segment_bytes=1 << 20)
+    follower.open()
+    assert list(follower.batches()) == []
+    with pytest.raises(JournalUnreachable, match="left behind"):
+        follower.lead(log.epoch + 1)
+    assert log.resume(claim(postgres_url))
+    log.append(1, FULL, b"one")
+    log.commit()
+    log.close()
+    follower.abandon()
+    assert read(postgres_url) == {1: b"one"}
 
 
 def test_a_database_that_lost_what_was_safe_is_refused(postgres_url: str) -> None:

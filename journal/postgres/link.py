@@ -42,8 +42,11 @@ SETTINGS: Final = {
 SESSION: Final = (
     "SET client_min_messages = warning; SET statement_timeout = 0; SET lock_timeout = 0;"
     "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read committed';"
-    "SET bytea_output = hex; SET standard_conforming_strings = on"
+    "SET bytea_output = hex; SET standard_conforming_strings = on;"
+    "SELECT set_config('client_connection_check_interval', '2s', false)"
+    " WHERE current_setting('server_version_num')::int >= 140000 AND version() NOT LIKE '%Visual C%'"
 )
+"""What holds in every session. A backend whose client is gone does not wait for a lock for ever, where it can tell."""
 UNREACHABLE: Final = ("08", "57P")
 """Classes of errors with which a connection ends: the database shuts down, starts, or has lost its way."""
 _LOCKED: Final = (

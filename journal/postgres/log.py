@@ -344,6 +344,7 @@ class PostgresLog(SharedLog):
             for _, rows in self.more():
                 if rows:
                     raise JournalForked(f"{self.place_of.shown}: another node has written since")
+        self._require_epoch(epoch)
         number = reading.segment
         damaged = bool(reading.damaged)
         seq = reading.place + 1
@@ -375,6 +376,15 @@ class PostgresLog(SharedLog):
             reading.enter(number + 1)
         self._begin(epoch)
         return True
+
+    def _require_epoch(self, epoch: int) -> None:
+        """Raises JournalUnreachable when this database has not heard of an epoch: a primary that was left behind."""
+        answer = self._link.execute(f"SELECT epoch FROM {self.schema}.leader")
+        if not answer.rows or int(answer.rows[0][0] or 0) < epoch:
+            self._link.pass_over()
+            raise JournalUnreachable(
+                f"{self.place_of.shown}: a primary that was left behind: it knows no epoch {epoch}"
+            )
 
     def _begin(self, epoch: int) -> None:
         reading, compaction, tables = self._reading, self._compaction, self._tables
@@ -434,6 +444,7 @@ class PostgresLog(SharedLog):
         self._tables.begin(epoch, {})
         try:
             self._connect()
+            self._require_epoch(epoch)
             self._link.run(making(self.schema, epoch, self._number))
             self._link.run(making(self.schema, epoch, self._number + 1))
             writer.resume(epoch)
