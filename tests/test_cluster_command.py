@@ -171,7 +171,7 @@ def test_status_for_scripts(run: Callable[..., Ran]) -> None:
         {"node": node, "address": f"{node}:11300", "role": role, "epoch": 7, "lag": lag, "seen_s": 0.3}
         for node, role, lag in (("a", "active", 0), ("b", "standby", 2))
     )
-    facts = {"leader": "a", "last": "a", "epoch": 7, "lease_s": 1.0, "wish": "b", "nodes": [a, b]}
+    facts = {"leader": "a", "last": "a", "claims": None, "epoch": 7, "lease_s": 1.0, "wish": "b", "nodes": [a, b]}
     assert ran.code == 0 and json.loads(ran.out) == facts
 
 
@@ -205,7 +205,7 @@ def test_no_node_leads(run: Callable[..., Ran]) -> None:
     ],
 )
 def test_the_rows_know_more_of_the_node_that_leads_than_it_told(first: View, role: str, expected: str) -> None:
-    status = seen(Rows(first, told("a", role, age_s=5.0))).status()
+    status = seen(Rows(first, told("a", role, age_s=5.0, epoch=6))).status()
     assert status.nodes == [Node("a", "a:11300", expected, 7, 0, 5.0)]
     assert status.leader == ("" if expected == CLAIMING else "a")
     status = seen(Rows(first)).status()
@@ -219,6 +219,27 @@ def test_a_node_that_led_and_was_started_again_is_a_standby() -> None:
     assert [(each.node, each.role) for each in seen(rows).status().nodes] == [("a", STANDBY), ("b", STANDBY)]
     rows.told[0] = told("a", STANDBY, age_s=3.5)
     assert seen(rows).status().nodes[-1][:3] == ("a", "a:11300", GONE)
+
+
+def test_who_has_the_epoch_and_does_not_serve(run: Callable[..., Ran]) -> None:
+    rows = two()
+    rows.change(owed_ms=1)
+    ran = run(rows, "status")
+    assert ran.code == 1 and ran.out.startswith("no node leads; a is taking over, epoch 7\n")
+    rows = two()
+    rows.lead(8, "command 5 on h", address="", owed_ms=1)
+    rows.told[0] = told("a", STANDBY)
+    ran = run(rows, "status")
+    assert ran.code == 1 and ran.out.startswith("no node leads; command 5 on h has the journal to itself, epoch 8\n")
+    assert ran.out.count("command") == 1
+    rows = two()
+    rows.lead(8, "command 5 on h", address="", owed_ms=1)
+    ran = run(rows, "promote", "b")
+    assert ran.err == "geventstalk: no node leads, command 5 on h is at it: there is nobody to hand over\n"
+    rows = two()
+    rows.lead(8, "command 5 on h", address="", owed_ms=1, released=True)
+    ran = run(rows, "status")
+    assert ran.code == 1 and ran.out.startswith("no node leads, epoch 8\n")
 
 
 # --- promote and demote

@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -31,7 +32,8 @@ from journal.postgres.format import FIRST, LOST, ROW_BYTES
 from journal.postgres.log import LOST_KEYS, PostgresLog
 from journal.postgres.place import Place
 from journal.postgres.tenure import Tenure
-from tests.support.postgres import Postgres
+from tests.support.cluster.nodes import ACTIVE, STANDBY, Cluster, Node
+from tests.support.postgres import Postgres, require_postgres
 from tests.support.process import ROOT
 from tests.support.shared_log import claim, take_over
 from tests.support.tools import SECOND, Jobs, Ran, exported, fill, make_job, open_store, prints, run_tool
@@ -655,7 +657,7 @@ def test_without_the_library_one_line_says_how_to_get_it(tmp_path: Path) -> None
 
 def test_commands_of_a_cluster_on_real_rows(url: str) -> None:
     ran = run_tool("cluster", "status", "-b", url)
-    assert ran.code == 1 and ran.out.startswith("no node leads; the last one was command ")
+    assert ran.code == 1 and ran.out.startswith("no node leads, epoch ")
     with Leader(url) as leader:
         leader.fence.serve(leader.epoch)
         ran = run_tool("cluster", "status", "-b", url)
@@ -728,3 +730,81 @@ def test_check_config_finds_a_database_that_cannot_be_used(postgres_url: str, po
         assert run_tool("import", poor, stdin=JOB).code == 10
         postgres_server.ask(f"GRANT USAGE ON SCHEMA {schema} TO {schema}")
         postgres_server.ask(f"GRANT SELECT ON {schema}.meta TO {schema}")
+
+
+# --- beside nodes that are processes
+
+
+def listed(cluster: Cluster) -> dict[str, str]:
+    """The role of each node, as `cluster status` says it."""
+    ran = run_tool("cluster", "status", "--json", "-b", cluster.url)
+    return {node["node"]: node["role"] for node in json.loads(ran.out)["nodes"]}
+
+
+def ask_for(node: Node, command: bytes) -> bytes:
+    with socket.create_connection(node.address, 10) as sock:
+        sock.sendall(command)
+        return sock.makefile("rb").readline()
+
+
+@pytest.mark.slow
+def test_a_journal_moves_into_a_cluster_changes_nodes_and_moves_out(folder: Path, tmp_path: Path) -> None:
+    require_postgres()
+    jobs = exported(run_tool("export", folder))
+    with Cluster(replica=False) as cluster:
+        url = cluster.url
+        assert run_tool("copy", folder, url).code == 10, "a node leads"
+        stop_all(cluster)
+        assert run_tool("copy", folder, url).code == 0
+        for node in cluster.nodes:
+            node.start()
+        cluster.wait_healthy()
+        before, other = cluster.leader(), cluster.standby()
+        assert ask_for(other, b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 62\r\n"
+        cluster.wait(lambda: listed(cluster)[other.name] == "standby", "the standby tells of itself")
+        ran = run_tool("journal", "backup", url, tmp_path / "backup")
+        assert ran.code == 0 and set(exported(run_tool("export", tmp_path / "backup"))) == {*jobs, 62}
+
+        done = json.loads(run_tool("cluster", "promote", "--json", "-b", url, other.name).out)
+        assert (done["before"], done["leader"], done["changed"]) == (before.name, other.name, True)
+        assert 0 < done["gap_ms"] < 5000
+        assert ask_for(other, b"peek 62\r\n") == b"FOUND 62 2\r\n"
+        cluster.wait(lambda: listed(cluster)[before.name] == "standby", "the other one stands by")
+        done = json.loads(run_tool("cluster", "demote", "--json", "-b", url, other.name).out)
+        assert (done["before"], done["leader"]) == (other.name, before.name)
+        assert run_tool("cluster", "demote", "-b", url, other.name).out.startswith(f"{other.name} does not lead")
+
+        stop_all(cluster)
+        assert run_tool("cluster", "status", "-b", url).code == 1
+        assert run_tool("copy", url, tmp_path / "out").code == 0
+    out = exported(run_tool("export", tmp_path / "out"))
+    assert {id: job for id, job in out.items() if id != 62} == jobs
+    assert json.loads(run_tool("export", tmp_path / "out").out.splitlines()[0])["highest_id"] == 62
+    open_store(tmp_path / "out").close()
+
+
+@pytest.mark.slow
+def test_a_node_that_is_started_while_a_command_works_waits_and_so_do_its_clients(tmp_path: Path) -> None:
+    require_postgres()
+    with Cluster(nodes=1, replica=False) as cluster:
+        stop_all(cluster)
+        node = cluster.nodes[0]
+        with Tenure(Place(cluster.url)):
+            node.start()
+            cluster.wait(lambda: node.role() == STANDBY, "the node stands by")
+            client = socket.create_connection(node.address, 60)
+            client.sendall(b"put 0 0 60 2\r\nhi\r\n")
+            time.sleep(0.5)
+            ran = run_tool("cluster", "status", "-b", cluster.url)
+            assert ran.code == 1 and "has the journal to itself" in ran.out, ran.out
+            assert node.role() == STANDBY
+        assert client.makefile("rb").readline() == b"INSERTED 1\r\n"
+        client.close()
+        assert "rror" not in node.log.read_text()
+
+
+def stop_all(cluster: Cluster) -> None:
+    """Standbys first, so that no node takes over."""
+    for node in sorted(cluster.nodes, key=lambda each: each.role() == ACTIVE):
+        node.terminate()
+        assert node.end() == 0

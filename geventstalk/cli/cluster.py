@@ -101,8 +101,13 @@ def _status(seen: Watch, as_json: bool) -> int:
 def _headline(status: Status) -> str:
     if status.leader:
         text = f"{status.leader} leads, epoch {status.epoch}, lease {time_of(status.lease_s)}"
+    elif status.claims:
+        what = "is taking over" if status.last else "has the journal to itself"
+        text = f"no node leads; {status.claims} {what}, epoch {status.epoch}"
     elif status.last:
         text = f"no node leads; the last one was {status.last}, epoch {status.epoch}"
+    elif status.epoch:
+        text = f"no node leads, epoch {status.epoch}"
     else:
         text = "no node has ever led"
     if status.wish:
@@ -130,6 +135,7 @@ def _facts(status: Status) -> dict[str, object]:
     return {
         "leader": status.leader or None,
         "last": status.last or None,
+        "claims": status.claims or None,
         "epoch": status.epoch,
         "lease_s": status.lease_s,
         "wish": status.wish or None,

@@ -135,7 +135,7 @@ class Member:
         if view is None or self.role not in (STARTING, STANDBY) or now_ns - self.view_ns > self._lease_ns:
             return None
         leads = view.epoch > 0 and not view.released and view.incarnation != self.me.incarnation
-        return view.address if leads and view.address != self.me.address else None
+        return view.address if leads and view.address not in ("", self.me.address) else None  # "": a command leads
 
     def leave(self) -> None:
         """The process is to end. A node that leads hands over first; the end comes as steps_down()."""

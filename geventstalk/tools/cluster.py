@@ -41,10 +41,14 @@ class Node(NamedTuple):
 
 
 class Status(NamedTuple):
-    """A cluster as it is now. `leader` is "" when no node leads, `last` the node that led last then."""
+    """A cluster as it is now. `leader` is "" when no node leads, `last` the node that led last then.
+
+    `claims` is who has the epoch and does not serve: a node that takes over, or a command with the journal to itself.
+    """
 
     leader: str
     last: str
+    claims: str
     epoch: int
     lease_s: float
     wish: str
@@ -87,11 +91,13 @@ class Watch:
         members = self._fence.members()
         leads = next((each.place for each in members if each.node == view.node), 0)
         nodes = {each.node: _node(each, view, alive, leads) for each in members}
-        if alive and view.node not in nodes:
+        if alive and view.address and view.node not in nodes:
             nodes[view.node] = Node(view.node, view.address, _role_of_leader("", view), view.epoch, 0, 0.0)
         leader = view.node if alive and not view.owed_ms else ""
         order = sorted(nodes.values(), key=lambda each: (each.node != leader, each.role in (GONE, ENDED), each.node))
-        return Status(leader, view.node, view.epoch, view.lease_ms / 1000, view.wish, order)
+        last = view.node if view.address else ""
+        claims = view.node if alive and view.owed_ms else ""
+        return Status(leader, last, claims, view.epoch, view.lease_ms / 1000, view.wish, order)
 
     def _look_closely(self) -> tuple[View, bool]:
         """The rows, and whether the node of the last epoch is alive."""
@@ -129,8 +135,9 @@ class Watch:
     def _need_leader(self) -> Status:
         status = self.status()
         if not status.leader:
-            last = f", {status.last} was the last one" if status.last else ""
-            raise NotDone(f"no node leads{last}: there is nobody to hand over")
+            last = f", {status.last} was the last one" if status.last and not status.claims else ""
+            now = f", {status.claims} is at it" if status.claims else last
+            raise NotDone(f"no node leads{now}: there is nobody to hand over")
         return status
 
     def _hand_over(self, wished: str, timeout_s: float) -> Handover:
@@ -208,7 +215,8 @@ def _node(told: MemberFacts, view: View, alive: bool, place: int) -> Node:
         if role != ENDED and (silent or (leads and role in (ACTIVE, SILENT, LEAVING, CLAIMING))):
             role = GONE
     lag = max(0, place - told.place) if alive and role not in (GONE, ENDED) else None
-    return Node(told.node, told.address, role, told.epoch, lag, told.age_s)
+    epoch = view.epoch if leads and alive else told.epoch
+    return Node(told.node, told.address, role, epoch, lag, told.age_s)
 
 
 def _role_of_leader(told: str, view: View) -> str:
