@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from journal import fence_for
+from journal.fence import Fence
 from tests.support.postgres import Postgres, have_psycopg, new_schema
 from tests.support.process import GEVENTSTALK, ServerProcess, free_port
 from tests.support.wire import Client, WireError
@@ -109,6 +110,12 @@ def leader_by(node: ServerProcess) -> str:
         return ""
 
 
+def wish(fence: Fence, node: str) -> None:
+    """Once it is known as a standby; each node tells of itself once a lease."""
+    wait(lambda: {each.node: each.role for each in fence.members()}.get(node) == "standby", f"{node} is known")
+    fence.wish(node)
+
+
 @pytest.fixture
 def nodes(postgres_server: Postgres, tmp_path: Path) -> Iterator[Nodes]:
     made = Nodes(f"{postgres_server.url}?schema={new_schema()}", tmp_path)
@@ -177,12 +184,10 @@ def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(
     other = nodes.start("other")
     nodes.await_log("other", "one leads")
     fence = fence_for(nodes.url)
-    # The standby tells of itself once a lease.
-    wait(lambda: {each.node: each.role for each in fence.members()}.get("other") == "standby", "the standby is known")
     refused = 0
     pid = one.pid
     inode = path.stat().st_ino
-    fence.wish("other")
+    wish(fence, "other")
     end = time.monotonic() + PATIENCE_S
     while leader_by(one) != "other":
         assert time.monotonic() < end
@@ -200,7 +205,7 @@ def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(
         client.settimeout(PATIENCE_S)
         assert client.recv(100).startswith(b"FOUND 1 ")
     assert path.stat().st_ino == inode
-    fence.wish("one")
+    wish(fence, "one")
     wait(lambda: leader_by(other) == "one", "and back")
     assert one.stop() == 0 and not path.exists()
     fence.close()
@@ -353,8 +358,7 @@ def test_what_the_manager_hears(nodes: Nodes, tmp_path: Path) -> None:
     hears("STATUS", "Serving: ")
     fence = fence_for(nodes.url)
     nodes.start("third")
-    wait(lambda: {each.node: each.role for each in fence.members()}.get("third") == "standby", "the standby is known")
-    fence.wish("third")
+    wish(fence, "third")
     hears("RELOADING", "1")
     assert heard[-1]["MONOTONIC_USEC"].isdecimal()
     hears("READY", "1")
