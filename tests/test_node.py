@@ -5,7 +5,9 @@ Long runs under load with all kinds of faults are the campaign's part (tests/sup
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import time
@@ -18,7 +20,8 @@ import pytest
 from journal import fence_for
 from journal.fence import Fence
 from tests.support.postgres import Postgres, have_psycopg, new_schema
-from tests.support.process import GEVENTSTALK, ServerProcess, free_port
+from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
+from tests.support.web import Web
 from tests.support.wire import Client, WireError
 from tests.test_notify import FakeManager
 
@@ -209,6 +212,45 @@ def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(
     wait(lambda: leader_by(other) == "one", "and back")
     assert one.stop() == 0 and not path.exists()
     fence.close()
+
+
+def test_what_http_tells_of_a_node(nodes: Nodes) -> None:
+    ports = {"one": free_port(), "other": free_port()}
+    web = {name: Web(port) for name, port in ports.items()}
+    started = {name: nodes.start(name, "--http", str(port)) for name, port in ports.items()}
+    nodes.await_log("other", "one leads")
+    nodes.await_log("other", "replayed")
+    where = f"one (127.0.0.1:{started['one'].port})"
+    assert ask(started["one"], b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
+
+    def ready(name: str, query: str = "") -> tuple[int, bytes]:
+        status, _, body = web[name].ask("GET", f"/readyz{query}")
+        return status, body
+
+    wait(lambda: ready("other") == (200, b"ok: standby\n"), "the standby is ready")
+    assert ready("one") == ready("one", "?role=active") == (200, b"ok: active\n")
+    assert ready("other", "?role=standby")[0] == 200
+    assert ready("other", "?role=active") == (503, b"the role of this node is: standby\n")
+    assert ready("one", "?role=standby") == (503, b"the role of this node is: active\n")
+    wait(lambda: web["other"].ask("GET", "/api/v1/jobs/1")[0] == 200, "a standby shows what it has read")
+    job = {"tube": "default", "body": "b"}
+    for method, path in (("POST", "/api/v1/jobs"), ("DELETE", "/api/v1/jobs/1"), ("PATCH", "/api/v1/server")):
+        status, _, body = web["other"].ask(method, path, job)
+        assert status == 503 and json.loads(body)["detail"] == f"This node stands by: {where} leads.", body
+    assert web["one"].ask("POST", "/api/v1/jobs", job)[0] == 201
+    documented = set(re.findall(r"geventstalk_cluster_\w+", (ROOT / "docs" / "metrics.md").read_text()))
+    text = {name: each.ask("GET", "/metrics")[2].decode() for name, each in web.items()}
+    assert set(re.findall(r"geventstalk_cluster_\w+", text["one"])) == documented
+    assert "geventstalk_cluster_active 1.0" in text["one"] and "geventstalk_cluster_active 0.0" in text["other"]
+    assert "geventstalk_cluster_epoch 1.0" in text["one"] and "geventstalk_cluster_epoch 1.0" in text["other"]
+    server = json.loads(web["other"].ask("GET", "/api/v1/server")[2])
+    assert [each["text"] for each in server["well"]["problems"]] == [
+        f"This node stands by: {where} leads. Change nothing here."
+    ]
+    journal = json.loads(web["one"].ask("GET", "/api/v1/journal")[2])
+    assert journal["directory"] == nodes.url and journal["disk_free_bytes"] is None
+    started["one"].kill()
+    wait(lambda: ready("other", "?role=active") == (200, b"ok: active\n"), "and takes over")
 
 
 def test_a_frozen_node_answers_nothing_when_it_wakes_up(nodes: Nodes) -> None:

@@ -172,6 +172,11 @@ class Node(Owner):
         return sum([len(rows) for _, rows in self._pending])
 
     @property
+    def passed(self) -> int:
+        """How many connections are passed through."""
+        return len(self.relays)
+
+    @property
     def leader(self) -> str:
         """The name and the address of the node that leads; empty when there is none that this node knows of."""
         if self.serves:

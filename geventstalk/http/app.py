@@ -99,7 +99,7 @@ class _Gate:
         if not self._house.replayed:
             raise falcon.HTTPServiceUnavailable(description="The journal is being replayed.", retry_after=1)
         node = self._house.node
-        changes = req.method not in ("GET", "HEAD", "OPTIONS") and not getattr(resource, "anywhere", False)
+        changes = req.method not in ("GET", "HEAD", "OPTIONS")
         if node is not None and not node.serves and changes:
             leader = f"{node.leader} leads" if node.leader else "no node leads"
             raise falcon.HTTPServiceUnavailable(description=f"This node stands by: {leader}.", retry_after=1)

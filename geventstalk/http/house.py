@@ -27,6 +27,8 @@ from geventstalk.http.memory import memory_limit_bytes
 from geventstalk.turn import Turn
 from geventstalk.wire.session import Service
 
+ACTIVE: Final = "active"
+"""The role of a node that leads and may answer. A server alone has it, too."""
 SLICE_NS: Final = 1_000_000
 """How long the slices take that run each time the event loop goes round. At least one runs."""
 WAITING_MAX: Final = 128
@@ -80,6 +82,18 @@ class NodeView(Protocol):
     @property
     def leader(self) -> str:
         """The node that leads, and where; empty when there is none that is known."""
+
+    @property
+    def epoch(self) -> int:
+        """How often a node has claimed to lead."""
+
+    @property
+    def lag(self) -> int:
+        """How many records it has yet to take in."""
+
+    @property
+    def passed(self) -> int:
+        """How many connections it passes through."""
 
 
 class House:

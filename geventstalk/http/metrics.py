@@ -27,7 +27,7 @@ from geventstalk.core.meter import BOUNDS_NS, Times
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import COMMIT_BOUNDS
 from geventstalk.http import views
-from geventstalk.http.house import Failed, House
+from geventstalk.http.house import ACTIVE, Failed, House
 from geventstalk.http.slices import Pace, page
 from geventstalk.wire.stats import COMMANDS
 
@@ -94,6 +94,7 @@ class Metrics:
     def _families(self, pace: Pace) -> Iterator[_Family]:
         yield from self._of_server()
         yield from self._of_journal()
+        yield from self._of_cluster()
         yield from self._of_process()
         yield from self._of_tubes(pace)
 
@@ -148,7 +149,6 @@ class Metrics:
             ("bytes", "What the journal takes on disk.", found["bytes"]),
             ("live_bytes", "Of it what jobs need.", found["live_bytes"]),
             ("dead_bytes", "Of it what compaction can give back.", found["dead_bytes"]),
-            ("disk_free_bytes", "What the disk of the journal has left.", found["disk_free_bytes"]),
             ("segments", "Segments.", len(store.segments(1 << 30))),
             ("writable", "Whether a put finds room.", found["writable"]),
             ("behind", "Whether changes wait until compaction has caught up.", store.behind),
@@ -156,6 +156,9 @@ class Metrics:
             ("replay_seconds", "How long the replay at the start took.", found["replay_s"]),
         ):
             yield _value(f"geventstalk_journal_{name}", text, value)
+        if found["disk_free_bytes"] is not None:
+            text = "What the disk of the journal has left."
+            yield _value("geventstalk_journal_disk_free_bytes", text, found["disk_free_bytes"])
         if found["budget_bytes"] is not None:
             text = "What the journal may take on disk."
             yield _value("geventstalk_journal_budget_bytes", text, found["budget_bytes"])
@@ -174,6 +177,15 @@ class Metrics:
                 ("_sum", {}, store.appended),
             ],
         )
+
+    def _of_cluster(self) -> Iterator[_Family]:
+        node = self._house.node
+        if node is None:
+            return
+        yield _value("geventstalk_cluster_active", "Whether this node leads and may answer.", node.role == ACTIVE)
+        yield _value("geventstalk_cluster_epoch", "How often a node has claimed to lead.", node.epoch)
+        yield _value("geventstalk_cluster_lag_records", "Records that this node has yet to take in.", node.lag)
+        yield _value("geventstalk_cluster_passed_connections", "Connections passed through to a node.", node.passed)
 
     def _of_process(self) -> Iterator[_Family]:
         # It lists all descriptors, of which there may be many: not here.

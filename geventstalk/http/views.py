@@ -22,7 +22,7 @@ from geventstalk.core.meter import EVENTS, NO_TIMES, Times, quantiles
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import SegmentState
 from geventstalk.gate import Channel
-from geventstalk.http.house import House
+from geventstalk.http.house import ACTIVE, House
 from geventstalk.http.memory import resident_bytes
 
 Json = dict[str, Any]
@@ -95,6 +95,14 @@ def _problems(house: House) -> list[Json]:
     limit = house.memory_limit_bytes
     if limit is not None and resident_bytes() >= limit * _MUCH:
         problems.append({"text": "The memory is nearly used up.", "page": "overview"})
+    node = house.node
+    if node is not None and not node.serves:
+        leader = f"{node.leader} leads." if node.leader else "no node leads."
+        problems.append({"text": f"This node stands by: {leader} Change nothing here.", "page": "overview"})
+    elif node is not None and node.role != ACTIVE:
+        problems.append(
+            {"text": "The database does not confirm that this node leads: replies wait.", "page": "journal"}
+        )
     store = house.turn.store
     if store is not None and not store.takes_puts():
         problems.append({"text": "The journal has no room: puts are refused.", "page": "journal"})

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import falcon
 
-from geventstalk.http.house import House
-
-ACTIVE: Final = "active"
+from geventstalk.http.house import ACTIVE, House
 
 
 class Alive:
