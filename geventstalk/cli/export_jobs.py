@@ -15,7 +15,8 @@ from geventstalk.tools import transfer
 def export(directory: str, accept_damage: bool) -> int:
     """Print every job of a journal as a line of JSON.
 
-    The first line says how many jobs follow. DIR may be in use by a server.
+    The first line says how many jobs follow. DIR may be in use by a server. It may also be
+    postgresql://HOST/DATABASE.
     """
     with output() as write:
         for line in transfer.export(directory, lambda findings: refuse_damage(findings, accept_damage)):

@@ -16,7 +16,7 @@ def import_jobs(directory: str) -> int:
     """Read jobs from standard input into a journal without jobs.
 
     The input is what `export` printed. DIR is new, empty, or a journal without jobs. An import that fails changes
-    nothing.
+    nothing. DIR may also be postgresql://HOST/DATABASE, when no node uses it.
     """
     done = transfer.import_lines(sys.stdin.buffer, directory)
     click.echo(f"imported {done.jobs} jobs into {directory}; {done.what_follows}")

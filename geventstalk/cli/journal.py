@@ -14,7 +14,10 @@ from geventstalk.tools import inspect, keep
 @click.group(name="journal", invoke_without_command=True)
 @click.pass_context
 def journal(context: click.Context) -> None:
-    """Look at a journal, copy it, repair it."""
+    """Look at a journal, copy it, repair it.
+
+    DIR is the journal's directory, or the database of a cluster as postgresql://HOST/DATABASE.
+    """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -22,7 +25,10 @@ def journal(context: click.Context) -> None:
 @journal.command(name="check")
 @click.argument("directory", metavar="DIR", type=PLACE)
 def _check(directory: str) -> int:
-    """Read all of a journal and say what is wrong with it."""
+    """Read all of a journal and say what is wrong with it.
+
+    DIR may also be postgresql://HOST/DATABASE, while its nodes serve.
+    """
     checked = inspect.check(directory)
     for finding in checked.findings:
         click.echo(f"finding: {finding}")
@@ -39,7 +45,8 @@ def _check(directory: str) -> int:
 def _dump(directory: str, bodies: bool) -> int:
     """Print every record as a line of JSON.
 
-    Records come in the order in which they were written, those of deleted jobs included.
+    Records come in the order in which they were written, those of deleted jobs included. DIR may also be
+    postgresql://HOST/DATABASE.
     """
     findings: list[str] = []
     with output() as write:
@@ -51,7 +58,10 @@ def _dump(directory: str, bodies: bool) -> int:
 @journal.command(name="stats")
 @click.argument("directory", metavar="DIR", type=PLACE)
 def _stats(directory: str) -> int:
-    """Print segments, sizes and numbers of jobs as YAML."""
+    """Print segments, sizes and numbers of jobs as YAML.
+
+    DIR may also be postgresql://HOST/DATABASE, while its nodes serve.
+    """
     summary, findings = inspect.stats(directory)
     click.echo(yaml.safe_dump(summary, sort_keys=False), nl=False)
     return report(findings)
@@ -63,7 +73,8 @@ def _stats(directory: str) -> int:
 def _backup(directory: str, target: str) -> int:
     """Copy a journal, also while its server runs.
 
-    TARGET is a new or empty directory. The copy is checked when it is complete.
+    TARGET is a new or empty directory, also when DIR is postgresql://HOST/DATABASE: a server can start on it. The copy
+    is checked when it is complete.
     """
     copied = keep.backup(directory, target)
     click.echo(f"copied {copied.segments} segments with {copied.jobs} jobs to {target}")
@@ -79,7 +90,9 @@ def _repair(directory: str, target: str | None, in_place: bool) -> int:
 
     TARGET is a new or empty directory, and DIR is not changed. With --in-place only damaged segments of DIR
     are touched: what is intact in them is written anew, and they are set aside under other names. Nothing is deleted.
-    The lost jobs that are known are listed. The exit code is 1 when there was damage.
+    The lost jobs that are known are listed. The exit code is 1 when there was damage. DIR and TARGET may also be
+    postgresql://HOST/DATABASE; then all nodes have to be stopped for --in-place, and damaged rows are set aside in a
+    table.
     """
     if (target is None) != in_place:
         raise click.UsageError("give a TARGET, or --in-place")
