@@ -64,11 +64,15 @@ def shared_log(
     budget: int | None = None,
     accept_damage: bool = False,
     synchronous: bool = True,
+    answer_s: float = 10.0,
     wait: "Callable[[int, bool, bool, float], bool] | None" = None,
     resolve: "Callable[[str], list[str]] | None" = None,
     log: "Callable[[str], None]" = lambda text: None,
 ) -> SharedLog:
-    """A log in a database, as PostgresLog says. Without `wait` its waits hold the whole thread."""
+    """A log in a database, as PostgresLog says. Without `wait` its waits hold the whole thread.
+
+    A database that is silent for `answer_s` while it is asked is given up, and another host is tried.
+    """
     with _library():
         from journal.postgres.link import poll
         from journal.postgres.log import PostgresLog
@@ -80,6 +84,7 @@ def shared_log(
         budget=budget,
         accept_damage=accept_damage,
         synchronous=synchronous,
+        answer_s=answer_s,
         wait=wait or poll,
         resolve=resolve,
         log=log,

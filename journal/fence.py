@@ -75,6 +75,9 @@ class Fence:
     when the database is another one than before, or its timeline is lower.
     """
 
+    linked_ns: int = 0
+    """When its connection was begun, on the monotonic clock. 0 when nobody knows."""
+
     def look(self) -> View:
         """The rows as they are."""
         raise NotImplementedError

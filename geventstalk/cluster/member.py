@@ -546,6 +546,7 @@ class Member:
                 self._caught_up = True
                 if self.role == STARTING:
                     self.role = STANDBY
+                    self._tell_ns = 0  # who wants to hand over to this node need not wait
                 self._stirred.set()
             if claimed:
                 return

@@ -25,6 +25,7 @@ from geventstalk.cluster.wants import (
     OPEN,
     REFUSED,
     SILENT,
+    Beat,
     Knock,
     LeadLog,
     Owner,
@@ -129,6 +130,7 @@ class Node(Owner):
         self._watched = (-1, 0)
         self._greenlets: list[Any] = []
         self._leaves = False
+        self._doubt_of = (0, 0)  # the commit that was given up last, and the connection that made this doubtful
 
     # --- for the server
 
@@ -277,8 +279,27 @@ class Node(Owner):
             shared = self.shared
             assert shared is not None
             return shared.lead(want.epoch) if isinstance(want, LeadLog) else shared.resume(want.epoch)
-        assert self._fence is not None
-        return ask(self._fence, want)
+        fence = self._fence
+        assert fence is not None
+        answer = ask(fence, want)
+        if isinstance(want, Beat):
+            self._doubt(fence.linked_ns)
+        return answer
+
+    def _doubt(self, linked_ns: int) -> None:
+        """A heartbeat has come through. A commit that hangs since before its connection was made hangs for ever.
+
+        The server that has the commit may be frozen, while another one has taken its place. A commit that is only slow
+        is left alone, for then nobody had to connect anew.
+        """
+        shared = self.shared
+        if shared is None or shared.cut or shared.fenced:
+            return
+        doubt = shared.waits_ns, linked_ns
+        if 0 < doubt[0] < linked_ns and doubt != self._doubt_of:
+            self._doubt_of = doubt
+            self.tells("a commit hangs in the database: this node looks for it over another connection")
+            self.member.log_is_cut()
 
     # --- following
 

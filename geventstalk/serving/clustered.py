@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 _DESCRIPTORS: Final = 6
 """Connections to the database, and what they take while they are made anew."""
 _MUTE_S: Final = 0.05
+_ANSWER_S_MIN: Final = 1.0
+"""A database may be silent for so long also where leases are short."""
 _END_S: Final = 10.0
 """So long the end waits for a commit that is under way."""
 
@@ -86,6 +88,7 @@ class ClusterServer(Server):
             budget=settings.max_journal_bytes,
             accept_damage=settings.accept_damage,
             synchronous=settings.fsync_ms is not None,
+            answer_s=max(settings.lease, _ANSWER_S_MIN),
             wait=wait_for,
             resolve=resolve,
             log=self._log.warning,

@@ -8,6 +8,7 @@ holds a share of that lock. So a claim waits for all that is on its way under th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -214,6 +215,7 @@ class PostgresFence(Fence):
     def _connect(self) -> None:
         lock_ms = max(50, int(self._deadline_s * 1000) // LOCK_PART)
         link = self._link
+        begun_ns = time.monotonic_ns()
         link.connect(_SESSION.format(lock_ms=lock_ms))
         timeline = int(self._fact(_TIMELINE, "its timeline") or "0", 16)
         system = int(self._fact(_SYSTEM, "its system identifier") or "0")
@@ -231,6 +233,7 @@ class PostgresFence(Fence):
             for name, _ in link.execute(_WEAK).rows:
                 self._tell_once(f"{_str(name)} is off in the database: a loss of power may lose what was acknowledged")
         self._pid = _int(link.execute("SELECT pg_backend_pid()").rows[0][0])
+        self.linked_ns = begun_ns
 
     def _fact(self, sql: str, what: str) -> str:
         """A fact about the server; "" where this user may not know it."""

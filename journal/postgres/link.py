@@ -113,6 +113,9 @@ class Link:
         """What the connection that is up was made with: another link to the same server takes the same."""
         self._prepared: set[str] = set()
         self._first = 0  # where the next connect() begins: behind a host that failed
+        self._behind = False  # whether that host is the one of the last connection
+        self.answer_s = ANSWER_S
+        """A server that sends nothing for so long while it is asked is given up."""
 
     # --- connecting
 
@@ -132,6 +135,7 @@ class Link:
                 said = str(error)
                 continue
             self._first = number
+            self._behind = False
             return
         self._first = (self._first + 1) % max(1, len(attempts))
         raise JournalUnreachable(said)
@@ -144,7 +148,7 @@ class Link:
             conn = self.conn
             conn.nonblocking = 1
             conn.notice_handler = self._notice
-            yield from self._running(f"{SESSION};{settings}", ANSWER_S)
+            yield from self._running(f"{SESSION};{settings}", self.answer_s)
             answer = yield from self.asking("SELECT pg_backend_pid()", ())
             pid = answer.rows[0][0]
             self.pooled = pid is not None and int(pid) != conn.backend_pid
@@ -243,12 +247,12 @@ class Link:
     def fileno(self) -> int:
         return self._conn.socket if self._conn is not None and self._conn.status == pq.ConnStatus.OK else -1
 
-    def run(self, sql: str, seconds: float = ANSWER_S) -> None:
+    def run(self, sql: str, seconds: float = 0.0) -> None:
         """Statements without parameters, in one transaction. Raises Refused, JournalUnreachable."""
-        drive(self._running(sql, seconds), self.wait)
+        drive(self._running(sql, seconds or self.answer_s), self.wait)
 
     def execute(
-        self, sql: str, values: Sequence[bytes | None] = (), *, binary: bool = False, seconds: float = ANSWER_S
+        self, sql: str, values: Sequence[bytes | None] = (), *, binary: bool = False, seconds: float = 0.0
     ) -> Answer:
         """One statement. `values` are in text form, the rows are in text form or binary.
 
@@ -257,7 +261,7 @@ class Link:
         return drive(self.asking(sql, values, binary=binary, seconds=seconds), self.wait)
 
     def asking(
-        self, sql: str, values: Sequence[bytes | None], *, binary: bool = False, seconds: float = ANSWER_S
+        self, sql: str, values: Sequence[bytes | None], *, binary: bool = False, seconds: float = 0.0
     ) -> Generator[Need, bool, Answer]:
         """execute() as work."""
         self.warnings.clear()
@@ -265,7 +269,7 @@ class Link:
             self.conn.send_query_params(sql.encode(), values, result_format=int(binary))
         except PsycopgError as error:
             raise self.broken(error) from error
-        return (yield from self._answer(seconds))
+        return (yield from self._answer(seconds or self.answer_s))
 
     def execute_again(self, name: str, sql: str, values: Sequence[bytes | None], *, binary: bool = False) -> Answer:
         """execute() of a statement that this session often gets: it is prepared once under this name."""
@@ -279,7 +283,7 @@ class Link:
             self.conn.send_prepare(name.encode(), sql.encode())
         except PsycopgError as error:
             raise self.broken(error) from error
-        yield from self._results(ANSWER_S)
+        yield from self._results(self.answer_s)
         self._prepared.add(name)
 
     def _again(self, name: str, values: Sequence[bytes | None], binary: bool) -> Generator[Need, bool, Answer]:
@@ -288,7 +292,7 @@ class Link:
             self.conn.send_query_prepared(name.encode(), values, result_format=int(binary))
         except PsycopgError as error:
             raise self.broken(error) from error
-        return (yield from self._answer(ANSWER_S))
+        return (yield from self._answer(self.answer_s))
 
     def send(self, sql: str) -> None:
         """Begins run(); answer() ends it."""
@@ -298,9 +302,9 @@ class Link:
         except PsycopgError as error:
             raise self.broken(error) from error
 
-    def answer(self, seconds: float = ANSWER_S) -> Answer:
+    def answer(self, seconds: float = 0.0) -> Answer:
         """What came of send(). Raises as execute()."""
-        return drive(self._answer(seconds), self.wait)
+        return drive(self._answer(seconds or self.answer_s), self.wait)
 
     def _running(self, sql: str, seconds: float) -> Generator[Need, bool, None]:
         self.send(sql)
@@ -324,8 +328,10 @@ class Link:
                     if conn is not self._conn:
                         raise JournalUnreachable(f"{self.shown}: the connection was given up")
                     if not came:
+                        self.begin_behind()
                         raise self.broken(f"no answer for {seconds:g} s")
                     conn.consume_input()
+                    end = time.monotonic() + seconds
                     unsent = unsent and conn.flush() != 0
                 result = conn.get_result()
                 if result is None:
@@ -344,8 +350,14 @@ class Link:
 
     def pass_over(self) -> None:
         """Closes the connection, and has the next connect() begin with the next host."""
+        self.begin_behind()
         self.close()
-        self._first += 1
+
+    def begin_behind(self) -> None:
+        """Has the next connect() begin behind the host of this connection, which may hang for ever."""
+        if not self._behind:
+            self._behind = True
+            self._first += 1
 
     def broken(self, error: object) -> JournalUnreachable:
         """Closes the connection, and gives what to raise."""

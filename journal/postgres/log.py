@@ -40,7 +40,7 @@ from journal.postgres.format import (
     row_bytes,
     split,
 )
-from journal.postgres.link import Link, Refused, Resolver, Waiter, poll
+from journal.postgres.link import ANSWER_S, Link, Refused, Resolver, Waiter, poll
 from journal.postgres.place import Place
 from journal.postgres.replay import Reading, SegmentCount
 from journal.postgres.segments import FENCED, Tables, making, repairing
@@ -80,6 +80,7 @@ class PostgresLog(SharedLog):
         budget: int | None = None,
         accept_damage: bool = False,
         synchronous: bool = True,
+        answer_s: float = ANSWER_S,
         wait: Waiter = poll,
         resolve: Resolver | None = None,
         log: Callable[[str], None] = lambda text: None,
@@ -99,6 +100,7 @@ class PostgresLog(SharedLog):
         self._synchronous = synchronous
         self._budget = budget
         self._link = Link(self.place_of, wait, resolve)
+        self._link.answer_s = answer_s
         self._writer = Writer(self._link, self.schema)
         self._tables = Tables(Link(self.place_of, wait), self.schema, log)
         self._tables.fenced = self._was_fenced
@@ -440,6 +442,8 @@ class PostgresLog(SharedLog):
 
     def resume(self, epoch: int) -> bool:
         writer = self._writer
+        if not writer.cut:
+            self._link.begin_behind()
         writer.leave()
         self._tables.begin(epoch, {})
         try:
