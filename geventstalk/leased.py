@@ -160,6 +160,7 @@ class LeasedTurn(Turn):
 
     def flush_durably(self, touched: list[Channel]) -> None:
         if self.speaks():
+            self._hold_what_shows_jobs(touched)
             super().flush_durably(touched)
             return
         for channel in touched:
@@ -180,6 +181,23 @@ class LeasedTurn(Turn):
                 channel.goes_on()
         if self.gate.pieces:
             self.awaited.set()
+
+    def _hold_what_shows_jobs(self, touched: list[Channel]) -> None:
+        """What is not committed yet, a takeover undoes. A job that was shown is then another's number.
+
+        So whoever is handed a job, or sees one, hears of it when all that has happened so far is committed.
+        """
+        sync = self.sync
+        unsafe = self.gate.pieces or (sync is not None and not sync.over)
+        if not unsafe:
+            for channel in touched:
+                if channel.changed:
+                    unsafe = True
+                    break
+        if unsafe:
+            for channel in touched:
+                if not channel.changed and shows_job(channel.session.out):
+                    channel.changed = True
 
     def release(self, pieces: int) -> None:
         if self.speaks():
@@ -208,6 +226,11 @@ class LeasedTurn(Turn):
             self.release(pieces)
             if not self.gate.pieces:
                 self.awaited.clear()
+
+
+def shows_job(replies: list[bytes]) -> bool:
+    """Whether one of these replies hands out a job, or tells the number of one."""
+    return b"RESERVED " in {piece[:9] for piece in replies} or b"FOUND " in {piece[:6] for piece in replies}
 
 
 def _tell_nobody(text: str) -> None:

@@ -146,6 +146,21 @@ def test_a_reply_waits_for_the_commit_and_for_nobody_else() -> None:
     assert not node.turn.gate.pieces and not node.journal.ways
 
 
+def test_a_job_is_shown_to_nobody_before_its_put_is_committed() -> None:
+    """A takeover would forget it, and give its number to another job: whoever knows the number would delete that."""
+    node = Node()
+    one, two, three = node.client(), node.client(), node.client()
+    node.say((three, b"reserve\r\n"))
+    node.say((one, PUT), (two, b"peek 1\r\n"))
+    node.say((two, b"list-tube-used\r\n"))
+    assert not (one.sent or two.sent or three.sent)
+    node.arrive()
+    assert one.take() == b"INSERTED 1\r\n" and three.take().startswith(b"RESERVED 1 ")
+    assert two.take().startswith(b"FOUND 1 ")
+    node.say((two, b"peek 1\r\n"))
+    assert two.take().startswith(b"FOUND 1 "), "nothing is on its way"
+
+
 def test_the_only_client_waits_without_holding_the_event_loop() -> None:
     """Where everybody waits, a sync of files runs on the hub. That of a peer never does, however quick it was."""
     node = Node()
