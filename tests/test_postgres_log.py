@@ -525,6 +525,36 @@ def test_segments_come_and_go(postgres_url: str) -> None:
     log.abandon()
 
 
+def test_a_segment_that_a_failover_brought_back_goes_before_those_behind_it(postgres_url: str) -> None:
+    """A drop waits for no replica, so a failover may undo it. What a later segment deletes must not come back then."""
+    log = open_log(postgres_url, segment_bytes=1 << 14)
+    name = table(postgres_url, 1)
+    schema = Place(postgres_url).schema
+
+    def churn(first: int, last: int) -> None:
+        for key in range(first, last):
+            log.append(key, FULL, b"x" * 1000)
+            if key > 5:
+                log.append(key - 5, DELETE, b"")
+            log.commit()
+            sync(log)
+            log.tend()
+
+    churn(1, 40)
+    run(postgres_url, f"CREATE TABLE {schema}.kept AS SELECT * FROM {name}")
+    compact(log, lambda key: b"x" * 1000)
+    assert log.oldest > 1
+    run(postgres_url, f"ALTER TABLE {schema}.kept RENAME TO seg_1")
+    run(postgres_url, f"INSERT INTO {schema}.segment VALUES(1, 1)")
+    churn(40, 80)
+    before = log.oldest
+    compact(log, lambda key: b"x" * 1000)
+    assert log.oldest > before
+    assert run(postgres_url, f"SELECT min(no) FROM {schema}.segment") == [(b"%d" % log.oldest,)]
+    assert sorted(read(postgres_url)) == [75, 76, 77, 78, 79]
+    log.close()
+
+
 def test_a_segment_is_not_dropped_while_a_node_reads(postgres_url: str) -> None:
     log = open_log(postgres_url, segment_bytes=1 << 14)
     for key in range(1, 100):

@@ -37,7 +37,7 @@ Job = Generator[Need, bool, None]
 
 
 def _fenced(epoch: int, schema: str, before: str, body: str) -> str:
-    return f"""DO $ddl$ BEGIN
+    return f"""DO $ddl$ DECLARE each bigint; BEGIN
   {before}
   PERFORM 1 FROM {schema}.leader WHERE epoch = {epoch} FOR SHARE;
   IF NOT FOUND THEN RAISE EXCEPTION 'epoch {epoch} is over' USING ERRCODE = '{FENCED}'; END IF;
@@ -57,13 +57,19 @@ def making(schema: str, epoch: int, number: int) -> str:
 
 
 def dropping(schema: str, epoch: int, number: int, next_first: int) -> str:
-    """Drops the oldest segment. `next_first` is the first row of the one behind it."""
+    """Drops the oldest segment. `next_first` is the first row of the one behind it.
+
+    Segments before it are those that a failover of the database has brought back. They go with it: if it went alone,
+    what it deletes of theirs would be there again.
+    """
     return _fenced(
         epoch,
         schema,
         f"PERFORM set_config('lock_timeout', '{_LOCK_MS}', true);"
         f"LOCK TABLE {schema}.seg_{number} IN ACCESS EXCLUSIVE MODE;",
-        f"DROP TABLE {schema}.seg_{number}; DELETE FROM {schema}.segment WHERE no = {number};"
+        f"FOR each IN SELECT no FROM {schema}.segment WHERE no <= {number} ORDER BY no LOOP "
+        f"EXECUTE 'DROP TABLE {schema}.seg_' || each; END LOOP;"
+        f"DELETE FROM {schema}.segment WHERE no <= {number};"
         f"UPDATE {schema}.segment SET first_seq = {next_first} WHERE no = {number + 1};",
     )
 
