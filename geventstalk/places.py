@@ -10,8 +10,8 @@ from typing import Final
 from urllib.parse import unquote
 
 _SHARED: Final = re.compile(r"postgres(?:ql)?://")
-_PASSWORD: Final = re.compile(r"(?<=//)([^/?#@:]*):[^/?#]*(?=@)")
-"""The password of `//USER:PASSWORD@HOST`. An unescaped @ in it is a mistake, and a part of the password."""
+_PASSWORD: Final = re.compile(r"(?<=//)([^/?#@:]*):[^?#]*(?=@)")
+"""The password of `//USER:PASSWORD@HOST`. An @ or / in it that is not escaped is a mistake, and a part of it."""
 _PARAMETER: Final = re.compile(r"(?<=[?&])([^=&]*)=([^&]*)")
 _SECRET: Final = frozenset({"password", "sslpassword"})
 _HIDDEN: Final = "***"

@@ -217,6 +217,7 @@ def test_it_tells_how_far_it_is(folder: Path, tmp_path: Path, monkeypatch: pytes
         ("postgresql://u:secret@h/db", "postgresql://u:***@h/db"),
         ("postgres://:secret@h", "postgres://:***@h"),
         ("postgresql://u:se:cr@et@h1:1,h2:2/db?x=1", "postgresql://u:***@h1:1,h2:2/db?x=1"),
+        ("postgresql://u:secret/s2@h/db", "postgresql://u:***@h/db"),
         ("postgresql://h/db?password=secret", "postgresql://h/db?password=***"),
         ("postgresql://h/db?a=b&pass%77ord=secret&sslpassword=s2", "postgresql://h/db?a=b&pass%77ord=***&sslpassword=***"),
         ("postgresql://u@h1:5432,h2:5433/db?passfile=/x:y@z&user=a", None),

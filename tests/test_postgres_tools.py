@@ -599,12 +599,24 @@ def test_a_record_that_is_no_jobs_goes_and_what_stands_beside_it_stays(postgres_
 # --- places
 
 
+@pytest.mark.parametrize("mistake", ["se@cret", "se/cret", "12/cret", "se:cret", "cret?se"])
+def test_no_message_has_a_password_or_a_part_of_it(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("psycopg")
+    monkeypatch.setenv("GEVENTSTALK_JOURNAL", f"postgresql://u:{mistake}@127.0.0.1:1/db")
+    ran = run_tool("cluster", "status")
+    assert ran.code in (10, 69) and ran.err.count("\n") == 1
+    assert "cret" not in ran.err and "se" not in ran.err.split()
+
+
 @pytest.mark.parametrize(
     ("place", "code", "said"),
     [
         ("postgresql://127.0.0.1:1/db", 69, "127.0.0.1"),
         ("postgresql://127.0.0.1/db?schema=No-Name", 10, "schema 'No-Name'"),
         ("postgresql://127.0.0.1/db?nonsense=1", 10, "nonsense"),
+        ("postgresql://127.0.0.1/d@b", 10, "%40"),
+        ("postgresql://127.0.0.1:x/db", 10, "a port is no number"),
+        ("postgresql://127.0.0.1:1,[::1]:1,localhost/db?port=1", 69, "127.0.0.1"),
     ],
 )
 def test_places_that_cannot_be_used(place: str, code: int, said: str, folder: Path, tmp_path: Path) -> None:

@@ -49,6 +49,12 @@ class Place:
         """What libpq takes. It may hold a password."""
         scheme, _, rest = address.partition("://")
         user, at, host = rest.rpartition("@")
+        if "@" in user or "/" in user:
+            # libpq would take what is behind them for a host or a port, and name it in what it says.
+            raise PlaceError("an @ or / in a name or a password has to be written as %40 or %2F")
+        for each in host.partition("/")[0].split(","):
+            if not re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:[0-9]*)?", each):
+                raise PlaceError("a port is no number, or a ? or : in a password is not written as %3F or %3A")
         name, colon, _ = user.partition(":")
         self.has_password = bool(colon) or any(name == "password" for name, _ in words)
         shown = [(name, "***" if name in _SECRETS else value) for name, value in words]
