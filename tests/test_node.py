@@ -161,6 +161,21 @@ def test_after_a_kill_the_standby_serves_what_was_acknowledged(nodes: Nodes) -> 
     assert stats(other)["cluster-epoch"] == "2"
 
 
+def test_who_has_asked_for_nothing_stays_connected(nodes: Nodes) -> None:
+    """A client came to the standby when the node that led had just been killed, and was closed instead of waiting."""
+    one = nodes.start("one")
+    other = nodes.start("other")
+    nodes.await_log("other", "one leads")
+    silent = nodes.client(other)
+    time.sleep(0.2)  # it is passed through by now
+    os.kill(one.pid, signal.SIGSTOP)
+    early = nodes.client(other)
+    one.kill()
+    late = nodes.client(other)
+    for id, client in enumerate((late, early, silent), 1):
+        assert client.ask(b"put 0 0 60 1\r\na") == b"INSERTED %d\r\n" % id
+
+
 def test_a_stop_of_the_node_that_leads_is_a_handover(nodes: Nodes) -> None:
     """Nobody waits for the lease, which is as long as the test is patient."""
     one = nodes.begin("one", "--lease", "20")

@@ -20,7 +20,7 @@ from gevent import socket as green
 from gevent.event import Event
 
 from geventstalk.cluster.member import Member
-from geventstalk.cluster.relay import Relays, connect, green_of, has_gone
+from geventstalk.cluster.relay import Relays, connect, green_of, has_gone, plain_of
 from geventstalk.cluster.wants import (
     OPEN,
     REFUSED,
@@ -191,41 +191,46 @@ class Node(Owner):
         shared = self.shared
         return "" if shared is None else shared.waits_for
 
-    def pass_on(self, sock: socket.socket, take: Callable[[], bool], give_back: Callable[[], None]) -> bool:
+    def pass_on(
+        self, sock: socket.socket, take: Callable[[], bool], give_back: Callable[[], None]
+    ) -> socket.socket | None:
         """Passes a client through to the node that leads, and waits for one if need be.
 
-        Returns False when this node leads, and the client is to be served here. Otherwise the socket is closed.
+        Returns the client when this node leads by then, and the client is to be served here. Otherwise it is closed.
         `take` and `give_back` are for the descriptor of the way to the node.
         """
+        client = green_of(sock)
         end_s = time.monotonic() + self._takeover_wait_s
         while not self.serves:
             address = self.member.whom(monotonic_ns())
             if address is not None and take():
                 try:
-                    if self._pass_on_to(address, sock):
-                        return True
+                    node = self._reach(address)
+                    if node is not None:
+                        if self.relays.run(client, node):
+                            return None
+                        end_s = time.monotonic() + self._takeover_wait_s
                 finally:
                     give_back()
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or has_gone(sock):
-                sock.close()
-                return True
+            if left_s <= 0 or has_gone(client):
+                client.close()
+                return None
             self._changed.clear()
             self._changed.wait(min(left_s, _LEADER_RETRY_S))
-        return False
+        return plain_of(client)
 
-    def _pass_on_to(self, address: str, sock: socket.socket) -> bool:
-        """Returns False when nobody answers there."""
+    def _reach(self, address: str) -> Any:
+        """A socket to the node that leads. None when nobody answers there."""
         leader = self._leader
         try:
             node = connect(address, self.me.lease_ms / 1000)
         except OSError:
-            return False
+            return None
         if self.serves or leader != self._leader:
             node.close()  # meanwhile another node leads
-            return False
-        self.relays.run(green_of(sock), node)
-        return True
+            return None
+        return node
 
     # --- the start
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
+from select import POLLERR, POLLHUP, POLLRDHUP, poll
 from typing import Any, Final
 
 import gevent
+from gevent import select
 from gevent import socket as green
 
 CHUNK_BYTES: Final = 1 << 16
@@ -26,13 +28,17 @@ class Relays:
     def __len__(self) -> int:
         return len(self._open)
 
-    def run(self, client: Any, node: Any) -> None:
-        """Passes on between these two, until one of them ends, in this greenlet and another. Closes both."""
+    def run(self, client: Any, node: Any) -> bool:
+        """Passes on between these two, until one of them ends, in this greenlet and another. Closes both.
+
+        Returns False when the node has ended before anything was passed on. Then it closes the node alone: another node
+        can serve this client.
+        """
         self._number += 1
         number = self._number
         relay = self._open[number] = _Relay(client, node)
         try:
-            relay.run()
+            return relay.run()
         finally:
             del self._open[number]
 
@@ -46,8 +52,13 @@ class _Relay:
     def __init__(self, client: Any, node: Any) -> None:
         self._client = client
         self._node = node
+        self._begun = False
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        if not self._begins():
+            self._node.close()
+            return False
+        self._begun = True
         back = gevent.spawn(self._pass_on, self._node, self._client)
         try:
             if self._pass_on(self._client, self._node):
@@ -61,6 +72,17 @@ class _Relay:
             back.kill()
             self._client.close()
             self._node.close()
+        return True
+
+    def _begins(self) -> bool:
+        """Waits until there is something to pass on. Returns whether the node is there by then."""
+        try:
+            select.select([self._client, self._node], [], [])
+            if not select.select([self._node], [], [], 0)[0]:
+                return True
+            return bool(self._node.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def _pass_on(self, source: Any, sink: Any) -> bool:
         """Returns whether the source has ended, and not the sink. An end of the node ends the client, too."""
@@ -75,7 +97,7 @@ class _Relay:
         return True
 
     def end(self) -> None:
-        for sock in (self._client, self._node):
+        for sock in (self._client, self._node) if self._begun else (self._node,):
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -83,6 +105,13 @@ class _Relay:
 def green_of(sock: socket.socket) -> Any:
     """The same socket for code that waits in its greenlet. The first one is no socket any more."""
     return green.socket(sock.family, sock.type, sock.proto, fileno=sock.detach())
+
+
+def plain_of(sock: Any) -> socket.socket:
+    """The way back."""
+    made = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.detach())
+    made.setblocking(False)
+    return made
 
 
 def connect(address: str, seconds: float) -> Any:
@@ -97,8 +126,6 @@ def connect(address: str, seconds: float) -> Any:
 
 def has_gone(sock: Any) -> bool:
     """Whether a client that waits has closed its connection, as far as can be known without reading."""
-    import select
-
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLRDHUP)
-    return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
+    look = poll()
+    look.register(sock.fileno(), POLLRDHUP)
+    return any(events & (POLLHUP | POLLERR) for _, events in look.poll(0))

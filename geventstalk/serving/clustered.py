@@ -153,12 +153,15 @@ class ClusterServer(Server):
         return _LeasedConnection(sock, session, self._turn.step, self._ahead, self._unsent, Parking(), self._leased)
 
     def serve(self, sock: socket.socket) -> None:
+        client: socket.socket | None = sock
         if not self._node.serves:
             descriptors = self._descriptors
-            if self._node.pass_on(sock, descriptors.take, descriptors.give_back):
+            client = self._node.pass_on(sock, descriptors.take, descriptors.give_back)
+            if client is None:
                 descriptors.give_back()
                 return
-        super().serve(sock)
+        assert client is not None
+        super().serve(client)
 
     def _status(self) -> str:
         node = self._node
