@@ -639,13 +639,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, metavar="N", help="repeats a run's jobs (default: drawn, and printed)")
     parser.add_argument("--keep", action="store_true", help="keep journal and log also when all is well")
     parser.add_argument("--server", metavar="COMMAND", help="another server, e.g. beanstalkd (default: geventstalk)")
+    parser.add_argument(
+        "--cluster", action="store_true", help="two nodes on two servers of PostgreSQL; one of each dies"
+    )
     options = parser.parse_args()
     if options.jobs < 1:
         parser.error("--jobs must be at least 1")
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
-    demo = Demo(options.jobs, seed, options.keep)
-    if options.server:
-        demo.command = shlex.split(options.server)
+    demo: Any
+    if options.cluster:
+        from demo_cluster import Demo as ClusterDemo  # it needs what the tests need
+
+        demo = ClusterDemo(seed, lambda text: print(text, flush=True), keep=options.keep)
+    else:
+        demo = Demo(options.jobs, seed, options.keep)
+        if options.server:
+            demo.command = shlex.split(options.server)
     try:
         return demo.run()
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import re
 import socket
 import sys
@@ -17,10 +18,11 @@ import pytest
 
 from geventstalk._build import BUILD
 from scripts.benchmark import __main__ as program
-from scripts.benchmark import curves, report, servers, soak, tails
+from scripts.benchmark import cluster, curves, report, servers, soak, tails
 from scripts.benchmark.load import Client, Load, LoadError, fill
 from scripts.benchmark.prober import probing
 from scripts.benchmark.rows import BY_NAME, ROWS, Scale, journals, throughput
+from tests.support.postgres import require_postgres
 from tests.support.process import beanstalkd_path
 
 TINY = Scale(seconds=0.2, jobs=2000, things=50)
@@ -223,8 +225,8 @@ def test_half_the_way_from_the_least_to_the_greatest_is_the_spread() -> None:
 
 
 def test_the_page_has_a_place_for_every_part() -> None:
-    text = report.PAGE.read_text(encoding="utf-8")
-    for name, _ in report.PARTS.values():
+    for key, (name, _) in report.PARTS.items():
+        text = report.PAGES.get(key, report.PAGE).read_text(encoding="utf-8")
         filled = report.fill_page(text, name, ["a new line"])
         assert "<!-- bench:%s -->\na new line\n<!-- /bench:%s -->" % (name, name) in filled  # noqa: UP031
         assert report.fill_page(filled, name, ["a new line"]) == filled
@@ -311,3 +313,22 @@ def test_a_traceback_of_a_measured_server_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="broken wrote a traceback"):
         server.stop()
     server.kill()
+
+
+# the cluster
+
+
+@pytest.mark.slow
+@needs_the_source
+def test_the_cluster_is_measured_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_postgres()
+    monkeypatch.setattr(cluster, "TAKEOVERS", 1)
+    monkeypatch.setattr(cluster, "RATES", cluster.RATES[:1])
+    found = cluster.measure([PURE], Scale(seconds=0.2, jobs=500), min(os.sched_getaffinity(0)), 1)
+    (rate,) = found["rates"]
+    assert all(values[0] > 50 for values in rate["values"]["pure"].values())
+    assert [each["jobs"] for each in found["takeovers"]] == [0, 500]
+    assert all(0 < each["seconds"][0] < 60 for each in found["takeovers"])
+    lines = report.cluster_part({"cluster": found, "machine": "a machine", "taken": "today"})
+    assert any(line.startswith(f"| {rate['title']} | ") for line in lines)
+    assert any(line.startswith("| pure, 500 jobs in the queue | ") for line in lines)

@@ -1,4 +1,7 @@
-"""The files of conf/cluster: a compose file, the scripts of its servers of PostgreSQL, and a drop-in for systemd."""
+"""The files of conf/cluster: a compose file, the scripts of its servers of PostgreSQL, and a drop-in for systemd.
+
+And the commands of docs/cluster.md, typed in an empty directory.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ import os
 import pwd
 import re
 import shutil
+import signal
+import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,8 +25,10 @@ import yaml
 
 from geventstalk.config import Settings
 from tests.clients.programs import missing
+from tests.support.clients import until
 from tests.support.postgres import programs, require_postgres, scratch
 from tests.support.process import ROOT, free_port
+from tests.support.wire import Client, WireError
 
 FOLDER = ROOT / "conf" / "cluster"
 SERVICE = ROOT / "conf" / "geventstalk.service"
@@ -190,3 +199,114 @@ def test_shellcheck_finds_nothing() -> None:
     assert len(scripts) == 2
     done = subprocess.run([program, *map(str, scripts)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout
+
+
+# The page
+
+PROGRAMS = ("initdb", "pg_basebackup", "pg_ctl", "psql")
+
+
+class Reader:
+    """Somebody who types the commands of the page in an empty directory, but with ports that nobody has."""
+
+    def __init__(self) -> None:
+        self.folder = scratch()
+        self.home = self.folder / "empty"
+        self.home.mkdir()
+        self.ports = {number: str(free_port()) for number in ("5433", "5434", "11300", "11301")}
+        self.nodes: list[int] = []
+        bin = self.folder / "bin"
+        bin.mkdir()
+        found = programs()
+        assert found is not None
+        user = "setpriv --reuid=postgres --regid=postgres --init-groups " if os.geteuid() == 0 else ""
+        shims = {name: f"exec {user}{found / name}" for name in PROGRAMS}
+        shims["geventstalk"] = f"PYTHONPATH={ROOT} exec {sys.executable} -m geventstalk"
+        for name, command in shims.items():
+            (bin / name).write_text(f'#!/bin/bash\n{command} "$@"\n')
+            (bin / name).chmod(0o755)
+        self.folder.chmod(0o755)
+        if os.geteuid() == 0:
+            user_id = pwd.getpwnam("postgres")
+            os.chown(self.home, user_id.pw_uid, user_id.pw_gid)
+        self.environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PG", "GEVENTSTALK"))
+        }
+        self.environment["PATH"] = os.pathsep.join([str(bin), self.environment["PATH"]])
+
+    def types(self, text: str) -> str:
+        """Runs commands, those with `&` beside. Returns what they print."""
+        for number, port in self.ports.items():
+            text = re.sub(rf"\b{number}\b", port, text)
+        with (self.folder / "said").open("w+") as said:
+            done = subprocess.run(
+                ["bash", "-ec", f"{text}\njobs -p >{self.folder}/jobs"],
+                cwd=self.home,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                timeout=120,
+                check=False,
+            )
+            said.seek(0)
+            output = said.read()
+        assert done.returncode == 0, (text, output)
+        self.nodes += map(int, (self.folder / "jobs").read_text().split())
+        return output
+
+    def client(self, port: str) -> Client:
+        """Waits until somebody answers there."""
+        address = ("127.0.0.1", int(self.ports[port]))
+        until(lambda: answers(address), f"somebody answers on {port}", 60)
+        return Client(socket.create_connection(address, 30))
+
+    def close(self) -> None:
+        for pid in self.nodes:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for data in ("db2", "db"):
+            if (self.home / data / "postmaster.pid").exists():
+                self.types(f"pg_ctl -D {data} -m immediate stop")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def answers(address: tuple[str, int]) -> bool:
+    try:
+        with Client(socket.create_connection(address, 5)) as client:
+            return client.ask(b"list-tube-used").startswith(b"USING")
+    except (OSError, WireError):
+        return False
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    require_postgres()
+    made = Reader()
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_commands_of_the_page_work(reader: Reader) -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    first, second = re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[:2]
+    assert len(first.splitlines()) == 4
+    reader.types(first)
+    with reader.client("11300") as client:
+        id = client.put(b"kept")
+    with reader.client("11301") as client:
+        assert client.ask(b"peek %d" % id).startswith(b"FOUND")
+    reader.types(second)
+    with reader.client("11301") as client:
+        client.put(b"on both")
+    sql = "SELECT application_name, sync_state FROM pg_stat_replication"
+    assert "two|sync" in reader.types(f"psql -h 127.0.0.1 -p 5433 -U geventstalk postgres -Atc '{sql}'")
+    (status,) = re.findall(r"`(geventstalk cluster status -b postgresql:\S+)`", page)
+    said = reader.types(status)
+    assert "active" in said and "standby" in said
+    os.kill(reader.nodes[0], signal.SIGKILL)
+    with reader.client("11301") as client:
+        assert client.ask(b"peek %d" % id).startswith(b"FOUND")
+        assert client.stats(b"stats")["current-jobs-ready"] == "2"

@@ -13,6 +13,7 @@ from tests.support.clients import until
 from tests.support.cluster.jobs import (
     BACK,
     BOTH,
+    FORGOTTEN,
     IDS,
     INVENTED,
     LOST,
@@ -193,6 +194,30 @@ def test_a_put_without_an_answer_may_be_nowhere(told: Told) -> None:
 
 def test_a_put_without_an_answer_that_was_seen_must_not_vanish(told: Told) -> None:
     assert told(1, "put", "")(2, "reserve", "RESERVED").faults == {LOST}
+
+
+@pytest.mark.parametrize(("word", "reply"), [("release", "RELEASED"), ("bury", "BURIED")])
+def test_what_was_acknowledged_of_such_a_job_makes_it_safe(told: Told, word: str, reply: str) -> None:
+    assert told(1, "put", "")(2, "reserve", "RESERVED")(2, word, reply).faults == {LOST}
+
+
+def test_a_delete_without_an_answer_may_be_seen_and_undone(told: Told) -> None:
+    told(1, "put", "INSERTED")(2, "delete", "")(3, "delete", "NOT_FOUND")
+    told(4, "reserve", "RESERVED")(4, "delete", "DELETED")
+    assert told.verdict() and told.verdict().counts[FORGOTTEN] == 1
+    assert told(5, "reserve", "RESERVED").faults == {BACK}
+
+
+def test_a_kick_without_an_answer_may_be_seen_and_undone(told: Told) -> None:
+    told(1, "put", "INSERTED")(2, "reserve", "RESERVED")(2, "bury", "BURIED")(2, "kick", "")
+    told(3, "reserve", "RESERVED")(4, "kick", "KICKED")(4, "delete", "DELETED")
+    assert told.verdict() and told.verdict().counts[FORGOTTEN] == 1
+    assert told(4, "kick", "KICKED").faults
+
+
+def test_a_change_that_was_acknowledged_is_not_undone(told: Told) -> None:
+    told(1, "put", "INSERTED")(2, "reserve", "RESERVED")(2, "bury", "BURIED")
+    assert told(3, "reserve", "RESERVED")(3, "delete", "DELETED").faults == {WRONG}
 
 
 def test_a_put_that_was_refused_is_nowhere(told: Told) -> None:

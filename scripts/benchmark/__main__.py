@@ -32,17 +32,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--curves", action="store_true", help="cost per command against the number of jobs, tubes, ...")
     parser.add_argument("--tails", action="store_true", help="the longest request beside large work")
     parser.add_argument("--limits", action="store_true", help="how much of everything a machine with 4 GB carries")
-    parser.add_argument("--all", action="store_true", help="all four parts")
+    parser.add_argument("--cluster", action="store_true", help="PostgreSQL with a replica beside SQLite, and takeovers")
+    parser.add_argument("--all", action="store_true", help="all parts but the cluster")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every single run in this file")
     parser.add_argument("--from", type=Path, metavar="FILE", dest="source", help="measure nothing, take such a file")
-    parser.add_argument("--write", action="store_true", help="put tables and pictures into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="put tables and pictures into the pages of docs/")
     options = parser.parse_args(argv)
     unknown = set(options.row) - {row.name for row in ROWS}
     if unknown:
         parser.error(f"no such row: {', '.join(sorted(unknown))} (there are: {names})")
     if options.all:
         options.table = options.curves = options.tails = options.limits = True
-    elif options.row or not (options.curves or options.tails or options.limits):
+    elif options.row or not (options.curves or options.tails or options.limits or options.cluster):
         options.table = True
     return options
 
@@ -125,6 +126,12 @@ def measure(options: argparse.Namespace) -> report.Results:
     if options.limits and (ours := [build for build in builds if build.name != report.REFERENCE]):
         results["limits"] = limits.measure(ours[-1], scale, server_core)
         results["limits_build"] = ours[-1].name
+    if options.cluster:
+        from scripts.benchmark import cluster  # it needs what the tests need
+
+        results["runs"] = runs
+        ours = [build for build in builds if build.name != report.REFERENCE]
+        results["cluster"] = cluster.measure(ours, scale, server_core, runs)
     return results
 
 

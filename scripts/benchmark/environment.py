@@ -70,4 +70,4 @@ def _install() -> None:
             shutil.copytree(ROOT / name, Path(directory) / name, ignore=ignore)
         with contextlib.suppress(subprocess.CalledProcessError):
             subprocess.run([*pip[:3], "uninstall", "--yes", "--quiet", "geventstalk"], check=True, capture_output=True)
-        subprocess.run([*pip, directory], check=True, env={**os.environ, "GEVENTSTALK_COMPILE": "1"})
+        subprocess.run([*pip, f"{directory}[postgres]"], check=True, env={**os.environ, "GEVENTSTALK_COMPILE": "1"})

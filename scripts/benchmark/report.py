@@ -199,8 +199,36 @@ def limits_part(results: Results) -> list[str]:
     return lines
 
 
+def cluster_part(results: Results) -> list[str]:
+    """PostgreSQL with a synchronous replica beside SQLite, and how long a takeover takes."""
+    found = results["cluster"]
+    names = [name for name in OURS if any(name in rate["values"] for rate in found["rates"])]
+    head = " | ".join(f"{name}: SQLite | {name}: PostgreSQL | ratio" for name in names)
+    lines = [f"{results['machine']}; {results['taken']}.", ""]
+    lines += [f"| commands/s | {head} |", "|---|" + "---|---|---|" * len(names)]
+    for rate in found["rates"]:
+        cells = []
+        for name in names:
+            sqlite, postgres = (statistics.median(values) for values in rate["values"][name].values())
+            cells.append(f"{figure(sqlite)} | {figure(postgres)} | **{postgres / sqlite:.2f}**")
+        lines.append(f"| {rate['title']} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| kill -9 of the active node until the other one acknowledges a put | median | worst |",
+        "|---|---|---|",
+    ]
+    for each in found["takeovers"]:
+        milliseconds = [second * 1000 for second in each["seconds"]]
+        title = f"{each['build']}, {each['jobs']:,} jobs in the queue"
+        lines.append(f"| {title} | {statistics.median(milliseconds):.0f} ms | {max(milliseconds):.0f} ms |")
+    return lines
+
+
 PARTS = {"rows": ("table", table_part), "curves": ("curves", curves_part), "tails": ("tails", tails_part)}
 PARTS["limits"] = ("limits", limits_part)
+PARTS["cluster"] = ("cluster", cluster_part)
+PAGES = {"cluster": ROOT / "docs" / "cluster.md"}
+"""Where a part stands that is not on the page of all others."""
 
 
 def fill_page(text: str, name: str, lines: Sequence[str]) -> str:
@@ -213,12 +241,11 @@ def fill_page(text: str, name: str, lines: Sequence[str]) -> str:
 
 
 def write_page(results: Results, page: Path = PAGE) -> None:
-    """Puts every part that was measured into the page."""
-    text = page.read_text(encoding="utf-8")
+    """Puts every part that was measured into its page."""
     for key, (name, part) in PARTS.items():
         if results.get(key):
-            text = fill_page(text, name, part(results))
-    page.write_text(text, encoding="utf-8")
+            where = PAGES.get(key, page)
+            where.write_text(fill_page(where.read_text(encoding="utf-8"), name, part(results)), encoding="utf-8")
 
 
 def draw(results: Path, directory: Path, python: Path) -> bool:

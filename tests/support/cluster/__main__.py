@@ -12,11 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+from scripts.benchmark import report
 from tests.support.cluster import net
-from tests.support.cluster.campaign import Campaign
+from tests.support.cluster.campaign import Campaign, markdown
 from tests.support.cluster.faults import BY_NAME
 from tests.support.cluster.nodes import Cluster
+from tests.support.process import ROOT
 
+PAGE = ROOT / "docs" / "cluster.md"
 TOGETHER = 20
 """Rounds under the load of one crew, whose history is judged as a whole."""
 
@@ -29,6 +32,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, metavar="S", help="repeats the order of causes (default: drawn)")
     parser.add_argument("--cause", action="append", metavar="NAME", help=f"only these: {'; '.join(BY_NAME)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every gap, in ms, in this file")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/cluster.md")
     options = parser.parse_args(argv)
     unknown = set(options.cause or []) - set(BY_NAME)
     if unknown:
@@ -56,9 +60,11 @@ def main(argv: list[str]) -> int:
             raise
         finally:
             print(campaign.table(), flush=True)
+            found = {name: [ns / 1e6 for ns in values] for name, values in campaign.gaps.items()}
             if options.json:
-                found = {name: [ns / 1e6 for ns in values] for name, values in campaign.gaps.items()}
                 options.json.write_text(json.dumps(found, indent=1))
+            if options.write and campaign.verdict:
+                PAGE.write_text(report.fill_page(PAGE.read_text(), "gaps", markdown(found)))
     print(campaign.verdict)
     return 0 if campaign.verdict else 1
 

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tests.support.cluster.faults import Cause, possible
+from tests.support.cluster.faults import CAUSES, Cause, possible
 from tests.support.cluster.jobs import NS, Judge, Verdict, gaps, longest_gap
 from tests.support.cluster.load import Crew, Link, drain
 from tests.support.cluster.nodes import Cluster
@@ -95,7 +95,23 @@ class Campaign:
     def table(self) -> str:
         """Gaps by cause, for people."""
         lines = [f"{'cause':52} {'rounds':>6} {'p50 ms':>8} {'worst ms':>9}"]
-        for name, values in sorted(self.gaps.items()):
+        for name, values in self.in_order():
             median, worst = statistics.median(values) / 1e6, max(values) / 1e6
             lines.append(f"{name:52} {len(values):6} {median:8.0f} {worst:9.0f}")
         return "\n".join(lines)
+
+    def in_order(self) -> list[tuple[str, list[int]]]:
+        """The gaps, in the order in which causes are listed."""
+        return [(cause.name, self.gaps[cause.name]) for cause in CAUSES if self.gaps.get(cause.name)]
+
+
+def markdown(gaps: dict[str, list[float]]) -> list[str]:
+    """The table of the page, from gaps in ms by the name of their cause."""
+    lines = ["| cause | rounds | p50 | worst |", "|---|---|---|---|"]
+    for cause in CAUSES:
+        if values := gaps.get(cause.name):
+            lines.append(
+                f"| {cause.name} | {len(values)} | {statistics.median(values):.0f} ms | {max(values):.0f} ms |"
+            )
+    total = sum(map(len, gaps.values()))
+    return [*lines, "", f"{total:,} rounds in random order."]

@@ -71,8 +71,12 @@ def terminate_active(cluster: Cluster, draw: random.Random) -> Mend:
 def promote_standby(cluster: Cluster, draw: random.Random) -> Mend:
     node = cluster.standby()
     words = [*GEVENTSTALK, "cluster", "promote", node.name, "-b", cluster.url]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, (words, done.stdout, done.stderr)
+    end = time.monotonic() + 5 * cluster.lease_s  # nodes tell of their roles now and then
+    while True:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        if done.returncode == 0:
+            break
+        assert "cannot lead now" in done.stderr and time.monotonic() < end, (words, done.stdout, done.stderr)
     return _nothing
 
 

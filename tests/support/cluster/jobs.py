@@ -2,8 +2,11 @@
 
 Nothing acknowledged is lost, nothing is invented, what was deleted does not come back, nobody is handed what somebody
 else holds, no id is given twice, and two nodes never serve at the same time. The first four are one question for each
-job: is its history linearizable? A hold ends with its connection: from the server's side at any moment after the last
-reply that came over it, because a node that takes over knows of no holds. Imports nothing of geventstalk.
+job: is its history linearizable? One thing is allowed beyond that, and counted: a change without an answer may have
+been seen by others before it was committed, and a takeover may undo it. A put may not: nobody is shown a job before
+its put is safe, because its id may be another job's later. A hold ends with its connection: from the server's side at
+any moment after the last reply that came over it, because a node that takes over knows of no holds. Imports nothing
+of geventstalk.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ EARLY_NS = NS // 10
 
 ABSENT, READY, DELAYED, RESERVED, BURIED, GONE = "absent", "ready", "delayed", "reserved", "buried", "gone"
 NOT_FOUND = "NOT_FOUND"
+REFUSALS = frozenset({NOT_FOUND, "OUT_OF_MEMORY", "DRAINING"})
 CHANGES = frozenset({"put", "delete", "release", "bury", "kick"})
 """The words whose answers promise something."""
 
@@ -46,6 +50,11 @@ class Operation:
         return f"[{self.begun / 1e9:.4f}, {took}] connection {self.connection}: {self.word} {self.id} {self.reply}"
 
 
+def promises(operation: Operation) -> bool:
+    """Whether it is a change that was acknowledged."""
+    return bool(operation.ended) and operation.word in CHANGES and operation.reply not in REFUSALS
+
+
 @dataclass(slots=True)
 class Connection:
     """One connection. `node` and `epoch` are what the server said of itself at the beginning of it."""
@@ -57,11 +66,17 @@ class Connection:
 
 
 class State(NamedTuple):
-    """Where a job is. `since` is the number of the operation whose time runs: a delay, or a time to run."""
+    """Where a job is. `since` is the number of the operation whose time runs: a delay, or a time to run.
+
+    `safe` is where it was when a change of it was acknowledged last, and what a takeover may go back to: a change that
+    is not committed yet is seen by others, as by whoever reserves the job. "" is where it is.
+    """
 
     place: str
     holder: int = 0
     since: int = -1
+    safe: str = ""
+    safe_since: int = -1
 
 
 START = State(ABSENT)
@@ -70,8 +85,13 @@ START = State(ABSENT)
 class Story:
     """The history of one job as steps: what clients did with it, and what may have happened by itself."""
 
-    def __init__(self, operations: Iterable[Operation], last_of: dict[int, Operation]) -> None:
-        """`last_of` has each connection's last operation that was answered, be it about another job."""
+    def __init__(
+        self, operations: Iterable[Operation], last_of: dict[int, Operation], *, forgets: bool = False
+    ) -> None:
+        """`last_of` has each connection's last operation that was answered, be it about another job.
+
+        With `forgets` a change without an answer that is no put may have been seen by others, and be undone.
+        """
         self.operations = sorted(operations, key=lambda operation: operation.begun)
         self.steps: list[Step] = []
         self._acts: list[tuple[str, int]] = []
@@ -84,6 +104,8 @@ class Story:
                 self._add("due", number, "due", operation.begun + operation.delay_ns - EARLY_NS, None, (number,))
             if operation.ttr_ns and operation.word in ("reserve", "touch"):
                 self._add("late", number, "late", operation.begun + operation.ttr_ns - EARLY_NS, None, (number,))
+            if forgets and operation.word in CHANGES - {"put"} and not operation.ended:
+                self._add("forget", number, "forget", operation.begun, None, (number,))
             if operation.word == "reserve":
                 holders[operation.connection].append(number)
         for connection in holders:
@@ -109,10 +131,13 @@ class Story:
             return []
         if kind == "client":
             return _apply(state, self.operations[number], number)
+        if kind == "forget":
+            return [State(state.safe, since=state.safe_since)] if state.safe else []
+        ready = state._replace(place=READY, holder=0, since=-1)
         if kind == "drop":
-            return [State(READY)] if state.place == RESERVED and state.holder == number else []
+            return [ready] if state.place == RESERVED and state.holder == number else []
         place = DELAYED if kind == "due" else RESERVED
-        return [State(READY)] if state.place == place and state.since == number else []
+        return [ready] if state.place == place and state.since == number else []
 
     def ends(self, until: float = inf) -> set[State]:
         """Where the job may be at the end, or at a moment; empty when this cannot have happened."""
@@ -148,7 +173,16 @@ def _apply(state: State, operation: Operation, number: int) -> list[State]:
             raise ValueError(f"no such word: {word}")
     if failed:
         return [] if possible else [state]
-    return [after] if possible else []
+    if not possible:
+        return []
+    if operation.word not in CHANGES:
+        return [after._replace(safe=state.safe, safe_since=state.safe_since)]
+    if operation.ended:
+        return [after]
+    if state.safe:
+        return [after._replace(safe=state.safe, safe_since=state.safe_since)]
+    held = place == RESERVED  # which a takeover does not know
+    return [after._replace(safe=READY if held else place, safe_since=-1 if held else state.since)]
 
 
 @dataclass
@@ -172,6 +206,7 @@ class Verdict:
         return "\n".join([counts, *(f"{kind}: {line}" for kind, lines in self.faults.items() for line in lines[:20])])
 
 
+FORGOTTEN = "jobs whose change others saw, and that was not acknowledged and is undone"
 LOST, INVENTED, BACK, TWICE, IDS, WRONG, BOTH = (
     "lost",
     "invented",
@@ -228,6 +263,9 @@ class Judge:
         history = [operation for operation in history if operation.reply not in ("OUT_OF_MEMORY", "DRAINING")]
         nothing = Operation(0, "absent", end, end + 1, "OK", body)
         places = {state.place for state in Story([*history, nothing], last_of).ends()}
+        if not places and (found := Story([*history, nothing], last_of, forgets=True).ends()):
+            verdict.counts[FORGOTTEN] += 1
+            places = {state.place for state in found}
         if not places:
             kind, line = explain(history, nothing, last_of)
             verdict.faults[kind].append(line)
@@ -250,7 +288,7 @@ def explain(history: list[Operation], nothing: Operation, last_of: dict[int, Ope
         ]
         if operation is nothing:
             return LOST, story
-        after = Story(part, last_of).ends(operation.ended)
+        after = Story(part, last_of, forgets=True).ends(operation.ended)
         if not after:
             places = {state.place for state in before}
             if operation.word == "reserve" and places <= {GONE}:
@@ -294,7 +332,7 @@ def served_at_once(operations: list[Operation], connections: dict[int, Connectio
 
 def gaps(operations: Iterable[Operation]) -> list[tuple[int, int]]:
     """From one acknowledged change to the next: (when the first was answered, ns until the next one was)."""
-    moments = sorted(o.ended for o in operations if o.ended and o.word in CHANGES and o.reply != NOT_FOUND)
+    moments = sorted(operation.ended for operation in operations if promises(operation))
     return [(before, after - before) for before, after in pairwise(moments)]
 
 

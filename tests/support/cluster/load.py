@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from tests.support.cluster.jobs import CHANGES, NOT_FOUND, NS, Connection, Operation
+from tests.support.cluster.jobs import NOT_FOUND, NS, Connection, Operation, promises
 from tests.support.wire import ReplyReader, WireError
 
 Address = tuple[str, int]
@@ -122,7 +122,7 @@ class Crew:
 
     def answered(self) -> int:
         """How many changes were acknowledged so far."""
-        return sum(1 for o in self.record.all() if o.ended and o.word in CHANGES)
+        return sum(map(promises, self.record.all()))
 
     def served_since(self, moment: int, but_not: str = "") -> bool:
         """Whether a change that was asked for after this moment was acknowledged, by another node than that one."""
@@ -330,7 +330,7 @@ class Client:
             self._held.pop(operation.id, None)  # its time ran out
         operation.reply = word
         operation.ended = now
-        if operation.word in CHANGES and word != NOT_FOUND:
+        if promises(operation):
             self._crew.served(self._number, operation.begun, connection.node)
 
 

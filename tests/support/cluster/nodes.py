@@ -117,7 +117,8 @@ class Node:
         return self.process.stop()
 
     def last_words(self, lines: int = 5) -> str:
-        return " | ".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        text = self.log.read_text(errors="replace") if self.log.exists() else "it was not started"
+        return " | ".join(text.splitlines()[-lines:])
 
     def close(self) -> None:
         if self.process is not None and self.running:
