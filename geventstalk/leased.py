@@ -119,7 +119,7 @@ class LeasedTurn(Turn):
             elif not begun_ns and told:
                 told = False
                 self.waits("")
-            refuses = waited_ns >= self._put_wait_ns
+            refuses = begun_ns != 0 and waited_ns >= self._put_wait_ns
             if refuses != self._service.refuses:
                 self._service.refuse(refuses)
                 if refuses:

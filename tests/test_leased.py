@@ -57,7 +57,7 @@ class NetworkedJournal(FakeJournal):
 class Node:
     """A node that leads, with its clients and tasks."""
 
-    def __init__(self) -> None:
+    def __init__(self, put_wait_ns: int = PUT_WAIT_NS) -> None:
         self.clock = ManualClock()
         self.lease_until_ns = self.clock.ns + LEASE_NS
         self.engine = Operate(self.clock.ns)
@@ -72,7 +72,7 @@ class Node:
             self.failures.append,
             self.service,
             lambda now_ns: now_ns < self.lease_until_ns,
-            PUT_WAIT_NS,
+            put_wait_ns,
         )
         self.turn.waits = self.told.append
         self.journal = NetworkedJournal()
@@ -312,6 +312,23 @@ def test_puts_are_refused_when_a_commit_does_not_arrive() -> None:
     node.say((three, PUT))
     node.arrive()
     assert three.take() == b"INSERTED 3\r\n"
+
+
+def test_without_any_patience_puts_are_refused_only_while_something_waits() -> None:
+    """As long as nothing had waited for 0 s, all puts were refused for ever."""
+    node = Node(put_wait_ns=0)
+    one, two = node.client(), node.client()
+    node.wait(1.0, renews=True)
+    node.say((one, PUT))
+    node.wait(0.2, renews=True)
+    node.say((two, PUT))
+    assert two.take() == b"OUT_OF_MEMORY\r\n"
+    node.arrive()
+    assert one.take() == b"INSERTED 1\r\n"
+    node.wait(0.2, renews=True)
+    node.say((two, PUT))
+    node.arrive()
+    assert two.take() == b"INSERTED 2\r\n"
 
 
 def test_a_put_whose_journal_is_behind_is_refused_too() -> None:
