@@ -245,9 +245,7 @@ class Process(Owner):
         self.log.ask(lambda server: server.insert(row, behind, limit_ns), self.guarded(done))
 
     def _lead_log(self, epoch: int, done: Callable[..., None]) -> None:
-        row = Row(self.last[0] + 1, epoch, self.life.token(), ())
-
-        def inserted(result: str | None, error: JournalError | None) -> None:
+        def inserted(row: Row, result: str | None, error: JournalError | None) -> None:
             if result == "done":
                 self.last = (row.seq, row.token)
                 self.cut = False
@@ -260,17 +258,17 @@ class Process(Owner):
                 done(None, error)
 
         def looked(rows: list[Row] | None, error: JournalError | None) -> None:
-            """A takeover row of an attempt whose answer was lost is as good."""
+            """The row of an attempt whose answer was lost may be there, and may be taken back: one more goes behind."""
             if rows is None:
                 done(None, error)
-            elif rows and rows[0].epoch == epoch:
-                self.last = (rows[0].seq, rows[0].token)
-                self.cut = False
-                done(True)
-            else:
-                self._insert(row, inserted)
+                return
+            for row in rows:
+                if row.epoch == epoch and not row.records:
+                    self.last = (row.seq, row.token)
+            row = Row(self.last[0] + 1, epoch, self.life.token(), ())
+            self._insert(row, partial(inserted, row))
 
-        self.log.ask(lambda server: server.read(row.seq, 1), self.guarded(looked))
+        self.log.ask(lambda server: server.read(self.last[0] + 1, READ_ROWS), self.guarded(looked))
 
     def _resume_log(self, epoch: int, done: Callable[..., None]) -> None:
         """Looks for the row that was on its way. Where it is not, it is written again."""

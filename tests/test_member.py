@@ -1,0 +1,446 @@
+"""geventstalk/cluster/member.py step by step: what it asks for next, after answers that are rare or late.
+
+What nodes do to each other is in test_cluster_simulation.py; here are the steps that few of its lives reach.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from geventstalk.cluster.lease import MARGIN, MS_NS, Lease
+from geventstalk.cluster.member import ACTIVE, ENDED, STANDBY, Member
+from geventstalk.cluster.wants import (
+    OPEN,
+    REFUSED,
+    Beat,
+    Claim,
+    Knock,
+    LeadLog,
+    Look,
+    Members,
+    Owner,
+    ReadOn,
+    Release,
+    ResumeLog,
+    Serve,
+    Tell,
+    Unwish,
+)
+from geventstalk.tasks import Wait
+from journal.errors import JournalError, JournalForked, JournalUnreachable
+from journal.fence import FenceUnreachable, Identity, MemberFacts, View
+
+LEASE_MS = 1000
+NOBODY = View(0, "", "", "", 0, 0, (0, 0), True, "", "", False, 1, 1)
+OTHER = View(4, "b", "b:1", "b.1", LEASE_MS, 0, (4, 7), False, "", "", True, 1, 1)
+
+
+class Asked:
+    """A want. As a tuple it would be equal to another kind of want with the same numbers."""
+
+    def __init__(self, want: Any) -> None:
+        self.want = want
+
+    def __eq__(self, other: object) -> bool:
+        return type(self.want) is type(other) and bool(self.want == other)
+
+    def __repr__(self) -> str:
+        return repr(self.want)
+
+    def is_a(self, *kinds: type) -> bool:
+        return isinstance(self.want, kinds)
+
+
+ENDS = Asked(None)
+
+
+class Stage(Owner):
+    """A member whose wants are answered by hand. Those that matter little are answered by themselves."""
+
+    def __init__(self) -> None:
+        self.now_ns = 5 * 10**9
+        self.events: list[str] = []
+        self.member = Member(Identity("a", "a:1", "a.1", LEASE_MS), lambda: self.now_ns, self)
+        self.role, self.log, self.watch = self.member.tasks()
+        self.asked = Asked(next(self.role))
+        self.log_asked = Asked(next(self.log))
+        next(self.watch)
+
+    def later(self, ms: int) -> None:
+        self.now_ns += ms * MS_NS
+
+    def answers(self, answer: Any) -> Asked:
+        """Answers what the role has asked for, and gives what it asks for next, beyond waits and tellings."""
+        self.asked = self._send(self.role, answer)
+        return self.asks()
+
+    def asks(self) -> Asked:
+        while self.asked.is_a(Wait, Tell):
+            if self.asked.is_a(Wait):
+                self._wait(self.asked.want)
+            self.asked = self._send(self.role, None)
+        return self.asked
+
+    def log_answers(self, answer: Any) -> Asked:
+        self.log_asked = self._send(self.log, answer)
+        return self.log_asked
+
+    def _wait(self, wait: Wait) -> None:
+        if wait.flag is None or not wait.flag.is_set:
+            assert wait.at_ns > 0, "it waits for nothing"
+            self.now_ns = max(self.now_ns, wait.at_ns)
+
+    def _send(self, task: Any, answer: Any) -> Asked:
+        try:
+            return Asked(task.throw(answer) if isinstance(answer, JournalError) else task.send(answer))
+        except StopIteration:
+            return ENDS
+
+    def catch_up(self) -> None:
+        """All of the log is read."""
+        assert self.log_asked.is_a(ReadOn)
+        assert self.log_answers(False).is_a(Wait)
+
+    def lead_log(self, epoch: int) -> None:
+        """The log is ready for the epoch that was claimed."""
+        assert self.log_asked.is_a(Wait)
+        assert self.log_answers(None) == ReadOn(), "it reads to the end after the claim, not before"
+        assert self.log_answers(False) == LeadLog(epoch)
+        assert self.log_answers(True).is_a(Wait)
+
+    def own(self, epoch: int, **words: Any) -> View:
+        """What a look shows of this node."""
+        return View(epoch, "a", "a:1", "a.1", LEASE_MS, 0, (epoch, 1), False, "", "", True, 1, 1)._replace(**words)
+
+    # --- the owner
+
+    def follows(self, view: View) -> None:
+        self.events.append(f"follows {view.epoch}")
+
+    def leads(self, epoch: int) -> None:
+        self.events.append(f"leads {epoch}")
+
+    def falls_silent(self) -> None:
+        self.events.append("falls silent")
+
+    def speaks_again(self) -> None:
+        self.events.append("speaks again")
+
+    def hands_over(self) -> None:
+        self.events.append("hands over")
+
+    def steps_down(self, why: str) -> None:
+        self.events.append(f"steps down: {why}")
+
+    def tells(self, text: str) -> None:
+        self.events.append(text)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    stage = Stage()
+    assert stage.asked == Look()
+    stage.catch_up()
+    return stage
+
+
+@pytest.fixture
+def leader() -> Stage:
+    """A node that leads under epoch 1."""
+    stage = Stage()
+    stage.catch_up()
+    assert stage.answers(NOBODY) == Claim(NOBODY, 1)
+    assert stage.answers(True) == Beat(1)
+    stage.lead_log(1)
+    assert stage.answers(stage.own(1)) == Serve(1)
+    assert stage.answers(stage.own(1)) == Beat(1)
+    assert stage.events == ["follows 0", "leads 1"] and stage.member.role == ACTIVE
+    stage.events.clear()
+    return stage
+
+
+def follow(stage: Stage, view: View, ms: int) -> Asked:
+    """Looks show the same for so long. Gives what is asked then; knocks find the door open."""
+    end_ns = stage.now_ns + ms * MS_NS
+    asked = stage.asked
+    while stage.now_ns < end_ns and asked.is_a(Look, Knock):
+        asked = stage.answers(view if asked.is_a(Look) else OPEN)
+    return asked
+
+
+# --- the lease
+
+
+def test_a_lease_ends_a_margin_early_from_when_the_heartbeat_was_sent() -> None:
+    lease = Lease(LEASE_MS)
+    assert not lease.holds(0)
+    lease.renew(100 * MS_NS)
+    end_ns = (100 + LEASE_MS - LEASE_MS // MARGIN) * MS_NS
+    assert lease.holds(end_ns - 1) and not lease.holds(end_ns)
+    lease.renew(50 * MS_NS)
+    assert lease.holds(end_ns - 1), "an older heartbeat takes nothing away"
+    lease.revoke()
+    lease.renew(200 * MS_NS)
+    assert not lease.holds(0)
+
+
+def test_an_answer_that_comes_late_gives_no_lease(leader: Stage) -> None:
+    leader.later(5000)
+    assert leader.answers(leader.own(1)) == Beat(1)
+    assert not leader.member.lease.holds(leader.now_ns - 4000)
+    assert leader.answers(leader.own(1)) == Beat(1)
+    assert leader.member.lease.holds(leader.now_ns) and leader.events == ["speaks again"]
+
+
+# --- to claim
+
+
+def test_a_heartbeat_that_stands_still_for_a_lease_is_followed_by_a_claim(stage: Stage) -> None:
+    begun_ns = stage.now_ns
+    assert follow(stage, OTHER, 2 * LEASE_MS) == Claim(OTHER, LEASE_MS)
+    assert stage.now_ns - begun_ns >= LEASE_MS * MS_NS
+    assert stage.answers(True) == Look(), "the other may have had a heartbeat just before the claim"
+    assert stage.answers(stage.own(5, beat=OTHER.beat)) == Beat(5)
+    stage.lead_log(5)
+    assert stage.answers(stage.own(5)) == Serve(5)
+
+
+def test_a_heartbeat_just_before_the_claim_is_waited_out(stage: Stage) -> None:
+    assert follow(stage, OTHER, 2 * LEASE_MS) == Claim(OTHER, LEASE_MS)
+    claimed_ns = stage.now_ns
+    stage.answers(True)
+    assert stage.answers(stage.own(5, beat=(4, 8))) == Beat(5)
+    stage.lead_log(5)
+    asked = stage.asked
+    while asked == Beat(5):
+        asked = stage.answers(stage.own(5))
+    assert asked == Serve(5) and stage.now_ns - claimed_ns >= LEASE_MS * MS_NS
+
+
+def test_a_look_that_took_long_is_no_silence_of_the_other(stage: Stage) -> None:
+    stage.answers(OTHER)
+    asked = stage.asks()
+    if asked.is_a(Knock):
+        asked = stage.answers(OPEN)
+    assert asked == Look()
+    stage.later(3 * LEASE_MS)  # the answer is on its way for so long
+    assert stage.answers(OTHER) != Claim(OTHER, LEASE_MS)
+
+
+def test_what_a_node_that_never_served_owed_is_owed_by_the_next(stage: Stage) -> None:
+    """It had claimed from one whose lease may still run. That it is gone says nothing of that one."""
+    never_served = OTHER._replace(owed_ms=LEASE_MS)
+    asked = stage.answers(never_served)
+    begun_ns = stage.now_ns
+    assert asked == Knock("b:1") and stage.answers(OPEN) == Look()
+    assert stage.answers(never_served._replace(locked=False)) == Knock("b:1")
+    assert stage.answers(REFUSED) == Claim(never_served._replace(locked=False), LEASE_MS)
+    assert stage.answers(True) == Beat(5)
+    stage.lead_log(5)
+    asked = stage.asked
+    while asked == Beat(5):
+        asked = stage.answers(stage.own(5, owed_ms=LEASE_MS))
+    assert asked == Serve(5) and stage.now_ns - begun_ns >= (LEASE_MS - 50) * MS_NS
+
+
+def test_a_node_that_is_gone_is_waited_for_no_longer(stage: Stage) -> None:
+    asked = stage.answers(OTHER)
+    assert asked == Knock("b:1") and stage.answers(OPEN) == Look()
+    gone = OTHER._replace(locked=False)
+    assert stage.answers(gone) == Knock("b:1")
+    begun_ns = stage.now_ns
+    assert stage.answers(REFUSED) == Claim(gone, 1)
+    assert stage.answers(True) == Beat(5)
+    stage.lead_log(5)
+    assert stage.answers(stage.own(5, owed_ms=1)) == Serve(5)
+    assert stage.now_ns - begun_ns < LEASE_MS * MS_NS // 2
+
+
+def test_a_door_that_was_never_open_proves_nothing(stage: Stage) -> None:
+    unlocked = OTHER._replace(locked=False)
+    assert stage.answers(unlocked) == Knock("b:1")
+    asked = stage.answers(REFUSED)
+    begun_ns = stage.now_ns
+    while not asked.is_a(Claim):
+        asked = stage.answers(unlocked if asked.is_a(Look) else REFUSED)
+    assert asked == Claim(unlocked, LEASE_MS) and stage.now_ns - begun_ns >= LEASE_MS * MS_NS * 9 // 10
+
+
+def test_a_claim_whose_answer_was_lost_is_claimed_again(stage: Stage) -> None:
+    """What a look shows may be taken back by a failover of the database, and another node get the same epoch."""
+    assert stage.answers(NOBODY) == Claim(NOBODY, 1)
+    assert stage.answers(FenceUnreachable("no answer")) == Look()
+    mine = stage.own(1, owed_ms=1)
+    assert stage.answers(mine) == Claim(mine, 1)
+    assert stage.answers(True) == Beat(2)
+
+
+def test_a_released_epoch_belongs_to_its_successor_for_a_lease(stage: Stage) -> None:
+    for_another = OTHER._replace(released=True, successor="c")
+    begun_ns = stage.now_ns
+    assert follow(stage, for_another, 2 * LEASE_MS) == Claim(for_another, 1)
+    assert stage.now_ns - begun_ns >= LEASE_MS * MS_NS
+
+
+def test_whoever_has_not_read_the_log_claims_nothing() -> None:
+    stage = Stage()
+    for _ in range(200):
+        assert stage.answers(NOBODY) == Look()
+    stage.catch_up()
+    assert stage.answers(NOBODY) == Claim(NOBODY, 1)
+
+
+def test_a_lower_epoch_means_that_the_database_has_lost_something(stage: Stage) -> None:
+    stage.answers(OTHER)
+    stage.answers(OPEN)
+    assert stage.answers(OTHER._replace(epoch=3)) is ENDS
+    assert stage.events[-1] == "steps down: the database has lost epoch 4, its last is 3"
+
+
+# --- to lead
+
+
+def test_nobody_leads_on_an_answer_that_took_longer_than_the_lease(stage: Stage) -> None:
+    stage.answers(NOBODY)
+    stage.answers(True)
+    stage.lead_log(1)
+    assert stage.answers(stage.own(1)) == Serve(1)
+    stage.later(LEASE_MS)
+    assert stage.answers(stage.own(1)) == Serve(1)
+    assert stage.events == ["follows 0"]
+    assert stage.answers(stage.own(1)) == Beat(1)
+    assert stage.events == ["follows 0", "leads 1"]
+
+
+def test_a_node_that_is_fenced_out_steps_down(leader: Stage) -> None:
+    assert leader.answers(None) == Look()
+    assert leader.answers(OTHER) is ENDS
+    assert leader.events == ["steps down: b leads, epoch 4"]
+    assert leader.member.role == ENDED and not leader.member.lease.holds(leader.now_ns - 10**9)
+    assert leader.log_answers(None) is ENDS and leader._send(leader.watch, None) is ENDS
+
+
+def test_the_log_goes_on_under_a_newer_epoch_after_each_cut(leader: Stage) -> None:
+    leader.member.log_is_cut()
+    leader.answers(leader.own(1))  # the heartbeat that was under way
+    while leader.asked != Look():
+        leader.answers(leader.own(1))
+    assert leader.answers(leader.own(1)) == Claim(leader.own(1), 0)
+    leader.answers(True)
+    assert leader.member.epoch == 2
+    assert leader.log_answers(None) == ResumeLog(2)
+    leader.log_answers(JournalUnreachable("cut again"))
+    while leader.asked != Look():
+        leader.answers(leader.own(2))
+    assert leader.answers(leader.own(2)).is_a(Claim)
+    leader.answers(True)
+    assert leader.log_answers(None) == ResumeLog(3)
+
+
+def test_a_cut_while_the_log_resumes_is_not_forgotten(leader: Stage) -> None:
+    leader.member.log_is_cut()
+    while leader.asked != Look():
+        leader.answers(leader.own(1))
+    leader.answers(leader.own(1))
+    leader.answers(True)
+    assert leader.log_answers(None) == ResumeLog(2)
+    leader.member.log_is_cut()  # the link it has just made, before the answer is heard
+    leader.log_answers(True)
+    while leader.asked != Look():
+        leader.answers(leader.own(2))
+    assert leader.answers(leader.own(2)).is_a(Claim)
+
+
+def test_a_claim_of_its_own_that_was_taken_back_is_no_reason_to_end(leader: Stage) -> None:
+    leader.member.log_is_cut()
+    while leader.asked != Look():
+        leader.answers(leader.own(1))
+    leader.answers(leader.own(1))
+    leader.answers(FenceUnreachable("no answer"))
+    while leader.asked != Look():
+        leader.answers(FenceUnreachable("still none"))
+    assert leader.answers(leader.own(2)).is_a(Claim)  # it came through, and then the database failed over
+    leader.answers(FenceUnreachable("cut"))
+    while leader.asked != Look():
+        leader.answers(FenceUnreachable("cut"))
+    assert leader.answers(leader.own(1)) == Claim(leader.own(1), 0)
+
+
+def test_what_the_database_has_lost_ends_a_node(leader: Stage) -> None:
+    leader.member.log_is_cut()
+    while leader.asked != Look():
+        leader.answers(leader.own(1))
+    leader.answers(leader.own(1))
+    leader.answers(True)
+    leader.log_answers(None)
+    leader.log_answers(JournalForked("row 7 is lost"))
+    assert leader.events == ["steps down: row 7 is lost"] and leader.member.role == ENDED
+
+
+def test_silence_is_told_and_its_end(leader: Stage) -> None:
+    leader._send(leader.watch, None)
+    leader.later(LEASE_MS)
+    leader._send(leader.watch, None)
+    assert leader.events == ["falls silent"]
+    leader.answers(FenceUnreachable("no answer"))
+    leader.answers(leader.own(1))
+    assert leader.events[-1] == "speaks again" and leader.member.role == ACTIVE
+
+
+# --- to hand over
+
+
+def facts(node: str, place: int, role: str = STANDBY, age_s: float = 0.5) -> MemberFacts:
+    return MemberFacts(node, f"{node}:1", role, 1, place, age_s)
+
+
+def test_a_wish_for_any_is_for_the_standby_that_has_read_most(leader: Stage) -> None:
+    assert leader.answers(leader.own(1, wish="*")) == Members()
+    there = [facts("a", 99, ACTIVE), facts("b", 7), facts("c", 9), facts("d", 90, age_s=60), facts("e", 80, ENDED)]
+    leader.answers(there)
+    assert leader.events == ["hands over"]
+    leader.member.finish()
+    while leader.asked.is_a(Beat):
+        leader.answers(leader.own(1))
+    assert leader.asked == Release(1, "c")
+    assert not leader.member.lease.holds(leader.now_ns)
+    leader.answers(True)
+    assert leader.events == ["hands over", "steps down: handed over"]
+
+
+@pytest.mark.parametrize("wish", ["gone", "*"])
+def test_a_wish_for_a_node_that_is_not_there_is_taken_back(leader: Stage, wish: str) -> None:
+    assert leader.answers(leader.own(1, wish=wish)) == Members()
+    assert leader.answers([facts("a", 9, ACTIVE), facts("gone", 9, age_s=60)]) == Unwish(wish)
+    assert leader.answers(None) == Beat(1)
+    assert leader.member.role == ACTIVE
+
+
+def test_a_wish_for_the_node_that_leads_is_fulfilled(leader: Stage) -> None:
+    assert leader.answers(leader.own(1, wish="a")) == Unwish("a")
+
+
+def test_a_wish_for_another_is_fulfilled_by_whoever_has_taken_over(stage: Stage) -> None:
+    """The node before has died of it. To hand over once more would make it a circle."""
+    stage.answers(NOBODY)
+    stage.answers(True)
+    stage.lead_log(1)
+    stage.answers(stage.own(1, wish="*"))
+    assert stage.answers(stage.own(1, wish="*")) == Beat(1)
+    assert stage.answers(stage.own(1, wish="*")) == Unwish("*")
+
+
+def test_a_goodbye_is_tried_for_a_lease(leader: Stage) -> None:
+    leader.member.leave()
+    leader.answers(leader.own(1))
+    assert leader.events == ["hands over"]
+    leader.member.finish()
+    while leader.asked.is_a(Beat):
+        leader.answers(leader.own(1))
+    begun_ns = leader.now_ns
+    while leader.asked == Release(1, ""):
+        leader.answers(FenceUnreachable("no answer"))
+    assert leader.asked is ENDS and leader.member.role == ENDED
+    assert LEASE_MS * MS_NS <= leader.now_ns - begun_ns < 2 * LEASE_MS * MS_NS
