@@ -20,26 +20,25 @@ LONG_SEEDS = 2_000
 CHUNK = 20
 CANARY_SEEDS = 400
 PINNED = {
-    "serves on a free lock": (4, 5, 7),
-    "trusts any door": (9, 17, 43),
-    "never asks the lease": (5, 15, 21),
-    "counts the lease from the answer": (15, 27, 33),
-    "does not wait for the lease before": (24, 44, 49),
-    "does not look again after the claim": (49, 100, 116),
+    "serves on a free lock": (7, 13, 17),
+    "trusts any door": (9, 48, 52),
+    "never asks the lease": (2, 4, 5),
+    "counts the lease from the answer": (15, 27, 48),
+    "does not wait for the lease before": (177, 202, 342),
+    "does not look again after the claim": (21, 123),
     "never claims": (1, 2, 3),
-    "does not see the cut": (4, 6, 7),
+    "does not see the cut": (1, 3, 4),
     "does not read to the end": (8, 12, 18),
-    "trusts what it has read": (12, 49, 63),
-    "says goodbye too early": (83, 107),
-    "resumes without a claim": (5, 6, 12),
-    "writes without a lock": (749,),
-    "replies without the lease": (5, 28, 52),
+    "trusts what it has read": (172, 190, 266),
+    "says goodbye too early": (23, 205, 214),
+    "resumes without a claim": (5, 12, 17),
+    "replies without the lease": (125, 126, 141),
     "replies before the commit is safe": (1, 2, 3),
     "applies no deletes": (1, 2, 4),
-    "takes a warning for success": (1, 13, 49),
+    "takes a warning for success": (17, 43, 73),
 }
-"""Lives that show a planted fault. A change of the code makes them other lives: as long as one of them shows its fault,
-nothing needs to be done."""
+"""Lives that show a planted fault, to be tried first. A change of the code makes them other lives. Then others are
+tried, which takes longer."""
 WHOLE = Parts(process=WholeProcess)
 
 
@@ -86,12 +85,8 @@ def shows(seed: int, name: str) -> bool:
 
 @pytest.mark.parametrize("name", CANARIES)
 def test_a_planted_fault_is_found(name: str) -> None:
-    if any(shows(seed, name) for seed in PINNED[name]):
-        return
-    found = [seed for seed in range(1, CANARY_SEEDS + 1) if shows(seed, name)][:3]
-    if found:
-        pytest.fail(f"no pinned life shows it any more, but {found} do: they belong in PINNED")
-    pytest.fail(f"{CANARY_SEEDS} lives do not show it")
+    found = any(shows(seed, name) for seed in (*PINNED[name], *range(1, CANARY_SEEDS + 1)))
+    assert found, f"{CANARY_SEEDS} lives do not show it"
 
 
 def test_a_seed_is_the_same_life_again(seed: int) -> None:

@@ -389,6 +389,40 @@ def test_silence_is_told_and_its_end(leader: Stage) -> None:
     assert leader.events[-1] == "speaks again" and leader.member.role == ACTIVE
 
 
+def test_what_fails_is_told_once_though_something_else_succeeds(leader: Stage) -> None:
+    """A primary that has no replica yet: looks succeed, heartbeats do not. It was four lines a second."""
+    leader.member.log_is_cut()
+    begun_ns = leader.now_ns
+    while leader.now_ns - begun_ns < 65_000 * MS_NS:
+        if leader.asked == Beat(1):
+            leader.later(250)
+            leader.answers(FenceUnreachable("commits wait for the replica"))
+        elif leader.asked == Look():
+            leader.answers(leader.own(1))
+        else:
+            assert leader.asked.is_a(Claim)
+            leader.later(250)
+            leader.answers(FenceUnreachable("commits wait for the replica"))
+    beats = [line for line in leader.events if "heartbeat" in line]
+    claims = [line for line in leader.events if "claim" in line]
+    assert len(beats) == len(claims) == 3, "at once, after 10 seconds, after 20 more"
+    while leader.asked != Beat(1):
+        leader.answers(leader.own(1) if leader.asked == Look() else FenceUnreachable("no"))
+    leader.answers(leader.own(1))
+    assert leader.events[-2] == "the database of the cluster takes heartbeats again"
+    assert leader.events[-1] == "speaks again"
+
+
+def test_a_standby_that_cannot_claim_says_so_once(stage: Stage) -> None:
+    follow(stage, OTHER, 2 * LEASE_MS)
+    for _ in range(20):
+        assert stage.asked == Claim(OTHER, LEASE_MS)
+        stage.answers(FenceUnreachable("commits wait for the replica"))
+        while stage.asked.is_a(Look, Knock):
+            stage.answers(OTHER if stage.asked == Look() else OPEN)
+    assert len([line for line in stage.events if "claim" in line]) == 1
+
+
 # --- to hand over
 
 

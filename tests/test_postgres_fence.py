@@ -267,7 +267,15 @@ def test_without_its_replica_the_primary_confirms_nothing(postgres_pair: Pair, f
     assert link.answer().changed == 1
     link.close()
     assert one.beat(1) is not None
-    assert claim(other).epoch == 2
+    pair.replica.freeze()
+    for _ in range(4):
+        with pytest.raises(FenceUnreachable):
+            other.claim(other.look(), 0)
+    pair.replica.thaw()
+    end = time.monotonic() + 10
+    while pair.primary.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"):
+        assert time.monotonic() < end
+    assert other.look().epoch == 2, "claims that wait for the replica raise the epoch only once"
 
 
 @pytest.mark.slow

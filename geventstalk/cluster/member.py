@@ -45,8 +45,14 @@ LEAVING: Final = "handing over"
 ENDED: Final = "ended"
 """The roles, as an operator reads them."""
 
-DATABASE: Final = "the database of the cluster"
-LOG: Final = "the log in the database"
+LOOK: Final = ("the database of the cluster cannot be reached", "the database of the cluster can be reached again")
+BEAT: Final = ("the database of the cluster takes no heartbeat", "the database of the cluster takes heartbeats again")
+CLAIM: Final = ("the database of the cluster takes no claim", "the database of the cluster takes claims again")
+LOG: Final = ("the log in the database cannot be reached", "the log in the database can be reached again")
+"""What an operator is told when it fails, and when it succeeds again. Each by itself: looks may succeed while no
+heartbeat does."""
+REPEAT_NS: Final = 10_000 * MS_NS
+"""A trouble that lasts so long is told again, and then after twice that time."""
 
 READ_NS: Final = 8 * MS_NS
 """How often a follower reads on: much shorter than a takeover, much longer than a commit."""
@@ -96,7 +102,7 @@ class Member:
         self._knock_ns = 0  # when to knock there again
         self._knock_rest_ns = self._look_ns
         self._tell_ns = 0  # when to tell of this node again
-        self._lost: set[str] = set()  # what cannot be reached, once the owner was told
+        self._troubles: dict[tuple[str, str], tuple[int, int]] = {}  # when to tell of it again, and then
         self._serve_ns = 0  # when the leases of earlier nodes have run out, once this node has claimed
         self._silent = False  # whether the owner was told that the lease has run out
         self._old_wish = False  # whether the wish was there before this node led
@@ -199,9 +205,9 @@ class Member:
         try:
             view: View = yield Look()
         except JournalUnreachable as error:
-            self._cannot_reach(error)
+            self._fails(LOOK, error)
             return None
-        self._reached()
+        self._succeeds(LOOK)
         self._note(view, sent_ns)
         return None if self.has_ended() else view
 
@@ -215,6 +221,7 @@ class Member:
                 self._end(f"the database has lost epoch {seen.epoch if seen else 0}, its last is {view.epoch}")
                 return
             self._epoch_ns = self._changed_ns = now_ns
+            self._troubles.pop(CLAIM, None)  # there is nothing to claim any more
             if seen is None or seen.incarnation != view.incarnation or seen.address != view.address:
                 self._door_open = False
                 self._knock_ns = 0
@@ -274,12 +281,12 @@ class Member:
         try:
             claimed: bool = yield Claim(seen, max(owed_ms, 1))  # 0 says that this node serves
         except JournalUnreachable as error:
-            self._cannot_reach(error)
+            self._fails(CLAIM, error)
             return False
         claimed_ns = self._clock()
+        self._succeeds(CLAIM)
         if not claimed:
             return False
-        self._reached()
         self.role = CLAIMING
         self.epoch = seen.epoch + 1
         # No earlier node can have a heartbeat any more: its last one was before its successor's claim was seen.
@@ -356,9 +363,9 @@ class Member:
         try:
             view: View | None = yield want
         except JournalUnreachable as error:
-            self._cannot_reach(error)
+            self._fails(BEAT, error)
             return False
-        self._reached()
+        self._succeeds(BEAT)
         if view is None or view.incarnation != self.me.incarnation:
             yield from self._check_epoch()
             return False
@@ -425,8 +432,9 @@ class Member:
         try:
             claimed: bool = yield Claim(view, view.owed_ms)
         except JournalUnreachable as error:
-            self._cannot_reach(error)
+            self._fails(CLAIM, error)
             return False
+        self._succeeds(CLAIM)
         if claimed:
             self.epoch = view.epoch + 1
             self._wants_epoch = False
@@ -457,7 +465,7 @@ class Member:
             else:
                 yield Unwish(view.wish)
         except JournalUnreachable as error:
-            self._cannot_reach(error)
+            self._fails(LOOK, error)
 
     def _hand_over(self, successor: str) -> None:
         self._successor = successor
@@ -475,7 +483,7 @@ class Member:
                 yield Release(self.epoch, successor)
                 break
             except JournalUnreachable as error:
-                self._cannot_reach(error)
+                self._fails(BEAT, error)
             if self._clock() >= until_ns:
                 break  # the lease would have run out by now
             yield Wait(at_ns=self._clock() + self._retry_ns)
@@ -555,11 +563,11 @@ class Member:
     def _lose_log(self, error: JournalUnreachable) -> None:
         if self._log_lost_ns is None:
             self._log_lost_ns = self._clock()
-        self._cannot_reach(error, LOG)
+        self._fails(LOG, error)
 
     def _find_log(self) -> None:
         self._log_lost_ns = None
-        self._reached(LOG)
+        self._succeeds(LOG)
 
     def keep_watch(self) -> Steps:
         """Tells the owner when the lease has run out, also while an answer of the database is awaited."""
@@ -587,15 +595,16 @@ class Member:
         try:
             yield Tell(MemberFacts(me.node, me.address, role, epoch, self._place(), 0.0))
         except JournalUnreachable as error:
-            self._cannot_reach(error)
+            self._fails(LOOK, error)
 
-    def _cannot_reach(self, error: JournalUnreachable, what: str = DATABASE) -> None:
-        """Says so once."""
-        if what not in self._lost:
-            self._lost.add(what)
-            self._owner.tells(f"{what} cannot be reached: {error}")
+    def _fails(self, what: tuple[str, str], error: JournalUnreachable) -> None:
+        """Says so once, and then more and more rarely."""
+        now_ns = self._clock()
+        again_ns, rest_ns = self._troubles.get(what, (now_ns, REPEAT_NS))
+        if now_ns >= again_ns:
+            self._troubles[what] = (now_ns + rest_ns, 2 * rest_ns)
+            self._owner.tells(f"{what[0]}: {error}")
 
-    def _reached(self, what: str = DATABASE) -> None:
-        if what in self._lost:
-            self._lost.remove(what)
-            self._owner.tells(f"{what} can be reached again")
+    def _succeeds(self, what: tuple[str, str]) -> None:
+        if self._troubles.pop(what, None) is not None:
+            self._owner.tells(what[1])

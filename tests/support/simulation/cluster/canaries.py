@@ -13,7 +13,7 @@ from geventstalk.tasks import Wait
 from journal.errors import JournalError, JournalUnreachable
 from journal.fence import View
 from journal.log import DELETE
-from tests.support.simulation.cluster.database import Backend, Commit, Linger, Lock, Row, Server, Statement
+from tests.support.simulation.cluster.database import Backend, Row, Server, Statement
 from tests.support.simulation.cluster.life import Parts
 from tests.support.simulation.cluster.process import Process
 from tests.support.simulation.cluster.whole import WholeProcess
@@ -163,21 +163,6 @@ class ResumesWithoutAClaim(Member):
         return True
 
 
-class WritesWithoutALock(Server):
-    def insert(self, row: Row, behind: tuple[int, int] | None, limit_ns: int) -> Statement:
-        for want in super().insert(row, behind, limit_ns):
-            if not isinstance(want, Lock):
-                yield want
-            if isinstance(want, Linger) and self.state.leader.epoch == row.epoch:
-                yield want
-                yield Linger()
-                if row.seq in self.state.rows:
-                    return "there"
-                yield Commit({"row": row}, True)
-                return "done"
-        return "fenced"
-
-
 class TakesAWarningForSuccess(Server):
     """The wait for the replica was cancelled, and the statement says success."""
 
@@ -226,7 +211,6 @@ CANARIES: dict[str, Parts] = {
     "trusts what it has read": Parts(process=TrustsWhatItHasRead, looks_behind=False),
     "says goodbye too early": Parts(process=SaysGoodbyeTooEarly),
     "resumes without a claim": Parts(member=ResumesWithoutAClaim, process=WritesAnotherRowWhenItResumes),
-    "writes without a lock": Parts(server=WritesWithoutALock),
     "replies without the lease": Parts(process=RepliesWithoutTheLease),
     "replies before the commit is safe": Parts(process=RepliesBeforeTheCommitIsSafe),
     "applies no deletes": Parts(process=AppliesNoDeletes),
