@@ -55,6 +55,8 @@ _KNOCK_S: Final = 0.1
 _OPEN_RETRY_S: Final = 0.5
 _SAY_S: Final = 5.0
 """A node that waits for its database says so this often."""
+_CONNECTS: Final = 4
+"""So often in a lease it is tried to reach the node that leads: meanwhile this one may have taken over."""
 _LEADER_RETRY_S: Final = 0.02
 """How often a connection that waits for a node that leads looks for one."""
 
@@ -224,7 +226,7 @@ class Node(Owner):
         """A socket to the node that leads. None when nobody answers there."""
         leader = self._leader
         try:
-            node = connect(address, self.me.lease_ms / 1000)
+            node = connect(address, self.me.lease_ms / 1000 / _CONNECTS)
         except OSError:
             return None
         if self.serves or leader != self._leader:

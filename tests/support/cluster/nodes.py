@@ -188,7 +188,8 @@ class Cluster:
             shutil.copy(node.log, kept)
         servers = [self.pair.primary, self.pair.replica] if self.pair else [self.alone] if self.alone else []
         for server in servers:
-            (kept / f"{server.name}.log").write_text(server.log())
+            with suppress(ValueError):  # it is just being replaced
+                (kept / f"{server.name}.log").write_text(server.log())
         return kept
 
     # --- the database
