@@ -325,7 +325,7 @@ class Link:
                 while unsent or conn.is_busy():
                     left = end - time.monotonic()
                     came = left > 0 and (yield (conn.socket, True, unsent, left))
-                    if conn is not self._conn:
+                    if not self._is_mine(conn):
                         raise JournalUnreachable(f"{self.shown}: the connection was given up")
                     if not came:
                         self.begin_behind()
@@ -347,6 +347,10 @@ class Link:
                 raise self.broken(refused)
             raise refused
         return results
+
+    def _is_mine(self, conn: pq.abc.PGconn) -> bool:
+        """Whether this is the connection. A comparison in place would have mypy, without psycopg, think of None."""
+        return conn is self._conn
 
     def pass_over(self) -> None:
         """Closes the connection, and has the next connect() begin with the next host."""
