@@ -121,6 +121,20 @@ def test_a_note_is_what_the_reader_finds(path: Path) -> None:
     assert (reader.high_water, reader.oldest) == (12345, 3)
 
 
+def test_a_sealed_segment_that_lacks_zeros_at_its_end_is_damaged(path: Path) -> None:
+    """SQLite reads what lacks of the last page as zeros. Whoever cuts a file by one byte cuts the next one by more."""
+    size = next(
+        size
+        for size in range(1, 9000, 100)
+        if sealed(path.with_name(f"segment-{size}.db"), [(1, FULL, b"x" * size)]).read_bytes().endswith(b"\0")
+    )
+    path = path.with_name(f"segment-{size}.db")
+    SegmentReader(str(path)).close()
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(JournalDamaged, match="cut short"):
+        SegmentReader(str(path))
+
+
 def test_keys_after_looks_at_whole_records_only(path: Path) -> None:
     reader = SegmentReader(str(sealed(path)))
     whole = [(1, 1), (2, 2), (4, 2**63 - 1)]

@@ -30,6 +30,7 @@ from journal.sqlite.format import (
     GROUP_ERRORS,
     KEY_MAX,
     LAST,
+    PAGE_BYTES,
     PART,
     PARTS,
     Entry,
@@ -89,13 +90,19 @@ class SegmentReader:
         # Read-only, so that closing merges nothing. Without a WAL nobody writes to the file. Then SQLite needs no lock
         # and creates nothing beside the file.
         _require_file(path)
-        mode = "mode=ro" if os.path.exists(path + "-wal") else "mode=ro&immutable=1"
+        alone = not os.path.exists(path + "-wal")
+        mode = "mode=ro&immutable=1" if alone else "mode=ro"
         try:
             self._db = connect_to_read(path, mode)
         except sqlite3.Error as error:
             raise unreadable(error, f"{path} cannot be read as a journal segment", path) from error
         try:
             self._read_head()
+            if alone and self.sealed and os.path.getsize(path) % PAGE_BYTES:  # SQLite takes what lacks for zeros
+                raise JournalDamaged(f"{path} is cut short: its last page is not whole")
+        except OSError as error:
+            self._db.close()
+            raise JournalFailed(f"cannot read {path}: {error.strerror}") from error
         except BaseException:
             self._db.close()
             raise
