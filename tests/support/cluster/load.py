@@ -2,8 +2,9 @@
 
 Each is a thread with one connection at a time. When that breaks, or nothing comes for as long as its patience lasts,
 it connects anew, to the same address or to the next one, as real clients do: what it held it no longer holds, and
-what was not answered may have happened or not. Each job has a body of its own, which says which job it is. Imports
-nothing of geventstalk.
+what was not answered may have happened or not. For each address there is one more client that stays with that address
+and soon gives up: a gap is what the cluster takes, not what patient clients make of it. Each job has a body of its own,
+which says which job it is. Imports nothing of geventstalk.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ LARGE = 60_000
 CONNECT_S = 1.0
 PATIENCE_S = (1.0, 30.0)
 """Every second client waits for long, as clients without a time limit do."""
+SOON_S = 0.2
+"""The patience of those who stay with an address, and how long each of them waits for a connection."""
 PAUSE_S = 0.004
 """From one batch of a client to the next: the load is there to see what happens, not to measure the machine."""
 POPULATION = 60
@@ -37,8 +40,8 @@ POPULATION = 60
 class Link:
     """One connection to one address. Replies come in the order of what was asked."""
 
-    def __init__(self, address: Address, patience_s: float) -> None:
-        self.sock = socket.create_connection(address, CONNECT_S)
+    def __init__(self, address: Address, patience_s: float, connect_s: float = CONNECT_S) -> None:
+        self.sock = socket.create_connection(address, connect_s)
         self.sock.settimeout(patience_s)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = ReplyReader()
@@ -93,7 +96,10 @@ class Record:
 
 
 class Crew:
-    """Clients at work. `names` begins each body, so that no two crews put the same job."""
+    """Clients at work: so many that go from address to address, and one that stays for each address.
+
+    `name` begins each body, so that no two crews put the same job.
+    """
 
     def __init__(self, addresses: Sequence[Address], seed: int, name: str, clients: int = 6) -> None:
         self.record = Record()
@@ -101,13 +107,14 @@ class Crew:
         self._over = threading.Event()
         self.name = name
         self._links: dict[int, Link] = {}
+        self._movers = clients
+        self.clients = clients + len(self._addresses)
         self._threads = [
             threading.Thread(target=self._guarded, args=(number, random.Random(seed * 1000 + number)), daemon=True)
-            for number in range(clients)
+            for number in range(self.clients)
         ]
-        self.clients = clients
-        self._latest = [(0, "")] * clients
-        for _ in range(clients):
+        self._latest = [(0, "")] * self.clients
+        for _ in range(self.clients):
             self.record.operations.append([])
 
     def start(self) -> Crew:
@@ -164,15 +171,20 @@ class Crew:
     def over(self) -> bool:
         return self._over.is_set()
 
+    def stays(self, number: int) -> bool:
+        """Whether this client has one address for ever."""
+        return number >= self._movers
+
     def connect(self, number: int, at: int) -> tuple[Link, Connection, int]:
         """A connection to some address, from `at` on, and where that was. Raises OSError when the crew ends."""
-        patience = PATIENCE_S[number % len(PATIENCE_S)]
+        stays = self.stays(number)
+        patience = SOON_S if stays else PATIENCE_S[number % len(PATIENCE_S)]
         while not self.over:
             address = self._addresses[at % len(self._addresses)]
             try:
-                link = Link(address, patience)
+                link = Link(address, patience, SOON_S if stays else CONNECT_S)
             except OSError:
-                at += 1
+                at += 0 if stays else 1
                 self._over.wait(0.01)
                 continue
             self._links[number] = link
@@ -191,10 +203,9 @@ class Client:
         self._operations = crew.record.operations[number]
         self._put = 0
         self._held: dict[int, bytes] = {}
+        self._stays = crew.stays(number)
         self._at = number
-        self._goes_on = (
-            number % 4 < 2
-        )  # whether it leaves an address whose connection broke; the others come back first
+        self._goes_on = number % 4 < 2  # whether it leaves an address whose connection broke; others come back first
 
     def run(self) -> None:
         while not self._crew.over:
@@ -206,7 +217,7 @@ class Client:
                     self._batch(link, connection)
                     self._crew.rest(PAUSE_S * self._draw.uniform(0.5, 1.5))
             except OSError as error:
-                if isinstance(error, TimeoutError) or self._goes_on:
+                if (isinstance(error, TimeoutError) or self._goes_on) and not self._stays:
                     self._at += 1
                 if not self._crew.over:
                     time.sleep(0.002)
@@ -359,8 +370,8 @@ def drain(connect: Callable[[], Link], record: Record) -> None:
     operations: list[Operation] = []
     record.operations.append(operations)
 
-    def ask(word: str, line: bytes, **known: object) -> tuple[bytes, Operation]:
-        operation = Operation(connection.number, word, time.monotonic_ns(), **known)  # type: ignore[arg-type]  # fields
+    def ask(word: str, line: bytes, id: int = 0, body: bytes = b"") -> tuple[bytes, Operation]:
+        operation = Operation(connection.number, word, time.monotonic_ns(), id=id, body=body)
         reply = link.ask(line)
         operation.ended = time.monotonic_ns()
         operation.reply = reply.split(None, 1)[0].decode()

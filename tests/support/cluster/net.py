@@ -98,10 +98,12 @@ class Network:
             third for third in free if not any(address.startswith(f"198.18.{third}.") for address in taken)
         )
         try:
-            for which in NETWORKS:
+            for at, which in enumerate(NETWORKS):
                 bridge = f"{self.name}{which[0]}"
                 _ip("link", "add", bridge, "type", "bridge")
                 self.bridges[which] = bridge
+                # Otherwise it takes the least address of its ports: when one comes back, all others have to ask anew.
+                _ip("link", "set", bridge, "address", f"02:00:00:00:{self._third:02x}:{at:02x}")
                 _ip("address", "add", f"{self.address(which, 1)}/24", "dev", bridge)
                 _ip("link", "set", bridge, "up")
         except OSError:
