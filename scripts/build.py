@@ -42,6 +42,8 @@ NO_NETWORK = re.compile(
     r"|ConnectTimeout|ReadTimeout|ProxyError|No matching distribution found"
 )
 NO_CORE = re.compile(r"geventstalk: the core cannot be compiled: (.*)")
+POSTGRES = "postgres"
+"""The extra of setup.py whose packages a journal in PostgreSQL needs."""
 COMPILER = "on Debian and Ubuntu: apt-get install gcc libc6-dev python3-dev"
 
 
@@ -101,6 +103,15 @@ class Environment:
         """Runs pip of the environment. Raises Failed."""
         self._run([str(self.place / "bin" / "python"), *PIP, *words], self.log)
 
+    def install(self, what: str, *words: str) -> None:
+        """Installs it with what a journal in PostgreSQL needs; without that where that cannot be installed."""
+        try:
+            self.pip("install", *words, f"{what}[{POSTGRES}]")
+        except Failed as failed:
+            self.pip("install", *words, what)  # raises where that was not the reason
+            self.progress.end()
+            print(f"geventstalk: a journal in PostgreSQL cannot be used: {failed}", file=sys.stderr, flush=True)
+
     def _run(self, command: list[str], log: Path) -> None:
         with log.open("a+", encoding="utf-8", errors="replace") as output:
             begun = output.seek(0, os.SEEK_END)
@@ -148,7 +159,10 @@ def make_pure(place: Path, extra: str, refresh: bool) -> None:
     # What is editable is never compiled, so mypyc need not be fetched for it.
     os.environ["GEVENTSTALK_COMPILE"] = "0"
     environment.progress.step("fetching what geventstalk needs")
-    environment.pip("install", "--editable", f"{ROOT}[{extra}]" if extra else str(ROOT))
+    if extra:
+        environment.pip("install", "--editable", f"{ROOT}[{extra}]")
+    else:
+        environment.install(str(ROOT), "--editable")
     environment.progress.end()
 
 
@@ -179,7 +193,7 @@ def make_compiled(place: Path, refresh: bool) -> None:
     environment.steps = {}
     (wheel,) = wheels.iterdir()
     environment.progress.step("fetching what geventstalk needs")
-    environment.pip("install", str(wheel))
+    environment.install(str(wheel))
     environment.progress.step("installing")
     environment.pip("install", "--force-reinstall", "--no-deps", str(wheel))
     environment.progress.end()

@@ -158,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep(results, options)
     if options.write:
         report.write_page(results)
-        if not report.draw(RESULTS, report.PAGE.parent, environment.PYTHON):
+        charted = any(results.get(key) for key in report.PARTS if key not in report.PAGES)
+        if charted and not report.draw(RESULTS, report.PAGE.parent, environment.PYTHON):
             print("scripts/bench: the pictures were not drawn", file=sys.stderr)
             return 1
     if lost:
