@@ -57,6 +57,7 @@ ROOMS = {
         "format",
         "heal",
         "log",
+        "payloads",
         "reader",
         "replay",
         "room",

@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
+from journal.errors import JournalError
+
 FULL: Final = 1
 CHANGE: Final = 2
 DELETE: Final = 3
@@ -31,6 +33,14 @@ class Record(NamedTuple):
     payload: bytes
     segment: int
 
+
+PAYLOAD_MIN: Final = 201
+"""A FULL record with a payload of so many bytes, or more, can be read back. Smaller ones may share rows with others."""
+PAYLOAD_MAX: Final = 1 << 24
+"""A FULL record with a larger payload cannot be read back: it may stand in parts."""
+
+Wanted = tuple[int, int, int]
+"""A FULL record that is to be read back: its segment, place and key."""
 
 PayloadOf = Callable[[int], bytes | None]
 """Gives the current whole payload of a live key. None says that the owner is appending the key in parts. Then the log
@@ -78,6 +88,24 @@ class SyncPoint:
 
         Raises JournalFailed. Then nothing that waits for this may be promised, and the log takes nothing more.
         """
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Payloads:
+    """Reads some FULL records back. run() waits for the device, in any thread; the rest is for the owner's thread.
+
+    In the end each key is either in `found`, with a payload whose checksum is right, or in `failed`. A failure counts
+    only while the owner still thinks that the record stands there: compaction moves records, and removes segments.
+    """
+
+    def __init__(self, wanted: list[Wanted]) -> None:
+        self.wanted = wanted
+        self.found: dict[int, bytes] = {}
+        self.failed: dict[int, JournalError] = {}
+
+    def run(self) -> None:
+        """Called once. Raises nothing but what is a bug."""
         raise NotImplementedError
 
 
@@ -180,6 +208,28 @@ class Log:
 
         The caller runs the point where it may wait. Replies leave in the order of their commits.
         """
+        raise NotImplementedError
+
+    # --- reading back
+
+    @property
+    def tail(self) -> int:
+        """The place of the record that was appended last, in the segment `current`. 0: this log gives no payload back.
+
+        Another append() or a commit() makes the place another record's.
+        """
+        raise NotImplementedError
+
+    def reads_back(self, segment: int) -> bool:
+        """Whether payloads() can read the FULL records of a segment: it is sealed, and all of it is on the device.
+
+        While a replay is under way, this says it of a segment whose rows were just given. Once it is true it stays so
+        as long as the segment has live records.
+        """
+        raise NotImplementedError
+
+    def payloads(self, wanted: list[Wanted]) -> Payloads:
+        """To read so many records back. Each was appended by append(), with PAYLOAD_MIN to PAYLOAD_MAX bytes."""
         raise NotImplementedError
 
     # --- keeping pace

@@ -67,7 +67,7 @@ class FakeJournal(Log):
         self.commit_fails: BaseException | None = None
         self.sync_fails: BaseException | None = None
         self.append_fails: BaseException | None = None
-        self.payloads: list[bytes] = []
+        self.written: list[bytes] = []
         self.unsynced = False
         self.closed = False
         self.commits = 0
@@ -80,7 +80,7 @@ class FakeJournal(Log):
     def append(self, key: int, kind: int, payload: bytes) -> None:
         if self.append_fails is not None:
             raise self.append_fails
-        self.payloads.append(payload)
+        self.written.append(payload)
         self.appended += 1
         self.dirty = True
 
@@ -849,14 +849,14 @@ def test_a_step_of_the_wall_clock_is_followed() -> None:
     house.wall_step_ns = 3600 * SECOND
     house.clock.ns += SECOND
     house.say((one, b"put 0 10 60 1\r\nx\r\n"))
-    payload = house.journal.payloads[-1]
+    payload = house.journal.written[-1]
     assert int.from_bytes(payload[9:17], "little") == house.wall_ns() + 10 * SECOND
     # A ready job's head is kept for the next one of the same moment.
     house.say((one, PUT))
-    head = house.journal.payloads[-1]
+    head = house.journal.written[-1]
     house.wall_step_ns = 0
     house.say((one, PUT))
-    created = [int.from_bytes(each[21:29], "little") for each in (head, house.journal.payloads[-1])]
+    created = [int.from_bytes(each[21:29], "little") for each in (head, house.journal.written[-1])]
     assert created[0] - created[1] == 3600 * SECOND
 
 
@@ -865,7 +865,7 @@ def test_what_two_readings_of_the_clocks_take_is_no_step() -> None:
     one = house.client()
     house.wall_step_ns = 3_000_000
     house.say((one, b"put 0 10 60 1\r\nx\r\n"))
-    payload = house.journal.payloads[-1]
+    payload = house.journal.written[-1]
     assert int.from_bytes(payload[9:17], "little") == house.wall_ns() + 10 * SECOND - 3_000_000
 
 

@@ -20,7 +20,20 @@ from journal.errors import (
     JournalUnreachable,
     raise_failure,
 )
-from journal.log import CHANGE, DELETE, FULL, Facts, PayloadOf, Record, Row, SegmentState, SharedLog, SyncPoint
+from journal.log import (
+    CHANGE,
+    DELETE,
+    FULL,
+    Facts,
+    PayloadOf,
+    Payloads,
+    Record,
+    Row,
+    SegmentState,
+    SharedLog,
+    SyncPoint,
+    Wanted,
+)
 from journal.postgres import schema as tables_of
 from journal.postgres.compaction import SPARE_SEGMENTS, Compaction
 from journal.postgres.format import (
@@ -692,6 +705,18 @@ class PostgresLog(SharedLog):
             f"{self.live.total_bytes} bytes of records count, the segments take {self.disk_bytes} of "
             f"{self._budget} bytes, and what is left is kept for changes, deletes and compaction"
         )
+
+    # --- reading back
+
+    @property
+    def tail(self) -> int:
+        return 0
+
+    def reads_back(self, segment: int) -> bool:
+        return False
+
+    def payloads(self, wanted: list[Wanted]) -> Payloads:
+        raise AssertionError("no segment of this log can be read back")
 
     # --- keeping pace
 

@@ -20,6 +20,7 @@ from zlib import crc32
 from journal.log import CHANGE as CHANGE  # those that are appended; the segments have some more
 from journal.log import DELETE as DELETE
 from journal.log import FULL as FULL
+from journal.log import PAYLOAD_MAX, PAYLOAD_MIN
 from journal.log import Row as Row
 
 PART: Final = 4
@@ -50,9 +51,9 @@ EMPTY_BYTES: Final = 3 * PAGE_BYTES
 _MAGIC: Final = b"SQLite format 3\0"
 HEAD_BYTES: Final = 100
 """Every SQLite file begins with a header of this size (its file format, section 1.3)."""
-PART_BYTES: Final = 1 << 24
+PART_BYTES: Final = PAYLOAD_MAX
 """A larger payload is written in parts: SQLite holds at most 10**9 bytes in a value."""
-GROUPED_MAX: Final = 200
+GROUPED_MAX: Final = PAYLOAD_MIN - 1
 """Payloads of at most so many bytes share rows with others of their commit: a small one costs little beside its row."""
 GROUP_BYTES: Final = 655
 """A group has at most so many: a third of LEAF_BYTES, less CELL_BYTES and one byte to spare. So a page holds three

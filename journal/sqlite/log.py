@@ -16,13 +16,26 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, raise_failure
 from journal.liveness import Liveness
-from journal.log import CHANGE, DELETE, FULL, Facts, Log, PayloadOf, Record, SegmentState, SyncPoint
+from journal.log import (
+    CHANGE,
+    DELETE,
+    FULL,
+    Facts,
+    Log,
+    PayloadOf,
+    Payloads,
+    Record,
+    SegmentState,
+    SyncPoint,
+    Wanted,
+)
 from journal.sqlite.compaction import Compaction
 from journal.sqlite.files import aside_numbers, remove_files, remove_left_overs
 from journal.sqlite.format import KEY_MAX as KEY_MAX
 from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split
 from journal.sqlite.heal import LOST_KEYS, Damage
 from journal.sqlite.lock import DirectoryLock
+from journal.sqlite.payloads import SegmentPayloads
 from journal.sqlite.replay import Replay
 from journal.sqlite.room import NEW_SEGMENT_BYTES, Room
 from journal.sqlite.segments import DESCRIPTORS_MAX, Segments
@@ -329,6 +342,22 @@ class Journal(Log):
             f"{self.live.total_bytes} bytes of records count, the segments take {used} of "
             f"{self._space.capacity(used)} bytes, and what is left is kept for changes, deletes and compaction"
         )
+
+    # --- reading back
+
+    @property
+    def tail(self) -> int:
+        writer = self._segments.writer
+        return 0 if writer is None else writer.records + len(self._batch)
+
+    def reads_back(self, segment: int) -> bool:
+        replay = self._replay
+        if replay is not None:
+            return not self._accept_damage and replay.is_sealed(segment)  # heal() may need what is damaged
+        return self._segments.is_merged(segment)
+
+    def payloads(self, wanted: list[Wanted]) -> Payloads:
+        return SegmentPayloads(self.directory, wanted)
 
     # --- keeping pace
 

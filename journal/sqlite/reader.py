@@ -90,7 +90,7 @@ class SegmentReader:
         # Read-only, so that closing merges nothing. Without a WAL nobody writes to the file. Then SQLite needs no lock
         # and creates nothing beside the file.
         _require_file(path)
-        alone = not os.path.exists(path + "-wal")
+        alone = self.alone = not os.path.exists(path + "-wal")
         mode = "mode=ro&immutable=1" if alone else "mode=ro"
         try:
             self._db = connect_to_read(path, mode)

@@ -167,6 +167,11 @@ class Replay:
         deleted = [] if sealed and not damaged and not self.keeps_deleted else self._deleted
         self.found.append(Found(number, path, records, damaged, deleted, counts))
 
+    def is_sealed(self, segment: int) -> bool:
+        """Whether this is the segment that is being read, and all of it stands in a file that nobody changes."""
+        reader = self._reader
+        return reader is not None and reader.number == segment and reader.alone and reader.sealed
+
     def close(self) -> None:
         """Closes the segment at which a reading was given up. A compiled generator that is given up closes nothing."""
         reader = self._reader

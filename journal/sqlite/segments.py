@@ -296,6 +296,17 @@ class Segments:
         writer = self.writer
         return sum(sealed.bytes for sealed in self.sealed) + (disk_bytes(writer.path) if writer else 0)
 
+    def is_merged(self, number: int) -> bool:
+        """Whether a segment is sealed, all of it stands in its file, and it stays."""
+        sealed, first = self.sealed, self.retiring
+        if len(sealed) == first:
+            return False
+        # Their numbers ascend, mostly without gaps: the one with this number stands no further to the right.
+        at = min(first + number - sealed[first].number, len(sealed) - 1)
+        while at >= first and sealed[at].number > number:
+            at -= 1
+        return at >= first and sealed[at].number == number and sealed[at].ready and sealed[at].merged
+
     def states(self, most: int) -> list[SegmentState]:
         """The newest segments that stay, so many at the most, and the next one. Takes a microsecond for each."""
         live = self.live

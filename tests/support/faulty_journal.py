@@ -30,6 +30,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalLocked
+from journal.log import Payloads, Wanted
 from journal.sqlite.files import segment_path
 from journal.sqlite.format import FULL, LAST, PAGE_BYTES, row_bytes
 from journal.sqlite.reader import SegmentReader, join
@@ -346,6 +347,7 @@ class _SegmentReader(SegmentReader):
         self.skipped = 0
         self.suspects = []
         self._rows = segment.rows
+        self.alone = segment.sealed is not None
         self._expected = segment.sealed
 
     def rows(self, behind: int = 0) -> Iterator[Row]:
@@ -366,6 +368,24 @@ class _SegmentReader(SegmentReader):
 
     def close(self) -> None:
         self._rows = []
+
+
+class _SegmentPayloads(Payloads):
+    def __init__(self, directory: str, wanted: list[Wanted]) -> None:
+        super().__init__(wanted)
+        self._disk = Disk.of(directory)
+
+    def run(self) -> None:
+        self._disk.moment("before payloads are read back")
+        for segment, place, key in self.wanted:
+            found = self._disk.segments.get(segment)
+            if found is None:
+                self.failed[key] = JournalFailed(f"segment {segment} is gone")
+                continue
+            assert found.sealed is not None, "payloads are read back from sealed segments only"
+            is_of, kind, payload = found.rows[place - 1]
+            assert (is_of, kind) == (key, FULL), "a record is not where it should be"
+            self.found[key] = payload
 
 
 def _remove_files(path: str) -> None:
@@ -561,6 +581,7 @@ def _load() -> ModuleType:
         Compaction=compaction.Compaction,
         DirectoryLock=_Lock,
         Replay=_Replay,
+        SegmentPayloads=_SegmentPayloads,
         Segments=segments.Segments,
         Space=_Space,
         Worker=TurnWorker,
