@@ -12,8 +12,10 @@ import pytest
 
 from geventstalk.places import has_password, without_password
 from geventstalk.tools import move
+from journal.errors import JournalUnreachable
 from journal.sqlite.builder import SegmentBuilder
 from journal.sqlite.lock import DirectoryLock
+from journal.tools import Survey
 from tests.support.process import ROOT
 from tests.support.tools import (
     exported,
@@ -198,6 +200,21 @@ def test_what_was_written_is_compared(folder: Path, tmp_path: Path, monkeypatch:
     spoilt = next(id for id, job in exported(run_tool("export", folder)).items() if job["state"] == "buried")
     ran = run_tool("copy", folder, tmp_path / "target")
     assert ran.code == 1 and "is not what was read" in ran.err
+
+
+def test_a_place_that_is_lost_while_it_is_compared_has_all(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(survey: Survey, high_water: int) -> None:
+        survey.close()
+        raise JournalUnreachable("the database is gone")
+
+    monkeypatch.setattr(move, "_read_again", lose)
+    ran = run_tool("copy", folder, tmp_path / "target")
+    words = "geventstalk: the database is gone; all jobs were written, but not compared\n"
+    assert (ran.code, ran.err) == (69, words)
+    monkeypatch.undo()
+    assert exported(run_tool("export", tmp_path / "target")) == exported(run_tool("export", folder))
 
 
 def test_it_tells_how_far_it_is(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

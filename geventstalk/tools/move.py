@@ -14,6 +14,7 @@ from zlib import crc32
 from geventstalk.tools.lines import examine
 from geventstalk.tools.transfer import Imported
 from journal import JournalDamaged, Record, tools_for
+from journal.errors import JournalUnreachable
 from journal.tools import Builder, Examine, Survey
 
 Step = Callable[[str, int, int], None]
@@ -54,7 +55,11 @@ def copy(source: str, target: str, judge: Callable[[list[str]], None], step: Ste
                 goal.require_empty()
                 builder = goal.builder()
                 written = _write(survey, builder, judge, step)
-                found = _read_again(goal.survey(_counting("comparing", step)), builder.high_water)
+                try:
+                    found = _read_again(goal.survey(_counting("comparing", step)), builder.high_water)
+                except JournalUnreachable as error:
+                    # What is there is whole, and another attempt would be refused: the place is not empty any more.
+                    raise JournalUnreachable(f"{error}; all jobs were written, but not compared") from error
                 if (found.jobs, found.sum) != (written.jobs, written.sum):
                     raise JournalDamaged(f"what was written to {goal.place} is not what was read: do not use it")
         finally:
