@@ -90,6 +90,13 @@ class Fence:
         """
         raise NotImplementedError
 
+    def confirm(self) -> None:
+        """Has the database commit something of this process that nobody else waits for, and nobody reads.
+
+        It counts as safe as the most careful commit. Raises FenceUnreachable at once while an earlier one still waits.
+        """
+        raise NotImplementedError
+
     def beat(self, epoch: int) -> View | None:
         """A heartbeat of the node that leads, and a look. None when the epoch is another one: the node leads no more.
 

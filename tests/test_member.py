@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from geventstalk.cluster.lease import MARGIN, MS_NS, Lease
-from geventstalk.cluster.member import ACTIVE, ENDED, STANDBY, Member
+from geventstalk.cluster.member import ACTIVE, BEATS, ENDED, LOOKS, STANDBY, Member
 from geventstalk.cluster.wants import (
     OPEN,
     REFUSED,
     Beat,
     Claim,
+    Confirm,
     Knock,
     LeadLog,
     Look,
@@ -33,6 +34,7 @@ from journal.errors import JournalError, JournalForked, JournalUnreachable
 from journal.fence import FenceUnreachable, Identity, MemberFacts, View
 
 LEASE_MS = 1000
+LOOK_MS = LEASE_MS // LOOKS
 NOBODY = View(0, "", "", "", 0, 0, (0, 0), True, "", "", False, 1, 1)
 OTHER = View(4, "b", "b:1", "b.1", LEASE_MS, 0, (4, 7), False, "", "", True, 1, 1)
 
@@ -162,12 +164,19 @@ def leader() -> Stage:
 
 
 def follow(stage: Stage, view: View, ms: int) -> Asked:
-    """Looks show the same for so long. Gives what is asked then; knocks find the door open."""
+    """Looks show the same for so long. Gives what is asked then; knocks find the door open, commits are confirmed."""
     end_ns = stage.now_ns + ms * MS_NS
     asked = stage.asked
-    while stage.now_ns < end_ns and asked.is_a(Look, Knock):
-        asked = stage.answers(view if asked.is_a(Look) else OPEN)
+    while stage.now_ns < end_ns and asked.is_a(Look, Knock, Confirm):
+        asked = stage.answers(view if asked.is_a(Look) else OPEN if asked.is_a(Knock) else None)
     return asked
+
+
+def doubt(stage: Stage, view: View) -> None:
+    """Looks show the same until the node asks whether commits are confirmed."""
+    while stage.asked != Confirm():
+        assert stage.asked.is_a(Look, Knock), stage.asked
+        stage.answers(view if stage.asked.is_a(Look) else OPEN)
 
 
 # --- the lease
@@ -200,7 +209,7 @@ def test_an_answer_that_comes_late_gives_no_lease(leader: Stage) -> None:
 def test_a_heartbeat_that_stands_still_for_a_lease_is_followed_by_a_claim(stage: Stage) -> None:
     begun_ns = stage.now_ns
     assert follow(stage, OTHER, 2 * LEASE_MS) == Claim(OTHER, LEASE_MS)
-    assert stage.now_ns - begun_ns >= LEASE_MS * MS_NS
+    assert LEASE_MS * MS_NS <= stage.now_ns - begun_ns < (LEASE_MS + 2 * LOOK_MS) * MS_NS
     assert stage.answers(True) == Look(), "the other may have had a heartbeat just before the claim"
     assert stage.answers(stage.own(5, beat=OTHER.beat)) == Beat(5)
     stage.lead_log(5)
@@ -227,6 +236,98 @@ def test_a_look_that_took_long_is_no_silence_of_the_other(stage: Stage) -> None:
     assert asked == Look()
     stage.later(3 * LEASE_MS)  # the answer is on its way for so long
     assert stage.answers(OTHER) != Claim(OTHER, LEASE_MS)
+
+
+# --- to claim after the database confirmed nothing
+
+
+def test_while_no_commit_is_confirmed_a_heartbeat_that_stands_still_proves_nothing(stage: Stage) -> None:
+    """The replica is frozen for 1.2 leases. Looks succeed meanwhile; the node that leads is well."""
+    stage.answers(OTHER)
+    begun_ns = stage.now_ns
+    doubt(stage, OTHER)
+    assert LEASE_MS // 2 <= (stage.now_ns - begun_ns) // MS_NS <= LEASE_MS // 2 + LOOK_MS
+    stage.later(LEASE_MS * 7 // 10)  # the answer comes when the replica is back
+    stage.answers(None)
+    assert follow(stage, OTHER, BEATS * LEASE_MS // MARGIN - 2 * LOOK_MS).is_a(Look, Knock)
+    for beat in range(8, 12):
+        assert follow(stage, OTHER._replace(beat=(4, beat)), LEASE_MS // 2).is_a(Look, Knock, Confirm)
+
+
+def test_a_node_that_is_silent_though_commits_are_confirmed_again_is_followed(stage: Stage) -> None:
+    stage.answers(OTHER)
+    doubt(stage, OTHER)
+    stage.later(3 * LEASE_MS)
+    stage.answers(None)
+    confirmed_ns = stage.now_ns
+    assert follow(stage, OTHER, LEASE_MS) == Claim(OTHER, LEASE_MS)
+    assert 0 <= stage.now_ns - confirmed_ns - BEATS * LEASE_MS * MS_NS // MARGIN < 2 * LOOK_MS * MS_NS
+
+
+def test_looks_go_on_while_no_commit_is_confirmed(stage: Stage) -> None:
+    """Others are passed on to the node that leads, and it is told once. Whoever leads may have died meanwhile."""
+    stage.answers(OTHER)
+    begun_ns = stage.now_ns
+    while stage.now_ns - begun_ns < 9 * LEASE_MS * MS_NS:
+        doubt(stage, OTHER)
+        assert stage.member.whom(stage.now_ns) == "b:1"
+        stage.answers(FenceUnreachable("commits wait for the replica"))
+    assert [line for line in stage.events if "commit" in line] == [
+        "the database of the cluster confirms no commit: commits wait for the replica"
+    ]
+    doubt(stage, OTHER)
+    stage.answers(None)
+    assert stage.events[-1] == "the database of the cluster confirms commits again"
+    assert follow(stage, OTHER, LEASE_MS) == Claim(OTHER, LEASE_MS)
+
+
+def test_a_heartbeat_says_that_commits_are_confirmed_again(stage: Stage) -> None:
+    stage.answers(OTHER)
+    doubt(stage, OTHER)
+    stage.answers(FenceUnreachable("commits wait for the replica"))
+    follow(stage, OTHER._replace(beat=(4, 8)), LOOK_MS)
+    assert stage.events[-1] == "the database of the cluster confirms commits again"
+
+
+@pytest.mark.parametrize("fails", [Claim, Look])
+def test_what_was_confirmed_before_the_database_failed_counts_no_more(stage: Stage, fails: type) -> None:
+    stage.answers(OTHER)
+    doubt(stage, OTHER)
+    stage.answers(None)
+    while not stage.asked.is_a(fails):
+        stage.answers(OTHER if stage.asked.is_a(Look) else OPEN)
+    stage.later(LEASE_MS)
+    stage.answers(FenceUnreachable("no answer"))
+    begun_ns = stage.now_ns
+    doubt(stage, OTHER)
+    stage.answers(None)
+    assert follow(stage, OTHER, LEASE_MS) == Claim(OTHER, LEASE_MS)
+    assert stage.now_ns - begun_ns >= BEATS * LEASE_MS * MS_NS // MARGIN
+
+
+def test_what_was_confirmed_before_a_heartbeat_says_nothing_of_the_time_behind_it(stage: Stage) -> None:
+    stage.answers(OTHER)
+    doubt(stage, OTHER)
+    stage.answers(None)
+    begun_ns = stage.now_ns
+    doubt(stage, OTHER._replace(beat=(4, 8)))
+    assert stage.now_ns - begun_ns >= LEASE_MS * MS_NS // 2
+
+
+def test_who_is_gone_is_followed_without_a_commit_that_is_confirmed(stage: Stage) -> None:
+    """Nobody is there who needs time for a heartbeat."""
+    stage.answers(OTHER)
+    doubt(stage, OTHER)
+    gone = OTHER._replace(locked=False)
+    asked = stage.answers(FenceUnreachable("commits wait for the replica"))
+    while not asked.is_a(Claim):
+        asked = stage.answers(
+            gone if asked.is_a(Look) else REFUSED if asked.is_a(Knock) else FenceUnreachable("commits wait")
+        )
+    assert asked == Claim(gone, 1)
+
+
+# --- to claim sooner, or not at all
 
 
 def test_what_a_node_that_never_served_owed_is_owed_by_the_next(stage: Stage) -> None:
@@ -418,8 +519,7 @@ def test_a_standby_that_cannot_claim_says_so_once(stage: Stage) -> None:
     for _ in range(20):
         assert stage.asked == Claim(OTHER, LEASE_MS)
         stage.answers(FenceUnreachable("commits wait for the replica"))
-        while stage.asked.is_a(Look, Knock):
-            stage.answers(OTHER if stage.asked == Look() else OPEN)
+        follow(stage, OTHER, 2 * LEASE_MS)
     assert len([line for line in stage.events if "claim" in line]) == 1
 
 

@@ -17,7 +17,7 @@ if not have_psycopg():
 
 from journal.postgres import schema
 from journal.postgres.fence import PostgresFence
-from journal.postgres.link import Link, Refused
+from journal.postgres.link import CONNECT_S, Link, Refused
 from journal.postgres.place import Place
 
 LEASE_MS = 1000
@@ -134,6 +134,22 @@ def test_a_wish_is_taken_back_by_its_name(url: str, fences: Make) -> None:
     assert one.look().wish == "*"
     one.unwish("*")
     assert one.look().wish == ""
+
+
+def test_a_commit_that_only_confirms_changes_nothing_that_others_see(url: str, fences: Make) -> None:
+    one, other = fences(url, "one"), fences(url, "other")
+    claim(one)
+    before, link = other.look(), Link(Place(url))
+    link.connect()
+    for _ in range(3):
+        one.confirm()
+        other.confirm()
+    assert other.look() == before and other.members() == []
+    assert link.execute(f"SELECT count(*) FROM {Place(url).schema}.meta WHERE name LIKE 'commits of %'").rows == [
+        (b"2",)
+    ]
+    assert schema.version(link, Place(url).schema) == schema.VERSION
+    link.close()
 
 
 def test_nodes_tell_of_themselves(url: str, fences: Make) -> None:
@@ -273,9 +289,59 @@ def test_without_its_replica_the_primary_confirms_nothing(postgres_pair: Pair, f
             other.claim(other.look(), 0)
     pair.replica.thaw()
     end = time.monotonic() + 10
-    while pair.primary.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"):
+    while pair.primary.ask(WAITING):
         assert time.monotonic() < end
     assert other.look().epoch == 2, "claims that wait for the replica raise the epoch only once"
+
+
+WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+@pytest.mark.slow
+def test_while_a_commit_that_confirms_hangs_looks_go_on(postgres_pair: Pair, fences: Make) -> None:
+    """The replica hangs for long. No session is left behind for each attempt, and nobody looks at the replica first."""
+    pair = postgres_pair
+    one = fences(made(f"{pair.url}?schema={new_schema()}"), "one", 400)
+    one.confirm()
+    pair.replica.freeze()
+    with pytest.raises(FenceUnreachable, match="no answer"):
+        one.confirm()
+    begun = time.monotonic()
+    for _ in range(5):
+        assert one.look().epoch == 0
+        with pytest.raises(FenceUnreachable, match="synchronous replica"):
+            one.confirm()
+        one.tell(MemberFacts("one", "one:1", "standby", 0, 7, 0.0))
+    # All this takes some 30 ms. A host that does not answer takes the whole time.
+    assert time.monotonic() - begun < CONNECT_S, "a look went to the replica first, which does not answer"
+    assert pair.primary.ask(WAITING) == [("1",)]
+    pair.replica.thaw()
+    end = time.monotonic() + 30
+    while pair.primary.ask(WAITING):
+        assert time.monotonic() < end
+    one.confirm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("default", ["off", "local"])
+def test_what_the_fence_commits_waits_for_the_replica_whatever_the_database_is_set_to(
+    postgres_pair: Pair, fences: Make, default: str
+) -> None:
+    """A heartbeat that is not on the replica would let a node serve which a failover knows nothing of."""
+    pair = postgres_pair
+    pair.primary.reload(synchronous_commit=default)
+    end = time.monotonic() + 30
+    while pair.primary.ask("SHOW synchronous_commit") != [(default,)]:
+        assert time.monotonic() < end
+    one = fences(made(f"{pair.primary.url}?schema={new_schema()}"), "one", 400)
+    claim(one)
+    assert one.beat(1) is not None
+    pair.replica.freeze()
+    with pytest.raises(FenceUnreachable, match="no answer"):
+        one.beat(1)
+    with pytest.raises(FenceUnreachable, match="no answer"):
+        one.confirm()
+    pair.replica.thaw()
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from geventstalk.cluster.wants import (
     REFUSED,
     Beat,
     Claim,
+    Confirm,
     Knock,
     LeadLog,
     Look,
@@ -48,6 +49,10 @@ ENDED: Final = "ended"
 LOOK: Final = ("the database of the cluster cannot be reached", "the database of the cluster can be reached again")
 BEAT: Final = ("the database of the cluster takes no heartbeat", "the database of the cluster takes heartbeats again")
 CLAIM: Final = ("the database of the cluster takes no claim", "the database of the cluster takes claims again")
+COMMIT: Final = (
+    "the database of the cluster confirms no commit",
+    "the database of the cluster confirms commits again",
+)
 LOG: Final = ("the log in the database cannot be reached", "the log in the database can be reached again")
 """What an operator is told when it fails, and when it succeeds again. Each by itself: looks may succeed while no
 heartbeat does."""
@@ -60,6 +65,9 @@ LOOK_NS_MIN: Final = 10 * MS_NS
 LOOK_NS_MAX: Final = 250 * MS_NS
 LOOKS: Final = 50
 """A follower looks so often in a lease, within these bounds."""
+BEATS: Final = 2
+"""So many heartbeats the node that leads could have had since the database confirmed a commit: then it is silent by
+itself, and not because nothing was confirmed."""
 RETRIES: Final = 20
 """So often in a lease what was not reached is tried again."""
 PATIENCE: Final = 10
@@ -97,6 +105,7 @@ class Member:
         # what was seen of others; these moments are those at which an answer was received
         self._epoch_ns = 0  # since when the epoch is the last one
         self._changed_ns = 0  # since when the epoch and its heartbeat are what they are
+        self._confirmed_ns: int | None = None  # when a commit was confirmed that was asked for while they stood still
         self._released_ns = 0  # since when it has said goodbye
         self._door_open = False  # whether somebody was seen to listen at the address of this epoch
         self._knock_ns = 0  # when to knock there again
@@ -188,12 +197,14 @@ class Member:
             if view is not None:
                 if self._caught_up and self._wait_no_longer(view, sent_ns):
                     silent = view.released or not view.epoch or view.incarnation == self.me.incarnation
-                elif self._caught_up and (yield from self._is_gone(view)):
-                    silent = True
                 else:
-                    yield from self._tell_now_and_then()
-                    yield Wait(self._stirred, self._clock() + self._look_ns)
-                    continue
+                    if self._doubts(view, sent_ns):
+                        yield from self._confirm()  # first, for a knock takes time
+                    if not self._caught_up or not (yield from self._is_gone(view)):
+                        yield from self._tell_now_and_then()
+                        yield Wait(self._stirred, self._clock() + self._look_ns)
+                        continue
+                    silent = True
                 claimed = yield from self._claim(view, silent)
                 if claimed or self.has_ended():
                     return claimed
@@ -206,6 +217,7 @@ class Member:
             view: View = yield Look()
         except JournalUnreachable as error:
             self._fails(LOOK, error)
+            self._confirmed_ns = None
             return None
         self._succeeds(LOOK)
         self._note(view, sent_ns)
@@ -220,13 +232,14 @@ class Member:
             if lower and (view.incarnation != self.me.incarnation or view.epoch < self.epoch):
                 self._end(f"the database has lost epoch {seen.epoch if seen else 0}, its last is {view.epoch}")
                 return
-            self._epoch_ns = self._changed_ns = now_ns
+            self._epoch_ns = now_ns
+            self._changes(now_ns)
             self._troubles.pop(CLAIM, None)  # there is nothing to claim any more
             if seen is None or seen.incarnation != view.incarnation or seen.address != view.address:
                 self._door_open = False
                 self._knock_ns = 0
         elif seen.beat != view.beat:
-            self._changed_ns = now_ns
+            self._changes(now_ns)
         news = seen is None or (seen.epoch, seen.incarnation, seen.released) != (
             view.epoch,
             view.incarnation,
@@ -237,6 +250,12 @@ class Member:
         if news and self.role in (STARTING, STANDBY):
             self._owner.follows(view)
 
+    def _changes(self, now_ns: int) -> None:
+        """Something of the node that leads has been committed."""
+        self._changed_ns = now_ns
+        self._confirmed_ns = None
+        self._succeeds(COMMIT)
+
     def _wait_no_longer(self, view: View, sent_ns: int) -> bool:
         """Whether it is time for this node to claim, by what the look says that was sent then."""
         if not view.epoch or view.incarnation == self.me.incarnation:
@@ -244,12 +263,34 @@ class Member:
         if view.released:
             mine = view.successor in ("", self.me.node)
             return mine or sent_ns - self._released_ns >= view.lease_ms * MS_NS
+        if self._confirmed_ns is None or sent_ns - self._confirmed_ns < BEATS * view.lease_ms * MS_NS // MARGIN:
+            return False
         return sent_ns - self._changed_ns >= view.lease_ms * MS_NS
+
+    def _doubts(self, view: View, sent_ns: int) -> bool:
+        """Whether the heartbeat has stood still for so long that it is time to see who is to blame."""
+        if view.released or self._confirmed_ns is not None:
+            return False
+        return sent_ns - self._changed_ns >= view.lease_ms * MS_NS // 2
+
+    def _confirm(self) -> Steps:
+        """Asks the database to confirm a commit of this node. Without that, no heartbeat can come through either.
+
+        A look is a read and says nothing of that. When commits hang, all nodes would claim as soon as they do no more.
+        """
+        try:
+            yield Confirm()
+        except JournalUnreachable as error:
+            self._fails(COMMIT, error)
+            return
+        self._succeeds(COMMIT)
+        self._confirmed_ns = self._clock()
 
     def _is_gone(self, view: View) -> Answer:
         """Whether the process that leads has surely ended: its port was seen open in this epoch, and refuses now.
 
-        A port that never answered proves nothing: the address may be wrong.
+        A port that never answered proves nothing: the address may be wrong. No commit need be confirmed before: nobody
+        is there who needs time for a heartbeat, and the claim is a commit itself.
         """
         now_ns = self._clock()
         if view.released or view.address in ("", self.me.address):
@@ -282,6 +323,7 @@ class Member:
             claimed: bool = yield Claim(seen, max(owed_ms, 1))  # 0 says that this node serves
         except JournalUnreachable as error:
             self._fails(CLAIM, error)
+            self._confirmed_ns = None
             return False
         claimed_ns = self._clock()
         self._succeeds(CLAIM)

@@ -31,6 +31,10 @@ class Claim(NamedTuple):
     owed_ms: int
 
 
+class Confirm(NamedTuple):
+    """Fence.confirm(). No answer: that there is one says that the database confirms commits."""
+
+
 class Beat(NamedTuple):
     """Fence.beat(). The answer is a View, or None when this node leads no more."""
 
@@ -101,7 +105,22 @@ class ResumeLog(NamedTuple):
     epoch: int
 
 
-Want = Look | Claim | Beat | Serve | Release | Unwish | Tell | Members | Knock | ReadOn | LeadLog | ResumeLog | Wait
+Want = (
+    Look
+    | Claim
+    | Confirm
+    | Beat
+    | Serve
+    | Release
+    | Unwish
+    | Tell
+    | Members
+    | Knock
+    | ReadOn
+    | LeadLog
+    | ResumeLog
+    | Wait
+)
 """What a task yields. A Wait has a flag, a moment, or both, and no sync."""
 
 Steps = Generator[Want, Any, None]
@@ -155,6 +174,8 @@ def ask(fence: Fence, want: Want) -> Any:
             return fence.look()
         case Claim(seen, owed_ms):
             return fence.claim(seen, owed_ms)
+        case Confirm():
+            return fence.confirm()
         case Beat(epoch):
             return fence.beat(epoch)
         case Serve(epoch):

@@ -48,6 +48,12 @@ _CLAIM: Final = (
     "UPDATE {schema}.leader SET epoch = epoch + 1, node = $3, address = $4, incarnation = $5, lease_ms = $6,"
     " owed_ms = $7, released = false, successor = '', pid = pg_backend_pid() {where}"
 )
+_CONFIRM: Final = (
+    "WITH free AS (SELECT pg_try_advisory_xact_lock({key}) AS yes)"
+    " INSERT INTO {schema}.meta SELECT 'commits of ' || $1, 1 FROM free WHERE yes"
+    " ON CONFLICT (name) DO UPDATE SET value = meta.value + 1"
+)
+"""The lock is held until the commit is safe: while one of this process waits, another one changes nothing."""
 _RELEASE: Final = (
     "WITH ok AS (UPDATE {schema}.leader SET released = true, successor = $3 {where} RETURNING 1)"
     " UPDATE {schema}.wish SET node = '' FROM ok"
@@ -134,7 +140,20 @@ class PostgresFence(Fence):
         if ended:
             self._tells(f"ended {ended} sessions of the database that held up a takeover")
         elif waits:
-            raise FenceUnreachable(f"{self._link.shown}: commits wait for the synchronous replica")
+            raise FenceUnreachable(self._waits())
+
+    def _waits(self) -> str:
+        return f"{self._link.shown}: commits wait for the synchronous replica"
+
+    def confirm(self) -> None:
+        key = _KEY.format(schema=self._schema, word="'commits of ' || $2")
+        try:
+            safe = self._ask(self._sql(_CONFIRM, key), _texts(self._me.node, self._me.incarnation)).changed == 1
+        except FenceUnreachable:
+            self._link.begin_again()  # commits hang: looks need not go to another host for that
+            raise
+        if not safe:
+            raise FenceUnreachable(self._waits())
 
     def beat(self, epoch: int) -> View | None:
         return self._live(self._beat, epoch)

@@ -363,6 +363,12 @@ class Link:
             self._behind = True
             self._first += 1
 
+    def begin_again(self) -> None:
+        """Takes begin_behind() back: the host itself is not the reason."""
+        if self._behind:
+            self._behind = False
+            self._first -= 1
+
     def broken(self, error: object) -> JournalUnreachable:
         """Closes the connection, and gives what to raise."""
         self.close()

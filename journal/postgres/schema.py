@@ -2,7 +2,8 @@
 
 `leader` has one row: the epoch that fences every write. `beat` and `wish` are apart from it, for a change of the
 leader's row would wait for the commit that holds it. `segment` says which tables of rows there are. A table seg_N holds
-rows: `seq` counts 1, 2, 3 ... over all of them, `epoch` is the writer's, `packed` is as format.py says.
+rows: `seq` counts 1, 2, 3 ... over all of them, `epoch` is the writer's, `packed` is as format.py says. `meta` has the
+version, and for each node a row that it changes to see whether the database confirms commits.
 Invariant: a schema of another version is not changed.
 """
 

@@ -9,7 +9,7 @@ from geventstalk.cluster.lease import MS_NS, Lease
 from geventstalk.cluster.member import READ_NS, Answer, Member
 from geventstalk.cluster.wants import ReadOn, Steps, Want
 from geventstalk.leased import LeasedTurn
-from geventstalk.tasks import Wait
+from geventstalk.tasks import Flag, Task, Wait
 from journal.errors import JournalError, JournalUnreachable
 from journal.fence import View
 from journal.log import DELETE
@@ -191,6 +191,20 @@ class RepliesBeforeTheCommitIsSafe(WholeProcess):
         self.soon(self._release_replies)
 
 
+class _LooksNever(LeasedTurn):
+    def keep_patience(self) -> Task:
+        yield Wait(Flag())
+
+
+class NeverSpeaksAgain(WholeProcess):
+    """Its turn is not told that the lease holds again, and does not look by itself now and then."""
+
+    turn_kind = _LooksNever
+
+    def speaks_again(self) -> None:
+        return
+
+
 class AppliesNoDeletes(WholeProcess):
     """While it follows."""
 
@@ -214,5 +228,6 @@ CANARIES: dict[str, Parts] = {
     "replies without the lease": Parts(process=RepliesWithoutTheLease),
     "replies before the commit is safe": Parts(process=RepliesBeforeTheCommitIsSafe),
     "applies no deletes": Parts(process=AppliesNoDeletes),
+    "never speaks again": Parts(process=NeverSpeaksAgain),
     "takes a warning for success": Parts(server=TakesAWarningForSuccess),
 }

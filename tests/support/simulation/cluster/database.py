@@ -308,6 +308,17 @@ class Server:
             self.session = session
         return self.view()
 
+    def confirm(self, incarnation: str, limit_ns: int) -> Statement:
+        """Whether a commit is safe; at once no while an earlier one of that process waits."""
+        yield Linger()
+        name = f"commits of {incarnation}"
+        if self.holders(name):
+            return False
+        yield Lock(name, False, limit_ns)
+        yield Linger()
+        yield Commit({}, True)
+        return True
+
     def release(self, epoch: int, incarnation: str, successor: str, limit_ns: int) -> Statement:
         yield Linger()
         try:

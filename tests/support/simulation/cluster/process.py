@@ -17,6 +17,7 @@ from geventstalk.cluster.wants import (
     SILENT,
     Beat,
     Claim,
+    Confirm,
     Knock,
     LeadLog,
     Look,
@@ -33,7 +34,7 @@ from geventstalk.cluster.wants import (
 )
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.tasks import Flag, Wait
-from journal.errors import JournalError, JournalForked
+from journal.errors import JournalError, JournalForked, JournalUnreachable
 from journal.fence import Identity, View
 from tests.support.simulation.cluster.database import Leader, Row, Server, Statement
 from tests.support.simulation.cluster.links import Link
@@ -167,6 +168,8 @@ class Process(Owner):
                 self._lead_log(epoch, done)
             case ResumeLog(epoch):
                 self._resume_log(epoch, done)
+            case Confirm():
+                self._confirm(done)
             case _:
                 if not isinstance(want, Look | Tell):
                     self.soon(lambda: self.life.stumble(self))
@@ -196,6 +199,14 @@ class Process(Owner):
             case _:
                 assert isinstance(want, Look)
                 return server.look()
+
+    def _confirm(self, done: Callable[..., None]) -> None:
+        def confirmed(safe: bool | None, error: JournalError | None) -> None:
+            done(None, error if safe is None else None if safe else JournalUnreachable("an earlier commit waits"))
+
+        self.soon(lambda: self.life.stumble(self))
+        limit_ns = self.me.lease_ms * MS_NS // 4
+        self.fence.ask(lambda server: server.confirm(self.me.incarnation, limit_ns), confirmed)
 
     def _knock(self, address: str, done: Callable[..., None]) -> None:
         node = address.partition(":")[0]

@@ -237,6 +237,8 @@ class Talk(Channel):
 class WholeProcess(Process):
     """As Process, with the real server's parts in place of the simple queue."""
 
+    turn_kind: type[LeasedTurn] = LeasedTurn
+
     def __init__(self, *words: Any) -> None:
         super().__init__(*words)
         self.engine = Operate(self.clock())
@@ -251,7 +253,7 @@ class WholeProcess(Process):
         wait_ns = 3 * self.me.lease_ms * MS_NS
         lease = self.member.lease
         clocks = (self.clock, self.wall_clock)
-        return LeasedTurn(self.engine, *clocks, self._begins, _fails, self.service, lease.holds, wait_ns)
+        return self.turn_kind(self.engine, *clocks, self._begins, _fails, self.service, lease.holds, wait_ns)
 
     def wall_clock(self) -> int:
         return WALL_NS + self.world.now_ns
