@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ import pytest
 
 from journal import fence_for
 from journal.fence import Fence
+from tests.clients.programs import missing
 from tests.support.postgres import Postgres, have_psycopg, new_schema
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 from tests.support.web import Web
@@ -27,6 +29,9 @@ from tests.test_notify import FakeManager
 
 if not have_psycopg():
     pytest.skip("psycopg is not installed", allow_module_level=True)
+
+from journal.postgres.link import Link
+from journal.postgres.place import Place
 
 pytestmark = pytest.mark.slow
 
@@ -326,6 +331,40 @@ def test_nodes_wait_for_their_database(postgres_alone: Postgres, tmp_path: Path)
         postgres_alone.start()
         client.settimeout(PATIENCE_S)
         assert client.recv(20) == b"INSERTED 2\r\n", "a client only sees a pause"
+    finally:
+        nodes.close()
+
+
+def test_over_tls_with_a_password(postgres_alone: Postgres, tmp_path: Path) -> None:
+    """TLS hands over what it has in pieces of its own: what is read ahead there must not be waited for."""
+    if shutil.which("openssl") is None:
+        missing("openssl is not installed")
+    trusted = postgres_alone.serve_tls("correct horse")
+    passwords = tmp_path / "pgpass"
+    passwords.write_text("*:*:*:*:correct horse\n")
+    passwords.chmod(0o600)
+    authority = tmp_path / "trusted.crt"
+    authority.write_bytes(trusted.read_bytes())
+    nodes = Nodes(f"{postgres_alone.url}?sslmode=verify-full&sslrootcert={authority}", tmp_path)
+    env = {"PGPASSFILE": str(passwords)}
+    try:
+        one = nodes.start("one", "-z", "5000000", env=env)
+        bodies = [os.urandom(size) for size in (1, 8_000, 16_384, 65_000, 3_000_000)]
+        with Client(one.connect()) as client:
+            for body in bodies:
+                assert client.ask(b"put 0 0 60 %d\r\n%b" % (len(body), body)).startswith(b"INSERTED ")
+        other = nodes.start("other", "-z", "5000000", env=env)
+        nodes.await_log("other", "replayed the journal: 5 jobs")
+        sessions = "SELECT count(*), count(*) FILTER (WHERE ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)"
+        over_unix = Link(Place(postgres_alone.unix_url))
+        over_unix.connect()
+        ((all_, safe),) = over_unix.execute(f"{sessions} WHERE client_addr IS NOT NULL").rows
+        over_unix.close()
+        assert all_ == safe and int(safe or 0) >= 4
+        one.kill()
+        with Client(other.connect()) as client:
+            for id, body in enumerate(bodies, 1):
+                assert client.ask(b"peek %d" % id) == b"FOUND %d %d\r\n%b\r\n" % (id, len(body), body)
     finally:
         nodes.close()
 

@@ -260,6 +260,22 @@ class Postgres:
             file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
         os.kill(self.pid, signal.SIGHUP)
 
+    def serve_tls(self, password: str) -> Path:
+        """From now on over TCP only with TLS and this password. Returns the file of the authority to trust.
+
+        Raises FileNotFoundError without the program `openssl`.
+        """
+        self.ask(f"ALTER ROLE {USER} PASSWORD '{password}'")
+        trusted, key = self.data / "server.crt", self.data / "server.key"
+        _run(
+            *["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"],
+            *["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
+            *["-keyout", str(key), "-out", str(trusted)],
+        )
+        (self.data / "pg_hba.conf").write_text("local all all trust\nhostssl all all 127.0.0.1/32 scram-sha-256\n")
+        self.reload(ssl="on")
+        return trusted
+
     def promote(self, timeout_s: float = 30.0) -> None:
         """Makes a replica a primary, and waits until it takes writes."""
         (self.data / "promote").touch()
