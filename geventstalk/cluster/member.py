@@ -66,8 +66,8 @@ LOOK_NS_MAX: Final = 250 * MS_NS
 LOOKS: Final = 50
 """A follower looks so often in a lease, within these bounds."""
 BEATS: Final = 2
-"""So many heartbeats the node that leads could have had since the database confirmed a commit: then it is silent by
-itself, and not because nothing was confirmed."""
+"""When so many heartbeats are missing, it is asked why: whether the node that leads is there, and whether the database
+confirms commits. So many it could have had since then: now it is silent by itself."""
 RETRIES: Final = 20
 """So often in a lease what was not reached is tried again."""
 PATIENCE: Final = 10
@@ -263,7 +263,7 @@ class Member:
         if view.released:
             mine = view.successor in ("", self.me.node)
             return mine or sent_ns - self._released_ns >= view.lease_ms * MS_NS
-        if self._confirmed_ns is None or sent_ns - self._confirmed_ns < BEATS * view.lease_ms * MS_NS // MARGIN:
+        if self._confirmed_ns is None or sent_ns - self._confirmed_ns < _heartbeats_ns(view):
             return False
         return sent_ns - self._changed_ns >= view.lease_ms * MS_NS
 
@@ -271,7 +271,7 @@ class Member:
         """Whether the heartbeat has stood still for so long that it is time to see who is to blame."""
         if view.released or self._confirmed_ns is not None:
             return False
-        return sent_ns - self._changed_ns >= view.lease_ms * MS_NS // 2
+        return sent_ns - self._changed_ns >= _heartbeats_ns(view)
 
     def _confirm(self) -> Steps:
         """Asks the database to confirm a commit of this node. Without that, no heartbeat can come through either.
@@ -295,12 +295,10 @@ class Member:
         now_ns = self._clock()
         if view.released or view.address in ("", self.me.address):
             return False
-        if self._door_open:
-            quiet_ns = 2 * view.lease_ms * MS_NS // MARGIN
-            if view.locked and now_ns - self._changed_ns <= quiet_ns:
-                self._knock_rest_ns = self._look_ns
-                self._knock_ns = 0
-                return False
+        if self._door_open and view.locked and now_ns - self._changed_ns <= _heartbeats_ns(view):
+            self._knock_rest_ns = self._look_ns
+            self._knock_ns = 0
+            return False
         if now_ns < self._knock_ns:
             return False
         found: str = yield Knock(view.address)
@@ -650,3 +648,8 @@ class Member:
     def _succeeds(self, what: tuple[str, str]) -> None:
         if self._troubles.pop(what, None) is not None:
             self._owner.tells(what[1])
+
+
+def _heartbeats_ns(view: View) -> int:
+    """In which the node that leads has BEATS heartbeats, when all is well."""
+    return BEATS * view.lease_ms * MS_NS // MARGIN
