@@ -8,6 +8,7 @@ is pure Python. With GEVENTSTALK_COMPILE=1 a core that cannot be compiled is an 
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shlex
@@ -41,7 +42,9 @@ ROOMS = {
         "mirror",
         "operate",
         "order",
+        "packed",
         "places",
+        "plain",
         "timerwheel",
         "tube",
         "undo",
@@ -223,12 +226,28 @@ def core(folder: str) -> list[Any]:
     return made
 
 
+def runtime() -> list[str]:
+    """What a compiled core needs beside the rest: mypyc's packed memory, of the version that it is compiled for."""
+    try:
+        found = importlib.metadata.version("librt")
+    except importlib.metadata.PackageNotFoundError:
+        return []  # mypyc is not there either
+    major, minor = found.split(".")[:2]
+    return [f"librt>={found},<{major}.{int(minor) + 1}"]
+
+
 def setup_with_core() -> None:
     """As setup(). Raises CannotCompile; then nothing was made."""
     # In a new folder: leftovers of another version in ./build would get into the wheel.
     with TemporaryDirectory() as folder:
         build = {"build": {"build_base": folder}}
-        setup(**METADATA, ext_modules=core(folder), cmdclass={"build_ext": BuildCore}, options=build)
+        needed = [*METADATA["install_requires"], *runtime()]
+        setup(
+            **{**METADATA, "install_requires": needed},
+            ext_modules=core(folder),
+            cmdclass={"build_ext": BuildCore},
+            options=build,
+        )
 
 
 def main() -> None:
@@ -240,6 +259,10 @@ def main() -> None:
         with suppress(CannotCompile):  # the build says why
             require_compiler()
             METADATA["setup_requires"] = ["mypy>={}.{}".format(*MYPYC)]
+    elif "dist_info" in sys.argv and wish != "0":
+        with suppress(CannotCompile):  # the metadata of a wheel that is built next
+            require_compiler()
+            METADATA["install_requires"] += runtime()
     elif "bdist_wheel" in sys.argv and wish != "0":
         try:
             return setup_with_core()

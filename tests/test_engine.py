@@ -1434,7 +1434,7 @@ def test_restore(bench: Bench) -> None:
     a = bench.join("a", b"t")
     assert [bench.reserve(a) for _ in range(4)] == [6, 4, 3, 7]
     assert bench.engine.bury(a, 6, 0, bench.clock.ns)
-    assert [job & U64_MAX for job in tube.buried.smallest(3)] == [11, 10, 6]
+    assert tube.buried.smallest(3) == [11, 10, 6]
     bench.advance(2)
     assert bench.state(5) == READY
 
@@ -1738,8 +1738,8 @@ def test_reserving_from_many_stocked_tubes_looks_at_all_of_them_only_now_and_the
         if draw.random() < 0.1:
             engine.watch(many, draw.choice(names))
         stocked = [tube for tube in many.watched.values() if tube.number in engine.stocked]
-        smallest = min([tube.ready.first() for tube in stocked], default=None)
+        smallest = min([tube.ready.entries(1)[0] for tube in stocked], default=None)
         job = engine.reserve(many, clock.ns)
         assert (job is None) == (smallest is None)
-        assert job is None or smallest == job.pri << 64 | job.id
+        assert job is None or smallest == (job.pri, job.id)
         check(engine)

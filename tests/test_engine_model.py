@@ -25,7 +25,7 @@ from geventstalk.core.ages import Search
 from geventstalk.core.check import check
 from geventstalk.core.engine import DRAINING, INSERTED, Engine
 from geventstalk.core.figures import totals
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, U64_MAX, Job, Tally
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job, Tally
 from geventstalk.core.meter import NO_TIMES, UNIT_NS
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
 from geventstalk.core.timerwheel import NEVER
@@ -507,7 +507,7 @@ def jobs_of(model: Model) -> list[tuple[Any, ...]]:
 def tubes_of_engine(engine: Engine) -> list[tuple[Any, ...]]:
     def ids(tube: Tube) -> list[list[int]]:
         heaps = (tube.ready, tube.delayed, tube.buried)
-        return [[entry & U64_MAX for entry in heap.smallest(len(heap))] for heap in heaps]
+        return [heap.smallest(len(heap)) for heap in heaps]
 
     return [
         (

@@ -9,6 +9,7 @@ from types import FrameType
 
 import pytest
 
+from geventstalk._build import BUILD
 from geventstalk.core.ages import Search
 from geventstalk.core.check import check
 from geventstalk.core.job import DELAYED, READY, SECOND_NS, Job
@@ -163,9 +164,9 @@ def picture(engine: Operate, epoch: Epoch) -> dict[str, object]:
             tube.jobs,
             tube.urgent,
             tube.reserved,
-            [entry & (1 << 63) - 1 for entry in tube.ready.smallest(1 << 30)],
-            [entry & (1 << 63) - 1 for entry in tube.delayed.smallest(1 << 30)],
-            [entry & (1 << 63) - 1 for entry in tube.buried.smallest(1 << 30)],
+            tube.ready.smallest(1 << 30),
+            tube.delayed.smallest(1 << 30),
+            tube.buried.smallest(1 << 30),
             Search(engine, tube).go_on(),
         )
         for tube in sorted(engine.tubes.values(), key=lambda tube: tube.name)
@@ -301,6 +302,7 @@ def test_a_stray_that_is_written_with_another_age_is_found_by_it() -> None:
     assert writer.oldest_s() == 45
 
 
+@pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled room cannot be replaced")
 def test_a_clock_far_ahead_makes_few_strays(monkeypatch: pytest.MonkeyPatch) -> None:
     from geventstalk.core import mirror
 

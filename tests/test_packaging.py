@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,28 @@ class TestCompileOrNot:
             words = [sys.executable, "-W", "ignore", "-c", program]
             said = run(words, cwd=tree, environment={"GEVENTSTALK_COMPILE": "", **environment})
             assert said.splitlines()[-1] == needed
+
+    @pytest.mark.slow
+    def test_a_compiled_wheel_needs_the_packed_memory_it_is_compiled_for(self, tree: Path, tmp_path: Path) -> None:
+        """Each version of it may lie in memory in another way. The pure build does without."""
+        major, minor = version("librt").split(".")[:2]
+        cc = self.cc(tmp_path, "exit 0")
+        for number, (environment, needed) in enumerate(
+            [
+                ({"CC": cc}, [f"librt<{major}.{int(minor) + 1},>={version('librt')}"]),
+                ({"CC": cc, "GEVENTSTALK_COMPILE": "0"}, []),
+                ({"CC": "/nowhere/cc"}, []),
+            ]
+        ):
+            place = tmp_path / str(number)
+            place.mkdir()
+            program = (
+                f"from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('{place}'))"
+            )
+            words = [sys.executable, "-W", "ignore", "-c", program]
+            name = run(words, cwd=tree, environment={"GEVENTSTALK_COMPILE": "", **environment}).splitlines()[-1]
+            text = email.parser.Parser().parsestr((place / name / "METADATA").read_text())
+            assert [line for line in text.get_all("Requires-Dist", []) if "librt" in line] == needed
 
     @pytest.mark.slow
     def test_an_editable_install_stays_pure(self, tree: Path, tmp_path: Path) -> None:

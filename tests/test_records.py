@@ -15,7 +15,6 @@ from geventstalk.core.job import (
     READY,
     RESERVED,
     U32_MAX,
-    U64_MAX,
     UPLOADING,
     Job,
     Tally,
@@ -32,6 +31,7 @@ from geventstalk.durable.records import (
 from tests.support.clock import BOOT_NS, SECOND
 
 WALL_NS = 1_750_000_000 * SECOND
+ID_LAST = 2**63 - 1
 EPOCH = Epoch(WALL_NS, BOOT_NS)
 LATER = Epoch(WALL_NS + 3_600 * SECOND, 77 * SECOND)
 """An hour later, after the machine was started anew: its monotonic clock is younger than that of the first epoch."""
@@ -124,10 +124,10 @@ def test_any_body_and_any_name(name: bytes, body: bytes) -> None:
 
 
 def test_the_largest_numbers() -> None:
-    job = Job(U64_MAX, 1, U32_MAX, U32_MAX, U32_MAX)
+    job = Job(ID_LAST, 1, U32_MAX, U32_MAX, U32_MAX)
     job.state, job.body, job.created_ns = DELAYED, b"\r\n", BOOT_NS
     job.rank = BOOT_NS + U32_MAX * SECOND
-    again, _ = decode_whole(U64_MAX, encode_whole(job, b"t", EPOCH), EPOCH)
+    again, _ = decode_whole(ID_LAST, encode_whole(job, b"t", EPOCH), EPOCH)
     assert facts(again) == facts(job)
 
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from geventstalk.core.places import Places
-from geventstalk.core.tube import ID_MASK, NO_ID, Tube
+from geventstalk.core.tube import NO_ID, Tube
 
 _STATES: Final = (READY, DELAYED, RESERVED, BURIED)
 _PAGES: Final = 64
@@ -151,7 +151,7 @@ def _ids(tube: Tube, state: int) -> list[int] | None:
     if state == RESERVED:
         return _held_by_watchers(tube)
     order = tube.ready if state == READY else tube.delayed if state == DELAYED else tube.buried
-    return [entry & ID_MASK for entry in order.smallest(_FEW)]
+    return order.smallest(_FEW)
 
 
 def _held_by_watchers(tube: Tube) -> list[int] | None:

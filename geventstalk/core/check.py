@@ -11,7 +11,7 @@ from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MA
 from geventstalk.core.meter import NO_TIMES, Times
 from geventstalk.core.order import EMPTY
 from geventstalk.core.places import events
-from geventstalk.core.tube import DEADLINE_MARGIN_NS, ID_BITS, Client, Tube
+from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
 
 
 def check(engine: Engine) -> None:
@@ -24,7 +24,7 @@ def check(engine: Engine) -> None:
         assert job.state in counted and job.id < engine.next_id
         counted[job.state] += 1
         urgent += job.state == READY and job.pri <= URGENT_PRI_MAX
-        assert places.pop((job.state, job.rank << ID_BITS | job.id)) == job.tube, "a job is not in its place"
+        assert places.pop((job.state, job.rank, job.id)) == job.tube, "a job is not in its place"
         assert (job.state == RESERVED) == (job.holder != 0)
     assert not places, f"places name jobs that do not exist: {places}"
     assert counted[READY] == engine.ready_count and counted[RESERVED] == engine.reserved_count
@@ -45,22 +45,22 @@ def check(engine: Engine) -> None:
     assert engine.worker_count == sum(client.worker for client in engine.clients.values())
 
 
-def _places(engine: Engine) -> dict[tuple[int, int], int]:
-    """Every entry of every heap as (state, entry) with its tube, each only once."""
-    places: dict[tuple[int, int], int] = {}
+def _places(engine: Engine) -> dict[tuple[int, int, int], int]:
+    """Every entry of every heap as (state, rank, id) with its tube, each only once."""
+    places: dict[tuple[int, int, int], int] = {}
     for tube in engine.tubes.values():
         for state, heap in ((READY, tube.ready), (DELAYED, tube.delayed), (BURIED, tube.buried)):
-            for entry in heap.smallest(len(heap)):
-                assert (state, entry) not in places
-                places[state, entry] = tube.number
+            for rank, id in heap.entries(len(heap)):
+                assert (state, rank, id) not in places
+                places[state, rank, id] = tube.number
     for client in engine.clients.values():
         holding = [*client.reserved.values(), *client.leaving]
         held = [job for job in holding if job.holder == client.number]
-        entries = sorted(job.rank << ID_BITS | job.id for job in held)
-        assert entries == client.deadlines.smallest(len(held) + 1)
+        entries = sorted((job.rank, job.id) for job in held)
+        assert entries == client.deadlines.entries(len(held) + 1)
         assert len(held) == len(holding) or client.leaving
         for job in held:
-            places[RESERVED, job.rank << ID_BITS | job.id] = job.tube
+            places[RESERVED, job.rank, job.id] = job.tube
     return places
 
 
@@ -74,9 +74,9 @@ def _check_tube(engine: Engine, tube: Tube) -> None:
     assert stocked == (tube.number in engine.stocked)
     for order in (tube.ready, tube.delayed, tube.buried):
         order.check()
-    first = tube.delayed.first()
-    if first != EMPTY:
-        assert tube.armed and tube.deadline_ns <= first >> ID_BITS
+    first_ns = tube.delayed.first_rank()
+    if first_ns != EMPTY:
+        assert tube.armed and tube.deadline_ns <= first_ns
     if tube.paused_until_ns:
         assert tube.armed and tube.deadline_ns <= tube.paused_until_ns
     assert tube.armed or not tube.behind
@@ -149,13 +149,13 @@ def _check_client(engine: Engine, client: Client) -> None:
     assert all(tube.watchers[client.number] is client for tube in client.watched.values())
     assert client.absent.keys() <= client.watched.keys()
     if client.arrivals == engine.arrivals and client.candidates:
-        known = {tube.number: entry for entry, tube in client.candidates}
+        known = {tube.number: (pri, id) for pri, id, tube in client.candidates}
         stocked = client.watched.keys() & engine.stocked.keys()
-        assert all(known[number] <= engine.stocked[number].ready.first() for number in stocked)
+        assert all(known[number] <= engine.stocked[number].ready.entries(1)[0] for number in stocked)
     assert client.armed or not (client.waiting and client.absent)
-    first = client.deadlines.first()
-    if first != EMPTY:
-        due_ns = (first >> ID_BITS) - (DEADLINE_MARGIN_NS if client.waiting else 0)
+    first_ns = client.deadlines.first_rank()
+    if first_ns != EMPTY:
+        due_ns = first_ns - (DEADLINE_MARGIN_NS if client.waiting else 0)
         assert client.armed and client.deadline_ns <= due_ns
     if client.waiting and client.wait_until_ns != NEVER:
         assert client.armed and client.deadline_ns <= client.wait_until_ns

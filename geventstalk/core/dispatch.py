@@ -10,11 +10,13 @@ from __future__ import annotations
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
+from mypy_extensions import i64
+
 from geventstalk.core.job import READY, SECOND_NS, Job
 from geventstalk.core.order import EMPTY
 from geventstalk.core.places import SMALL_STEPS, TUBE_STEPS, Places
 from geventstalk.core.timerwheel import NEVER
-from geventstalk.core.tube import DEADLINE_MARGIN_NS, ID_BITS, RESERVED_JOB, Client, Tube
+from geventstalk.core.tube import DEADLINE_MARGIN_NS, RESERVED_JOB, Client, Tube
 
 _LOOKS: Final = 256
 """A search for a waiter drops so many outdated entries of a line at most. Then the tube's timer goes on."""
@@ -45,12 +47,13 @@ class Dispatch(Places):
             client.candidates = []
             self.work += len(few) // SMALL_STEPS
         best: Tube | None = None
-        best_entry = 0
+        best_pri: i64 = 0
+        best_id: i64 = 0
         for number, tube in few.items():
             if number in many:
-                entry = tube.ready.first()
-                if best is None or entry < best_entry:
-                    best, best_entry = tube, entry
+                pri, id = tube.ready.first_rank(), tube.ready.first()
+                if best is None or pri < best_pri or (pri == best_pri and id < best_id):
+                    best, best_pri, best_id = tube, pri, id
         return best
 
     def _best_candidate(self, client: Client) -> Tube | None:
@@ -61,19 +64,19 @@ class Dispatch(Places):
         """
         heap, stocked = client.candidates, self.stocked
         if not heap:
-            heap = [(tube.ready.first(), tube) for number, tube in client.watched.items() if number in stocked]
+            heap = [_candidate(tube) for number, tube in client.watched.items() if number in stocked]
             heapify(heap)
             client.candidates = heap
             self.work += len(client.watched) // SMALL_STEPS
         steps = 0
         best: Tube | None = None
         while heap and best is None:
-            entry, tube = heap[0]
+            id, tube = heap[0][1:]
             steps += 1
             if tube.number not in stocked:
                 heappop(heap)
-            elif tube.ready.first() != entry:
-                heapreplace(heap, (tube.ready.first(), tube))
+            elif tube.ready.first() != id:
+                heapreplace(heap, _candidate(tube))
             else:
                 best = tube
         self.work += steps // SMALL_STEPS
@@ -171,9 +174,9 @@ class Dispatch(Places):
         if timeout_s >= 0:
             until_ns = now_ns + timeout_s * SECOND_NS
             self._arm(client, until_ns)
-        first = client.deadlines.first()
-        if first != EMPTY:
-            self._arm(client, (first >> ID_BITS) - DEADLINE_MARGIN_NS)
+        first_ns = client.deadlines.first_rank()
+        if first_ns != EMPTY:
+            self._arm(client, first_ns - DEADLINE_MARGIN_NS)
         self.waiting_count += 1
         client.wait_number = wait_number
         client.wait_since_ns = now_ns
@@ -204,8 +207,8 @@ class Dispatch(Places):
 
     def deadline_soon(self, client: Client, now_ns: int) -> bool:
         """Whether a job of the client has no more time left than the margin before its deadline."""
-        first = client.deadlines.first()
-        return first != EMPTY and now_ns >= (first >> ID_BITS) - DEADLINE_MARGIN_NS
+        first_ns = client.deadlines.first_rank()
+        return first_ns != EMPTY and now_ns >= first_ns - DEADLINE_MARGIN_NS
 
     def waiting_in(self, tube: Tube) -> int:
         """How many clients wait for a job of this tube. Looks at each watcher, and counts that as work."""
@@ -214,3 +217,8 @@ class Dispatch(Places):
             waiting += client.waiting
         self.work += len(tube.watchers) // SMALL_STEPS
         return waiting
+
+
+def _candidate(tube: Tube) -> tuple[int, int, Tube]:
+    """What stands in a heap for a tube with ready jobs: priority and id of the first one, and the tube."""
+    return tube.ready.first_rank(), tube.ready.first(), tube

@@ -13,7 +13,7 @@ from geventstalk.core.dispatch import Dispatch
 from geventstalk.core.job import READY
 from geventstalk.core.order import EMPTY
 from geventstalk.core.timerwheel import NEVER
-from geventstalk.core.tube import DEADLINE_MARGIN_NS, DEADLINE_SOON, ID_BITS, ID_MASK, TIMED_OUT, Client, Tube
+from geventstalk.core.tube import DEADLINE_MARGIN_NS, DEADLINE_SOON, TIMED_OUT, Client, Tube
 
 _TIMER_STEPS: Final = 4
 """So many timers may change their slot in the wheel for each unit of work that a slice allows. The pure build takes 1.4
@@ -55,15 +55,15 @@ class Due(Dispatch):
         tube.behind = False
         moved += self._serve(tube, now_ns, limit)
         delayed = tube.delayed
-        while moved < limit and delayed.first() != EMPTY and delayed.first() >> ID_BITS <= now_ns:
-            job = self.jobs.get(delayed.first() & ID_MASK)
+        while moved < limit and EMPTY < delayed.first_rank() <= now_ns:
+            job = self.jobs.get(delayed.first())
             assert job is not None
             self._make_ready(job, self._leave_place(job), now_ns)
             moved += 1
         if moved >= limit:
             self._fall_behind(tube, now_ns)
         if delayed.first() != EMPTY:
-            self._arm(tube, delayed.first() >> ID_BITS)
+            self._arm(tube, delayed.first_rank())
         return moved
 
     def _client_due(self, client: Client, now_ns: int, limit: int) -> int:
@@ -73,8 +73,8 @@ class Due(Dispatch):
         """
         moved = 0
         deadlines = client.deadlines
-        while moved < limit and deadlines.first() != EMPTY and deadlines.first() >> ID_BITS <= now_ns:
-            job = self.jobs.get(deadlines.first() & ID_MASK)
+        while moved < limit and EMPTY < deadlines.first_rank() <= now_ns:
+            job = self.jobs.get(deadlines.first())
             assert job is not None
             tally = job.counts()
             tube = self._leave_place(job)
@@ -100,10 +100,10 @@ class Due(Dispatch):
                 self._answer(client, DEADLINE_SOON, None)
             elif client.wait_until_ns != NEVER and client.wait_until_ns <= now_ns:
                 self._answer(client, TIMED_OUT, None)
-        first = deadlines.first()
-        if first != EMPTY:
+        first_ns = deadlines.first_rank()
+        if first_ns != EMPTY:
             margin = DEADLINE_MARGIN_NS if client.waiting else 0
-            self._arm(client, (first >> ID_BITS) - margin)
+            self._arm(client, first_ns - margin)
         if client.waiting and client.wait_until_ns != NEVER:
             self._arm(client, client.wait_until_ns)
         if client.waiting and client.absent:

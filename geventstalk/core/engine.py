@@ -18,7 +18,7 @@ from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, SECO
 from geventstalk.core.order import EMPTY
 from geventstalk.core.places import SMALL_STEPS, TUBE_STEPS
 from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
-from geventstalk.core.tube import ID_BITS, ID_MASK, Client, Tube
+from geventstalk.core.tube import Client, Tube
 from geventstalk.core.undo import rebuild
 
 # Outcomes of a put, named as on the wire.
@@ -344,9 +344,9 @@ class Engine(Due):
         if job is None:
             return False
         self.changing = True
-        client.deadlines.discard(job.rank << ID_BITS | id)
+        client.deadlines.discard(job.rank, id)
         deadline_ns = now_ns + job.ttr_s * SECOND_NS
-        client.deadlines.push(deadline_ns << ID_BITS | id)
+        client.deadlines.push(deadline_ns, id)
         self._arm(client, deadline_ns)
         job.rank = deadline_ns
         return True
@@ -359,7 +359,7 @@ class Engine(Due):
             first = heap.first()
             if first == EMPTY:
                 break
-            job = self.jobs.get(first & ID_MASK)
+            job = self.jobs.get(first)
             assert job is not None
             self._kick(job, now_ns)
             kicked += 1
@@ -436,7 +436,7 @@ class Engine(Due):
         tube = client.used
         assert tube is not None
         first = (tube.ready if state == READY else tube.delayed if state == DELAYED else tube.buried).first()
-        return None if first == EMPTY else self.jobs.get(first & ID_MASK)
+        return None if first == EMPTY else self.jobs.get(first)
 
     # --- after an exception
 

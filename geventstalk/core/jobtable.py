@@ -36,7 +36,7 @@ class JobTable:
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
-        self._numbers = Order()  # the same pages, in order
+        self._numbers = Order()  # the same pages, in order, all of rank 0
         self._newest = -1
         self._spare: _Page | None = None  # an empty one, for the next
 
@@ -66,12 +66,12 @@ class JobTable:
         page = _Page() if spare is None else spare
         self._spare = None
         self._pages[number] = page
-        self._numbers.push(number)
+        self._numbers.push(0, number)
         return page
 
     def _drop_page(self, number: int) -> None:
         self._spare = self._pages.pop(number)
-        self._numbers.discard(number)
+        self._numbers.discard(0, number)
 
     def set(self, job: Job) -> None:
         """Adds a job, or replaces the job with the same id."""
@@ -97,7 +97,7 @@ class JobTable:
         numbers = Order()
         for number, page in pages.items():
             page.count = sum([job is not None for job in page.slots])
-            numbers.push(number)
+            numbers.push(0, number)
         self._newest = max(pages, default=-1)
         self._pages = pages
         self._numbers = numbers
@@ -118,19 +118,19 @@ class JobTable:
     def up_from(self, id: int) -> list[Job]:
         """Up to 64 jobs of this id and later ones, in order; no job lies between them. Empty when there is none."""
         first = id >> _PAGE_BITS
-        number = self._numbers.at_least(first)
+        number = self._numbers.at_least(0, first)
         while number != EMPTY:
             slots = self._pages[number].slots
             found = [job for job in (slots[id & _PAGE_MASK :] if number == first else slots) if job is not None]
             if found:
                 return found
-            number = self._numbers.at_least(number + 1)
+            number = self._numbers.at_least(0, number + 1)
         return []
 
     def down_from(self, id: int) -> list[Job]:
         """Up to 64 jobs of this id and earlier ones, the latest first; no job lies between them."""
         first = id >> _PAGE_BITS
-        number = self._numbers.at_most(first)
+        number = self._numbers.at_most(0, first)
         while number != EMPTY:
             slots = self._pages[number].slots
             found = [job for job in (slots[: (id & _PAGE_MASK) + 1] if number == first else slots) if job is not None]
@@ -139,5 +139,5 @@ class JobTable:
                 return found
             if not number:
                 break
-            number = self._numbers.at_most(number - 1)
+            number = self._numbers.at_most(0, number - 1)
         return []

@@ -9,13 +9,7 @@ Invariant: a client has at most one entry, and no entry is later than its client
 
 from __future__ import annotations
 
-from typing import Final
-
 from geventstalk.core.order import Order
-
-_NUMBER_BITS: Final = 40
-"""Room for 2**40 clients: with 10,000 new connections a second that takes 3 years."""
-_NUMBER_MASK: Final = (1 << _NUMBER_BITS) - 1
 
 
 class Line:
@@ -24,8 +18,8 @@ class Line:
     __slots__ = ("_order", "entries")
 
     def __init__(self) -> None:
-        self._order = Order()  # `wait << _NUMBER_BITS | client`
-        self.entries: dict[int, int] = {}  # by client; whether it is empty is asked with each job
+        self._order = Order()  # clients, whose rank is their wait
+        self.entries: dict[int, int] = {}  # waits by client; whether it is empty is asked with each job
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -35,26 +29,23 @@ class Line:
 
     def add(self, client: int, wait: int) -> None:
         """A client that has no entry stands in line since this wait."""
-        entry = wait << _NUMBER_BITS | client
-        self._order.push(entry)
-        self.entries[client] = entry
+        self._order.push(wait, client)
+        self.entries[client] = wait
 
     def take_first(self) -> tuple[int, int]:
         """Takes the first entry out; there is one. Returns its client and the wait it is for."""
-        entry = self._order.pop()
-        client = entry & _NUMBER_MASK
-        del self.entries[client]
-        return client, entry >> _NUMBER_BITS
+        client = int(self._order.pop())
+        return client, self.entries.pop(client)
 
     def remove(self, client: int) -> None:
         """The client's entry goes, wherever it stands; nothing happens when it has none."""
-        entry = self.entries.pop(client, None)
-        if entry is not None:
-            self._order.discard(entry)
+        wait = self.entries.pop(client, None)
+        if wait is not None:
+            self._order.discard(wait, client)
 
     def waits(self) -> dict[int, int]:
         """Of every entry the client and its wait, in order of the line. O(n): for check()."""
-        entries = self._order.smallest(len(self.entries) + 1)
-        assert sorted(self.entries.values()) == entries
+        entries = self._order.entries(len(self.entries) + 1)
+        assert sorted([(wait, client) for client, wait in self.entries.items()]) == entries
         self._order.check()
-        return {entry & _NUMBER_MASK: entry >> _NUMBER_BITS for entry in entries}
+        return {client: wait for wait, client in entries}

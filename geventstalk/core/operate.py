@@ -11,7 +11,7 @@ from typing import Final
 
 from geventstalk.core.engine import _BURIED, _RELEASED, OUT_OF_MEMORY, UNFINISHED, Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job
-from geventstalk.core.tube import DEADLINE_MARGIN_NS, ID_BITS, Client, Tube
+from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
 
 _Numbers = tuple[int, int, int, int, int]
 """State, rank, priority, delay and ttr of a job."""
@@ -174,8 +174,8 @@ class Operate(Engine):
     def _restart_ttr(self, holder: Client, job: Job, new: _Numbers) -> None:
         self.changing = True
         deadline_ns = new[1]
-        holder.deadlines.discard(job.rank << ID_BITS | job.id)
-        holder.deadlines.push(deadline_ns << ID_BITS | job.id)
+        holder.deadlines.discard(job.rank, job.id)
+        holder.deadlines.push(deadline_ns, job.id)
         self._arm(holder, deadline_ns - (DEADLINE_MARGIN_NS if holder.waiting else 0))
         _set(job, new)
 

@@ -1,177 +1,18 @@
-"""Integers in order: any of them can leave, and no single step takes long.
+"""Pairs of integers in order, a rank and an id each: which of two classes of the same interface keeps them.
 
-This room must not know what its entries mean: callers pack their order into an integer, high bits first.
-Entries stand sorted in runs of at most _RUN_MAX. A push or a discard finds its run by bisection and moves entries of
-this run alone, all in C. Nothing is put off, so there is never a debt that one unlucky call has to pay.
-Invariant: runs are sorted, no run but an only one is empty, and each entry of a run is at least the run's start.
+Compiled, they stand in packed memory. Interpreted, that would take a step of Python for each entry that moves.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
 from typing import Final
 
+from geventstalk._build import BUILD
+
+if BUILD == "compiled":
+    from geventstalk.core.packed import Order as Order
+else:
+    from geventstalk.core.plain import Order as Order  # type: ignore[assignment]
+
 EMPTY: Final = -1
-"""What first() and pop() return when nothing is there; entries are never negative."""
-
-_NONE: Final[list[int]] = []
-_RUN_MAX: Final = 512
-"""Taking the first of so many entries moves 4 KB, which is less work than the call that does it."""
-
-
-class Order:
-    """Distinct non-negative integers, smallest first. first() is O(1); for all else n matters as log n, in C."""
-
-    __slots__ = ("_head", "_runs", "_starts", "_tail")
-
-    def __init__(self) -> None:
-        self._head: list[int] = []  # the first run: most orders never have another
-        self._tail = self._head
-        self._runs: list[list[int]] | None = None  # all of them, when there is more than the first
-        self._starts: list[int] = _NONE  # where each begins: a lower bound, which stays right when entries leave
-
-    def __len__(self) -> int:
-        runs = self._runs
-        return len(self._head) if runs is None else sum([len(run) for run in runs])
-
-    def push(self, entry: int) -> None:
-        """Adds an entry that is not there."""
-        tail = self._tail
-        if tail and entry < tail[-1]:
-            self._insert(entry)
-        elif len(tail) < _RUN_MAX:
-            tail.append(entry)
-        else:
-            runs = self._all_runs()
-            self._tail = [entry]
-            runs.append(self._tail)
-            self._starts.append(entry)
-
-    def first(self) -> int:
-        """The smallest entry, or EMPTY."""
-        return self._head[0] if self._head else EMPTY
-
-    def pop(self) -> int:
-        """Removes and returns the smallest entry, or returns EMPTY."""
-        head = self._head
-        if not head:
-            return EMPTY
-        entry = head.pop(0)
-        if not head and head is not self._tail:
-            self._drop(0)
-        return entry
-
-    def discard(self, entry: int) -> None:
-        """Removes an entry that is there, wherever it stands."""
-        runs = self._runs
-        if runs is None:
-            run, at = self._head, 0
-        else:
-            at = bisect_right(self._starts, entry) - 1
-            run = runs[at]
-        if run[-1] == entry:
-            run.pop()
-        else:
-            place = bisect_left(run, entry)
-            assert run[place] == entry, "an entry is not there"
-            del run[place]
-        if runs is not None and not run:
-            self._drop(at)
-
-    def clear(self) -> None:
-        """Removes all entries."""
-        if self._runs is None:
-            self._head.clear()
-        else:
-            self._head = self._tail = []
-            self._runs = None
-            self._starts = _NONE
-
-    def smallest(self, count: int) -> list[int]:
-        """Up to `count` entries in order, without removing them. It looks at no more than it returns."""
-        found: list[int] = []
-        for run in self._runs or [self._head]:
-            if len(found) >= count:
-                break
-            found += run[: count - len(found)]
-        return found
-
-    def at_least(self, least: int) -> int:
-        """The smallest entry that is not below this one, which is not negative; or EMPTY."""
-        runs, at = self._runs_at(least)
-        run = runs[at]
-        place = bisect_left(run, least)
-        if place < len(run):
-            return run[place]
-        return runs[at + 1][0] if at + 1 < len(runs) else EMPTY
-
-    def at_most(self, most: int) -> int:
-        """The largest entry that is not above this one, which is not negative; or EMPTY."""
-        runs, at = self._runs_at(most)
-        run = runs[at]
-        place = bisect_right(run, most)
-        if place:
-            return run[place - 1]
-        return runs[at - 1][-1] if at else EMPTY
-
-    def _runs_at(self, entry: int) -> tuple[list[list[int]], int]:
-        """All runs, and which of them an entry belongs to."""
-        runs = self._runs
-        return ([self._head], 0) if runs is None else (runs, bisect_right(self._starts, entry) - 1)
-
-    def check(self) -> None:
-        """Asserts what is always true. O(n): for tests."""
-        runs = self._runs
-        if runs is None:
-            assert self._head is self._tail and len(self._head) <= _RUN_MAX
-            assert self._head == sorted(set(self._head))
-            return
-        assert runs[0] is self._head and runs[-1] is self._tail and len(runs) == len(self._starts)
-        assert len(runs) == 1 or all(runs)
-        assert self._starts[0] == EMPTY and self._starts == sorted(self._starts)
-        assert all(start <= run[0] for start, run in zip(self._starts, runs, strict=True) if run)
-        entries = [entry for run in runs for entry in run]
-        assert entries == sorted(set(entries)) and all(len(run) <= _RUN_MAX for run in runs)
-
-    def _insert(self, entry: int) -> None:
-        at = 0
-        run = self._head
-        runs = self._runs
-        if runs is not None:
-            at = bisect_right(self._starts, entry) - 1
-            run = runs[at]
-        if len(run) == _RUN_MAX:
-            half = self._split(at)
-            if entry >= half[0]:
-                run = half
-        insort(run, entry)
-
-    def _split(self, at: int) -> list[int]:
-        """Makes two runs of one. Returns the second."""
-        runs = self._all_runs()
-        run = runs[at]
-        half = run[_RUN_MAX // 2 :]
-        del run[_RUN_MAX // 2 :]
-        runs.insert(at + 1, half)
-        self._starts.insert(at + 1, half[0])
-        self._tail = runs[-1]
-        return half
-
-    def _all_runs(self) -> list[list[int]]:
-        runs = self._runs
-        if runs is None:
-            runs = self._runs = [self._head]
-            self._starts = [EMPTY]
-        return runs
-
-    def _drop(self, at: int) -> None:
-        """Removes a run that is empty; it is not the only one."""
-        runs = self._all_runs()
-        del runs[at]
-        del self._starts[at]
-        self._starts[0] = EMPTY
-        self._head = runs[0]
-        self._tail = runs[-1]
-        if len(runs) == 1:
-            self._runs = None
-            self._starts = _NONE
+"""What first(), first_rank() and pop() return when nothing is there; ranks and ids are never negative."""

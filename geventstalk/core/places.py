@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from geventstalk.core.job import DELAYED, ID_MAX_BITS, READY, RESERVED, SECOND_NS, URGENT_PRI_MAX, Job, Ledger
+from geventstalk.core.job import DELAYED, ID_MAX_BITS, READY, RESERVED, SECOND_NS, U32_MAX, URGENT_PRI_MAX, Job, Ledger
 from geventstalk.core.jobtable import JobTable
 from geventstalk.core.meter import Rates, Times
 from geventstalk.core.order import EMPTY
 from geventstalk.core.timerwheel import NEVER, Timer, TimerWheel
-from geventstalk.core.tube import ID_BITS, ID_MASK, NO_ID, Client, Tube
+from geventstalk.core.tube import NO_ID, Client, Tube
 
 SMALL_STEPS: Final = 16
 """So many small steps count as one unit of work. To move one job is one unit of work."""
@@ -89,25 +89,25 @@ class Places:
             holder = self.clients[job.holder]
             holder.reserved.pop(job.id, None)  # leave() may have taken the job to `leaving`
             if holder.reserved or holder.leaving:
-                holder.deadlines.discard(job.rank << ID_BITS | job.id)
+                holder.deadlines.discard(job.rank, job.id)
             else:
                 holder.deadlines.clear()  # most workers hold one job; this makes a delete a tenth cheaper
             self.reserved_count -= 1
             tube.reserved -= 1
         elif state == READY:
-            tube.ready.discard(job.rank << ID_BITS | job.id)
+            tube.ready.discard(job.rank, job.id)
             self._left_ready(tube, job.pri)
         elif state == DELAYED:
-            tube.delayed.discard(job.rank << ID_BITS | job.id)
+            tube.delayed.discard(job.rank, job.id)
             self.delayed_count -= 1
         else:
-            tube.buried.discard(job.rank << ID_BITS | job.id)
+            tube.buried.discard(job.rank, job.id)
             self.buried_count -= 1
         return tube
 
     def _take_first(self, tube: Tube) -> Job:
         """Takes the first ready job out of its place. The tube must have a ready job."""
-        job = self.jobs.get(tube.ready.pop() & ID_MASK)
+        job = self.jobs.get(tube.ready.pop())
         assert job is not None
         self._left_ready(tube, job.pri)
         return job
@@ -122,7 +122,7 @@ class Places:
 
     def _place_ready(self, tube: Tube, pri: int, id: int) -> None:
         """The caller serves the clients in the tube's line afterwards, when the job is completely ready."""
-        tube.ready.push(pri << ID_BITS | id)
+        tube.ready.push(pri, id)
         if not tube.paused_until_ns:
             self.stocked[tube.number] = tube
         if id < tube.low_ready:
@@ -136,7 +136,7 @@ class Places:
             tube.urgent += 1
 
     def _place_delayed(self, tube: Tube, deadline_ns: int, id: int) -> None:
-        tube.delayed.push(deadline_ns << ID_BITS | id)
+        tube.delayed.push(deadline_ns, id)
         if id < tube.low_delayed:
             tube.low_delayed = id
         if id < self.low_delayed:
@@ -146,7 +146,7 @@ class Places:
 
     def _place_buried(self, tube: Tube, number: int, id: int) -> None:
         """The number of the burying orders the tube's buried jobs."""
-        tube.buried.push(number << ID_BITS | id)
+        tube.buried.push(number, id)
         if id < tube.low_buried:
             tube.low_buried = id
         if id < self.low_buried:
@@ -169,7 +169,7 @@ class Places:
         self.reserved_count += 1
         tube.reserved += 1
         deadline_ns = now_ns + job.ttr_s * SECOND_NS
-        client.deadlines.push(deadline_ns << ID_BITS | id)
+        client.deadlines.push(deadline_ns, id)
         if client.slot < 0 or deadline_ns < client.deadline_ns:  # as _arm() does, without its call
             self.wheel.add(client, deadline_ns)
         reserves = tally.reserves + 1
@@ -255,11 +255,17 @@ class Places:
     def _tube(self, name: bytes) -> Tube:
         tube = self.tubes.get(name)
         if tube is None:
-            self._tube_number += 1
+            self._tube_number = self._free_number(self._tube_number + 1)
             tube = Tube(self._tube_number, name)
             self.tubes[name] = tube
             self.tube_by_number[tube.number] = tube
         return tube
+
+    def _free_number(self, number: int) -> int:
+        """This number for a tube, or a later one. They begin again after 2**32 - 1, which is all a job has room for."""
+        while number > U32_MAX or number in self.tube_by_number:
+            number = 1 if number > U32_MAX else number + 1
+        return number
 
     def _watch(self, client: Client, tube: Tube) -> None:
         client.arrivals = NEVER

@@ -16,8 +16,6 @@ from geventstalk.core.meter import Rates, Times
 from geventstalk.core.order import Order
 from geventstalk.core.timerwheel import NEVER, Timer
 
-ID_BITS: Final = 64
-ID_MASK: Final = (1 << ID_BITS) - 1
 NO_ID: Final = 1 << 61
 """A lower bound for the ids of no jobs at all. It is one for ids beyond it, too."""
 DEADLINE_MARGIN_NS: Final = SECOND_NS
@@ -32,8 +30,8 @@ DEADLINE_SOON: Final = 3
 class Tube(Timer):
     """A named set of jobs, and the line of clients that wait for one. Its timer is for its delays and its pause.
 
-    `ready`, `delayed` and `buried` hold `rank << 64 | id`. `behind` says that more jobs could be handed to those who
-    wait than one slice may, and that the tube's timer goes on with that. `queued` and `worked` say how long jobs were
+    `ready`, `delayed` and `buried` hold ranks and ids. `behind` says that more jobs could be handed to those who wait
+    than one slice may, and that the tube's timer goes on with that. `queued` and `worked` say how long jobs were
     ready until they were reserved, and reserved until that ended; None until somebody reserves a job. `low_...` are
     lower bounds of ids, see ages.py. `rates` are None before the first event, and `active` says that
     one has come since they were settled.
@@ -107,7 +105,7 @@ class Tube(Timer):
 class Client(Timer):
     """What the engine keeps of a connection. Its timer is for the deadlines of its jobs and the end of its wait.
 
-    `reserved` is in order of reservation. `deadlines` holds `deadline << 64 | id` of the same jobs, and of those of
+    `reserved` is in order of reservation. `deadlines` holds deadlines and ids of the same jobs, and of those of
     `leaving` that are still held. The client has an entry in the line of each watched tube that is not in `absent`.
     """
 
@@ -138,7 +136,7 @@ class Client(Timer):
         self.watched: dict[int, Tube] = {}  # by tube number, in order of watching
         self.absent: dict[int, Tube] = {}  # watched tubes in whose line it does not stand, by number
         self.arrivals = NEVER  # Engine.arrivals when it last looked at all of its many tubes
-        self.candidates: list[tuple[int, Tube]] = []  # of these a heap by their first jobs at that time, when needed
+        self.candidates: list[tuple[int, int, Tube]] = []  # a heap by their first jobs of then, when needed
         self.reserved: dict[int, Job] = {}
         self.leaving: list[Job] = []  # what is still to be given back of a client that is gone, last one first
         self.deadlines = Order()

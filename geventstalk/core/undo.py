@@ -13,7 +13,7 @@ from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, URGE
 from geventstalk.core.line import Line
 from geventstalk.core.order import Order
 from geventstalk.core.timerwheel import NEVER, TimerWheel
-from geventstalk.core.tube import DEADLINE_MARGIN_NS, ID_BITS, Client, Tube
+from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
 
 if TYPE_CHECKING:
     from geventstalk.core.engine import Engine
@@ -97,22 +97,21 @@ def _place_jobs(engine: Engine) -> None:
     for job in engine.jobs.in_order():
         tube = engine.tube_by_number[job.tube]
         tube.jobs += 1
-        entry = job.rank << ID_BITS | job.id
         if job.state == READY:
-            tube.ready.push(entry)
+            tube.ready.push(job.rank, job.id)
             engine.ready_count += 1
             if job.pri <= URGENT_PRI_MAX:
                 engine.urgent_count += 1
                 tube.urgent += 1
         elif job.state == DELAYED:
-            tube.delayed.push(entry)
+            tube.delayed.push(job.rank, job.id)
             engine.delayed_count += 1
         elif job.state == BURIED:
-            tube.buried.push(entry)
+            tube.buried.push(job.rank, job.id)
             engine.buried_count += 1
         else:
             holder = engine.clients[job.holder]
-            holder.deadlines.push(entry)
+            holder.deadlines.push(job.rank, job.id)
             holder.reserved.setdefault(job.id, job)
             engine.reserved_count += 1
             tube.reserved += 1
@@ -122,7 +121,7 @@ def _arm_tube(engine: Engine, tube: Tube) -> None:
     """For its first delay, the end of its pause, and for those who wait although there is a job."""
     moments = [tube.paused_until_ns] if tube.paused_until_ns else []
     if tube.delayed.first() >= 0:
-        moments.append(tube.delayed.first() >> ID_BITS)
+        moments.append(tube.delayed.first_rank())
     if tube.number in engine.stocked and tube.line.entries:
         moments.append(0)
         tube.behind = True
@@ -134,7 +133,7 @@ def _arm_client(engine: Engine, client: Client) -> None:
     """For its first deadline, with the margin while it waits, and for the end of its wait."""
     moments = []
     if client.deadlines.first() >= 0:
-        moments.append((client.deadlines.first() >> ID_BITS) - (DEADLINE_MARGIN_NS if client.waiting else 0))
+        moments.append(client.deadlines.first_rank() - (DEADLINE_MARGIN_NS if client.waiting else 0))
     if client.waiting and client.wait_until_ns != NEVER:
         moments.append(client.wait_until_ns)
     if moments:

@@ -32,6 +32,9 @@ WHOLE_BYTES: Final = _HEAD.size + _TALLY.size + _WHOLE.size
 STEP_NS: Final = 10_000_000
 """A smaller difference between two readings is no step of the clock: on a busy machine the readings take so long."""
 _READINGS: Final = 5
+_FIRST_NS: Final = -(1 << 62)
+_LAST_NS: Final = (1 << 63) - 1
+"""The longest delay is 136 years. make_plausible() corrects what is later."""
 
 
 class Epoch:
@@ -69,10 +72,10 @@ class Epoch:
         return monotonic_ns + self.offset_ns
 
     def to_monotonic(self, wall_ns: int) -> int:
-        """Jobs of the same moment get the same integer object, which saves 32 bytes for each job."""
+        """Brings moments that no clock ever told into the 64 bits that a job has for them."""
         if wall_ns != self._wall_ns:
             self._wall_ns = wall_ns
-            self._monotonic_ns = wall_ns - self.offset_ns
+            self._monotonic_ns = min(max(wall_ns - self.offset_ns, _FIRST_NS), _LAST_NS)
         return self._monotonic_ns
 
 

@@ -16,7 +16,7 @@ from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job
-from geventstalk.core.tube import ID_MASK, Tube
+from geventstalk.core.tube import Tube
 from geventstalk.http.filters import Term
 from geventstalk.http.house import SLICE_NS, House
 from geventstalk.http.matcher import CRLF_BYTES, ID_MAX, Matcher
@@ -188,7 +188,7 @@ class Search:
         all_jobs = engine.ready_count + engine.delayed_count + engine.buried_count + engine.reserved_count
         if count > _LISTED_MAX or count * _WORTH > all_jobs:
             return None
-        ids = [entry & ID_MASK for order in orders for entry in order.smallest(_LISTED_MAX)]
+        ids = [id for order in orders for id in order.smallest(_LISTED_MAX)]
         if reserved:
             numbers = {tube.number for tube in tubes}
             for client in engine.clients.values():

@@ -9,7 +9,7 @@ import falcon
 
 from geventstalk.core.ages import Oldest
 from geventstalk.core.order import EMPTY
-from geventstalk.core.tube import ID_MASK, Tube
+from geventstalk.core.tube import Tube
 from geventstalk.gate import Errand
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
@@ -186,7 +186,7 @@ class OneTube:
         following: views.Json = {}
         for state, order in (("ready", tube.ready), ("delayed", tube.delayed), ("buried", tube.buried)):
             first = order.first()
-            job = None if first == EMPTY else house.engine.jobs.get(first & ID_MASK)
+            job = None if first == EMPTY else house.engine.jobs.get(first)
             following[state] = None if job is None else views.job(house, job, now_ns, _BODY_BYTES)
         watchers = [number for number, _ in zip(tube.watchers, range(_LISTED_MAX), strict=False)]
         return views.tube(house, tube, now_ns, oldest) | {"next": following, "users": users, "watchers": watchers}

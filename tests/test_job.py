@@ -1,0 +1,83 @@
+"""The fields of a job: each holds all that it may have to hold, and they take no more memory than they must."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from geventstalk._build import BUILD
+from geventstalk.core.engine import Engine
+from geventstalk.core.job import RESERVED, U32_MAX, Job, Tally
+from geventstalk.durable.records import Epoch
+from tests.support.bench import Worker
+
+ID_LAST = 2**63 - 1
+
+
+@pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**31, U32_MAX])
+def test_unsigned_numbers(value: int) -> None:
+    job = Job(1, value, value, value, value)
+    assert (job.tube, job.pri, job.delay_s, job.ttr_s, job.segment) == (value, value, value, value, 0)
+    job = Job(ID_LAST, 0, 0, 0, 0)
+    job.tube = job.pri = job.delay_s = job.ttr_s = job.segment = value
+    assert (job.tube, job.pri, job.delay_s, job.ttr_s, job.segment) == (value, value, value, value, value)
+    assert job.id == ID_LAST
+
+
+@pytest.mark.parametrize("value", [-(2**62), -113, -1, 0, 2**63 - 1])
+def test_moments(value: int) -> None:
+    job = Job(1, 0, 0, 0, 0)
+    job.rank = job.created_ns = job.since_ns = value
+    assert (job.rank, job.created_ns, job.since_ns) == (value, value, value)
+
+
+def test_a_holder_takes_no_memory_until_there_is_one() -> None:
+    job = Job(1, 0, 0, 0, 0)
+    job.holder = 0
+    assert job.tally is None and job.holder == 0
+    job.holder = 2**40
+    assert job.holder == 2**40
+    job.counts().reserves += 1
+    job.holder = 0
+    assert job.holder == 0 and job.counts().reserves == 1
+
+
+@pytest.mark.skipif(BUILD != "compiled", reason="the size of a job counts in the compiled build only")
+def test_what_a_job_takes() -> None:
+    job = Job(1, 0, 0, 0, 0)
+    assert job.tally is None
+    assert sys.getsizeof(job) <= 96
+    assert sys.getsizeof(Tally()) <= 80
+
+
+def test_the_numbers_of_tubes_begin_again_and_leave_out_those_that_are_there() -> None:
+    engine = Engine(0)
+    client = Worker()
+    engine.join(client)
+    engine.watch(client, b"old")
+    engine._tube_number = U32_MAX - 1
+    for name in b"last", b"again", b"next":
+        engine.watch(client, name)
+    assert [engine.tubes[name].number for name in (b"default", b"old", b"last", b"again", b"next")] == [
+        1,
+        2,
+        U32_MAX,
+        3,
+        4,
+    ]
+    engine.use(client, b"last")
+    job = engine.open_put(client, 0, 0, 1, 0)
+    engine.put(job, b"\r\n", 0)
+    held = engine.reserve(client, 0)
+    assert held is job and engine.tube_of(job).name == b"last" and job.state == RESERVED
+
+
+@pytest.mark.parametrize("wall_ns", [-(2**63), -(2**62), 0, 2**62, 2**63 - 1])
+def test_whatever_a_file_says_a_moment_fits_into_a_job(wall_ns: int) -> None:
+    job = Job(1, 0, 0, 0, 0)
+    for epoch in Epoch(0, 0), Epoch(1_750_000_000 * 10**9, 5), Epoch(0, 10**18):
+        job.created_ns = found_ns = epoch.to_monotonic(wall_ns)
+        assert -(2**63) < found_ns < 2**63 and job.created_ns == found_ns
+        if abs(wall_ns) < 2**61:
+            assert epoch.to_wall(found_ns) == wall_ns
