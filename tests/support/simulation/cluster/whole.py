@@ -54,9 +54,8 @@ class Way(SyncPoint):
 class SimulatedLog(Log):
     """What a store needs of the process's log. Nothing is compacted, and there is always room."""
 
-    safe_after_commit = False
-
     def __init__(self, process: WholeProcess) -> None:
+        self.safe_after_commit = False  # of an instance: the compiled class has a place for it, which hides the class's
         self.process = process
         self.high_water = 0
         self.appended = 0
