@@ -327,7 +327,10 @@ class SharedLog(Log):
 
     @property
     def fenced(self) -> bool:
-        """Another node leads. Nothing that was not acknowledged before will ever be: the owner steps down."""
+        """The epoch is over. Where another node leads, nothing that was not acknowledged before will ever be.
+
+        Where the newer epoch is this node's own, whose claim was late or on its way, resume() under one more goes on.
+        """
         raise NotImplementedError
 
     @property
@@ -368,7 +371,7 @@ class SharedLog(Log):
         raise NotImplementedError
 
     def resume(self, epoch: int) -> bool:
-        """After a cut, or to leave a link that hangs: this node has claimed the newer `epoch`. Waits.
+        """After a cut, or a fence, or to leave a link that hangs: this node has claimed the newer `epoch`. Waits.
 
         Links anew, finds out what became of the commit that was under way, and goes on; no SyncPoint is lost. Returns
         whether the epoch still is the last one. Raises JournalUnreachable: call again, with a newer epoch. Raises

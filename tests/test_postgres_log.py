@@ -252,6 +252,38 @@ def test_a_writer_of_an_old_epoch_is_refused(postgres_url: str) -> None:
         log.close()
 
 
+def test_a_log_whose_epoch_was_over_goes_on_under_a_newer_one(postgres_url: str) -> None:
+    """The epoch that it found was this node's own: what was under way met the claim of the same node."""
+    log = open_log(postgres_url)
+    heard = Heard(log)
+    log.append(1, FULL, b"one")
+    log.commit()
+    sync(log)
+    claim(postgres_url)
+    log.append(2, FULL, b"two")
+    log.commit()
+    reply = Reply(log)
+    heard.await_cut()
+    assert log.fenced
+    assert log.resume(claim(postgres_url))
+    settle(log, lambda: reply.over)
+    log.close()
+    assert read(postgres_url) == {1: b"one", 2: b"two"}
+
+
+def test_work_on_tables_that_found_its_epoch_over_goes_on_under_a_newer_one(postgres_url: str) -> None:
+    """Otherwise a segment would never be dropped, and all of the log that comes later would stay."""
+    log = open_log(postgres_url)
+    settle(log, lambda: not log.settling)
+    claim(postgres_url)
+    log._tables.make(5)
+    settle(log, lambda: log.fenced)
+    assert log.resume(claim(postgres_url))
+    settle(log, lambda: not log.settling)
+    assert run(postgres_url, f"SELECT count(*) FROM {table(postgres_url, 5)}") == [(b"0",)]
+    log.abandon()
+
+
 def test_to_lead_needs_the_last_epoch(postgres_url: str) -> None:
     log = PostgresLog(postgres_url, segment_bytes=1 << 20)
     log.open()

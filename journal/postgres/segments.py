@@ -116,6 +116,7 @@ class Tables:
         self._jobs: deque[Callable[[], Job]] = deque()
         self._asked: set[int] = set()  # segments that are to be made
         self._work: Job | None = None
+        self._over = False  # whether the epoch is; what is not done waits for begin()
         self._need: Need = (-1, False, False, 0.0)
         self._until_s = 0.0
         self._keys: deque[list[int]] = deque()
@@ -171,7 +172,7 @@ class Tables:
 
     def tend(self) -> None:
         """Goes on with the work as far as it goes without waiting. Raises JournalFailed."""
-        while self._work is not None or self._jobs:
+        while (self._work is not None or self._jobs) and not self._over:
             if self._work is None:
                 self._work = self._run()
                 came = True
@@ -209,7 +210,7 @@ class Tables:
                 continue
             except Refused as error:
                 if error.state == FENCED:
-                    self._jobs.clear()
+                    self._over = True
                     self.fenced()
                     return
                 if not error.state.startswith(PASSING):
@@ -266,6 +267,7 @@ class Tables:
             self._work = None
         self.epoch = epoch
         self.words = words
+        self._over = False
 
     def close(self) -> None:
         """Gives up what is not done."""

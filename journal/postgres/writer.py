@@ -331,9 +331,10 @@ class Writer:
         self.on_cut(f"epoch {self.epoch} is over: another node leads")
 
     def leave(self) -> None:
-        """Before resume(): the owner gives the link up, whatever is under way."""
+        """Before resume(): the owner gives the link up, whatever is under way, and an epoch that is over."""
         self._leave()
         self.cut = True
+        self.fenced = False
 
     def resume(self, epoch: int) -> None:
         """The link is new, and the epoch is this node's. Waits.
