@@ -23,7 +23,7 @@ import yaml
 from geventstalk.core.job import BURIED, DELAYED, Tally
 from geventstalk.durable.records import Epoch, encode_change, encode_whole
 from geventstalk.tools import move
-from journal import CHANGE, DELETE, FULL, JournalDamaged, Record, tools_for
+from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalUnreachable, Record, tools_for
 from journal.fence import Identity, View
 from journal.postgres import tenure
 from journal.postgres.builder import PostgresBuilder
@@ -33,9 +33,9 @@ from journal.postgres.log import LOST_KEYS, PostgresLog
 from journal.postgres.place import Place
 from journal.postgres.tenure import Tenure
 from tests.support.cluster.nodes import ACTIVE, STANDBY, Cluster, Node
-from tests.support.postgres import Postgres, require_postgres
+from tests.support.postgres import Pair, Postgres, new_schema, require_postgres
 from tests.support.process import ROOT
-from tests.support.shared_log import claim, take_over
+from tests.support.shared_log import claim, open_log, take_over
 from tests.support.tools import SECOND, Jobs, Ran, exported, fill, make_job, open_store, prints, run_tool
 
 WALL = Epoch(0, 0)
@@ -334,6 +334,27 @@ def test_what_writes_wants_no_node_to_lead(url: str, folder: Path, tmp_path: Pat
         for words in (["journal", "check", url], ["export", url], ["journal", "backup", url, tmp_path / "backup"]):
             assert run_tool(*words).code == 0
     assert run_tool("copy", url, tmp_path / "target").code == 0, "a node that is gone holds nobody up for long"
+
+
+@pytest.mark.slow
+def test_a_command_takes_nothing_from_a_node_whose_database_confirms_no_commit(postgres_pair: Pair) -> None:
+    """Its heartbeat stands still, and looks succeed. A claim would come through when the replica is back."""
+    pair = postgres_pair
+    url = f"{pair.primary.url}?schema={new_schema()}"
+    open_log(url).close()
+    leader = PostgresFence(Place(url), Identity("a", "127.0.0.1:11300", "a-1", 500))
+    assert leader.claim(leader.look(), 1)
+    epoch = leader.look().epoch
+    pair.replica.freeze()
+    with pytest.raises(JournalUnreachable), Tenure(Place(url)):
+        pass
+    pair.replica.thaw()
+    end = time.monotonic() + 30
+    while pair.primary.ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"):
+        assert time.monotonic() < end
+    view = leader.look()
+    assert (view.epoch, view.node) == (epoch, "a")
+    leader.close()
 
 
 def test_no_node_leads_meanwhile(folder: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,9 +146,10 @@ class PostgresFence(Fence):
         return f"{self._link.shown}: commits wait for the synchronous replica"
 
     def confirm(self) -> None:
-        key = _KEY.format(schema=self._schema, word="'commits of ' || $2")
+        me, key = self._me, _KEY.format(schema=self._schema, word="'commits of ' || $2")
+        name = me.node if me.address else "commands"
         try:
-            safe = self._ask(self._sql(_CONFIRM, key), _texts(self._me.node, self._me.incarnation)).changed == 1
+            safe = self._ask(self._sql(_CONFIRM, key), _texts(name, me.incarnation)).changed == 1
         except FenceUnreachable:
             self._link.begin_again()  # commits hang: looks need not go to another host for that
             raise

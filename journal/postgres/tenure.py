@@ -21,6 +21,9 @@ from journal.postgres.place import Place
 
 LEASE_MS: Final = 5000
 _BEATS: Final = 5
+_PART: Final = 0.4
+"""For so large a part of its lease a node that leads is waited for after the database has confirmed a commit: it has
+two heartbeats in that time."""
 _LOOKS: Final = 20
 """So often in a lease it looks whether the node that leads is alive."""
 
@@ -67,15 +70,24 @@ class Tenure:
             raise JournalLocked(f"{self.place.shown}: a node has taken the lead meanwhile: stop all nodes first")
 
     def _await_silence(self) -> View:
-        """Until it is certain that nobody leads. Raises JournalLocked when somebody does."""
+        """Until it is certain that nobody leads. Raises JournalLocked when somebody does.
+
+        While the database confirms no commit, a node that is well has no heartbeat. So it gets time for one after a
+        commit of this command was confirmed.
+        """
         first = view = self._fence.look()
         end = time.monotonic() + view.lease_ms / 1000
+        confirmed = False
         while view.epoch and not view.released:
             if (view.epoch, view.beat) != (first.epoch, first.beat):
                 where = f" at {view.address}" if view.address else ""
                 raise JournalLocked(f"{self.place.shown} is in use: {view.node}{where} leads; stop all nodes first")
             if time.monotonic() >= end:
-                break
+                if confirmed:
+                    break
+                self._fence.confirm()
+                confirmed = True
+                end = time.monotonic() + _PART * view.lease_ms / 1000
             time.sleep(view.lease_ms / 1000 / _LOOKS)
             view = self._fence.look()
         return view
