@@ -28,22 +28,22 @@ HEARTBEATS = 0.4
 CANARY_SEEDS = 400
 PINNED = {
     "serves on a free lock": (4, 7, 9),
-    "trusts any door": (6, 41, 48),
+    "trusts any door": (6, 48),
     "never asks the lease": (5, 7, 10),
     "counts the lease from the answer": (10, 28, 48),
     "does not wait for the lease before": (27, 198),
-    "does not look again after the claim": (243, 319, 345),
+    "does not look again after the claim": (243, 345),
     "never claims": (1, 2, 3),
     "does not see the cut": (1, 2, 4),
     "does not read to the end": (16, 18, 22),
-    "trusts what it has read": (57, 161, 213),
+    "trusts what it has read": (57, 161),
     "says goodbye too early": (48, 171, 175),
     "resumes without a claim": (17, 29, 32),
     "replies without the lease": (15, 28, 141),
     "replies before the commit is safe": (1, 8, 9),
     "applies no deletes": (1, 2, 4),
     "never speaks again": (4, 6, 7),
-    "takes a warning for success": (17, 22, 55),
+    "takes a warning for success": (22, 55),
 }
 """Lives that show a planted fault, to be tried first. A change of the code makes them other lives. Then others are
 tried, which takes longer."""

@@ -132,8 +132,8 @@ class Server:
     # --- on its way
 
     def _step(self, backend: Backend, error: Exception | None = None) -> None:
-        if backend.over:
-            return
+        if backend.over or not self.up:
+            return  # a server that is gone does nothing more
         try:
             want = next(backend.statement) if error is None else backend.statement.throw(error)
         except StopIteration as end:
