@@ -33,10 +33,9 @@ def test_no_password_is_shown() -> None:
     place = Place("postgres://u:p%40w@h:1,i:2/d?schema=a_1&sslmode=require")
     assert place.libpq == "postgres://u:p%40w@h:1,i:2/d?sslmode=require"
     assert place.shown == "postgres://u:***@h:1,i:2/d?schema=a_1&sslmode=require"
-    assert place.has_password and place.schema == "a_1"
+    assert place.schema == "a_1"
     place = Place("postgresql:///d?host=/tmp/x&password=secret")
-    assert place.has_password and "secret" not in place.shown and "secret" in place.libpq
-    assert not Place("postgresql://u@h/d").has_password
+    assert "secret" not in place.shown and "secret" in place.libpq
 
 
 @pytest.mark.parametrize("text", ["./data", "postgresql://h/d?schema=A", "postgresql://h/d?schema=a&schema=b"])

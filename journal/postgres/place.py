@@ -56,7 +56,6 @@ class Place:
             if not re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:[0-9]*)?", each):
                 raise PlaceError("a port is no number, or a ? or : in a password is not written as %3F or %3A")
         name, colon, _ = user.partition(":")
-        self.has_password = bool(colon) or any(name == "password" for name, _ in words)
         shown = [(name, "***" if name in _SECRETS else value) for name, value in words]
         self.shown = _joined(f"{scheme}://{name}{':***' if colon else ''}{at}{host}", shown)
         """For messages and process lists."""
