@@ -424,11 +424,21 @@ def test_options_of_a_shared_journal_are_taken(fsync: dict[str, object]) -> None
     assert settings.shared and not Settings(journal="/d").shared and not Settings().shared
 
 
-@pytest.mark.parametrize("place", ["postgresql://u:secret@h/d", "postgres://h/d?user=u&password=secret"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "postgresql://u:secret@h/d",
+        "postgres://h/d?user=u&password=secret",
+        "postgres://h/d?user=u&pass%77ord=secret",
+        "postgresql://u:a:secret@h/d",
+    ],
+)
 def test_a_password_on_the_command_line_is_refused_and_not_printed(place: str, tmp_path: Path) -> None:
     text = refusal({"journal": place}, {})
     assert "a password on the command line" in text and "secret" not in text
-    assert load({}, {"GEVENTSTALK_JOURNAL": place})[0].journal == place
+    settings = load({}, {"GEVENTSTALK_JOURNAL": place})[0]
+    assert settings.journal == place
+    assert "***" in str(settings.journal_shown) and "secret" not in str(settings.journal_shown)
     assert from_yaml(tmp_path, f"journal: {place}\n").journal == place
     assert load({"journal": "postgresql://u@h:5432/d"}, {})[0].shared
 
