@@ -8,6 +8,7 @@ Order of the sources, each overriding those before it: default, file, environmen
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,9 @@ SEGMENT_BYTES_MIN = 4096  # upstream rounds a smaller file up to this page on di
 SEGMENT_BYTES_CAP = 1 << 40
 MAX_JOURNAL_BYTES_MIN = 1 << 20  # room for the segments that are there without any job
 FSYNC_MS_CAP = (1 << 32) - 1
+IO_PROCESSES_CAP = 64
+AUTO_CORES_MIN = 4  # with fewer, the clients' processes need them more
+AUTO_IO_PROCESSES_MAX = 3  # more than one engine can keep at work
 TUBE_SERIES_CAP = 100_000  # ten megabytes at each scrape
 VERBOSE_CAP = 100
 
@@ -78,6 +82,7 @@ class Settings:
     put_wait: float = 10.0
     takeover_wait: float = 10.0
     user: str | None = None
+    io_processes: int = 0
     http: tuple[str, ...] = ()  # HOST:PORT, [IPV6]:PORT or unix:PATH; empty: no HTTP
     http_tokens: str | None = None  # file
     http_host: tuple[str, ...] = ()  # further names that a request may call the server by, in lower case
@@ -246,6 +251,16 @@ def _wait(value: object) -> float:
     return _seconds(value, "wait", 0, WAIT_S_MAX)
 
 
+def _io_processes(value: object) -> int:
+    if value == "auto":
+        cores = len(os.sched_getaffinity(0))
+        return 0 if cores < AUTO_CORES_MIN else min(cores // 2, AUTO_IO_PROCESSES_MAX)
+    try:
+        return _number(value, "number", IO_PROCESSES_CAP)
+    except ValueError as error:
+        raise ValueError(f"{error}; give a number or auto") from None
+
+
 def _user(value: object) -> str | None:
     return None if value is None else _plain_text(value, "user")
 
@@ -350,6 +365,15 @@ OPTIONS: tuple[Option, ...] = (
         metavar="USER",
         parse=_user,
         help="Become this user, with its groups, once the sockets are open.",
+    ),
+    Option(
+        key="io_processes",
+        flags=("--io-processes",),
+        kind="value",
+        metavar="N",
+        parse=_io_processes,
+        help="Let N front-end processes do the socket work of clients, on further cores; or auto, by the number of "
+        "cores. 0: the server's process does it itself.",
     ),
     Option(
         key="max_job_bytes",
@@ -533,6 +557,10 @@ def _refuse_password(journal: str) -> None:
 def require_fitting(settings: Settings) -> None:
     """Raises ConfigError when options do not go together."""
     if settings.shared:
+        if settings.io_processes:
+            raise ConfigError(
+                "--io-processes does not go with a journal in PostgreSQL yet: a node serves its clients itself"
+            )
         if settings.fsync_ms not in (0, None, _FSYNC_MS):
             raise ConfigError(
                 f"-f{settings.fsync_ms} is for files: with a journal in PostgreSQL each reply waits for its commit "

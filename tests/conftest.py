@@ -168,13 +168,20 @@ def _starter(command: list[str]) -> Iterator[Callable[..., ServerProcess]]:
 def launch(
     request: pytest.FixtureRequest, start_server: Callable[..., ServerProcess], tmp_path: Path
 ) -> Iterator[Launch]:
-    """Starts servers, on TCP and on a unix socket, and connects clients to them."""
-    yield from launcher(start_server, tmp_path, unix=request.param == "unix")
+    """Starts servers, on TCP and on a unix socket, and connects clients to them; where a test asks, behind a front."""
+    more = ("--io-processes", "1") if request.param == "front" else ()
+    yield from launcher(start_server, tmp_path, unix=request.param == "unix", more=more)
 
 
 @pytest.fixture
 def launch_tcp(start_server: Callable[..., ServerProcess], tmp_path: Path) -> Iterator[Launch]:
     yield from launcher(start_server, tmp_path, unix=False)
+
+
+@pytest.fixture
+def launch_front(start_server: Callable[..., ServerProcess], tmp_path: Path) -> Iterator[Launch]:
+    """The same for servers whose clients come in at a front-end process."""
+    yield from launcher(start_server, tmp_path, unix=False, more=("--io-processes", "1"))
 
 
 @pytest.fixture

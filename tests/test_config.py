@@ -41,6 +41,7 @@ VALUES: dict[str, tuple[str, str, object]] = {
     "http_tokens": ("/t", "/t", "/t"),
     "http_host": ("Queue.example", "Queue.example", ("queue.example",)),
     "audit": ("/a", "/a", "/a"),
+    "io_processes": ("3", "3", 3),
     "max_tube_series": ("5", "5", 5),
     "verbose": ("2", "2", 2),
     "log_format": ("json", "json", "json"),
@@ -125,6 +126,11 @@ BAD: dict[str, list[tuple[object, str]]] = {
         (None, "invalid host name: null"),
     ],
     "audit": [("", "invalid file: (empty)"), (False, "invalid file: false")],
+    "io_processes": [
+        ("-1", "invalid number: -1; give a number or auto"),
+        ("65", "invalid number: 65, the highest is 64; give a number or auto"),
+        ("all", "invalid number: all; give a number or auto"),
+    ],
     "max_tube_series": [("-1", "invalid number: -1"), ("100001", "invalid number: 100001, the highest is 100000")],
     "verbose": [
         ("x", "invalid verbosity: x"),

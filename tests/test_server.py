@@ -63,10 +63,13 @@ def journal_flags(tmp_path: Path, policy: str) -> list[str]:
 policies = pytest.mark.parametrize("policy", ["memory", "-f0", "-f50"])
 # Each kind and each policy, not each with each: for tests that take long.
 some_policies = pytest.mark.parametrize(
-    ("launch", "policy"), [("tcp", "memory"), ("unix", "-f0"), ("tcp", "-f50")], indirect=["launch"]
+    ("launch", "policy"),
+    [("tcp", "memory"), ("unix", "-f0"), ("tcp", "-f50"), ("front", "memory"), ("front", "-f0")],
+    indirect=["launch"],
 )
 
 
+on_tcp = pytest.mark.parametrize("launch", ["tcp", "front"], indirect=True)
 # Much at once
 
 
@@ -305,6 +308,8 @@ def test_a_job_that_meets_a_vanishing_client_goes_to_the_next(
         # More than the server and the kernel take. TCP holds a FIN back until all before it was read; so not "close".
         ("tcp", 1 << 30, "reset"),
         ("unix", 1 << 30, "close"),
+        ("front", 1 << 20, "close"),
+        ("front", 1 << 30, "reset"),
     ],
     indirect=["launch"],
 )
@@ -403,7 +408,7 @@ def test_half_close_behind_commands(
         assert number(control, "current-jobs-ready") == 0
 
 
-@pytest.fixture(scope="module", params=["tcp", "unix"])
+@pytest.fixture(scope="module", params=["tcp", "unix", "front"])
 def shared_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], ServerProcess]]:
@@ -414,7 +419,8 @@ def shared_server(
         if policy not in servers:
             folder = tmp_path_factory.mktemp("s")
             path = str(folder / "s") if request.param == "unix" else None
-            servers[policy] = ServerProcess(GEVENTSTALK, journal_flags(folder, policy), unix_path=path)
+            flags = ["--io-processes", "1"] if request.param == "front" else []
+            servers[policy] = ServerProcess(GEVENTSTALK, flags + journal_flags(folder, policy), unix_path=path)
         return servers[policy].wait_ready()
 
     yield get
@@ -768,12 +774,13 @@ def test_clients_that_go_with_replies_unread_leave_nobody_behind(
         assert number(control, "current-waiting") == 0
 
 
+@on_tcp
 @pytest.mark.slow
-def test_what_many_clients_send_ahead_takes_little_memory(launch_tcp: Launch) -> None:
+def test_what_many_clients_send_ahead_takes_little_memory(launch: Launch) -> None:
     """Each of them may send a lot behind a reserve that waits; all together took 180 MB."""
     count = 400
     want_descriptors(count + 100)
-    server = launch_tcp()
+    server = launch()
     with contextlib.ExitStack() as stack:
         clients = connect_many(stack, server, count)
         before = memory_bytes(server.pid)
@@ -792,12 +799,13 @@ def test_what_many_clients_send_ahead_takes_little_memory(launch_tcp: Launch) ->
             assert clients[0].reply() == b"USING default\r\n", "what was sent ahead is executed"
 
 
+@on_tcp
 @pytest.mark.slow
-def test_clients_that_vanish_behind_a_waiting_reserve_are_gone_at_once(launch_tcp: Launch) -> None:
+def test_clients_that_vanish_behind_a_waiting_reserve_are_gone_at_once(launch: Launch) -> None:
     """All that the system had taken of each was read first: for ten seconds, and up to 6 MB for each of them."""
     count = 150
     want_descriptors(count + 100)
-    server = launch_tcp()
+    server = launch()
     with contextlib.ExitStack() as stack, Client(server.connect()) as control:
         clients = connect_many(stack, server, count)
         for client in clients:
@@ -821,11 +829,12 @@ def test_clients_that_vanish_behind_a_waiting_reserve_are_gone_at_once(launch_tc
         assert number(control, "current-waiting") == 0
 
 
+@on_tcp
 @pytest.mark.slow
-def test_the_end_of_a_client_is_seen_behind_more_than_the_system_takes(launch_tcp: Launch) -> None:
+def test_the_end_of_a_client_is_seen_behind_more_than_the_system_takes(launch: Launch) -> None:
     """TCP tells of an end only when all input before it has room. Such clients stayed for ever."""
     count = 40
-    server = launch_tcp()
+    server = launch()
     with contextlib.ExitStack() as stack, Client(server.connect()) as control:
         clients = connect_many(stack, server, count)
         for client in clients:

@@ -37,6 +37,8 @@ READ = "from geventstalk.serving.connection import Connection\nConnection._read 
 ADVANCE = "from geventstalk.core.engine import Engine\nEngine.advance = breaks"
 DRAIN = "from geventstalk.serving.server import Server\nServer.drain = breaks"
 ACCEPT = "from geventstalk.serving.acceptor import Acceptor\nAcceptor.do_read = breaks"
+LINK = "from geventstalk.serving.fronts import FrontClient\nFrontClient.receive = breaks"
+KEEP = "from geventstalk.serving.fronts import Fronts\nFronts._keep = breaks"
 END = "from geventstalk.serving.linger import Linger\nLinger.turn_ends = breaks"
 LEAVE = "from geventstalk.wire.session import Session\nSession.leave = breaks"
 THREAD = """
@@ -78,12 +80,16 @@ def end_of(server: ServerProcess, tmp_path: Path, *, signaled: bool = False) -> 
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "journal"])
 @pytest.mark.parametrize(
     ("plant", "code"),
-    [(READ, 70), (DRAIN, 70), (ACCEPT, 70), (END, 70), (THREAD, 70), (ADVANCE, 0), (LEAVE, 0)],
-    ids=["a connection", "a signal", "an acceptor", "a callback", "a thread", "the clock", "a client that goes"],
+    [(READ, 70), (DRAIN, 70), (ACCEPT, 70), (LINK, 70), (KEEP, 70), (END, 70), (THREAD, 70), (ADVANCE, 0), (LEAVE, 0)],
+    ids=[
+        *("a connection", "a signal", "an acceptor", "a link", "who keeps fronts", "a callback", "a thread"),
+        *("the clock", "a client that goes"),
+    ],
 )
 def test_what_must_not_happen_ends_the_process(tmp_path: Path, plant: str, code: int, durable: bool) -> None:
     """Where no code is given a change may be half made: with a journal that is 74, and the next start replays."""
     flags = ["-b", str(tmp_path / "journal")] if durable else []
+    flags += ["--io-processes", "1"] if plant in (LINK, KEEP) else []
     found, text = end_of(start(tmp_path, plant, UNEXPECTED, *flags), tmp_path, signaled=plant == DRAIN)
     assert found == (code or (74 if durable else 70)), text
     assert text.encode().count(TRACEBACK) == 1, text

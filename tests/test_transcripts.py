@@ -114,7 +114,7 @@ class SocketDriver:
 class Servers:
     """Fresh servers of each kind, one started in advance."""
 
-    KINDS = ("tcp", "unix", "beanstalkd")
+    KINDS = ("tcp", "unix", "front", "beanstalkd")
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -133,7 +133,8 @@ class Servers:
     def _start(self, kind: str, max_job_bytes: int) -> ServerProcess:
         path = str(self._folder / str(next(self._numbers))) if kind == "unix" else None
         command = [str(beanstalkd_path())] if kind == "beanstalkd" else GEVENTSTALK
-        return ServerProcess(command, ["-z", str(max_job_bytes)], unix_path=path)
+        fronts = ["--io-processes", "1"] if kind == "front" else []  # one: what two clients send has an order
+        return ServerProcess(command, ["-z", str(max_job_bytes), *fronts], unix_path=path)
 
     def stop(self) -> None:
         for server in (*self._taken, *self._spare.values()):

@@ -31,6 +31,8 @@ class Unusable(Exception):
         self.exit_code = exit_code
 
 
+_OF_A_START = 3
+"""Descriptors that the start of another process takes."""
 _EPILOG = (
     "Each setting is also a key of the YAML file (max_job_bytes for --max-job-bytes) and an environment "
     "variable (GEVENTSTALK_MAX_JOB_BYTES). A flag overrides the environment, which overrides the file. "
@@ -88,7 +90,8 @@ def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logg
     from geventstalk.serving import descriptors, listen
 
     descriptors.raise_limit(log)  # before the sockets, which may be many
-    descriptors.require_some(1 + len(settings.http))
+    links = settings.io_processes + _OF_A_START if settings.io_processes else 0
+    descriptors.require_some(1 + len(settings.http) + links)
     trace = logs.make_trace(settings.verbose)
     if trace:
         trace.started()

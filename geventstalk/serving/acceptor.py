@@ -22,6 +22,7 @@ from geventstalk.serving.descriptors import Descriptors
 
 ACCEPT_RETRY_S = 0.1
 TELL_SELDOM_S = 60.0
+CANNOT_ACCEPT = "cannot accept a connection: %s; connected clients are served, and new ones have to wait"
 
 
 class Acceptor(StreamServer):
@@ -67,9 +68,7 @@ class Acceptor(StreamServer):
         if not self._refused and now_s >= self._told_s + self.tell_every_s:
             self._told_s = now_s
             self._refused = True
-            self._log.warning(
-                "cannot accept a connection: %s; connected clients are served, and new ones have to wait", why
-            )
+            self._log.warning(CANNOT_ACCEPT, why)
         self.stop_accepting()
         base: Any = self
         base._timer = base.loop.timer(ACCEPT_RETRY_S)

@@ -64,7 +64,7 @@ class Ahead:
     def __init__(self) -> None:
         self.total_bytes = 0  # up to AHEAD_BYTES_MAX of each client: one that is read further takes nothing from others
         self.deep_bytes = 0  # what is beyond that
-        self._deep: Connection | None = None
+        self._deep: Channel | None = None
         self._deep_until_s = 0.0
 
     def change(self, before: int, now: int) -> None:
@@ -72,21 +72,21 @@ class Ahead:
         self.total_bytes += min(now, AHEAD_BYTES_MAX) - min(before, AHEAD_BYTES_MAX)
         self.deep_bytes += max(now - AHEAD_BYTES_MAX, 0) - max(before - AHEAD_BYTES_MAX, 0)
 
-    def is_deep(self, connection: Connection) -> bool:
+    def is_deep(self, channel: Channel) -> bool:
         """Whether this client's input is read beyond the limits, to see whether its end stands behind."""
-        return self._deep is connection
+        return self._deep is channel
 
-    def go_deep(self, connection: Connection) -> bool:
+    def go_deep(self, channel: Channel) -> bool:
         """One client at a time, for a moment, and while there is memory for that. Returns whether it is this one."""
         now_s = monotonic()
         if self.deep_bytes >= ALL_DEEP_BYTES_MAX or (self._deep is not None and now_s < self._deep_until_s):
             return False
-        self._deep = connection
+        self._deep = channel
         self._deep_until_s = now_s + HANGUP_CHECK_S
         return True
 
-    def forget(self, connection: Connection) -> None:
-        if self._deep is connection:
+    def forget(self, channel: Channel) -> None:
+        if self._deep is channel:
             self._deep = None
 
 

@@ -14,19 +14,22 @@ import os
 import pwd
 import socket
 import stat
-import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from geventstalk.config import ConfigError, Settings
+from geventstalk.ends import UNIX_PREFIX as UNIX_PREFIX
+from geventstalk.ends import address_of as address_of
+from geventstalk.ends import full_address_of as full_address_of
+from geventstalk.ends import own_end_of as own_end_of
+from geventstalk.ends import peer_of as peer_of
 from geventstalk.exits import EXIT_LISTEN, EXIT_NO_SUCH_USER, EXIT_USER, EXIT_USER_UNREADABLE
 
 if TYPE_CHECKING:
     import logging
 
 BACKLOG = 1024
-UNIX_PREFIX = "unix:"
 UNIX_PATH_BYTES_MAX = 107  # sockaddr_un has room for one byte more
 
 _FIRST_INHERITED_FD = 3
@@ -145,40 +148,6 @@ def close_listeners(listeners: Iterable[socket.socket]) -> None:
         listener.close()
         if isinstance(listener, UnixListener):
             listener.remove_file()
-
-
-def address_of(listener: socket.socket) -> str:
-    """The address of the socket: `127.0.0.1:11300`, `[::1]:11300` or a path."""
-    name = listener.getsockname()
-    if listener.family == socket.AF_UNIX:
-        return "@" + os.fsdecode(name[1:]) if name[:1] == b"\0" else os.fsdecode(name)
-    host, port = name[:2]
-    return f"[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{host}:{port}"
-
-
-def full_address_of(listener: socket.socket) -> str:
-    """The same in the form in which settings have it: a path begins with `unix:`."""
-    return (UNIX_PREFIX if listener.family == socket.AF_UNIX else "") + address_of(listener)
-
-
-def peer_of(sock: socket.socket) -> str:
-    """Who is at the other end: `10.0.0.7:40312`, or for a unix socket its process and user."""
-    try:
-        if sock.family == socket.AF_UNIX:
-            pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            return f"process {pid}, user {uid}, group {gid}"
-        host, port = sock.getpeername()[:2]
-    except OSError:
-        return "gone"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def own_end_of(sock: socket.socket) -> str:
-    """Where a client of this host's came in: an address or a path."""
-    try:
-        return full_address_of(sock)
-    except OSError:
-        return "gone"
 
 
 def describe(listener: socket.socket) -> str:

@@ -34,7 +34,7 @@ from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
 from geventstalk.gate import Channel
 from geventstalk.logs import Trace, make_trace
-from geventstalk.serving.acceptor import TELL_SELDOM_S, Acceptor
+from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors, Share
 from geventstalk.serving.linger import Linger
@@ -50,6 +50,7 @@ from journal import DESCRIPTORS_MAX, DESCRIPTORS_MIN, Journal, JournalError, Jou
 if TYPE_CHECKING:
     from geventstalk.http.house import House
     from geventstalk.http.site import Site
+    from geventstalk.serving.fronts import FrontClient, Fronts, Link
 
 NEXT_TURN_S = 1e-9
 """A sleep of this length lets every socket have its turn. After sleep(0) gevent runs the greenlet up to 50 times more
@@ -88,6 +89,7 @@ class Server:
         self._unsent = Unsent(self._service)
         self._descriptors: Descriptors
         self._guests: Share
+        self._fronts: Fronts | None = None  # where they have the clients' sockets
         self._idle: Any = self._loop.idle()
         self._linger = Linger()
         self._sync_thread: Any = None  # the last sync in a thread
@@ -111,6 +113,8 @@ class Server:
         # reference cycles, and Connection.close() takes the cycles of a connection apart, so nothing needs collecting.
         gc.collect()
         gc.disable()
+        if self._settings.io_processes:
+            self._start_fronts()
         self._descriptors = self._make_descriptors()
         self._descriptors.warn_of_few(self._log)
         guests = self._open_site()
@@ -118,6 +122,8 @@ class Server:
             self._open_journal()
         except JournalError as error:
             self._log.error("%s", error)
+            if self._fronts is not None:
+                self._fronts.finish()
             return EXIT_LOCKED if isinstance(error, JournalLocked) else EXIT_DAMAGE
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -127,7 +133,10 @@ class Server:
         if drains():
             self.drain(True)
         self._tasks += [gevent.spawn(self._drive, task) for task in self._turn.tasks()]
-        self._acceptors = [Acceptor(each, self.serve, self._descriptors, self._log) for each in self._listeners]
+        if self._fronts is not None:
+            self._fronts.accept()
+        else:
+            self._acceptors = [Acceptor(each, self.serve, self._descriptors, self._log) for each in self._listeners]
         for acceptor in self._acceptors:
             acceptor.start()
         for listener in self._listeners:
@@ -143,6 +152,8 @@ class Server:
         self._manager.stopping(self._stopped_by or "a failure")
         for acceptor in self._acceptors + guests:
             self._stop_accepting(acceptor)
+        if self._fronts is not None:
+            self._fronts.rest()
         if self._site is not None and not self._turn.failed:
             self._site.stop()
         gevent.killall(self._tasks)
@@ -259,12 +270,16 @@ class Server:
 
     def _look_at(self, channel: Channel) -> tuple[str, str, int]:
         """A client's address, where it came in, and the replies that it has not taken."""
-        assert isinstance(channel, Connection)
-        return peer_of(channel.socket), own_end_of(channel.socket), channel.output_bytes
+        if isinstance(channel, Connection):
+            return peer_of(channel.socket), own_end_of(channel.socket), channel.output_bytes
+        client = _client_of_front(channel)
+        return client.peer, client.own_end, client.output_bytes
 
     def _hang_up(self, channel: Channel) -> None:
-        assert isinstance(channel, Connection)
-        channel.hang_up()
+        if isinstance(channel, Connection):
+            channel.hang_up()
+        else:
+            _client_of_front(channel).hang_up()
 
     def _serve_guest(self, sock: socket.socket) -> None:
         """Serves one connection of HTTP until its end. Runs in the greenlet of the connection."""
@@ -279,8 +294,12 @@ class Server:
             self._sync_thread.get()  # replies at the gate may wait for this sync
         self._turn.finish()
         for channel in list(self._turn.channels.values()):
-            assert isinstance(channel, Connection)
-            channel.close()
+            if isinstance(channel, Connection):
+                channel.close()
+            else:
+                _client_of_front(channel).close()
+        if self._fronts is not None:
+            self._fronts.finish()
         if self._exit_code == EXIT_OK and self._stopped_by:
             self._log.info("%s", self._stopped_by)
         return self._exit_code
@@ -323,6 +342,50 @@ class Server:
 
     def _connect(self, sock: socket.socket, session: Session) -> Connection:
         return Connection(sock, session, self._turn.step, self._ahead, self._unsent, Parking())
+
+    # --- connections whose sockets front-end processes have
+
+    def _start_fronts(self) -> None:
+        from geventstalk.serving.fronts import Fronts  # here: most servers have none
+
+        self._fronts = Fronts(
+            self._settings.io_processes, self._listeners, self._make_link, self._log, self._fronts_failed
+        )
+        self._fronts.start()
+
+    def _make_link(self, sock: socket.socket, fronts: Fronts) -> Link:
+        from geventstalk.serving.fronts import Link
+
+        shared = self._ahead, self._unsent
+        return Link(sock, self._loop, self._join, self._leave, self._turn.step, *shared, self._cannot_accept, fronts)
+
+    def _join(self, link: Link, number: int, peer: str, own_end: str) -> FrontClient:
+        """A client has come to a front."""
+        from geventstalk.serving.fronts import FrontClient
+
+        session = Session(self._service)
+        if self._trace:
+            self._trace.accept(session.number)
+            if self._trace.wire:
+                session.trace = _WireTrace(self._trace, session.number)
+        client = FrontClient(link, number, session, peer, own_end)
+        self._turn.join(client)
+        return client
+
+    def _leave(self, client: FrontClient) -> None:
+        if not self._stopped.is_set():
+            self._turn.leave(client)
+        if self._trace:
+            self._trace.close(client.session.number)
+
+    def _cannot_accept(self, why: str) -> None:
+        self._log.warning(CANNOT_ACCEPT, why)
+
+    def _fronts_failed(self, text: str) -> None:
+        if self._exit_code == EXIT_OK:
+            self._exit_code = EXIT_UNEXPECTED
+            self._log.error("%s; stopping, no client can be served", text)
+        self._stopped.set()
 
     # --- turns
 
@@ -419,6 +482,13 @@ class Server:
             "binlog-records-written": 0,
             "binlog-max-size": self._settings.segment_bytes,
         }
+
+
+def _client_of_front(channel: Channel) -> FrontClient:
+    from geventstalk.serving.fronts import FrontClient
+
+    assert isinstance(channel, FrontClient)
+    return channel
 
 
 def _sleep(wait: Wait, parking: Parking) -> None:

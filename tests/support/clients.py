@@ -27,8 +27,10 @@ class Launch(Protocol):
     def __call__(self, *flags: str) -> ServerProcess: ...
 
 
-def launcher(start_server: Callable[..., ServerProcess], folder: Path, *, unix: bool) -> Iterator[Launch]:
-    """For fixtures: starts servers that log to `folder/log`.
+def launcher(
+    start_server: Callable[..., ServerProcess], folder: Path, *, unix: bool, more: Sequence[str] = ()
+) -> Iterator[Launch]:
+    """For fixtures: starts servers that log to `folder/log`, with some flags more.
 
     Afterwards those that still run must end cleanly, and none may have shown a traceback.
     """
@@ -37,7 +39,7 @@ def launcher(start_server: Callable[..., ServerProcess], folder: Path, *, unix: 
 
     def launch(*flags: str) -> ServerProcess:
         path = str(folder / "s") if unix else None
-        servers.append(start_server(*flags, unix_path=path, stderr=log))
+        servers.append(start_server(*more, *flags, unix_path=path, stderr=log))
         return servers[-1]
 
     yield launch

@@ -1,0 +1,390 @@
+"""A front-end process: it accepts clients and does all their socket work; the link to the engine has the rest.
+
+This room must not know the protocol, gevent or jobs, and imports little: a front is started again when it dies.
+Invariant: a client is read from only while the engine gives it room and has taken none of its replies in vain: who does
+not read is not read from. At the end of the link the process ends, whatever its clients do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import select
+import socket
+from time import monotonic
+from typing import Final
+
+from geventstalk.ends import own_end_of, peer_of
+from geventstalk.front import frames as f
+
+READ_BYTES: Final = 1 << 16
+"""The most that one read takes from a client."""
+SHORT_BYTES: Final = 960
+"""How much a read asks for when the client's last piece was shorter than this."""
+LINK_BYTES: Final = 1 << 18
+"""What one read takes from the link."""
+ACCEPTS_MAX: Final = 32
+"""So many connections are accepted at once by a front that is the only one."""
+ACCEPT_RETRY_S: Final = 0.1
+_TELL_HALF: Final = f.OUT_BYTES_MAX // 2
+_SPARE_DESCRIPTORS: Final = 4
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+_IN: Final = 0x001  # select.EPOLLIN and so on, as constants that are known when this is compiled
+_OUT: Final = 0x004
+_ERR: Final = 0x008
+_HUP: Final = 0x010
+_RDHUP: Final = 0x2000
+_EXCLUSIVE: Final = 1 << 28
+
+
+class Client:
+    """One client's socket."""
+
+    __slots__ = ("ask_bytes", "closing", "ended", "fd", "hung_up", "mask", "number", "out", "room", "sock", "taken")
+
+    def __init__(self, sock: socket.socket, number: int) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.number = number
+        self.room = f.IN_BYTES  # what it may still send
+        self.out: list[bytes] = []  # replies that its socket has not taken
+        self.taken = 0  # what the socket has taken of replies since the engine was told
+        self.mask = 0  # what epoll looks for; 0: the socket is not registered
+        self.ask_bytes = SHORT_BYTES
+        self.ended = False  # it sends nothing more
+        self.hung_up = False  # the engine knows that its end stands behind what is not read
+        self.closing = False  # the engine is done with it
+
+
+class Front:
+    """Serves until the link ends. `alone` says that no other front has these listeners."""
+
+    def __init__(self, link: socket.socket, listeners: list[socket.socket], alone: bool) -> None:
+        self._link = link
+        self._link_fd = link.fileno()
+        self._listeners = {listener.fileno(): listener for listener in listeners}
+        self._alone = alone
+        self._epoll = select.epoll()
+        self._cutter = f.Cutter()
+        self._out: list[bytes] = []  # frames for the engine
+        self._left: memoryview | None = None  # what the link did not take
+        self._by_fd: dict[int, Client] = {}
+        self._by_number: dict[int, Client] = {}
+        self._last_number = 0
+        self._accepts = False  # whether it is to accept at all
+        self._may_accept = f.ACCEPTS  # how many, when it is not alone
+        self._looks = False  # whether it looks for those who wait
+        self._resume_s = 0.0  # when accepting goes on that pauses
+        self._refused = False
+        self._over = False
+        self._own = 0  # descriptors that are no client's
+
+    def run(self) -> None:
+        """Returns at the end of the link."""
+        self._own = len(os.listdir("/proc/self/fd")) + _SPARE_DESCRIPTORS
+        self._link.setblocking(False)
+        self._epoll.register(self._link_fd, _IN)
+        self._say(f.frame(0, f.HELLO))
+        self._flush()
+        epoll, by_fd = self._epoll, self._by_fd
+        while not self._over:
+            for fd, event in epoll.poll(self._timeout_s()):
+                client = by_fd.get(fd)
+                if client is not None:
+                    self._attend(client, event)
+                elif fd == self._link_fd:
+                    if event & _OUT:
+                        self._send_left()
+                    if event & ~_OUT:
+                        self._hear()
+                elif self._looks and fd in self._listeners:  # and not of a client that is gone
+                    self._accept(fd)
+            if self._resume_s and monotonic() >= self._resume_s:
+                self._resume_s = 0.0
+                self._look()
+            if self._out and self._left is None:
+                self._flush()
+        self._end()
+
+    def _timeout_s(self) -> float:
+        return -1.0 if not self._resume_s else max(0.0, self._resume_s - monotonic())
+
+    def _end(self) -> None:
+        """The engine is gone: what it said still reaches whoever takes it at once."""
+        for client in list(self._by_fd.values()):
+            if client.out:
+                self._write(client)
+            client.sock.close()
+
+    # --- the link
+
+    def _say(self, frame: bytes) -> None:
+        self._out.append(frame)
+
+    def _flush(self) -> None:
+        data = b"".join(self._out)
+        self._out.clear()
+        try:
+            sent = os.write(self._link_fd, data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._over = True
+            return
+        if sent < len(data):
+            self._left = memoryview(data)[sent:]
+            self._epoll.modify(self._link_fd, _IN | _OUT)
+
+    def _send_left(self) -> None:
+        left = self._left
+        if left is None:
+            return
+        try:
+            sent = os.write(self._link_fd, left)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._over = True
+            return
+        if sent < len(left):
+            self._left = left[sent:]
+        else:
+            self._left = None
+            self._epoll.modify(self._link_fd, _IN)
+
+    def _hear(self) -> None:
+        try:
+            data = os.read(self._link_fd, LINK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._over = True
+            return
+        by_number = self._by_number
+        for number, kind, payload in self._cutter.cut(data):
+            client = by_number.get(number)
+            if client is None:
+                if kind == f.ACCEPT:
+                    self._accepts = True
+                    self._look_again()
+                elif kind == f.REST:
+                    self._accepts = False
+                    self._look()
+                elif kind == f.MORE and not number:
+                    self._may_accept += f.count_of(payload)
+                    self._look()
+            elif kind == f.REPLY:
+                self._reply(client, payload)
+            elif kind == f.MORE:
+                client.room += f.count_of(payload)
+                self._look_for(client)
+            elif kind == f.CLOSE:
+                client.closing = True
+                if not client.out:
+                    self._drop(client)
+            elif kind == f.SHUT:
+                try:
+                    client.sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # the client was quicker
+
+    # --- clients
+
+    def _attend(self, client: Client, event: int) -> None:
+        if event & _ERR:
+            self._lose(client)
+        elif client.out:
+            self._write(client)
+            if client.out:
+                if event & _HUP:
+                    self._lose(client)
+            elif client.number not in self._by_number:
+                return  # it was lost
+            elif client.closing:
+                self._drop(client)
+            else:
+                self._look_for(client)
+        elif client.room > 0 and not client.ended:
+            self._read(client)
+        elif not client.hung_up and not client.ended:
+            client.hung_up = True
+            self._say(f.frame(client.number, f.HANGUP))
+            self._look_for(client)
+
+    def _look_for(self, client: Client) -> None:
+        """What is to be known of the client's socket now."""
+        if client.out:
+            mask = _OUT
+        elif client.ended or client.closing:
+            mask = 0
+        elif client.room > 0:
+            mask = _IN
+        else:
+            mask = 0 if client.hung_up else _RDHUP  # a socket with both ends shut would wake us for ever
+        before = client.mask
+        if mask == before:
+            return
+        client.mask = mask
+        if not before:
+            self._epoll.register(client.fd, mask)
+        elif mask:
+            self._epoll.modify(client.fd, mask)
+        else:
+            self._epoll.unregister(client.fd)
+
+    def _read(self, client: Client) -> None:
+        try:
+            data = os.read(client.fd, min(client.ask_bytes, client.room))
+        except BlockingIOError:
+            return
+        except (OSError, MemoryError):
+            self._lose(client)
+            return
+        size = len(data)
+        if not size:
+            client.ended = True
+            self._say(f.frame(client.number, f.END))
+            self._look_for(client)
+            return
+        client.ask_bytes = SHORT_BYTES if size < SHORT_BYTES else READ_BYTES
+        client.room -= size
+        self._say(f.frame(client.number, f.DATA, data))
+        if client.room <= 0:
+            self._look_for(client)
+
+    def _reply(self, client: Client, data: bytes) -> None:
+        if client.out:
+            client.out.append(data)
+            return
+        try:
+            sent = os.write(client.fd, data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._lose(client)
+            return
+        if sent:
+            self._took(client, sent)
+        if sent < len(data):
+            client.out.append(data[sent:])
+            self._look_for(client)
+
+    def _write(self, client: Client) -> None:
+        """Writes what the socket takes of the replies that wait."""
+        out = client.out
+        try:
+            while out:
+                piece = out[0]
+                sent = os.write(client.fd, piece)
+                self._took(client, sent)
+                if sent < len(piece):
+                    out[0] = piece[sent:]
+                    return
+                del out[0]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._lose(client)
+
+    def _took(self, client: Client, count: int) -> None:
+        taken = client.taken + count
+        if taken >= _TELL_HALF:
+            self._say(f.count_frame(client.number, f.TAKEN, taken))
+            taken = 0
+        client.taken = taken
+
+    def _lose(self, client: Client) -> None:
+        """The client is gone."""
+        if client.number in self._by_number:
+            if not client.closing:
+                self._say(f.frame(client.number, f.GONE))
+            self._drop(client)
+
+    def _drop(self, client: Client) -> None:
+        client.out.clear()
+        del self._by_fd[client.fd]
+        del self._by_number[client.number]
+        if client.mask:
+            self._epoll.unregister(client.fd)
+            client.mask = 0
+        client.sock.close()
+
+    # --- listeners
+
+    def _look(self) -> None:
+        """Looks whether somebody waits, or does not, as it is to be now."""
+        looks = self._accepts and not self._resume_s and (self._alone or self._may_accept > 0)
+        if looks == self._looks:
+            return
+        self._looks = looks
+        for fd in self._listeners:
+            if looks:
+                self._epoll.register(fd, _IN | _EXCLUSIVE)
+            else:
+                self._epoll.unregister(fd)
+
+    def _look_again(self) -> None:
+        """Finds somebody who waits although another front was told of him, and is the last one to be told from now."""
+        if self._looks:
+            for fd in self._listeners:
+                self._epoll.unregister(fd)
+            self._looks = False
+        self._look()
+
+    def _accept(self, fd: int) -> None:
+        """Accepts one connection, and lets the other fronts come before this one accepts the next."""
+        listener = self._listeners[fd]
+        for _ in range(ACCEPTS_MAX if self._alone else 1):
+            if not self._accept_one(listener):
+                return
+        if not self._alone:
+            self._may_accept -= 1
+            self._look_again()
+
+    def _accept_one(self, listener: socket.socket) -> bool:
+        if len(self._by_fd) >= _limit() - self._own:
+            self._refuse(os.strerror(errno.EMFILE))
+            return False
+        try:
+            sock, _ = listener.accept()
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                self._refuse(os.strerror(error.errno))
+            return False
+        self._refused = False
+        sock.setblocking(False)
+        self._last_number += 1
+        client = Client(sock, self._last_number)
+        self._by_fd[client.fd] = client
+        self._by_number[client.number] = client
+        self._say(f.frame(client.number, f.OPEN, f"{peer_of(sock)}\n{own_end_of(sock)}".encode(errors="replace")))
+        self._look_for(client)
+        return True
+
+    def _refuse(self, why: str) -> None:
+        if not self._refused:
+            self._refused = True
+            self._say(f.frame(0, f.TELL, why.encode()))
+        self._resume_s = monotonic() + ACCEPT_RETRY_S
+        self._look()
+
+
+def _limit() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
+
+
+def main(words: list[str]) -> None:
+    """Runs a front. The words are the descriptors of the link and of the listeners, and `alone` when it is alone.
+
+    The process that started it holds back the signals that would end it: it ends with its link.
+    """
+    link = socket.socket(fileno=int(words[0]))
+    numbers = [int(word) for word in words[1:] if word != "alone"]
+    listeners = [socket.socket(fileno=number) for number in numbers]
+    Front(link, listeners, "alone" in words).run()
+    os._exit(0)

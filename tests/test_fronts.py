@@ -1,0 +1,406 @@
+"""Front-end processes: the frames of their link, what their clients see, and what is left when one of them dies.
+
+tests/test_server.py and tests/test_transcripts.py run a part of what they have over a front as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import random
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+
+from geventstalk._build import BUILD
+from geventstalk.config import ConfigError, Settings, require_fitting
+from geventstalk.core.engine import Engine
+from geventstalk.front.frames import FRAME_BYTES_MAX, HEAD, MORE, Cutter, FrameError, count_frame, count_of, frame
+from geventstalk.serving.connection import Ahead, Unsent
+from geventstalk.serving.fronts import Fronts, Link
+from geventstalk.wire.session import Service
+from tests.support.clients import Launch, Pump, cpu_share, fill, number, open_files, put_many, until
+from tests.support.process import GEVENTSTALK, ServerProcess, free_port
+from tests.support.wire import Client, WireError, split_randomly
+
+# The frames
+
+
+def test_frames_come_out_as_they_went_in(seed: int) -> None:
+    drawn = random.Random(seed)
+    frames = [
+        (drawn.getrandbits(32), drawn.randrange(1, 256), drawn.randbytes(drawn.choice((0, 1, 7, 8, 9, 300, 70_000))))
+        for _ in range(200)
+    ]
+    stream = b"".join(frame(*one) for one in frames)
+    cutter = Cutter()
+    found = [one for piece in split_randomly(stream, drawn.randint) for one in cutter.cut(piece)]
+    assert found == frames
+
+
+def test_any_bytes_are_frames_or_are_refused(seed: int) -> None:
+    drawn = random.Random(seed)
+    refused = 0
+    for _ in range(2000):
+        cutter = Cutter()
+        with contextlib.suppress(FrameError):
+            for _ in range(3):
+                for _, kind, data in cutter.cut(drawn.randbytes(drawn.randrange(40))):
+                    assert kind < 256 and len(data) <= FRAME_BYTES_MAX
+            continue
+        refused += 1
+    assert refused > 100
+
+
+def test_a_frame_that_is_too_long_is_refused() -> None:
+    with pytest.raises(FrameError, match=f"a frame of {FRAME_BYTES_MAX + 1} bytes"):
+        Cutter().cut(HEAD.pack(1, FRAME_BYTES_MAX + 1))
+    with pytest.raises(FrameError, match="a number of 3 bytes"):
+        count_of(b"123")
+    assert [count_of(data) for _, _, data in Cutter().cut(count_frame(1, 2, 1 << 31))] == [1 << 31]
+
+
+# The processes
+
+
+def fronts_of(server: ServerProcess) -> list[int]:
+    """The pids of the server's fronts."""
+    found = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    return [int(pid) for pid in found]
+
+
+def sockets_of(pid: int) -> int:
+    return sum(name.startswith("socket:") for name in open_files(pid))
+
+
+def is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+Start = Callable[..., ServerProcess]
+
+
+def answers(client: Client) -> bool:
+    try:
+        client.sync()
+    except (WireError, OSError):
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_clients_are_shared_out(start_server: Start, tmp_path: Path, kind: str) -> None:
+    path = str(tmp_path / "s") if kind == "unix" else None
+    server = start_server("--io-processes", "2", unix_path=path, stderr=tmp_path / "log")
+    fronts = fronts_of(server)
+    assert len(fronts) == 2
+    with contextlib.ExitStack() as stack, Client(server.connect()) as control:
+        until(lambda: number(control, "current-connections") == 1, "the one that waited for the start has gone")
+        before = [sockets_of(pid) for pid in fronts]
+        for count in range(20):
+            stack.enter_context(Client(server.connect())).sync()
+            assert number(control, "current-connections") == count + 2
+        shares = [sockets_of(pid) - own for pid, own in zip(fronts, before, strict=True)]
+        assert sum(shares) == 20 and min(shares) >= 5, shares
+    assert server.stop() == 0
+    assert not any(is_there(pid) for pid in fronts)
+
+
+@pytest.mark.slow
+def test_a_front_that_dies_takes_its_clients_and_nobody_else(start_server: Start, tmp_path: Path) -> None:
+    server = start_server("--io-processes", "2", stderr=tmp_path / "log")
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(server.connect())) for _ in range(20)]
+        put_many(clients[0], 20)
+        clients[-1].sync()
+        for client in clients:
+            assert client.ask(b"reserve").startswith(b"RESERVED")
+        victim = fronts_of(server)[0]
+        os.kill(victim, signal.SIGKILL)
+        left = [client for client in clients if answers(client)]
+        assert 0 < len(left) < 20
+        until(lambda: number(left[0], "current-jobs-reserved") == len(left), "what the others held is ready again")
+        assert number(left[0], "current-jobs-ready") == 20 - len(left)
+        assert number(left[0], "current-connections") == len(left)
+        until(lambda: victim not in fronts_of(server) and len(fronts_of(server)) == 2, "another front is started")
+        with Client(server.connect()) as new:
+            assert new.ask(b"reserve").startswith(b"RESERVED")
+    assert f"front-end process {victim} ended, with exit code -9" in (tmp_path / "log").read_text()
+    assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_fronts_end_with_the_engine_and_leave_its_port(start_server: Start, tmp_path: Path) -> None:
+    port = free_port()
+    flags = ["--io-processes", "2", "-b", str(tmp_path / "journal")]
+    server = start_server(*flags, port=port)
+    fronts = fronts_of(server)
+    with Client(server.connect()) as client:
+        id = client.put(b"x")
+        server.kill()
+        assert client.at_end()
+    until(lambda: not any(map(is_there, fronts)), "the fronts are gone")
+    with Client(start_server(*flags, port=port).connect()) as client:
+        assert client.ask(b"peek %d" % id) == b"FOUND %d 1\r\nx\r\n" % id
+
+
+@pytest.mark.slow
+def test_signals_to_all_processes_stop_the_engine_alone(start_server: Start) -> None:
+    """A terminal and a service manager send them to fronts, too, which have to bring the last replies to clients."""
+    server = start_server("--io-processes", "1")
+    (front,) = fronts_of(server)
+    with Client(server.connect()) as client:
+        for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(front, one)
+        client.sync()
+        assert fronts_of(server) == [front]
+        assert server.stop() == 0
+        assert client.at_end()
+    assert not is_there(front)
+
+
+@pytest.mark.slow
+def test_a_front_that_stands_still_does_not_outlive_the_engine(start_server: Start) -> None:
+    server = start_server("--io-processes", "1")
+    (front,) = fronts_of(server)
+    os.kill(front, signal.SIGSTOP)
+    begun = time.monotonic()
+    assert server.stop() == 0
+    assert not is_there(front)
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_while_fronts_die(start_server: Start, tmp_path: Path, seed: int) -> None:
+    drawn = random.Random(seed)
+    server = start_server("--io-processes", "2", "-b", str(tmp_path / "journal"), stderr=tmp_path / "log")
+    pumps: list[Pump] = []
+    for round in range(6):
+        pumps += [Pump(server, f"{round}-{at}") for at in range(4)]
+        time.sleep(drawn.random() / 4)
+        if fronts := fronts_of(server):
+            os.kill(drawn.choice(fronts), signal.SIGKILL)
+    for pump in pumps:
+        pump.stop()
+    acknowledged = {id: body for pump in pumps for id, body in pump.acknowledged.items()}
+    assert acknowledged
+    with Client(server.connect()) as control:
+        until(lambda: number(control, "current-connections") == 1, "all are gone")
+        for id, body in acknowledged.items():
+            assert control.ask(b"peek %d" % id) == b"FOUND %d %d\r\n%b\r\n" % (id, len(body), body)
+
+
+@pytest.mark.slow
+def test_who_finds_no_descriptor_waits(tmp_path: Path) -> None:
+    few = ["bash", "-c", 'ulimit -n 30; exec "$@"', "bash"]
+    server = ServerProcess([*few, *GEVENTSTALK], ["--io-processes", "1"], stderr=tmp_path / "log")
+    try:
+        server.wait_ready()
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(Client(server.connect())) for _ in range(40)]
+            for client in clients:
+                client.send(b"list-tube-used\r\n")
+            until(lambda: "cannot accept a connection" in (tmp_path / "log").read_text(), "the log says so")
+            served = [client for client in clients if is_answered(client)]
+            assert 10 < len(served) < 30
+            assert cpu_share(fronts_of(server)[0], 0.5) < 0.15
+            for client in served:
+                client.close()
+            late = [client for client in clients if client not in served]
+            assert [late[at].reply() for at in range(10)] == [b"USING default\r\n"] * 10
+    finally:
+        assert server.stop() == 0
+    assert (tmp_path / "log").read_text().count("cannot accept a connection: Too many open files") >= 1
+
+
+def is_answered(client: Client) -> bool:
+    client.sock.settimeout(0.3)
+    try:
+        return client.reply() == b"USING default\r\n"
+    except WireError:
+        return False
+    finally:
+        client.sock.settimeout(30)
+
+
+@pytest.mark.slow
+def test_the_api_shows_where_clients_come_from_and_hangs_up(start_server: Start) -> None:
+    port = free_port()
+    server = start_server("--io-processes", "1", "--http", str(port))
+
+    def ask(method: str, path: str) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        try:
+            connection.request(method, f"/api/v1/connections{path}")
+            with connection.getresponse() as answer:
+                text = answer.read()
+                assert answer.status in (200, 204), text
+                return json.loads(text) if text else None
+        finally:
+            connection.close()
+
+    with Client(server.connect()) as client:
+        client.send(b"reserve\r\n")
+        until(lambda: any(one["waiting_s"] is not None for one in ask("GET", "")["connections"]), "it waits")
+        (shown,) = ask("GET", "")["connections"]
+        host, client_port = client.sock.getsockname()
+        assert f"{host}:{client_port}" in json.dumps(shown)
+        assert f"127.0.0.1:{server.port}" in json.dumps(shown)
+        ask("DELETE", f"/{shown['number']}")
+        assert client.at_end() or client.reply() == b"TIMED_OUT\r\n"
+        assert ask("GET", "")["connections"] == []
+
+
+@pytest.mark.slow
+def test_one_who_reads_nothing_and_one_who_sends_everything_leave_the_link_to_others(launch_front: Launch) -> None:
+    """Without a window for each client, what the link holds would be theirs, and nobody else would be answered."""
+    server = launch_front("-z", "2000000")
+    with Client(server.connect()) as control, contextlib.ExitStack() as stack:
+        id = control.put(b"x" * 1_000_000)
+        for _ in range(20):
+            reader = stack.enter_context(Client(server.connect()))
+            reader.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.send(b"peek %d\r\n" % id * 100)
+        over = threading.Event()
+        sender = stack.enter_context(Client(server.connect()))
+        sender.sock.settimeout(0.2)
+
+        def send() -> None:
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    sender.sock.sendall(b"reserve-with-timeout 0\r\n" * 1000)  # it reads no reply
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            times = []
+            for _ in range(200):
+                begun = time.perf_counter()
+                control.sync()
+                times.append(time.perf_counter() - begun)
+        finally:
+            over.set()
+            thread.join()
+        assert sorted(times)[190] < 0.5
+        assert number(control, "cmd-peek") < 20 * 100
+
+
+@pytest.mark.slow
+def test_the_ends_of_many_that_wait_with_much_sent_ahead_are_seen_at_once(start_server: Start, tmp_path: Path) -> None:
+    """Each of them has sent more than it may, so its front reads nothing. To read on takes a second for each."""
+    count = 30
+    server = start_server("--io-processes", "1", unix_path=str(tmp_path / "s"))
+    with contextlib.ExitStack() as stack, Client(server.connect()) as control:
+        clients = [stack.enter_context(Client(server.connect())) for _ in range(count)]
+        for client in clients:
+            client.send(b"reserve\r\n")
+        until(lambda: number(control, "current-waiting") == count, "all of them wait")
+        for client in clients:
+            fill(client.sock, b"list-tube-used\r\n" * 4096, 1 << 20)
+            client.sock.shutdown(socket.SHUT_WR)
+        begun = time.monotonic()
+        until(lambda: number(control, "current-waiting") == 0, "none of them waits any more")
+        assert time.monotonic() - begun < count / 2
+
+
+def test_a_reset_while_replies_wait_is_the_end(launch_front: Launch) -> None:
+    server = launch_front()
+    with Client(server.connect()) as control:
+        until(lambda: number(control, "current-connections") == 1, "the one that waited for the start has gone")
+        id = control.put(b"x" * 60_000)
+        slow = Client(server.connect())
+        slow.send(b"peek %d\r\n" % id * 200)
+        until(lambda: number(control, "cmd-peek") > 10, "some are answered")
+        slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        slow.close()
+        until(lambda: number(control, "current-connections") == 1, "it has gone")
+
+
+# Starting them
+
+
+def nobody(*_words: Any) -> Any:
+    raise AssertionError("nobody comes")
+
+
+def make_fronts(count: int, fails: Callable[[str], None]) -> Fronts:
+    loop = gevent.get_hub().loop
+
+    def link(sock: socket.socket, fronts: Fronts) -> Link:
+        unsent = Unsent(Service(Engine(0), 100, dict))
+        return Link(sock, loop, nobody, nobody, nobody, Ahead(), unsent, nobody, fronts)
+
+    return Fronts(count, [], link, logging.getLogger("tests.fronts"), fails)
+
+
+@pytest.mark.skipif(BUILD == "compiled", reason="takes what nobody else may have")
+def test_a_front_that_is_far_ahead_waits_for_the_others() -> None:
+    said: list[tuple[int, int]] = []
+    fronts = make_fronts(2, nobody)
+
+    class Told:
+        def __init__(self, number: int) -> None:
+            self.number, self.clients, self.to_accept = number, dict[int, None](), 0
+
+        def say(self, frame: bytes) -> None:
+            ((client, kind, data),) = Cutter().cut(frame)
+            assert (client, kind) == (0, MORE)
+            said.append((self.number, count_of(data)))
+
+    first, second = links = [Told(1), Told(2)]
+    fronts._links = links  # type: ignore[assignment]
+
+    def come(link: Told) -> None:
+        link.clients[len(link.clients)] = None
+        fronts.share_out(link)  # type: ignore[arg-type]
+
+    for _ in range(6):
+        come(first)
+    assert said == [(1, 1)] * 4, "the fifth one is too many"
+    come(second)
+    assert said[4:] == [(2, 1)]
+    come(second)
+    assert said[5:] == [(1, 2), (2, 1)], "the other one has caught up"
+    for _ in range(2):
+        come(first)
+    assert len(said) == 7
+    with gevent.Timeout(20):
+        while len(said) == 7:
+            gevent.sleep(0.001)
+    assert said[7:] == [(1, 2)], "it does not wait for ever"
+    fronts._links = [None, None]
+    fronts.finish()
+
+
+def test_fronts_that_do_not_start_are_no_endless_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    fronts = make_fronts(1, said.append)
+    fronts.start()
+    with gevent.Timeout(20):
+        while not said:
+            gevent.sleep(0.01)
+    assert said == ["a front-end process ended at once, with exit code 1"]
+    fronts.finish()
+
+
+def test_nodes_of_a_cluster_have_no_fronts() -> None:
+    require_fitting(Settings(io_processes=2))
+    with pytest.raises(ConfigError, match="--io-processes does not go with a journal in PostgreSQL"):
+        require_fitting(Settings(io_processes=2, journal="postgresql://host/base"))
