@@ -357,6 +357,7 @@ def test_a_front_that_is_far_ahead_waits_for_the_others() -> None:
     class Told:
         def __init__(self, number: int) -> None:
             self.number, self.clients, self.to_accept = number, dict[int, None](), 0
+            self.greeted = True
 
         def say(self, frame: bytes) -> None:
             ((client, kind, data),) = Cutter().cut(frame)
@@ -384,6 +385,10 @@ def test_a_front_that_is_far_ahead_waits_for_the_others() -> None:
         while len(said) == 7:
             gevent.sleep(0.001)
     assert said[7:] == [(1, 2)], "it does not wait for ever"
+    second.greeted = False
+    for _ in range(6):
+        come(first)
+    assert said[8:] == [(1, 1)] * 6, "nor for one that may never be ready"
     fronts._links = [None, None]
     fronts.finish()
 

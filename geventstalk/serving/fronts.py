@@ -538,7 +538,7 @@ class Fronts:
             self._let_accept(CLIENTS_AHEAD_MAX)
 
     def _let_accept(self, ahead_max: int) -> None:
-        links = [link for link in self._links if link is not None]
+        links = [link for link in self._links if link is not None and link.greeted]
         if not links:
             return
         least = min([len(link.clients) for link in links])
