@@ -19,6 +19,7 @@ from mypy_extensions import mypyc_attr
 from geventstalk.core.ages import find_strays
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import Job
+from geventstalk.core.order import EMPTY
 from geventstalk.durable.records import make_plausible
 from geventstalk.durable.store import Store
 from geventstalk.gate import Channel, Errand, ReplyGate
@@ -29,6 +30,10 @@ CATCH_UP_SLICES: Final = 3
 """Slices of catching up in a turn, of a millisecond each at the most: what is no change is served in between."""
 CATCH_UP_WAIT_NS: Final = 1_000_000
 """How long catching up rests when the journal's own work has to get on first."""
+DRAINED_MIN: Final = 256
+"""With so many jobs fewer it may be worth while to give memory back."""
+REPACK_PAGES: Final = 16
+"""So many pages of jobs are moved in a slice: a millisecond, a few in the pure build."""
 RATES_NS: Final = 5_000_000_000
 """So often the rates are brought up to date, as load averages are."""
 RATES_SLICE: Final = 100
@@ -55,6 +60,7 @@ class Turn:
         self.gate = ReplyGate()
         self.failed = False
         self.tell: Callable[[str, BaseException | None], None] = _tell_nobody
+        self.give_memory_back: Callable[[], None] = _nothing_to_give
         self.sync: Sync | None = None  # the one that is under way in a thread
         self.move_slice = MOVE_SLICE
         self.guests = 0  # whom the owner serves beside these clients: while there are some, no slow sync is run here
@@ -76,6 +82,7 @@ class Turn:
         self.earlier = Flag()  # something is due earlier than that
         self.wanted = Flag()  # errands want another slice
         self.busy = Flag()  # something happened to jobs that the rates do not know
+        self.drained = Flag()  # there are far fewer jobs than there were
         self.gone = Flag()  # clients are gone and have to give back what they held
         self.written = Flag()  # there is something to sync
         self.grown = Flag(True)  # there may be something to compact
@@ -113,7 +120,7 @@ class Turn:
 
     def tasks(self) -> list[Task]:
         """All that has to run beside the clients, from the start on."""
-        tasks = [self.keep_time(), self.let_go(), self.run_errands(), self.keep_rates()]
+        tasks = [self.keep_time(), self.let_go(), self.run_errands(), self.keep_rates(), self.keep_lean()]
         store = self.store
         return tasks if store is None else tasks + self.tasks_of(store)
 
@@ -432,6 +439,23 @@ class Turn:
                 yield Wait(at_ns=NEXT_TURN)
             if self.engine.active:
                 self.busy.set()
+            jobs = self.engine.jobs
+            if jobs.most - jobs.count >= max(DRAINED_MIN, jobs.most >> 3):
+                self.drained.set()
+
+    def keep_lean(self) -> Task:
+        """Gives back the memory of jobs that are gone. Where most are gone, moves those that are left, in slices."""
+        while True:
+            yield Wait(self.drained)
+            self.drained.clear()
+            jobs = self.engine.jobs
+            scattered = 2 * jobs.count <= jobs.most
+            jobs.most = jobs.count
+            at = 0 if scattered else EMPTY
+            while at != EMPTY:
+                at = jobs.repack(at, REPACK_PAGES)
+                yield Wait(at_ns=NEXT_TURN)
+            self.give_memory_back()
 
     def let_go(self) -> Task:
         """Gives back what clients held that are gone: each in its turn, slice by slice."""
@@ -624,4 +648,8 @@ def _cost_of_leaving(channel: Channel) -> int:
 
 
 def _tell_nobody(text: str, error: BaseException | None) -> None:
+    return
+
+
+def _nothing_to_give() -> None:
     return

@@ -13,6 +13,8 @@ from geventstalk.durable.records import Epoch
 from tests.support.bench import Worker
 
 ID_LAST = 2**63 - 1
+NUMBERS = ("id", "tube", "pri", "delay_s", "ttr_s", "rank", "created_ns", "since_ns", "segment", "state")
+COUNTS = ("reserves", "timeouts", "releases", "buries", "kicks")
 
 
 @pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**31, U32_MAX])
@@ -81,3 +83,28 @@ def test_whatever_a_file_says_a_moment_fits_into_a_job(wall_ns: int) -> None:
         assert -(2**63) < found_ns < 2**63 and job.created_ns == found_ns
         if abs(wall_ns) < 2**61:
             assert epoch.to_wall(found_ns) == wall_ns
+
+
+def test_a_moved_job_is_the_same() -> None:
+    """All of it, whatever is added to Job and Tally."""
+    job = Job(1, 2, 3, 4, 5)
+    values = {name: 6 + at for at, name in enumerate(NUMBERS)}
+    for name, value in values.items():
+        setattr(job, name, value)
+    job.tally = Tally(1, 2, 3, 4, 5)
+    job.holder = 9
+    for body in b"x\r\n", b"x" * 5000:
+        job.body = body
+        moved = job.moved()
+        assert moved is not job and moved.tally is not job.tally and moved.tally is not None
+        assert {name: getattr(moved, name) for name in values} == values
+        assert (moved.body, moved.holder) == (body, 9)
+        assert [getattr(moved.tally, name) for name in COUNTS] == [1, 2, 3, 4, 5]
+    job.tally = None
+    assert job.moved().tally is None
+
+
+@pytest.mark.skipif(BUILD == "compiled", reason="a compiled class has no slots")
+def test_nothing_of_a_job_is_forgotten_when_it_moves() -> None:
+    fields = {name.lstrip("_") for name in Job.__slots__}
+    assert fields == {*NUMBERS, "body", "holder", "tally"} and {*Tally.__slots__} == {*COUNTS, "holder"}

@@ -9,6 +9,7 @@ import pytest
 
 from geventstalk.core.job import U64_MAX, Job
 from geventstalk.core.jobtable import JobTable
+from geventstalk.core.order import EMPTY
 
 PAGE = 64
 
@@ -147,3 +148,64 @@ def test_a_recount_leaves_what_is_true() -> None:
         table.remove(id)
     table.add(job(20 * PAGE))
     assert list(table._pages) == [20]
+
+
+def facts(one: Job) -> tuple[object, ...]:
+    return (
+        one.id,
+        one.tube,
+        one.pri,
+        one.delay_s,
+        one.ttr_s,
+        one.rank,
+        one.state,
+        one.body,
+        one.since_ns,
+        one.created_ns,
+    )
+
+
+def test_repacked_jobs_are_the_same_in_another_place(seed: int) -> None:
+    draw = random.Random(seed)
+    table = JobTable()
+    for number in range(2000):
+        table.add(job(number))
+    for number in draw.sample(range(2000), 1700):
+        table.remove(number)
+    for one in table:
+        one.body = b"x" * draw.choice((1, 100, 5000))
+        one.rank, one.state = draw.randrange(2**40), draw.randrange(1, 5)
+    del one
+    left = {one.id: facts(one) for one in table}
+    places = {one.id: id(one) for one in table}
+    held = [found for number in [*left][:20] if (found := table.get(number)) is not None]
+    assert (table.count, table.most) == (300, 1984)
+    at, slices = 0, 0
+    while at != EMPTY:
+        before = at
+        at = table.repack(at, 4)
+        slices += 1
+        assert at == EMPTY or before < at
+        table.add(job(3000 + slices))  # others go on meanwhile
+        table.remove(3000 + slices)
+    assert slices == -(-len(table._pages) // 4)
+    assert {one.id: facts(one) for one in table} == left and len(table) == 300
+    assert all(table.get(one.id) is one for one in held), "somebody refers to it"
+    stayed = {one.id for one in table if id(one) == places[one.id]}
+    assert len(stayed) < 40  # some took the places of others
+    assert sorted(left) == [one.id for one in table.in_order()]
+    for number in left:
+        table.remove(number)
+    assert len(table) == table.count == 0
+
+
+def test_the_most_jobs_at_once() -> None:
+    table = JobTable()
+    for id in range(640):
+        table.add(job(id))
+    for id in range(640):
+        table.remove(id)
+    table.add(job(1000))
+    assert (table.count, table.most) == (1, 576)
+    table.recount()
+    assert table.count == 1

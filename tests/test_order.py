@@ -264,6 +264,8 @@ def test_memory_is_given_back(kept: int) -> None:
         order.check()
         assert len(order) in (kept, kept + 1)
         assert memory(order) <= 64 * len(order.pairs._runs or [1]) + 16 * kept
+        if Order.kind is packed.Order:
+            assert len(order.pairs._runs or [1]) <= 3, "runs of few entries become one"
     for _ in range(2):
         order = filled(*range(500))
         while order.pop() != EMPTY:

@@ -15,7 +15,7 @@ from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
 from geventstalk.gate import Channel, Errand
 from geventstalk.tasks import NEXT_TURN, Task, Wait
-from geventstalk.turn import CATCH_UP_SLICES, Turn
+from geventstalk.turn import CATCH_UP_SLICES, REPACK_PAGES, Turn
 from geventstalk.wire.session import MOVE_SLICE, Service, Session
 from journal.log import FULL, Log, Row, SyncPoint
 from tests.support.clock import SECOND, ManualClock
@@ -878,3 +878,39 @@ def test_a_task_waits_for_what_it_says() -> None:
     house.say((one, b"put 0 5 60 1\r\nx\r\n"))
     assert wait.flag is not None and wait.flag.is_set
     assert house.clock.ns < next(clock).at_ns
+
+
+@pytest.mark.parametrize(("left", "moves"), [(0, True), (1000, True), (1200, False), (1900, None)])
+def test_when_jobs_are_gone_their_memory_is_given_back(left: int, moves: bool | None) -> None:
+    """Looked at with the rates. Those that are left are moved where they are few, in slices."""
+    house = House(durable=False)
+    given: list[int] = []
+    house.turn.give_memory_back = lambda: given.append(house.engine.jobs.count)
+    rates, lean = house.turn.tasks()[3:5]
+    next(rates)
+    assert next(lean).flag is house.turn.drained
+    one = house.client()
+    for _ in range(2100):
+        house.say((one, PUT))
+    go_on(rates)
+    house.clock.pass_s(5)
+    go_on(rates)
+    assert not house.turn.drained.is_set and house.engine.jobs.most > 2000
+    for number in range(1, 2101 - left):
+        house.say((one, b"delete %d\r\n" % number))
+    go_on(rates)
+    house.clock.pass_s(5)
+    go_on(rates)
+    assert house.turn.drained.is_set == (moves is not None)
+    if moves is None:
+        return
+    places = {job.id: id(job) for job in house.engine.jobs}
+    slices = 0
+    while not given:
+        wait = next(lean)
+        slices += wait.at_ns == NEXT_TURN
+    assert slices == (-(-len(house.engine.jobs._pages) // REPACK_PAGES) if moves else 0)
+    assert given == [left] and house.engine.jobs.most == left
+    stayed = [job.id for job in house.engine.jobs if places[job.id] == id(job)]
+    assert len(stayed) < left if moves and left else len(stayed) == left
+    assert not house.turn.drained.is_set

@@ -30,6 +30,8 @@ URGENT_PRI_MAX: Final = 1023
 SECOND_NS: Final = 1_000_000_000
 
 
+SMALL_BYTES: Final = 512 - 33
+"""Larger bodies are the C library's, which gives back the pages between those that stay. Smaller ones are Python's."""
 _BIAS: Final = 1 << 31
 """An unsigned number of 32 bits is kept less this: mypyc knows signed ones only."""
 
@@ -162,6 +164,22 @@ class Job:
         if tally is None:
             tally = self.tally = Tally()
         return tally
+
+    def moved(self) -> Job:
+        """The same job in other memory, and what belongs to it, but for a large body."""
+        job = Job(self.id, self.tube, self.pri, self.delay_s, self.ttr_s)
+        job.rank = self.rank
+        job.created_ns = self.created_ns
+        job.since_ns = self.since_ns
+        job.segment = self.segment
+        job.state = self.state
+        body = self.body
+        job.body = bytes(memoryview(body)) if len(body) <= SMALL_BYTES else body
+        tally = self.tally
+        if tally is not None:
+            job.tally = Tally(tally.reserves, tally.timeouts, tally.releases, tally.buries, tally.kicks)
+        job.holder = self.holder
+        return job
 
 
 if BUILD == "pure":

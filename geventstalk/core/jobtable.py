@@ -6,7 +6,10 @@ This room must not know what a job is for. Invariant: a page is there while it h
 from __future__ import annotations
 
 from collections.abc import Iterator
+from sys import getrefcount
 from typing import Final
+
+from mypy_extensions import i64
 
 from geventstalk.core.job import Job
 from geventstalk.core.order import EMPTY, Order
@@ -14,6 +17,8 @@ from geventstalk.core.order import EMPTY, Order
 _PAGE_BITS: Final = 6
 _PAGE_SLOTS: Final = 1 << _PAGE_BITS
 _PAGE_MASK: Final = _PAGE_SLOTS - 1
+_FREE_LISTS: Final = 100
+"""Python keeps 80 lists that were freed for whoever wants the next one, wherever they lie."""
 
 
 class _Page:
@@ -32,16 +37,18 @@ class JobTable:
     The newest page stays while it is empty: where each job leaves before the next comes, each would make a page.
     """
 
-    __slots__ = ("_newest", "_numbers", "_pages", "_spare")
+    __slots__ = ("_newest", "_numbers", "_pages", "_spare", "count", "most")
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
         self._numbers = Order()  # the same pages, in order, all of rank 0
         self._newest = -1
         self._spare: _Page | None = None  # an empty one, for the next
+        self.count: i64 = 0
+        self.most: i64 = 0  # about how many there have been at once, since the caller set it to `count`
 
     def __len__(self) -> int:
-        return sum([page.count for page in self._pages.values()])
+        return int(self.count)
 
     def get(self, id: int) -> Job | None:
         page = self._pages.get(id >> _PAGE_BITS)
@@ -55,8 +62,11 @@ class JobTable:
             page = self._add_page(number)
         page.slots[job.id & _PAGE_MASK] = job
         page.count += 1
+        self.count += 1
 
     def _add_page(self, number: int) -> _Page:
+        if self.count > self.most:
+            self.most = self.count
         before = self._newest
         if number > before:
             self._newest = number
@@ -88,6 +98,7 @@ class JobTable:
         page = self._pages[number]
         page.slots[id & _PAGE_MASK] = None
         page.count -= 1
+        self.count -= 1
         if not page.count and number != self._newest:
             self._drop_page(number)
 
@@ -99,6 +110,7 @@ class JobTable:
             page.count = sum([job is not None for job in page.slots])
             numbers.push(0, number)
         self._newest = max(pages, default=-1)
+        self.count = sum([page.count for page in pages.values()])
         self._pages = pages
         self._numbers = numbers
         self._spare = None
@@ -141,3 +153,46 @@ class JobTable:
                 break
             number = self._numbers.at_most(0, number - 1)
         return []
+
+    # --- memory
+
+    def repack(self, id: int, pages: int) -> int:
+        """Moves jobs into other memory, those of some pages from this id on. Returns where to go on, or EMPTY.
+
+        Python gives a mebibyte back when nothing lies in it any more. Where few jobs are left of many, each may hold
+        one. Moved, they lie side by side, in the gaps of others. A job that somebody refers to stays where it is.
+        """
+        aside: list[object] = [
+            [] for _ in range(_FREE_LISTS)
+        ]  # and what is freed here, for the next pages would take it
+        number = int(self._numbers.at_least(0, id >> _PAGE_BITS))
+        while number != EMPTY and pages > 0:
+            pages -= 1
+            before = self._pages[number]
+            aside.append(before)
+            page = _Page()
+            for at in range(_PAGE_SLOTS):
+                page.slots[at] = _moved(before.slots, at)
+            page.count = before.count
+            del self._pages[number]  # with its key
+            self._pages[number] = page
+            number = int(self._numbers.at_least(0, number + 1))
+        self._spare = None
+        return EMPTY if number == EMPTY else number << _PAGE_BITS
+
+
+def _holders(slots: list[Job | None], at: int) -> int:
+    """How often a job of a page is referred to, as seen from here."""
+    return getrefcount(slots[at])
+
+
+_PAGE_ALONE: Final = _holders([Job(0, 0, 0, 0, 0)], 0)
+"""What _holders() says of a job that nobody but its page refers to."""
+
+
+def _moved(slots: list[Job | None], at: int) -> Job | None:
+    if slots[at] is None or _holders(slots, at) != _PAGE_ALONE:
+        return slots[at]
+    job = slots[at]
+    assert job is not None
+    return job.moved()

@@ -39,7 +39,7 @@ from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors, Share
 from geventstalk.serving.linger import Linger
 from geventstalk.serving.listen import describe, full_address_of, own_end_of, peer_of
-from geventstalk.serving.memory import Memory
+from geventstalk.serving.memory import Memory, Spare
 from geventstalk.serving.notify import Manager
 from geventstalk.serving.parking import Parking
 from geventstalk.tasks import NEXT_TURN, Task, Wait
@@ -85,6 +85,7 @@ class Server:
             self._service.watch_memory(memory.is_left)
         self._turn = self._make_turn()
         self._turn.tell = self._tell
+        self._turn.give_memory_back = Spare().give_back
         self._ahead = Ahead()
         self._unsent = Unsent(self._service)
         self._descriptors: Descriptors

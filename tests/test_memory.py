@@ -1,0 +1,103 @@
+"""Memory that a backlog took comes back when the backlog is gone, also when a few of its jobs stay behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.process import GEVENTSTALK, ServerProcess
+from tests.support.wire import Client
+
+BATCH = 200
+LOOK_LIMIT_S = 60.0
+"""The server looks every 5 s while something happens. A busy machine takes its time."""
+SLACK_BYTES = 16 << 20
+
+
+def resident_bytes(server: ServerProcess) -> int:
+    pages = Path(f"/proc/{server.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def put(client: Client, count: int, size: int) -> None:
+    one = b"put 0 0 600 %d\r\n" % size + b"x" * size + b"\r\n"
+    for _ in range(count // BATCH):
+        client.send(one * BATCH)
+        for _ in range(BATCH):
+            assert client.reply().startswith(b"INSERTED ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "size", "stay"),
+    [(200_000, 64, 0), (20_000, 4000, 400)],
+    ids=["none stays", "few large ones stay"],
+)
+def test_memory_comes_back(count: int, size: int, stay: int) -> None:
+    """Resident size beside that of a server that never had more than the jobs that are left."""
+    step = count // stay if stay else count + 1
+    with_backlog, fresh = (ServerProcess(GEVENTSTALK).wait_ready() for _ in range(2))
+    client = Client(fresh.connect())
+    put(client, 400, size)  # or none, which is hardly less
+    wanted = int(1.2 * resident_bytes(fresh)) + SLACK_BYTES
+    client.close()
+    fresh.stop()
+    client = Client(with_backlog.connect())
+    put(client, count, size)
+    full = resident_bytes(with_backlog)
+    assert full > wanted + SLACK_BYTES, "the backlog is too small to tell anything"
+    for first in range(1, count + 1, BATCH):
+        gone = [id for id in range(first, first + BATCH) if id % step]
+        client.send(b"".join([b"delete %d\r\n" % id for id in gone]))
+        for _ in gone:
+            assert client.reply() == b"DELETED\r\n"
+    deadline = time.monotonic() + LOOK_LIMIT_S
+    while (now := resident_bytes(with_backlog)) > wanted:
+        assert time.monotonic() < deadline, f"{full >> 20} MiB became {now >> 20} MiB, not {wanted >> 20} MiB"
+        time.sleep(0.1)
+    for id in range(step, count, step):
+        assert client.ask(b"peek %d" % id) == b"FOUND %d %d\r\n" % (id, size) + b"x" * size + b"\r\n"
+    client.close()
+    with_backlog.stop()
+
+
+MIBS = """
+from geventstalk.core.engine import Engine
+from geventstalk.core.order import EMPTY
+from geventstalk.core.tube import Client
+
+class Anybody(Client):
+    pass
+
+def mibs():
+    pages, jobs = engine.jobs._pages, [*engine.jobs]
+    kinds = jobs, [job.body for job in jobs], pages.values(), [page.slots for page in pages.values()], pages
+    return [len({id(each) >> 20 for each in kind}) for kind in kinds]
+
+engine, client, body = Engine(0), Anybody(), bytearray(b"x" * 66)
+engine.join(client)
+for number in range(200_000):
+    engine.put(engine.open_put(client, 0, 0, 60, 0), bytes(body), 0)
+for id_ in range(1, 200_001):
+    if id_ % 500:
+        engine.delete(client, id_, 0)
+before = mibs()
+at = 0
+while at != EMPTY:
+    at = engine.jobs.repack(at, 16)
+print(*before, *mibs())
+"""
+
+
+@pytest.mark.slow
+def test_the_jobs_that_stay_lie_side_by_side_in_the_end() -> None:
+    """Jobs, bodies, pages, their lists and their keys: in how many mebibytes 400 of 200,000 are, in a new process."""
+    done = subprocess.run([sys.executable, "-c", MIBS], capture_output=True, text=True, check=True, timeout=120)
+    numbers = [int(word) for word in done.stdout.split()]
+    assert min(numbers[0], numbers[1], numbers[3]) >= 8, "they lay together before"
+    assert max(numbers[5:]) <= 4, numbers
