@@ -306,7 +306,7 @@ ROWS = (
     Row(
         "memory",
         "memory a job, {jobs:,} jobs, no journal",
-        1.3,
+        0.9,
         1.6,
         memory,
         unit="bytes",
