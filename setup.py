@@ -30,6 +30,7 @@ ROOMS = {
     "geventstalk": ["_build", "errands", "gate", "leased", "limits", "tasks", "turn"],
     "geventstalk/core": [
         "ages",
+        "bodies",
         "check",
         "dispatch",
         "due",
@@ -49,7 +50,7 @@ ROOMS = {
         "tube",
         "undo",
     ],
-    "geventstalk/durable": ["follow", "large", "records", "store"],
+    "geventstalk/durable": ["follow", "large", "reading", "records", "store"],
     "geventstalk/front": ["frames", "front"],
     "geventstalk/serving": ["clustered", "connection", "fronts", "linger", "parking", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],

@@ -22,6 +22,7 @@ ENV_CONFIG = "GEVENTSTALK_CONFIG"
 MAX_JOB_BYTES_CAP = 1_073_741_824  # as upstream
 SEGMENT_BYTES_MIN = 4096  # upstream rounds a smaller file up to this page on disk
 SEGMENT_BYTES_CAP = 1 << 40
+MAX_MEMORY_BYTES_MIN = 1 << 16
 MAX_JOURNAL_BYTES_MIN = 1 << 20  # room for the segments that are there without any job
 FSYNC_MS_CAP = (1 << 32) - 1
 IO_PROCESSES_CAP = 64
@@ -75,6 +76,7 @@ class Settings:
     compact: bool = True
     max_journal_bytes: int | None = None  # None: as much as the disk gives
     accept_damage: bool = False
+    max_memory: int | None = None  # bytes of bodies in memory; None: as much as the system gives
     max_job_bytes: int = 65_535
     node: str | None = None  # None: name of the host, and port
     advertise: str | None = None  # HOST:PORT; None: the host's address towards the database, and the own port
@@ -184,6 +186,17 @@ def _max_journal_bytes(value: object) -> int | None:
     number = _number(value, "size", 1 << 60)
     if number < MAX_JOURNAL_BYTES_MIN:
         raise ValueError(f"invalid size: {_shown(value)}, the lowest is {MAX_JOURNAL_BYTES_MIN}")
+    return number
+
+
+def _max_memory(value: object) -> int | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,40})([kmgKMG]?)", value) if isinstance(value, str) else None
+    number = value if found is None else int(found[1]) << 10 * " kmg".index(found[2].lower() or " ")
+    number = _number(number, "size", 1 << 60)
+    if number < MAX_MEMORY_BYTES_MIN:
+        raise ValueError(f"invalid size: {_shown(value)}, the lowest is {MAX_MEMORY_BYTES_MIN}")
     return number
 
 
@@ -409,6 +422,16 @@ OPTIONS: tuple[Option, ...] = (
         metavar="BYTES",
         parse=_max_journal_bytes,
         help="Most that the journal may take on disk; puts that have no room get OUT_OF_MEMORY.",
+    ),
+    Option(
+        key="max_memory",
+        flags=("--max-memory",),
+        kind="value",
+        metavar="BYTES",
+        parse=_max_memory,
+        help="Most that the bodies of jobs may take in memory, such as 256m; k, m and g are multiples of 1024. With a "
+        "journal in a directory the others stay there until they are needed; where that is not enough, and otherwise, "
+        "puts get OUT_OF_MEMORY.",
     ),
     Option(
         key="accept_damage",

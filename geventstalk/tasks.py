@@ -84,13 +84,23 @@ class Sync:
         self.over = True
 
 
-class Wait:
-    """What a task waits for: a flag or a moment, whichever comes first, or the end of a sync in a thread."""
+class Work(Protocol):
+    """What a task has done where it may wait for a device."""
 
-    def __init__(self, flag: Flag | None = None, at_ns: int = NEVER, sync: Sync | None = None) -> None:
+    def run(self) -> None:
+        """Called once, in any thread."""
+
+
+class Wait:
+    """What a task waits for: a flag or a moment, whichever comes first, or the end of a sync or of work in a thread."""
+
+    def __init__(
+        self, flag: Flag | None = None, at_ns: int = NEVER, sync: Sync | None = None, work: Work | None = None
+    ) -> None:
         self.flag = flag
         self.at_ns = at_ns
         self.sync = sync
+        self.work = work
 
 
 Task = Iterator[Wait]

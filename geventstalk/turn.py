@@ -17,9 +17,11 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from geventstalk.core.ages import find_strays
+from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import NEVER, Engine
-from geventstalk.core.job import Job
+from geventstalk.core.job import DELETED, Job
 from geventstalk.core.order import EMPTY
+from geventstalk.durable.reading import Reading
 from geventstalk.durable.records import make_plausible
 from geventstalk.durable.store import Store
 from geventstalk.gate import Channel, Errand, ReplyGate
@@ -72,12 +74,14 @@ class Turn:
         self._in_turn: list[Channel] = []
         self._leaving: deque[Channel] = deque()
         self._held_up: dict[int, Channel] = {}  # whose next command is a change, while Engine.held
+        self._awaiting: dict[int, Channel] = {}  # whose reply has to show a body that is not in memory
         self._leave_budget = MOVE_SLICE  # what clients that go may still give back within this turn
         self._errands: deque[Errand] = deque()  # those that are to have another slice
         self._finished: deque[Errand] = deque()  # those whose last slice is not committed yet
         self._errand_budget = MOVE_SLICE  # what errands may still do within this turn
         self._ran = False  # whether an errand had a slice in this turn
         self._over = False  # whether finish() was called
+        self._told_full = False  # whether the operator knows that memory has no room for bodies
         self._armed_ns = NEVER  # when the task of the clock wakes by itself
         self.earlier = Flag()  # something is due earlier than that
         self.wanted = Flag()  # errands want another slice
@@ -89,6 +93,7 @@ class Turn:
         self.awaited = Flag()  # replies wait for a sync
         self.arrived = Flag()  # a sync that was begun without a thread is over
         self.late = Flag()  # the journal does not keep pace
+        self.missing = Flag()  # there are bodies to fetch
 
     def open(self, store: Store, progress: Callable[[int], None] = lambda records: None) -> int:
         """Brings the jobs of a journal back, and has every change written there. Returns how many jobs there are.
@@ -98,6 +103,8 @@ class Turn:
         engine = self.engine
         now_ns = self._clock()
         count = 0
+        if engine.bodies is not None:
+            store.keep_bodies(engine.bodies)
         for job, tube_name in store.replay(engine.jobs, progress):
             make_plausible(job, now_ns)
             engine.restore(job, tube_name, now_ns)
@@ -111,6 +118,8 @@ class Turn:
         """From now on every change is written there. The engine has all of its jobs. Raises JournalError."""
         engine = self.engine
         engine.next_id = max(engine.next_id, store.start(self._find))
+        if engine.bodies is not None:
+            engine.bodies.recount(engine.jobs)
         engine.ledger = store
         self.store = store
 
@@ -131,6 +140,8 @@ class Turn:
             tasks.append(self.sync_for_replies(store))
         elif store.syncs_when_due:
             tasks.append(self.sync_when_due(store))
+        if store.bodies is not None:
+            tasks.append(self.keep_bodies(store, store.bodies))
         return tasks
 
     # --- clients
@@ -182,6 +193,7 @@ class Turn:
         """A client is gone, and its channel takes nothing more. What it held is given back, now or by let_go()."""
         cost = _cost_of_leaving(channel)
         self._held_up.pop(channel.session.number, None)
+        self._awaiting.pop(channel.session.number, None)
         try:
             if cost <= self._leave_budget and not self._leaving:
                 self._leave_budget -= cost
@@ -289,8 +301,19 @@ class Turn:
             touched, self._in_turn = self._in_turn, []
             self.flush(touched)
             self.arm()
+            if self.engine.bodies is not None:
+                self.look_at_memory(self.engine.bodies)
         except Exception as error:
             self.fail(error)
+
+    def look_at_memory(self, bodies: Bodies) -> None:
+        """Has bodies fetched that are wanted, and tells the operator when there is no room for others."""
+        if bodies.turn_ends():
+            self.missing.set()
+        if bodies.is_full != self._told_full:
+            self._told_full = bodies.is_full
+            refused = f"refused: bodies take {bodies.held_bytes} of {bodies.max_bytes} bytes of memory"
+            self.tell(f"puts are {refused if bodies.is_full else 'accepted again: memory has room for bodies'}", None)
 
     def commit(self, now_ns: int) -> None:
         """What all clients changed in this turn, in one transaction. Whatever it raises is the end."""
@@ -343,7 +366,9 @@ class Turn:
             session = channel.session
             while session.out:
                 channel.send(session.take_out())
-            if held and session.held_up:
+            if session.awaited is not None:
+                self._awaiting[session.number] = channel
+            elif held and session.held_up:
                 self._held_up[session.number] = channel
             else:
                 channel.goes_on()
@@ -361,7 +386,9 @@ class Turn:
                     self.gate.hold(channel, data)
                 else:
                     channel.send(data)
-            if held and session.held_up:
+            if session.awaited is not None:
+                self._awaiting[session.number] = channel
+            elif held and session.held_up:
                 self._held_up[session.number] = channel
             else:
                 channel.goes_on()
@@ -519,6 +546,13 @@ class Turn:
                 self.written.set()
                 self.heed(store)
                 yield Wait(at_ns=NEXT_TURN)
+                self.keep_bound(store)
+            self.keep_bound(store)
+
+    def keep_bound(self, store: Store) -> None:
+        """Segments may have been sealed: what was put, or moved, can leave memory."""
+        if store.bodies is not None:
+            store.bodies.keep_bound(self.engine)
 
     def wants_compaction(self, store: Store) -> bool:
         """Whether there is something to compact, now that the journal's own work was looked at."""
@@ -540,6 +574,7 @@ class Turn:
                         yield Wait(at_ns=NEXT_TURN)
                 else:
                     yield Wait(at_ns=self._clock() + CATCH_UP_WAIT_NS)
+                self.keep_bound(store)
             self.let_changes_go_on()
 
     def let_changes_go_on(self) -> None:
@@ -553,6 +588,41 @@ class Turn:
         for channel in held_up.values():
             channel.session.held_up = False
             channel.goes_on()
+
+    def keep_bodies(self, store: Store, bodies: Bodies) -> Task:
+        """Fetches bodies that somebody waits for, or will soon, in a thread."""
+        while True:
+            yield Wait(self.missing)
+            self.missing.clear()
+            while jobs := bodies.next_fetch(self.engine):
+                reading = store.reading(jobs)
+                yield Wait(work=reading)
+                if self.failed:
+                    return
+                self.take_bodies(bodies, reading)
+                yield Wait(at_ns=NEXT_TURN)
+            self.let_awaiting_go_on()
+
+    def take_bodies(self, bodies: Bodies, reading: Reading) -> None:
+        """Bodies have come. Raises JournalDamaged or JournalFailed for one that cannot be had although it is there."""
+        self.begin()
+        bodies.fetch_ended()
+        for job in reading.jobs:
+            body = reading.body_of(job)
+            if body is not None:
+                bodies.take(job, body)
+            elif job.state != DELETED:
+                bodies.want(job)
+        bodies.keep_bound(self.engine)
+        self.let_awaiting_go_on()
+
+    def let_awaiting_go_on(self) -> None:
+        """Those go on whose body is there, or will not come."""
+        for number, channel in list(self._awaiting.items()):
+            job = channel.session.awaited
+            if job is None or job.body is not None or job.state == DELETED:
+                del self._awaiting[number]
+                channel.goes_on()
 
     def sync_when_due(self, store: Store) -> Task:
         """Under `-fMS`: a sync in a thread, MS after the first commit that it covers."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, Job
+from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, Job, held_body
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from journal import Journal, JournalDamaged, JournalError, JournalNewer
@@ -111,7 +111,7 @@ class Teller:
             assert point is not None
             point.run()
         self.story.wal_ends.append((self.folder / f"segment-{self.segment:08d}.db-wal").stat().st_size)
-        self.story.commits.append({id: (job.body, tube_of(id), job.state) for id, job in self.jobs.items()})
+        self.story.commits.append({id: (held_body(job), tube_of(id), job.state) for id, job in self.jobs.items()})
 
     def put(self, count: int) -> None:
         for id in range(self.next_id, self.next_id + count):
@@ -153,7 +153,7 @@ def tell(folder: Path, draw: random.Random, *, crashed: bool, synced: bool = Tru
         teller.story.commits.clear()
         teller.story.wal_ends.clear()
         teller.store = teller.open()
-    teller.story.commits.append({id: (job.body, tube_of(id), job.state) for id, job in teller.jobs.items()})
+    teller.story.commits.append({id: (held_body(job), tube_of(id), job.state) for id, job in teller.jobs.items()})
     teller.story.wal_ends.append(0)
     for _ in range(6):
         teller.turn(draw)
@@ -212,7 +212,7 @@ def start(folder: Path, *, accept: bool = False) -> Outcome:
         return Outcome({}, str(error), said)
     for line in said:
         assert "\n" not in line, line
-    return Outcome({id: (job.body, tube, job.state) for id, (job, tube) in jobs.items()}, "", said)
+    return Outcome({id: (held_body(job), tube, job.state) for id, (job, tube) in jobs.items()}, "", said)
 
 
 class _Reading(Journal):
@@ -232,7 +232,7 @@ def replay(folder: Path, story: Story) -> Outcome:
     reading = _Reading(folder)
     try:
         store = Store(reading, None, Epoch(0, 0))
-        jobs = {job.id: (job.body, tube, job.state) for job, tube in store.replay()}
+        jobs = {job.id: (held_body(job), tube, job.state) for job, tube in store.replay()}
     except (JournalDamaged, JournalNewer) as error:
         assert "\n" not in str(error), error
         return Outcome({}, str(error), reading.replay_of.findings)

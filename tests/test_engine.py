@@ -27,6 +27,7 @@ from geventstalk.core.job import (
     U64_MAX,
     Job,
     Ledger,
+    held_body,
 )
 from geventstalk.core.timerwheel import NEVER, TICK_BITS, Timer
 from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB, TIMED_OUT, Client
@@ -67,7 +68,7 @@ class RecordingLedger(Ledger):
         return not self.full
 
     def put(self, job: Job, tube_name: bytes) -> None:
-        assert job.state in (READY, DELAYED) and job.body.endswith(b"\r\n")
+        assert job.state in (READY, DELAYED) and held_body(job).endswith(b"\r\n")
         self.log.append(("put", job.id, job.state, tube_name.decode()))
 
     def change(self, job: Job) -> None:

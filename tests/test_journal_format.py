@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from geventstalk._build import BUILD
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job, Tally
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job, Tally, held_body
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from journal import Journal
@@ -98,7 +98,7 @@ def content(folder: Path) -> dict[str, object]:
         times = {"created_ns": job.created_ns, "rank": job.rank}
         numbers = {"pri": job.pri, "delay": job.delay_s, "ttr": job.ttr_s, "counts": counts}
         where = {"id": job.id, "tube": tube.decode(), "state": STATE_NAMES[job.state]}
-        jobs.append({**where, **numbers, **times, "body": job.body.decode("latin-1")})
+        jobs.append({**where, **numbers, **times, "body": held_body(job).decode("latin-1")})
     high_water = journal.high_water
     journal.abandon()
     return {"high_water": high_water, "jobs": jobs}

@@ -16,7 +16,7 @@ import pytest
 
 from geventstalk.core.check import check
 from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED, Engine
-from geventstalk.core.job import BURIED, Job
+from geventstalk.core.job import BURIED, Job, held_body
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, Operate
 from geventstalk.durable.large import LARGE_BYTES
 from geventstalk.durable.records import Epoch
@@ -143,7 +143,7 @@ class House:
         """Tube, ttr and body of a job."""
         job = self.engine.jobs.get(id)
         assert job is not None
-        return self.engine.tube_of(job).name, job.ttr_s, job.body[:-2]
+        return self.engine.tube_of(job).name, job.ttr_s, held_body(job)[:-2]
 
     def compact(self, turn: Callable[[], None] = lambda: None) -> None:
         """Compacts to the end. `turn` is called behind each slice."""
@@ -212,7 +212,7 @@ def reopened(house: House, tmp_path: Path) -> House:
 
 def body_of(house: House, id: int) -> bytes | None:
     job = house.engine.jobs.get(id)
-    return None if job is None else job.body[:-2]
+    return None if job is None else held_body(job)[:-2]
 
 
 def test_a_large_put_is_written_in_slices(house: House, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from geventstalk.core.check import check
 from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, UNFINISHED
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Ledger
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Ledger, held_body
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
 from geventstalk.errands import TOO_BIG, Changes, Put
 from geventstalk.wire.commands import LARGE_PUT, MOVE_SLICE
@@ -281,7 +281,7 @@ class Slow(Ledger):
         return self._take(job)
 
     def prepare_rewrite(self, job: Job, tube_name: bytes, ttr_s: int) -> bool | None:
-        if len(job.body) < self.large_bytes:
+        if len(held_body(job)) < self.large_bytes:
             return True if self.room else None
         return self._take(job)
 

@@ -17,11 +17,14 @@ from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
 def check(engine: Engine) -> None:
     """Asserts every invariant by a recount: O(everything), for tests."""
     engine.wheel.check()
+    if engine.bodies is not None:
+        engine.bodies.check(engine.jobs)
     places = _places(engine)
     counted = dict.fromkeys((READY, RESERVED, BURIED, DELAYED), 0)
     urgent = 0
     for job in engine.jobs:
         assert job.state in counted and job.id < engine.next_id
+        assert job.body is not None or engine.bodies is not None
         counted[job.state] += 1
         urgent += job.state == READY and job.pri <= URGENT_PRI_MAX
         assert places.pop((job.state, job.rank, job.id)) == job.tube, "a job is not in its place"

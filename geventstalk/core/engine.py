@@ -170,7 +170,7 @@ class Engine(Due):
         if not job.body:
             if self.draining:
                 return DRAINING
-            if not self.ledger.admits(len(body), tube.name):
+            if not self._admits(len(body), tube.name):
                 return OUT_OF_MEMORY
             self._begin(job, body, now_ns)
         try:
@@ -180,6 +180,11 @@ class Engine(Due):
         if taken is None:
             return OUT_OF_MEMORY
         return INSERTED if taken else UNFINISHED
+
+    def _admits(self, size: int, tube_name: bytes) -> bool:
+        """Whether memory and the ledger have room for another body."""
+        bodies = self.bodies
+        return (bodies is None or bodies.admits(self, size)) and self.ledger.admits(size, tube_name)
 
     def _begin(self, job: Job, body: bytes, now_ns: int) -> None:
         """Sets the fields of a job that is in no place yet."""
@@ -195,7 +200,11 @@ class Engine(Due):
         """Inserts a job whose body, with its CRLF, is complete. Returns INSERTED, DRAINING or OUT_OF_MEMORY."""
         tube = self.tube_by_number[job.tube]
         if not job.body:  # otherwise the ledger has most of the body, through prepare()
-            if self.draining or not self.ledger.admits(len(body), tube.name):
+            if (
+                self.draining
+                or (self.bodies is not None and not self.bodies.admits(self, len(body)))
+                or not self.ledger.admits(len(body), tube.name)
+            ):
                 self.abandon_put(job)
                 return DRAINING if self.draining else OUT_OF_MEMORY
             if job.delay_s:
@@ -219,6 +228,8 @@ class Engine(Due):
         else:
             self._place_ready(tube, job.pri, job.id)
         self.jobs.add(job)
+        if self.bodies is not None:
+            self.bodies.came(job)
         self.total_jobs = total
         tube.total_jobs = of_tube
         if tube.line.entries and not job.delay_s:
@@ -304,6 +315,8 @@ class Engine(Due):
         job.state = DELETED  # which is true from here on, whatever becomes of its place in the table
         job.holder = 0
         self.jobs.remove(id)
+        if self.bodies is not None:
+            self.bodies.left(job)
         self._forget_if_unused(tube)
         return True
 
@@ -431,6 +444,14 @@ class Engine(Due):
         """The tube of a job that exists."""
         return self.tube_by_number[job.tube]
 
+    def size_of(self, job: Job) -> int:
+        """How large the body of a job is, with its CRLF, wherever it is."""
+        body = job.body
+        if body is not None:
+            return len(body)
+        assert self.bodies is not None
+        return self.bodies.size_of(job)
+
     def peek(self, client: Client, state: int) -> Job | None:
         """The first READY, DELAYED or BURIED job of the tube that the client uses. The job stays in its place."""
         tube = client.used
@@ -446,4 +467,6 @@ class Engine(Due):
         Takes as long as the engine is large. A job that was handed over or given back before the exception stays so.
         """
         rebuild(self)
+        if self.bodies is not None:
+            self.bodies.recount(self.jobs)
         self.changing = False

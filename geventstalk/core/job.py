@@ -58,7 +58,9 @@ class Tally:
 
 @mypyc_attr(acyclic=True)
 class Job:
-    """One job. `body` includes its trailing CRLF; delay and ttr are the seconds the client gave.
+    """One job. `body` includes its trailing CRLF; None stands for one that only the ledger has, see bodies.py.
+
+    delay and ttr are the seconds the client gave.
 
     `rank` is the priority of a ready job, the deadline (monotonic ns) of a delayed or reserved one, and the number of
     its burying for a buried one. `holder` is the number of the client that has it reserved, 0 for nobody. `segment`
@@ -90,7 +92,7 @@ class Job:
         self.rank: i64 = 0
         self.created_ns: i64 = 0
         self.since_ns: i64 = 0
-        self.body = b""
+        self.body: bytes | None = b""
         self.tally: Tally | None = None
         self._tube: i32 = 0
         self._pri: i32 = 0
@@ -174,7 +176,7 @@ class Job:
         job.segment = self.segment
         job.state = self.state
         body = self.body
-        job.body = bytes(memoryview(body)) if len(body) <= SMALL_BYTES else body
+        job.body = body if body is None or len(body) > SMALL_BYTES else bytes(memoryview(body))
         tally = self.tally
         if tally is not None:
             job.tally = Tally(tally.reserves, tally.timeouts, tally.releases, tally.buries, tally.kicks)
@@ -186,6 +188,13 @@ if BUILD == "pure":
     # Interpreted, the getters and setters would be calls, and a call can fail in the middle of a change. Plain slots.
     for _name in ("tube", "pri", "delay_s", "ttr_s", "segment", "holder"):
         setattr(Job, _name, vars(Job)[f"_{_name}"])
+
+
+def held_body(job: Job) -> bytes:
+    """The body of a job that has it in memory."""
+    body = job.body
+    assert body is not None, "a body is asked for that is not in memory"
+    return body
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

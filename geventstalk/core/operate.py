@@ -147,7 +147,7 @@ class Operate(Engine):
 
     def _prepare(self, job: Job, name: bytes, ttr_s: int) -> int:
         """Has the ledger see to it that it can keep all of the job anew. Returns DONE when it can."""
-        self.work += 1 + (min(len(job.body), _PART_BYTES) >> _UNIT_BITS)
+        self.work += 1 + (min(self.size_of(job), _PART_BYTES) >> _UNIT_BITS)
         try:
             taken = self.ledger.prepare_rewrite(job, name, ttr_s)
         except MemoryError:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from geventstalk.core.bodies import Bodies
 from geventstalk.core.job import DELAYED, ID_MAX_BITS, READY, RESERVED, SECOND_NS, U32_MAX, URGENT_PRI_MAX, Job, Ledger
 from geventstalk.core.jobtable import JobTable
 from geventstalk.core.meter import Rates, Times
@@ -34,6 +35,7 @@ class Places:
     def __init__(self, now_ns: int, ledger: Ledger | None = None) -> None:
         self.ledger = ledger if ledger is not None else Ledger()
         self.jobs = JobTable()
+        self.bodies: Bodies | None = None  # None: memory has no bound, and every job has its body
         self.next_id = 1
         self.tubes: dict[bytes, Tube] = {}  # in order of creation
         self.clients: dict[int, Client] = {}

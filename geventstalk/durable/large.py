@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from geventstalk.core.job import Job
+from geventstalk.core.job import Job, held_body
 from geventstalk.durable.records import Epoch, encode_head
 
 LARGE_BYTES: Final = 1 << 20
@@ -43,11 +43,11 @@ class LargeRecord:
     @property
     def is_last(self) -> bool:
         """Whether the part that is due is the last one."""
-        return self._end >= len(self.job.body)
+        return self._end >= len(held_body(self.job))
 
     def part(self) -> bytes:
         """The part that is due."""
-        piece = self.job.body[self._at : self._end]
+        piece = held_body(self.job)[self._at : self._end]
         return self.head + piece if not self._at else piece
 
     def advance(self) -> None:

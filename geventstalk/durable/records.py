@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, U32_MAX, Job, Tally
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, U32_MAX, Job, Tally, held_body
 
 _HEAD: Final = Struct("<BIIq")
 _TALLY: Final = Struct("<5I")
@@ -115,7 +115,7 @@ def encode_change(job: Job, epoch: Epoch) -> bytes:
 
 def encode_whole(job: Job, tube_name: bytes, epoch: Epoch) -> bytes:
     """All of a job."""
-    return encode_head(job, tube_name, job.ttr_s, epoch) + job.body
+    return encode_head(job, tube_name, job.ttr_s, epoch) + held_body(job)
 
 
 def encode_head(job: Job, tube_name: bytes, ttr_s: int, epoch: Epoch) -> bytes:
@@ -157,7 +157,7 @@ class Encoder:
             self._created_ns, self._pri, self._delay_s, self._ttr_s = job.created_ns, job.pri, job.delay_s, job.ttr_s
             self._name = tube_name
             self._head = head + tube_name
-        return self._head + job.body
+        return self._head + held_body(job)
 
 
 def stamp_of(tube_name: bytes, ttr_s: int) -> bytes:
@@ -219,7 +219,8 @@ def decode_whole(id: int, payload: bytes, epoch: Epoch) -> tuple[Job, bytes]:
     job.created_ns = epoch.to_monotonic(created)
     body_at = at + length
     name = payload[at:body_at]
-    job.body = payload[body_at:]
-    if not job.body.endswith(b"\r\n"):
+    body = payload[body_at:]
+    job.body = body
+    if not body.endswith(b"\r\n"):
         raise ValueError("record is too short")
     return job, name

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from geventstalk.core.job import Job, Ledger
+from geventstalk.core.bodies import Bodies
+from geventstalk.core.job import DELETED, Job, Ledger, held_body
 from geventstalk.core.jobtable import JobTable
 from geventstalk.core.meter import Times
 from geventstalk.durable.large import LARGE_BYTES, MOVE, PART_BYTES, PUT, REWRITE, LargeRecord
+from geventstalk.durable.reading import Reading, wanted_of
 from geventstalk.durable.records import (
     WHOLE_BYTES,
     Encoder,
@@ -25,7 +27,7 @@ from geventstalk.durable.records import (
     stamp_of,
 )
 from journal.errors import JournalDamaged
-from journal.log import CHANGE, DELETE, FULL, Log, SyncPoint
+from journal.log import CHANGE, DELETE, FULL, PAYLOAD_MAX, PAYLOAD_MIN, Log, SyncPoint
 from journal.log import SegmentState as SegmentState
 
 ALWAYS: Final = 0
@@ -46,6 +48,7 @@ class Store(Ledger):
 
     def __init__(self, log: Log, fsync_ms: int | None, epoch: Epoch) -> None:
         self._log = log
+        self.bodies: Bodies | None = None  # those of the engine, when memory has a bound
         self._fsync_ms = fsync_ms
         self.epoch = epoch
         self._encoder = Encoder(epoch)
@@ -83,8 +86,20 @@ class Store(Ledger):
         if large is not None and large.job is job:
             self._finish_large(large)
             return
-        self._log.append(job.id, FULL, self._encoder.whole(job, tube_name))
+        self._append_whole(job, tube_name)
+
+    def _append_whole(self, job: Job, tube_name: bytes) -> None:
+        payload = self._encoder.whole(job, tube_name)
+        self._log.append(job.id, FULL, payload)
         job.segment = self._log.current
+        if self.bodies is not None:
+            self._stands(self.bodies, job, len(payload), self._log.tail)
+
+    def _stands(self, bodies: Bodies, job: Job, size: int, place: int) -> None:
+        """The whole record of a job, of this size, was written. The body of a large job stays in memory."""
+        body_bytes = len(held_body(job))
+        fits = PAYLOAD_MIN <= size <= PAYLOAD_MAX and body_bytes < self.large_bytes
+        bodies.stands(job.id, place if fits else 0, body_bytes)
 
     def prepare(self, job: Job, tube_name: bytes) -> bool | None:
         if self._log.short_of_room:
@@ -112,8 +127,10 @@ class Store(Ledger):
                 self.unprepare(job)
                 return None
             return large.tube_name == tube_name and large.ttr_s == ttr_s and self._append_part(large)
-        size = WHOLE_BYTES + len(tube_name) + len(job.body)
-        if len(job.body) < self.large_bytes:
+        self._fetch(job)
+        body_bytes = len(held_body(job))
+        size = WHOLE_BYTES + len(tube_name) + body_bytes
+        if body_bytes < self.large_bytes:
             return True if self._log.admits(size) else None
         if self._log.short_of_room:
             return None
@@ -133,8 +150,18 @@ class Store(Ledger):
         if large is not None and large.purpose == REWRITE and large.job is job:
             self._finish_large(large)
             return
-        self._log.append(job.id, FULL, self._encoder.whole(job, tube_name))
-        job.segment = self._log.current
+        self._fetch(job)
+        self._append_whole_anew(job, tube_name)
+
+    def _append_whole_anew(self, job: Job, tube_name: bytes) -> None:
+        bodies = self.bodies
+        if bodies is not None:
+            bodies.left(job)  # of what came() and left() count, the record is a part
+        try:
+            self._append_whole(job, tube_name)
+        finally:
+            if bodies is not None:
+                bodies.came(job)
 
     def abandon_rewrite(self, job: Job) -> None:
         large = self._large
@@ -214,12 +241,16 @@ class Store(Ledger):
         names: list[bytes] = []
         numbers: dict[bytes, int] = {}  # until a job is in its tube, it knows the name's place in `names`
         count = 0
+        bodies = self.bodies
         for segment, rows in self._log.batches():
-            for _, key, kind, _, payload in rows:
+            readable = bodies is not None and self._log.reads_back(segment)
+            for place, key, kind, _, payload in rows:
                 try:
                     if kind == FULL:
                         job, name = decode_whole(key, payload, self.epoch)
                         job.segment = segment
+                        if bodies is not None:
+                            self._replayed(bodies, jobs, job, len(payload), place, readable)
                         number = numbers.get(name)
                         if number is None:
                             number = numbers[name] = len(names)
@@ -237,6 +268,8 @@ class Store(Ledger):
                         else:
                             self.unfit.add(key)
                     else:
+                        if bodies is not None:
+                            self._leaves(bodies, jobs, key)
                         jobs.remove(key)
                 except ValueError as error:
                     where = f"segment {segment}, job {key}"
@@ -247,6 +280,20 @@ class Store(Ledger):
                 progress(count)
         for job in jobs.in_order():
             yield job, names[job.tube]
+
+    def _replayed(self, bodies: Bodies, jobs: JobTable, job: Job, size: int, place: int, readable: bool) -> None:
+        """A replay has come to a whole record. What is beyond the bound is not kept where it can be read back."""
+        self._leaves(bodies, jobs, job.id)
+        self._stands(bodies, job, size, place)
+        bodies.came(job)
+        if readable and bodies.held_bytes > bodies.max_bytes:
+            bodies.let_go_at_once(job)
+
+    def _leaves(self, bodies: Bodies, jobs: JobTable, id: int) -> None:
+        before = jobs.get(id)
+        if before is not None:
+            bodies.left(before)
+            before.state = DELETED
 
     def start(self, find: Callable[[int], tuple[Job, bytes] | None]) -> int:
         """Ready to write. `find` gives a job and its tube's name by id. Returns the first id that was never used."""
@@ -372,7 +419,7 @@ class Store(Ledger):
     def _payload_of(self, id: int) -> bytes | None:
         """The payload of a job that compaction moves; None while a large job is moved in parts, one with each call."""
         job, name = self._found(id)
-        if len(job.body) < self.large_bytes:
+        if job.body is None or len(job.body) < self.large_bytes:
             return self._whole_of(id)
         large = self._large
         if large is not None and large.job is job:
@@ -389,14 +436,44 @@ class Store(Ledger):
         return None
 
     def _whole_of(self, id: int) -> bytes:
+        """What the log is about to append as its next record. Until its segment is sealed the body is in memory."""
         job, name = self._found(id)
+        self._fetch(job)
+        payload = self._encoder.whole(job, name)
+        bodies = self.bodies
+        if bodies is not None:
+            bodies.left(job)
+            self._stands(bodies, job, len(payload), self._log.tail + 1)
+            bodies.came(job)
         job.segment = self._log.current
-        return self._encoder.whole(job, name)
+        return payload
 
     def _found(self, id: int) -> tuple[Job, bytes]:
         found = self._find(id)
         assert found is not None, "the log asks for live keys only"
         return found
+
+    # --- bodies that only the log has
+
+    def keep_bodies(self, bodies: Bodies) -> None:
+        """The engine's bodies may leave memory where the log can give them back. To be called before replay()."""
+        self.bodies = bodies
+        bodies.reads_back = self._log.reads_back
+
+    def reading(self, jobs: list[Job]) -> Reading:
+        """Reads bodies that are not in memory."""
+        assert self.bodies is not None
+        return Reading(jobs, self.bodies, self._log.payloads(wanted_of(jobs, self.bodies)))
+
+    def _fetch(self, job: Job) -> None:
+        """Has a body in memory at once. Raises JournalDamaged or JournalFailed."""
+        if job.body is None:
+            assert self.bodies is not None
+            reading = self.reading([job])
+            reading.run()
+            body = reading.body_of(job)
+            assert body is not None, "nothing has moved it meanwhile"
+            self.bodies.take(job, body)
 
     # --- numbers and end
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter_ns
 from typing import Any, Final, Protocol
 
@@ -19,7 +19,9 @@ from gevent.event import Event
 from gevent.hub import Waiter
 
 from geventstalk.config import Settings
+from geventstalk.core.job import DELETED, Job
 from geventstalk.core.operate import Operate
+from geventstalk.durable.reading import JournalError, Reading
 from geventstalk.gate import Channel, Errand
 from geventstalk.http.audit import Audit
 from geventstalk.http.history import History, Sparks
@@ -33,6 +35,8 @@ SLICE_NS: Final = 1_000_000
 """How long the slices take that run each time the event loop goes round. At least one runs."""
 WAITING_MAX: Final = 128
 """So many requests wait for their changes. The other connections stay for looking when changes do not get on."""
+_GROUP_BYTES: Final = 1 << 22
+"""So much of bodies that are not in memory is read at once for a request."""
 NEXT_TURN_S: Final = 1e-9
 """A timer of this length lets every socket have its turn before."""
 
@@ -163,6 +167,57 @@ class House:
         awaited.over.wait()
         if awaited.has_failed:
             raise Failed
+
+    # --- bodies
+
+    def with_bodies(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, bytes]]:
+        """The jobs with their bodies, without those that are gone by then. Raises Failed.
+
+        Others may have a turn before each of them, when a body is not in memory. It is read, and not kept there.
+        """
+        group: list[Job] = []
+        size = 0
+        for job in jobs:
+            group.append(job)
+            if job.body is None:
+                size += self.engine.size_of(job)
+            if size >= _GROUP_BYTES:
+                yield from self._read(group)
+                group, size = [], 0
+        yield from self._read(group)
+
+    def _read(self, jobs: list[Job]) -> list[tuple[Job, bytes]]:
+        found = {job.id: body for job in jobs if (body := job.body) is not None}
+        while missing := [job for job in jobs if job.id not in found and job.state != DELETED]:
+            store = self.turn.store
+            assert store is not None, "without a journal all bodies are in memory"
+            reading = store.reading(missing)
+            get_hub().threadpool.apply(reading.run)
+            found.update(self._taken(reading, missing))
+        return [(job, found[job.id]) for job in jobs if job.id in found]
+
+    def _taken(self, reading: Reading, jobs: list[Job]) -> dict[int, bytes]:
+        try:
+            return {job.id: body for job in jobs if (body := reading.body_of(job)) is not None}
+        except JournalError as error:
+            self.turn.fail(error)  # as for a client of the beanstalk port
+            raise Failed from error
+
+    def warm(self, jobs: Iterable[Job]) -> None:
+        """Reads bodies that are not in memory, so that body_of() finds them in the page cache. Raises Failed."""
+        for _ in self.with_bodies([job for job in jobs if job.body is None]):
+            pass
+
+    def body_of(self, job: Job) -> bytes:
+        """The body of a job that is there, without giving others a turn; warm() comes before it. Raises Failed."""
+        body = job.body
+        if body is None:
+            store = self.turn.store
+            assert store is not None, "without a journal all bodies are in memory"
+            reading = store.reading([job])
+            reading.run()
+            body = self._taken(reading, [job])[job.id]
+        return body
 
     def breathe(self) -> None:
         """Lets everybody else have a turn. Whoever breathes comes back in the order in which they came here."""

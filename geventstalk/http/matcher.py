@@ -92,13 +92,13 @@ class Matcher:
                 self.tubes = glob.names if self.tubes is None else self.tubes & glob.names
 
     def _values(self, key: str) -> Callable[[list[Job]], list[int]]:
-        now_ns = self._now_ns
+        now_ns, size_of = self._now_ns, self._engine.size_of
         values: dict[str, Callable[[list[Job]], list[int]]] = {
             "pri": lambda jobs: [job.pri for job in jobs],
             "holder": lambda jobs: [job.holder for job in jobs],
             "delay": lambda jobs: [job.delay_s * SECOND_NS for job in jobs],
             "ttr": lambda jobs: [job.ttr_s * SECOND_NS for job in jobs],
-            "size": lambda jobs: [len(job.body) - CRLF_BYTES for job in jobs],
+            "size": lambda jobs: [size_of(job) - CRLF_BYTES for job in jobs],
             "age": lambda jobs: [max(0, now_ns - job.created_ns) for job in jobs],
             "since": lambda jobs: [max(0, now_ns - job.since_ns) for job in jobs],
             "reserves": lambda jobs: [0 if (tally := job.tally) is None else tally.reserves for job in jobs],

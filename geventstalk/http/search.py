@@ -15,7 +15,7 @@ from typing import Any, Final
 from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, held_body
 from geventstalk.core.tube import Tube
 from geventstalk.http.filters import Term
 from geventstalk.http.house import SLICE_NS, House
@@ -38,6 +38,9 @@ _LISTED_MAX: Final = 8000
 """So many ids, tubes and clients are listed in one slice."""
 _WORTH: Final = 8
 """A list of ids is better than the table when it has so many times fewer jobs."""
+
+_GONE: Final = b"\r\n"
+"""For the body of a job that is gone: nobody sees the verdict."""
 
 _one_at_a_time: Any = BoundedSemaphore(1)
 """Threads that match patterns leave the other core to the server, and the other threads of the pool to its fsyncs."""
@@ -202,13 +205,15 @@ class Search:
     def _parts(self, jobs: list[Job]) -> Iterator[list[Job]]:
         """The jobs, in parts that are matched at once. Raises SearchFailed."""
         cost = sum([pattern.cost for pattern, _ in self._matcher.patterns])
+        engine = self._house.engine
         part: list[Job] = []
         total = 0
         for job in jobs:
-            job_cost = cost * len(job.body)
+            size = engine.size_of(job)
+            job_cost = cost * size
             if job_cost > _COST_MAX:
                 raise SearchFailed(
-                    f"Job {job.id} has {len(job.body) - CRLF_BYTES} bytes, too many for this regular expression. "
+                    f"Job {job.id} has {size - CRLF_BYTES} bytes, too many for this regular expression. "
                     f"Add size<={_COST_MAX // cost} to the filter, or look for words."
                 )
             if part and total + job_cost > _BATCH_COST_MAX:
@@ -222,23 +227,31 @@ class Search:
     def _match(self, jobs: list[Job]) -> list[bool]:
         """Whether their bodies are as they should be."""
         words, patterns = self._matcher.words, self._matcher.patterns
-        verdicts = [self._has_words(job.body) for job in jobs] if words else [True] * len(jobs)
+        if any(job.body is None for job in jobs):
+            self._worked_ns += perf_counter_ns() - self._slice_ns
+            self._turns += 1
+            there = {job.id: body for job, body in self._house.with_bodies(jobs)}
+            self._slice_ns = perf_counter_ns()
+            bodies = [there.get(job.id, _GONE) for job in jobs]
+        else:
+            bodies = [held_body(job) for job in jobs]
+        verdicts = [self._has_words(body) for body in bodies] if words else [True] * len(jobs)
         if not patterns:
             return verdicts
         cost = sum([pattern.cost for pattern, _ in patterns])
         large: list[int] = []
-        for number, job in enumerate(jobs):
+        for number, body in enumerate(bodies):
             if not verdicts[number]:
                 continue
-            if cost * len(job.body) <= _HUB_COST_MAX:
-                verdicts[number] = _fits(job.body[:-CRLF_BYTES], patterns)
+            if cost * len(body) <= _HUB_COST_MAX:
+                verdicts[number] = _fits(body[:-CRLF_BYTES], patterns)
                 self.step()
             else:
                 large.append(number)
         if large:
-            bodies = [memoryview(jobs[number].body)[:-CRLF_BYTES] for number in large]
+            views = [memoryview(bodies[number])[:-CRLF_BYTES] for number in large]
             with _one_at_a_time:
-                found = get_hub().threadpool.apply(_all_fit, (bodies, patterns))
+                found = get_hub().threadpool.apply(_all_fit, (views, patterns))
             self._worked_ns += perf_counter_ns() - self._slice_ns
             self._slice_ns = perf_counter_ns()
             self._turns += 1

@@ -152,8 +152,10 @@ def jobs_in(tube: Tube) -> dict[str, int]:
     }
 
 
-def job(house: House, job: Job, now_ns: int, body_bytes: int) -> Json:
-    """A job with so many bytes of its body at the most."""
+def job(house: House, job: Job, now_ns: int, body_bytes: int, data: bytes | None = None) -> Json:
+    """A job with so many bytes of its body at the most. `data` is that body, for whoever has it."""
+    if data is None:
+        data = house.body_of(job)
     counts = job.tally or _NO_COUNTS
     has_deadline = job.state in (RESERVED, DELAYED)
     return {
@@ -167,7 +169,7 @@ def job(house: House, job: Job, now_ns: int, body_bytes: int) -> Json:
         "ttr_s": job.ttr_s,
         "time_left_s": max(0, job.rank - now_ns) / SECOND_NS if has_deadline else None,
         "since_s": max(0, now_ns - job.since_ns) / SECOND_NS,
-        "size": len(job.body) - len(_CRLF),
+        "size": len(data) - len(_CRLF),
         "counts": {
             "reserves": counts.reserves,
             "timeouts": counts.timeouts,
@@ -177,7 +179,7 @@ def job(house: House, job: Job, now_ns: int, body_bytes: int) -> Json:
         },
         "holder": job.holder or None,
         "segment": job.segment or None,
-        "body": body(job.body, body_bytes),
+        "body": body(data, body_bytes),
     }
 
 

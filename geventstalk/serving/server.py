@@ -27,6 +27,7 @@ from gevent.event import Event
 
 from geventstalk._version import __version__
 from geventstalk.config import Settings
+from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
 from geventstalk.durable.records import Epoch
@@ -79,6 +80,8 @@ class Server:
         self._loop: Any = hub.loop
         self._wall_clock = time.time_ns
         self._engine = Operate(monotonic_ns())
+        if settings.max_memory is not None:
+            self._engine.bodies = Bodies(settings.max_memory)
         self._service = Service(self._engine, settings.max_job_bytes, self._facts, self._tell)
         memory = Memory()
         if memory.limited:
@@ -94,6 +97,7 @@ class Server:
         self._idle: Any = self._loop.idle()
         self._linger = Linger()
         self._sync_thread: Any = None  # the last sync in a thread
+        self._work_thread: Any = None  # the last other work in one
         self._tasks: list[Any] = []  # greenlets of the turn
         self._acceptors: list[Acceptor] = []
         self._stopped = Event()
@@ -293,6 +297,8 @@ class Server:
     def _finish(self) -> int:
         if self._sync_thread is not None:
             self._sync_thread.get()  # replies at the gate may wait for this sync
+        if self._work_thread is not None:
+            self._work_thread.wait()  # it may have a segment open
         self._turn.finish()
         for channel in list(self._turn.channels.values()):
             if isinstance(channel, Connection):
@@ -413,6 +419,9 @@ class Server:
                 if wait.sync is not None:
                     self._sync_thread = gevent.get_hub().threadpool.spawn(wait.sync.run)
                     self._sync_thread.get()
+                elif wait.work is not None:
+                    self._work_thread = gevent.get_hub().threadpool.spawn(wait.work.run)
+                    self._work_thread.get()
                 else:
                     _sleep(wait, parking)
         except Exception as error:
@@ -471,6 +480,9 @@ class Server:
             "os": uname.version.encode(),
             "platform": uname.machine.encode(),
         }
+        bodies = self._engine.bodies
+        if bodies is not None:
+            facts |= bodies.facts()
         if self._house is not None:
             facts["http"] = ", ".join(self._house.http).encode()
         store = self._turn.store

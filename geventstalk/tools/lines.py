@@ -10,7 +10,7 @@ import base64
 import json
 from typing import Any, Final
 
-from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES, U32_MAX, Job, Tally
+from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES, U32_MAX, Job, Tally, held_body
 from geventstalk.durable.export import COUNTS, EXPORT_FORMAT, EXPORT_VERSION, changeable_fields_of, fields_of
 from geventstalk.durable.records import Epoch, apply_change, decode_whole, fits
 from geventstalk.limits import is_tube_name
@@ -146,7 +146,7 @@ def facts_of(record: Record, bodies: bool) -> dict[str, object]:
             "tube": name.decode("ascii", "backslashreplace"),
             **changeable_fields_of(job, _as_it_is),
         }
-        facts |= {"ttr": job.ttr_s, "created_ns": job.created_ns, "size": len(job.body) - len(_CRLF)}
+        facts |= {"ttr": job.ttr_s, "created_ns": job.created_ns, "size": len(held_body(job)) - len(_CRLF)}
         return {**facts, "body": _text_of(job)} if bodies else facts
     if record.kind == CHANGE:
         job = Job(record.key, 0, 0, 0, 0)
@@ -160,4 +160,4 @@ def _as_it_is(ns: int) -> int:
 
 
 def _text_of(job: Job) -> str:
-    return base64.b64encode(job.body[: -len(_CRLF)]).decode("ascii")
+    return base64.b64encode(held_body(job)[: -len(_CRLF)]).decode("ascii")

@@ -14,8 +14,9 @@ from mypy_extensions import mypyc_attr
 
 from geventstalk.core.ages import Search
 from geventstalk.core.engine import DRAINING, INSERTED, UNFINISHED, Engine
-from geventstalk.core.job import BURIED, DELAYED, ID_MAX_BITS, READY, Job
+from geventstalk.core.job import BURIED, DELAYED, DELETED, ID_MAX_BITS, READY, RESERVED, SECOND_NS, Job
 from geventstalk.core.order import EMPTY
+from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import Client, Tube
 from geventstalk.wire import protocol as p
 from geventstalk.wire.protocol import (
@@ -67,6 +68,11 @@ _PUTS_UNWATCHED: Final = 32
 """Puts between two looks at the memory, where it is limited."""
 
 _FOR_EVER: Final = -1
+# What an awaited body is for.
+_FOR_RESERVE: Final = 1
+_FOR_RESERVE_JOB: Final = 2
+_FOR_PEEK: Final = 3
+
 _NAMES_PER_UNIT: Final = 16
 _STATS_UNITS: Final = 16
 """What the server's statistics take, with a unit for each other command."""
@@ -139,9 +145,14 @@ def _raise_again(text: str, error: Exception | None) -> None:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Commands(Client):
-    """A client and what it says, line by line. Its replies stand in `out`, `out_bytes` long, for the owner to send."""
+    """A client and what it says, line by line. Its replies stand in `out`, `out_bytes` long, for the owner to send.
+
+    `awaited` is a job that the reply to its last command has to show, and whose body is not in memory. The owner lets
+    the client go on when the body has come.
+    """
 
     __slots__ = (
+        "_await_for",
         "_body",
         "_body_left",
         "_counts",
@@ -159,6 +170,7 @@ class Commands(Client):
         "_skip_left",
         "_skip_reply",
         "_stats_of",
+        "awaited",
         "closed",
         "eof",
         "out",
@@ -185,6 +197,8 @@ class Commands(Client):
         self._kicks_buried = False
         self._search: Search | None = None  # for statistics that go on
         self._stats_of: Tube | None = None  # the tube they are of, None for the server's
+        self.awaited: Job | None = None
+        self._await_for = 0
         self.out: list[bytes] = []
         self.out_bytes = 0
         self.eof = False
@@ -212,8 +226,12 @@ class Commands(Client):
 
     def _reserved(self, job: Job) -> None:
         """Tells the client of a job that is reserved for it by now: nothing here may need much memory."""
+        if self._engine.bodies is not None:
+            self._engine.bodies.handed_out(job)
         body = job.body
-        if len(body) < LARGE_BODY:
+        if body is None:
+            self._await(job, _FOR_RESERVE)
+        elif len(body) < LARGE_BODY:
             self._reply(p.reserved(job.id, body))
         else:
             self._reply_in_pieces([p.reserved_line(job.id, body), body])
@@ -256,11 +274,7 @@ class Commands(Client):
         elif code == RESERVE_JOB:
             id = p.id_argument(arguments)
             self._counts[code] += 1
-            job = engine.reserve_job(self, id, now_ns)
-            if job is None:
-                self._reply(p.R_NOT_FOUND)
-            else:
-                self._reserved(job)
+            self._reserve_job(id, now_ns)
         elif code in (USE, WATCH, IGNORE, PAUSE_TUBE):
             self._tube_command(code, arguments, now_ns)
         elif code == QUIT:
@@ -293,6 +307,8 @@ class Commands(Client):
         engine = self._engine
         job = engine.reserve(self, now_ns)
         if job is not None:
+            if job.body is None:  # see _awaits_body()
+                self.wait_until_ns = NEVER if timeout_s < 0 else now_ns + timeout_s * SECOND_NS
             self._reserved(job)
         elif engine.deadline_soon(self, now_ns):
             self._reply(p.R_DEADLINE_SOON)
@@ -312,7 +328,9 @@ class Commands(Client):
 
     def _go_on(self, now_ns: int) -> bool:
         """Goes on with a command that takes several slices. Returns whether it is done and answered."""
-        if self._put_body:
+        if self.awaited is not None:
+            self._goes_on = self._awaits_body(self.awaited, now_ns)
+        elif self._put_body:
             self._goes_on = not self._put_slice(now_ns)
         elif self._kick_left:
             self._goes_on = not self._kick_slice(now_ns)
@@ -323,6 +341,64 @@ class Commands(Client):
         else:
             self._goes_on = not self._list_slice()
         return not self._goes_on
+
+    # --- a body that is not in memory
+
+    def _await(self, job: Job, what_for: int) -> None:
+        """The command is answered when the body of this job is in memory."""
+        bodies = self._engine.bodies
+        assert bodies is not None
+        bodies.wait_for(job)
+        self.awaited = job
+        self._await_for = what_for
+        self._goes_on = True
+
+    def stop_awaiting(self) -> None:
+        """The client does not wait for a body any more, if it did."""
+        job = self.awaited
+        if job is not None:
+            self.awaited = None
+            bodies = self._engine.bodies
+            assert bodies is not None
+            bodies.let_be(job)
+
+    def _awaits_body(self, job: Job, now_ns: int) -> bool:
+        """Answers if the body has come. Returns whether the client still waits for one.
+
+        A reservation that has ended meanwhile is none: then the command begins anew, and perhaps awaits another body.
+        The ttr begins when the client is told of the job. How long the body took is not the client's time.
+        """
+        engine, what_for = self._engine, self._await_for
+        if what_for != _FOR_PEEK and (job.state != RESERVED or job.holder != self.number):
+            self.stop_awaiting()
+            if what_for == _FOR_RESERVE:
+                until_ns = self.wait_until_ns
+                timeout_s = _FOR_EVER if until_ns == NEVER else max(0, until_ns - now_ns + SECOND_NS - 1) // SECOND_NS
+                self._reserve(timeout_s, now_ns)
+            else:
+                self._reserve_job(job.id, now_ns)
+        elif job.body is not None:
+            self.stop_awaiting()
+            if what_for == _FOR_PEEK:
+                self._found(job)
+            else:
+                engine.touch(self, job.id, now_ns)
+                self._reserved(job)
+        elif job.state == DELETED:
+            self.stop_awaiting()
+            self._reply(p.R_NOT_FOUND)
+        elif engine.bodies is not None:
+            engine.bodies.want(job)
+        return self.awaited is not None
+
+    def _reserve_job(self, id: int, now_ns: int) -> None:
+        job = self._engine.reserve_job(self, id, now_ns)
+        if job is None:
+            self._reply(p.R_NOT_FOUND)
+            return
+        self._reserved(job)
+        if self.awaited is not None:
+            self._await_for = _FOR_RESERVE_JOB
 
     def _begin_large_put(self, body: bytes, now_ns: int) -> None:
         """All of a body of LARGE_PUT bytes or more is there. It goes to the ledger in slices."""
@@ -483,10 +559,14 @@ class Commands(Client):
     def _found(self, job: Job | None) -> None:
         if job is None:
             self._reply(p.R_NOT_FOUND)
-        elif len(job.body) < LARGE_BODY:
-            self._reply(p.found(job.id, job.body))
+            return
+        body = job.body
+        if body is None:
+            self._await(job, _FOR_PEEK)
+        elif len(body) < LARGE_BODY:
+            self._reply(p.found(job.id, body))
         else:
-            self._reply_in_pieces([p.found_line(job.id, job.body), job.body])
+            self._reply_in_pieces([p.found_line(job.id, body), body])
 
     def _used(self) -> Tube:
         used = self.used

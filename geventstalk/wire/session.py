@@ -131,6 +131,7 @@ class Session(Commands):
             upload = self.upload
             self.upload = None
             self._engine.abandon_put(upload)
+        self.stop_awaiting()
         return self._engine.leave(self, now_ns, MOVE_SLICE)
 
     def answer(self, outcome: int, job: Job | None) -> None:
@@ -140,7 +141,7 @@ class Session(Commands):
             self._reserved(job)
         else:
             self._reply(p.R_DEADLINE_SOON if outcome == DEADLINE_SOON else p.R_TIMED_OUT)
-        self.unfinished = len(self._inbox) > 0
+        self.unfinished = len(self._inbox) > 0 or self._goes_on
 
     def run(self, now_ns: int) -> None:
         """Executes complete commands until one waits, the input or the slice is used up, or enough replies stand."""

@@ -6,7 +6,7 @@ import random
 import re
 
 from geventstalk.core.engine import Engine
-from geventstalk.core.job import STATE_NAMES, Job
+from geventstalk.core.job import STATE_NAMES, Job, held_body
 from geventstalk.http.filters import Term
 
 TUBES = ("mail", "mail.high", "sms", "log/1", "log/2", "x")
@@ -54,7 +54,7 @@ def random_filter(draw: random.Random, ids: list[int]) -> str:
 
 def holds(engine: Engine, job: Job, terms: tuple[Term, ...], now_ns: int) -> bool:
     """Whether the filter holds of the job."""
-    body = job.body[:-2]
+    body = held_body(job)[:-2]
     numbers = {
         "id": job.id,
         "pri": job.pri,

@@ -14,7 +14,7 @@ from geventstalk.core.operate import KEEP
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
 from geventstalk.http.asking import Fields, Parameters, wrong
-from geventstalk.http.changes import BODY_BYTES, OneChange, OnePut, Values, find
+from geventstalk.http.changes import BODY_BYTES, OneChange, OnePut, Values, find, no_such_job
 from geventstalk.http.filters import Term, parse
 from geventstalk.http.house import House
 from geventstalk.http.matcher import CRLF_BYTES, ID_MAX
@@ -63,12 +63,12 @@ class Jobs:
         shown: list[str] = []
         shown_bytes = 0
         for jobs in search.pages():
-            for job in jobs:
+            for job, body in self._house.with_bodies(jobs):
                 if not search.still(job):
                     continue
-                view = views.job(self._house, job, self._house.now_ns(), body_bytes)
+                view = views.job(self._house, job, self._house.now_ns(), body_bytes, body)
                 shown.append(json.dumps(view, ensure_ascii=False, separators=(",", ":")))
-                shown_bytes += min(len(job.body), body_bytes)
+                shown_bytes += min(len(body), body_bytes)
                 if len(shown) == limit or shown_bytes >= _BODIES_BYTES_MAX:
                     search.stop_behind(job)
                     return shown
@@ -104,6 +104,7 @@ class OneJob:
         asked = Parameters(req)
         body_bytes = asked.integer("body", BODY_BYTES, 0, 1 << 20)
         asked.end()
+        self._house.warm([find(self._house, _id(id))])
         job = find(self._house, _id(id))
         resp.media = views.job(self._house, job, self._house.now_ns(), body_bytes)
 
@@ -138,7 +139,10 @@ class Body:
         job = find(self._house, _id(id))
         resp.content_type = "application/octet-stream"
         resp.set_header("Content-Disposition", f'attachment; filename="job-{job.id}"')
-        resp.set_stream(self._pieces(job.body), len(job.body) - CRLF_BYTES)
+        for _, body in self._house.with_bodies([job]):
+            resp.set_stream(self._pieces(body), len(body) - CRLF_BYTES)
+            return
+        raise no_such_job()
 
     def _pieces(self, body: bytes) -> Iterator[bytes]:
         pace = Pace(self._house)
@@ -164,6 +168,9 @@ class Action:
 
 def change(house: House, req: falcon.Request, id: int, action: str, values: Values) -> OneChange:
     """Changes a job, and returns when that is safe. Raises HTTPError."""
+    job = house.engine.jobs.get(id)
+    if job is not None:
+        house.warm([job])
     one = OneChange(house, id, action, values)
     house.change(one)
     one.require_done()

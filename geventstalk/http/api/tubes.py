@@ -8,7 +8,8 @@ from typing import Any, Final
 import falcon
 
 from geventstalk.core.ages import Oldest
-from geventstalk.core.order import EMPTY
+from geventstalk.core.job import Job
+from geventstalk.core.order import EMPTY, Order
 from geventstalk.core.tube import Tube
 from geventstalk.gate import Errand
 from geventstalk.http import views
@@ -181,15 +182,25 @@ class OneTube:
                     break
         return found
 
+    def _firsts(self, tube: Tube) -> list[tuple[str, Job | None]]:
+        """The first job of each state, that is not reserved."""
+        firsts = [(state, order.first()) for state, order in _orders(tube)]
+        jobs = self._house.engine.jobs
+        return [(state, None if first == EMPTY else jobs.get(first)) for state, first in firsts]
+
     def _whole(self, tube: Tube, users: list[int], oldest: Oldest) -> views.Json:
-        house, now_ns = self._house, self._house.now_ns()
+        house = self._house
+        house.warm([job for _, job in self._firsts(tube) if job is not None])
+        now_ns = house.now_ns()
         following: views.Json = {}
-        for state, order in (("ready", tube.ready), ("delayed", tube.delayed), ("buried", tube.buried)):
-            first = order.first()
-            job = None if first == EMPTY else house.engine.jobs.get(first)
+        for state, job in self._firsts(tube):
             following[state] = None if job is None else views.job(house, job, now_ns, _BODY_BYTES)
         watchers = [number for number, _ in zip(tube.watchers, range(_LISTED_MAX), strict=False)]
         return views.tube(house, tube, now_ns, oldest) | {"next": following, "users": users, "watchers": watchers}
+
+
+def _orders(tube: Tube) -> list[tuple[str, Order]]:
+    return [("ready", tube.ready), ("delayed", tube.delayed), ("buried", tube.buried)]
 
 
 def _name(req: falcon.Request, tube: str | None) -> bytes:

@@ -227,6 +227,10 @@ class Host:
     def _drive(self, task: Iterator[Wait]) -> Greenlet:
         try:
             for wait in task:
+                if wait.work is not None:
+                    yield Pause(at_ns=self.world.now_ns() + self.world.sync_ns())
+                    wait.work.run()
+                    continue
                 if wait.sync is None:
                     yield Pause.of(wait)
                     continue

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from geventstalk.core.check import check
 from geventstalk.core.engine import Engine
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally, held_body
 
 LINE_BYTES_MAX = 224
 Counts = tuple[int, int, int, int, int]
@@ -656,6 +656,7 @@ class Oracle:
         for id, job in self.jobs.items():
             real = engine.jobs.get(id)
             assert real is not None
+            require(real.body in (None, job.body), "job", id, "has another body")
             require(real.state == job.state, "job", id, "is", STATE_NAMES[real.state], "not", STATE_NAMES[job.state])
             numbers = engine.tube_of(real).name, real.pri, real.delay_s, real.ttr_s
             require(numbers == (job.tube, job.pri, job.delay_s, job.ttr_s), "job", id, "has other numbers:", numbers)
@@ -678,7 +679,7 @@ def kept_of(job: Job, tube: bytes, to_wall: Callable[[int], int]) -> Kept:
     counts = (tally.reserves, tally.timeouts, tally.releases, tally.buries, tally.kicks)
     deadline_ns = to_wall(job.rank) if job.state == DELAYED else 0
     order = job.rank if job.state == BURIED else 0
-    fixed = (tube, job.body, job.ttr_s, to_wall(job.created_ns))
+    fixed = (tube, held_body(job), job.ttr_s, to_wall(job.created_ns))
     return Kept(*fixed, job.pri, job.delay_s, job.state, deadline_ns, order, counts)
 
 

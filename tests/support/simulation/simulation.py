@@ -25,6 +25,7 @@ from geventstalk.durable.store import Store
 from geventstalk.wire.session import MOVE_SLICE, Session
 from journal import Journal, JournalError, JournalFull
 from tests.support.faulty_journal import Disk, FaultyJournal, worker_of
+from tests.support.forgetful import Forgetful, PromptSession
 from tests.support.simulation.clients import Habits, SimulatedClient
 from tests.support.simulation.host import Connection, Greenlet, Host, Pause, WatchedTurn
 from tests.support.simulation.operator import Operator
@@ -58,7 +59,7 @@ class Parts:
     """What a simulated server is made of; a canary replaces a part by one that is broken."""
 
     turn: type[WatchedTurn] = WatchedTurn
-    session: type[Session] = Session
+    session: type[Session] = PromptSession
     store: type[Store] = Store
     journal: type[Journal] = FaultyJournal
 
@@ -93,6 +94,7 @@ class Scenario:
     operates: float
     large_bytes: int  # an operator and compaction write so large a job in parts of half the size
     operator_draw: random.Random = field(repr=False)
+    memory: int | None  # so many bytes of bodies stay in memory, where others can be read back
 
     @staticmethod
     def drawn(seed: int) -> Scenario:
@@ -131,6 +133,7 @@ class Scenario:
             operates=operator_draw.choice((0, 0, 0.05, 0.2)),
             large_bytes=operator_draw.choice((2000, 2000, 4000, LARGE_BYTES)),
             operator_draw=operator_draw,
+            memory=random.Random(f"the memory of {seed}").choice((None, None, 0, 1000, 20_000)),
         )
 
 
@@ -312,10 +315,16 @@ class Simulation:
             store.large_bytes, store.part_bytes = scenario.large_bytes, scenario.large_bytes // 2
         parts = self.parts
         self.server = Host(self, scenario.max_job_bytes, scenario.slice_moves, parts.turn, parts.session)
-        self.server.open_journal(store)
         engine = self.server.engine
+        if scenario.memory is not None:
+            engine.bodies = Forgetful(scenario.memory)
+        self.server.open_journal(store)
+        for job in engine.jobs:
+            store._fetch(job)
         found = {job.id: kept_of(job, engine.tube_of(job).name, self._to_wall) for job in engine.jobs}
         self.oracle.recovered(found, self.promised, self.disk.scattered)
+        if engine.bodies is not None:
+            engine.bodies.make_room(engine, 0)
         self.disk.lost_in = inf
 
     def _to_wall(self, monotonic_ns: int) -> int:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 
-from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, Job
+from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, Job, held_body
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from journal import Journal, JournalError
@@ -74,8 +74,8 @@ def body_of(id: int, size: int) -> bytes:
 
 def fact_of(job: Job, tube: bytes) -> Fact:
     """Fails when the body is not the one that was put."""
-    size = len(job.body) - 2
-    assert job.body == body_of(job.id, size), f"the body of job {job.id} is garbled"
+    size = len(held_body(job)) - 2
+    assert held_body(job) == body_of(job.id, size), f"the body of job {job.id} is garbled"
     return tube.decode(), job.pri, job.state, job.delay_s, job.rank if job.state != READY else 0, size
 
 

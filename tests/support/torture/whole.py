@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from geventstalk.core.job import held_body
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.tasks import Task, Wait
@@ -256,7 +257,7 @@ def _read(image: Path) -> dict[int, bytes]:
     said: list[str] = []
     store = Store(Journal(str(image), segment_bytes=SEGMENT_BYTES, log=said.append), None, Epoch(0, 0))
     try:
-        return {job.id: job.body[:-2] for job, _ in store.replay()}
+        return {job.id: held_body(job)[:-2] for job, _ in store.replay()}
     except JournalError as error:
         raise Violation(f"refused: {error} {said}") from error
     finally:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from geventstalk.cluster.wants import Steps
 from geventstalk.core.check import check
 from geventstalk.core.engine import Engine
-from geventstalk.core.job import BURIED
+from geventstalk.core.job import BURIED, held_body
 from geventstalk.core.operate import Operate
 from geventstalk.durable.follow import Follower
 from geventstalk.durable.records import Epoch
@@ -355,7 +355,7 @@ class WholeProcess(Process):
 
 
 def _told(engine: Engine) -> list[tuple[int, bytes, bool]]:
-    return sorted((job.id, bytes(job.body), job.state == BURIED) for job in engine.jobs)
+    return sorted((job.id, held_body(job), job.state == BURIED) for job in engine.jobs)
 
 
 def _fails(error: BaseException) -> None:

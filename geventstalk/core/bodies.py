@@ -1,0 +1,401 @@
+"""What of the jobs is in memory, when memory has a bound: how much, what may go, and what has to come back.
+
+This room must not know what a journal is: `reads_back` says whether the ledger can read the whole records of a segment
+back, and the ledger says where a job's record stands in its segment. The engine tells of jobs that come and go.
+Only bodies leave memory, and only those that the ledger can read back at any time: a job without a body is in a segment
+of which `reads_back` is true. All else of a job stays.
+Invariant: `held_bytes` and `gone_bytes` are those of all jobs in the table, by whether they have their body. Whoever
+hands a body out waits until it is there. A body never changes, so one that comes late is right.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import mypyc_attr
+
+from geventstalk.core.job import DELETED, READY, Job
+from geventstalk.core.jobtable import JobTable
+
+if TYPE_CHECKING:
+    from geventstalk.core.places import Places
+
+BODY_BYTES: Final = 48
+"""What a body takes in memory beside its bytes: Python's header, and what the allocator rounds up to."""
+AHEAD_MAX: Final = 64
+"""So many bodies of a tube that is reserved from are fetched at once, before somebody asks for them."""
+AHEAD_BYTES_MAX: Final = 1 << 20
+"""And no more than so many bytes, nor an eighth of the bound."""
+FETCH_MAX: Final = 128
+"""So many bodies are fetched in one go."""
+_NEAR: Final = 4 * AHEAD_MAX
+"""A ready job whose id is so close behind that of its tube's first job is about to be reserved."""
+_PAGE_BITS: Final = 6
+_PAGE_SLOTS: Final = 1 << _PAGE_BITS
+_PAGE_MASK: Final = _PAGE_SLOTS - 1
+_SIZE_BITS: Final = 24
+_SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
+SIZE_MAX: Final = _SIZE_MASK
+_PLACE_MAX: Final = (1 << 40) - 1
+_PAGES_KEPT: Final = 128
+"""So many pages are looked at for bodies that are not about to be reserved; one takes some microseconds."""
+_PAGES_TAKEN: Final = 256
+"""So many when that did not give room enough: then any body may go."""
+_TRIGGERS_MAX: Final = 4096
+_ZEROS: Final = array("Q", bytes(8 * _PAGE_SLOTS))
+
+
+class _Page:
+    """Where the records of 64 sequential ids stand: `place << 24 | size of the body`, 0 for what is not read back."""
+
+    __slots__ = ("count", "held", "stored")
+
+    def __init__(self) -> None:
+        self.stored = array("Q", _ZEROS)
+        self.count = 0  # how many are not 0
+        self.held = 0  # of how many of those the body is in memory
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Bodies:
+    """The bodies of an engine's jobs, of which `max_bytes` may be in memory."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.reads_back: Callable[[int], bool] = _never
+        self.held_bytes = 0  # in memory
+        self.gone_bytes = 0  # bodies that only the ledger has
+        self.gone = 0  # how many those are
+        self.fetched = 0  # bodies that came back
+        self.refused = 0  # puts
+        self.is_full = False  # puts are refused, or were a short while ago
+        self.wanted: dict[int, Job] = {}  # whose bodies are to be fetched next, in order
+        self.fetching: dict[int, Job] = {}  # and those that are under way
+        self._pages: dict[int, _Page] = {}
+        self._ring: deque[int] = deque()  # pages that may hold bodies which may go; the next one first
+        self._ringed: set[int] = set()
+        self._pins: dict[int, int] = {}  # ids to how many clients wait for the body
+        self._ahead: dict[int, None] = {}  # tubes of which bodies are to be fetched ahead
+        self._triggers: dict[int, int] = {}  # ids to their tubes: when such a job is handed out, more are fetched
+        self._trigger_of: dict[int, int] = {}  # the same, by the tube
+        self._tried = False  # whether in this turn no room was found
+
+    # --- what the ledger says
+
+    def stands(self, id: int, place: int, size: int) -> None:
+        """The whole record of a job stands there now. 0: it cannot be read back. came() follows for a new job."""
+        number = id >> _PAGE_BITS
+        page = self._pages.get(number)
+        at = id & _PAGE_MASK
+        if not place or place > _PLACE_MAX or size > SIZE_MAX:
+            if page is not None and page.stored[at]:
+                self._clear(number, page, at)
+            return
+        if page is None:
+            page = self._pages[number] = _Page()
+        if not page.stored[at]:
+            page.count += 1
+        page.stored[at] = place << _SIZE_BITS | size
+
+    def place_of(self, job: Job) -> int:
+        """Where its record stands; 0 when it cannot be read back."""
+        page = self._pages.get(job.id >> _PAGE_BITS)
+        return 0 if page is None else page.stored[job.id & _PAGE_MASK] >> _SIZE_BITS
+
+    def size_of(self, job: Job) -> int:
+        """How large the body of a job is, wherever it is; 0 when it is gone with its job."""
+        body = job.body
+        if body is not None:
+            return len(body)
+        page = self._pages.get(job.id >> _PAGE_BITS)
+        return 0 if page is None else page.stored[job.id & _PAGE_MASK] & _SIZE_MASK
+
+    # --- jobs come and go
+
+    def admits(self, engine: Places, size: int) -> bool:
+        """Whether there is room for another body. Lets others go for it."""
+        if self.held_bytes + size + BODY_BYTES <= self.max_bytes:
+            return True
+        if not self._tried:
+            self.make_room(engine, size + BODY_BYTES)
+            if self.held_bytes + size + BODY_BYTES <= self.max_bytes:
+                return True
+            self._tried = True
+        self.refused += 1
+        self.is_full = True
+        return False
+
+    def came(self, job: Job) -> None:
+        """A job is new, and its body is in memory."""
+        body = job.body
+        assert body is not None
+        self.held_bytes += len(body) + BODY_BYTES
+        number = job.id >> _PAGE_BITS
+        page = self._pages.get(number)
+        if page is not None and page.stored[job.id & _PAGE_MASK]:
+            page.held += 1
+            self._enter(number)
+
+    def left(self, job: Job) -> None:
+        """A job is deleted."""
+        body = job.body
+        number = job.id >> _PAGE_BITS
+        at = job.id & _PAGE_MASK
+        page = self._pages.get(number)
+        stored = 0 if page is None else page.stored[at]
+        if body is not None:
+            self.held_bytes -= len(body) + BODY_BYTES
+            if page is not None and stored:
+                page.held -= 1
+        else:
+            self.gone_bytes -= stored & _SIZE_MASK
+            self.gone -= 1
+        if page is not None and stored:
+            self._clear(number, page, at)
+
+    def _clear(self, number: int, page: _Page, at: int) -> None:
+        page.stored[at] = 0
+        page.count -= 1
+        if not page.count:
+            del self._pages[number]
+
+    def recount(self, jobs: JobTable) -> None:
+        """Makes all numbers anew: O(jobs)."""
+        self.held_bytes = self.gone_bytes = self.gone = 0
+        for page in self._pages.values():
+            page.held = 0
+        self._ring.clear()
+        self._ringed.clear()
+        for job in jobs.in_order():
+            if job.body is not None:
+                self.came(job)
+            else:
+                self.gone_bytes += self.size_of(job)
+                self.gone += 1
+
+    def _enter(self, number: int) -> None:
+        if number not in self._ringed:
+            self._ringed.add(number)
+            self._ring.append(number)
+            if len(self._ring) > 2 * len(self._pages) + _PAGES_TAKEN:
+                self._tidy()
+
+    def _tidy(self) -> None:
+        """Forgets pages that hold nothing any more. There are at least as many of them as of others."""
+        self._ring = deque([number for number in self._ring if self._holds(number)])
+        self._ringed = set(self._ring)
+
+    def _holds(self, number: int) -> bool:
+        page = self._pages.get(number)
+        return page is not None and page.held > 0
+
+    # --- bodies go
+
+    def turn_ends(self) -> bool:
+        """In the next turn there may be room again. Returns whether next_fetch() has something."""
+        self._tried = False
+        if self.is_full and self.held_bytes <= self.max_bytes - self.max_bytes // 8:
+            self.is_full = False
+        return len(self.wanted) > 0 or len(self._ahead) > 0
+
+    def keep_bound(self, engine: Places) -> None:
+        """Bodies have come back: others go, if need be."""
+        if self.held_bytes > self.max_bytes:
+            self.make_room(engine, 0)
+
+    def make_room(self, engine: Places, size: int) -> None:
+        """Lets bodies go until so many bytes have room, and some more; a millisecond's work at the most.
+
+        First those that are not about to be reserved, then any that nobody waits for.
+        """
+        least = self.max_bytes - size
+        left = min(len(self._ring), _PAGES_KEPT)
+        while left and self.held_bytes > least - self.max_bytes // 16:
+            left -= 1
+            self._look_at(engine, True, least)
+        left = min(len(self._ring), _PAGES_TAKEN)
+        while left and self.held_bytes > least:
+            left -= 1
+            self._look_at(engine, False, least)
+
+    def _look_at(self, engine: Places, keeps: bool, least: int) -> None:
+        """Lets bodies of the next page go."""
+        number = self._ring.popleft()
+        page = self._pages.get(number)
+        if page is None or not page.held:
+            self._ringed.discard(number)
+            return
+        segment, readable = 0, False
+        for job in engine.jobs.up_from(number << _PAGE_BITS):
+            if job.id >> _PAGE_BITS != number or (not keeps and self.held_bytes <= least):
+                break
+            stored = page.stored[job.id & _PAGE_MASK]
+            if not stored or job.body is None or job.id in self._pins:
+                continue
+            if job.segment != segment:
+                segment = job.segment
+                readable = self.reads_back(segment)
+                if keeps and not readable:
+                    break  # the others are as young, most of them
+            if readable and not (keeps and _is_near(engine, job)):
+                self._let_go(job, page, stored)
+        if page.held:
+            self._ring.append(number)
+        else:
+            self._ringed.discard(number)
+
+    def _let_go(self, job: Job, page: _Page, stored: int) -> None:
+        size = stored & _SIZE_MASK
+        page.held -= 1
+        self.held_bytes -= size + BODY_BYTES
+        self.gone_bytes += size
+        self.gone += 1
+        job.body = None
+
+    def let_go_at_once(self, job: Job) -> None:
+        """At a start: a body beyond the bound goes, if its record can be read back from the segment that is read."""
+        page = self._pages.get(job.id >> _PAGE_BITS)
+        if page is not None and page.stored[job.id & _PAGE_MASK]:
+            self._let_go(job, page, page.stored[job.id & _PAGE_MASK])
+
+    # --- bodies come back
+
+    def want(self, job: Job) -> None:
+        """Has a body fetched that is not in memory."""
+        if job.id not in self.fetching:
+            self.wanted[job.id] = job
+
+    def wait_for(self, job: Job) -> None:
+        """A client waits for a body: it stays in memory until let_be()."""
+        self._pins[job.id] = self._pins.get(job.id, 0) + 1
+        self.want(job)
+
+    def let_be(self, job: Job) -> None:
+        """A client does not wait any more."""
+        pins = self._pins[job.id] - 1
+        if pins:
+            self._pins[job.id] = pins
+        else:
+            del self._pins[job.id]
+
+    def handed_out(self, job: Job) -> None:
+        """A worker gets this job. Others of the same tube may be next."""
+        if job.body is None:
+            self._ahead[job.tube] = None
+        elif self._triggers:
+            tube = self._triggers.pop(job.id, 0)
+            if tube:
+                self._trigger_of.pop(tube, None)
+                self._ahead[tube] = None
+
+    def next_fetch(self, engine: Places) -> list[Job]:
+        """The jobs whose bodies are to be fetched now, in one go. fetch_ended() follows."""
+        wanted = self.wanted
+        for id in list(wanted):
+            if len(self.fetching) >= FETCH_MAX:
+                break
+            job = wanted.pop(id)
+            if job.body is None and job.state != DELETED:
+                self.fetching[id] = job
+        ahead, self._ahead = self._ahead, {}
+        for number in ahead:
+            self._fetch_ahead(engine, number)
+        return list(self.fetching.values())
+
+    def _fetch_ahead(self, engine: Places, number: int) -> None:
+        """Adds bodies of those jobs of a tube that will be reserved next."""
+        tube = engine.tube_by_number.get(number)
+        if tube is None:
+            return
+        left = min(AHEAD_BYTES_MAX, self.max_bytes // 8)
+        first = 0
+        for id in tube.ready.smallest(2 * AHEAD_MAX):
+            job = engine.jobs.get(id)
+            assert job is not None
+            if job.body is not None or job.id in self.fetching:
+                continue
+            left -= self.size_of(job)
+            if left < 0:
+                break
+            self.fetching[job.id] = job
+            first = first or job.id
+        before = self._trigger_of.pop(number, 0)
+        if before:
+            self._triggers.pop(before, None)
+        if len(self._triggers) > _TRIGGERS_MAX:  # of tubes that are gone, most of them
+            self._triggers.clear()
+            self._trigger_of.clear()
+        if first:
+            self._triggers[first] = number
+            self._trigger_of[number] = first
+
+    def fetch_ended(self) -> None:
+        """Whatever was under way has come, or will be wanted again."""
+        self.fetching.clear()
+
+    def take(self, job: Job, body: bytes) -> None:
+        """The body of a job that had none is in memory again. Nothing happens when it is there, or the job is gone."""
+        if job.body is not None or job.state == DELETED:
+            return
+        number = job.id >> _PAGE_BITS
+        page = self._pages[number]
+        page.held += 1
+        job.body = body
+        self.held_bytes += len(body) + BODY_BYTES
+        self.gone_bytes -= page.stored[job.id & _PAGE_MASK] & _SIZE_MASK
+        self.gone -= 1
+        self.fetched += 1
+        self._enter(number)
+
+    def facts(self) -> dict[str, int]:
+        """Statistics by their key."""
+        return {
+            "memory-max": self.max_bytes,
+            "memory-bytes": self.held_bytes,
+            "memory-jobs-on-disk": self.gone,
+            "memory-bytes-on-disk": self.gone_bytes,
+            "memory-loads": self.fetched,
+            "memory-puts-refused": self.refused,
+        }
+
+    # --- for tests
+
+    def check(self, jobs: JobTable) -> None:
+        """Asserts every invariant by a recount: O(everything)."""
+        held = gone = count = 0
+        pages: dict[int, int] = {}
+        stored: dict[int, int] = {}
+        for job in jobs.in_order():
+            number = job.id >> _PAGE_BITS
+            place = self.place_of(job)
+            stored[number] = stored.get(number, 0) + (place > 0)
+            if job.body is None:
+                assert place, "a body is gone for ever"
+                assert self.reads_back(job.segment), "a body is gone that cannot be read back now"
+                gone += self.size_of(job)
+                count += 1
+            else:
+                held += len(job.body) + BODY_BYTES
+                assert not place or self._pages[number].stored[job.id & _PAGE_MASK] & _SIZE_MASK == len(job.body)
+                pages[number] = pages.get(number, 0) + (place > 0)
+        assert (held, gone, count) == (self.held_bytes, self.gone_bytes, self.gone)
+        for number, page in self._pages.items():
+            assert page.held == pages.get(number, 0) and page.count == stored.get(number, 0) > 0
+            assert page.count == sum([each > 0 for each in page.stored])
+            assert not page.held or number in self._ringed
+        assert self._ringed == set(self._ring) and len(self._ring) == len(self._ringed)
+
+
+def _is_near(engine: Places, job: Job) -> bool:
+    """Whether a job is about to be reserved."""
+    if job.state != READY:
+        return False
+    ready = engine.tube_by_number[job.tube].ready
+    return ready.first_rank() == job.pri and job.id - ready.first() < _NEAR
+
+
+def _never(segment: int) -> bool:
+    return False

@@ -1,0 +1,632 @@
+"""Bodies that leave memory for a journal and come back: who waits for them, who does not, and that they are right.
+
+Engine, sessions, turn, store and journal are real. The clock and the thread that reads are the tests'.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from geventstalk.core.bodies import BODY_BYTES, Bodies
+from geventstalk.core.check import check
+from geventstalk.core.job import READY, RESERVED
+from geventstalk.core.operate import DONE, KEEP, Operate
+from geventstalk.durable.records import Epoch
+from geventstalk.durable.store import Store
+from geventstalk.tasks import Work
+from geventstalk.turn import Turn
+from geventstalk.wire.session import Service, Session
+from journal import Journal, JournalDamaged, JournalError
+from journal.sqlite.files import segment_path
+from tests.support.clock import SECOND, ManualClock
+from tests.support.forgetful import Forgetful
+from tests.test_turn import Wire
+
+WALL_NS = 1_700_000_000 * SECOND
+PATIENCE_S = 20
+SEGMENT_BYTES = 1 << 15
+
+
+class House:
+    """A server without sockets. Bodies are fetched when fetch() says so; with `prompt`, before tell() returns."""
+
+    def __init__(
+        self, directory: Path | None, bodies: Bodies | None, *, prompt: bool = False, fsync_ms: int | None = None
+    ) -> None:
+        self.clock = ManualClock()
+        self.prompt = prompt
+        self.engine = Operate(self.clock.ns)
+        self.engine.bodies = self.bodies = bodies
+        self.service = Service(self.engine, 1 << 20, dict)
+        self.failures: list[BaseException] = []
+        self.turn = Turn(self.engine, lambda: self.clock.ns, lambda: WALL_NS, lambda: None, self.failures.append)
+        self.fetches = 0
+        self.journal: Journal | None = None
+        self.pending: Work | None = None
+        if directory is not None:
+            self.journal = Journal(str(directory), segment_bytes=SEGMENT_BYTES)
+            self.store = Store(self.journal, fsync_ms, Epoch(WALL_NS, self.clock.ns))
+            try:
+                self.turn.open(self.store)
+            except JournalError:
+                self.journal.abandon()
+                raise
+            if bodies is not None:
+                self.task = self.turn.keep_bodies(self.store, bodies)
+                next(self.task)
+
+    def client(self) -> Wire:
+        wire = Wire(Session(self.service))
+        self.turn.join(wire)
+        return wire
+
+    def tell(self, wire: Wire, data: bytes | None) -> bytes:
+        """What has come back by the end of the turn."""
+        self.turn.step(wire, data)
+        self.turn.end()
+        self.go_on()
+        while self.prompt and any(channel.session.awaited for channel in self.turn.channels.values()):
+            self.fetch()
+        return wire.take()
+
+    def go_on(self) -> None:
+        """Whoever has something left to do does it, unless it waits for a body."""
+        while ready := [
+            each for each in self.turn.channels.values() if each.session.unfinished and not each.session.awaited
+        ]:
+            if self.engine.held:
+                self.keep_pace()
+            for channel in ready:
+                self.turn.step(channel, b"")
+            self.turn.end()
+
+    def keep_pace(self) -> None:
+        end_s = time.monotonic() + PATIENCE_S
+        while self.store.behind:
+            if not self.store.catch_up(self.clock.ns):
+                time.sleep(0.0005)
+            self.turn.keep_bound(self.store)
+            assert time.monotonic() < end_s
+        self.turn.let_changes_go_on()
+
+    def begin_fetch(self) -> bool:
+        """Lets the task go on until it has something read. Returns whether it has."""
+        if self.pending is None and self.turn.missing.is_set:
+            wait = next(self.task)
+            self.pending = wait.work
+        return self.pending is not None
+
+    def end_fetch(self) -> None:
+        """What is read has come, and who waited for it goes on."""
+        assert self.pending is not None
+        self.fetches += 1
+        self.pending.run()
+        self.pending = None
+        waited = [each for each in self.turn.channels.values() if each.session.awaited is not None]
+        wait = next(self.task)  # the end of the turn
+        self.turn.end()
+        for channel in waited:
+            if channel.session.number in self.turn.channels and channel.session.number not in self.turn._awaiting:
+                self.turn.step(channel, b"")
+        self.turn.end()
+        self.go_on()
+        wait = next(self.task)
+        self.pending = wait.work
+
+    def fetch(self) -> None:
+        assert self.begin_fetch(), "nobody wants a body"
+        self.end_fetch()
+
+    def settle(self) -> None:
+        """Waits until all full segments are sealed; compacts nothing."""
+        assert self.journal is not None
+        end_s = time.monotonic() + PATIENCE_S
+        self.turn.end()
+        while True:
+            self.journal.tend()
+            if not self.journal.settling:
+                return
+            assert time.monotonic() < end_s
+            time.sleep(0.0005)
+
+    def compact(self) -> None:
+        end_s = time.monotonic() + PATIENCE_S
+        while True:
+            self.store.tend()
+            if self.store.wants_compaction():
+                self.store.compact_slice(self.clock.ns)
+                self.turn.keep_bound(self.store)
+            elif not self.store.settling:
+                self.turn.keep_bound(self.store)
+                return
+            assert time.monotonic() < end_s
+
+    def put(self, wire: Wire, id: int, size: int = 1000, more: str = "0 0 100") -> bytes:
+        body = body_of(id, size)
+        pri, delay, ttr = more.split()
+        return self.tell(wire, f"put {pri} {delay} {ttr} {len(body)}\r\n".encode() + body + b"\r\n")
+
+    def fill(self, wire: Wire, count: int, size: int = 1000) -> None:
+        """A backlog of which all but the newest can leave memory."""
+        for id in range(self.engine.next_id, self.engine.next_id + count):
+            assert self.put(wire, id, size) == b"INSERTED %d\r\n" % id
+            if not id % 8:
+                self.settle()
+        self.settle()
+
+    def forget(self) -> int:
+        """Lets all bodies go that can. Returns how many have gone."""
+        assert self.bodies is not None
+        self.bodies.make_room(self.engine, self.bodies.max_bytes)
+        check(self.engine)
+        return self.bodies.gone
+
+    def close(self) -> None:
+        if self.journal is not None:
+            self.journal.abandon() if self.turn.failed else self.journal.close()
+
+
+def body_of(id: int, size: int = 1000) -> bytes:
+    return (b"%d." % id * size)[:size]
+
+
+def reserved(id: int, size: int = 1000) -> bytes:
+    return b"RESERVED %d %d\r\n%s\r\n" % (id, size, body_of(id, size))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    """400 jobs, and memory for some."""
+    house = House(tmp_path / "journal", Forgetful(20_000))
+    house.fill(house.client(), 400)
+    assert house.forget() > 250
+    yield house
+    check(house.engine)
+    house.close()
+
+
+def is_gone(house: House, id: int) -> bool:
+    job = house.engine.jobs.get(id)
+    assert job is not None
+    return job.body is None
+
+
+def test_a_reserve_waits_for_the_body_and_what_follows_waits_with_it(house: House) -> None:
+    wire, other = house.client(), house.client()
+    assert is_gone(house, 1)
+    assert house.tell(wire, b"reserve\r\nuse x\r\n") == b""
+    assert house.tell(other, b"use y\r\n") == b"USING y\r\n", "nobody else waits"
+    house.fetch()
+    assert wire.take() == reserved(1) + b"USING x\r\n"
+
+
+def test_who_waits_for_a_body_executes_nothing_else(house: House) -> None:
+    wire = house.client()
+    house.tell(wire, b"reserve\r\n")
+    assert house.tell(wire, b"delete 1\r\n") == b""
+    assert house.tell(wire, b"") == b""
+    house.fetch()
+    assert wire.take() == reserved(1) + b"DELETED\r\n"
+
+
+def test_the_next_ones_are_there_before_they_are_asked_for(house: House) -> None:
+    wire = house.client()
+    assert house.bodies is not None
+    house.bodies.max_bytes = 1 << 20
+    house.tell(wire, b"reserve\r\n")
+    house.fetch()
+    assert wire.take() == reserved(1)
+    for id in range(2, 200):
+        said = house.tell(wire, b"reserve\r\n")
+        assert said == reserved(id)
+        if house.begin_fetch():
+            house.end_fetch()
+    assert 2 <= house.fetches <= 8
+
+
+def test_a_peek_waits_for_the_body(house: House) -> None:
+    wire = house.client()
+    assert house.tell(wire, b"peek 7\r\npeek-ready\r\n") == b""
+    house.fetch()
+    assert wire.take() == b"FOUND 7 1000\r\n%s\r\n" % body_of(7)
+    house.fetch()
+    assert wire.take() == b"FOUND 1 1000\r\n%s\r\n" % body_of(1)
+
+
+def test_a_peek_at_a_job_that_goes_meanwhile_finds_none(house: House) -> None:
+    wire, other = house.client(), house.client()
+    house.tell(wire, b"peek 7\r\n")
+    assert house.begin_fetch()
+    assert house.tell(other, b"delete 7\r\n") == b"DELETED\r\n"
+    house.end_fetch()
+    assert wire.take() == b"NOT_FOUND\r\n"
+
+
+def test_many_clients_get_a_job_each(house: House) -> None:
+    wires = [house.client() for _ in range(200)]
+    for wire in wires:
+        house.turn.step(wire, b"reserve\r\n")
+    house.turn.end()
+    while house.begin_fetch():
+        house.end_fetch()
+    assert [wire.take() for wire in wires] == [reserved(id) for id in range(1, 201)]
+    assert house.fetches <= 3
+
+
+def test_a_client_that_goes_gives_the_job_back(house: House) -> None:
+    wire, other = house.client(), house.client()
+    house.tell(wire, b"reserve\r\n")
+    assert house.begin_fetch()
+    house.turn.leave(wire)
+    house.end_fetch()
+    job = house.engine.jobs.get(1)
+    assert job is not None and job.state == READY
+    assert house.bodies is not None and not house.bodies._pins and not house.turn._awaiting
+    assert house.tell(other, b"reserve\r\n") == reserved(1)
+
+
+def test_a_client_that_ends_its_input_gets_what_it_asked_for(house: House) -> None:
+    wire = house.client()
+    house.tell(wire, b"reserve\r\nuse x\r\n")
+    assert house.tell(wire, None) == b""
+    assert not wire.session.closed
+    house.fetch()
+    assert wire.take() == reserved(1) + b"USING x\r\n"
+    assert wire.session.closed
+
+
+def test_the_ttr_begins_when_the_client_is_told(house: House) -> None:
+    wire = house.client()
+    house.tell(wire, b"reserve\r\n")
+    assert house.begin_fetch()
+    house.clock.ns += 90 * SECOND
+    house.end_fetch()
+    assert wire.take() == reserved(1)
+    job = house.engine.jobs.get(1)
+    assert job is not None and job.rank == house.clock.ns + 100 * SECOND
+
+
+@pytest.mark.parametrize("command", [b"reserve", b"reserve-with-timeout 0", b"reserve-with-timeout 150"])
+def test_a_reservation_that_ends_meanwhile_begins_anew(house: House, command: bytes) -> None:
+    wire, other = house.client(), house.client()
+    house.tell(wire, command + b"\r\n")
+    assert house.begin_fetch()
+    house.clock.ns += 101 * SECOND
+    house.turn.advance()
+    job = house.engine.jobs.get(1)
+    assert job is not None and job.state == READY
+    assert house.tell(other, b"reserve\r\n") == b""
+    house.end_fetch()
+    assert other.take() == reserved(1), "who reserved it later has it"
+    assert wire.take() == reserved(2)
+
+
+def test_a_reservation_by_id_that_ends_meanwhile_is_made_again(house: House) -> None:
+    wire, other = house.client(), house.client()
+    for command, told in (b"reserve-job 5", reserved(5)), (b"reserve-job 6", b"NOT_FOUND\r\n"):
+        house.tell(wire, command + b"\r\n")
+        house.begin_fetch()
+        house.clock.ns += 101 * SECOND
+        house.turn.advance()
+        if told.startswith(b"N"):
+            assert house.tell(other, b"delete 6\r\n") == b"DELETED\r\n"
+        house.end_fetch()
+        assert wire.take() == told
+
+
+def test_who_waits_for_a_job_waits_for_its_body_too(house: House) -> None:
+    wire, worker = house.client(), house.client()
+    house.tell(wire, b"watch y\r\nignore default\r\n")
+    assert house.tell(wire, b"reserve\r\nuse x\r\n") == b""
+    assert house.engine.alter(9, KEEP, KEEP, KEEP, b"y", house.clock.ns) == DONE
+    house.turn.begin()
+    house.turn.end()
+    assert wire.take() == reserved(9), "what an operator moves is in memory until its new segment is sealed"
+    assert house.tell(wire, b"") == b"USING x\r\n"
+    house.tell(worker, b"reserve-job 10\r\n")
+    house.fetch()
+    worker.take()
+    assert house.tell(worker, b"bury 10 0\r\n") == b"BURIED\r\n"
+    house.forget()
+    assert is_gone(house, 10)
+    for id in range(1, 401):
+        job = house.engine.jobs.get(id)
+        if job is not None and job.state == READY:
+            house.engine.bury_by_force(id, house.clock.ns)
+    house.turn.begin()
+    house.turn.end()
+    house.tell(worker, b"watch default\r\n")
+    assert house.tell(worker, b"reserve-with-timeout 50\r\n") == b""
+    assert house.engine.waiting_count == 1
+    assert house.tell(wire, b"kick-job 10\r\n") == b"KICKED\r\n"
+    assert house.engine.waiting_count == 0 and worker.take() == b""
+    house.fetch()
+    assert worker.take() == reserved(10)
+
+
+def test_changes_read_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = house.client()
+    jobs = [job for job in house.engine.jobs if job.body is None][:20]
+    for job in jobs:
+        house.engine.reserve_job(wire.session, job.id, house.clock.ns)
+    monkeypatch.setattr(Journal, "payloads", None)
+    for job in jobs:
+        id = job.id
+        assert house.tell(
+            wire, b"touch %d\r\nbury %d 5\r\nkick-job %d\r\nstats-job %d\r\n" % (id, id, id, id)
+        ).startswith(b"TOUCHED\r\nBURIED\r\nKICKED\r\nOK ")
+        house.engine.reserve_job(wire.session, id, house.clock.ns)
+        assert house.tell(wire, b"release %d 1 0\r\ndelete %d\r\n" % (id, id)) == b"RELEASED\r\nDELETED\r\n"
+        assert job.body is None
+
+
+def test_a_body_that_is_damaged_is_not_handed_out(house: House) -> None:
+    wire = house.client()
+    job = house.engine.jobs.get(1)
+    assert job is not None and house.bodies is not None and house.journal is not None
+    path = segment_path(house.journal.directory, job.segment)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        assert db.execute("UPDATE record SET payload = zeroblob(length(payload)) WHERE key = 1").rowcount == 1
+    house.tell(wire, b"reserve\r\n")
+    assert house.begin_fetch()
+    assert house.pending is not None
+    house.pending.run()
+    with pytest.raises(JournalDamaged, match="key 1"):
+        next(house.task)  # the server fails the turn with this, and ends
+    assert wire.take() == b""
+    house.turn.fail(JournalDamaged("as the server does"))
+
+
+def test_a_body_comes_late_and_the_record_has_moved(house: House) -> None:
+    wire = house.client()
+    for id in range(1, 300):
+        if id % 10:
+            house.engine.delete_by_force(id, house.clock.ns)
+    house.turn.begin()
+    house.turn.end()
+    assert house.tell(wire, b"peek 50\r\n") == b""
+    assert house.begin_fetch()
+    house.compact()
+    assert not is_gone(house, 50), "it is in memory until its new segment is sealed"
+    house.end_fetch()
+    assert wire.take() == b"FOUND 50 1000\r\n%s\r\n" % body_of(50)
+    for id in range(10, 300, 10):
+        said = house.tell(wire, b"peek %d\r\n" % id)
+        if not said:
+            house.fetch()
+            said = wire.take()
+        assert said == b"FOUND %d 1000\r\n%s\r\n" % (id, body_of(id))
+
+
+def test_what_is_moved_can_leave_memory_again(house: House) -> None:
+    wire = house.client()
+    for id in range(1, 300):
+        if id % 10:
+            house.engine.delete_by_force(id, house.clock.ns)
+    house.turn.begin()
+    house.turn.end()
+    house.compact()
+    house.fill(wire, 100)
+    house.forget()
+    assert is_gone(house, 50)
+    assert house.tell(wire, b"peek 50\r\n") == b""
+    house.fetch()
+    assert wire.take() == b"FOUND 50 1000\r\n%s\r\n" % body_of(50)
+
+
+def test_small_and_large_bodies_stay(tmp_path: Path) -> None:
+    house = House(tmp_path / "journal", Forgetful(0))
+    house.store.large_bytes = house.store.part_bytes = 3000
+    wire = house.client()
+    house.fill(wire, 100, 100)
+    house.fill(wire, 30, 3000)
+    house.fill(wire, 100, 1000)
+    house.forget()
+    assert {len(job.body) for job in house.engine.jobs if job.body is not None} >= {102, 3002}
+    assert all(job.id > 130 for job in house.engine.jobs if job.body is None)
+    house.close()
+
+
+@pytest.mark.slow
+def test_a_backlog_beyond_the_bound(tmp_path: Path) -> None:
+    """Twenty times as much as may be in memory comes in, survives a restart, and goes out."""
+    limit = 100_000
+    house = House(tmp_path / "journal", Bodies(limit))
+    wire = house.client()
+    count = 0
+    most = 0
+    assert house.bodies is not None
+    while count < limit // 50:
+        said = house.put(wire, house.engine.next_id)
+        most = max(most, house.bodies.held_bytes)
+        if said == b"OUT_OF_MEMORY\r\n":
+            house.settle()  # what is written last has to be sealed first
+        else:
+            count += 1
+    assert most <= limit
+    check(house.engine)
+    held = {job.id for job in house.engine.jobs}
+    assert len(held) == count
+    house.settle()
+    house.close()
+    again = House(tmp_path / "journal", Bodies(limit), prompt=True)
+    assert again.bodies is not None and again.bodies.held_bytes <= limit + 2000
+    check(again.engine)
+    worker = again.client()
+    seen = set()
+    for _ in range(count):
+        said = again.tell(worker, b"reserve-with-timeout 0\r\n")
+        id = int(said.split()[1])
+        assert said == reserved(id)
+        assert again.bodies.held_bytes <= limit + 2 * SEGMENT_BYTES, "what compaction moves stays until it is sealed"
+        assert again.tell(worker, b"delete %d\r\n" % id) == b"DELETED\r\n"
+        seen.add(id)
+        if not id % 50:
+            again.compact()
+    assert seen == held
+    assert (again.bodies.held_bytes, again.bodies.gone_bytes, again.bodies.gone) == (0, 0, 0)
+    assert again.fetches < count / 5
+    check(again.engine)
+    again.close()
+
+
+def test_without_a_journal_puts_are_refused_and_all_else_works() -> None:
+    house = House(None, Bodies(10 * (1002 + BODY_BYTES)))
+    told: list[str] = []
+    house.turn.tell = lambda text, error: told.append(text)
+    wire = house.client()
+    for id in range(1, 11):
+        assert house.put(wire, id) == b"INSERTED %d\r\n" % id
+    assert house.put(wire, 11) == b"OUT_OF_MEMORY\r\n"
+    assert house.put(wire, 12, 5000) == b"OUT_OF_MEMORY\r\n"
+    assert house.tell(wire, b"reserve\r\n") == reserved(1)
+    assert house.tell(wire, b"release 1 0 0\r\nreserve\r\nbury 1 0\r\nkick 1\r\n").endswith(b"BURIED\r\nKICKED 1\r\n")
+    assert house.tell(wire, b"delete 1\r\n") == b"DELETED\r\n"
+    assert house.put(wire, 13) == b"INSERTED 13\r\n"
+    assert house.put(wire, 14) == b"OUT_OF_MEMORY\r\n"
+    assert house.bodies is not None and house.bodies.facts()["memory-puts-refused"] == 3
+    check(house.engine)
+    assert told == ["puts are refused: bodies take 10500 of 10500 bytes of memory"]
+    house.tell(wire, b"delete 2\r\n")
+    assert len(told) == 1, "the next put may be refused again"
+    house.tell(wire, b"delete 3\r\n")
+    assert told[1:] == ["puts are accepted again: memory has room for bodies"]
+
+
+def test_memory_is_counted_anew_after_an_undone_change() -> None:
+    house = House(None, Bodies(1 << 20))
+    wire = house.client()
+    for id in range(1, 11):
+        house.put(wire, id)
+    assert house.bodies is not None
+    house.bodies.held_bytes = 5
+    house.engine.undo()
+    assert house.bodies.held_bytes == 10 * (1002 + BODY_BYTES)
+    check(house.engine)
+
+
+def test_what_is_about_to_be_reserved_goes_last(tmp_path: Path) -> None:
+    house = House(tmp_path / "journal", Bodies(1 << 20))
+    wire = house.client()
+    house.fill(wire, 800)
+    assert house.bodies is not None
+    house.bodies.max_bytes = 300_000
+    house.bodies.make_room(house.engine, 0)
+    check(house.engine)
+    assert house.bodies.held_bytes <= 300_000
+    there = [job.id for job in house.engine.jobs if job.body is not None]
+    assert set(range(1, 200)) <= set(there)
+    house.bodies.max_bytes = 100_000
+    house.bodies.make_room(house.engine, 0)
+    assert house.bodies.held_bytes <= 100_000, "at last any may go"
+    house.close()
+
+
+def short(data: bytes) -> list[bytes]:
+    return [line if len(line) < 80 else line[:30] + b"+%d" % len(line) for line in data.split(b"\r\n")]
+
+
+class Pair:
+    """The same commands to a house with all bodies in memory and to one that has hardly any there."""
+
+    def __init__(self, draw: random.Random, tmp_path: Path) -> None:
+        self.draw = draw
+        self.houses = [
+            House(tmp_path / "whole", None),
+            House(tmp_path / "least", Forgetful(draw.choice([0, 3000, 50_000])), prompt=True),
+        ]
+        self.wires = [[house.client() for house in self.houses] for _ in range(3)]
+
+    def tell(self, client: int, data: bytes | None) -> bytes:
+        whole, least = (
+            [house.tell(wire, data), *[each[at].take() for each in self.wires]]
+            for at, (house, wire) in enumerate(zip(self.houses, self.wires[client], strict=True))
+        )
+        assert [short(each) for each in whole] == [short(each) for each in least], short(data or b"")
+        return whole[0]
+
+    def step(self) -> None:
+        draw = self.draw
+        ids = [job.id for job in self.houses[0].engine.jobs]
+        id = draw.choice(ids) if ids and draw.random() < 0.95 else 10**6
+        size = draw.choice([5, 150, 300, 300, 2000, 9000])
+        body = body_of(draw.randrange(10**9), size)
+        commands = [
+            b"put %d %d %d %d\r\n%s"
+            % (draw.randrange(3), draw.choice([0, 0, 0, 5]), draw.choice([1, 9, 99]), size, body)
+        ] * 8
+        commands += [b"reserve-with-timeout 0"] * 3 + [b"reserve-job %d" % id]
+        commands += [b"peek %d" % id, b"peek-ready", b"peek-delayed", b"peek-buried", b"delete %d" % id, b"kick 3"]
+        commands += [b"release %d 1 %d" % (id, draw.choice([0, 3])), b"bury %d 2" % id, b"kick-job %d" % id]
+        commands += [b"touch %d" % id, b"use %s" % draw.choice([b"a", b"default"])]
+        # Nothing stands behind a wait: how it mixes with what stands behind a body of another client is free.
+        free = [at for at, (wire, _) in enumerate(self.wires) if not wire.session.waiting]
+        count = draw.choice([1, 1, 4]) if len(free) == len(self.wires) else 1
+        if count == 1:
+            commands.append(b"reserve-with-timeout 20")
+        data = b"\r\n".join([draw.choice(commands) for _ in range(count)]) + b"\r\n"
+        if free:
+            self.tell(draw.choice(free), data)
+        if draw.random() < 0.1:
+            for house in self.houses:
+                house.clock.ns += SECOND
+                house.turn.advance()
+                house.turn.end()
+        if draw.random() < 0.1:
+            for house in self.houses:
+                house.settle()
+        if draw.random() < 0.05:
+            for house in self.houses:
+                house.compact()
+        if ids and draw.random() < 0.05:
+            alter = draw.choice(ids), KEEP, KEEP, draw.choice([KEEP, 7]), draw.choice([b"", b"a"])
+            said = [house.engine.alter(*alter, house.clock.ns) for house in self.houses]
+            assert said[0] == said[1]
+            for house in self.houses:
+                house.turn.begin()
+                house.turn.end()
+        check(self.houses[1].engine)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_nobody_sees_where_the_bodies_are(tmp_path: Path, seed: int, number: int) -> None:
+    draw = random.Random(seed + number)
+    pair = Pair(draw, tmp_path)
+    for _ in range(400):
+        pair.step()
+    least = pair.houses[1]
+    assert isinstance(least.bodies, Forgetful)
+    assert least.bodies.let_gone > 20 and least.bodies.fetched > 5
+    for house in pair.houses:
+        house.settle()
+        house.close()
+    read = [House(tmp_path / name, bodies, prompt=True) for name, bodies in (("whole", None), ("least", Forgetful(0)))]
+    pair.houses = read
+    pair.wires = [[house.client() for house in read]]
+    for job in list(read[0].engine.jobs):
+        pair.tell(0, b"peek %d\r\n" % job.id)
+    for house in read:
+        house.close()
+
+
+def test_a_reserved_job_is_not_lost_with_its_body(house: House) -> None:
+    """The body of a job that a worker has may go, and is there again when the job is ready once more."""
+    wire = house.client()
+    house.tell(wire, b"reserve\r\n")
+    house.fetch()
+    wire.take()
+    job = house.engine.jobs.get(1)
+    assert job is not None and job.state == RESERVED and not is_gone(house, 1)
+    house.forget()
+    assert is_gone(house, 1)
+    assert house.tell(wire, b"release 1 0 0\r\n") == b"RELEASED\r\n"
+    assert house.tell(wire, b"reserve\r\n") == b""
+    house.fetch()
+    assert wire.take() == reserved(1)
