@@ -542,12 +542,26 @@ class Turn:
                 yield Wait(self.grown)
             yield Wait(at_ns=self._clock() + HOUSEKEEPING_NS)
             while self.wants_compaction(store):
+                if jobs := store.to_move():
+                    reading = store.reading(jobs)
+                    yield Wait(work=reading)
+                    self.take_to_move(store, reading)
+                    if self.failed or not self.wants_compaction(store):
+                        break
                 store.compact_slice(self._clock())
                 self.written.set()
                 self.heed(store)
                 yield Wait(at_ns=NEXT_TURN)
                 self.keep_bound(store)
             self.keep_bound(store)
+
+    def take_to_move(self, store: Store, reading: Reading) -> None:
+        """Bodies have come that compaction will write anew, so that it does not wait for a device."""
+        if store.bodies is not None and not self.failed:
+            for job in reading.jobs:
+                body = reading.body_of(job)
+                if body is not None:
+                    store.bodies.take(job, body)
 
     def keep_bound(self, store: Store) -> None:
         """Segments may have been sealed: what was put, or moved, can leave memory."""
@@ -567,6 +581,10 @@ class Turn:
             self.late.clear()
             slices = 0
             while store.behind:
+                if jobs := store.to_move():
+                    reading = store.reading(jobs)
+                    yield Wait(work=reading)
+                    self.take_to_move(store, reading)
                 if store.catch_up(self._clock()):
                     self.written.set()
                     slices += 1

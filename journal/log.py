@@ -275,6 +275,13 @@ class Log:
         """
         raise NotImplementedError
 
+    def moves_next(self) -> list[int]:
+        """Some of the keys for whose payloads the next compact_slice() asks, in that order. Raises JournalFailed.
+
+        The caller may call this while wants_compaction() is true, to have their payloads ready.
+        """
+        raise NotImplementedError
+
     # --- numbers and end
 
     def facts(self) -> Facts:

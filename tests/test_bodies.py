@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from geventstalk._build import BUILD
 from geventstalk.core.bodies import BODY_BYTES, Bodies
 from geventstalk.core.check import check
-from geventstalk.core.job import READY, RESERVED
+from geventstalk.core.job import READY, RESERVED, Job
 from geventstalk.core.operate import DONE, KEEP, Operate
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
@@ -32,6 +33,7 @@ from tests.test_turn import Wire
 WALL_NS = 1_700_000_000 * SECOND
 PATIENCE_S = 20
 SEGMENT_BYTES = 1 << 15
+needs_pure = pytest.mark.skipif(BUILD == "compiled", reason="methods of compiled classes cannot be replaced")
 
 
 class House:
@@ -351,6 +353,7 @@ def test_who_waits_for_a_job_waits_for_its_body_too(house: House) -> None:
     assert worker.take() == reserved(10)
 
 
+@needs_pure
 def test_changes_read_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = house.client()
     jobs = [job for job in house.engine.jobs if job.body is None][:20]
@@ -419,6 +422,53 @@ def test_what_is_moved_can_leave_memory_again(house: House) -> None:
     assert house.tell(wire, b"peek 50\r\n") == b""
     house.fetch()
     assert wire.take() == b"FOUND 50 1000\r\n%s\r\n" % body_of(50)
+
+
+@needs_pure
+@pytest.mark.parametrize("name", ["keep_house", "keep_pace"])
+def test_compaction_waits_for_no_device(house: House, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it moves was read before, in a thread."""
+    for id in range(1, 300):
+        if id % 10:
+            house.engine.delete_by_force(id, house.clock.ns)
+    house.turn.begin()
+    house.turn.end()
+    assert house.journal is not None
+    read = []
+    slices = []
+    fetch, compact_slice = Store._fetch, Store.compact_slice
+
+    def fetched(store: Store, job: Job) -> None:
+        read.append(job.body is None)
+        fetch(store, job)
+
+    def sliced(store: Store, now_ns: int) -> None:
+        slices.append(now_ns)
+        compact_slice(store, now_ns)
+
+    monkeypatch.setattr(Store, "_fetch", fetched)
+    monkeypatch.setattr(Store, "compact_slice", sliced)
+    monkeypatch.setattr(Journal, "behind", property(lambda journal: journal.wants_compaction()))
+    moved = house.journal.records_moved
+    works = flags = 0
+    task = getattr(house.turn, name)(house.store)
+    end_s = time.monotonic() + PATIENCE_S
+    for wait in task:
+        house.turn.end()
+        if wait.work is not None:
+            works += 1
+            wait.work.run()
+        elif wait.flag is not None:
+            flags += 1
+            if flags > 1:
+                break  # it sleeps until something is written
+            wait.flag.set()
+        house.clock.ns += SECOND // 20
+        time.sleep(0.001)
+        assert time.monotonic() < end_s
+    assert works and house.journal.records_moved > moved
+    assert read and not any(read)
+    assert (len(slices) > 0) == (name == "keep_house")
 
 
 def test_small_and_large_bodies_stay(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ _UNKNOWN_SYNC_NS: Final = 10 * MS_NS
 """How long an fsync is thought to take at first."""
 COMMIT_BOUNDS: Final = tuple([1 << at for at in range(15)])
 """Commits are counted by their records: a commit in the first of these classes that is not smaller."""
+_MOVE_BYTES: Final = 1 << 17
+"""So much of bodies is read at once before they are moved. A slice of compaction moves as much."""
 _PAGE_BITS: Final = 6
 _PAGE_MASK: Final = (1 << _PAGE_BITS) - 1
 _PROGRESS_MASK: Final = (1 << 15) - 1
@@ -464,6 +466,22 @@ class Store(Ledger):
         """Reads bodies that are not in memory."""
         assert self.bodies is not None
         return Reading(jobs, self.bodies, self._log.payloads(wanted_of(jobs, self.bodies)))
+
+    def to_move(self) -> list[Job]:
+        """Jobs that compaction moves next, as far as their bodies are not in memory: about as many as a slice moves."""
+        bodies = self.bodies
+        if bodies is None or not bodies.gone or not self._log.wants_compaction():
+            return []
+        jobs: list[Job] = []
+        size = 0
+        for id in self._log.moves_next():
+            job, _ = self._found(id)
+            if job.body is None:
+                jobs.append(job)
+                size += bodies.size_of(job)
+                if size >= _MOVE_BYTES:
+                    break
+        return jobs
 
     def _fetch(self, job: Job) -> None:
         """Has a body in memory at once. Raises JournalDamaged or JournalFailed."""

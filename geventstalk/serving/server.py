@@ -97,7 +97,7 @@ class Server:
         self._idle: Any = self._loop.idle()
         self._linger = Linger()
         self._sync_thread: Any = None  # the last sync in a thread
-        self._work_thread: Any = None  # the last other work in one
+        self._work_threads: list[Any] = []  # other work in threads
         self._tasks: list[Any] = []  # greenlets of the turn
         self._acceptors: list[Acceptor] = []
         self._stopped = Event()
@@ -297,8 +297,8 @@ class Server:
     def _finish(self) -> int:
         if self._sync_thread is not None:
             self._sync_thread.get()  # replies at the gate may wait for this sync
-        if self._work_thread is not None:
-            self._work_thread.wait()  # it may have a segment open
+        for thread in self._work_threads:
+            thread.wait()  # it may have a segment open
         self._turn.finish()
         for channel in list(self._turn.channels.values()):
             if isinstance(channel, Connection):
@@ -420,8 +420,10 @@ class Server:
                     self._sync_thread = gevent.get_hub().threadpool.spawn(wait.sync.run)
                     self._sync_thread.get()
                 elif wait.work is not None:
-                    self._work_thread = gevent.get_hub().threadpool.spawn(wait.work.run)
-                    self._work_thread.get()
+                    thread: Any = gevent.get_hub().threadpool.spawn(wait.work.run)
+                    self._work_threads.append(thread)
+                    thread.get()
+                    self._work_threads.remove(thread)
                 else:
                     _sleep(wait, parking)
         except Exception as error:

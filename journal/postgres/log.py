@@ -768,6 +768,9 @@ class PostgresLog(SharedLog):
         except BaseException as error:
             self._fail(error)
 
+    def moves_next(self) -> list[int]:
+        return []
+
     # --- numbers and end
 
     def facts(self) -> Facts:

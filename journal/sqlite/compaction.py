@@ -108,11 +108,9 @@ class Compaction:
 
     def _move_keys(self, victim: Sealed, payload_of: PayloadOf, append: Callable[[int, int, bytes], None]) -> None:
         segments = self._segments
-        if self._victim is None:
-            self._victim = segments.with_room(lambda: SegmentReader(victim.path))
-            self._scanned_seq = 0
+        reader = self._reader(victim)
         left = min(_MOVE_BYTES, segments.full_at // 2)
-        found, seen = self._victim.keys_after(self._scanned_seq, _SCAN_KEYS)
+        found, seen = reader.keys_after(self._scanned_seq, _SCAN_KEYS)
         for seq, key in found:
             if segments.live.segment_of(key) == victim.number:
                 payload = payload_of(key)
@@ -127,6 +125,23 @@ class Compaction:
                 break
         else:
             self._scanned_seq = seen
+
+    def next_keys(self) -> list[int]:
+        """The live keys that the next slice looks at."""
+        segments = self._segments
+        victim = segments.sealed[segments.retiring]
+        if not segments.live.bytes_in(victim.number):
+            return []
+        found, _ = self._reader(victim).keys_after(self._scanned_seq, _SCAN_KEYS)
+        return [key for _, key in found if segments.live.segment_of(key) == victim.number]
+
+    def _reader(self, victim: Sealed) -> SegmentReader:
+        """Of the oldest segment, which is opened when its first slice comes."""
+        reader = self._victim
+        if reader is None:
+            reader = self._victim = self._segments.with_room(lambda: SegmentReader(victim.path))
+            self._scanned_seq = 0
+        return reader
 
     def close(self) -> None:
         """Closes the segment that is being read."""

@@ -426,6 +426,12 @@ class Journal(Log):
         except BaseException as error:
             self._fail(error)
 
+    def moves_next(self) -> list[int]:
+        try:
+            return self._compaction.next_keys()
+        except BaseException as error:
+            self._fail(error)
+
     def _retire(self) -> None:
         self._segments.retire(self.high_water, self._guard())
 
