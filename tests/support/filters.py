@@ -87,5 +87,5 @@ def holds(engine: Engine, job: Job, terms: tuple[Term, ...], now_ns: int) -> boo
 def matches(pattern: str, ignore_case: bool, body: bytes) -> bool:
     """As RE2 sees a body: its UTF-8, in which a byte that is none matches nothing."""
     text = body.decode("utf-8", "surrogateescape")
-    pattern = pattern.replace("[^a-z]", "[^a-z\ud800-\udfff]").replace("4.", "4[^\n\ud800-\udfff]").replace("$", r"\Z")
+    pattern = pattern.replace("[^a-z]", "[^a-z\ud800-\udfff]").replace(".", "[^\n\ud800-\udfff]").replace("$", r"\Z")
     return re.search(pattern, text, (re.IGNORECASE if ignore_case else 0)) is not None
