@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shlex
 import shutil
 import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
@@ -27,7 +27,7 @@ from geventstalk.config import Settings
 from tests.clients.programs import missing
 from tests.support.clients import until
 from tests.support.postgres import programs, require_postgres, scratch
-from tests.support.process import ROOT, free_port
+from tests.support.process import GEVENTSTALK, ROOT, free_port
 from tests.support.wire import Client, WireError
 
 FOLDER = ROOT / "conf" / "cluster"
@@ -220,8 +220,8 @@ class Reader:
         found = programs()
         assert found is not None
         user = "setpriv --reuid=postgres --regid=postgres --init-groups " if os.geteuid() == 0 else ""
-        shims = {name: f"exec {user}{found / name}" for name in PROGRAMS}
-        shims["geventstalk"] = f"PYTHONPATH={ROOT} exec {sys.executable} -m geventstalk"
+        shims = {name: f"exec {user}{shlex.quote(str(found / name))}" for name in PROGRAMS}
+        shims["geventstalk"] = f"PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.join(GEVENTSTALK)}"
         for name, command in shims.items():
             (bin / name).write_text(f'#!/bin/bash\n{command} "$@"\n')
             (bin / name).chmod(0o755)

@@ -1376,7 +1376,7 @@ def test_the_document_is_true(tmp_path: Path) -> None:
         pytest.skip("sqlite3 is not installed")
     programs = make_folder(tmp_path / "bin")
     program = programs / "geventstalk"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m geventstalk "$@"\n')
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.join(GEVENTSTALK)} "$@"\n')
     program.chmod(0o755)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     text = (ROOT / "docs" / "journal.md").read_text(encoding="utf-8")
@@ -1386,7 +1386,7 @@ def test_the_document_is_true(tmp_path: Path) -> None:
             matched = re.fullmatch(r"(.*?\n(?:> .*?\n)*)(.*)", example, re.DOTALL)
             assert matched, "a command, and what it prints"
             command, expected = matched.groups()
-            command = command.replace("\n> ", "\n").replace("/var/lib/beanstalkd", str(DATA))
+            command = command.replace("\n> ", "\n").replace("/var/lib/beanstalkd", shlex.quote(str(DATA)))
             environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
             done = subprocess.run(
                 ["sh", "-c", command], cwd=tmp_path, env=environment, text=True, timeout=100, check=False,
