@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHOW_EVERY_S = 1.0
 """How often a terminal shows the time again."""
 TELL_EVERY_S = 15.0
-"""How often a log gets another line about the same step: four in a build that takes a minute."""
+"""How often a log gets another line about the same step: four a minute."""
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
 RETRIES = "2"
 """How often pip asks again for what does not answer; its own default of 5 keeps an unplugged machine waiting."""
@@ -170,7 +170,7 @@ def make_compiled(place: Path, refresh: bool) -> None:
     wish = os.environ.get("GEVENTSTALK_COMPILE", "")
     os.environ["GEVENTSTALK_COMPILE"] = "1"  # where it cannot be compiled, the other environment serves, not this wheel
     print(
-        "geventstalk: building geventstalk from this clone, with its core compiled; this takes about a minute"
+        "geventstalk: building geventstalk from this clone, with its core compiled; this takes some minutes"
         " (GEVENTSTALK_COMPILE=0 starts the pure build in seconds)",
         file=sys.stderr,
         flush=True,
