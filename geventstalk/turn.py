@@ -112,14 +112,14 @@ class Turn:
         if engine.unsorted:
             find_strays(engine)
         self.write_to(store)
+        if engine.bodies is not None:
+            engine.bodies.recount(engine.jobs)
         return count
 
     def write_to(self, store: Store) -> None:
         """From now on every change is written there. The engine has all of its jobs. Raises JournalError."""
         engine = self.engine
         engine.next_id = max(engine.next_id, store.start(self._find))
-        if engine.bodies is not None:
-            engine.bodies.recount(engine.jobs)
         engine.ledger = store
         self.store = store
 

@@ -365,11 +365,11 @@ def test_a_front_that_is_far_ahead_waits_for_the_others() -> None:
             said.append((self.number, count_of(data)))
 
     first, second = links = [Told(1), Told(2)]
-    fronts._links = links  # type: ignore[assignment]
+    fronts._links = links  # type: ignore[assignment]  # as much of a link as share_out() needs
 
     def come(link: Told) -> None:
         link.clients[len(link.clients)] = None
-        fronts.share_out(link)  # type: ignore[arg-type]
+        fronts.share_out(link)  # type: ignore[arg-type]  # the same
 
     for _ in range(6):
         come(first)

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -381,7 +382,7 @@ def test_standbys_survive_their_database(postgres_alone: Postgres, tmp_path: Pat
         time.sleep(2 * LEASE_S)
         postgres_alone.start()
         for node in both:
-            wait(lambda node=node: finds(node, 1), "a node leads again")  # type: ignore[misc]
+            wait(partial(finds, node, 1), "a node leads again")
             assert node.process.poll() is None
     finally:
         nodes.close()

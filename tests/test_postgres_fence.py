@@ -34,7 +34,7 @@ def fences() -> Iterator[Make]:
 
         def make(url: str, node: str = "", lease_ms: int = LEASE_MS, **words: object) -> PostgresFence:
             me = Identity(node, f"{node}:1", f"{node}.1", lease_ms) if node else Identity("", "", "", lease_ms)
-            fence = PostgresFence(Place(url), me, **words)  # type: ignore[arg-type]
+            fence = PostgresFence(Place(url), me, **words)  # type: ignore[arg-type]  # they pass through
             stack.callback(fence.close)
             return fence
 

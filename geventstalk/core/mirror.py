@@ -47,6 +47,8 @@ class Mirror:
         job.since_ns = now_ns
         self.place(job, tube, now_ns)
         engine.jobs.add(job)
+        if engine.bodies is not None:
+            engine.bodies.came(job)
         if job.id >= engine.next_id:
             engine.next_id = job.id + 1
         if job.id > self._newest_id and job.created_ns >= self._newest_ns:
@@ -65,6 +67,9 @@ class Mirror:
         job.since_ns = before.since_ns if job.state == before.state else now_ns
         self.place(job, tube, now_ns)
         engine.jobs.set(job)
+        if engine.bodies is not None:
+            engine.bodies.left(before)
+            engine.bodies.came(job)
         if left is not tube:
             engine._forget_if_unused(left)
         if -_SAME_NS < job.created_ns - before.created_ns < _SAME_NS:
@@ -100,6 +105,8 @@ class Mirror:
         tube = engine._leave_place(job)
         tube.jobs -= 1
         engine.jobs.remove(job.id)
+        if engine.bodies is not None:
+            engine.bodies.left(job)
         engine._forget_if_unused(tube)
 
     # --- ages

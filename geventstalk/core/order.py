@@ -12,7 +12,7 @@ from geventstalk._build import BUILD
 if BUILD == "compiled":
     from geventstalk.core.packed import Order as Order
 else:
-    from geventstalk.core.plain import Order as Order  # type: ignore[assignment]
+    from geventstalk.core.plain import Order as Order  # type: ignore[assignment]  # same interface; the tests run on both
 
 EMPTY: Final = -1
 """What first(), first_rank() and pop() return when nothing is there; ranks and ids are never negative."""

@@ -43,6 +43,8 @@ class Follower:
             count += 1
             if not count & _PROGRESS_MASK:
                 progress(count)
+        if engine.bodies is not None:
+            engine.bodies.recount(engine.jobs)  # now, while nobody waits for this node
         self._mirror = Mirror(engine)
         return count
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from journal.fence import MemberFacts, View
@@ -181,7 +182,7 @@ class Server:
             if not others and not queue:
                 backend.waits_for = None
                 backend.locks.append((want.name, want.shared))
-                self.world.after(0, lambda backend=backend: self._step(backend))  # type: ignore[misc]
+                self.world.after(0, partial(self._step, backend))
 
     def _commit(self, backend: Backend, commit: Commit) -> None:
         self.wal.append(commit.change)
