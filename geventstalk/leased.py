@@ -208,16 +208,7 @@ class LeasedTurn(Turn):
         while True:
             yield Wait(self.awaited)
             pieces = self.gate.pieces
-            sync = self._sync(store)
-            if sync is not None:
-                self.sync = sync
-                if sync.begin(self.arrived.set):
-                    while not sync.over:
-                        yield Wait(self.arrived)
-                        self.arrived.clear()
-                else:
-                    yield Wait(sync=sync)
-                self._synced(store, sync)
+            yield from self.await_sync(store)
             while not self.failed and not self.speaks():
                 self._spoken.clear()
                 yield Wait(self._spoken)

@@ -649,10 +649,7 @@ class Turn:
             self.written.clear()
             if store.sync_due_ns:
                 yield Wait(at_ns=store.sync_due_ns)
-                sync = self._sync(store)
-                if sync is not None:
-                    yield self._in_thread(sync)
-                    self._synced(store, sync)
+                yield from self.await_sync(store)
 
     def sync_for_replies(self, store: Store) -> Task:
         """Under `-f0`: a sync for all replies that wait, then one for those that came meanwhile.
@@ -662,16 +659,7 @@ class Turn:
         while True:
             yield Wait(self.awaited)
             pieces = self.gate.pieces  # they stay there: the server may stop while the sync is under way
-            sync = self._sync(store)
-            if sync is not None:
-                self.sync = sync
-                if sync.begin(self.arrived.set):
-                    while not sync.over:
-                        yield Wait(self.arrived)
-                        self.arrived.clear()
-                else:
-                    yield Wait(sync=sync)
-                self._synced(store, sync)
+            yield from self.await_sync(store)
             if self.failed:
                 return  # the gate stays as it is: to look at it again and again would keep the process from its end
             self.release(pieces)
@@ -685,9 +673,19 @@ class Turn:
         point = store.sync_point()
         return None if point is None else Sync(point, self._clock)
 
-    def _in_thread(self, sync: Sync) -> Wait:
+    def await_sync(self, store: Store) -> Task:
+        """Syncs all that is committed by now, in a thread, or without one where the log can do that."""
+        sync = self._sync(store)
+        if sync is None:
+            return
         self.sync = sync
-        return Wait(sync=sync)
+        if sync.begin(self.arrived.set):
+            while not sync.over:
+                yield Wait(self.arrived)
+                self.arrived.clear()
+        else:
+            yield Wait(sync=sync)
+        self._synced(store, sync)
 
     def _synced(self, store: Store, sync: Sync) -> None:
         """A sync is over. Raises what failed in it: then nothing that waits for it is safe."""
