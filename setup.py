@@ -55,7 +55,7 @@ ROOMS = {
     "geventstalk/serving": ["clustered", "connection", "fronts", "linger", "parking", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],
     "journal": ["liveness", "log"],
-    "journal/postgres": ["compaction", "format", "log", "replay", "writer"],
+    "journal/postgres": ["compaction", "format", "log", "replay", "room", "writer"],
     "journal/sqlite": [
         "compaction",
         "files",

@@ -29,8 +29,9 @@ from journal.postgres import tenure
 from journal.postgres.builder import PostgresBuilder
 from journal.postgres.fence import PostgresFence
 from journal.postgres.format import FIRST, LOST, ROW_BYTES
-from journal.postgres.log import LOST_KEYS, PostgresLog
+from journal.postgres.log import PostgresLog
 from journal.postgres.place import Place
+from journal.postgres.reader import LOST_KEYS
 from journal.postgres.tenure import Tenure
 from tests.support.cluster.nodes import ACTIVE, STANDBY, Cluster, Node
 from tests.support.postgres import Pair, Postgres, new_schema, require_postgres

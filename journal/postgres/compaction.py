@@ -14,6 +14,7 @@ from typing import Final
 from journal.liveness import Liveness
 from journal.log import FULL, PayloadOf
 from journal.postgres.replay import SegmentCount
+from journal.postgres.room import SPARE_SEGMENTS
 from journal.postgres.segments import Tables
 from journal.postgres.writer import Writer
 
@@ -21,8 +22,6 @@ GARBAGE_SHARE: Final = 2
 """Compaction begins when the segments take this many times their live bytes, as in the SQLite kind."""
 HOLD_SHARE: Final = 3
 """Changes wait when the segments take this many times the live bytes, and SPARE_SEGMENTS more."""
-SPARE_SEGMENTS: Final = 4
-"""The current segment, the next, one that is being moved, and one that waits for its end."""
 _MOVE_BYTES: Final = 1 << 17
 _MOVE_KEYS: Final = 256
 _PENDING_MAX: Final = 1 << 20

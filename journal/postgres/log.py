@@ -1,7 +1,7 @@
 """The log in a schema of a PostgreSQL database: what a store needs, where this node leads and where it follows.
 
 This room must not know what a payload means. Rows on their way are the writer's business, tables that of segments.py,
-reading that of replay.py. One thread calls it; while one of its methods waits, others may be called.
+reading that of reader.py. One thread calls it; while one of its methods waits, others may be called.
 Invariant: as in journal/log.py. What a SyncPoint has covered is in the database under an epoch that was the last one
 then, and the database did not warn of it.
 """
@@ -14,10 +14,8 @@ from typing import Final, NoReturn
 from mypy_extensions import mypyc_attr
 
 from journal.errors import (
-    JournalDamaged,
     JournalFailed,
     JournalForked,
-    JournalUnreachable,
     raise_failure,
 )
 from journal.log import (
@@ -34,11 +32,11 @@ from journal.log import (
     SyncPoint,
     Wanted,
 )
+from journal.postgres import room
 from journal.postgres import schema as tables_of
-from journal.postgres.compaction import SPARE_SEGMENTS, Compaction
+from journal.postgres.compaction import Compaction
 from journal.postgres.format import (
     ENTRY,
-    HEAD_BYTES,
     KEY_MAX,
     LAST,
     LOST,
@@ -55,24 +53,14 @@ from journal.postgres.format import (
 )
 from journal.postgres.link import ANSWER_S, Link, Refused, Resolver, Waiter, poll
 from journal.postgres.place import Place
-from journal.postgres.replay import Reading, SegmentCount
+from journal.postgres.reader import Reader
+from journal.postgres.replay import SegmentCount
 from journal.postgres.segments import FENCED, Tables, making, repairing
 from journal.postgres.writer import CommitPoint, Writer
 
-LOST_KEYS: Final = 1 << 20
-"""Keys that are skipped when damage was accepted, as in the SQLite kind."""
 PENDING_MAX: Final = 1 << 23
 """With so many bytes on their way changes wait."""
-SEGMENT_BYTES_MIN: Final = 1 << 12
-BUDGET_SHARE: Final = 32
-"""A segment takes at most this share of the budget."""
-CHANGE_BYTES: Final = record_bytes(64)
-"""What a change of a key may take. Callers keep their changes within 64 bytes."""
-KEY_BYTES: Final = 2 * (ENTRY.size + 8)
-"""What deleting a key takes, with its share of rows."""
 _QUICK_KEY_MAX: Final = 2**62 - 1
-_CHUNK_BYTES: Final = 1 << 22
-_CHUNK_ROWS: Final = 4096
 _CLOSE_S: Final = 10.0
 
 
@@ -109,8 +97,6 @@ class PostgresLog(SharedLog):
         self.refuse_puts = False
         self.created = False
         self._log = log
-        self._accept_damage = accept_damage
-        self._synchronous = synchronous
         self._budget = budget
         self._link = Link(self.place_of, wait, resolve)
         self._link.answer_s = answer_s
@@ -119,11 +105,11 @@ class PostgresLog(SharedLog):
         self._tables.fenced = self._was_fenced
         self._compaction = Compaction(self._tables, self._writer, switched_on=compact)
         self._compaction.budget = budget
-        limit = segment_bytes if budget is None else min(segment_bytes, max(budget // BUDGET_SHARE, 1 << 16))
-        self._limit = self._compaction.limit = max(limit, SEGMENT_BYTES_MIN)
+        self._limit = self._compaction.limit = room.segment_limit(segment_bytes, budget)
         self._segment_bytes = segment_bytes
         self._writer.written = self._count_row
-        self._reading = Reading()
+        self._reader = Reader(self._link, self.schema, log, accept_damage=accept_damage, synchronous=synchronous)
+        self._reading = self._reader.reading
         self.live = self._reading.live
         self._numbers: dict[int, SegmentCount] = {}
         self._number = 0  # of the current segment; 0 before lead() and after a failure
@@ -198,7 +184,7 @@ class PostgresLog(SharedLog):
 
     def open(self) -> None:
         link = self._link
-        self._connect()
+        self._reader.connect()
         self.created = tables_of.make(link, self.schema)
         if link.pooled:
             self._log(
@@ -209,14 +195,6 @@ class PostgresLog(SharedLog):
             if link.execute(f"SHOW {name}").rows[0][0] == b"off":
                 self._log(f"journal: the database runs with {name}=off: a loss of power there may cost everything")
 
-    def _connect(self) -> None:
-        wanted = "off"
-        if self._synchronous:  # a database that waits for more goes on to do so
-            wanted = "CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END"
-            self._link.connect(f"SELECT set_config('synchronous_commit', {wanted}, false)")
-        else:
-            self._link.connect("SET synchronous_commit = off")
-
     def replay(self) -> Iterator[Record]:
         """Every record that still counts, oldest first."""
         for segment, rows in self.batches():
@@ -224,142 +202,27 @@ class PostgresLog(SharedLog):
                 yield Record(key, kind, payload, segment)
 
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
-        reading = self._reading
-        link = self._link
-        if not link.up:
-            self._connect()
-        numbers = self._hold_segments()
-        if numbers and numbers[0][1] > 1:
-            reading.begin_at(numbers[0][1])
-        for number, _ in numbers:
-            reading.enter(number)
-            while True:
-                chunk = self._chunk(number)
-                for seq, packed in chunk:
-                    rows = reading.take(seq, packed)
-                    if rows:
-                        yield number, rows
-                if not chunk:
-                    break
-        link.run("COMMIT")
-        reading.end()
-        self._leave_empty()
-        self._judge_damage()
-
-    def _hold_segments(self) -> list[tuple[int, int]]:
-        """The segments and what they say of their first rows. None of them is dropped before the transaction ends."""
-        link, schema = self._link, self.schema
-        for _ in range(10):
-            link.run("BEGIN")
-            answer = link.execute(f"SELECT no, first_seq FROM {schema}.segment ORDER BY no")
-            numbers = [(int(row[0] or 0), int(row[1] or 0)) for row in answer.rows]
-            names = ", ".join([f"{schema}.seg_{number}" for number, _ in numbers])
-            if not names:
-                raise JournalDamaged(f"{self.place_of.shown}: there is no segment")
-            try:
-                link.run(f"LOCK TABLE {names} IN ACCESS SHARE MODE")
-                return numbers
-            except Refused as error:
-                link.run("ROLLBACK")
-                if error.state != "42P01":
-                    raise
-                there = {
-                    row[0]
-                    for row in link.execute(
-                        "SELECT tablename FROM pg_tables WHERE schemaname = $1", (schema.encode(),)
-                    ).rows
-                }
-                lacking = [number for number, _ in numbers if f"seg_{number}".encode() not in there]
-        raise JournalDamaged(f"{self.place_of.shown}: the table of segment {lacking[0]} is missing")
-
-    def _chunk(self, number: int) -> list[tuple[int, bytes]]:
-        """The rows of a segment behind the last one that was taken, some megabytes at the most."""
-        sql = (
-            f"SELECT seq, packed FROM (SELECT seq, packed, sum(octet_length(packed)) OVER (ORDER BY seq) "
-            f"- octet_length(packed) AS before FROM (SELECT seq, packed FROM {self.schema}.seg_{number} "
-            f"WHERE seq > $1::bigint ORDER BY seq LIMIT {_CHUNK_ROWS}) a) b WHERE before < {_CHUNK_BYTES} ORDER BY seq"
-        )
-        answer = self._link.execute_again(f"r{number}", sql, (str(self._reading.place).encode(),), binary=True)
-        return [(int.from_bytes(seq or b"", "big"), packed or b"") for seq, packed in answer.rows]
-
-    def _leave_empty(self) -> None:
-        """Segments that were made ahead are not those that the next row is written to."""
-        reading = self._reading
-        while len(reading.segments) > 1 and not reading.segments[-1].first:
-            self._tables.made.add(reading.segments.pop().number)
-        if reading.sealed:
-            reading.enter(reading.segments[-1].number + 1)
-            self._tables.made.discard(reading.segment)
-
-    def _judge_damage(self) -> None:
-        reading = self._reading
-        self.high_water = reading.high_water
-        for finding in reading.findings:
-            self._log(f"journal: {finding}")
-        if not reading.findings:
-            return
-        if not self._accept_damage:
-            raise JournalDamaged(
-                f"the journal at {self.place_of.shown} is damaged ({len(reading.findings)} findings, "
-                f"{self.live.keys} jobs intact); nothing was changed, --accept-damage starts without what is lost"
-            )
-        self.high_water = min(self.high_water + LOST_KEYS, KEY_MAX)  # a row that is lost may have had later ones
+        yield from self._reader.batches()
+        self.high_water = self._reading.high_water
+        self._tables.made |= self._reader.spare
 
     # --- following
 
     def more(self) -> list[tuple[int, list[Row]]]:
-        reading = self._reading
-        if not self._link.up:
-            self._relink()
-        number = reading.segment
-        try:
-            chunk = self._chunk(number)
-        except Refused as error:
-            if error.state == "42P01":
-                raise JournalForked(
-                    f"{self.place_of.shown}: segment {number} was dropped before this node had read it"
-                ) from error
-            raise JournalUnreachable(f"{self.place_of.shown}: {error}") from error
-        findings = len(reading.findings)
-        batches: list[tuple[int, list[Row]]] = []
-        for seq, packed in chunk:
-            batches.append((number, reading.take(seq, packed)))
-        if reading.sealed:
-            reading.enter(number + 1)
-        self.high_water = max(self.high_water, reading.high_water)
-        if len(reading.findings) > findings:
-            raise JournalDamaged("; ".join(reading.findings[findings:]))
+        batches = self._reader.more()
+        self.high_water = self._reading.high_water
         return batches
-
-    def _relink(self) -> None:
-        """A new link. Raises JournalForked when it leads to a log that lacks what was read."""
-        self._connect()
-        reading = self._reading
-        if not reading.place:
-            return
-        try:
-            answer = self._link.execute(
-                f"SELECT substr(packed, 1, {HEAD_BYTES}) FROM {self.schema}.seg_{reading.home} WHERE seq = $1",
-                (str(reading.place).encode(),),
-                binary=True,
-            )
-        except Refused as error:
-            if error.state == "42P01" and reading.home < reading.segment:
-                return
-            raise JournalForked(f"{self.place_of.shown}: the row that was read last cannot be read: {error}") from error
-        if not answer.rows or answer.rows[0][0] != reading.head:
-            raise JournalForked(f"{self.place_of.shown}: row {reading.place} is not there any more, which was read")
 
     # --- leading
 
     def lead(self, epoch: int) -> bool:
         reading = self._reading
         if not self._link.up:
-            self._relink()
+            self._reader.relink()
             for _, rows in self.more():
                 if rows:
                     raise JournalForked(f"{self.place_of.shown}: another node has written since")
-        self._require_epoch(epoch)
+        self._reader.require_epoch(epoch)
         number = reading.segment
         damaged = bool(reading.damaged)
         seq = reading.place + 1
@@ -392,15 +255,6 @@ class PostgresLog(SharedLog):
         self._begin(epoch)
         return True
 
-    def _require_epoch(self, epoch: int) -> None:
-        """Raises JournalUnreachable when this database has not heard of an epoch: a primary that was left behind."""
-        answer = self._link.execute(f"SELECT epoch FROM {self.schema}.leader")
-        if not answer.rows or int(answer.rows[0][0] or 0) < epoch:
-            self._link.pass_over()
-            raise JournalUnreachable(
-                f"{self.place_of.shown}: a primary that was left behind: it knows no epoch {epoch}"
-            )
-
     def _begin(self, epoch: int) -> None:
         reading, compaction, tables = self._reading, self._compaction, self._tables
         self._writer.begin(epoch, reading.place, reading.head, reading.home)
@@ -422,7 +276,7 @@ class PostgresLog(SharedLog):
             self._refuse()
         if self._budget is not None:
             self._log(
-                f"journal: of {self._budget} bytes about {max(0, self._left_for_puts_at(0, 0) // 2)} are for the "
+                f"journal: of {self._budget} bytes about {room.of_budget(self._budget, self._limit)} are for the "
                 f"records of jobs, which are larger than their bodies; the rest is for changes, deletes and compaction"
             )
 
@@ -460,8 +314,8 @@ class PostgresLog(SharedLog):
         writer.leave()
         self._tables.begin(epoch, {})
         try:
-            self._connect()
-            self._require_epoch(epoch)
+            self._reader.connect()
+            self._reader.require_epoch(epoch)
             self._link.run(making(self.schema, epoch, self._number))
             self._link.run(making(self.schema, epoch, self._number + 1))
             writer.resume(epoch)
@@ -672,29 +526,20 @@ class PostgresLog(SharedLog):
     def admits(self, size: int) -> bool:
         if self.refuse_puts or self._writer.full or self._tables.full:
             return False
-        budget = self._budget
-        if budget is None:
+        if self._budget is None:
             return True
-        need = 2 * (record_bytes(size) + CHANGE_BYTES) + KEY_BYTES
+        need = room.of_put(size)
         if self._slack < need:
-            left = self._left_for_puts_at(self.live.total_bytes, self.live.keys)
-            self._slack = min(left, max(need, self._limit // 4))
+            self._slack = room.granted(self._left_for_puts(), need, self._limit)
         if self._slack < need:
             self._say_refusing(True)
             return False
         self._slack -= need
         return True
 
-    def _left_for_puts_at(self, live: int, keys: int) -> int:
-        """How many bytes puts may take with so much that is live, each counted twice, as in admits().
-
-        The segments stay below twice the live bytes and those that come and go, also after each key was changed. An
-        eighth is for what the database adds to rows.
-        """
+    def _left_for_puts(self) -> int:
         assert self._budget is not None
-        grown = live + keys * CHANGE_BYTES
-        around = SPARE_SEGMENTS * self._limit + keys * KEY_BYTES
-        return (self._budget - around) * 7 // 8 - 2 * grown
+        return room.left_for_puts(self._budget, self._limit, self.live.total_bytes, self.live.keys)
 
     def _say_refusing(self, refusing: bool) -> None:
         if refusing == self._refusing:
@@ -754,8 +599,7 @@ class PostgresLog(SharedLog):
             if self._filled >= self._limit and not self._batch and not self._parts and not writer.pending_bytes:
                 self._rotate_late()
             if self._refusing and self._budget is not None:
-                left = self._left_for_puts_at(self.live.total_bytes, self.live.keys)
-                self._say_refusing(left < self._budget // 64)
+                self._say_refusing(self._left_for_puts() < self._budget // 64)
         except BaseException as error:
             self._fail(error)
 

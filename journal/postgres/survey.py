@@ -16,8 +16,8 @@ from journal.log import CHANGE, DELETE, FULL, Record, Row
 from journal.postgres import schema as tables
 from journal.postgres.format import KEY_MAX, LAST, PART, PARTS, Entry
 from journal.postgres.link import Link, Refused
-from journal.postgres.log import LOST_KEYS
 from journal.postgres.place import Place
+from journal.postgres.reader import LOST_KEYS
 from journal.postgres.replay import Reading
 from journal.tools import Examine, SegmentFacts, Survey
 
