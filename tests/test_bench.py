@@ -275,31 +275,57 @@ def test_every_case_of_large_work_ends() -> None:
 
 
 @pytest.mark.slow
-def test_a_short_soak_ends_with_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("shape", [[], ["--io-processes", "2", "--max-memory", "500k"]], ids=["plain", "fronts-bound"])
+def test_a_short_soak_ends_with_a_verdict(capsys: pytest.CaptureFixture[str], shape: list[str]) -> None:
     """What it says about growth means nothing after seconds; what else it says does."""
-    soak.main(["--minutes", "0.08", "--seed", "1", "--build", "pure"])
+    soak.main(["--minutes", "0.08", "--seed", "1", "--build", "pure", "--jobs", "3000", *shape])
     said = capsys.readouterr().out
     assert re.search(r"journal check: \d+ segments, \d+ records, \d+ jobs, 0 findings", said)
-    assert len(re.findall(r"commands/s  server", said)) >= 5
+    assert len(re.findall(r"commands/s  server" + ".*; front" * 2 * bool(shape), said)) >= 5
+    assert ("; front" in said) == bool(shape)
+    loads = [int(found) for found in re.findall(r"(\d+) came back", said)]
+    assert (len(loads) >= 5 and loads[-1] > loads[0] > 0) if shape else not loads
     assert "verdict: " in said
-    assert not re.search(r"FAULT: (?!\w+ grew)", said)
+    assert not re.search(r"FAULT: (?![\w ]+ grew)", said)
 
 
-def reading(**changed: Any) -> soak.Reading:
-    flat = soak.Reading(1.0, 1000.0, 50.0, 40, 0.1, 1.0, 5.0, 3.0, 30, 0.5)
+ENGINE = soak.Process(1, 50.0, 40, 12, 0.5)
+FRONT = soak.Process(2, 20.0, 30, 1, 0.5)
+
+
+def reading(engine: soak.Process = ENGINE, front: soak.Process = FRONT, **changed: Any) -> soak.Reading:
+    memory = {"max": 100, "bytes": 90}
+    flat = soak.Reading(1.0, 1000.0, (engine, FRONT, front), 0.1, 1.0, 5.0, 3.0, 30, memory)
     return dataclasses.replace(flat, **changed)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("rss_mib", 60.0), ("descriptors", 60), ("p50_ms", 0.9), ("p99_ms", 9.0), ("journal_mib", 9.0)]
+    ("grown", "said"),
+    [
+        (reading(dataclasses.replace(ENGINE, rss_mib=60.0)), "memory grew from 50.0 to 60.0"),
+        (reading(dataclasses.replace(ENGINE, descriptors=60)), "descriptors grew from 40.0 to 60.0"),
+        (reading(dataclasses.replace(ENGINE, threads=15)), "threads grew from 12.0 to 15.0"),
+        (reading(front=dataclasses.replace(FRONT, rss_mib=30.0)), "memory of front 2 grew from 20.0 to 30.0"),
+        (reading(front=dataclasses.replace(FRONT, descriptors=50)), "descriptors of front 2 grew from 30.0 to 50.0"),
+        (reading(front=dataclasses.replace(FRONT, pid=3)), "processes did not stay the same"),
+        (reading(p50_ms=0.9), "p50 grew from 0.1 to 0.9"),
+        (reading(p99_ms=9.0), "p99 grew from 1.0 to 9.0"),
+        (reading(journal_mib=9.0), "journal grew from 3.0 to 9.0"),
+    ],
 )
-def test_the_soak_finds_what_grows(name: str, value: float) -> None:
+def test_the_soak_finds_what_grows(grown: soak.Reading, said: str) -> None:
     flat = [reading() for _ in range(10)]
     assert soak.faults(flat) == []
-    grown = [*flat[:6], *(reading(**{name: value}) for _ in range(4))]
-    assert [fault.split()[0] for fault in soak.faults(grown)] == [name]
+    assert soak.faults([*flat[:6], grown, grown, grown, grown]) == [said]
     # Once longer is not grown: others on the machine make a request wait, too.
     assert soak.faults([*flat[:9], reading(p99_ms=100.0)]) == []
+
+
+def test_the_soak_finds_a_bound_that_is_broken() -> None:
+    flat = [reading() for _ in range(9)]
+    assert soak.faults([*flat, reading(memory={"max": 100, "bytes": 101})]) == [
+        "bodies took 101 bytes of memory, and 100 is the bound"
+    ]
 
 
 def test_a_traceback_of_a_measured_server_is_a_failure(tmp_path: Path) -> None:

@@ -121,21 +121,17 @@ class Server:
             time.sleep(0.005)
         raise LoadError(f"{self.build.name} did not answer within {START_LIMIT_S:.0f} s")
 
+    def pids(self) -> list[int]:
+        """The server's process, and its front-end processes in the order of their start."""
+        return [self.pid, *sorted(map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()))]
+
     def cpu_s(self) -> float:
         """Seconds of processor time that its threads have used."""
-        used_ns = 0
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # a thread may end meanwhile
-                used_ns += int((task / "schedstat").read_text().split()[0])
-        return used_ns / 1e9
+        return cpu_s(self.pid)
 
     def rss_bytes(self) -> int:
         """Memory that it has in RAM."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES
-
-    def descriptors(self) -> int:
-        """How many files and sockets it has open."""
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+        return rss_bytes(self.pid)
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -180,6 +176,29 @@ def serving(build: Build, flags: tuple[str, ...] = (), *, core: int | None = Non
             yield server
         finally:
             server.kill()
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time that the threads of a process have used."""
+    used_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread may end meanwhile
+            used_ns += int((task / "schedstat").read_text().split()[0])
+    return used_ns / 1e9
+
+
+def rss_bytes(pid: int) -> int:
+    """Memory that a process has in RAM."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+def descriptors(pid: int) -> int:
+    """How many files and sockets a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
 
 
 def _free_port() -> int:

@@ -2,7 +2,9 @@
 
 One thread drives all connections in rounds of some pipelined commands; between them it waits, so that the server has
 half of what it took without pauses, and a prober of its own measures what a single request waits.
-Invariant: one seed decides which commands are sent; nothing but the replies decides how a round goes on.
+Priorities rise with every job, so that none stays for ever and, where memory has a bound, most come from the disk.
+Invariant: one seed decides which commands are sent; nothing but the replies decides how a round goes on. Each body that
+comes is the one that was put.
 """
 
 from __future__ import annotations
@@ -25,25 +27,35 @@ from scripts.benchmark.servers import Build, Server
 FLAGS = ("-b", "{dir}", "-f50", "-s", "200000")
 CONNECTIONS = 30
 TUBES = 10
-JOBS_AIM = 5000
+JOBS = 5000
 BATCH = 20
 CALIBRATION_S = 5.0
 PROBE_EVERY_S = 0.01
 SAMPLE_EVERY_S = 60.0
 SAMPLES_MIN = 9
 MIB = 1 << 20
+FLAT = "flat: memory, descriptors, threads, latency and journal; every body was right; the journal is clean"
 
 
 class Mixed:
-    """Clients that do everything that clients do. A round is one client's part; rounds are drawn from one seed."""
+    """Clients that do everything that clients do. A round is one client's part; rounds are drawn from one seed.
 
-    def __init__(self, port: int, seed: int) -> None:
+    There are some `jobs` in the server from the first round on. With `bounded` memory it may refuse a put.
+    """
+
+    def __init__(self, port: int, seed: int, jobs: int, bounded: bool = False) -> None:
         self._port = port
         self._random = random.Random(seed)
-        self._estimate = 0  # jobs in the server, as far as puts and deletes tell
+        self._jobs = jobs
+        self._bounded = bounded
+        self.bodies: dict[int, bytes] = {}  # of the jobs that are in the server
+        self._puts = 0
+        self._last = 1  # the latest job
         self.commands = 0
         self._clients = [self._open() for _ in range(CONNECTIONS)]
         self.kinds = ((self._produce, 40), (self._work, 44), (self._look, 8), (self._kick, 4), (self._churn, 4))
+        while len(self.bodies) < jobs:
+            self._produce(self._random.randrange(CONNECTIONS))
 
     def close(self) -> None:
         for client in self._clients:
@@ -53,7 +65,7 @@ class Mixed:
         """One client's turn."""
         draw = self._random
         (step,) = draw.choices([step for step, _ in self.kinds], [weight for _, weight in self.kinds])
-        if step == self._produce and self._estimate > JOBS_AIM:
+        if step == self._produce and len(self.bodies) > self._jobs:
             step = self._work
         step(draw.randrange(CONNECTIONS))
 
@@ -70,7 +82,9 @@ class Mixed:
         for _ in commands:
             words = client.line().split()
             if words[0] in (b"RESERVED", b"FOUND", b"OK"):
-                client.chunk(int(words[-1]))
+                data = client.chunk(int(words[-1]))
+                if words[0] != b"OK" and data != self.bodies.get(int(words[1]), data):
+                    raise LoadError(f"job {int(words[1])} came with the body {data[:40]!r} of {len(data)} bytes")
             replies.append(words)
         self.commands += len(commands)
         return replies
@@ -82,16 +96,28 @@ class Mixed:
 
     def _produce(self, which: int) -> None:
         draw = self._random
+        bodies = []
         puts = []
         for _ in range(draw.randint(1, BATCH)):
-            body = b"x" * draw.choice((0, 10, 64, 300, 2000))
+            size = draw.choice((0, 10, 64, 300, 2000))
+            body = (b"%x." % draw.getrandbits(64) * (size // 2 + 1))[:size]
             delay_s = draw.choice((0, 0, 0, 0, 1, 2))
             ttr_s = draw.choice((1, 2, 60))
-            puts.append(b"put %d %d %d %d\r\n%b\r\n" % (draw.randrange(2000), delay_s, ttr_s, len(body), body))
+            bodies.append(body)
+            puts.append(b"put %d %d %d %d\r\n%b\r\n" % (self._priority(), delay_s, ttr_s, len(body), body))
         use = b"use mixed-%d\r\n" % draw.randrange(TUBES)
-        replies = self._ask(self._clients[which], [use, *puts])
-        self._expect(replies, b"USING", b"INSERTED")
-        self._estimate += len(puts)
+        using, *replies = self._ask(self._clients[which], [use, *puts])
+        self._expect([using], b"USING")
+        self._expect(replies, b"INSERTED", *([b"OUT_OF_MEMORY"] if self._bounded else []))
+        for words, body in zip(replies, bodies, strict=True):
+            if words[0] == b"INSERTED":
+                self._last = int(words[1])
+                self.bodies[self._last] = body
+
+    def _priority(self) -> int:
+        """Jobs leave in about the order in which they come."""
+        self._puts += 1
+        return self._puts + self._random.randrange(self._jobs)
 
     def _work(self, which: int) -> None:
         client = self._clients[which]
@@ -107,7 +133,7 @@ class Mixed:
             if fate == "delete":
                 commands.append(b"delete %d\r\n" % id)
             elif fate == "release":
-                commands.append(b"release %d %d %d\r\n" % (id, draw.randrange(2000), draw.randrange(3)))
+                commands.append(b"release %d %d %d\r\n" % (id, self._priority(), draw.randrange(3)))
             elif fate == "bury":
                 commands.append(b"bury %d 5\r\n" % id)
             elif fate == "touch":
@@ -115,11 +141,14 @@ class Mixed:
         if commands:
             replies = self._ask(client, commands)
             self._expect(replies, b"DELETED", b"RELEASED", b"BURIED", b"TOUCHED", b"NOT_FOUND")  # its time may be over
-            self._estimate -= sum(words[0] == b"DELETED" for words in replies)
+            for command, words in zip(commands, replies, strict=True):
+                if words[0] == b"DELETED" and self.bodies.pop(int(command.split()[1]), None) is None:
+                    raise LoadError(f"{command!r} is answered twice")
 
     def _look(self, which: int) -> None:
         number = self._random.randrange(TUBES)
         commands = [b"stats-tube mixed-%d\r\n" % number, b"peek-ready\r\n", b"peek-delayed\r\n", b"peek-buried\r\n"]
+        commands += [b"peek %d\r\n" % self._random.randint(max(1, self._last - 2 * self._jobs), self._last)] * 2
         replies = self._ask(self._clients[which], [*commands, b"list-tubes\r\n", b"stats\r\n"])
         self._expect(replies, b"OK", b"FOUND", b"NOT_FOUND")
 
@@ -137,45 +166,72 @@ class Mixed:
 
 
 @dataclass(frozen=True)
+class Process:
+    """What one process of the server has at a moment, and how busy it was."""
+
+    pid: int
+    rss_mib: float
+    descriptors: int
+    threads: int
+    busy: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.busy * 100:3.0f} % {self.rss_mib:6.1f} MiB {self.descriptors:4d} descriptors {self.threads} threads"
+        )
+
+
+@dataclass(frozen=True)
 class Reading:
-    """What one interval showed."""
+    """What one interval showed. The first process is the engine's, the others are fronts."""
 
     minute: float
     commands_s: float
-    rss_mib: float
-    descriptors: int
+    processes: tuple[Process, ...]
     p50_ms: float
     p99_ms: float
     worst_ms: float
     journal_mib: float
     segments: int
-    busy: float
+    memory: dict[str, int]
+    """What `stats` says of bodies in memory, without "memory-"; empty without a bound."""
 
     def __str__(self) -> str:
+        memory = self.memory and (
+            f"  bodies {self.memory['bytes'] / MIB:.2f} MiB, on disk {self.memory['bytes-on-disk'] / MIB:.1f} MiB; "
+            f"{self.memory['loads']} came back, {self.memory['puts-refused']} puts refused"
+        )
+        processes = "; front ".join(map(str, self.processes))
         return (
-            f"{self.minute:6.1f} min {self.commands_s:8,.0f} commands/s  server {self.busy * 100:3.0f} % busy  "
-            f"{self.rss_mib:6.1f} MiB  {self.descriptors:4d} descriptors  wait ms p50 {self.p50_ms:.2f} "
-            f"p99 {self.p99_ms:.2f} worst {self.worst_ms:.1f}  journal {self.journal_mib:.1f} MiB in {self.segments}"
+            f"{self.minute:6.1f} min {self.commands_s:8,.0f} commands/s  server {processes}"
+            f"  wait ms p50 {self.p50_ms:.2f} p99 {self.p99_ms:.2f} worst {self.worst_ms:.1f}"
+            f"  journal {self.journal_mib:.1f} MiB in {self.segments}{memory or ''}"
         )
 
 
 class Soak:
     """Drives a server for so long and takes readings."""
 
-    def __init__(self, server: Server, seed: int, seconds: float) -> None:
+    def __init__(self, server: Server, seed: int, seconds: float, jobs: int) -> None:
         self._server = server
-        self._mixed = Mixed(server.port, seed)
         self._prober = Client(server.port)
+        self._mixed = Mixed(server.port, seed, jobs, bounded="memory-max" in self._statistics())
         self._seconds = seconds
+        self._used_s: dict[int, float] = {}
         self.readings: list[Reading] = []
 
     def run(self) -> None:
+        """Raises LoadError when the server answers what it must not, or does not have the jobs that it must have."""
         pause_s = self._calibrate()
         begun = time.monotonic()
         every_s = min(SAMPLE_EVERY_S, self._seconds / SAMPLES_MIN)
         while (now := time.monotonic()) < begun + self._seconds:
             self.readings.append(self._interval(begun, min(now + every_s, begun + self._seconds), pause_s))
             print(self.readings[-1], flush=True)
+        statistics = self._statistics()
+        jobs = sum(statistics[f"current-jobs-{state}"] for state in ("ready", "reserved", "delayed", "buried"))
+        if jobs != len(self._mixed.bodies):
+            raise LoadError(f"the server has {jobs} jobs, not {len(self._mixed.bodies)}")
         self._mixed.close()
         self._prober.close()
 
@@ -190,7 +246,8 @@ class Soak:
 
     def _interval(self, begun: float, end: float, round_s: float) -> Reading:
         start = now = due = probe_due = time.monotonic()
-        commands, cpu = self._mixed.commands, self._server.cpu_s()
+        commands = self._mixed.commands
+        self._used_s = {pid: servers.cpu_s(pid) for pid in self._server.pids()}
         waits: list[float] = []
         while now < end:
             if now >= probe_due:
@@ -206,18 +263,33 @@ class Soak:
             now = time.monotonic()
         waits.sort()
         files = list(self._server.directory.iterdir()) if self._server.directory else []
+        said = self._statistics()
         return Reading(
             minute=(now - begun) / 60,
             commands_s=(self._mixed.commands - commands) / (now - start),
-            rss_mib=self._server.rss_bytes() / MIB,
-            descriptors=self._server.descriptors(),
+            processes=tuple(self._process(pid, now - start) for pid in self._server.pids()),
             p50_ms=statistics.median(waits),
             p99_ms=waits[int(len(waits) * 0.99)],
             worst_ms=waits[-1],
             journal_mib=sum(size_of(path) for path in files) / MIB,
             segments=sum(path.suffix == ".db" for path in files),
-            busy=(self._server.cpu_s() - cpu) / (now - start),
+            memory={name.removeprefix("memory-"): said[name] for name in said if name.startswith("memory-")},
         )
+
+    def _process(self, pid: int, seconds: float) -> Process:
+        return Process(
+            pid=pid,
+            rss_mib=servers.rss_bytes(pid) / MIB,
+            descriptors=servers.descriptors(pid),
+            threads=servers.threads(pid),
+            busy=(servers.cpu_s(pid) - self._used_s.get(pid, 0.0)) / seconds,
+        )
+
+    def _statistics(self) -> dict[str, int]:
+        """The whole numbers among the server's statistics."""
+        size = int(self._prober.ask(b"stats\r\n", b"OK").split()[1])
+        pairs = (line.partition(": ") for line in self._prober.chunk(size).decode().splitlines())
+        return {name: int(value) for name, _, value in pairs if value.isdigit()}
 
 
 def size_of(path: Path) -> int:
@@ -233,18 +305,36 @@ def faults(readings: Sequence[Reading]) -> list[str]:
     third = max(1, (len(readings) - 1) // 3)
     first, last = readings[1 : 1 + third] or readings, readings[-third:]
 
-    def grew(name: str, factor: float, more: float, middle: Callable[[list[float]], float] = statistics.median) -> str:
-        before = middle([float(getattr(reading, name)) for reading in first])
-        after = middle([float(getattr(reading, name)) for reading in last])
+    def grew(
+        name: str,
+        value: Callable[[Reading], float],
+        factor: float,
+        more: float,
+        middle: Callable[[list[float]], float] = statistics.median,
+    ) -> str:
+        before, after = middle([value(reading) for reading in first]), middle([value(reading) for reading in last])
         return f"{name} grew from {before:.1f} to {after:.1f}" if after > factor * before + more else ""
 
-    found = [
-        grew("rss_mib", 1.05, 4),
-        grew("descriptors", 1.0, 10),
+    found = []
+    for at in range(min(len(reading.processes) for reading in readings)):
+        whose = f" of front {at}" if at else ""
+        found += [
+            grew(f"memory{whose}", lambda reading: reading.processes[at].rss_mib, 1.05, 4),  # noqa: B023
+            grew(f"descriptors{whose}", lambda reading: reading.processes[at].descriptors, 1.0, 10),  # noqa: B023
+            grew(f"threads{whose}", lambda reading: reading.processes[at].threads, 1.0, 2),  # noqa: B023
+        ]
+    found += [
         # The least, because others on the machine make a wait longer, and only the server makes all of them longer.
-        grew("p50_ms", 1.5, 0.2, min),
-        grew("p99_ms", 2.0, 2.0, min),
-        grew("journal_mib", 1.5, 2),
+        grew("p50", lambda reading: reading.p50_ms, 1.5, 0.2, min),
+        grew("p99", lambda reading: reading.p99_ms, 2.0, 2.0, min),
+        grew("journal", lambda reading: reading.journal_mib, 1.5, 2),
+    ]
+    if len({tuple(process.pid for process in reading.processes) for reading in readings}) > 1:
+        found.append("processes did not stay the same")
+    found += [
+        f"bodies took {memory['bytes']} bytes of memory, and {memory['max']} is the bound"
+        for memory in [reading.memory for reading in readings]
+        if memory and memory["bytes"] > memory["max"]
     ]
     return [fault for fault in found if fault]
 
@@ -274,17 +364,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="how long (default 10)")
     parser.add_argument("--seed", type=int, help="repeats the commands of a run (default: drawn, and printed)")
     parser.add_argument("--build", choices=("pure", "compiled"), default="compiled")
+    parser.add_argument("--jobs", type=int, default=JOBS, metavar="N", help=f"how many stay in it (default {JOBS})")
+    parser.add_argument("--io-processes", metavar="N", help="front-end processes, as the server's option")
+    parser.add_argument("--max-memory", metavar="BYTES", help="bound of bodies in memory, as the server's option")
     options = parser.parse_args(argv)
+    flags = FLAGS
+    if options.io_processes is not None:
+        flags += ("--io-processes", options.io_processes)
+    if options.max_memory is not None:
+        flags += ("--max-memory", options.max_memory)
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
     build = pick(options.build)
     server_core, _ = servers.pin_load()
-    print(f"{options.minutes:g} minutes, {build.name}, --seed {seed}, flags {' '.join(FLAGS)}", flush=True)
+    print(
+        f"{options.minutes:g} minutes, {build.name}, --seed {seed}, {options.jobs} jobs, flags {' '.join(flags)}",
+        flush=True,
+    )
     found: list[str] = []
     with tempfile.TemporaryDirectory(prefix="geventstalk-soak-", ignore_cleanup_errors=True) as directory:
-        server = Server(build, FLAGS, core=server_core, directory=Path(directory))
+        server = Server(build, flags, core=server_core, directory=Path(directory))
         try:
             server.wait_ready()
-            soak = Soak(server, seed, options.minutes * 60)
+            soak = Soak(server, seed, options.minutes * 60, options.jobs)
             soak.run()
             found += faults(soak.readings)
         except (LoadError, OSError) as error:
@@ -298,7 +399,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found += [complaint for complaint in [check(build, Path(directory))] if complaint]
     for fault in found:
         print(f"FAULT: {fault}")
-    print("verdict: " + ("FAILED" if found else "flat: memory, descriptors, latency and journal; the journal is clean"))
+    print("verdict: " + ("FAILED" if found else FLAT))
     return 1 if found else 0
 
 
