@@ -52,7 +52,7 @@ ROOMS = {
     ],
     "geventstalk/durable": ["follow", "large", "reading", "records", "store"],
     "geventstalk/front": ["frames", "front"],
-    "geventstalk/serving": ["clustered", "connection", "fronts", "linger", "parking", "server"],
+    "geventstalk/serving": ["clustered", "connection", "fronts", "linger", "link", "parking", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],
     "journal": ["liveness", "log"],
     "journal/postgres": ["compaction", "format", "log", "replay", "room", "writer"],

@@ -6,18 +6,22 @@ tests/test_server.py and tests/test_transcripts.py run a part of what they have 
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import json
 import logging
 import os
 import random
+import resource
+import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +31,46 @@ import pytest
 from geventstalk._build import BUILD
 from geventstalk.config import ConfigError, Settings, require_fitting
 from geventstalk.core.engine import Engine
-from geventstalk.front.frames import FRAME_BYTES_MAX, HEAD, MORE, Cutter, FrameError, count_frame, count_of, frame
+from geventstalk.front.frames import (
+    ACCEPT,
+    CLIENTS_MAX,
+    CLOSE,
+    DATA,
+    END,
+    FRAME_BYTES_MAX,
+    GONE,
+    HELLO,
+    MORE,
+    OPEN,
+    REFUSED,
+    REPLY,
+    TAKEN,
+    Cutter,
+    FrameError,
+    count_frame,
+    count_of,
+    frame,
+    head,
+)
+from geventstalk.front.front import ACCEPT_RETRY_S, Front
 from geventstalk.serving.connection import Ahead, Unsent
-from geventstalk.serving.fronts import Fronts, Link
-from geventstalk.wire.session import Service
+from geventstalk.serving.fronts import Fronts
+from geventstalk.serving.link import FrontClient, Link
+from geventstalk.wire.session import Service, Session
 from tests.support.clients import Launch, Pump, cpu_share, fill, number, open_files, put_many, until
 from tests.support.process import GEVENTSTALK, ServerProcess, free_port
 from tests.support.wire import Client, WireError, split_randomly
 
 # The frames
+
+
+def cut(cutter: Cutter, stream: bytes) -> list[tuple[int, int, bytes]]:
+    """The frames that are whole with these bytes."""
+    cutter.feed(stream)
+    found = []
+    while cutter.take():
+        found.append((cutter.client, int(cutter.kind), cutter.data))
+    return found
 
 
 def test_frames_come_out_as_they_went_in(seed: int) -> None:
@@ -46,8 +81,12 @@ def test_frames_come_out_as_they_went_in(seed: int) -> None:
     ]
     stream = b"".join(frame(*one) for one in frames)
     cutter = Cutter()
-    found = [one for piece in split_randomly(stream, drawn.randint) for one in cutter.cut(piece)]
+    found = [one for piece in split_randomly(stream, drawn.randint) for one in cut(cutter, piece)]
     assert found == frames
+    cutter = Cutter()
+    few = [one for one in frames if len(one[2]) < 10][:20]
+    bytewise = b"".join(frame(*one) for one in few)
+    assert [one for at in range(len(bytewise)) for one in cut(cutter, bytewise[at : at + 1])] == few
 
 
 def test_any_bytes_are_frames_or_are_refused(seed: int) -> None:
@@ -57,7 +96,7 @@ def test_any_bytes_are_frames_or_are_refused(seed: int) -> None:
         cutter = Cutter()
         with contextlib.suppress(FrameError):
             for _ in range(3):
-                for _, kind, data in cutter.cut(drawn.randbytes(drawn.randrange(40))):
+                for _, kind, data in cut(cutter, drawn.randbytes(drawn.randrange(40))):
                     assert kind < 256 and len(data) <= FRAME_BYTES_MAX
             continue
         refused += 1
@@ -66,10 +105,10 @@ def test_any_bytes_are_frames_or_are_refused(seed: int) -> None:
 
 def test_a_frame_that_is_too_long_is_refused() -> None:
     with pytest.raises(FrameError, match=f"a frame of {FRAME_BYTES_MAX + 1} bytes"):
-        Cutter().cut(HEAD.pack(1, FRAME_BYTES_MAX + 1))
+        cut(Cutter(), head(1, 1, FRAME_BYTES_MAX + 1))
     with pytest.raises(FrameError, match="a number of 3 bytes"):
         count_of(b"123")
-    assert [count_of(data) for _, _, data in Cutter().cut(count_frame(1, 2, 1 << 31))] == [1 << 31]
+    assert [count_of(data) for _, _, data in cut(Cutter(), count_frame(1, 2, 1 << 31))] == [1 << 31]
 
 
 # The processes
@@ -332,6 +371,166 @@ def test_a_reset_while_replies_wait_is_the_end(launch_front: Launch) -> None:
         until(lambda: number(control, "current-connections") == 1, "it has gone")
 
 
+# A front alone, of which the test is the engine
+
+
+class Hand:
+    """A front-end process on a unix socket; in place of the engine's process there is the test."""
+
+    def __init__(self, folder: Path, *more: str) -> None:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(folder / "hand"))
+        self.listener.listen(100)
+        self.listener.setblocking(False)
+        self.link, theirs = socket.socketpair()
+        self.link.settimeout(30)
+        fds = (theirs.fileno(), self.listener.fileno())
+        code = "import sys; from geventstalk.front.front import main; main(sys.argv[1:])"
+        self.process = subprocess.Popen([sys.executable, "-c", code, *map(str, fds), *more], pass_fds=fds)
+        theirs.close()
+        self._cutter = Cutter()
+        assert self.hear() == [(0, HELLO, b"")]
+
+    def __enter__(self) -> Hand:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.link.close()
+        self.listener.close()
+        try:
+            assert self.process.wait(30) == 0
+        finally:
+            self.process.kill()
+
+    def hear(self) -> list[tuple[int, int, bytes]]:
+        """Some frames, at least one."""
+        found: list[tuple[int, int, bytes]] = []
+        while not found:
+            data = self.link.recv(1 << 16)
+            assert data, "the front has ended"
+            found = cut(self._cutter, data)
+        return found
+
+    def connect(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(self.listener.getsockname())
+        return sock
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """What happens meanwhile, the front finds at once and in this order."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_what_became_of_a_client_is_not_taken_for_news_of_the_next_one(tmp_path: Path) -> None:
+    """The next one gets the descriptor, for which the system has told something of the first."""
+    with Hand(tmp_path, "alone") as hand:
+        hand.link.sendall(frame(0, ACCEPT))
+        first = hand.connect()
+        ((one, kind, _),) = hand.hear()
+        assert kind == OPEN
+        hand.link.sendall(frame(one, REPLY, b"unread"))
+        until(lambda: bool(select.select([first], [], [], 0)[0]), "the reply has come")
+        with hand.standing_still():
+            hand.link.sendall(frame(one, CLOSE))
+            second = hand.connect()
+            first.close()
+        ((two, kind, _),) = hand.hear()
+        assert kind == OPEN and two != one
+        second.send(b"stats\r\n")
+        assert hand.hear() == [(two, DATA, b"stats\r\n")]
+        second.close()
+        assert hand.hear() == [(two, END, b"")]
+
+
+@pytest.mark.slow
+def test_an_engine_that_does_not_read_holds_clients_back(tmp_path: Path) -> None:
+    with Hand(tmp_path, "alone") as hand, hand.connect() as client:
+        hand.link.sendall(frame(0, ACCEPT))
+        ((number, _, _),) = hand.hear()
+        hand.link.sendall(count_frame(number, MORE, 1 << 30))
+        sent = fill(client, b"x" * 65536, 16 << 20)
+        assert (1 << 20) < sent < (4 << 20), "all of it would be in the memory of the front"
+        came = 0
+        while came < sent:
+            came += sum(len(data) for _, kind, data in hand.hear() if kind == DATA)
+        assert came == sent
+
+
+@pytest.mark.slow
+def test_a_front_says_once_why_it_cannot_accept_and_only_when_somebody_waits(tmp_path: Path) -> None:
+    with Hand(tmp_path, "alone") as hand, contextlib.ExitStack() as stack:
+        pid = hand.process.pid
+        own = len(open_files(pid)) + 4
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (own + 3, own + 100))
+        with hand.standing_still():
+            hand.link.sendall(frame(0, ACCEPT))
+            clients = [stack.enter_context(hand.connect()) for _ in range(2)]
+        numbers: list[int] = []
+        while len(numbers) < 2:
+            for number, kind, _ in hand.hear():
+                assert kind == OPEN
+                numbers.append(number)
+        hand.link.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            hand.hear()
+        hand.link.settimeout(30)
+        waits = stack.enter_context(hand.connect())
+        assert hand.hear() == [(0, REFUSED, b"Too many open files")]
+        assert hand.hear() == [(0, REFUSED, b"")]
+        clients[0].close()
+        while (found := hand.hear()) == [(0, REFUSED, b"")] or found == [(numbers[0], END, b"")]:
+            hand.link.sendall(frame(numbers[0], CLOSE))
+        assert found[-1][1] == OPEN
+        waits.close()
+
+
+@pytest.mark.slow
+def test_who_waits_at_a_front_without_room_is_accepted_by_another(start_server: Start, tmp_path: Path) -> None:
+    server = start_server("--io-processes", "2", stderr=tmp_path / "log")
+    full = fronts_of(server)[0]
+    hard = resource.prlimit(full, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(full, resource.RLIMIT_NOFILE, (1, hard))
+    with contextlib.ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(Client(server.connect())).sync()
+            time.sleep(1.5 * ACCEPT_RETRY_S)  # then the front looks again, and is the first to be told
+    assert (tmp_path / "log").read_text().count("cannot accept a connection: Too many open files") == 1
+
+
+@pytest.mark.skipif(BUILD == "compiled", reason="takes what nobody else may have")
+def test_numbers_of_clients_come_again_after_all_others() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        front = Front(theirs, [], True)
+        front._by_number = dict.fromkeys((CLIENTS_MAX, 1, 2), None)  # type: ignore[assignment]  # as good as clients here
+        front._last_number = CLIENTS_MAX - 2
+        assert [front._next_number() for _ in range(3)] == [CLIENTS_MAX - 1, 3, 4]
+
+
+@pytest.mark.skipif(BUILD == "compiled", reason="takes what nobody else may have")
+def test_a_client_for_whom_the_system_has_no_memory_is_lost_alone(tmp_path: Path) -> None:
+    class Full:
+        def register(self, fd: int, mask: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours, theirs = socket.socketpair()
+    with listener, ours, theirs, socket.create_connection(listener.getsockname()) as client:
+        front = Front(theirs, [listener], True)
+        front._epoll = Full()  # type: ignore[assignment]  # as much of it as is used here
+        assert front._accept_one(listener, False)
+        front._flush()
+        assert [kind for _, kind, _ in cut(Cutter(), ours.recv(4096))] == [OPEN, GONE]
+        assert client.recv(1) == b""
+
+
 # Starting them
 
 
@@ -360,16 +559,16 @@ def test_a_front_that_is_far_ahead_waits_for_the_others() -> None:
             self.greeted = True
 
         def say(self, frame: bytes) -> None:
-            ((client, kind, data),) = Cutter().cut(frame)
+            ((client, kind, data),) = cut(Cutter(), frame)
             assert (client, kind) == (0, MORE)
             said.append((self.number, count_of(data)))
 
     first, second = links = [Told(1), Told(2)]
-    fronts._links = links  # type: ignore[assignment]  # as much of a link as share_out() needs
+    fronts._links = links  # type: ignore[assignment]  # as much of a link as came() needs
 
     def come(link: Told) -> None:
         link.clients[len(link.clients)] = None
-        fronts.share_out(link)  # type: ignore[arg-type]  # the same
+        fronts.came(link)  # type: ignore[arg-type]  # the same
 
     for _ in range(6):
         come(first)
@@ -390,6 +589,29 @@ def test_a_front_that_is_far_ahead_waits_for_the_others() -> None:
         come(first)
     assert said[8:] == [(1, 1)] * 6, "nor for one that may never be ready"
     fronts._links = [None, None]
+    fronts.finish()
+
+
+def test_a_front_that_talks_nonsense_loses_its_link_and_nothing_else() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    service = Service(Engine(0), 100, dict)
+    gone: list[int] = []
+
+    def come(link: Link, number: int, peer: str, own_end: str) -> FrontClient:
+        return FrontClient(link, number, Session(service), peer, own_end)
+
+    def go(client: FrontClient) -> None:
+        gone.append(client.number)
+
+    fronts = make_fronts(2, nobody)
+    loop = gevent.get_hub().loop
+    link = Link(ours, loop, come, go, nobody, Ahead(), Unsent(service), nobody, fronts)
+    with theirs, gevent.Timeout(20):
+        theirs.sendall(frame(7, OPEN, b"peer\nend") + frame(8, OPEN, b"peer\nend") + frame(8, TAKEN, b"abc"))
+        link.over.wait()
+        assert sorted(gone) == [7, 8]
+        assert theirs.recv(100) == b""
     fronts.finish()
 
 

@@ -91,6 +91,7 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
         ("geventstalk/front/front.py", "import geventstalk.wire.protocol"),
         ("geventstalk/front/frames.py", "import geventstalk.serving.listen"),
         ("geventstalk/serving/fronts.py", "import journal"),
+        ("geventstalk/serving/link.py", "import geventstalk.durable.store"),
         ("geventstalk/cluster/member.py", "import time"),
         ("geventstalk/cluster/member.py", "import geventstalk.http.site"),
         ("geventstalk/wire/stats.py", "import geventstalk.http.views"),

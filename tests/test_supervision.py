@@ -37,7 +37,7 @@ READ = "from geventstalk.serving.connection import Connection\nConnection._read 
 ADVANCE = "from geventstalk.core.engine import Engine\nEngine.advance = breaks"
 DRAIN = "from geventstalk.serving.server import Server\nServer.drain = breaks"
 ACCEPT = "from geventstalk.serving.acceptor import Acceptor\nAcceptor.do_read = breaks"
-LINK = "from geventstalk.serving.fronts import FrontClient\nFrontClient.receive = breaks"
+LINK = "from geventstalk.serving.link import FrontClient\nFrontClient.receive = breaks"
 KEEP = "from geventstalk.serving.fronts import Fronts\nFronts._keep = breaks"
 END = "from geventstalk.serving.linger import Linger\nLinger.turn_ends = breaks"
 LEAVE = "from geventstalk.wire.session import Session\nSession.leave = breaks"

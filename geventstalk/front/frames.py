@@ -1,19 +1,21 @@
 """What goes over the link between a front-end process and the engine's process: frames of a client, a kind and bytes.
 
 This room must not know sockets nor jobs: it makes frames, and cuts what has come into frames.
-A client is a number that its front gives it, never the same one twice; 0 is no client. Both ways a client may have only
-so many bytes under way as the receiver allowed, so no client can fill the link.
+A client is a number that its front gives it, the same one again after four billion others; 0 is no client. Both ways
+a client may have only so many bytes under way as the receiver allowed, so no client can fill the link.
 """
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import Final
 
-HEAD: Final = Struct("<II")
-"""The number of a client; the kind in the upper 8 bits and the count of the bytes that follow in the lower 24."""
-_HEAD_BYTES: Final = 8
-_COUNT: Final = Struct("<I")
+from mypy_extensions import i64
+
+HEAD_BYTES: Final = 8
+"""The number of a client in 4 bytes, the count of the bytes that follow in 3, and the kind; the low byte first."""
+_COUNT_BYTES: Final = 4
+CLIENTS_MAX: Final = (1 << 32) - 1
+"""The greatest number of a client."""
 FRAME_BYTES_MAX: Final = 1 << 18
 """More bytes never follow a head."""
 
@@ -25,7 +27,7 @@ END: Final = 4  # a client sends nothing more, and all that it sent has been han
 HANGUP: Final = 5  # the same, but there is more that it sent before, for which the engine gave no room yet
 GONE: Final = 6  # a client is lost, or its connection is closed
 TAKEN: Final = 7  # so many more bytes of replies went into a client's socket
-TELL: Final = 8  # a line for the log
+REFUSED: Final = 8  # somebody who waits cannot be accepted; the reason follows when it was not told before
 # From the engine to a front.
 ACCEPT: Final = 9  # accept connections; look whether somebody waits
 REST: Final = 10  # accept no more
@@ -49,46 +51,67 @@ class FrameError(Exception):
     """What has come is no frame."""
 
 
+def head(client: int, kind: int, count: int) -> bytes:
+    """What comes before so many bytes."""
+    return (kind << 56 | count << 32 | client).to_bytes(HEAD_BYTES, "little")
+
+
 def frame(client: int, kind: int, data: bytes = b"") -> bytes:
     """A whole frame."""
-    return HEAD.pack(client, kind << 24 | len(data)) + data
+    return head(client, kind, len(data)) + data
 
 
 def count_frame(client: int, kind: int, count: int) -> bytes:
     """A frame that tells a number."""
-    return HEAD.pack(client, kind << 24 | 4) + _COUNT.pack(count)
+    return head(client, kind, _COUNT_BYTES) + count.to_bytes(_COUNT_BYTES, "little")
 
 
 def count_of(data: bytes) -> int:
     """The number that a frame tells. Raises FrameError."""
-    if len(data) != 4:
+    if len(data) != _COUNT_BYTES:
         raise FrameError(f"a number of {len(data)} bytes")
     return int.from_bytes(data, "little")
 
 
 class Cutter:
-    """Cuts a stream into frames."""
+    """Cuts a stream into frames: feed() it, then take() each frame from `client`, `kind` and `data`."""
 
     def __init__(self) -> None:
-        self._left = b""
+        self.client = 0
+        self.kind: i64 = 0
+        self.data = b""
+        self._stream = b""
+        self._at: i64 = 0
 
-    def cut(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        """The frames that are whole with these bytes: client, kind, bytes. Raises FrameError."""
-        if self._left:
-            data = self._left + data
-        frames: list[tuple[int, int, bytes]] = []
-        at = 0
-        size = len(data)
-        while size - at >= _HEAD_BYTES:
-            client, word = HEAD.unpack_from(data, at)
-            count = word & 0xFFFFFF
-            if count > FRAME_BYTES_MAX:
-                raise FrameError(f"a frame of {count} bytes")
-            begin = at + _HEAD_BYTES
-            end = begin + count
-            if end > size:
-                break
-            frames.append((client, word >> 24, data[begin:end]))
-            at = end
-        self._left = data[at:]
-        return frames
+    def feed(self, stream: bytes) -> None:
+        """More has come. All whole frames of what came before must have been taken."""
+        left = self._stream[self._at :]
+        self._stream = left + stream if left else stream
+        self._at = 0
+
+    def take(self) -> bool:
+        """Whether there is another whole frame. Raises FrameError."""
+        stream = self._stream
+        at = self._at
+        begin = at + HEAD_BYTES
+        size: i64 = len(stream)
+        if begin > size:
+            return False
+        low: i64 = stream[at + 4]
+        middle: i64 = stream[at + 5]
+        high: i64 = stream[at + 6]
+        count = low | middle << 8 | high << 16
+        if count > FRAME_BYTES_MAX:
+            raise FrameError(f"a frame of {count} bytes")
+        end = begin + count
+        if end > size:
+            return False
+        low = stream[at]
+        middle = stream[at + 1]
+        high = stream[at + 2]
+        top: i64 = stream[at + 3]
+        self.client = low | middle << 8 | high << 16 | top << 24
+        self.kind = stream[at + 7]
+        self.data = stream[begin:end]
+        self._at = end
+        return True

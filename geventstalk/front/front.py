@@ -27,6 +27,10 @@ LINK_BYTES: Final = 1 << 18
 ACCEPTS_MAX: Final = 32
 """So many connections are accepted at once by a front that is the only one."""
 ACCEPT_RETRY_S: Final = 0.1
+CLOG_BYTES: Final = 1 << 20
+"""While more than this waits for the engine to read it, no client is read from."""
+_EVENTS_MAX: Final = 256
+"""So many sockets have their turn at once. What one turn takes from them is 16 MB at most."""
 _TELL_HALF: Final = f.OUT_BYTES_MAX // 2
 _SPARE_DESCRIPTORS: Final = 4
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -69,6 +73,7 @@ class Front:
         self._epoll = select.epoll()
         self._cutter = f.Cutter()
         self._out: list[bytes] = []  # frames for the engine
+        self._out_bytes = 0
         self._left: memoryview | None = None  # what the link did not take
         self._by_fd: dict[int, Client] = {}
         self._by_number: dict[int, Client] = {}
@@ -89,8 +94,9 @@ class Front:
         self._say(f.frame(0, f.HELLO))
         self._flush()
         epoll, by_fd = self._epoll, self._by_fd
+        asked: list[int] = []
         while not self._over:
-            for fd, event in epoll.poll(self._timeout_s()):
+            for fd, event in epoll.poll(self._timeout_s(), _EVENTS_MAX):
                 client = by_fd.get(fd)
                 if client is not None:
                     self._attend(client, event)
@@ -99,13 +105,20 @@ class Front:
                         self._send_left()
                     if event & ~_OUT:
                         self._hear()
-                elif self._looks and fd in self._listeners:  # and not of a client that is gone
-                    self._accept(fd)
+                elif fd in self._listeners:  # and not of a client that is gone
+                    asked.append(fd)
+            if asked:  # after all others: a descriptor that was closed meanwhile may have an event of its old client
+                for fd in asked:
+                    if self._looks:
+                        self._accept(fd)
+                asked.clear()
             if self._resume_s and monotonic() >= self._resume_s:
                 self._resume_s = 0.0
                 self._look()
-            if self._out and self._left is None:
-                self._flush()
+            if self._out:
+                if self._left is None:
+                    self._flush()
+                self._wait_for_engine()
         self._end()
 
     def _timeout_s(self) -> float:
@@ -113,6 +126,8 @@ class Front:
 
     def _end(self) -> None:
         """The engine is gone: what it said still reaches whoever takes it at once."""
+        for listener in self._listeners.values():
+            listener.close()  # first: another server may want the address
         for client in list(self._by_fd.values()):
             if client.out:
                 self._write(client)
@@ -122,10 +137,12 @@ class Front:
 
     def _say(self, frame: bytes) -> None:
         self._out.append(frame)
+        self._out_bytes += len(frame)
 
     def _flush(self) -> None:
         data = b"".join(self._out)
         self._out.clear()
+        self._out_bytes = 0
         try:
             sent = os.write(self._link_fd, data)
         except BlockingIOError:
@@ -136,6 +153,20 @@ class Front:
         if sent < len(data):
             self._left = memoryview(data)[sent:]
             self._epoll.modify(self._link_fd, _IN | _OUT)
+
+    def _wait_for_engine(self) -> None:
+        """While the engine does not keep pace with what clients send, there is the link alone."""
+        poll = select.poll()
+        poll.register(self._link_fd, _IN | _OUT)
+        while self._left is not None and self._held_bytes() >= CLOG_BYTES and not self._over:
+            for _, event in poll.poll():
+                if event & _OUT:
+                    self._send_left()
+                if event & ~_OUT:
+                    self._hear()
+
+    def _held_bytes(self) -> int:
+        return self._out_bytes + (0 if self._left is None else len(self._left))
 
     def _send_left(self) -> None:
         left = self._left
@@ -165,8 +196,11 @@ class Front:
             self._over = True
             return
         by_number = self._by_number
-        for number, kind, payload in self._cutter.cut(data):
-            client = by_number.get(number)
+        cutter = self._cutter
+        cutter.feed(data)
+        while cutter.take():
+            kind = cutter.kind
+            client = by_number.get(cutter.client)
             if client is None:
                 if kind == f.ACCEPT:
                     self._accepts = True
@@ -174,13 +208,13 @@ class Front:
                 elif kind == f.REST:
                     self._accepts = False
                     self._look()
-                elif kind == f.MORE and not number:
-                    self._may_accept += f.count_of(payload)
+                elif kind == f.MORE and not cutter.client:
+                    self._may_accept += f.count_of(cutter.data)
                     self._look()
             elif kind == f.REPLY:
-                self._reply(client, payload)
+                self._reply(client, cutter.data)
             elif kind == f.MORE:
-                client.room += f.count_of(payload)
+                client.room += f.count_of(cutter.data)
                 self._look_for(client)
             elif kind == f.CLOSE:
                 client.closing = True
@@ -228,13 +262,17 @@ class Front:
         before = client.mask
         if mask == before:
             return
-        client.mask = mask
-        if not before:
-            self._epoll.register(client.fd, mask)
-        elif mask:
+        if not mask:
+            self._epoll.unregister(client.fd)
+        elif before:
             self._epoll.modify(client.fd, mask)
         else:
-            self._epoll.unregister(client.fd)
+            try:
+                self._epoll.register(client.fd, mask)
+            except OSError:  # there is no memory, or the user has too many of them
+                self._lose(client)
+                return
+        client.mask = mask
 
     def _read(self, client: Client) -> None:
         try:
@@ -252,7 +290,9 @@ class Front:
             return
         client.ask_bytes = SHORT_BYTES if size < SHORT_BYTES else READ_BYTES
         client.room -= size
-        self._say(f.frame(client.number, f.DATA, data))
+        self._out.append(f.head(client.number, f.DATA, size))
+        self._out.append(data)
+        self._out_bytes += f.HEAD_BYTES + size
         if client.room <= 0:
             self._look_for(client)
 
@@ -338,16 +378,18 @@ class Front:
     def _accept(self, fd: int) -> None:
         """Accepts one connection, and lets the other fronts come before this one accepts the next."""
         listener = self._listeners[fd]
-        for _ in range(ACCEPTS_MAX if self._alone else 1):
-            if not self._accept_one(listener):
+        for count in range(ACCEPTS_MAX if self._alone else 1):
+            if not self._accept_one(listener, count > 0):
                 return
         if not self._alone:
             self._may_accept -= 1
             self._look_again()
 
-    def _accept_one(self, listener: socket.socket) -> bool:
+    def _accept_one(self, listener: socket.socket, another: bool) -> bool:
+        """Returns whether there was somebody. With `another`, there may be nobody."""
         if len(self._by_fd) >= _limit() - self._own:
-            self._refuse(os.strerror(errno.EMFILE))
+            if not another:
+                self._refuse(os.strerror(errno.EMFILE))
             return False
         try:
             sock, _ = listener.accept()
@@ -357,18 +399,24 @@ class Front:
             return False
         self._refused = False
         sock.setblocking(False)
-        self._last_number += 1
-        client = Client(sock, self._last_number)
+        client = Client(sock, self._next_number())
         self._by_fd[client.fd] = client
         self._by_number[client.number] = client
         self._say(f.frame(client.number, f.OPEN, f"{peer_of(sock)}\n{own_end_of(sock)}".encode(errors="replace")))
         self._look_for(client)
         return True
 
+    def _next_number(self) -> int:
+        """Another number than that of any client, and than that of any that was here in the last four billion."""
+        number = self._last_number % f.CLIENTS_MAX + 1
+        while number in self._by_number:
+            number = number % f.CLIENTS_MAX + 1
+        self._last_number = number
+        return number
+
     def _refuse(self, why: str) -> None:
-        if not self._refused:
-            self._refused = True
-            self._say(f.frame(0, f.TELL, why.encode()))
+        self._say(f.frame(0, f.REFUSED, b"" if self._refused else why.encode()))
+        self._refused = True
         self._resume_s = monotonic() + ACCEPT_RETRY_S
         self._look()
 
@@ -386,5 +434,8 @@ def main(words: list[str]) -> None:
     link = socket.socket(fileno=int(words[0]))
     numbers = [int(word) for word in words[1:] if word != "alone"]
     listeners = [socket.socket(fileno=number) for number in numbers]
-    Front(link, listeners, "alone" in words).run()
+    try:
+        Front(link, listeners, "alone" in words).run()
+    except MemoryError:
+        os._exit(os.EX_OSERR)  # as the engine's process tells
     os._exit(0)

@@ -1,9 +1,7 @@
-"""The engine's side of front-end processes: their links, a channel for each of their clients, and who restarts them.
+"""The front-end processes: who starts them, tells them to accept, restarts those that die, and ends them.
 
-This room must not know the engine or the journal. All of it runs in callbacks of the event loop, without a greenlet for
-each client, so nothing here waits; only the one who watches over a front has a greenlet.
-Invariant: a client under way here has no more bytes than its window each way, and is executed as far as it would be
-with a socket of its own: nothing while replies wait for it, and nothing behind a reserve that waits.
+This room must not know the engine, the journal, nor clients. Only who watches over a front has a greenlet.
+Invariant: whoever waits at a listener is seen by a front that has room, whatever becomes of the others.
 """
 
 from __future__ import annotations
@@ -14,38 +12,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
-from os import read, write
-from time import monotonic, monotonic_ns
+from time import monotonic
 from typing import Any, Final
 
 import gevent
-from gevent.event import Event
 
 from geventstalk.exits import STOP_SIGNALS
 from geventstalk.front import frames as f
-from geventstalk.gate import Channel
-from geventstalk.serving.connection import (
-    AHEAD_BYTES_MAX,
-    AHEAD_BYTES_MIN,
-    ALL_AHEAD_BYTES_MAX,
-    DEEP_BYTES_MAX,
-    HANGUP_CHECK_S,
-    OUT_BYTES_MIN,
-    Ahead,
-    Unsent,
-)
-from geventstalk.wire.session import OUT_BYTES_MAX, Session
+from geventstalk.serving.link import Link, Owner
 
-LINK_BYTES: Final = 1 << 17
-"""What one read takes from a link: what it holds are some milliseconds of work, beside which others wait."""
-LITTLE_LINK_BYTES: Final = 1 << 12
-"""What it takes while there is no memory for that."""
-LITTLE_ROOM: Final = f.IN_BYTES // 2
-"""A client that may send less than this is told that it may send more."""
-CLOG_BYTES: Final = 1 << 20
-"""While more than this waits for a front to read it, replies stay with their clients, which are not read from then."""
 RESTART_S: Final = 0.1
 RESTART_S_MAX: Final = 5.0
 """A front that ends again and again is started again after so long at most."""
@@ -68,423 +44,7 @@ _CODE: Final = (
 _HELD_SIGNALS: Final = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class FrontClient(Channel):
-    """The channel of a client whose socket a front has."""
-
-    def __init__(self, link: Link, number: int, session: Session, peer: str, own_end: str) -> None:
-        super().__init__(session)
-        self.number = number
-        self.peer = peer
-        self.own_end = own_end
-        self._link = link
-        self._give = link.give
-        self._all_ahead = link.ahead
-        self._ahead_bytes = 0
-        self._all_unsent = link.unsent
-        self._unsent: list[memoryview] = []  # replies beyond the window
-        self._out_room = f.OUT_BYTES_MAX  # what of replies may still go to the front
-        self._queue: deque[bytes] = deque()  # input that the session cannot have yet
-        self._queued_bytes = 0
-        self._in_room = f.IN_BYTES  # what the front may still send
-        self._in_bytes = f.IN_BYTES  # what it may send when nothing is queued
-        self._ended = False  # the front said that no input follows
-        self._hung_up = False  # the front said that the end of the input stands behind what it may not send yet
-        self.over = False
-
-    # --- what the front says
-
-    def receive(self, data: bytes) -> None:
-        self._in_room -= len(data)
-        if self._queue or not self._may_take():
-            self._queue.append(data)
-            self._queued_bytes += len(data)
-            self.heard_ns = monotonic_ns()
-            self._count_ahead()
-        else:
-            self._step(data)
-        if self._in_room < LITTLE_ROOM:
-            if self._in_room <= 0:
-                self._in_bytes = f.IN_BYTES_MAX
-            self.give_room()
-
-    def ends(self) -> None:
-        """All that the client sent has come."""
-        self._ended = True
-        self._all_ahead.forget(self)
-        if not self.in_turn:  # goes_on() follows then
-            self._go_on()
-
-    def hangs_up(self) -> None:
-        """The client sends nothing more, but the front may not send all of it yet."""
-        self._hung_up = True
-        if not self.in_turn:
-            self._go_on()
-
-    def taken(self, count: int) -> None:
-        """So many more bytes went into the client's socket."""
-        self._out_room += count
-        if not self._unsent or self._link.is_clogged(self):
-            return
-        while self._unsent and self._out_room > 0:
-            piece = self._unsent[0]
-            size = min(len(piece), self._out_room)
-            self._reply(bytes(piece[:size]))
-            if size == len(piece):
-                del self._unsent[0]
-                self._all_unsent.take(piece.obj)
-            else:
-                self._unsent[0] = piece[size:]
-        if not self._unsent:
-            self._link.poke(self)
-
-    def lost(self) -> None:
-        """Nobody is there any more."""
-        if not self.over:
-            self.close()
-            self._link.left(self)
-
-    # --- the turn's side
-
-    def send(self, data: bytes) -> None:
-        if self.over:
-            return
-        if self._unsent:
-            self._unsent.append(memoryview(data))
-            self._all_unsent.leave(data)
-            return
-        room = 0 if self._link.is_clogged(self) else self._out_room
-        if len(data) <= room:
-            self._reply(data)
-            return
-        if room > 0:
-            self._reply(data[:room])
-        self._unsent.append(memoryview(data)[max(room, 0) :])
-        self._all_unsent.leave(data)
-
-    def goes_on(self) -> None:
-        session = self.session
-        stops = session.closed or session.unfinished or self._ended or self._hung_up
-        if (stops or self._queue) and not self._unsent and not self.over:
-            self._link.poke(self)
-
-    @property
-    def output_bytes(self) -> int:
-        """Replies that have not left for the front, as far as they have not."""
-        return self.held_bytes + self.session.out_bytes + sum([len(piece) for piece in self._unsent])
-
-    def hang_up(self) -> None:
-        """As if the client had hung up."""
-        self._link.say(f.frame(self.number, f.SHUT))
-
-    def close(self) -> None:
-        """The channel takes nothing more. Says nothing to the front."""
-        self.over = True
-        for piece in self._unsent:
-            self._all_unsent.take(piece.obj)
-        self._unsent.clear()
-        self._queue.clear()
-        self._queued_bytes = 0
-        self._all_ahead.change(self._ahead_bytes, 0)
-        self._ahead_bytes = 0
-        self._all_ahead.forget(self)
-
-    # --- in between
-
-    def poked(self) -> None:
-        """A turn later: what was left goes on, one piece."""
-        self._go_on()
-        if self._in_room < LITTLE_ROOM and not self.over:
-            self.give_room()
-
-    def _may_take(self) -> bool:
-        """Whether the session may have more input now."""
-        session = self.session
-        if self._unsent or session.unfinished or session.closed or session.waiting or self.over:
-            return False
-        return self.held_bytes < OUT_BYTES_MAX
-
-    def _go_on(self) -> None:
-        session = self.session
-        if self.over or self._unsent:
-            return
-        if session.closed:
-            self._leave_if_done()
-        elif session.waiting:
-            if (self._ended or self._hung_up) and not session.eof:
-                session.unread = len(self._queue) > 0 or not self._ended
-                self._step(None)
-        elif self.held_bytes >= OUT_BYTES_MAX:
-            return
-        elif session.unfinished:
-            if not session.out:
-                self._step(b"")
-        elif self._queue:
-            data = self._queue.popleft()
-            self._queued_bytes -= len(data)
-            self._step(data)
-        elif self._ended and (not session.eof or session.unread):
-            session.unread = False
-            self._step(None)
-            self._leave_if_done()  # whoever asks behind it in the same turn does not count it any more
-
-    def _leave_if_done(self) -> None:
-        if self.session.closed and not self.held and not self.session.out and not self._unsent:
-            self._link.say(f.frame(self.number, f.CLOSE))
-            self.lost()
-
-    def _step(self, data: bytes | None) -> None:
-        self._give(self, data)
-        if self._ahead_bytes or self._queued_bytes or self.session.waiting:
-            self._count_ahead()
-        if self.session.out_bytes > OUT_BYTES_MIN:
-            self._all_unsent.made(self.session.out_bytes)
-
-    def _count_ahead(self) -> None:
-        ahead_bytes = self._queued_bytes + self.session.pending_bytes
-        if ahead_bytes != self._ahead_bytes:
-            self._all_ahead.change(self._ahead_bytes, ahead_bytes)
-            self._ahead_bytes = ahead_bytes
-
-    def _reply(self, data: bytes) -> None:
-        self._out_room -= len(data)
-        self._link.reply(self.number, data)
-
-    def give_room(self) -> bool:
-        """Lets the front send more, as far as there may be more. Returns whether it may send enough now."""
-        crowded = self._all_ahead.total_bytes >= ALL_AHEAD_BYTES_MAX
-        if self.session.waiting:
-            most = AHEAD_BYTES_MIN if crowded else AHEAD_BYTES_MAX
-            if self._all_ahead.is_deep(self):
-                most = DEEP_BYTES_MAX
-            room = min(most - self._ahead_bytes, f.IN_BYTES_MAX)
-        else:
-            room = (AHEAD_BYTES_MIN if crowded else self._in_bytes) - self._queued_bytes
-        more = room - self._in_room
-        if more > 0 and not self._ended:
-            self._in_room += more
-            self._link.say(f.count_frame(self.number, f.MORE, more))
-        if self._in_room > 0:
-            return True
-        self._link.full(self)
-        return False
-
-    def look_deeper(self) -> None:
-        """Its end may stand behind more than it may send: the system tells of an end only where there is room."""
-        if self._ahead_bytes < DEEP_BYTES_MAX and self.session.waiting and not self._hung_up:
-            self._all_ahead.go_deep(self)
-
-
-class Link:
-    """The link to one front, and the channels of its clients."""
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        loop: Any,
-        come: Callable[[Link, int, str, str], FrontClient],
-        go: Callable[[FrontClient], None],
-        give: Callable[[Channel, bytes | None], None],
-        ahead: Ahead,
-        unsent: Unsent,
-        tell: Callable[[str], None],
-        fronts: Fronts,
-    ) -> None:
-        self.clients: dict[int, FrontClient] = {}
-        self.give = give
-        self.ahead = ahead
-        self.unsent = unsent
-        self.over: Any = Event()
-        self.greeted = False
-        self.to_accept = 0  # so many more the front may accept, but was not told yet
-        self._sock = sock
-        self._fd = sock.fileno()
-        self._loop = loop
-        self._come = come
-        self._go = go
-        self._tell = tell
-        self._fronts = fronts
-        self._cutter = f.Cutter()
-        self._out: list[bytes] = []
-        self._out_bytes = 0
-        self._left: memoryview | None = None  # what the socket did not take
-        self._clogged: dict[int, FrontClient] = {}  # whose replies wait until the front reads
-        self._reader: Any = loop.io(self._fd, 1)
-        self._writer: Any = loop.io(self._fd, 2)
-        self._poker: Any = loop.timer(0)
-        self._poked: dict[int, FrontClient] = {}
-        self._full: dict[int, FrontClient] = {}  # who may send nothing; looked at now and then
-        self._checker: Any = loop.timer(HANGUP_CHECK_S, HANGUP_CHECK_S)
-        self._reader.start(self._hear)
-
-    # --- from the front
-
-    def _hear(self) -> None:
-        try:
-            data = read(self._fd, LINK_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        except MemoryError:
-            data = read(self._fd, LITTLE_LINK_BYTES)
-        if not data:
-            self.end()
-            return
-        try:
-            frames = self._cutter.cut(data)
-        except (f.FrameError, MemoryError):
-            self.end()
-            return
-        clients = self.clients
-        for number, kind, payload in frames:
-            client = clients.get(number)
-            if client is None:
-                if kind == f.OPEN:
-                    peer, _, own_end = payload.decode(errors="replace").partition("\n")
-                    clients[number] = self._come(self, number, peer, own_end)
-                    self._fronts.share_out(self)
-                elif kind == f.HELLO:
-                    self.greeted = True
-                    self._fronts.greeted(self)
-                elif kind == f.TELL:
-                    self._tell(payload.decode(errors="replace"))
-            elif kind == f.DATA:
-                client.receive(payload)
-            elif kind == f.TAKEN:
-                client.taken(f.count_of(payload))
-            elif kind == f.END:
-                client.ends()
-            elif kind == f.HANGUP:
-                client.hangs_up()
-            elif kind == f.GONE:
-                client.lost()
-
-    def end(self) -> None:
-        """The front is gone, and its clients with it."""
-        if self.over.is_set():
-            return
-        self.stop()
-        for client in list(self.clients.values()):
-            client.lost()
-        self.over.set()
-
-    def stop(self) -> None:
-        """Nothing is heard and said any more."""
-        for watcher in (self._reader, self._writer, self._poker, self._checker):
-            watcher.stop()
-            watcher.close()
-        self._sock.close()
-        self._fd = -1
-
-    def left(self, client: FrontClient) -> None:
-        """A client is over."""
-        del self.clients[client.number]
-        self._poked.pop(client.number, None)
-        self._full.pop(client.number, None)
-        self._clogged.pop(client.number, None)
-        self._go(client)
-
-    # --- to the front
-
-    def reply(self, number: int, data: bytes) -> None:
-        out = self._out
-        if not out:
-            self._loop.run_callback(self.flush)
-        out.append(f.HEAD.pack(number, f.REPLY << 24 | len(data)))
-        out.append(data)
-        self._out_bytes += len(data)
-
-    def is_clogged(self, client: FrontClient) -> bool:
-        """Whether so much waits for the front that no reply is to join it. The client hears of the end of that."""
-        if self._out_bytes < CLOG_BYTES:
-            return False
-        self._clogged[client.number] = client
-        return True
-
-    def say(self, frame: bytes) -> None:
-        if not self._out:
-            self._loop.run_callback(self.flush)
-        self._out.append(frame)
-
-    def flush(self) -> None:
-        """One write for all that was said in a turn."""
-        if self._left is not None or not self._out or self._fd < 0:
-            return
-        data = b"".join(self._out)
-        self._out = []
-        self._out_bytes = 0
-        sent = self._write(data)
-        if sent < len(data):
-            self._left = memoryview(data)[sent:]
-            self._writer.start(self._send_left)
-        if self._clogged:
-            clogged, self._clogged = self._clogged, {}
-            for client in clogged.values():
-                client.taken(0)
-
-    def _send_left(self) -> None:
-        left = self._left
-        assert left is not None
-        sent = self._write(left)
-        if sent < len(left):
-            self._left = left[sent:]
-            return
-        self._left = None
-        self._writer.stop()
-        self.flush()
-
-    def _write(self, data: Any) -> int:
-        try:
-            return write(self._fd, data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return len(data)  # the front is gone, as the reader will see
-
-    def finish(self) -> None:
-        """Sends all that was said, and nothing more. Waits until the front has it, but not for ever."""
-        if self._fd < 0:
-            return
-        self._sock.settimeout(_END_S)
-        try:
-            if self._left is not None:
-                self._sock.sendall(self._left)
-            self._sock.sendall(b"".join(self._out))
-            self._sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            return  # it is gone, or stands still
-        finally:
-            self._out = []
-
-    # --- later
-
-    def poke(self, client: FrontClient) -> None:
-        """The client goes on when every link and socket had its turn."""
-        if not self._poked:
-            self._poker.start(self._go_on)
-        self._poked[client.number] = client
-
-    def _go_on(self) -> None:
-        poked, self._poked = self._poked, {}
-        for client in poked.values():
-            client.poked()
-
-    def full(self, client: FrontClient) -> None:
-        """The client has sent so much ahead that it may send nothing more for now."""
-        if not self._checker.active:
-            self._checker.start(self._check)
-        self._full[client.number] = client
-
-    def _check(self) -> None:
-        full, self._full = self._full, {}
-        for client in full.values():
-            client.look_deeper()
-            client.give_room()
-        if not self._full:
-            self._checker.stop()
-
-
-class Fronts:
+class Fronts(Owner):
     """Starts the fronts, and starts again those that end."""
 
     def __init__(
@@ -531,11 +91,18 @@ class Fronts:
         elif self._accepts and all(each is not None and each.greeted for each in self._links):
             self._open()
 
-    def share_out(self, link: Link) -> None:
+    def came(self, link: Link) -> None:
         """A client has come to this front, which may accept another one, unless it has many more than other fronts."""
         if self._count > 1:
             link.to_accept += 1
             self._let_accept(CLIENTS_AHEAD_MAX)
+
+    def refused(self, link: Link) -> None:
+        """The system tells one front of who waits, and this one has no room: the others look whether they have."""
+        if self._opened:
+            for each in self._links:
+                if each is not None and each is not link:
+                    each.say(f.frame(0, f.ACCEPT))
 
     def _let_accept(self, ahead_max: int) -> None:
         links = [link for link in self._links if link is not None and link.greeted]

@@ -51,7 +51,8 @@ from journal import DESCRIPTORS_MAX, DESCRIPTORS_MIN, Journal, JournalError, Jou
 if TYPE_CHECKING:
     from geventstalk.http.house import House
     from geventstalk.http.site import Site
-    from geventstalk.serving.fronts import FrontClient, Fronts, Link
+    from geventstalk.serving.fronts import Fronts
+    from geventstalk.serving.link import FrontClient, Link
 
 NEXT_TURN_S = 1e-9
 """A sleep of this length lets every socket have its turn. After sleep(0) gevent runs the greenlet up to 50 times more
@@ -361,14 +362,14 @@ class Server:
         self._fronts.start()
 
     def _make_link(self, sock: socket.socket, fronts: Fronts) -> Link:
-        from geventstalk.serving.fronts import Link
+        from geventstalk.serving.link import Link
 
         shared = self._ahead, self._unsent
         return Link(sock, self._loop, self._join, self._leave, self._turn.step, *shared, self._cannot_accept, fronts)
 
     def _join(self, link: Link, number: int, peer: str, own_end: str) -> FrontClient:
         """A client has come to a front."""
-        from geventstalk.serving.fronts import FrontClient
+        from geventstalk.serving.link import FrontClient
 
         session = Session(self._service)
         if self._trace:
@@ -500,7 +501,7 @@ class Server:
 
 
 def _client_of_front(channel: Channel) -> FrontClient:
-    from geventstalk.serving.fronts import FrontClient
+    from geventstalk.serving.link import FrontClient
 
     assert isinstance(channel, FrontClient)
     return channel
