@@ -27,7 +27,7 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 ROOMS = {
-    "geventstalk": ["_build", "errands", "gate", "leased", "limits", "tasks", "turn"],
+    "geventstalk": ["_build", "errands", "gate", "leased", "limits", "tasks", "turn", "upkeep"],
     "geventstalk/core": [
         "ages",
         "bodies",

@@ -17,8 +17,8 @@ from mypy_extensions import mypyc_attr
 from geventstalk.core.engine import Engine
 from geventstalk.durable.store import Store
 from geventstalk.gate import Channel, Errand
-from geventstalk.tasks import NEXT_TURN, Flag, Task, Wait
-from geventstalk.turn import CATCH_UP_SLICES, CATCH_UP_WAIT_NS, Turn
+from geventstalk.tasks import Flag, Task, Wait
+from geventstalk.turn import Turn
 from geventstalk.wire.protocol import R_OUT_OF_MEMORY
 from geventstalk.wire.session import Service
 
@@ -86,22 +86,16 @@ class LeasedTurn(Turn):
         while True:
             yield Wait(self.late)
             self.late.clear()
-            slices = 0
             while self.silent or store.behind:
-                if self.silent:
-                    self.renewed.clear()
-                    if self._holds(self._clock()):
-                        self.silent = self._service.silent = False
-                        self._spoken.set()
-                    else:
-                        yield Wait(self.renewed)
-                elif store.catch_up(self._clock()):
-                    self.written.set()
-                    slices += 1
-                    if slices % CATCH_UP_SLICES == 0:
-                        yield Wait(at_ns=NEXT_TURN)
+                if not self.silent:
+                    yield from self.catch_up(store)
+                    continue
+                self.renewed.clear()
+                if self._holds(self._clock()):
+                    self.silent = self._service.silent = False
+                    self._spoken.set()
                 else:
-                    yield Wait(at_ns=self._clock() + CATCH_UP_WAIT_NS)
+                    yield Wait(self.renewed)
             self.let_changes_go_on()
 
     def keep_patience(self) -> Task:

@@ -14,7 +14,8 @@ from geventstalk.core.job import Job
 from geventstalk.core.meter import EVENTS, NO_RATES, SPANS_S, Rates
 from geventstalk.core.tube import Tube
 from geventstalk.tasks import NEXT_TURN
-from geventstalk.turn import RATES_NS, RATES_SLICE, Turn
+from geventstalk.turn import Turn
+from geventstalk.upkeep import RATES_NS, RATES_SLICE
 from geventstalk.wire.session import Service, Session
 from tests.support.bench import Bench
 from tests.support.clock import SECOND, ManualClock

@@ -15,7 +15,8 @@ from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
 from geventstalk.gate import Channel, Errand
 from geventstalk.tasks import NEXT_TURN, Task, Wait
-from geventstalk.turn import CATCH_UP_SLICES, REPACK_PAGES, Turn
+from geventstalk.turn import Turn
+from geventstalk.upkeep import CATCH_UP_SLICES, REPACK_PAGES
 from geventstalk.wire.session import MOVE_SLICE, Service, Session
 from journal.log import FULL, Log, Row, SyncPoint
 from tests.support.clock import SECOND, ManualClock

@@ -1,0 +1,230 @@
+"""What the journal and memory need beside the clients: compaction, catching up, syncs, bodies that come and go, rates.
+
+A turn derives from this. This room must not know gevent, sockets, clocks, SQLite, nor channels and their replies: its
+owner drives the tasks. Everything here runs without a pause from one yield to the next, so it needs no lock.
+Invariant: a task does at most some milliseconds of work between two turns, and what fails in one is the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from geventstalk.core.bodies import Bodies
+from geventstalk.core.engine import Engine
+from geventstalk.core.job import DELETED
+from geventstalk.core.order import EMPTY
+from geventstalk.durable.reading import Reading
+from geventstalk.durable.store import Store
+from geventstalk.tasks import NEXT_TURN, Flag, Sync, Task, Wait
+
+CATCH_UP_SLICES: Final = 3
+"""Slices of catching up in a turn, of a millisecond each at the most: what is no change is served in between."""
+CATCH_UP_WAIT_NS: Final = 1_000_000
+"""How long catching up rests when the journal's own work has to get on first."""
+DRAINED_MIN: Final = 256
+"""With so many jobs fewer it may be worth while to give memory back."""
+REPACK_PAGES: Final = 16
+"""So many pages of jobs are moved in a slice: a millisecond, a few in the pure build."""
+RATES_NS: Final = 5_000_000_000
+"""So often the rates are brought up to date, as load averages are."""
+RATES_SLICE: Final = 100
+"""Tubes whose rates are brought up to date in one turn: a millisecond in pure Python."""
+HOUSEKEEPING_NS: Final = 50_000_000
+"""How long compaction at leisure stays behind the writing: garbage gathers, and a burst of writes is not disturbed."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Upkeep:
+    """The tasks, and what they are woken by."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], int]) -> None:
+        self.engine = engine
+        self.store: Store | None = None
+        self.failed = False
+        self.give_memory_back: Callable[[], None] = _nothing_to_give
+        self.sync: Sync | None = None  # the one that is under way in a thread
+        self._clock = clock
+        self.busy = Flag()  # something happened to jobs that the rates do not know
+        self.drained = Flag()  # there are far fewer jobs than there were
+        self.written = Flag()  # there is something to sync
+        self.grown = Flag(True)  # there may be something to compact
+        self.arrived = Flag()  # a sync that was begun without a thread is over
+        self.late = Flag()  # the journal does not keep pace
+        self.missing = Flag()  # there are bodies to fetch
+
+    # --- what a turn does about it
+
+    def begin(self) -> None:
+        """Something happens that a commit and replies must follow."""
+        raise NotImplementedError
+
+    def let_awaiting_go_on(self) -> None:
+        """Those go on whose body is there, or will not come."""
+        raise NotImplementedError
+
+    # --- figures and memory
+
+    def keep_rates(self) -> Task:
+        """Brings the rates up to date while something happens, in slices. Sleeps while nothing does."""
+        while True:
+            yield Wait(self.busy)
+            yield Wait(at_ns=self._clock() + RATES_NS)
+            self.busy.clear()
+            while not self.engine.settle_rates(self._clock(), RATES_SLICE):
+                yield Wait(at_ns=NEXT_TURN)
+            if self.engine.active:
+                self.busy.set()
+            jobs = self.engine.jobs
+            if jobs.most - jobs.count >= max(DRAINED_MIN, jobs.most >> 3):
+                self.drained.set()
+
+    def keep_lean(self) -> Task:
+        """Gives back the memory of jobs that are gone. Where most are gone, moves those that are left, in slices."""
+        while True:
+            yield Wait(self.drained)
+            self.drained.clear()
+            jobs = self.engine.jobs
+            scattered = 2 * jobs.count <= jobs.most
+            jobs.most = jobs.count
+            at = 0 if scattered else EMPTY
+            while at != EMPTY:
+                at = jobs.repack(at, REPACK_PAGES)
+                yield Wait(at_ns=NEXT_TURN)
+            self.give_memory_back()
+
+    def keep_bodies(self, store: Store, bodies: Bodies) -> Task:
+        """Fetches bodies that somebody waits for, or will soon, in a thread."""
+        while True:
+            yield Wait(self.missing)
+            self.missing.clear()
+            while jobs := bodies.next_fetch(self.engine):
+                reading = store.reading(jobs)
+                yield Wait(work=reading)
+                if self.failed:
+                    return
+                self.take_bodies(bodies, reading)
+                yield Wait(at_ns=NEXT_TURN)
+            self.let_awaiting_go_on()
+
+    def take_bodies(self, bodies: Bodies, reading: Reading) -> None:
+        """Bodies have come. Raises JournalDamaged or JournalFailed for one that cannot be had although it is there."""
+        self.begin()
+        bodies.fetch_ended()
+        for job in reading.jobs:
+            body = reading.body_of(job)
+            if body is not None:
+                bodies.take(job, body)
+            elif job.state != DELETED:
+                bodies.want(job)
+        bodies.keep_bound(self.engine)
+        self.let_awaiting_go_on()
+
+    # --- compaction
+
+    def keep_house(self, store: Store) -> Task:
+        """Compacts in slices, one a turn, while there is something to compact; sleeps while nothing is written."""
+        while True:
+            if not store.settling:
+                self.grown.clear()
+                yield Wait(self.grown)
+            yield Wait(at_ns=self._clock() + HOUSEKEEPING_NS)
+            while self.wants_compaction(store):
+                if jobs := store.to_move():
+                    reading = store.reading(jobs)
+                    yield Wait(work=reading)
+                    self.take_to_move(store, reading)
+                    if self.failed or not self.wants_compaction(store):
+                        break
+                store.compact_slice(self._clock())
+                self.written.set()
+                self.heed(store)
+                yield Wait(at_ns=NEXT_TURN)
+                self.keep_bound(store)
+            self.keep_bound(store)
+
+    def take_to_move(self, store: Store, reading: Reading) -> None:
+        """Bodies have come that compaction will write anew, so that it does not wait for a device."""
+        if store.bodies is not None and not self.failed:
+            for job in reading.jobs:
+                body = reading.body_of(job)
+                if body is not None:
+                    store.bodies.take(job, body)
+
+    def keep_bound(self, store: Store) -> None:
+        """Segments may have been sealed: what was put, or moved, can leave memory."""
+        if store.bodies is not None:
+            store.bodies.keep_bound(self.engine)
+
+    def wants_compaction(self, store: Store) -> bool:
+        """Whether there is something to compact, now that the journal's own work was looked at."""
+        store.tend()
+        self.heed(store)
+        return store.wants_compaction()
+
+    def heed(self, store: Store) -> None:
+        """Holds changes back when the journal does not keep pace, whatever it was that filled it."""
+        if store.behind:
+            self.engine.held = True
+            self.late.set()
+
+    def catch_up(self, store: Store) -> Task:
+        """What a journal that is behind catches up in one turn: a few slices."""
+        for _ in range(CATCH_UP_SLICES):
+            if jobs := store.to_move():
+                reading = store.reading(jobs)
+                yield Wait(work=reading)
+                self.take_to_move(store, reading)
+            progress = store.catch_up(self._clock())
+            if progress:
+                self.written.set()
+            else:
+                yield Wait(at_ns=self._clock() + CATCH_UP_WAIT_NS)
+            self.keep_bound(store)
+            if not progress or not store.behind:
+                return
+        yield Wait(at_ns=NEXT_TURN)
+
+    # --- syncs
+
+    def sync_when_due(self, store: Store) -> Task:
+        """Under `-fMS`: a sync in a thread, MS after the first commit that it covers."""
+        while True:
+            yield Wait(self.written)
+            self.written.clear()
+            if store.sync_due_ns:
+                yield Wait(at_ns=store.sync_due_ns)
+                yield from self.await_sync(store)
+
+    def _sync(self, store: Store) -> Sync | None:
+        """Covers all that is committed by now; None when nothing has to be synced."""
+        point = store.sync_point()
+        return None if point is None else Sync(point, self._clock)
+
+    def await_sync(self, store: Store) -> Task:
+        """Syncs all that is committed by now, in a thread, or without one where the log can do that."""
+        sync = self._sync(store)
+        if sync is None:
+            return
+        self.sync = sync
+        if sync.begin(self.arrived.set):
+            while not sync.over:
+                yield Wait(self.arrived)
+                self.arrived.clear()
+        else:
+            yield Wait(sync=sync)
+        self._synced(store, sync)
+
+    def _synced(self, store: Store, sync: Sync) -> None:
+        """A sync is over. Raises what failed in it: then nothing that waits for it is safe."""
+        self.sync = None
+        if sync.error is not None:
+            raise sync.error
+        store.sync_took(sync.took_ns)
+        store.synced_ns = self._clock()
+
+
+def _nothing_to_give() -> None:
+    return
