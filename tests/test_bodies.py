@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from geventstalk._build import BUILD
-from geventstalk.core.bodies import BODY_BYTES, Bodies
+from geventstalk.core.bodies import AHEAD_BYTES_MAX, BODY_BYTES, Bodies
 from geventstalk.core.check import check
 from geventstalk.core.job import READY, RESERVED, Job
 from geventstalk.core.operate import DONE, KEEP, Operate
@@ -260,6 +260,51 @@ def test_many_clients_get_a_job_each(house: House) -> None:
         house.end_fetch()
     assert [wire.take() for wire in wires] == [reserved(id) for id in range(1, 201)]
     assert house.fetches <= 3
+
+
+def fetched_bytes(house: House) -> int:
+    """The bodies of the fetch that is under way."""
+    assert house.bodies is not None and house.bodies.fetching
+    return sum([house.bodies.size_of(job) for job in house.bodies.fetching.values()])
+
+
+def test_large_bodies_are_fetched_a_few_at_a_time(tmp_path: Path) -> None:
+    """All of them at once would take memory beyond the bound, and their reading some times as much."""
+    size = 100_000
+    house = House(tmp_path / "journal", Forgetful(1 << 18))
+    house.fill(house.client(), 60, size)
+    assert house.forget() > 40
+    wires = [house.client() for _ in range(40)]
+    for id, wire in enumerate(wires, start=1):
+        house.turn.step(wire, b"peek %d\r\n" % id)
+    house.turn.end()
+    while house.begin_fetch():
+        assert fetched_bytes(house) <= AHEAD_BYTES_MAX + size + 2
+        house.end_fetch()
+    assert [wire.take().partition(b" ")[0] for wire in wires] == [b"FOUND"] * 40
+    house.close()
+
+
+def test_bodies_of_many_tubes_are_fetched_ahead_a_few_at_a_time(house: House) -> None:
+    assert house.bodies is not None
+    wire, tubes = house.client(), 40
+    for id in range(1, 201):
+        assert house.engine.alter(id, KEEP, KEEP, KEEP, b"t%d" % (id % tubes), house.clock.ns) == DONE
+    house.turn.begin()
+    house.turn.end()
+    house.fill(house.client(), 100)
+    house.forget()
+    workers = [house.client() for _ in range(tubes)]
+    for number, worker in enumerate(workers):
+        house.turn.step(worker, b"watch t%d\r\nignore default\r\nreserve\r\n" % number)
+    house.turn.end()
+    most = tubes * 1002 + house.bodies.max_bytes // 8
+    while house.begin_fetch():
+        assert fetched_bytes(house) <= most
+        house.end_fetch()
+    assert not house.bodies._ahead and not wire.take()
+    for number, worker in enumerate(workers):
+        assert worker.take().endswith(reserved(number or tubes))
 
 
 def test_a_client_that_goes_gives_the_job_back(house: House) -> None:

@@ -30,7 +30,7 @@ AHEAD_MAX: Final = 64
 AHEAD_BYTES_MAX: Final = 1 << 20
 """And no more than so many bytes, nor an eighth of the bound."""
 FETCH_MAX: Final = 128
-"""So many bodies are fetched in one go."""
+"""So many bodies are fetched in one go, but no more bytes than AHEAD_BYTES_MAX and one body."""
 _NEAR: Final = 4 * AHEAD_MAX
 """A ready job whose id is so close behind that of its tube's first job is about to be reserved."""
 _PAGE_BITS: Final = 6
@@ -292,25 +292,32 @@ class Bodies:
                 self._ahead[tube] = None
 
     def next_fetch(self, engine: Places) -> list[Job]:
-        """The jobs whose bodies are to be fetched now, in one go. fetch_ended() follows."""
+        """The jobs whose bodies are to be fetched now, in one go. fetch_ended() follows.
+
+        Those that are wanted come first. While there is no room for a tube, that tube waits for the next call.
+        """
         wanted = self.wanted
+        left = AHEAD_BYTES_MAX
         for id in list(wanted):
-            if len(self.fetching) >= FETCH_MAX:
+            if len(self.fetching) >= FETCH_MAX or left <= 0:
                 break
             job = wanted.pop(id)
             if job.body is None and job.state != DELETED:
                 self.fetching[id] = job
-        ahead, self._ahead = self._ahead, {}
-        for number in ahead:
-            self._fetch_ahead(engine, number)
+                left -= self.size_of(job)
+        left = min(left, max(self.max_bytes // 8, 1))
+        for number in list(self._ahead):
+            if len(self.fetching) >= FETCH_MAX or left <= 0:
+                break
+            del self._ahead[number]
+            left = self._fetch_ahead(engine, number, left)
         return list(self.fetching.values())
 
-    def _fetch_ahead(self, engine: Places, number: int) -> None:
-        """Adds bodies of those jobs of a tube that will be reserved next."""
+    def _fetch_ahead(self, engine: Places, number: int, left: int) -> int:
+        """Adds bodies of those jobs of a tube that will be reserved next, of `left` bytes. Returns what is left then."""
         tube = engine.tube_by_number.get(number)
         if tube is None:
-            return
-        left = min(AHEAD_BYTES_MAX, self.max_bytes // 8)
+            return left
         first = 0
         for id in tube.ready.smallest(2 * AHEAD_MAX):
             job = engine.jobs.get(id)
@@ -331,6 +338,7 @@ class Bodies:
         if first:
             self._triggers[first] = number
             self._trigger_of[number] = first
+        return left
 
     def fetch_ended(self) -> None:
         """Whatever was under way has come, or will be wanted again."""
