@@ -8,6 +8,7 @@ signal there, so that the server itself needs no hook. `scripts/crash` runs hund
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
 import shutil
@@ -24,10 +25,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clients import until
+from tests.support.clients import fronts_of, is_there, until
 from tests.support.faults import strace_problem
 from tests.support.history import Broken, Command, History, Traffic
-from tests.support.process import GEVENTSTALK, ServerProcess
+from tests.support.process import ServerProcess
+from tests.support.shapes import BOUND
 from tests.support.wire import Client, WireError
 
 needs_strace = pytest.mark.skipif(bool(strace_problem()), reason=strace_problem() or "strace works")
@@ -35,6 +37,8 @@ needs_strace = pytest.mark.skipif(bool(strace_problem()), reason=strace_problem(
 POLICIES = {"f0": ["-f0"], "f50": ["-f50"], "F": ["-F"]}
 SEGMENT_BYTES = (20_000, 50_000, 100_000)
 CLIENTS = 4
+BOUND_BYTES = 20_000
+"""Of bodies in memory, where they have a bound: a fifth of what there is."""
 LIFE_S = 1.5
 REPLY_LIMIT_S = 60.0
 AHEAD = 60  # segments that a life may make
@@ -99,12 +103,14 @@ class Campaign:
     seed: int
     policy: str
     segment_bytes: int = SEGMENT_BYTES[0]
+    max_memory: int = 0  # 0: no bound
+    fronts: int = 0
     killed: Counter[str] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.history = History(self.seed + 1, CLIENTS)
+        self.history = History(self.seed + 1, CLIENTS, bounded=self.max_memory > 0)
         self.directory = self.folder / "journal"
         self.directory.mkdir()
         self.log = self.folder / "log"
@@ -124,10 +130,15 @@ class Campaign:
         server = self._start(self._wrapper(moment, at) if moment else [])
         try:
             phase, by_us = "start", False
+            fronts: list[int] = []
             if self._begin(server):
+                if self.fronts and not moment:
+                    self._disturb(server)
+                fronts = fronts_of(server)
                 life_s = LIFE_S if moment and not ends else self.random.uniform(0.0, 0.05 if ends else 1.0)
                 phase, by_us = self._work(server, life_s, end=ends, kill=not moment)
             code = server.process.wait(REPLY_LIMIT_S)
+            until(lambda: not any(map(is_there, fronts)), "the fronts have ended, too")
         finally:
             server.kill()
         if code == -signal.SIGKILL:
@@ -156,9 +167,13 @@ class Campaign:
 
     def _start(self, wrapper: list[str]) -> ServerProcess:
         args = ["-b", str(self.directory), "-s", str(self.segment_bytes), *POLICIES[self.policy]]
+        if self.max_memory:
+            args += ["--max-memory", str(self.max_memory)]
+        if self.fronts:
+            args += ["--io-processes", str(self.fronts)]
         path = str(self.folder / "s")
         Path(path).unlink(missing_ok=True)
-        return ServerProcess([*wrapper, *GEVENTSTALK], args, unix_path=path, cwd=self.folder, stderr=self.log)
+        return ServerProcess([*wrapper, *BOUND], args, unix_path=path, cwd=self.folder, stderr=self.log)
 
     def _client(self, server: ServerProcess) -> Client:
         return Client(server.connect(REPLY_LIMIT_S))
@@ -177,6 +192,42 @@ class Campaign:
                 raise Broken(f"no start: {error} ({code}): {self._said()}") from error
             return False
         return True
+
+    def _disturb(self, server: ServerProcess) -> None:
+        """Kills fronts, or has them stand still. The server and the clients of other fronts go on. Raises Broken."""
+        for _ in range(self.random.randint(0, 3)):
+            traffic = Traffic(self.history, lambda: self._client(server), apart=True)
+            time.sleep(self.random.uniform(0.0, 0.3))
+            before = fronts_of(server)
+            victim = self.random.choice(before)
+            freezes, kills = self.random.choice([(False, True), (False, True), (True, True), (True, False)])
+            if freezes:
+                os.kill(victim, signal.SIGSTOP)
+                time.sleep(self.random.uniform(0.0, 0.3))
+                os.kill(victim, signal.SIGKILL if kills else signal.SIGCONT)
+            else:
+                os.kill(victim, signal.SIGKILL)
+            if kills:
+                self.killed["front"] += 1
+                until(lambda: self._is_replaced(server, victim), "another front is started", REPLY_LIMIT_S)  # noqa: B023
+            turns = list(traffic.turns)
+            for number in traffic.left:
+                until(
+                    lambda: traffic.turns[number] > turns[number] or number not in traffic.left,  # noqa: B023
+                    "the clients of other fronts are served",
+                )
+            lost = CLIENTS - len(traffic.left)
+            traffic.stop()
+            if lost and not kills:
+                raise Broken(f"{lost} clients are gone, and their front only stood still")
+            with self._client(server) as client:
+                until(lambda: client.stats(b"stats")["current-connections"] == "1", "all are gone")
+                until(lambda: client.stats(b"stats")["current-jobs-reserved"] == "0", "so is what they held")
+                self.history.verify(client)
+
+    def _is_replaced(self, server: ServerProcess, victim: int) -> bool:
+        fronts = fronts_of(server)
+        return victim not in fronts and len(fronts) == self.fronts
 
     def _work(self, server: ServerProcess, life_s: float, *, end: bool, kill: bool) -> tuple[str, bool]:
         """Traffic until the server is killed or, with `end`, asked to end; with both, killed while it does so.
@@ -224,9 +275,13 @@ class Campaign:
         """What happened, for people."""
         phases = ", ".join(f"{self.phases[phase]} at {phase}" for phase in ("start", "work", "end"))
         doubts = ", ".join(f"{count} {word}" for word, count in sorted(self.history.doubts.items())) or "none"
+        shape = f" --max-memory {self.max_memory}" if self.max_memory else ""
+        shape += f" --io-processes {self.fronts}" if self.fronts else ""
+        counts = self.history.counts
         return (
-            f"{self.policy} -s {self.segment_bytes}: {self.kills} kills ({phases}); "
-            f"{sum(self.history.counts.values())} commands answered; of the unanswered {doubts}"
+            f"{self.policy} -s {self.segment_bytes}{shape}: {self.kills} kills ({phases}); "
+            f"{counts.total() - counts['refused']} commands answered, {counts['refused']} puts refused; "
+            f"of the unanswered {doubts}"
         )
 
 
@@ -241,6 +296,34 @@ def test_killed_at_random_nothing_that_was_acknowledged_is_lost(tmp_path: Path, 
         campaign.end()
         print(campaign.summary())
     assert sum(campaign.kills for campaign in campaigns) >= 2  # of nine; a life may end before the signal comes
+
+
+SHAPES = {"disk": (BOUND_BYTES, 0), "fronts": (0, 2), "disk and fronts": (BOUND_BYTES, 2)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["disk", "fronts", pytest.param("disk and fronts", marks=pytest.mark.long)])
+def test_killed_in_another_shape_nothing_that_was_acknowledged_is_lost(tmp_path: Path, seed: int, shape: str) -> None:
+    policy = list(POLICIES)[seed % 3]
+    campaign = Campaign(tmp_path, seed, policy, SEGMENT_BYTES[0], *SHAPES[shape])
+    for _ in range(3):
+        campaign.live()
+    campaign.end()
+    print(campaign.summary())
+    assert campaign.kills
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_killed_at_named_moments_in_another_shape(tmp_path: Path, seed: int, shape: str) -> None:
+    campaign = Campaign(tmp_path, seed, list(POLICIES)[seed % 3], SEGMENT_BYTES[0], *SHAPES[shape])
+    for name in ["", *MOMENTS]:
+        campaign.live(name)
+    campaign.end()
+    print(campaign.summary(), dict(campaign.killed))
 
 
 @needs_strace
@@ -375,6 +458,8 @@ def main(args: list[str]) -> int:
     parser.add_argument("--kills", type=int, default=300, metavar="N", help="how many at least (default: %(default)s)")
     parser.add_argument("--seed", type=int, metavar="S", help="of the first directory; the next has S + 1 (drawn)")
     parser.add_argument("--minutes", type=float, default=12.0, metavar="M", help="give up then (default: %(default)s)")
+    parser.add_argument("--max-memory", type=int, default=0, metavar="BYTES", help="of the server's bodies (no bound)")
+    parser.add_argument("--io-processes", type=int, default=0, metavar="N", help="fronts, which are killed, too (none)")
     options = parser.parse_args(args)
     problem = strace_problem()
     if problem:
@@ -387,7 +472,7 @@ def main(args: list[str]) -> int:
             print(f"only {sum(killed.values())} kills in {options.minutes:g} minutes")
             return 1
         with tempfile.TemporaryDirectory(prefix="crash-") as folder:
-            campaign = Campaign(Path(folder), seed, *_kind(seed))
+            campaign = Campaign(Path(folder), seed, *_kind(seed), options.max_memory, options.io_processes)
             try:
                 for _ in range(LIVES):
                     names = [""] if problem else ["", *MOMENTS]
@@ -402,7 +487,7 @@ def main(args: list[str]) -> int:
         killed += campaign.killed
         seed += 1
     print(f"{sum(killed.values())} kills, all histories kept; by moment:")
-    for name in ("random", *MOMENTS):
+    for name in ("random", "front", *MOMENTS):
         print(f"  {killed[name]:4} {name}")
     return 0
 

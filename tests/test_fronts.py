@@ -57,7 +57,18 @@ from geventstalk.serving.connection import Ahead, Unsent
 from geventstalk.serving.fronts import Fronts
 from geventstalk.serving.link import FrontClient, Link
 from geventstalk.wire.session import Service, Session
-from tests.support.clients import Launch, Pump, cpu_share, fill, number, open_files, put_many, until
+from tests.support.clients import (
+    Launch,
+    Pump,
+    cpu_share,
+    fill,
+    fronts_of,
+    is_there,
+    number,
+    open_files,
+    put_many,
+    until,
+)
 from tests.support.process import GEVENTSTALK, ServerProcess, free_port
 from tests.support.wire import Client, WireError, split_randomly
 
@@ -114,21 +125,8 @@ def test_a_frame_that_is_too_long_is_refused() -> None:
 # The processes
 
 
-def fronts_of(server: ServerProcess) -> list[int]:
-    """The pids of the server's fronts."""
-    found = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-    return [int(pid) for pid in found]
-
-
 def sockets_of(pid: int) -> int:
     return sum(name.startswith("socket:") for name in open_files(pid))
-
-
-def is_there(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 Start = Callable[..., ServerProcess]

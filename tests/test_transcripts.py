@@ -15,23 +15,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.process import GEVENTSTALK, ServerProcess, beanstalkd_path
+from geventstalk._build import BUILD
+from tests.support.process import ServerProcess, beanstalkd_path
+from tests.support.shapes import DISK_AT_ONCE, FRONT, MEMORY
 from tests.support.wire import (
     NS,
     Client,
     Transcript,
     WireError,
     as_master,
+    as_without_journal,
     load_transcripts,
     play,
     read_transcript,
 )
 
+needs_the_source = pytest.mark.skipif(BUILD == "compiled", reason="constants of compiled code cannot be replaced")
 TRANSCRIPTS = load_transcripts()
+TRANSLATIONS = {"beanstalkd": as_master, "disk": as_without_journal}
 REPLY_TIMEOUT_S = 10.0
 SIDE_BY_SIDE = 8
 """Conversations at once: most of them sleep, and a machine with two cores still answers each within a few ms."""
@@ -114,7 +119,7 @@ class SocketDriver:
 class Servers:
     """Fresh servers of each kind, one started in advance."""
 
-    KINDS = ("tcp", "unix", "front", "beanstalkd")
+    KINDS = ("tcp", "unix", "front", "disk", "beanstalkd")
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -131,10 +136,15 @@ class Servers:
         return server.wait_ready()
 
     def _start(self, kind: str, max_job_bytes: int) -> ServerProcess:
-        path = str(self._folder / str(next(self._numbers))) if kind == "unix" else None
-        command = [str(beanstalkd_path())] if kind == "beanstalkd" else GEVENTSTALK
-        fronts = ["--io-processes", "1"] if kind == "front" else []  # one: what two clients send has an order
-        return ServerProcess(command, ["-z", str(max_job_bytes), *fronts], unix_path=path)
+        own = self._folder / str(next(self._numbers))
+        command, flags = {"front": FRONT, "disk": DISK_AT_ONCE}.get(kind, MEMORY).started(own)
+        if kind == "disk":
+            own.mkdir()
+        if kind == "beanstalkd":
+            command = [str(beanstalkd_path())]
+        return ServerProcess(
+            command, ["-z", str(max_job_bytes), *flags], unix_path=str(own) if kind == "unix" else None
+        )
 
     def stop(self) -> None:
         for server in (*self._taken, *self._spare.values()):
@@ -176,7 +186,7 @@ class Failure(NamedTuple):
 def run_one(server: ServerProcess, transcript: Transcript, kind: str) -> Failure | None:
     driver = SocketDriver(server)
     try:
-        play(transcript, driver, translate=as_master if kind == "beanstalkd" else lambda reply: reply)
+        play(transcript, driver, translate=TRANSLATIONS.get(kind, lambda reply: reply))
         assert server.process.poll() is None, f"{transcript.name}: the server ended"
     except (AssertionError, WireError, OSError) as error:
         return Failure(transcript.name, error, driver.late_s)
@@ -186,8 +196,23 @@ def run_one(server: ServerProcess, transcript: Transcript, kind: str) -> Failure
     return None
 
 
-@pytest.mark.parametrize("transcript", [t for t in TRANSCRIPTS if not t.slow], ids=lambda transcript: transcript.name)
-@pytest.mark.parametrize("kind", Servers.KINDS)
+ON_DISK = {
+    *("bury", "close-with-reservations", "delete", "half-close-job-there", "job-changes-hands", "kick", "peek"),
+    *("peek-order", "pipelining", "put-any-bytes", "release", "reserve-job", "reserve-order", "waiters-in-order"),
+}
+"""Where it matters where a body is. With --long the others are played there, too."""
+
+
+def cases() -> Iterator[Any]:
+    for kind in Servers.KINDS:
+        for transcript in TRANSCRIPTS:
+            if not transcript.slow:
+                rare = kind == "disk" and transcript.name not in ON_DISK
+                marks = [*([needs_the_source] if kind == "disk" else []), *([pytest.mark.long] if rare else [])]
+                yield pytest.param(kind, transcript, marks=marks, id=f"{kind}-{transcript.name}")
+
+
+@pytest.mark.parametrize(("kind", "transcript"), list(cases()))
 def test_transcript(servers: Servers, kind: str, transcript: Transcript) -> None:
     if kind == "beanstalkd" and transcript.reference:
         pytest.skip(transcript.reference)
@@ -195,7 +220,13 @@ def test_transcript(servers: Servers, kind: str, transcript: Transcript) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", Servers.KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[needs_the_source, pytest.mark.long] if kind == "disk" else [])
+        for kind in Servers.KINDS
+    ],
+)
 def test_transcripts_that_take_their_time(servers: Servers, kind: str) -> None:
     slow = [transcript for transcript in TRANSCRIPTS if transcript.slow]
     run(servers, kind, [transcript for transcript in slow if kind != "beanstalkd" or not transcript.reference])

@@ -162,6 +162,22 @@ def memory_bytes(pid: int) -> int:
     raise AssertionError("no RssAnon in /proc/PID/status")
 
 
+def fronts_of(server: ServerProcess) -> list[int]:
+    """The pids of the server's front-end processes; none when it is gone."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def open_files(pid: int) -> list[str]:
     """What the descriptors of the process refer to."""
     names = []

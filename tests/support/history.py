@@ -125,9 +125,11 @@ class Found(NamedTuple):
 class History:
     """The histories of all clients of one journal directory, over all lives of its server."""
 
-    def __init__(self, seed: int, clients: int) -> None:
+    def __init__(self, seed: int, clients: int, *, bounded: bool = False) -> None:
+        """With `bounded` memory a server may refuse a put."""
         self.random = random.Random(seed)
         self.clients = clients
+        self.bounded = bounded
         self.counts: Counter[str] = Counter()
         self.doubts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -272,6 +274,10 @@ class History:
             self.counts[command.word] += 1
             word, _, rest = reply.partition(b" ")
             if command.word == "put":
+                if reply == b"OUT_OF_MEMORY\r\n" and self.bounded:
+                    self.counts["refused"] += 1
+                    del self._jobs[command.jobs[0].body]
+                    return
                 if word != b"INSERTED":
                     raise Broken(f"a put was answered {reply!r}")
                 self._name(command.jobs[0], int(rest))
@@ -500,11 +506,18 @@ def _fits(job: Job, state: State | None, seen: Found | None) -> bool:
 
 
 class Traffic:
-    """All clients at work in threads, until the server goes or stop() is called."""
+    """All clients at work in threads, until the server goes or stop() is called.
 
-    def __init__(self, history: History, connect: Callable[[], Client]) -> None:
+    Clients that are `apart` use and watch their own tubes only. So one whose connection breaks, which a server that
+    goes on takes for its end, has nothing that another may be handed before verify().
+    """
+
+    def __init__(self, history: History, connect: Callable[[], Client], *, apart: bool = False) -> None:
         self._history = history
         self._connect = connect
+        self._apart = apart
+        self.turns = [0] * history.clients
+        """How often each client has had all its replies."""
         self._over = threading.Event()
         self._together = threading.Barrier(history.clients)
         self._failures: list[BaseException] = []
@@ -515,6 +528,11 @@ class Traffic:
     @property
     def at_work(self) -> bool:
         return all(thread.is_alive() for thread in self._threads)
+
+    @property
+    def left(self) -> list[int]:
+        """The clients that are still at work."""
+        return [number for number, thread in enumerate(self._threads) if thread.is_alive()]
 
     def stop(self) -> None:
         """Has the clients wait for their last replies, as far as they come. Raises Broken for what they saw."""
@@ -546,16 +564,17 @@ class Traffic:
 
     def _work(self, number: int, client: Client) -> None:
         own = own_tube(number)
-        for tube in (own, COMMON):
+        for tube in (own,) if self._apart else (own, COMMON):
             client.ask(b"watch %b" % tube)
         client.ask(b"ignore default")
         turn = 0
         while not self._over.is_set():
-            used = COMMON if turn % 2 else own
+            used = COMMON if turn % 2 and not self._apart else own
             client.ask(b"use %b" % used)
             commands = self._history.plan(number, used)
             client.send(b"".join(command.line for command in commands))
             for command in commands:
                 self._history.answered(command, client.reply())
             turn += 1
+            self.turns[number] = turn
         self._together.wait()  # nobody is handed what somebody else holds while there are replies to come
