@@ -18,7 +18,7 @@ import pytest
 
 from geventstalk._build import BUILD
 from scripts.benchmark import __main__ as program
-from scripts.benchmark import cluster, curves, report, servers, soak, tails
+from scripts.benchmark import backlog, cluster, curves, fronts, report, servers, soak, tails
 from scripts.benchmark.load import Client, Load, LoadError, fill
 from scripts.benchmark.prober import probing
 from scripts.benchmark.rows import BY_NAME, ROWS, Scale, journals, throughput
@@ -126,7 +126,7 @@ def test_a_row_is_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFix
     found = report.load_results(results)["rows"]["plain"]
     assert [len(found[name]) for name in ("beanstalkd", "pure")] == [2, 2]
     # No bound below: on a busy machine both servers may get less than a tick of the processor in half a second.
-    assert all(value > 0 and 0 <= busy < 1.5 for runs in found.values() for value, busy, _ in runs)
+    assert all(value > 0 and 0 <= busy < 1.5 for runs in found.values() for value, busy, *_ in runs)
     assert program.main(["--from", str(results)]) == 0
     assert "50 connections" in capsys.readouterr().out
 
@@ -212,6 +212,12 @@ def test_the_table_says_what_is_met_missed_and_doubtful() -> None:
     assert "do not trust" in lines[-1]
 
 
+def test_processor_time_is_that_of_the_cheapest_run_with_its_part_in_user_space() -> None:
+    runs = [[100.0, 0.5, 0.5, 0.1], [100.0, 0.4, 0.5, 0.3], [10.0, 0.4, 0.5, 0.0]]
+    line = report.table({"plain": {"beanstalkd": runs, "pure": [run[:3] for run in runs]}})[2]
+    assert line.endswith("| 4,000 (3000.0) / 4,000 / - |")
+
+
 def test_rows_have_names_of_their_own_and_reasons_to_be_idle() -> None:
     assert len(BY_NAME) == len(ROWS)
     assert all(row.why_idle for row in ROWS if "-f0" in row.flags)
@@ -269,6 +275,48 @@ def test_every_case_of_large_work_ends() -> None:
         if "fall due" not in case.title and "expire" not in case.title:
             waits = tails.run(case, PURE, TINY, 0)
             assert waits.get("requests", 0) > 0, (case.title, waits)
+
+
+# front-end processes, and a backlog
+
+
+@pytest.mark.slow
+def test_what_fronts_cost_is_measured_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fronts, "ROWS", fronts.ROWS[2:4])
+    core = min(os.sched_getaffinity(0))
+    found = fronts.measure([PURE], Scale(seconds=0.2), core, core, 1)
+    for row in found["rows"]:
+        ((rate, engine_us, _, front_us, _),) = row["kinds"]["front"]
+        ((_, alone_us, _),) = row["kinds"]["alone"]
+        assert rate > 0 and engine_us > 0 and front_us > 0 and alone_us > 0, row
+    lines = report.fronts_part({"fronts": found, "machine": "a machine", "taken": "today"})
+    assert len(lines) == 4 + len(fronts.ROWS)
+    assert "the front on the core of the load" in lines[0]
+
+
+def test_figures_of_fronts_are_the_least_processor_time_and_median_rates() -> None:
+    kinds = {
+        "reference": [[100.0, 5.0, 0.5], [300.0, 4.0, 0.6], [200.0, 6.0, 0.1]],
+        "front": [[10.0, 3.0, 2.0, 8.0, 1.0], [30.0, 4.0, 1.0, 7.0, 2.0], [20.0, 5.0, 5.0, 9.0, 9.0]],
+    }
+    found = {"build": "pure", "cores": "a core each", "runs": 3, "rows": [{"title": "a row", "kinds": kinds}]}
+    line = report.fronts_part({"fronts": found, "machine": "a machine", "taken": "today"})[-1]
+    assert line == "| a row | 4.00 (0.6) | - | 3.00 (2.0) | 7.00 (2.0) | 200 | - | 20.0 |"
+
+
+@pytest.mark.slow
+def test_a_backlog_is_measured_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "GIVEN_BACK_S", 0.1)
+    scale = Scale(seconds=0.1, jobs=20_000, things=50)
+    found = backlog.measure([PURE], scale, min(os.sched_getaffinity(0)), 1)
+    ((rate, _, size),), ((rate_of_cap, _, size_with_cap),) = found["rates"]["pure"].values()
+    assert rate > 0 and rate_of_cap > 0
+    assert size_with_cap < size - 3, "10 MB of bodies, of which 2.5 may be in memory"
+    full, left, fresh = found["drained"]["pure"]
+    assert full > fresh + 2 and left > 0
+    lines = report.backlog_part({"backlog": found, "machine": "a machine", "taken": "today"})
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| pure")] == ["| pure"] * 2
+    assert f"**{rate_of_cap / rate:.2f}**" in lines[4]
 
 
 # the soak
@@ -356,5 +404,5 @@ def test_the_cluster_is_measured_and_written(monkeypatch: pytest.MonkeyPatch) ->
     assert [each["jobs"] for each in found["takeovers"]] == [0, 500]
     assert all(0 < each["seconds"][0] < 60 for each in found["takeovers"])
     lines = report.cluster_part({"cluster": found, "machine": "a machine", "taken": "today"})
-    assert any(line.startswith(f"| {rate['title']} | ") for line in lines)
+    assert sum(line.startswith(f"| {rate['title']} | ") for line in lines) == 2, "rates, and processor time"
     assert any(line.startswith("| pure, 500 jobs in the queue | ") for line in lines)

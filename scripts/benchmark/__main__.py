@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.benchmark import curves, environment, limits, report, servers, tails
+from scripts.benchmark import backlog, curves, environment, fronts, limits, report, servers, tails
 from scripts.benchmark.load import Client, LoadError
 from scripts.benchmark.rows import ROWS, Row, Scale, journals
 
@@ -31,6 +31,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="the table (the default, when no other part is named)")
     parser.add_argument("--curves", action="store_true", help="cost per command against the number of jobs, tubes, ...")
     parser.add_argument("--tails", action="store_true", help="the longest request beside large work")
+    parser.add_argument("--fronts", action="store_true", help="front-end processes: processor time and rates")
+    parser.add_argument("--backlog", action="store_true", help="bodies beyond --max-memory; what a backlog leaves")
     parser.add_argument("--limits", action="store_true", help="how much of everything a machine with 4 GB carries")
     parser.add_argument("--cluster", action="store_true", help="PostgreSQL with a replica beside SQLite, and takeovers")
     parser.add_argument("--all", action="store_true", help="all parts but the cluster")
@@ -42,10 +44,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         parser.error(f"no such row: {', '.join(sorted(unknown))} (there are: {names})")
     if options.all:
-        options.table = options.curves = options.tails = options.limits = True
-    elif options.row or not (options.curves or options.tails or options.limits or options.cluster):
+        options.table = options.curves = options.tails = options.limits = options.fronts = options.backlog = True
+    elif options.row or not any(getattr(options, part) for part in _OTHER_PARTS):
         options.table = True
     return options
+
+
+_OTHER_PARTS = ("curves", "tails", "limits", "fronts", "backlog", "cluster")
 
 
 def builds_for(wanted: Sequence[str]) -> list[servers.Build]:
@@ -89,7 +94,7 @@ def measure_table(
                     except (LoadError, OSError) as error:
                         print(f"{row.name}: a run of {build.name} is lost: {error}", file=sys.stderr, flush=True)
                         continue
-                    found[build.name].append([sample.value, sample.server_busy, sample.load_busy])
+                    found[build.name].append([sample.value, sample.server_busy, sample.load_busy, sample.server_user])
             table[row.name] = found
             print(report.line(row, found), flush=True)
     finally:
@@ -117,20 +122,26 @@ def measure(options: argparse.Namespace) -> report.Results:
         others = results.get("rows", {}) if options.row else {}
         results["rows"] = others | measure_table(rows, builds, runs, scale, server_core)
         keep(results, options)
+    ours = [build for build in builds if build.name != report.REFERENCE]
+    if options.fronts and ours:
+        results["fronts"] = fronts.measure(builds, scale, server_core, load_core, runs)
+        keep(results, options)
+    if options.backlog:
+        results["backlog"] = backlog.measure(builds, scale, server_core, runs)
+        keep(results, options)
     if options.curves:
         results["curves"] = curves.measure(builds, scale, server_core)
         keep(results, options)
     if options.tails:
         results["tails"] = tails.measure(builds, scale, server_core)
         keep(results, options)
-    if options.limits and (ours := [build for build in builds if build.name != report.REFERENCE]):
+    if options.limits and ours:
         results["limits"] = limits.measure(ours[-1], scale, server_core)
         results["limits_build"] = ours[-1].name
     if options.cluster:
         from scripts.benchmark import cluster  # it needs what the tests need
 
         results["runs"] = runs
-        ours = [build for build in builds if build.name != report.REFERENCE]
         results["cluster"] = cluster.measure(ours, scale, server_core, runs)
     return results
 

@@ -41,12 +41,15 @@ def measure(builds: Sequence[Build], scale: Scale, core: int, runs: int) -> dict
         pair.start()
         for title, load in RATES:
             values: dict[str, dict[str, list[float]]] = {}
+            costs: dict[str, dict[str, list[float]]] = {}
             for run in range(runs):
                 for build in builds if run % 2 == 0 else reversed(builds):
                     for kind in (SQLITE, POSTGRES):
                         sample = _rate(build, kind, pair, load, scale, core)
                         values.setdefault(build.name, {}).setdefault(kind, []).append(sample.value)
-            found["rates"].append({"title": title, "values": values})
+                        cost_us = sample.server_busy * 1e6 / sample.value
+                        costs.setdefault(build.name, {}).setdefault(kind, []).append(cost_us)
+            found["rates"].append({"title": title, "values": values, "cpu_us": costs})
             print(_rate_line(title, values), flush=True)
     finally:
         pair.close()

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmark.rows import BUSY, ROWS, Row, Scale
-from scripts.benchmark.servers import ROOT
+from scripts.benchmark.servers import REFERENCE, ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
-REFERENCE = "beanstalkd"
 OURS = ("pure", "compiled")
 
 Results = dict[str, Any]
-Runs = Sequence[Sequence[float]]  # of each run: value, server busy, load busy
+Runs = Sequence[Sequence[float]]  # of each run: value, server busy, load busy, server busy in user space
 
 
 def median(runs: Runs, column: int = 0) -> float:
@@ -77,20 +76,35 @@ def _busy_cell(runs: Mapping[str, Runs]) -> str:
 
 
 def cpu_us(row: Row, runs: Runs) -> float | None:
-    """Microseconds of the server's processor time that a command takes; None where the row counts no commands."""
-    return median(runs, 1) * 1e6 / median(runs) if row.unit == "commands/s" else None
+    """Microseconds of the server's processor time that a command takes, the least of the runs.
+
+    None where the row counts no commands.
+    """
+    return _cheapest(runs)[0] if row.unit == "commands/s" else None
+
+
+def _cheapest(runs: Runs) -> tuple[float, float | None]:
+    """Microseconds a command of the run in which it took least, and how many of them in user space, if known."""
+    run = min(runs, key=lambda run: run[1] / run[0])
+    return run[1] * 1e6 / run[0], run[3] * 1e6 / run[0] if len(run) > 3 else None
+
+
+def us(whole: float, user: float | None) -> str:
+    """Microseconds; in brackets, of it in user space."""
+    return figure(whole) + (f" ({user:.1f})" if user is not None else "")
 
 
 def _cpu_cell(row: Row, runs: Mapping[str, Runs]) -> str:
-    shown = [cpu_us(row, runs[name]) if runs.get(name) else None for name in (REFERENCE, *OURS)]
-    return " / ".join("-" if each is None else figure(each) for each in shown) if any(shown) else "-"
+    if row.unit != "commands/s":
+        return "-"
+    return " / ".join(us(*_cheapest(runs[name])) if runs.get(name) else "-" for name in (REFERENCE, *OURS))
 
 
 def table(rows: Mapping[str, Mapping[str, Runs]], scale: Scale | None = None) -> list[str]:
     """The table of targets as Markdown, one line each, with the notes that belong to it."""
     lines = [
         "| workload | beanstalkd | pure | compiled | pure ÷ beanstalkd | compiled ÷ beanstalkd | busy, % of a core "
-        "| server's processor time, µs a command |",
+        "| server's processor time, µs a command (of it in user space) |",
         "|---|---|---|---|---|---|---|---|",
     ]
     notes: dict[str, None] = {}
@@ -183,6 +197,18 @@ def tails_part(results: Results) -> list[str]:
     return lines
 
 
+def _cluster_cost(names: Sequence[str], rates: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The node's processor time a command; older files do not have it."""
+    if not all("cpu_us" in rate for rate in rates):
+        return []
+    head = " | ".join(f"{name}: SQLite | {name}: PostgreSQL" for name in names)
+    lines = ["", f"| processor time of the node alone, µs a command | {head} |", "|---|" + "---|---|" * len(names)]
+    for rate in rates:
+        cells = [figure(min(values)) for name in names for values in rate["cpu_us"][name].values()]
+        lines.append(f"| {rate['title']} | {' | '.join(cells)} |")
+    return lines
+
+
 def _tail_cell(waits: Mapping[str, Any]) -> str:
     if "fault" in waits:
         return str(waits["fault"])
@@ -212,6 +238,7 @@ def cluster_part(results: Results) -> list[str]:
             sqlite, postgres = (statistics.median(values) for values in rate["values"][name].values())
             cells.append(f"{figure(sqlite)} | {figure(postgres)} | **{postgres / sqlite:.2f}**")
         lines.append(f"| {rate['title']} | {' | '.join(cells)} |")
+    lines += _cluster_cost(names, found["rates"])
     lines += [
         "",
         "| kill -9 of the active node until the other one acknowledges a put | median | worst |",
@@ -224,7 +251,61 @@ def cluster_part(results: Results) -> list[str]:
     return lines
 
 
+def fronts_part(results: Results) -> list[str]:
+    """What a command costs the server's process with a front-end process, and the front, beside doing without."""
+    found = results["fronts"]
+    lines = [
+        f"{results['machine']}; {results['taken']}; {found['runs']} runs, servers taking turns: the least processor "
+        f"time, median rates; the {found['build']} build; {found['cores']}.",
+        "",
+        f"| µs of processor time a command (of it in user space) | {REFERENCE} | alone | with a front | its front "
+        f"| commands/s: {REFERENCE} | alone | with a front |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for each in found["rows"]:
+        kinds = each["kinds"]
+        cells = []
+        for kind, at in (("reference", 1), ("alone", 1), ("front", 1), ("front", 3)):
+            runs = kinds.get(kind)
+            cells.append(us(*min((run[at], run[at + 1]) for run in runs)) if runs else "-")
+        cells += [figure(median(kinds[kind])) if kinds.get(kind) else "-" for kind in ("reference", "alone", "front")]
+        lines.append(f"| {each['title']} | {' | '.join(cells)} |")
+    return lines
+
+
+def backlog_part(results: Results) -> list[str]:
+    """Bodies beyond --max-memory beside bodies in memory, and what a backlog leaves in memory that is gone."""
+    found = results["backlog"]
+    lines = [
+        f"{results['machine']}; {results['taken']}. {found['title']}.",
+        "",
+        "| server | commands/s, bodies in memory | beyond the cap | ratio (at least 0.5) "
+        "| µs a command, in memory | beyond the cap | resident MB, in memory | beyond the cap |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, kinds in found["rates"].items():
+        rates = [median(kinds[kind]) if kind in kinds else None for kind in ("memory", "cap")]
+        cells = [figure(rate) if rate is not None else "-" for rate in rates]
+        cells.append(f"**{rates[1] / rates[0]:.2f}**" if rates[0] and rates[1] else "-")
+        for at in (1, 2):
+            of = min if at == 1 else max
+            cells += [
+                figure(of(run[at] for run in kinds[kind])) if kind in kinds else "-" for kind in ("memory", "cap")
+            ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"| resident MB; {found['drained_title']} | with the backlog | drained | a fresh server with those that stay |",
+        "|---|---|---|---|",
+    ]
+    for name, sizes in found["drained"].items():
+        lines.append(f"| {name} | {' | '.join(figure(size) for size in sizes)} |")
+    return lines
+
+
 PARTS = {"rows": ("table", table_part), "curves": ("curves", curves_part), "tails": ("tails", tails_part)}
+PARTS["fronts"] = ("fronts", fronts_part)
+PARTS["backlog"] = ("backlog", backlog_part)
 PARTS["limits"] = ("limits", limits_part)
 PARTS["cluster"] = ("cluster", cluster_part)
 PAGES = {"cluster": ROOT / "docs" / "cluster.md"}

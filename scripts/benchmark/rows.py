@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.benchmark.load import SILENCE_S, Client, Load, LoadError, connect, fill, put_request, unexpected
-from scripts.benchmark.servers import Build, Server, serving
+from scripts.benchmark.servers import Build, Server, processor_s, serving
 
 WARM_UP_S = 0.3
 TIDY_S = 1.0
@@ -27,11 +27,15 @@ BUSY = 0.90
 
 @dataclass(frozen=True)
 class Sample:
-    """One run: its value, and the shares of the measured interval for which the two cores were busy."""
+    """One run: its value, and the shares of the measured interval for which the two cores were busy.
+
+    `server_user` is the part of `server_busy` in user space.
+    """
 
     value: float
     server_busy: float
     load_busy: float
+    server_user: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -86,16 +90,16 @@ class Watch:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._cpu = server.cpu_s()
+        self._cpu = processor_s(server.pid)
         self._own = time.process_time()
         self._begun = time.monotonic()
 
     def sample(self, value: float = 0.0, *, a_second: bool = False) -> Sample:
         """The interval ends. With `a_second`, the value is divided by its seconds."""
         wall = time.monotonic() - self._begun
-        busy = (self._server.cpu_s() - self._cpu) / wall
+        busy, user = (now - before for now, before in zip(processor_s(self._server.pid), self._cpu, strict=True))
         own = (time.process_time() - self._own) / wall
-        return Sample(value / wall if a_second else value, busy, own)
+        return Sample(value / wall if a_second else value, busy / wall, own, user / wall)
 
 
 def throughput(build: Build, row: Row, scale: Scale, core: int) -> Sample:
@@ -112,15 +116,20 @@ def throughput(build: Build, row: Row, scale: Scale, core: int) -> Sample:
         try:
             load.work(min(WARM_UP_S, scale.seconds / 4))
             watch = Watch(server)
-            begun = time.monotonic()
-            commands = load.work(scale.seconds)
-            while not commands:  # a busy machine: the interval goes on until there is something to count
-                if time.monotonic() > begun + SILENCE_S:
-                    raise LoadError(f"{build.name} answered nothing in {SILENCE_S:g} s")
-                commands = load.work(scale.seconds)
-            return watch.sample(commands, a_second=True)
+            return watch.sample(work(load, scale.seconds), a_second=True)
         finally:
             load.close()
+
+
+def work(load: Load, seconds: float) -> int:
+    """Commands answered in so many seconds; on a busy machine it goes on until there is something to count."""
+    begun = time.monotonic()
+    commands = load.work(seconds)
+    while not commands:
+        if time.monotonic() > begun + SILENCE_S:
+            raise LoadError(f"the server answered nothing in {SILENCE_S:g} s")
+        commands = load.work(seconds)
+    return commands
 
 
 def fill_tubes(port: int, tubes: int, first: int = 0) -> None:

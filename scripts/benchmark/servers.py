@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 20.0
 TRACEBACK = "Traceback (most recent call last)"
+REFERENCE = "beanstalkd"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Build:
 def beanstalkd() -> Build | None:
     """The reference: $BEANSTALKD, or beanstalkd from PATH; None when there is none."""
     path = os.environ.get("BEANSTALKD") or shutil.which("beanstalkd")
-    return Build("beanstalkd", (path,), Path("/")) if path else None
+    return Build(REFERENCE, (path,), Path("/")) if path else None
 
 
 def pure(python: str) -> Build:
@@ -185,6 +187,16 @@ def cpu_s(pid: int) -> float:
         with contextlib.suppress(FileNotFoundError):  # a thread may end meanwhile
             used_ns += int((task / "schedstat").read_text().split()[0])
     return used_ns / 1e9
+
+
+def user_s(pid: int) -> float:
+    """The part of it in user space. The system counts in hundredths of a second."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]) / TICKS
+
+
+def processor_s(pid: int) -> tuple[float, float]:
+    """Seconds of processor time, and the part of it in user space."""
+    return cpu_s(pid), user_s(pid)
 
 
 def rss_bytes(pid: int) -> int:

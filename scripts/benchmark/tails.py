@@ -6,15 +6,18 @@ Invariant: what is prepared is not measured; a case ends when the large thing ha
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from scripts.benchmark import backlog
 from scripts.benchmark.load import Client, Load, LoadError, fill, put_request
 from scripts.benchmark.prober import probing
 from scripts.benchmark.rows import Scale, fill_tubes
-from scripts.benchmark.servers import Build, Server, serving
+from scripts.benchmark.servers import REFERENCE, Build, Server, serving
 
 LIMIT_MS = 10.0
 PATIENCE_S = 60.0
@@ -30,12 +33,13 @@ Act = Callable[[Server, Scale, Any], None]
 
 @dataclass(frozen=True)
 class Case:
-    """`prepare` returns what `act` needs."""
+    """`prepare` returns what `act` needs. `own` says that beanstalkd does not have what is asked for."""
 
     title: str
     prepare: Prepare
     act: Act
     flags: tuple[str, ...] = ()
+    own: bool = False
 
 
 def _wait_for(port: int, key: bytes, wanted: Callable[[int], bool]) -> None:
@@ -154,6 +158,33 @@ def _big_bodies(server: Server, scale: Scale, _: object) -> None:
             client.ask(b"delete %b\r\n" % reply[1], b"DELETED")
 
 
+def _put_bodies(server: Server, scale: Scale) -> None:
+    fill(server.port, backlog.jobs_of(scale), put_request(backlog.BODY_BYTES))
+    assert server.directory is not None
+    drop_cache(server.directory)
+
+
+def drop_cache(directory: Path) -> None:
+    """Has the system forget what it keeps in memory of the files of a journal."""
+    for path in directory.iterdir():
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:  # its segment was sealed meanwhile
+            continue
+        try:
+            os.fsync(fd)  # it keeps what is not on the disk yet
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def _cycle_bodies(server: Server, scale: Scale, _: object) -> None:
+    """Whoever reserves gets the oldest of the jobs, whose bodies are on the disk alone."""
+    load = Load(server.port, connections=10, depth=backlog.DEPTH, body_bytes=backlog.BODY_BYTES)
+    load.work(scale.seconds)
+    load.close()
+
+
 def cases(scale: Scale) -> Sequence[Case]:
     """All cases, named with the sizes of a scale."""
     jobs, things = f"{scale.jobs:,} jobs", f"{scale.things:,}"
@@ -170,6 +201,13 @@ def cases(scale: Scale) -> Sequence[Case]:
         Case("`stats` is served to another", _nothing, _ask_again(b"stats\r\n")),
         Case(f"`list-tubes` with {things} tubes is served to another", _make_tubes, _ask_again(b"list-tubes\r\n")),
         Case("another puts, reserves and deletes a body of 1 MB", _nothing, _big_bodies, ("-z", str(BIG_BYTES))),
+        Case(
+            f"bodies of 10 kB come from the disk (`--max-memory {backlog.cap_of(scale)}`, nothing in the page cache)",
+            _put_bodies,
+            _cycle_bodies,
+            (*backlog.flags_of(scale), "--max-memory", backlog.cap_of(scale)),
+            own=True,
+        ),
     )
 
 
@@ -202,7 +240,8 @@ def measure(builds: Sequence[Build], scale: Scale, core: int) -> list[dict[str, 
     for case in cases(scale):
         waits: dict[str, dict[str, float]] = {}
         for build in builds:
-            waits[build.name] = run(case, build, scale, core)
+            if not (case.own and build.name == REFERENCE):
+                waits[build.name] = run(case, build, scale, core)
         print(f"{case.title}: {'; '.join(f'{name} {shown(each)}' for name, each in waits.items())}", flush=True)
         found.append({"title": case.title, "builds": waits})
     return found
