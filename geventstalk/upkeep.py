@@ -8,6 +8,7 @@ Invariant: a task does at most some milliseconds of work between two turns, and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -93,7 +94,8 @@ class Upkeep:
             while at != EMPTY:
                 at = jobs.repack(at, REPACK_PAGES)
                 yield Wait(at_ns=NEXT_TURN)
-            self.give_memory_back()
+            with suppress(MemoryError):  # what could not be given back now is used again, or goes next time
+                self.give_memory_back()
 
     def keep_bodies(self, store: Store, bodies: Bodies) -> Task:
         """Fetches bodies that somebody waits for, or will soon, in a thread."""

@@ -66,6 +66,16 @@ def test_memory_comes_back(count: int, size: int, stay: int) -> None:
     with_backlog.stop()
 
 
+@pytest.mark.parametrize("error", ["ImportError", "MemoryError"])
+def test_a_python_without_ctypes_gives_back_what_it_can(error: str, tmp_path: Path) -> None:
+    """As one that was built without libffi, or where the system refuses memory that can be executed."""
+    (tmp_path / "ctypes.py").write_text(f"raise {error}\n")
+    program = "from geventstalk.serving import memory\nmemory.Spare().give_back()\nprint(memory._allocator())"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+
+
 MIBS = """
 from geventstalk.core.engine import Engine
 from geventstalk.core.order import EMPTY

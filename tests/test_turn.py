@@ -915,3 +915,16 @@ def test_when_jobs_are_gone_their_memory_is_given_back(left: int, moves: bool | 
     stayed = [job.id for job in house.engine.jobs if places[job.id] == id(job)]
     assert len(stayed) < left if moves and left else len(stayed) == left
     assert not house.turn.drained.is_set
+
+
+def test_without_memory_to_give_memory_back_nothing_ends() -> None:
+    house = House(durable=False)
+
+    def give_back() -> None:
+        raise MemoryError
+
+    house.turn.give_memory_back = give_back
+    lean = house.turn.tasks()[4]
+    house.turn.drained.set()
+    assert go_on(lean).at_ns == NEXT_TURN
+    assert go_on(lean).flag is house.turn.drained

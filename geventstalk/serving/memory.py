@@ -17,6 +17,9 @@ from typing import Any
 
 SPARE_BYTES = 1 << 24
 """With less than this there is no memory for more: the rest is for serving what is there."""
+_NO_LIBRARY = (AttributeError, ImportError, MemoryError, OSError)
+"""Why a function of the C library cannot be had: another library, a Python without ctypes, or a system that refuses
+what ctypes needs."""
 _LOOK_EVERY_S = 0.25
 """How often the allocator is asked: it walks through all of its free pieces for the answer."""
 
@@ -73,17 +76,20 @@ class Spare:
 
 def _trim() -> Any:
     """glibc's malloc_trim(), or what does nothing."""
-    import ctypes
-
     try:
+        import ctypes
+
         return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):
+    except _NO_LIBRARY:
         return int
 
 
 def _allocator() -> Any:
     """glibc's mallinfo2(); None where there is none."""
-    import ctypes  # here, because nobody else needs it
+    try:
+        import ctypes  # here, because nobody else needs it
+    except _NO_LIBRARY:
+        return None
 
     fields = (
         "all",
@@ -103,7 +109,7 @@ def _allocator() -> Any:
 
     try:
         function = ctypes.CDLL(None).mallinfo2
-    except (AttributeError, OSError):
+    except _NO_LIBRARY:
         return None
     function.restype = Info
     return function
