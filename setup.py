@@ -58,6 +58,7 @@ ROOMS = {
     "journal/postgres": ["compaction", "format", "log", "replay", "room", "writer"],
     "journal/sqlite": [
         "compaction",
+        "digest",
         "files",
         "format",
         "heal",

@@ -39,6 +39,11 @@ PAYLOAD_MIN: Final = 201
 PAYLOAD_MAX: Final = 1 << 24
 """A FULL record with a larger payload cannot be read back: it may stand in parts."""
 
+HEAD: Final = 7
+"""The kind of a row that stands for a FULL record, and has no more than the first HEAD_BYTES of its payload. The fourth
+number of the row is the length of the whole payload, which payloads() gives."""
+HEAD_BYTES: Final = 256
+
 Wanted = tuple[int, int, int]
 """A FULL record that is to be read back: its segment, place and key."""
 
@@ -122,6 +127,12 @@ class Log:
     """How many records were appended. Two equal readings mean that nothing was appended between them."""
 
     # --- start
+
+    def leave_payloads(self) -> None:
+        """Before batches(): the owner makes do with HEAD rows, and has payloads read back when it needs them.
+
+        batches() then gives FULL records, or HEAD where it can, and only in segments of which reads_back() is true.
+        """
 
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
         """Every record that still counts, oldest first: each time a segment's number and some of its rows.

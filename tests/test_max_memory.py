@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.backlog import Backlog
 from tests.support.clients import Launch, launcher, number, until
 from tests.support.process import ServerProcess, free_port
 from tests.support.web import Web
@@ -84,6 +85,15 @@ def test_a_backlog_of_twenty_times_the_bound(
         take_all(client, jobs)
         assert number(client, "memory-loads") > len(jobs) / 2
         assert number(client, "memory-bytes") == number(client, "memory-bytes-on-disk") == 0
+
+
+@pytest.mark.long
+def test_memory_stays_below_what_was_said_before(tmp_path: Path) -> None:
+    """Twenty times the bound, which is far more than what the process may take beside it."""
+    said: list[str] = []
+    flags = ["-s", "2000000"]
+    Backlog(tmp_path, jobs=40_000, size=10_000, max_memory=20 << 20, flags=flags, say=said.append).run()
+    assert any("took all" in line for line in said), said
 
 
 @pytest.mark.slow

@@ -623,9 +623,9 @@ def moving(base: type[SegmentReader], live: LiveJournal, draw: random.Random) ->
             live.steps(draw.choice((0, 0, 1, 2)))
             yield from super().rows(behind)
 
-        def batches(self) -> Iterator[list[Row]]:
+        def batches(self, heads: bool = False) -> Iterator[list[Row]]:
             live.steps(draw.choice((0, 0, 1, 2)))
-            yield from super().batches()
+            yield from super().batches(heads)
 
     return Moving
 

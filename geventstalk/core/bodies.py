@@ -139,6 +139,12 @@ class Bodies:
             page.held += 1
             self._enter(number)
 
+    def came_without(self, job: Job, place: int, size: int) -> None:
+        """A job is new, and its body, of this size, is in the ledger only: it can be read back."""
+        self.stands(job.id, place, size)
+        self.gone_bytes += size
+        self.gone += 1
+
     def left(self, job: Job) -> None:
         """A job is deleted."""
         body = job.body

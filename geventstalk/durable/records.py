@@ -201,26 +201,40 @@ def apply_change(job: Job, payload: bytes, epoch: Epoch) -> int:
 
 def decode_whole(id: int, payload: bytes, epoch: Epoch) -> tuple[Job, bytes]:
     """The job, not yet in a tube, and the name of its tube. Raises ValueError when the bytes are not a whole job."""
+    job = Job(id, 0, 0, 0, 0)
+    name_at, body_at = _decode_head(job, payload, epoch)
+    name = payload[name_at:body_at]
+    body = payload[body_at:]
+    job.body = body
+    if not body.endswith(b"\r\n"):
+        raise ValueError("record is too short")
+    return job, name
+
+
+def decode_head(id: int, payload: bytes, size: int, epoch: Epoch) -> tuple[Job, bytes, int]:
+    """The same from the beginning of `size` bytes, which holds all but the body, and how large the body is."""
+    job = Job(id, 0, 0, 0, 0)
+    name_at, body_at = _decode_head(job, payload, epoch)
+    if body_at > len(payload) or body_at + 2 > size:
+        raise ValueError("record is too short")
+    job.body = None
+    return job, payload[name_at:body_at], size - body_at
+
+
+def _decode_head(job: Job, payload: bytes, epoch: Epoch) -> tuple[int, int]:
+    """All but the tube and the body. Returns where the tube's name and the body begin. Raises ValueError."""
     created: int
     length: int
     if len(payload) > _READY_BYTES and payload[0] == READY:
         # Most of what a restart reads: one step instead of two, a fifth of the time.
-        _, pri, delay_s, _, ttr_s, created, length = _READY.unpack_from(payload)
-        job = Job(id, 0, pri, delay_s, ttr_s)
+        _, job.pri, job.delay_s, _, job.ttr_s, created, length = _READY.unpack_from(payload)
         job.state = READY
         at = _READY_BYTES
     else:
-        job = Job(id, 0, 0, 0, 0)
         at = apply_change(job, payload, epoch)
         if len(payload) < at + _WHOLE.size:
             raise ValueError("record is too short")
         job.ttr_s, created, length = _WHOLE.unpack_from(payload, at)
         at += _WHOLE.size
     job.created_ns = epoch.to_monotonic(created)
-    body_at = at + length
-    name = payload[at:body_at]
-    body = payload[body_at:]
-    job.body = body
-    if not body.endswith(b"\r\n"):
-        raise ValueError("record is too short")
-    return job, name
+    return at, at + length

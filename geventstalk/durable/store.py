@@ -21,13 +21,14 @@ from geventstalk.durable.records import (
     Encoder,
     Epoch,
     apply_change,
+    decode_head,
     decode_whole,
     encode_change,
     fits,
     stamp_of,
 )
 from journal.errors import JournalDamaged
-from journal.log import CHANGE, DELETE, FULL, PAYLOAD_MAX, PAYLOAD_MIN, Log, SyncPoint
+from journal.log import CHANGE, DELETE, FULL, HEAD, PAYLOAD_MAX, PAYLOAD_MIN, Log, SyncPoint
 from journal.log import SegmentState as SegmentState
 
 ALWAYS: Final = 0
@@ -246,13 +247,19 @@ class Store(Ledger):
         bodies = self.bodies
         for segment, rows in self._log.batches():
             readable = bodies is not None and self._log.reads_back(segment)
-            for place, key, kind, _, payload in rows:
+            for place, key, kind, length, payload in rows:
                 try:
-                    if kind == FULL:
-                        job, name = decode_whole(key, payload, self.epoch)
+                    if kind in (FULL, HEAD):
+                        if kind == HEAD:
+                            assert bodies is not None, "asked for by keep_bodies() only"
+                            job, name, body_bytes = decode_head(key, payload, length, self.epoch)
+                            self._leaves(bodies, jobs, key)
+                            bodies.came_without(job, place, body_bytes)
+                        else:
+                            job, name = decode_whole(key, payload, self.epoch)
+                            if bodies is not None:
+                                self._replayed(bodies, jobs, job, len(payload), place, readable)
                         job.segment = segment
-                        if bodies is not None:
-                            self._replayed(bodies, jobs, job, len(payload), place, readable)
                         number = numbers.get(name)
                         if number is None:
                             number = numbers[name] = len(names)
@@ -461,6 +468,7 @@ class Store(Ledger):
         """The engine's bodies may leave memory where the log can give them back. To be called before replay()."""
         self.bodies = bodies
         bodies.reads_back = self._log.reads_back
+        self._log.leave_payloads()
 
     def reading(self, jobs: list[Job]) -> Reading:
         """Reads bodies that are not in memory."""

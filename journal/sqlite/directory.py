@@ -21,6 +21,7 @@ from journal.sqlite.files import (
     ASIDE_SUFFIX,
     MISSING_SUFFIX,
     NEW_SUFFIX,
+    SUSPECT_NAME,
     WATERMARK_NAME,
     aside_numbers,
     begun_paths,
@@ -33,7 +34,7 @@ from journal.sqlite.space import RESERVE_NAME
 from journal.tools import Owner
 
 _OURS: Final = re.compile(
-    rf"{LOCK_NAME}|{WATERMARK_NAME}|{RESERVE_NAME}|lost\+found"
+    rf"{LOCK_NAME}|{WATERMARK_NAME}|{RESERVE_NAME}|{SUSPECT_NAME}|lost\+found"
     rf"|segment-\d{{8,18}}\.db({re.escape(ASIDE_SUFFIX)}|{re.escape(NEW_SUFFIX)})?(-wal|-shm)?"
     rf"|segment-\d{{8,18}}\.db{re.escape(MISSING_SUFFIX)}"
 )

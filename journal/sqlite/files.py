@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from contextlib import suppress
 from typing import Final
 from zlib import crc32
 
@@ -21,6 +22,8 @@ ASIDE_SUFFIX: Final = ".damaged"
 MISSING_SUFFIX: Final = ".missing"
 """The name of an empty file ends in this. It says that a segment is missing, and that its loss was accepted."""
 WATERMARK_NAME: Final = "synced"
+SUSPECT_NAME: Final = "suspect"
+"""An empty file of this name says that the server has met damage: the next start reads and checks everything."""
 _DESCRIPTORS_OF_A_SEGMENT: Final = 6
 """The database, its WAL, the index, the WAL once more for its fsync, and two that SQLite may open for a moment."""
 _FILES_OF_A_SEGMENT: Final = 3
@@ -41,6 +44,27 @@ def segment_paths(directory: str) -> list[tuple[int, str]]:
     """Number and path of every segment in the directory, oldest first."""
     found = [(int(match[1]), name) for name in os.listdir(directory) if (match := _NAME.fullmatch(name))]
     return [(number, os.path.join(directory, name)) for number, name in sorted(found) if number <= SEGMENT_MAX]
+
+
+def suspect(directory: str) -> None:
+    """Has the next start read everything. Does what can be done: the server is about to end."""
+    with suppress(OSError):
+        os.close(
+            os.open(
+                os.path.join(directory, SUSPECT_NAME), os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+        )
+
+
+def is_suspect(directory: str) -> bool:
+    """Whether the server has met damage, and no start has found the journal sound since."""
+    return os.path.lexists(os.path.join(directory, SUSPECT_NAME))
+
+
+def acquit(directory: str) -> None:
+    """A start has read everything, and damage, if any, is made good."""
+    with suppress(OSError):
+        os.unlink(os.path.join(directory, SUSPECT_NAME))
 
 
 def aside_numbers(directory: str) -> list[int]:

@@ -30,7 +30,7 @@ from journal.log import (
     Wanted,
 )
 from journal.sqlite.compaction import Compaction
-from journal.sqlite.files import aside_numbers, remove_files, remove_left_overs
+from journal.sqlite.files import acquit, aside_numbers, is_suspect, remove_files, remove_left_overs, suspect
 from journal.sqlite.format import KEY_MAX as KEY_MAX
 from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split
 from journal.sqlite.heal import LOST_KEYS, Damage
@@ -100,6 +100,7 @@ class Journal(Log):
         self._compaction = Compaction(self._segments, switched_on=compact)
         self._damage = Damage(directory)
         self._replay: Replay | None = None  # while it is not exhausted
+        self._suspect = False  # whether the replay had to check everything because a server met damage
         self._unfinished: list[str] = []  # segments that were never complete, and hold nothing
         self._number = 0  # of the current segment; 0 before start() and after a failure
         self._batch: list[tuple[int, int, bytes]] = []
@@ -117,10 +118,15 @@ class Journal(Log):
             for _, key, kind, _, payload in rows:
                 yield Record(key, kind, payload, segment)
 
+    def leave_payloads(self) -> None:
+        self._segments.digests = True
+
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
         if self._space.free() < 2 * NEW_SEGMENT_BYTES:
             self._space.give_back(2 * NEW_SEGMENT_BYTES)  # even reading takes some: SQLite's index of a WAL
         replay = self._replay = Replay(self.directory)
+        self._suspect = is_suspect(self.directory)
+        replay.heads = self._segments.digests and not self._accept_damage and not self._suspect
         self.live = replay.live
         yield from replay.batches()
         self._replay = None
@@ -164,6 +170,8 @@ class Journal(Log):
         keys = self._damage.rewrite(self.live, payload_of, self.append)
         self.commit()
         self._damage.set_aside(self._guard, self._log)
+        if self._suspect:
+            acquit(self.directory)
         return keys
 
     # --- every turn
@@ -310,6 +318,8 @@ class Journal(Log):
         """The end of the journal: what was appended is dropped, and append() and commit() raise from now on."""
         self._number = 0
         self._batch = []
+        if isinstance(error, JournalDamaged):
+            suspect(self.directory)
         self._worker.fail(error)
         raise_failure(error)
 

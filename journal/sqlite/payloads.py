@@ -16,7 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed
 from journal.log import Payloads, Wanted
-from journal.sqlite.files import segment_path
+from journal.sqlite.files import segment_path, suspect
 from journal.sqlite.format import FULL, checksum
 from journal.sqlite.sql import connect_to_read, unreadable
 
@@ -54,6 +54,8 @@ class SegmentPayloads(Payloads):
                 for key in places.values():
                     if key not in self.found:
                         self.failed[key] = error
+            if any(isinstance(self.failed.get(key), JournalDamaged) for key in places.values()):
+                suspect(self._directory)
 
     def _rows(self, path: str, places: list[int]) -> list[Row]:
         """Raises JournalDamaged or JournalFailed."""

@@ -18,6 +18,7 @@ from zlib import crc32
 from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalNewer
+from journal.sqlite.digest import DIGEST_ERRORS, Digest, has_digest, read_digest
 from journal.sqlite.files import fsync_path
 from journal.sqlite.format import (
     APPLICATION_ID,
@@ -109,6 +110,7 @@ class SegmentReader:
         self.records = 0  # number of the last record that rows() found
         self.skipped = 0  # how many damaged records rows() left out
         self.suspects: list[int] = []  # keys that damaged records seem to be of, until somebody takes them
+        self.digest_error = ""  # what is wrong with the digest, as far as somebody has read it
 
     def _read_head(self) -> None:
         path = self.path
@@ -139,14 +141,17 @@ class SegmentReader:
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise JournalDamaged(f"{path} cannot be read as a journal segment: {error}") from error
 
-    def batches(self) -> Iterator[list[Row]]:
+    def batches(self, heads: bool = False) -> Iterator[list[Row]]:
         """The records of join(), several at a time, each as (seq, key, kind, crc, payload), in a third of the time.
 
-        From the first record that is not as it should be, the records come one at a time.
+        From the first record that is not as it should be, the records come one at a time. With `heads`, they come out
+        of the segment's digest as far as there is one and it is sound.
         """
         self.records = self.skipped = 0
+        if heads and self.sealed:
+            yield from self._digest()
         try:
-            cursor = self._db.execute(_SELECT, (0,))
+            cursor = self._db.execute(_SELECT, (self.records,))
             while rows := self._whole(cursor.fetchmany(_BATCH_ROWS)):
                 self.records = rows[-1][0]
                 yield rows
@@ -154,6 +159,36 @@ class SegmentReader:
             pass  # join() reads what can still be read
         for key, kind, payload in join(self, self.records):
             yield [(self.records, key, kind, 0, payload)]
+
+    def _digest(self) -> Iterator[list[Row]]:
+        try:
+            if has_digest(self._db):
+                for rows in read_digest(self._db, self.number):
+                    self.records = rows[-1][0]
+                    yield rows
+        except DIGEST_ERRORS as error:
+            self.digest_error = f"{error}"
+
+    def make_digest(self) -> Digest | None:
+        """A digest of all records. None when one of them is not as it was written."""
+        digest = Digest(self.number)
+        try:
+            for seq, key, kind, crc, payload in self._db.execute(_SELECT, (0,)):
+                if crc != checksum(seq, key, kind, payload):
+                    return None
+                digest.add(seq, key, kind, payload)
+        except (sqlite3.Error, TypeError, OverflowError):
+            return None
+        return digest
+
+    def check_digest(self) -> None:
+        """Reads the digest, if there is one. Afterwards `digest_error` says what is wrong with it."""
+        records, self.records = self.records, 0
+        for _ in self._digest():
+            pass
+        if self.records not in (0, records) and not self.digest_error:
+            self.digest_error = f"it has {self.records} records of {records}"
+        self.records = records
 
     def _whole(self, rows: list[Row]) -> list[Row]:
         """A row for each record. None at all unless every record is whole, as it was written, and next in order."""

@@ -14,7 +14,7 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged
 from journal.liveness import Liveness
-from journal.log import Record
+from journal.log import HEAD, Record
 from journal.sqlite.files import aside_numbers, begun_paths, read_watermark, segment_path, segment_paths
 from journal.sqlite.format import CHANGE, DELETE, FULL, Row, row_bytes
 from journal.sqlite.reader import SegmentReader
@@ -89,6 +89,8 @@ class Replay:
         self._before: dict[int, int] = {}  # segment to its records, as the newest segment says that is on the device
         self.suspects: set[int] = set()  # keys that damaged records name and no later record settles
         self.keeps_deleted = False  # whether `found` lists the deleted keys of sound segments, too
+        self.heads = False  # whether HEAD rows will do, where a segment has a digest
+        self.checks_digests = False  # whether digests are read that nobody needs
 
     def records(self) -> Iterator[Record]:
         """Every intact record, oldest first, without the CHANGE and DELETE of keys that have no whole record."""
@@ -148,16 +150,22 @@ class Replay:
                 sealed = reader.sealed
                 if not sealed:
                     self._open = self._open or number
-                for rows in reader.batches():
+                for rows in reader.batches(self.heads and reader.alone):
                     if reader.suspects:
                         self._take_suspects(reader)
                     yield number, self._belonging(rows, number)
+                if self.checks_digests and sealed:
+                    reader.check_digest()
             except JournalDamaged as error:
                 self.findings.append(f"{error}")
             finally:
                 self.close()
             records = reader.records
             self._take_suspects(reader)
+            if reader.digest_error:
+                self.notes.append(
+                    f"the digest of {path} is damaged ({reader.digest_error}): its records are read instead"
+                )
             if reader.skipped:
                 self.findings.append(f"{path} has {reader.skipped} damaged records, which are left out")
         synced = self._watermark[1] if self._watermark[0] == number else 0
@@ -207,8 +215,10 @@ class Replay:
         whole = self.live.whole
         dead: set[int] = set()
         for row in rows:
-            seq, key, kind, _, payload = row
-            if kind == FULL and key > self.high_water:  # a key that was never seen: most of what a restart reads
+            seq, key, kind, length, payload = row
+            if kind == HEAD:
+                self._belongs(key, FULL, row_bytes(length), segment)
+            elif kind == FULL and key > self.high_water:  # a key that was never seen: most of what a restart reads
                 self.high_water = key
                 whole(key, segment, row_bytes(len(payload)))
             elif not self._belongs(key, kind, row_bytes(len(payload)), segment):

@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final, TypeVar
 
 from journal.errors import JournalFailed, JournalFull, raise_failure
 from journal.liveness import Liveness
 from journal.log import SegmentState, SyncPoint
+from journal.sqlite.digest import Digest
 from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remove_files, segment_path, sync_files
 from journal.sqlite.format import row_bytes
+from journal.sqlite.reader import SegmentReader
 from journal.sqlite.replay import Found, uncounted
 from journal.sqlite.room import NEW_SEGMENT_BYTES, PIECE_BYTES, Room
 from journal.sqlite.space import Space
@@ -118,12 +121,16 @@ class Sealed:
         """Whether merging has to make the index of the WAL, as a crash may leave none."""
         return self._left_over is not None and not os.path.exists(self.path + "-shm")
 
-    def merge(self, log: Callable[[str], None]) -> None:
+    def merge(self, log: Callable[[str], None], digests: bool) -> None:
         """Seals the segment, in the worker. Raises JournalFull when the caller may try again later."""
         if self._writer is not None:
             self._writer.seal()
         elif self._left_over is not None:
-            torn = seal_left_over(self.path, self._left_over)
+            digest = None
+            if digests:
+                with closing(SegmentReader(self.path)) as reader:
+                    digest = reader.make_digest()
+            torn = seal_left_over(self.path, self._left_over, digest)
             if torn:
                 log(f"journal: {self.path} ended in a torn write of {torn} bytes, which nobody was told of")
         self._writer = None
@@ -170,6 +177,7 @@ class Segments:
         self.retiring = 0  # how many of the sealed segments the worker is removing
         self.writer: SegmentWriter | None = None
         self.next: SegmentWriter | None = None
+        self.digests = False  # whether segments get one when they are sealed
         self.noted = False  # whether only the current segment says which segments are gone, or counts some that stay
         self.open_bytes = 0  # parts written of an unfinished large record; all its parts go to one segment
         self._uncounted: dict[int, int] = {}  # segments to their records, which the first segment of this process notes
@@ -233,6 +241,8 @@ class Segments:
     def _begun(self, path: str, number: int, high_water: int) -> SegmentWriter:
         """A new segment with its note. Raises JournalFull or JournalFailed, and leaves nothing behind."""
         writer = SegmentWriter(path, number, high_water, self._ahead())
+        if self.digests:
+            writer.digest = Digest(number)
         try:
             writer.before = self._uncounted
             writer.note(high_water, self.staying[0].number if self.staying else number)
@@ -535,6 +545,8 @@ class Segments:
             self.prepare()
             return False
         self.next = None
+        if self.digests:
+            fresh.digest = Digest(fresh.number)
         oldest = self.oldest_needed
         fresh.before = {writer.number: writer.records}
         self.with_room(lambda: fresh.note(high_water, oldest))
@@ -652,7 +664,9 @@ class _Seal:
     def work(self) -> None:
         sealed, log = self._sealed, self._log
         try:
-            self._segments.space.within(lambda: sealed.merge(log), sealed.merge_bytes, files=sealed.makes_files)
+            segments = self._segments
+            digests = segments.digests
+            segments.space.within(lambda: sealed.merge(log, digests), sealed.merge_bytes, files=sealed.makes_files)
         except JournalFull:
             sealed.keep()  # until there is more room
         else:

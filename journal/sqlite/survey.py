@@ -118,7 +118,7 @@ class SegmentSurvey(Survey):
 
     def _read(self) -> Iterator[tuple[int, Record]]:
         replay = Replay(self.directory, self._snapshot)
-        replay.keeps_deleted = True
+        replay.keeps_deleted = replay.checks_digests = True
         self._live = replay.live
         strange: set[int] = set()
         unsound: list[str] = []

@@ -13,6 +13,7 @@ from contextlib import closing, suppress
 from typing import Final
 
 from journal.errors import JournalFailed
+from journal.sqlite.digest import Digest, write_digest
 from journal.sqlite.files import NEW_SUFFIX, remove_files, sync_files
 from journal.sqlite.format import (
     APPLICATION_ID,
@@ -61,6 +62,7 @@ class SegmentWriter:
         self.records = 0
         self.bytes = 0  # what the records take once the segment is sealed
         self.large_bytes = 0  # what the parts of large records take
+        self.digest: Digest | None = None  # what it gets when it is sealed
         self._page_bytes = 0  # the free part of the page that takes the next row
         new = path + NEW_SUFFIX
         ours: list[str] = []  # files that this call made, and may remove again
@@ -133,9 +135,12 @@ class SegmentWriter:
             except sqlite3.Error as worse:
                 raise JournalFailed(f"cannot write to journal segment {self.path}: {worse}") from error
             raise failure_of(error, "cannot write to journal segment", self.path) from error
+        digest = self.digest
         for row in rows:
             self.records = row[0]
             self._grow(len(row[4]))
+            if digest is not None:
+                digest.add(row[0], row[1], row[2], row[4])
 
     def _grow(self, size: int) -> None:
         pages, local = spill(size)
@@ -180,7 +185,7 @@ class SegmentWriter:
 
         Raises JournalFull when the caller may try again with more room. Raises JournalFailed.
         """
-        seal(self._db, self.path, self.records)
+        seal(self._db, self.path, self.records, self.digest)
 
 
 def _require_none(path: str) -> None:
@@ -237,8 +242,11 @@ def _require_whole(path: str) -> None:
         raise JournalFailed(f"cannot create journal segment {path}: the file is not complete")
 
 
-def seal(db: sqlite3.Connection, path: str, records: int) -> None:
+def seal(db: sqlite3.Connection, path: str, records: int, digest: Digest | None = None) -> None:
     try:
+        if digest is not None:
+            with suppress(sqlite3.Error):  # nobody needs it, and what follows tells what is wrong
+                write_digest(db, digest.rows())
         db.executescript(f"PRAGMA busy_timeout={_BUSY_MS}; PRAGMA synchronous=FULL;")
         meta = read_meta(db)
         del meta["crc"]
@@ -254,7 +262,7 @@ def seal(db: sqlite3.Connection, path: str, records: int) -> None:
         sync_files(path)
 
 
-def seal_left_over(path: str, records: int) -> int:
+def seal_left_over(path: str, records: int, digest: Digest | None = None) -> int:
     """Merges the WAL that a crash left beside a segment of so many records, as SegmentWriter.seal() does.
 
     Returns how many bytes of that WAL were torn: they belong to no whole transaction.
@@ -263,7 +271,7 @@ def seal_left_over(path: str, records: int) -> int:
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             torn = bytes_behind(path + "-wal", frames, os.path.getsize(path + "-wal"))
-            seal(db, path, records)
+            seal(db, path, records, digest)
     except (sqlite3.Error, OSError) as error:
         raise failure_of(error, "cannot seal journal segment", path) from error
     return torn

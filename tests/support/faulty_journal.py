@@ -357,7 +357,7 @@ class _SegmentReader(SegmentReader):
         if self._expected is not None and self.records != self._expected:
             raise JournalDamaged(f"{self.path} was sealed with {self._expected} records and has {self.records}")
 
-    def batches(self) -> Iterator[list[tuple[int, int, int, int, bytes]]]:
+    def batches(self, heads: bool = False) -> Iterator[list[tuple[int, int, int, int, bytes]]]:
         for key, kind, payload in join(self):
             yield [(self.records, key, kind, 0, payload)]
 
