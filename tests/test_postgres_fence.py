@@ -255,6 +255,22 @@ def test_a_schema_that_is_not_there_is_no_row(postgres_url: str, fences: Make) -
         fences(postgres_url).look()
 
 
+def test_a_row_that_somebody_deleted_is_no_fault_of_the_program(url: str, fences: Make) -> None:
+    one = fences(url, "one")
+    one.look()
+    link = Link(Place(url))
+    link.connect()
+    link.run(f"DELETE FROM {Place(url).schema}.wish")
+    with pytest.raises(FenceUnreachable, match="is gone"):
+        one.look()
+    link.close()
+
+
+def test_answers_come_in_time_from_the_connection_on(url: str, fences: Make) -> None:
+    one = fences(url, "one", lease_ms=500)
+    assert one._link.answer_s == 0.5 and not one._link.patient
+
+
 # --- a replica that is lost, and a failover
 
 

@@ -7,11 +7,13 @@ import time
 import pytest
 
 from journal.errors import JournalLocked, JournalNewer, JournalUnreachable
-from tests.support.postgres import Pair, Postgres, have_psycopg
+from tests.support.postgres import Pair, Postgres, have_psycopg, new_schema
 from tests.support.process import free_port
 
 if not have_psycopg():
     pytest.skip("psycopg is not installed", allow_module_level=True)
+
+from psycopg.pq import DiagnosticField
 
 from journal.postgres import schema
 from journal.postgres.link import Link, Refused
@@ -94,6 +96,131 @@ def test_the_schema_is_made_once(postgres_url: str) -> None:
     link.run(f"UPDATE {name}.meta SET value = 9 WHERE name = 'version'")
     with pytest.raises(JournalNewer, match="version 9"):
         schema.make(link, name)
+    link.close()
+
+
+def test_a_host_whose_name_is_gone_is_passed_over(postgres_server: Postgres) -> None:
+    """As that of a container that has died."""
+    asked: list[str] = []
+
+    def resolve(host: str) -> list[str]:
+        asked.append(host)
+        if host == "gone":
+            raise OSError("no such name")
+        return ["127.0.0.1"]
+
+    place = Place(f"postgresql://geventstalk@gone:1,there:{postgres_server.port}/postgres")
+    link = Link(place, resolve=resolve)
+    link.connect()
+    assert asked == ["gone", "there"]
+    link.connect()
+    assert asked == ["gone", "there", "there"], "it begins with the host that was there"
+    link.close()
+    for name in ("gone", "a..b", "x" * 70):
+        with pytest.raises(JournalUnreachable, match="cannot be found"):
+            Link(
+                Place(f"postgresql://h@{name}/d"), resolve=lambda host: resolve(host.encode("idna").decode())
+            ).connect()
+
+
+def test_all_addresses_of_a_host_are_tried_in_turn(postgres_server: Postgres) -> None:
+    place = Place(f"postgresql://geventstalk@there:{postgres_server.port}/postgres")
+    link = Link(place, resolve=lambda host: ["127.0.0.9", "127.0.0.1"])
+    link.connect()
+    assert link.words["hostaddr"] == "127.0.0.1"
+    link.connect()
+    assert link.words["hostaddr"] == "127.0.0.1" and link._first == 1
+    link.begin_behind()
+    link.connect()
+    assert link._first == 1, "the other address refuses"
+    link.close()
+
+
+def test_one_host_that_refuses_is_not_the_last_word(postgres_server: Postgres) -> None:
+    port = postgres_server.port
+    with pytest.raises(JournalUnreachable):
+        Link(Place(f"postgresql://geventstalk@127.0.0.1:{port},127.0.0.1:{free_port()}/no_such")).connect()
+    with pytest.raises(JournalLocked):
+        Link(Place(f"postgresql://geventstalk@127.0.0.1:{port},localhost:{port}/no_such")).connect()
+
+
+def test_a_user_that_was_known_and_is_refused_is_waited_for(postgres_server: Postgres) -> None:
+    """A password changes in the database a moment before it changes in the file, or after it."""
+    name = new_schema()
+    postgres_server.ask(f"CREATE ROLE {name} LOGIN")
+    link = linked(f"postgresql://{name}@127.0.0.1:{postgres_server.port}/postgres")
+    postgres_server.ask(f"ALTER ROLE {name} NOLOGIN")
+    with pytest.raises(JournalUnreachable, match="not permitted"):
+        link.connect()
+    with pytest.raises(JournalLocked, match="not permitted"):
+        linked(link.place.url)
+    postgres_server.ask(f"ALTER ROLE {name} LOGIN")
+    link.connect()
+    link.close()
+
+
+def test_no_limit_of_the_server_ends_a_session(postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = new_schema()
+    postgres_server.ask(f"CREATE ROLE {name} LOGIN")
+    limits = ("statement_timeout", "lock_timeout", "idle_session_timeout")
+    for each in limits:
+        postgres_server.ask(f"ALTER ROLE {name} SET {each} = 5000")
+    monkeypatch.setenv("PGCLIENTENCODING", "EUC_JP")
+    link = linked(f"postgresql://{name}@127.0.0.1:{postgres_server.port}/postgres")
+    assert [link.execute(f"SHOW {each}").rows for each in limits] == [[(b"0",)]] * 3
+    assert link.execute("SELECT $1::text", ["ü→".encode()]).rows == [("ü→".encode(),)]
+    link.close()
+
+
+def test_a_session_does_not_grow(postgres_url: str) -> None:
+    link = linked(postgres_url)
+    for at in range(5):
+        for _ in range(2):
+            assert link.execute_again(f"SELECT $1::int + {at}", [b"1"]).rows == [(b"%d" % (at + 1),)]
+            if at > 2:
+                link.execute("SELECT 1")  # takes the place of the statement
+    assert link.execute("SELECT count(*) FROM pg_prepared_statements").rows == [(b"0",)]
+    link.close()
+
+
+def test_an_answer_in_drops(postgres_url: str) -> None:
+    link = linked(postgres_url)
+    drops = "SELECT repeat('x', 9000) FROM generate_series(1, 12), pg_sleep(0) WHERE pg_sleep(0.05) IS NOT NULL"
+    assert len(link.execute(drops, seconds=0.3).rows) == 12
+    link.patient = False
+    with pytest.raises(JournalUnreachable, match="no answer"):
+        link.execute(drops, seconds=0.3)
+
+
+class Warned:
+    """A warning from a file of PostgreSQL."""
+
+    def __init__(self, file: bytes) -> None:
+        self._fields = {DiagnosticField.SQLSTATE: b"01000", DiagnosticField.SOURCE_FILE: file}
+
+    def error_field(self, field: DiagnosticField) -> bytes | None:
+        return self._fields.get(field)
+
+
+def test_warnings_that_are_not_about_the_commit(postgres_url: str) -> None:
+    """Some weeks before its numbers of transactions run out, the database warns at each of them."""
+    link = linked(postgres_url)
+    for file in (b"varsup.c", b"multixact.c", b"syncrep.c"):
+        link._notice(Warned(file))  # type: ignore[arg-type]  # all that is asked of a result
+    assert len(link.warnings) == 1
+    link.run("DO $$ BEGIN FOR i IN 1..1000 LOOP RAISE WARNING 'flood'; END LOOP; END $$")
+    assert 1 < len(link.warnings) < 100
+    link.close()
+
+
+def test_a_schema_that_somebody_made_for_a_user_who_may_not(postgres_server: Postgres) -> None:
+    name = new_schema()
+    postgres_server.ask(f"CREATE ROLE {name} LOGIN")
+    postgres_server.ask(f"CREATE SCHEMA {name} AUTHORIZATION {name}")
+    link = linked(f"postgresql://{name}@127.0.0.1:{postgres_server.port}/postgres")
+    assert schema.make(link, name)
+    with pytest.raises(JournalLocked, match="permission denied"):
+        schema.make(link, new_schema())
     link.close()
 
 

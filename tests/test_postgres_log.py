@@ -6,6 +6,7 @@ are damaged, tables of an old epoch.
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -17,11 +18,12 @@ from journal import (
     JournalDamaged,
     JournalFailed,
     JournalForked,
+    JournalLocked,
     JournalNewer,
     JournalUnreachable,
     SyncPoint,
 )
-from tests.support.postgres import Pair, Postgres, have_psycopg
+from tests.support.postgres import Pair, Postgres, have_psycopg, new_schema
 
 if not have_psycopg():
     pytest.skip("psycopg is not installed", allow_module_level=True)
@@ -612,6 +614,70 @@ def test_a_segment_is_not_dropped_while_a_node_reads(postgres_url: str) -> None:
     assert log.oldest > 1
     follower.abandon()
     log.close()
+
+
+def test_a_database_that_takes_no_writes_for_a_while(postgres_url: str) -> None:
+    """As after ALTER SYSTEM SET default_transaction_read_only: a service does so when its disk is nearly full."""
+    log = open_log(postgres_url)
+    settle(log, lambda: not log._tables.busy)
+    log._tables.link.run("SET default_transaction_read_only = on")
+    log._tables.make(7)
+    settle(log, lambda: 7 in log._tables.made)
+    log.close()
+
+
+def test_a_start_that_somebody_cancels_may_begin_again(postgres_server: Postgres, postgres_url: str) -> None:
+    open_log(postgres_url).close()
+    name = table(postgres_url, 1)
+    holder = postgres_server.connect()
+    holder.execute(f"BEGIN; LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE")
+    log = PostgresLog(postgres_url, segment_bytes=1 << 20)
+    log.open()
+    pid = log._link.conn.backend_pid
+
+    def cancel() -> None:
+        while postgres_server.ask(f"SELECT wait_event_type FROM pg_stat_activity WHERE pid = {pid}") != [("Lock",)]:
+            time.sleep(0.01)
+        postgres_server.ask(f"SELECT pg_cancel_backend({pid})")
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    with pytest.raises(JournalUnreachable, match="cancel"):
+        list(log.batches())
+    thread.join()
+    holder.close()
+    log.abandon()
+    assert read(postgres_url) == {}
+
+
+def test_a_user_without_rights_is_told(postgres_server: Postgres, postgres_url: str) -> None:
+    open_log(postgres_url).close()
+    name, schema = new_schema(), Place(postgres_url).schema
+    postgres_server.ask(f"CREATE ROLE {name} LOGIN")
+    postgres_server.ask(f"GRANT USAGE ON SCHEMA {schema} TO {name}")
+    log = PostgresLog(postgres_url.replace("geventstalk@", f"{name}@"), segment_bytes=1 << 20)
+    with pytest.raises(JournalLocked, match="permission denied"):
+        log.open()
+    postgres_server.ask(f"GRANT SELECT ON {schema}.meta, {schema}.segment TO {name}")
+    log.open()
+    with pytest.raises(JournalLocked, match="permission denied"):
+        list(log.batches())
+    log.abandon()
+
+
+def test_sessions_do_not_grow_with_segments(postgres_url: str) -> None:
+    log = open_log(postgres_url, segment_bytes=1 << 12)
+    for key in range(1, 40):
+        log.append(key, FULL, b"x" * 1000)
+        log.commit()
+        settle(log, lambda: not log._writer.pending_bytes and not log._tables.busy)
+    assert log.current > 5
+    follower = PostgresLog(postgres_url, segment_bytes=1 << 12)
+    follower.open()
+    assert len(list(follower.replay())) == 39
+    for each in (log, follower):
+        assert each._link.execute("SELECT count(*) FROM pg_prepared_statements").rows == [(b"0",)]
+        each.abandon()
 
 
 def test_a_full_database_refuses_puts_and_loses_nothing(postgres_url: str) -> None:

@@ -96,7 +96,8 @@ class PostgresFence(Fence):
         self._me = me
         self._link = Link(place, wait, resolve)
         self._tells = tells
-        self._deadline_s = me.lease_ms / 1000
+        self._deadline_s = self._link.answer_s = me.lease_ms / 1000
+        self._link.patient = False
         self._schema = place.schema
         self._attempts = 0  # of heartbeats
         self._pid = 0  # of the session's backend
@@ -114,7 +115,10 @@ class PostgresFence(Fence):
     # --- the questions
 
     def look(self) -> View:
-        return self._view(self._ask(self._look).rows[0])
+        rows = self._ask(self._look).rows
+        if not rows:
+            raise FenceUnreachable(f"{self._link.shown}: a row of leader, beat or wish in {self._schema} is gone")
+        return self._view(rows[0])
 
     def claim(self, seen: View, owed_ms: int) -> bool:
         me = self._me
@@ -278,7 +282,7 @@ def _texts(*values: str | int | float) -> list[bytes | None]:
 
 
 def _str(value: bytes | None) -> str:
-    return "" if value is None else value.decode()
+    return "" if value is None else value.decode(errors="replace")
 
 
 def _int(value: bytes | None) -> int:

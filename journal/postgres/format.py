@@ -12,7 +12,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from journal.log import FULL, Row
+from journal.log import FULL
 
 VERSION: Final = 1
 SEALED: Final = 1
@@ -136,8 +136,3 @@ def split(key: int, payload: bytes) -> list[Entry]:
     last = parts.pop()[2]
     parts.append((key, LAST, PARTS.pack(len(parts)) + last))
     return parts
-
-
-def rows_of(seq: int, entries: list[Entry]) -> list[Row]:
-    """Records as a replay gives them."""
-    return [(seq, key, kind, 0, payload) for key, kind, payload in entries]

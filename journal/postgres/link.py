@@ -11,7 +11,7 @@ import select
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from psycopg import pq
 from psycopg.errors import Error as PsycopgError
@@ -30,6 +30,10 @@ CONNECT_S: Final = 2.0
 """How long one host may take to answer: so long does a host that is cut off delay the next one."""
 ANSWER_S: Final = 10.0
 """How long an answer may take where the caller does not say."""
+_ANSWER_S_MAX: Final = 120.0
+"""A large answer that comes slowly, without ever pausing for its time, may take so long in all."""
+_WARNINGS_MAX: Final = 20
+"""So many warnings of one answer are kept."""
 SETTINGS: Final = {
     "application_name": "geventstalk",
     "keepalives_idle": "2",
@@ -43,12 +47,26 @@ SESSION: Final = (
     "SET client_min_messages = warning; SET statement_timeout = 0; SET lock_timeout = 0;"
     "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read committed';"
     "SET bytea_output = hex; SET standard_conforming_strings = on;"
+    "SELECT set_config(name, '0', false) FROM pg_settings"
+    " WHERE name IN ('idle_session_timeout', 'transaction_timeout');"
     "SELECT set_config('client_connection_check_interval', '2s', false)"
     " WHERE current_setting('server_version_num')::int >= 140000 AND version() NOT LIKE '%Visual C%'"
 )
-"""What holds in every session. A backend whose client is gone does not wait for a lock for ever, where it can tell."""
+"""What holds in every session, whatever an administrator has set for this user or this database.
+
+No time limit of the server ends it. A backend whose client is gone does not wait for a lock for ever, where it can
+tell.
+"""
 UNREACHABLE: Final = ("08", "57P")
 """Classes of errors with which a connection ends: the database shuts down, starts, or has lost its way."""
+PASSING: Final = ("40", "53", "54000", "55", "57", "58")
+"""Classes of errors after which the same statement may succeed: conflicts, no room, no transaction numbers, locks,
+cancelled, the system."""
+RELINK: Final = ("25006", "26000")
+"""The database takes no writes any more, or has forgotten the session: another link is needed."""
+_UNRELATED: Final = (b"varsup.c", b"multixact.c")
+"""PostgreSQL's files whose warnings say nothing of the statement: that numbers of transactions run out in some weeks.
+They come with each commit until somebody has run VACUUM."""
 _LOCKED: Final = (
     "authentication failed",
     "no pg_hba.conf entry",
@@ -65,6 +83,11 @@ class Refused(JournalError):
     def __init__(self, state: str, text: str) -> None:
         super().__init__(text)
         self.state = state
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same statement may succeed later, perhaps over another link."""
+        return self.state.startswith(PASSING) or self.state in RELINK
 
 
 class Answer(NamedTuple):
@@ -111,34 +134,50 @@ class Link:
         self._conn: pq.abc.PGconn | None = None
         self.words: dict[str, str] = {}
         """What the connection that is up was made with: another link to the same server takes the same."""
-        self._prepared: set[str] = set()
-        self._first = 0  # where the next connect() begins: behind a host that failed
-        self._behind = False  # whether that host is the one of the last connection
+        self._repeated = ""  # the statement that execute_again() need not prepare
+        self._first = 0  # where the next connect() begins: which host, and in the quotient which of its addresses
+        self._behind = False  # whether that is behind the host of the last connection
+        self._known = False  # whether a connection was ever made
         self.answer_s = ANSWER_S
         """A server that sends nothing for so long while it is asked is given up."""
+        self.patient = True
+        """Whether that time begins anew with each piece of an answer. If not, it is for the whole answer."""
 
     # --- connecting
 
     def connect(self, settings: str = "") -> None:
         """Tries each host once, and leaves a session in which SESSION and `settings` (SQL) hold.
 
-        Raises JournalLocked when the database refuses this user, else JournalUnreachable.
+        Raises JournalUnreachable. Raises JournalLocked when every host refuses this user, and none ever took him.
         """
         self.close()
-        attempts = self._attempts()
+        hosts = self._hosts()
+        begin = self._first
+        refused = True
         said = "no host"
-        for at in range(len(attempts)):
-            number = (self._first + at) % len(attempts)
+        for at in range(begin, begin + len(hosts)):
+            host = hosts[at % len(hosts)]
             try:
-                drive(self.connecting(attempts[number], settings), self.wait)
-            except JournalUnreachable as error:
-                said = str(error)
+                addresses = self._addresses(host)
+            except JournalUnreachable as error:  # its name is gone, as that of a container that has died
+                refused, said = False, str(error)
                 continue
-            self._first = number
-            self._behind = False
-            return
-        self._first = (self._first + 1) % max(1, len(attempts))
-        raise JournalUnreachable(said)
+            for turn in range(len(addresses)):
+                place = (at // len(hosts) + turn) % len(addresses)
+                words = {**host, "hostaddr": addresses[place]} if addresses[place] else host
+                try:
+                    drive(self.connecting(words, settings), self.wait)
+                except JournalLocked as error:
+                    said = str(error)
+                except JournalUnreachable as error:
+                    refused, said = False, str(error)
+                else:
+                    self._first = at % len(hosts) + len(hosts) * place
+                    self._behind = False
+                    self._known = True
+                    return
+        self._first = begin + 1
+        raise (JournalLocked if refused and not self._known else JournalUnreachable)(said)
 
     def connecting(self, words: dict[str, str], settings: str) -> Generator[Need, bool, None]:
         """connect() to one host, as work."""
@@ -158,8 +197,8 @@ class Link:
             self.close()
             raise
 
-    def _attempts(self) -> list[dict[str, str]]:
-        """A connection string in words for each host and address."""
+    def _hosts(self) -> list[dict[str, str]]:
+        """A connection string in words for each host."""
         try:
             given = {
                 option.keyword.decode(): option.val.decode()
@@ -168,7 +207,7 @@ class Link:
             }
         except PsycopgError as error:
             raise JournalLocked(f"{self.shown}: {_line(str(error))}") from error
-        words = {**SETTINGS, **given}
+        words = {**SETTINGS, **given, "client_encoding": "SQL_ASCII"}  # names come out as they went in
         if "service" in words:
             return [words]
         defaults = {
@@ -179,7 +218,7 @@ class Link:
         hosts = words.get("host", defaults.get("host", "")).split(",")
         addresses = words.get("hostaddr", "").split(",") if words.get("hostaddr") else []
         ports = words.get("port", defaults.get("port", "")).split(",")
-        attempts = []
+        made = []
         for at in range(max(len(hosts), len(addresses))):
             one = dict(words)
             host = hosts[at] if at < len(hosts) else ""
@@ -188,19 +227,23 @@ class Link:
                 one["host"] = host
             if port:
                 one["port"] = port
-            found = [addresses[at]] if at < len(addresses) else self._addresses(host)
-            attempts += [{**one, "hostaddr": address} if address else one for address in found]
-        return attempts
+            if at < len(addresses):
+                one["hostaddr"] = addresses[at]
+            made.append(one)
+        return made
 
-    def _addresses(self, host: str) -> list[str]:
-        """[""] where libpq has to find the address itself."""
+    def _addresses(self, words: dict[str, str]) -> list[str]:
+        """Of a host. [""] where libpq has to find the address itself. Raises JournalUnreachable."""
+        host = words.get("host", "")
+        if "service" in words or words.get("hostaddr"):
+            return [""]
         if self._resolve is None or not host or host.startswith(("/", "@")) or not host.strip("0123456789."):
             return [""]
         if ":" in host:
             return [""]
         try:
             return self._resolve(host) or [""]
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise JournalUnreachable(f"{self.shown}: the address of {host} cannot be found: {error}") from error
 
     def _connecting(self, words: dict[str, str]) -> Generator[Need, bool, None]:
@@ -225,6 +268,8 @@ class Link:
             raise (JournalLocked if locked else JournalUnreachable)(f"{self.shown}: {text}")
 
     def _notice(self, result: pq.abc.PGresult) -> None:
+        if result.error_field(pq.DiagnosticField.SOURCE_FILE) in _UNRELATED or len(self.warnings) >= _WARNINGS_MAX:
+            return
         state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
         text = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
         self.warnings.append(f"{state.decode()} {text.decode(errors='replace')}")
@@ -265,31 +310,34 @@ class Link:
     ) -> Generator[Need, bool, Answer]:
         """execute() as work."""
         self.warnings.clear()
+        self._repeated = ""
         try:
             self.conn.send_query_params(sql.encode(), values, result_format=int(binary))
         except PsycopgError as error:
             raise self.broken(error) from error
         return (yield from self._answer(seconds or self.answer_s))
 
-    def execute_again(self, name: str, sql: str, values: Sequence[bytes | None], *, binary: bool = False) -> Answer:
-        """execute() of a statement that this session often gets: it is prepared once under this name."""
-        if name not in self._prepared:
-            drive(self.preparing(name, sql), self.wait)
-        return drive(self._again(name, values, binary), self.wait)
+    def execute_again(self, sql: str, values: Sequence[bytes | None], *, binary: bool = False) -> Answer:
+        """execute() of a statement that this session often gets, one after the other: it is prepared once.
 
-    def preparing(self, name: str, sql: str) -> Generator[Need, bool, None]:
-        """Has the session know a statement by a name."""
+        The statement has no name. Whatever else is asked takes its place, so the database keeps no more than one.
+        """
+        if self._repeated != sql:
+            drive(self._preparing(sql), self.wait)
+        return drive(self._again(values, binary), self.wait)
+
+    def _preparing(self, sql: str) -> Generator[Need, bool, None]:
         try:
-            self.conn.send_prepare(name.encode(), sql.encode())
+            self.conn.send_prepare(b"", sql.encode())
         except PsycopgError as error:
             raise self.broken(error) from error
         yield from self._results(self.answer_s)
-        self._prepared.add(name)
+        self._repeated = sql
 
-    def _again(self, name: str, values: Sequence[bytes | None], binary: bool) -> Generator[Need, bool, Answer]:
+    def _again(self, values: Sequence[bytes | None], binary: bool) -> Generator[Need, bool, Answer]:
         self.warnings.clear()
         try:
-            self.conn.send_query_prepared(name.encode(), values, result_format=int(binary))
+            self.conn.send_query_prepared(b"", values, result_format=int(binary))
         except PsycopgError as error:
             raise self.broken(error) from error
         return (yield from self._answer(self.answer_s))
@@ -297,6 +345,7 @@ class Link:
     def send(self, sql: str) -> None:
         """Begins run(); answer() ends it."""
         self.warnings.clear()
+        self._repeated = ""
         try:
             self.conn.send_query(sql.encode())
         except PsycopgError as error:
@@ -317,6 +366,7 @@ class Link:
     def _results(self, seconds: float) -> Generator[Need, bool, list[pq.abc.PGresult]]:
         conn = self.conn
         end = time.monotonic() + seconds
+        last = end + max(0.0, _ANSWER_S_MAX - seconds) if self.patient else end
         results = []
         refused: Refused | None = None
         try:
@@ -331,7 +381,7 @@ class Link:
                         self.begin_behind()
                         raise self.broken(f"no answer for {seconds:g} s")
                     conn.consume_input()
-                    end = time.monotonic() + seconds
+                    end = min(time.monotonic() + seconds, last)
                     unsent = unsent and conn.flush() != 0
                 result = conn.get_result()
                 if result is None:
@@ -374,6 +424,17 @@ class Link:
         self.close()
         return JournalUnreachable(f"{self.shown}: {_line(str(error))}")
 
+    def refuse(self, error: Refused) -> NoReturn:
+        """What a refusal comes to where all can be begun anew. Raises JournalUnreachable when that may help.
+
+        Raises JournalLocked when this user may not, else the error itself.
+        """
+        if error.passing:
+            raise self.broken(error) from error
+        if error.state == "42501":
+            raise JournalLocked(f"{self.shown}: {error}") from error
+        raise error
+
     def close(self) -> None:
         """May be called again, also while somebody waits for an answer."""
         conn = self.give_up()
@@ -383,7 +444,7 @@ class Link:
     def give_up(self) -> pq.abc.PGconn | None:
         """Has no connection from now on, and gives the one that there was, for finish()."""
         conn, self._conn = self._conn, None
-        self._prepared.clear()
+        self._repeated = ""
         return conn
 
 

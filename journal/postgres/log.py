@@ -185,15 +185,18 @@ class PostgresLog(SharedLog):
     def open(self) -> None:
         link = self._link
         self._reader.connect()
-        self.created = tables_of.make(link, self.schema)
+        try:
+            self.created = tables_of.make(link, self.schema)
+            weak = [name for name in ("fsync", "full_page_writes") if link.execute(f"SHOW {name}").rows[0][0] == b"off"]
+        except Refused as error:
+            link.refuse(error)
         if link.pooled:
             self._log(
                 "journal: a pooler stands before the database: give the address of the database itself, "
                 "for sessions are shared there"
             )
-        for name in ("fsync", "full_page_writes"):
-            if link.execute(f"SHOW {name}").rows[0][0] == b"off":
-                self._log(f"journal: the database runs with {name}=off: a loss of power there may cost everything")
+        for name in weak:
+            self._log(f"journal: the database runs with {name}=off: a loss of power there may cost everything")
 
     def replay(self) -> Iterator[Record]:
         """Every record that still counts, oldest first."""
@@ -202,7 +205,10 @@ class PostgresLog(SharedLog):
                 yield Record(key, kind, payload, segment)
 
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
-        yield from self._reader.batches()
+        try:
+            yield from self._reader.batches()
+        except Refused as error:
+            self._link.refuse(error)
         self.high_water = self._reading.high_water
         self._tables.made |= self._reader.spare
 

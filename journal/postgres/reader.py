@@ -136,7 +136,7 @@ class Reader:
                 raise JournalForked(
                     f"{self.link.shown}: segment {number} was dropped before this node had read it"
                 ) from error
-            raise JournalUnreachable(f"{self.link.shown}: {error}") from error
+            raise self.link.broken(error) from error
         findings = len(reading.findings)
         batches: list[tuple[int, list[Row]]] = []
         for seq, packed in chunk:
@@ -180,5 +180,5 @@ class Reader:
             f"- octet_length(packed) AS before FROM (SELECT seq, packed FROM {self._schema}.seg_{number} "
             f"WHERE seq > $1::bigint ORDER BY seq LIMIT {_CHUNK_ROWS}) a) b WHERE before < {_CHUNK_BYTES} ORDER BY seq"
         )
-        answer = self.link.execute_again(f"r{number}", sql, (str(self.reading.place).encode(),), binary=True)
+        answer = self.link.execute_again(sql, (str(self.reading.place).encode(),), binary=True)
         return [(int.from_bytes(seq or b"", "big"), packed or b"") for seq, packed in answer.rows]

@@ -51,7 +51,7 @@ INSERT INTO {0}.segment VALUES({1}, {2});
 """A table of rows, made ahead: `first_seq` is a number that none of its rows is below."""
 _MAKE: Final = """
 SELECT pg_advisory_xact_lock({lock}, hashtext('{schema}'));
-CREATE SCHEMA IF NOT EXISTS {schema};
+DO $$ BEGIN IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF; END $$;
 {tables}
 {segment}
 INSERT INTO {schema}.meta VALUES('version', {version});
@@ -95,7 +95,8 @@ def require(link: Link, schema: str) -> bool:
 def make(link: Link, schema: str, version: int = VERSION) -> bool:
     """Makes the schema where it is missing, in one transaction. Returns whether it was missing.
 
-    Raises JournalLocked when this user may not, JournalNewer and JournalDamaged as require().
+    Raises JournalLocked when this user may not, JournalNewer and JournalDamaged as require(). Raises Refused when the
+    same may succeed later.
     """
     if require(link, schema):
         return False
@@ -106,6 +107,8 @@ def make(link: Link, schema: str, version: int = VERSION) -> bool:
     except Refused as error:
         if error.state in ("42P07", "23505", "42P06") and require(link, schema):
             return False  # another node was quicker
+        if error.passing:
+            raise
         raise JournalLocked(f"{link.shown}: schema {schema} cannot be made: {error}") from error
     return True
 

@@ -14,16 +14,14 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Final
 
-from journal.errors import JournalError, JournalFailed, JournalLocked, JournalUnreachable
+from journal.errors import JournalFailed, JournalLocked, JournalUnreachable
 from journal.postgres.format import ENTRY, HEAD_BYTES, whole_keys
-from journal.postgres.link import Answer, Link, Need, Refused
+from journal.postgres.link import RELINK, Answer, Link, Need, Refused
 from journal.postgres.schema import SEGMENT
 
 FENCED: Final = "GV001"
 """The SQLSTATE with which a DDL of an old epoch is refused."""
 SETTINGS: Final = "SET synchronous_commit = off"
-PASSING: Final = ("40", "53", "55", "57", "58")
-"""Classes of errors after which the same statement may succeed: conflicts, no room, locks, cancelled, the system."""
 _REST_S: Final = 0.1
 """How long the work rests after such an error, and when the database cannot be reached."""
 _LOCK_MS: Final = 100
@@ -213,7 +211,9 @@ class Tables:
                     self._over = True
                     self.fenced()
                     return
-                if not error.state.startswith(PASSING):
+                if error.state in RELINK:
+                    self.link.close()
+                elif not error.passing:
                     raise JournalFailed(f"journal: the tables of segments cannot be changed: {error}") from error
                 self.full = error.state == "53100"
                 yield from self._rest()
@@ -243,7 +243,7 @@ class Tables:
         try:
             answer = yield from self.link.asking(looking(self.schema, victim), (str(self._seen).encode(),), binary=True)
         except Refused as error:
-            if error.state.startswith(PASSING):
+            if error.passing:
                 raise
             raise JournalFailed(f"journal: segment {victim} cannot be read: {error}") from error
         self._looks -= 1
@@ -276,8 +276,3 @@ class Tables:
             self._work.close()
             self._work = None
         self.link.close()
-
-
-def is_passing(error: JournalError) -> bool:
-    """Whether the same statement may succeed later."""
-    return isinstance(error, Refused) and error.state.startswith(PASSING)

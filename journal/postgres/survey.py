@@ -102,7 +102,7 @@ class Snapshot:
         last = -1
         while True:
             try:
-                answer = self._link.execute_again(f"r{number}", sql, (b"%d" % last,), binary=True)
+                answer = self._link.execute_again(sql, (b"%d" % last,), binary=True)
             except Refused as error:
                 raise JournalDamaged(f"{self.place.shown}: segment {number} cannot be read: {error}") from error
             if not answer.rows:

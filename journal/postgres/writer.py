@@ -19,14 +19,11 @@ from psycopg.errors import Error as PsycopgError
 from journal.errors import JournalFailed, JournalForked, JournalUnreachable
 from journal.log import SyncPoint
 from journal.postgres.format import HEAD_BYTES, MORE, ROW_BYTES, ROW_RECORDS, SEALED, Entry, pack, record_bytes
-from journal.postgres.link import UNREACHABLE, Link, Refused, finish, refusal
-from journal.postgres.segments import PASSING
+from journal.postgres.link import RELINK, UNREACHABLE, Link, Refused, finish, refusal
 
 _OK: Final = int(pq.ExecStatus.COMMAND_OK)
 _BINARY: Final = (1, 1, 1)
 _RETRY_S: Final = 0.1
-_CUT: Final = ("25006", "26000")
-"""The database takes no writes any more, or has forgotten the session: another link is needed."""
 
 
 class Load:
@@ -106,7 +103,7 @@ class Writer:
         self._flights: list[Flight] = []
         self._sent = False  # whether a statement is under way
         self._preparing = False
-        self._prepared: set[int] = set()
+        self._prepared = 0  # the segment whose insert the session knows
         self._result: pq.abc.PGresult | None = None
         self._retry_s = 0.0  # when the row is sent again; 0: nothing to be sent again
         self._points: deque[CommitPoint] = deque()
@@ -188,14 +185,14 @@ class Writer:
         flight = self._flights[0]
         try:
             conn = self.link.conn
-            if flight.segment in self._prepared:
-                name = b"i%d" % flight.segment
+            if flight.segment == self._prepared:
                 conn.send_query_prepared(
-                    name, (self._epoch_bytes, flight.seq.to_bytes(8, "big"), flight.packed), _BINARY, 1
+                    b"", (self._epoch_bytes, flight.seq.to_bytes(8, "big"), flight.packed), _BINARY, 1
                 )
             else:
+                # Without a name: it takes the place of the last segment's, so that the session does not grow.
                 self._preparing = True
-                conn.send_prepare(b"i%d" % flight.segment, self._insert(flight.segment))
+                conn.send_prepare(b"", self._insert(flight.segment))
             self._sent = True
             if conn.flush():
                 self.wants_write = True
@@ -243,7 +240,7 @@ class Writer:
             return
         if self._preparing:
             self._preparing = False
-            self._prepared.add(self._flights[0].segment)
+            self._prepared = self._flights[0].segment
             self._transmit()
             return
         if self.link.warnings:
@@ -280,9 +277,9 @@ class Writer:
         self.link.warnings.clear()
         self._preparing = False
         state = refused.state
-        if not self.link.up or state.startswith(UNREACHABLE) or state in _CUT or not state:
+        if not self.link.up or state.startswith(UNREACHABLE) or state in RELINK or not state:
             self._lose(str(refused))
-        elif state.startswith(PASSING):
+        elif refused.passing:
             self.full = state == "53100"
             self._retry_s = time.monotonic() + _RETRY_S
         else:
@@ -317,7 +314,7 @@ class Writer:
         conn = self.link.give_up()
         self.wants_write = self._sent = self._preparing = False
         self._retry_s = 0.0
-        self._prepared.clear()
+        self._prepared = 0
         self._result = None
         if conn is not None:
             self.rewired()
