@@ -162,7 +162,7 @@ class Log:
 
     @property
     def dirty(self) -> bool:
-        """Whether something was appended and not committed."""
+        """Whether commit() has something to do: to write what was appended, or to raise a failure that showed since."""
         raise NotImplementedError
 
     def admits(self, size: int) -> bool:

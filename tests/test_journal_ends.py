@@ -467,3 +467,36 @@ def test_a_sync_beside_one_that_fails_proves_nothing(tmp_path: Path, monkeypatch
     with pytest.raises(JournalFailed):
         file.sync()
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("ask", ["admits", "facts", "segments"])
+@pytest.mark.parametrize("what", ["gone", "another's"])
+def test_a_directory_that_goes_is_the_end_at_the_next_commit(rig: Rig, ask: str, what: str) -> None:
+    """Whoever asks the journal something is in the middle of a command: no exception may come out there."""
+    for key in range(1, 11):
+        rig.put(key, 100)
+    rig.journal.commit()
+    rig.settle()
+    folder = Path(rig.journal.directory)
+    away = folder.rename(folder.with_name("elsewhere"))
+    if what == "another's":
+        folder.write_bytes(b"")
+    if ask == "facts":
+        rig.journal.facts()
+    elif ask == "segments":
+        rig.journal.segments(10)
+    else:
+        asked = 0
+        while rig.journal.admits(100_000):
+            asked += 1
+            assert asked < 1000, "the directory is never looked at"
+    if ask == "admits" or what == "another's":  # the files of a segment that is gone take nothing, which is an answer
+        assert rig.journal.dirty
+        with pytest.raises(JournalFailed, match=folder.name) as failure:
+            rig.journal.commit()
+        assert failure.value.unexpected is None, "it is no fault of the program"
+    folder.unlink(missing_ok=True)
+    away.rename(folder)
+    rig.journal.abandon()
+    rig.open()
+    rig.close()

@@ -109,6 +109,7 @@ class Journal(Log):
         self._parts = 0  # how many parts of a large payload stand in the current segment, without their last
         self._slack = 0  # bytes that puts may take before the next look at the disk
         self._refusing = False
+        self._lost = False  # whether the directory did not answer a question; the next commit raises
 
     # --- start
 
@@ -197,7 +198,7 @@ class Journal(Log):
 
     @property
     def dirty(self) -> bool:
-        return bool(self._batch)
+        return bool(self._batch) or self._lost
 
     def append(self, key: int, kind: int, payload: bytes) -> None:
         number = self._number
@@ -323,6 +324,11 @@ class Journal(Log):
         self._worker.fail(error)
         raise_failure(error)
 
+    def _lose(self, error: OSError) -> None:
+        """The directory does not answer. Who asked is in the middle of something, so the failure is the commit's."""
+        self._worker.fail(error)
+        self._lost = True
+
     def _refuse(self) -> NoReturn:
         self._worker.check()
         raise AssertionError("the journal is not started")
@@ -334,9 +340,13 @@ class Journal(Log):
             return False
         need = self._room.of_put(size)
         if self._slack < need:
-            self._slack = self._room.granted(self._segments.left_for_puts(), need)
+            try:
+                self._slack = self._room.granted(self._segments.left_for_puts(), need)
+                if self._slack < need:
+                    self._say_refusing(True)
+            except OSError as error:
+                self._lose(error)
         if self._slack < need:
-            self._say_refusing(True)
             return False
         self._slack -= need
         return True
@@ -449,18 +459,27 @@ class Journal(Log):
 
     def facts(self) -> Facts:
         segments = self._segments
+        try:
+            disk_bytes = segments.disk_bytes
+        except OSError as error:
+            self._lose(error)
+            disk_bytes = 0
         return Facts(
             oldest=segments.oldest,
             current=segments.current,
             segment_bytes=self._room.segment_bytes,
             records_written=self.records_written,
             records_moved=self.records_moved,
-            disk_bytes=segments.disk_bytes,
+            disk_bytes=disk_bytes,
             live_bytes=self.live.total_bytes,
         )
 
     def segments(self, most: int) -> list[SegmentState]:
-        return self._segments.states(most)
+        try:
+            return self._segments.states(most)
+        except OSError as error:
+            self._lose(error)
+            return []
 
     def close(self) -> None:
         """Commits, syncs and seals everything and gives the directory back. Raises JournalFailed."""
