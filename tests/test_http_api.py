@@ -287,7 +287,7 @@ def test_a_client_waits_since_its_wait_began_whatever_it_sent_when() -> None:
     """The first one since the second of two reserves that came together, the other although it went on sending."""
     clock = ManualClock()
     inside = Inside(clock=lambda: clock.ns)
-    inside.house.look_at = lambda channel: ("", "", 0)
+    inside.house.look_at = lambda channel: ("", "", 0, 0)
     first, other = Deaf(inside.session()), Deaf(inside.session(b"watch b\r\nignore default\r\n"))
     for channel in first, other:
         inside.turn.join(channel)

@@ -276,7 +276,8 @@ def test_whatever_is_asked_for_is_one_of_two_formats(accept: str) -> None:
 @pytest.mark.slow
 def test_promtool_finds_nothing_to_say(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
     port = free_port()
-    server = start_server("--http", str(port), "-b", str(tmp_path / "j"), "-f0", "--max-journal-bytes", "20000000")
+    journal = ("-b", str(tmp_path / "j"), "-f0", "--max-journal-bytes", "20000000")
+    server = start_server("--http", str(port), "--io-processes", "1", *journal)
     with Client(server.connect()) as client:
         client.ask(b"watch mail")
         client.ask(b"use mail")
@@ -297,6 +298,10 @@ def test_promtool_finds_nothing_to_say(start_server: Callable[..., ServerProcess
     assert metrics[key("geventstalk_journal_commit_records_bucket", le="+Inf")] >= 2
     for name in ("resident_memory_bytes", "open_fds", "cpu_seconds_total", "start_time_seconds"):
         assert metrics[key("process_" + name)] > 0, name
+    assert metrics[key("geventstalk_front_processes")] == metrics[key("geventstalk_front_connections", front="1")] == 1
+    assert metrics[key("geventstalk_front_restarts_total")] == 0
+    assert metrics[key("geventstalk_front_cpu_seconds_total", front="1")] > 0
+    assert metrics[key("geventstalk_front_resident_memory_bytes", front="1")] > 1_000_000
     # Those of a cluster are test_node.py's.
     assert set(re.findall(r"^\| `(?!geventstalk_cluster_)(\w+)`", DOCS.read_text(), re.M)) == {
         re.sub(r"_(bucket|count|sum)$", "", name) if "_seconds" in name or "_records" in name else name

@@ -100,6 +100,15 @@ class NodeView(Protocol):
         """How many connections it passes through."""
 
 
+class FrontsView(Protocol):
+    """What HTTP sees of front-end processes."""
+
+    restarts: int
+
+    def seen(self) -> list[tuple[int, int, int]]:
+        """Of each front-end process that there is: its place, from 1 on, its pid, and how many clients it has."""
+
+
 class House:
     """`facts` gives the server's facts, as `stats` has them; `drain` begins or ends draining."""
 
@@ -128,13 +137,15 @@ class House:
         self.commands: list[int] = []  # how often each command was given, by its code
         self.audit = Audit(None, log)
         self.node: NodeView | None = None  # with a journal that several nodes share
+        self.fronts: FrontsView | None = None  # with front-end processes
         self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # they hear of progress of work on many jobs
         self.history: Final = History()
         self.sparks: Final = Sparks()
         self.memory_limit_bytes = memory_limit_bytes()
         self.replay_s = 0.0
-        self.look_at: Callable[[Channel], tuple[str, str, int]] = _nothing
-        """A client's address, where it came in, and how many bytes of replies it has not taken."""
+        self.look_at: Callable[[Channel], tuple[str, str, int, int]] = _nothing
+        """A client's address, where it came in, how many bytes of replies it has not taken, and how many that it sent
+        have not come to its session."""
         self.hang_up: Callable[[Channel], None] = _nothing
         """Ends a connection as if its client had hung up."""
         self.replayed = False  # until then the engine has only some of the jobs, and is nobody's to look at

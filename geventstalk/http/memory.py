@@ -1,11 +1,30 @@
-"""How much memory the process takes, and how much it may take."""
+"""How much memory a process takes, and how much this one may take; what the system counts of another one."""
 
 from __future__ import annotations
 
+import os
 import resource
-from typing import Final
+from typing import Final, NamedTuple
 
 _PAGE_BYTES: Final = resource.getpagesize()
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Used(NamedTuple):
+    """What a process has used and uses."""
+
+    processor_s: float
+    resident_bytes: int
+
+
+def used_by(pid: int) -> Used | None:
+    """None when there is no such process any more."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return Used((int(words[11]) + int(words[12])) / _TICKS, int(words[21]) * _PAGE_BYTES)
 
 
 def resident_bytes() -> int:

@@ -28,6 +28,7 @@ from geventstalk.core.tube import Tube
 from geventstalk.durable.store import COMMIT_BOUNDS
 from geventstalk.http import views
 from geventstalk.http.house import ACTIVE, Failed, House
+from geventstalk.http.memory import used_by
 from geventstalk.http.slices import Pace, page
 from geventstalk.wire.stats import COMMANDS
 
@@ -96,6 +97,7 @@ class Metrics:
         yield from self._of_journal()
         yield from self._of_cluster()
         yield from self._of_process()
+        yield from self._of_fronts()
         yield from self._of_tubes(pace)
 
     def _of_server(self) -> Iterator[_Family]:
@@ -193,6 +195,30 @@ class Metrics:
         for metric in found:
             lines = [(each.name.removeprefix(metric.name), each.labels, each.value) for each in metric.samples]
             yield _Family(metric.name, metric.documentation, metric.type, lines)
+
+    def _of_fronts(self) -> Iterator[_Family]:
+        fronts = self._house.fronts
+        if fronts is None:
+            return
+        seen = [({"front": str(place)}, clients, used_by(pid)) for place, pid, clients in fronts.seen()]
+        yield _value("geventstalk_front_processes", "Front-end processes.", len(seen))
+        text = "How often a front-end process ended and another one was started."
+        yield _count("geventstalk_front_restarts", text, fronts.restarts)
+        yield _gauge(
+            "geventstalk_front_connections",
+            "Connections of each front-end process.",
+            [("", labels, clients) for labels, clients, _ in seen],
+        )
+        yield _counter(
+            "geventstalk_front_cpu_seconds",
+            "Processor time of each front-end process.",
+            [("_total", labels, used.processor_s) for labels, _, used in seen if used is not None],
+        )
+        yield _gauge(
+            "geventstalk_front_resident_memory_bytes",
+            "Memory of each front-end process.",
+            [("", labels, used.resident_bytes) for labels, _, used in seen if used is not None],
+        )
 
     def _of_tubes(self, pace: Pace) -> Iterator[_Family]:
         engine, most = self._house.engine, self._house.settings.max_tube_series

@@ -227,7 +227,7 @@ def growth(per_second: dict[str, dict[str, float]]) -> float:
 def connection(house: House, channel: Channel, now_ns: int) -> Json:
     """A client of the beanstalk port."""
     client = channel.session
-    address, listener, output_bytes = house.look_at(channel)
+    address, listener, output_bytes, queued_bytes = house.look_at(channel)
     return {
         "number": client.number,
         "address": address,
@@ -240,7 +240,7 @@ def connection(house: House, channel: Channel, now_ns: int) -> Json:
         "reserved": len(client.reserved),
         "waiting_s": (now_ns - client.wait_since_ns) / SECOND_NS if client.waiting else None,
         "held_up": client.held_up and house.engine.held,
-        "input_bytes": client.pending_bytes,
+        "input_bytes": client.pending_bytes + queued_bytes,
         "output_bytes": output_bytes,
         "producer": client.producer,
         "worker": client.worker,

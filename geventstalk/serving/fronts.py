@@ -68,6 +68,7 @@ class Fronts(Owner):
         self._opened = False  # whether fronts were told to accept
         self._catching_up: Any = gevent.get_hub().loop.timer(CATCH_UP_S)
         self._greeted = False  # whether one ever was ready
+        self.restarts = 0
 
     def start(self) -> None:
         """Raises OSError when a process cannot be started."""
@@ -127,9 +128,14 @@ class Fronts(Owner):
         self._accepts = self._opened = False
         self._say(f.frame(0, f.REST))
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes if process is not None]
+    def seen(self) -> list[tuple[int, int, int]]:
+        """Of each process that there is: its place, from 1 on, its pid, and how many clients it has."""
+        pairs = enumerate(zip(self._processes, self._links, strict=True), 1)
+        return [
+            (place, process.pid, 0 if link is None else len(link.clients))
+            for place, (process, link) in pairs
+            if process is not None
+        ]
 
     def finish(self) -> None:
         """What was said reaches the clients that take it at once, and the fronts end."""
@@ -201,6 +207,7 @@ class Fronts(Owner):
                     process.pid,
                     code,
                 )
+                self.restarts += 1
                 # Whoever was to accept a connection and could not leaves it to the others.
                 if self._opened:
                     self._say(f.frame(0, f.ACCEPT))

@@ -77,7 +77,7 @@ class FrontClient(Channel):
         self._unsent: list[memoryview] = []  # replies beyond the window
         self._out_room = f.OUT_BYTES_MAX  # what of replies may still go to the front
         self._queue: deque[bytes] = deque()  # input that the session cannot have yet
-        self._queued_bytes = 0
+        self.queued_bytes = 0  # how much that is
         self._in_room = f.IN_BYTES  # what the front may still send
         self._in_bytes = f.IN_BYTES  # what it may send when nothing is queued
         self._ended = False  # the front said that no input follows
@@ -90,7 +90,7 @@ class FrontClient(Channel):
         self._in_room -= len(data)
         if self._queue or not self._may_take():
             self._queue.append(data)
-            self._queued_bytes += len(data)
+            self.queued_bytes += len(data)
             self.heard_ns = monotonic_ns()
             self._count_ahead()
         else:
@@ -176,7 +176,7 @@ class FrontClient(Channel):
             self._all_unsent.take(piece.obj)
         self._unsent.clear()
         self._queue.clear()
-        self._queued_bytes = 0
+        self.queued_bytes = 0
         self._all_ahead.change(self._ahead_bytes, 0)
         self._ahead_bytes = 0
         self._all_ahead.forget(self)
@@ -213,7 +213,7 @@ class FrontClient(Channel):
                 self._step(b"")
         elif self._queue:
             data = self._queue.popleft()
-            self._queued_bytes -= len(data)
+            self.queued_bytes -= len(data)
             self._step(data)
         elif self._ended and (not session.eof or session.unread):
             session.unread = False
@@ -227,13 +227,13 @@ class FrontClient(Channel):
 
     def _step(self, data: bytes | None) -> None:
         self._give(self, data)
-        if self._ahead_bytes or self._queued_bytes or self.session.waiting:
+        if self._ahead_bytes or self.queued_bytes or self.session.waiting:
             self._count_ahead()
         if self.session.out_bytes > OUT_BYTES_MIN:
             self._all_unsent.made(self.session.out_bytes)
 
     def _count_ahead(self) -> None:
-        ahead_bytes = self._queued_bytes + self.session.pending_bytes
+        ahead_bytes = self.queued_bytes + self.session.pending_bytes
         if ahead_bytes != self._ahead_bytes:
             self._all_ahead.change(self._ahead_bytes, ahead_bytes)
             self._ahead_bytes = ahead_bytes
@@ -251,7 +251,7 @@ class FrontClient(Channel):
                 most = DEEP_BYTES_MAX
             room = min(most - self._ahead_bytes, f.IN_BYTES_MAX)
         else:
-            room = (AHEAD_BYTES_MIN if crowded else self._in_bytes) - self._queued_bytes
+            room = (AHEAD_BYTES_MIN if crowded else self._in_bytes) - self.queued_bytes
         more = room - self._in_room
         if more > 0 and not self._ended:
             self._in_room += more

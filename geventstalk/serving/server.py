@@ -259,6 +259,7 @@ class Server:
         house.commands = self._service.commands
         house.look_at = self._look_at
         house.hang_up = self._hang_up
+        house.fronts = self._fronts
         house.listen = [full_address_of(each) for each in self._listeners]
         house.http = [full_address_of(each) for each in site.listeners]
         self._house = house
@@ -274,12 +275,12 @@ class Server:
         self._guests = share
         return acceptors
 
-    def _look_at(self, channel: Channel) -> tuple[str, str, int]:
-        """A client's address, where it came in, and the replies that it has not taken."""
+    def _look_at(self, channel: Channel) -> tuple[str, str, int, int]:
+        """A client's address, where it came in, replies that it has not taken, and input that its session has not."""
         if isinstance(channel, Connection):
-            return peer_of(channel.socket), own_end_of(channel.socket), channel.output_bytes
+            return peer_of(channel.socket), own_end_of(channel.socket), channel.output_bytes, 0
         client = _client_of_front(channel)
-        return client.peer, client.own_end, client.output_bytes
+        return client.peer, client.own_end, client.output_bytes, client.queued_bytes
 
     def _hang_up(self, channel: Channel) -> None:
         if isinstance(channel, Connection):
