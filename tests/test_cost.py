@@ -37,6 +37,8 @@ RESERVE = b"reserve-with-timeout 0\r\n"
 needs_strace = pytest.mark.skipif(bool(strace_problem()), reason=strace_problem() or "strace works")
 CLIENTS = 20
 COMMANDS = 30
+PIPELINE = 18
+"""So many puts are shorter than what is asked for in one read after short pieces. What is longer takes another read."""
 LOOP = {"epoll_wait", "epoll_pwait", "getpid"}
 """Calls of the event loop itself. It makes more of them while the server lingers, at nobody's cost."""
 ALLOCATOR = {"brk", "madvise", "mmap", "munmap"}
@@ -121,8 +123,8 @@ def test_a_command_takes_one_read_and_one_write_and_nothing_else(traced: Traced)
             assert client.ask(b"delete %d" % number) == b"DELETED\r\n"
 
     def pipelined() -> None:
-        client.send(PUT * COMMANDS)
-        for _ in range(COMMANDS):
+        client.send(PUT * PIPELINE)
+        for _ in range(PIPELINE):
             assert client.reply().startswith(b"INSERTED ")
 
     calls = traced.count(one_by_one)
@@ -161,9 +163,9 @@ FLAT_TIME = 6.0
 ROUNDS = 20
 WARM_UPS = 6
 """One more than Python 3.12 needs, twice over."""
-INSTRUCTIONS_MAX = 11_790
-"""What a cycle and a handover may take: 5.2 % more than the 11,212 that they took before latencies were measured, and
-before bodies could be somewhere else than in memory."""
+INSTRUCTIONS_MAX = 11_970
+"""What a cycle and a handover may take: 6.8 % more than the 11,212 before latencies were measured, before bodies could
+be elsewhere than in memory, and before the compiled build had loops of its own for lines and numbers."""
 COUNTED_ON = (3, 11)
 is_pure = str(engine_module.__file__).endswith(".py")
 

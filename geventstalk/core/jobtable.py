@@ -37,12 +37,13 @@ class JobTable:
     The newest page stays while it is empty: where each job leaves before the next comes, each would make a page.
     """
 
-    __slots__ = ("_newest", "_numbers", "_pages", "_spare", "count", "most")
+    __slots__ = ("_newest", "_newest_page", "_numbers", "_pages", "_spare", "count", "most")
 
     def __init__(self) -> None:
         self._pages: dict[int, _Page] = {}
         self._numbers = Order()  # the same pages, in order, all of rank 0
         self._newest = -1
+        self._newest_page: _Page | None = None  # most of what happens is to the newest jobs: found without the dict
         self._spare: _Page | None = None  # an empty one, for the next
         self.count: i64 = 0
         self.most: i64 = 0  # about how many there have been at once, since the caller set it to `count`
@@ -51,13 +52,14 @@ class JobTable:
         return int(self.count)
 
     def get(self, id: int) -> Job | None:
-        page = self._pages.get(id >> _PAGE_BITS)
+        number = id >> _PAGE_BITS
+        page = self._newest_page if number == self._newest else self._pages.get(number)
         return None if page is None else page.slots[id & _PAGE_MASK]
 
     def add(self, job: Job) -> None:
         """Adds a job whose id is not in the table."""
         number = job.id >> _PAGE_BITS
-        page = self._pages.get(number)
+        page = self._newest_page if number == self._newest else self._pages.get(number)
         if page is None:
             page = self._add_page(number)
         page.slots[job.id & _PAGE_MASK] = job
@@ -68,15 +70,16 @@ class JobTable:
         if self.count > self.most:
             self.most = self.count
         before = self._newest
-        if number > before:
-            self._newest = number
-            if before >= 0 and not self._pages[before].count:
-                self._drop_page(before)
+        if number > before >= 0 and not self._pages[before].count:
+            self._drop_page(before)
         spare = self._spare
         page = _Page() if spare is None else spare
         self._spare = None
         self._pages[number] = page
         self._numbers.push(0, number)
+        if number > before:
+            self._newest = number
+            self._newest_page = page
         return page
 
     def _drop_page(self, number: int) -> None:
@@ -95,7 +98,8 @@ class JobTable:
     def remove(self, id: int) -> None:
         """Removes the job with an id that is in the table."""
         number = id >> _PAGE_BITS
-        page = self._pages[number]
+        page = self._newest_page if number == self._newest else self._pages[number]
+        assert page is not None
         page.slots[id & _PAGE_MASK] = None
         page.count -= 1
         self.count -= 1
@@ -110,6 +114,7 @@ class JobTable:
             page.count = sum([job is not None for job in page.slots])
             numbers.push(0, number)
         self._newest = max(pages, default=-1)
+        self._newest_page = pages.get(self._newest)
         self.count = sum([page.count for page in pages.values()])
         self._pages = pages
         self._numbers = numbers
@@ -176,6 +181,8 @@ class JobTable:
             page.count = before.count
             del self._pages[number]  # with its key
             self._pages[number] = page
+            if number == self._newest:
+                self._newest_page = page
             number = int(self._numbers.at_least(0, number + 1))
         self._spare = None
         return EMPTY if number == EMPTY else number << _PAGE_BITS

@@ -89,7 +89,8 @@ class Places:
         state = job.state
         if state == RESERVED:
             holder = self.clients[job.holder]
-            holder.reserved.pop(job.id, None)  # leave() may have taken the job to `leaving`
+            if job.id in holder.reserved:  # leave() may have taken the job to `leaving`
+                del holder.reserved[job.id]
             if holder.reserved or holder.leaving:
                 holder.deadlines.discard(job.rank, job.id)
             else:

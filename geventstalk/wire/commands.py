@@ -67,6 +67,8 @@ SKIP_LINE: Final = -1
 _PUTS_UNWATCHED: Final = 32
 """Puts between two looks at the memory, where it is limited."""
 
+_QUICK_ID_MAX: Final = (1 << 62) - 1
+"""The compiled build compares integers up to here directly, and others by a call."""
 _FOR_EVER: Final = -1
 # What an awaited body is for.
 _FOR_RESERVE: Final = 1
@@ -104,7 +106,7 @@ class Service:
         self.tell = tell if tell is not None else _raise_again
         self.out_bytes_max = OUT_BYTES_MAX  # whoever sends the replies lowers it while too many of them wait
         self.commands = [0] * p.COMMANDS  # how often each command was given, by its code; every session counts here
-        self.free_until = 1 << ID_MAX_BITS  # a put whose job would get this id, or a later one, may be refused
+        self.free_until = _QUICK_ID_MAX  # a put whose job would get this id, or a later one, may be refused
         self.silent = False  # with Engine.held: nobody's commands are executed, whatever they are
         self.refuses = False  # puts, also while Engine.held; see refuse()
         self._has_memory: Callable[[], bool] | None = None

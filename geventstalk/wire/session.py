@@ -12,6 +12,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from geventstalk._build import BUILD
 from geventstalk.core.job import Job
 from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB
 from geventstalk.wire import protocol as p
@@ -28,8 +29,8 @@ jobs, looks at many tubes or writes a long reply is more: see Engine.work.
 _JOIN_BYTES_MAX: Final = 1 << 17
 """Replies of more bytes do not leave in one piece: to copy them would take longer than another system call."""
 _LINE_MAX: Final = p.LINE_BYTES_MAX - len(p.CRLF)
-_SHORT_INPUT: Final = _LINE_MAX
-"""So much is cut at its first CRLF at less cost than searched: 3 % of a request's work. No line in it is too long."""
+_SHORT_INPUT: Final = _LINE_MAX if BUILD == "pure" else -1
+"""Interpreted, so much is cut at its first CRLF at less cost than searched. No line in it is too long."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -179,7 +180,7 @@ class Session(Commands):
                     break
                 inbox, at = self._inbox, self._at
                 if at or len(inbox) > _SHORT_INPUT:
-                    end = inbox.find(p.CRLF, at)
+                    end = p.line_end(inbox, at)
                     if end < 0:
                         self._shorten_line()
                         break
