@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Mapping
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import gevent
 
@@ -24,7 +24,7 @@ from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK
 from geventstalk.leased import LeasedTurn
 from geventstalk.serving.acceptor import Acceptor
-from geventstalk.serving.connection import Connection
+from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors
 from geventstalk.serving.listen import advertised
 from geventstalk.serving.parking import Parking
@@ -150,7 +150,7 @@ class ClusterServer(Server):
         self._manager.starting("Looking for the database")
 
     def _connect(self, sock: socket.socket, session: Session) -> Connection:
-        return _LeasedConnection(sock, session, self._turn.step, self._ahead, self._unsent, Parking(), self._leased)
+        return _LeasedConnection(sock, session, self._leased, self._ahead, self._unsent, Parking())
 
     def serve(self, sock: socket.socket) -> None:
         client: socket.socket | None = sock
@@ -353,19 +353,18 @@ class _LeasedConnection(Connection):
         self,
         sock: socket.socket,
         session: Session,
-        step: Any,
-        ahead: Any,
-        unsent: Any,
-        parking: Parking,
         turn: LeasedTurn,
+        ahead: Ahead,
+        unsent: Unsent,
+        parking: Parking,
     ) -> None:
-        super().__init__(sock, session, step, ahead, unsent, parking)
-        self._turn = turn
+        super().__init__(sock, session, turn, ahead, unsent, parking)
+        self._leased = turn
 
     def _write(self) -> None:
-        if not self._turn.speaks():
+        if not self._leased.speaks():
             self._writer.stop()
-            while not self._turn.speaks():
+            while not self._leased.speaks():
                 gevent.sleep(_MUTE_S)
             self._writer.start(self._parking.wake)
         super()._write()

@@ -1,30 +1,35 @@
 """One client's socket: a greenlet with blocking-style code around a session, and the bytes on their way to the client.
 
 This room must not know the engine or the journal. Each connection has one lasting read watcher: gevent's own recv()
-starts and stops a watcher each time, which costs a quarter of the speed of a plain request.
+starts and stops a watcher each time, which costs a quarter of the speed of a plain request. Nor does a plain request
+wake the greenlet: to go there and back is a quarter of a request's instructions. The event loop reads the request
+itself, and the session's step never yields.
 Invariant: replies leave only through send(). The turn calls send() after the commit that covers the replies. A watcher
-of the socket runs only in the state that it belongs to, and does nothing but wake the greenlet from its parking.
+of the socket runs only in the state that it belongs to. It wakes the greenlet from its parking for all but to read.
 """
 
 from __future__ import annotations
 
+import os
 import select
-from collections.abc import Callable
-from os import read, write
 from socket import SHUT_RDWR
 from socket import socket as Socket
 from time import monotonic
 from typing import Any, Final
 
+from geventstalk.core.job import SMALL_BYTES
 from geventstalk.gate import Channel
 from geventstalk.serving.parking import Parking
+from geventstalk.turn import Turn
 from geventstalk.wire.session import OUT_BYTES_MAX, Service, Session
 
 CHUNK_BYTES: Final = 1 << 16
 """The most that one read takes, so that no client keeps the others waiting."""
-_SHORT_BYTES: Final = 960
-"""How much a read asks for when the client's last piece was shorter than this. Memory for more than a kilobyte costs
-twice as much."""
+_SHORT_BYTES: Final = SMALL_BYTES
+"""How much a read asks for when the client's last pieces were shorter than this. Memory for more is the C library's, at
+several times the cost."""
+_SHORT_PIECES: Final = 8
+"""So many of them: a client that sends some puts and then the deletes of their jobs has pieces of all sizes."""
 _WRITE_BYTES_MAX: Final = 1 << 18
 """The most that one turn writes to a client. Without a limit, a client that reads quickly would get all of a large
 reply in one turn."""
@@ -56,6 +61,9 @@ SENDING: Final = 1  # for room in the socket: the client reads slowly, and the s
 PAUSED: Final = 2  # for the end of a turn or of a sync: replies have to leave before anything else is read or executed
 FULL: Final = 3  # for its reserve to end: the client sent so much behind it that the server looks only for a hangup
 OVER: Final = 4  # for nothing: the connection is over
+
+_read: Final = os.read  # found at once, and not by its name in two dicts
+_write: Final = os.write
 
 
 class Ahead:
@@ -134,26 +142,27 @@ class Unsent:
 
 
 class Connection(Channel):
-    """Call serve() in a greenlet of its own. `step` runs a piece of the session's work in the turn."""
+    """Call serve() in a greenlet of its own. `turn` runs the session's work, piece by piece."""
 
     def __init__(
         self,
         sock: Socket,
         session: Session,
-        step: Callable[[Channel, bytes | None], None],
+        turn: Turn,
         ahead: Ahead,
         unsent: Unsent,
         parking: Parking,
     ) -> None:
         super().__init__(session)
         self._socket = sock
-        self._fd = sock.fileno()
-        self._give = step
+        self._fd: Final[Any] = sock.fileno()
+        self._turn = turn
         self._all_ahead = ahead
         self._ahead_bytes = 0
         self._all_unsent = unsent
         self._unsent: list[memoryview] = []
-        self._ask_bytes = CHUNK_BYTES
+        self._ask_bytes: Any = CHUNK_BYTES  # Any: as an object, as read() wants it
+        self._short_pieces = 0  # how many in a row
         self._state = PAUSED
         self._parking = parking
         loop = parking.loop
@@ -180,6 +189,14 @@ class Connection(Channel):
             elif state == FULL:
                 self._look_for_hangup()
 
+    def _readable(self) -> None:
+        """For the event loop, as the callback of a watcher: the socket has bytes, or the end of the input."""
+        if self._next_state() == READING:
+            self._read()
+            if self._state != OVER:
+                return
+        self._parking.wake()
+
     # --- the turn's side
 
     def send(self, data: bytes) -> None:
@@ -191,7 +208,7 @@ class Connection(Channel):
         if self._state == OVER:
             return
         try:
-            sent = write(self._fd, data if len(data) <= _WRITE_BYTES_MAX else memoryview(data)[:_WRITE_BYTES_MAX])
+            sent = _write(self._fd, data if len(data) <= _WRITE_BYTES_MAX else memoryview(data)[:_WRITE_BYTES_MAX])
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -267,7 +284,7 @@ class Connection(Channel):
         elif self._state == FULL:
             self._check.stop()
         if state == READING:
-            self._reader.start(self._parking.wake)
+            self._reader.start(self._readable)
         elif state == SENDING:
             self._writer.start(self._parking.wake)
         elif state == FULL:
@@ -282,7 +299,7 @@ class Connection(Channel):
     # --- input and output
 
     def _step(self, data: bytes | None) -> None:
-        self._give(self, data)
+        self._turn.step(self, data)
         ahead_bytes = self.session.pending_bytes
         if ahead_bytes != self._ahead_bytes:
             self._all_ahead.change(self._ahead_bytes, ahead_bytes)
@@ -303,7 +320,7 @@ class Connection(Channel):
         elif ahead.total_bytes >= ALL_AHEAD_BYTES_MAX and ask_bytes > AHEAD_BYTES_MIN:
             ask_bytes = AHEAD_BYTES_MIN
         try:
-            data = read(self._fd, ask_bytes)
+            data = _read(self._fd, ask_bytes)
         except BlockingIOError:
             return
         except OSError:
@@ -317,7 +334,13 @@ class Connection(Channel):
             self.session.unread = False
             ahead.forget(self)
             self._become(PAUSED)
-        self._ask_bytes = _SHORT_BYTES if size < _SHORT_BYTES else CHUNK_BYTES
+        if size >= _SHORT_BYTES:
+            self._ask_bytes = CHUNK_BYTES
+            self._short_pieces = 0
+        elif self._short_pieces < _SHORT_PIECES:
+            self._short_pieces += 1
+        else:
+            self._ask_bytes = _SHORT_BYTES
         self._step(data or None)
 
     def _ask_for_less(self, ask_bytes: int) -> None:
@@ -332,7 +355,7 @@ class Connection(Channel):
         try:
             while self._unsent and left > 0:
                 piece = self._unsent[0]
-                sent = write(self._fd, piece[:left])
+                sent = _write(self._fd, piece[:left])
                 left -= sent
                 if sent == len(piece):
                     del self._unsent[0]

@@ -350,7 +350,7 @@ class Server:
                 self._trace.close(fd)
 
     def _connect(self, sock: socket.socket, session: Session) -> Connection:
-        return Connection(sock, session, self._turn.step, self._ahead, self._unsent, Parking())
+        return Connection(sock, session, self._turn, self._ahead, self._unsent, Parking())
 
     # --- connections whose sockets front-end processes have
 
