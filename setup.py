@@ -54,7 +54,7 @@ ROOMS = {
     "geventstalk/front": ["frames", "front"],
     "geventstalk/serving": ["clustered", "connection", "fronts", "linger", "link", "parking", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats"],
-    "journal": ["liveness", "log"],
+    "journal": ["liveness", "log", "packed", "plain"],
     "journal/postgres": ["compaction", "format", "log", "replay", "room", "writer"],
     "journal/sqlite": [
         "compaction",

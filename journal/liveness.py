@@ -6,8 +6,14 @@ Invariant: the live bytes of a segment are those of the records that a replay st
 
 from __future__ import annotations
 
-from array import array
 from typing import Final
+
+from mypy_extensions import i64
+
+if __file__.endswith(".so"):
+    from journal.packed import Page as Page
+else:
+    from journal.plain import Page as Page  # type: ignore[assignment]  # same interface; the tests run on both
 
 _PAGE_BITS: Final = 6
 """Pages of 64 keys. One old key keeps its whole page: with larger pages, old keys among many short-lived ones would
@@ -17,18 +23,6 @@ _PAGE_MASK: Final = _PAGE_KEYS - 1
 _BYTES_BITS: Final = 32
 """A number holds a segment and a size in 64 bits, 32 bits each: see SEGMENT_MAX in sqlite/format.py."""
 _BYTES_MASK: Final = (1 << _BYTES_BITS) - 1
-_ZEROS: Final = array("Q", bytes(8 * _PAGE_KEYS))
-
-
-class _Page:
-    """Two numbers for each key, `segment << 32 | bytes`: its whole record and its last change. 0 stands for none."""
-
-    __slots__ = ("changes", "count", "wholes")
-
-    def __init__(self) -> None:
-        self.wholes = array("Q", _ZEROS)
-        self.changes = array("Q", _ZEROS)
-        self.count = 0
 
 
 class Liveness:
@@ -43,49 +37,62 @@ class Liveness:
         self._segment = 0
         self._segment_bytes = 0
         self._others: dict[int, int] = {}
-        self._pages: dict[int, _Page] = {}
+        self._pages: dict[int, Page] = {}
+        self._last = -1  # the number of a page that is there, which most of what happens is about, or -1
+        self._last_page = Page()
+
+    def _page(self, number: int) -> Page | None:
+        if number == self._last:
+            return self._last_page
+        page = self._pages.get(number)
+        if page is not None:
+            self._last = number
+            self._last_page = page
+        return page
 
     def whole(self, key: int, segment: int, size: int) -> None:
         """A whole record was written: all earlier records of the key are dead."""
-        page = self._pages.get(key >> _PAGE_BITS)
+        number = key >> _PAGE_BITS
+        page = self._page(number)
         if page is None:
-            page = self._pages[key >> _PAGE_BITS] = _Page()
-        at = key & _PAGE_MASK
-        wholes = page.wholes
-        if wholes[at]:
+            page = self._pages[number] = Page()
+        at: i64 = key & _PAGE_MASK
+        if page.whole(at):
             self._drop(page, at)
         else:
             page.count += 1
             self.keys += 1
-        wholes[at] = segment << _BYTES_BITS | size
+        page.set_whole(at, _record(segment, size))
         self._grow(segment, size)
 
     def change(self, key: int, segment: int, size: int) -> None:
         """A change was written: the change before it is dead. Nothing happens for a key that is not live."""
-        page = self._pages.get(key >> _PAGE_BITS)
-        at = key & _PAGE_MASK
-        if page is None or not page.wholes[at]:
+        page = self._page(key >> _PAGE_BITS)
+        at: i64 = key & _PAGE_MASK
+        if page is None or not page.whole(at):
             return
-        before = page.changes[at]
+        before = page.change(at)
         if before:
             self._shrink(before)
             self.change_bytes -= before & _BYTES_MASK
         self.change_bytes += size
-        page.changes[at] = segment << _BYTES_BITS | size
+        page.set_change(at, _record(segment, size))
         self._grow(segment, size)
 
     def delete(self, key: int) -> None:
         """The key and all its records are dead. Nothing happens for a key that is not live."""
-        page = self._pages.get(key >> _PAGE_BITS)
-        at = key & _PAGE_MASK
-        if page is None or not page.wholes[at]:
+        number = key >> _PAGE_BITS
+        page = self._page(number)
+        at: i64 = key & _PAGE_MASK
+        if page is None or not page.whole(at):
             return
         self._drop(page, at)
-        page.wholes[at] = 0
+        page.set_whole(at, 0)
         page.count -= 1
         self.keys -= 1
         if not page.count:
-            del self._pages[key >> _PAGE_BITS]
+            del self._pages[number]
+            self._last = -1
 
     def has_page(self, key: int) -> bool:
         """Whether there is a page for the key's numbers. The first whole() of a key makes the page before all else."""
@@ -94,7 +101,7 @@ class Liveness:
     def segment_of(self, key: int) -> int:
         """The segment of the key's whole record; 0 when the key is not live."""
         page = self._pages.get(key >> _PAGE_BITS)
-        return 0 if page is None else page.wholes[key & _PAGE_MASK] >> _BYTES_BITS
+        return 0 if page is None else _segment(page.whole(key & _PAGE_MASK))
 
     def bytes_in(self, segment: int) -> int:
         """How many bytes are live in a segment."""
@@ -110,7 +117,7 @@ class Liveness:
             number << _PAGE_BITS | at
             for number, page in self._pages.items()
             for at in range(_PAGE_KEYS)
-            if page.wholes[at] and segment in (page.wholes[at] >> _BYTES_BITS, page.changes[at] >> _BYTES_BITS)
+            if page.whole(at) and segment in (_segment(page.whole(at)), _segment(page.change(at)))
         ]
 
     def keys_in_any(self, segments: set[int]) -> set[int]:
@@ -119,16 +126,16 @@ class Liveness:
             number << _PAGE_BITS | at
             for number, page in self._pages.items()
             for at in range(_PAGE_KEYS)
-            if page.wholes[at]
-            and (page.wholes[at] >> _BYTES_BITS in segments or page.changes[at] >> _BYTES_BITS in segments)
+            if page.whole(at) and (_segment(page.whole(at)) in segments or _segment(page.change(at)) in segments)
         }
 
-    def _drop(self, page: _Page, at: int) -> None:
-        self._shrink(page.wholes[at])
-        if page.changes[at]:
-            self._shrink(page.changes[at])
-            self.change_bytes -= page.changes[at] & _BYTES_MASK
-            page.changes[at] = 0
+    def _drop(self, page: Page, at: i64) -> None:
+        self._shrink(page.whole(at))
+        change = page.change(at)
+        if change:
+            self._shrink(change)
+            self.change_bytes -= change & _BYTES_MASK
+            page.set_change(at, 0)
 
     def _grow(self, segment: int, size: int) -> None:
         if segment != self._segment:
@@ -139,11 +146,19 @@ class Liveness:
         self._segment_bytes += size
         self.total_bytes += size
 
-    def _shrink(self, record: int) -> None:
+    def _shrink(self, record: i64) -> None:
         size = record & _BYTES_MASK
         self.total_bytes -= size
-        segment = record >> _BYTES_BITS
+        segment = _segment(record)
         if segment == self._segment:
             self._segment_bytes -= size
         else:
             self._others[segment] -= size
+
+
+def _record(segment: i64, size: i64) -> i64:
+    return segment << _BYTES_BITS | size
+
+
+def _segment(record: i64) -> int:
+    return int(record >> _BYTES_BITS & _BYTES_MASK)

@@ -133,3 +133,17 @@ def test_a_lone_key_holds_on_to_little() -> None:
     print(f"{taken / count:.0f} bytes each")
     assert live.keys == count
     assert taken / count < 3000
+
+
+def test_the_last_segments_that_there_can_be() -> None:
+    live = Liveness()
+    for segment in (2**31 - 1, 2**31, 2**32 - 1):
+        live.whole(7, segment, 2**31)
+        live.change(7, segment, 2**32 - 1)
+        assert live.segment_of(7) == segment
+        assert live.bytes_in(segment) == live.total_bytes == 2**31 + 2**32 - 1
+        assert live.change_bytes == 2**32 - 1
+        assert live.keys_in(segment) == [7]
+        assert live.keys_in_any({segment}) == {7}
+    live.delete(7)
+    assert (live.keys, live.total_bytes, live.change_bytes) == (0, 0, 0)

@@ -61,7 +61,7 @@ groups, and that hardly takes more room than their records would take alone."""
 LARGE_BATCH: Final = 256
 """With so many records in a commit a group fills a page: there are a third as many rows, and only the last page is half
 empty."""
-HEAD_ENDS: Final = [[f",{kind},{size}]" for size in range(GROUPED_MAX + 1)] for kind in range(DELETE + 1)]
+HEAD_ENDS: Final = [[b",%d,%d]" % (kind, size) for size in range(GROUPED_MAX + 1)] for kind in range(DELETE + 1)]
 """The end of each possible head. Turning a number into text takes 200 instructions: 4 % of a durable put in all."""
 CELL_BYTES: Final = 24
 """What a record takes in its page beside the payload: a pointer of 2 bytes, and about 22 for the length of the row,
@@ -193,10 +193,10 @@ def split(key: int, payload: bytes) -> list[tuple[int, int, bytes]]:
     return parts
 
 
-def row_of(seq: int, entries: list[Entry], heads: list[str]) -> NewRow:
+def row_of(seq: int, entries: list[Entry], heads: list[bytes]) -> NewRow:
     """A row for one record, or for the group of them that ends with number `seq`."""
     key, kind, payload = entries[0]
     if len(entries) > 1:
         key, kind = len(entries), GROUP
-        payload = b"".join((f"[{','.join(heads)}]\n".encode(), *[payload for _, _, payload in entries]))
+        payload = b"".join((b"[%b]\n" % b",".join(heads), *[payload for _, _, payload in entries]))
     return seq, key, kind, checksum(seq, key, kind, payload), bytearray(payload)

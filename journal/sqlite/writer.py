@@ -97,13 +97,13 @@ class SegmentWriter:
         """The rows of a batch, for append(). Small records that follow each other share rows."""
         limit = LOCAL_MAX if len(batch) >= LARGE_BATCH else GROUP_BYTES
         rows: list[NewRow] = []
-        heads: list[str] = []
+        heads: list[bytes] = []
         begin = end = taken = 0
         for key, kind, payload in batch:
             size = len(payload)
-            head, weight = "", limit
+            head, weight = b"", limit
             if size <= GROUPED_MAX and kind <= DELETE:
-                head = f"[{key}{HEAD_ENDS[kind][size]}"
+                head = b"[%d%b" % (key, HEAD_ENDS[kind][size])
                 weight = size + len(head) + 1
             taken += weight
             if taken > limit and heads:
