@@ -107,8 +107,14 @@ def _size_of(path: str) -> int:
 
 def write_watermark(file: int, segment: int, records: int) -> None:
     """Notes that so many records of a segment are on the device. The note is not synced, so it is a lower bound."""
-    text = b"%020d %020d" % (segment, records)
-    os.pwrite(file, b"%b %010d\n" % (text, crc32(text)), 0)
+    text = b"%b %b" % (_padded(segment, 20), _padded(records, 20))
+    os.pwrite(file, b"%b %b\n" % (text, _padded(crc32(text), 10)), 0)
+
+
+def _padded(number: int, size: int) -> bytes:
+    """As `%020d`, of which only `%d` is compiled."""
+    text = b"%d" % number
+    return b"0" * (size - len(text)) + text
 
 
 def read_watermark(directory: str) -> tuple[int, int]:

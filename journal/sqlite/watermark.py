@@ -47,11 +47,13 @@ class Watermark:
     def advance(self, segment: int, records: int) -> None:
         """Notes that all older segments and so many records of this segment are on the device. Never goes back."""
         with self._lock:
-            if self._file < 0 or (segment, records) <= (self._segment, self._records):
+            if self._file < 0 or segment < self._segment or (segment == self._segment and records <= self._records):
                 return
-            with suppress(OSError):  # the older watermark is still true; a newer one finds more damage
+            try:
                 self._write(segment, records)
-                self._segment, self._records = segment, records
+            except OSError:
+                return  # the older watermark is still true; a newer one finds more damage
+            self._segment, self._records = segment, records
 
     def end(self, segment: int, records: int) -> None:
         """Says how many records the last segment has, when the empty one behind it goes, and closes the file.

@@ -79,6 +79,7 @@ class SegmentWriter:
             try:
                 self._db.executescript("PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-256;")
                 self._db.execute("SELECT count(*) FROM meta").fetchone()  # makes the WAL
+                self._cursor = self._db.cursor()  # one for all: a connection's execute() makes one each time
                 self.wal = WalFile(path + "-wal")
                 if ahead:
                     self.wal.allocate(ahead)
@@ -120,18 +121,18 @@ class SegmentWriter:
 
         Raises JournalFull when nothing was written: the caller may try again with more room. Raises JournalFailed.
         """
-        execute = self._db.execute
+        cursor = self._cursor
         try:
             if len(rows) == 1:
-                execute(_INSERT, rows[0])
+                cursor.execute(_INSERT, rows[0])
             else:
-                execute("BEGIN")
-                self._db.executemany(_INSERT, rows)
-                execute("COMMIT")
+                cursor.execute("BEGIN")
+                cursor.executemany(_INSERT, rows)
+                cursor.execute("COMMIT")
         except sqlite3.Error as error:
             try:
                 if self._db.in_transaction:
-                    execute("ROLLBACK")
+                    cursor.execute("ROLLBACK")
             except sqlite3.Error as worse:
                 raise JournalFailed(f"cannot write to journal segment {self.path}: {worse}") from error
             raise failure_of(error, "cannot write to journal segment", self.path) from error
