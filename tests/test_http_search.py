@@ -10,7 +10,8 @@ import gevent
 import pytest
 import re2
 
-from geventstalk.core.job import SECOND_NS, Job
+from geventstalk.core.bodies import Bodies
+from geventstalk.core.job import SECOND_NS, Job, held_body
 from geventstalk.http import patterns
 from geventstalk.http import search as search_module
 from geventstalk.http.filters import FilterError, parse
@@ -84,6 +85,28 @@ def yard(seed: int) -> Yard:
 
 def found(search: Search) -> list[int]:
     return [job.id for jobs in search.pages() for job in jobs]
+
+
+def test_bodies_that_are_not_in_memory_are_matched_some_at_a_time(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = yard.engine.bodies = Bodies(1 << 30)
+    stash: dict[int, bytes] = {}
+    for number in range(40):
+        job = yard.job(yard.put(b"%d." % (number % 2) * 500))
+        stash[job.id] = held_body(job)
+        bodies.left(job)
+        bodies.stands(job.id, 1, len(stash[job.id]))
+        bodies.came(job)
+        bodies.let_go_at_once(job)
+    sizes = []
+
+    def with_bodies(jobs: list[Job]) -> list[tuple[Job, bytes]]:
+        sizes.append(sum(len(stash[job.id]) for job in jobs))
+        return [(job, stash[job.id]) for job in jobs]
+
+    monkeypatch.setattr(search_module, "_READ_BYTES_MAX", 10_000)
+    monkeypatch.setattr(yard.house, "with_bodies", with_bodies)
+    assert found(yard.search("body:1.1")) == yard.ids[1::2]
+    assert max(sizes) <= 10_000 and len(sizes) < 10
 
 
 def test_a_search_finds_what_a_look_at_each_job_finds(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

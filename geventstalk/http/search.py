@@ -32,6 +32,8 @@ _BATCH_COST_MAX: Final = 30_000_000
 """What a thread is given at once."""
 _COST_MAX: Final = 2_000_000_000
 """More would take a thread longer than twenty seconds at the worst."""
+_READ_BYTES_MAX: Final = 1 << 22
+"""So much of bodies that are not in memory is matched at once, or one body: they take memory beside its bound."""
 _WINDOW_BYTES: Final = 1 << 16
 """Words are looked for in so much of a body at once."""
 _LISTED_MAX: Final = 8000
@@ -207,7 +209,7 @@ class Search:
         cost = sum([pattern.cost for pattern, _ in self._matcher.patterns])
         engine = self._house.engine
         part: list[Job] = []
-        total = 0
+        total = gone = 0
         for job in jobs:
             size = engine.size_of(job)
             job_cost = cost * size
@@ -216,11 +218,13 @@ class Search:
                     f"Job {job.id} has {size - CRLF_BYTES} bytes, too many for this regular expression. "
                     f"Add size<={_COST_MAX // cost} to the filter, or look for words."
                 )
-            if part and total + job_cost > _BATCH_COST_MAX:
+            job_gone = size if job.body is None else 0
+            if part and (total + job_cost > _BATCH_COST_MAX or gone + job_gone > _READ_BYTES_MAX):
                 yield part
-                part, total = [], 0
+                part, total, gone = [], 0, 0
             part.append(job)
             total += job_cost
+            gone += job_gone
         if part:
             yield part
 
