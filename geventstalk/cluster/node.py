@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from time import monotonic_ns
+from time import clock_gettime_ns, monotonic_ns
 from typing import Any, Final
 
 import gevent
@@ -52,6 +52,8 @@ NEXT_TURN_S: Final = 1e-9
 ROWS: Final = 250
 """So many records are applied at once: a millisecond in pure Python."""
 _KNOCK_S: Final = 0.1
+_RESOLVE_S: Final = 2.0
+"""How long the look-up of a name may take: so long does a name server that is cut off delay the next host."""
 _OPEN_RETRY_S: Final = 0.5
 _SAY_S: Final = 5.0
 """A node that waits for its database says so this often."""
@@ -59,6 +61,14 @@ _CONNECTS: Final = 4
 """So often in a lease it is tried to reach the node that leads: meanwhile this one may have taken over."""
 _LEADER_RETRY_S: Final = 0.02
 """How often a connection that waits for a node that leads looks for one."""
+
+
+_LEASES: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def lease_clock_ns() -> int:
+    """The clock of leases. It goes on while this machine is suspended, for the other machines go on, too."""
+    return clock_gettime_ns(_LEASES)
 
 
 class Host:
@@ -109,7 +119,7 @@ class Node(Owner):
         syncs: bool = True,
     ) -> None:
         self.me = me
-        self.member = Member(me, monotonic_ns, self, self._place)
+        self.member = Member(me, lease_clock_ns, self, self._place)
         self.serves = False
         self.shared: SharedLog | None = None
         self.relays = Relays()
@@ -204,7 +214,7 @@ class Node(Owner):
         client = green_of(sock)
         end_s = time.monotonic() + self._takeover_wait_s
         while not self.serves:
-            address = self.member.whom(monotonic_ns())
+            address = self.member.whom(lease_clock_ns())
             if address is not None and take():
                 try:
                     node = self._reach(address)
@@ -450,8 +460,16 @@ def wait_for(descriptor: int, reading: bool, writing: bool, seconds: float) -> b
 
 
 def resolve(host: str) -> list[str]:
-    """The addresses of a host, looked up where nobody else has to wait for it."""
-    found = green.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    """The addresses of a host, looked up where nobody else has to wait for it. Raises OSError."""
+    timeout = gevent.Timeout.start_new(_RESOLVE_S)
+    try:
+        found = green.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except gevent.Timeout as over:
+        if over is not timeout:
+            raise
+        raise TimeoutError(f"no name server answers for {_RESOLVE_S:g} s") from None
+    finally:
+        timeout.close()
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
@@ -460,7 +478,7 @@ def _sleep(wait: Wait) -> None:
     if wait.at_ns == NEXT_TURN and flag is None:
         gevent.sleep(NEXT_TURN_S)
         return
-    left_s = None if wait.at_ns == NEVER else max(0, wait.at_ns - monotonic_ns()) / 1e9
+    left_s = None if wait.at_ns == NEVER else max(0, wait.at_ns - lease_clock_ns()) / 1e9
     if flag is None:
         assert left_s is not None, "it would be for ever"
         gevent.sleep(left_s)
@@ -479,6 +497,6 @@ def _knock(address: str) -> str:
         connect(address, _KNOCK_S).close()
     except ConnectionRefusedError:
         return REFUSED
-    except (OSError, ValueError):
+    except OSError:
         return SILENT
     return OPEN

@@ -115,9 +115,22 @@ def plain_of(sock: Any) -> socket.socket:
 
 
 def connect(address: str, seconds: float) -> Any:
-    """A socket to HOST:PORT. Raises OSError."""
+    """A socket to HOST:PORT. Raises OSError, also when that takes longer: to look the host up counts, too."""
     host, _, port = address.rpartition(":")
-    made: Any = green.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+    timeout = gevent.Timeout.start_new(seconds)
+    try:
+        number = int(port)
+        if not 0 < number < 1 << 16:
+            raise ValueError("no such port")
+        made: Any = green.create_connection((host.strip("[]"), number))
+    except gevent.Timeout as over:
+        if over is not timeout:
+            raise
+        raise TimeoutError(f"{address} does not answer for {seconds:g} s") from None
+    except ValueError as error:  # another node has told the address, whatever it is
+        raise OSError(f"{address!r} is no address: {error}") from error
+    finally:
+        timeout.close()
     made.settimeout(None)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import gevent
 
 from geventstalk.cluster.member import STANDBY
-from geventstalk.cluster.node import Host, Node, resolve, wait_for
+from geventstalk.cluster.node import Host, Node, lease_clock_ns, resolve, wait_for
 from geventstalk.config import ConfigError, Settings
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK
@@ -130,8 +130,9 @@ class ClusterServer(Server):
         self._leased.waits = self._say_wait
         return self._leased
 
-    def _may_answer(self, now_ns: int) -> bool:
-        return self._node.member.lease.holds(now_ns)
+    def _may_answer(self, _now_ns: int) -> bool:
+        """The clock of the turn stands still while the machine is suspended. That of the lease does not."""
+        return self._node.member.lease.holds(lease_clock_ns())
 
     def _make_descriptors(self) -> Descriptors:
         return Descriptors(_DESCRIPTORS, _DESCRIPTORS)

@@ -1,0 +1,75 @@
+"""Parts of a node, without a database: its clock, and how it reaches addresses that other nodes have told."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from time import monotonic_ns
+
+import gevent
+import pytest
+
+from geventstalk.cluster import node as node_of
+from geventstalk.cluster import relay
+from geventstalk.cluster.wants import OPEN, REFUSED, SILENT
+from geventstalk.config import load
+from tests.support.postgres import have_psycopg
+from tests.support.process import free_port
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+def hang(*_args: object, **_words: object) -> list[object]:
+    """A name server that is cut off."""
+    gevent.sleep(60)
+    return []
+
+
+@pytest.mark.skipif(not have_psycopg(), reason="psycopg is not installed")
+def test_a_lease_runs_on_while_the_machine_is_suspended(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from geventstalk.serving.clustered import ClusterServer
+
+    settings, _ = load({"journal": "postgresql://nobody@127.0.0.1:1/d"}, {}, None)
+    server = ClusterServer(settings, [listener], logging.getLogger("test"))
+    member = server._node.member
+    member.lease.renew(node_of.lease_clock_ns())
+    assert server._leased.speaks()
+    clocks = {time.CLOCK_MONOTONIC: 0, time.CLOCK_BOOTTIME: 2_000_000_000}
+    awake = time.clock_gettime_ns
+    monkeypatch.setattr(node_of, "clock_gettime_ns", lambda clock: awake(clock) + clocks[clock])
+    assert member.lease.holds(monotonic_ns()), "the other clock stood still meanwhile"
+    assert not server._leased.speaks()
+
+
+@pytest.mark.parametrize("address", ["", "host", "/tmp/socket", "a..b:1", "127.0.0.1:99999", "127.0.0.1:x"])
+def test_an_address_that_is_none_is_not_reached(address: str) -> None:
+    with pytest.raises(OSError):
+        relay.connect(address, 0.5)
+    assert node_of._knock(address) == SILENT
+
+
+def test_a_knock(listener: socket.socket) -> None:
+    host, port = listener.getsockname()
+    assert node_of._knock(f"{host}:{port}") == OPEN
+    assert node_of._knock(f"127.0.0.1:{free_port()}") == REFUSED
+
+
+def test_a_name_server_that_is_cut_off_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gevent.socket.getaddrinfo", hang)
+    monkeypatch.setattr("gevent._socketcommon.getaddrinfo", hang)
+    monkeypatch.setattr(node_of, "_RESOLVE_S", 0.05)
+    begun_s = time.monotonic()
+    with pytest.raises(TimeoutError):
+        relay.connect("somewhere:11300", 0.05)
+    with pytest.raises(TimeoutError):
+        node_of.resolve("somewhere")
+    assert node_of._knock("somewhere:11300") == SILENT
+    assert time.monotonic() - begun_s < 30
