@@ -224,3 +224,14 @@ def test_rules_keep_out_what_may_differ() -> None:
     assert not take(2, b"use c\r\nuse d\r\n"), "two commands while something waits"
     assert not take(2, b"peek 7\r\n"), "a job that may be uploading"
     assert take(2, b"use c\r\n")
+
+
+def test_rules_keep_out_what_follows_the_end_of_a_pause() -> None:
+    """beanstalkd ends a pause with its next microsecond: what it has read behind the command may come before that."""
+    twin = differential.Twin(0, Framing(65535), sides=())  # type: ignore[arg-type]  # no sides: nothing is sent
+    rules = differential.Rules([twin])
+    assert not rules.admit(twin, b"pause-tube a 0\r\npeek-ready\r\n")
+    assert not rules.admit(twin, b"use a\r\npause-tube a  00\r\nreserve-with-timeout 0\r\n")
+    assert rules.admit(twin, b"peek-ready\r\npause-tube a 1000\r\npeek-ready\r\npause-tube a 0\r\n")
+    twin.commands += twin.framing.feed(b"reserve\r\npause-tube a 0\r\n")
+    assert not rules.admit(twin, b"peek-ready\r\n"), "it waits behind a reserve, with what was sent before"

@@ -259,6 +259,7 @@ _TIMES = re.compile(
     rb"put  *\d+  *(\d+)  *(\d+)|release  *\d+  *\d+  *(\d+)|pause-tube.*?(\d+)$|reserve-with-timeout  *(\d+)"
 )
 _LOOK = re.compile(rb"(?:peek|stats-job)  *(\d+)")
+_UNPAUSE = re.compile(rb"pause-tube.*[^0-9]0+$", re.DOTALL)
 
 
 class Rules:
@@ -285,6 +286,7 @@ class Rules:
             and self._one_waiter_a_tube(new, others)
             and self._one_at_a_time(twin, after, len(new), others)
             and self._uploads_unseen(after, others)
+            and not any(_UNPAUSE.match(command.line) for command in after.commands[:-1])
             and all(self._time_is_clear(command.line) for command in new)
             and (not self.timed or self._wait_is_clear(twin, after, new, others))
         )
