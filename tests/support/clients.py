@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import pytest
 
+from tests.support import prober
 from tests.support.process import ServerProcess
 from tests.support.wire import Client
 
@@ -204,40 +207,35 @@ class Probe(NamedTuple):
 
 @contextmanager
 def probing(server: ServerProcess) -> Iterator[list[Probe]]:
-    """Asks `list-tube-used` all the time on a connection of its own; yields the growing list of what that took.
-
-    What the server works between its reply and the moment when the prober gets a processor counts as well. So the
-    prober comes before everything else on the machine, where that is allowed.
-    """
+    """Asks `list-tube-used` all the time from a process of its own; yields the growing list of what that took."""
+    main_thread_cpu_ns(server.pid)  # or skips the test
+    address = [server.unix_path] if server.unix_path else [server.host, str(server.port)]
     probes: list[Probe] = []
-    failures: list[BaseException] = []
-    over = threading.Event()
-    client = Client(server.connect(20.0))
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", prober.__file__, str(server.pid), *address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        answers = process.stdout
 
-    def probe() -> None:
-        with suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -20)
+        def take() -> None:
+            for line in answers:
+                wall_ns, work_ns = map(int, line.split())
+                probes.append(Probe(wall_ns / 1e9, work_ns / 1e9))
+
+        thread = threading.Thread(target=take)
+        thread.start()
         try:
-            while not over.wait(0.001):
-                begun, worked_ns = time.perf_counter(), main_thread_cpu_ns(server.pid)
-                reply = client.ask(b"list-tube-used")
-                work_ns = main_thread_cpu_ns(server.pid) - worked_ns
-                probes.append(Probe(time.perf_counter() - begun, work_ns / 1e9))
-                assert reply == b"USING default\r\n"
-        except BaseException as error:  # handed to the thread that asked for it
-            failures.append(error)
-
-    thread = threading.Thread(target=probe)
-    thread.start()
-    try:
-        yield probes
-    finally:
-        over.set()
-        thread.join()
-        client.close()
-    if failures:
-        raise failures[0]
-    assert probes, "nothing was answered"
+            until(lambda: probes or process.poll() is not None, "the prober has begun")
+            yield probes
+        finally:
+            process.stdin.close()
+            thread.join()
+            errors = process.stderr.read()
+    assert process.returncode == 0, errors
 
 
 class Pump:
