@@ -51,9 +51,10 @@ class FrameError(Exception):
     """What has come is no frame."""
 
 
-def head(client: int, kind: int, count: int) -> bytes:
+def head(client: i64, kind: i64, count: i64) -> bytes:
     """What comes before so many bytes."""
-    return (kind << 56 | count << 32 | client).to_bytes(HEAD_BYTES, "little")
+    whole: int = kind << 56 | count << 32 | client
+    return whole.to_bytes(HEAD_BYTES, "little")
 
 
 def frame(client: int, kind: int, data: bytes = b"") -> bytes:
