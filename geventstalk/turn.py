@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -25,6 +26,11 @@ from geventstalk.gate import Channel, Errand, ReplyGate
 from geventstalk.tasks import NEXT_TURN, Flag, Task, Wait
 from geventstalk.upkeep import Upkeep
 from geventstalk.wire.session import MOVE_SLICE
+
+_LOOK_PAYS: Final = 8
+"""A look for more clients has to find an eighth as many as there are. It takes much less than the rest of a turn."""
+_GATHERED_MAX: Final = 256
+"""What a turn costs beside its clients is next to nothing for each of so many."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -50,6 +56,7 @@ class Turn(Upkeep):
         self._fails = fails
         self._under_way = False
         self._in_turn: list[Channel] = []
+        self._gathered = 0  # how many of them there were at the last look for more of them
         self._leaving: deque[Channel] = deque()
         self._held_up: dict[int, Channel] = {}  # whose next command is a change, while Engine.held
         self._awaiting: dict[int, Channel] = {}  # whose reply has to show a body that is not in memory
@@ -377,6 +384,21 @@ class Turn(Upkeep):
             self._synced(store, sync)
         self.release(pieces)
         return True
+
+    def gathers(self) -> bool:
+        """Under `-f0`: whether the owner should look for more input before it calls end(), and then ask again.
+
+        Clients whose replies have just left send their next changes while others of this turn are still read. Without
+        another look they would wait for a sync of their own, and each sync would be that of half the clients. To look
+        does not wait for anybody. A client that is alone in a turn is not kept at all.
+        """
+        store = self.store
+        if store is None or not store.syncs_before_replies or self.failed:
+            return False
+        came, before = len(self._in_turn), self._gathered
+        looks = 1 < came < min(len(self.channels), _GATHERED_MAX) and (came - before) * _LOOK_PAYS >= came
+        self._gathered = came if looks else 0
+        return looks
 
     def everybody_waits(self) -> bool:
         """Whether each client waits for a sync, or for a job. Who sends errands may have others with him."""

@@ -346,6 +346,44 @@ def test_when_everybody_waits_the_sync_needs_no_thread() -> None:
     assert one.take() == b"INSERTED 1\r\n"
 
 
+def test_clients_that_come_while_others_are_read_share_their_sync() -> None:
+    house = House(fsync_ms=0)
+    clients = [house.client() for _ in range(20)]
+    for client in clients[:8]:
+        house.turn.step(client, PUT)
+    assert house.turn.gathers()
+    for client in clients[8:10]:
+        house.turn.step(client, PUT)
+    assert house.turn.gathers(), "a look that finds an eighth pays"
+    house.turn.step(clients[10], PUT)
+    assert not house.turn.gathers(), "one that finds less does not"
+    house.turn.end()
+    assert house.turn.gate.clients == 11, "for one sync"
+
+
+def test_nobody_is_kept_for_nothing() -> None:
+    house = House(fsync_ms=0)
+    one, two, _ = house.client(), house.client(), house.client()
+    house.turn.step(one, PUT)
+    assert not house.turn.gathers(), "it is alone"
+    house.turn.end()
+    house.say((one, PUT), (two, PUT))
+    house.turn.step(one, PUT)
+    house.turn.step(two, PUT)
+    assert house.turn.gathers()
+    assert not house.turn.gathers(), "nobody else has come"
+    house.turn.end()
+    house = House(fsync_ms=0)
+    for client in [house.client(), house.client()]:
+        house.turn.step(client, PUT)
+    assert not house.turn.gathers(), "everybody has come"
+    for fsync_ms in (None, 50):
+        house = House(fsync_ms)
+        for client in [house.client(), house.client(), house.client()][:2]:
+            house.turn.step(client, PUT)
+        assert not house.turn.gathers(), "no reply waits for a sync"
+
+
 def test_what_comes_behind_a_change_waits_with_it() -> None:
     house = House(fsync_ms=0)
     one, two = house.client(), house.client()

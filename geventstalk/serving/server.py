@@ -96,6 +96,7 @@ class Server:
         self._guests: Share
         self._fronts: Fronts | None = None  # where they have the clients' sockets
         self._idle: Any = self._loop.idle()
+        self._look: Any = self._loop.timer(0)
         self._linger = Linger()
         self._sync_thread: Any = None  # the last sync in a thread
         self._work_threads: list[Any] = []  # other work in threads
@@ -402,6 +403,9 @@ class Server:
         self._loop.run_callback(self._end_turn)
 
     def _end_turn(self) -> None:
+        if self._turn.gathers():
+            self._look.start(self._turn_begins)  # by way of a timer: a callback alone would run again before any socket
+            return
         self._turn.end()
         if self._unsent.turn_bytes:
             self._unsent.turn_ends()
