@@ -358,7 +358,7 @@ class SharedLog(Log):
 
     @property
     def waits_ns(self) -> int:
-        """Since when the oldest statement is under way, on the monotonic clock. 0 when there is none."""
+        """When the oldest statement without an answer was sent last, on the monotonic clock. 0 when there is none."""
         raise NotImplementedError
 
     @property

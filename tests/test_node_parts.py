@@ -13,8 +13,10 @@ import pytest
 
 from geventstalk.cluster import node as node_of
 from geventstalk.cluster import relay
+from geventstalk.cluster.member import Member
 from geventstalk.cluster.wants import OPEN, REFUSED, SILENT
 from geventstalk.config import load
+from journal.fence import Identity
 from tests.support.postgres import have_psycopg
 from tests.support.process import free_port
 
@@ -47,6 +49,37 @@ def test_a_lease_runs_on_while_the_machine_is_suspended(
     monkeypatch.setattr(node_of, "clock_gettime_ns", lambda clock: awake(clock) + clocks[clock])
     assert member.lease.holds(monotonic_ns()), "the other clock stood still meanwhile"
     assert not server._leased.speaks()
+
+
+class Hanging:
+    """A log with a commit that has no answer."""
+
+    cut = fenced = False
+
+    def __init__(self, waits_ns: int) -> None:
+        self.waits_ns = waits_ns
+
+
+def test_a_commit_that_hangs_alone_is_looked_for() -> None:
+    """Heartbeats come through over an old connection. That of the commit is dead, and nobody says so."""
+    cuts: list[int] = []
+    node = node_of.Node.__new__(node_of.Node)
+    node._doubt_of = (0, 0)
+    node._log = logging.getLogger("test")
+    node.member = Member(Identity("a", "a:1", "a.1", 1000), monotonic_ns, node)
+    node.member.log_is_cut = lambda: cuts.append(1)  # type: ignore[method-assign]
+    now_ns = monotonic_ns()
+    for waits_ns, linked_ns, doubts in (
+        (0, 1, False),
+        (now_ns - 10**9, now_ns - 20 * 10**9, False),
+        (now_ns - 10**9, now_ns, True),
+        (now_ns - 31 * 10**9, now_ns - 60 * 10**9, True),
+        (now_ns - 31 * 10**9, now_ns - 60 * 10**9, False),  # that was said
+    ):
+        node.shared = Hanging(waits_ns)  # type: ignore[assignment]  # all that is looked at
+        cuts.clear()
+        node._doubt(linked_ns)
+        assert bool(cuts) == doubts, (now_ns - waits_ns, now_ns - linked_ns)
 
 
 @pytest.mark.parametrize("address", ["", "host", "/tmp/socket", "a..b:1", "127.0.0.1:99999", "127.0.0.1:x"])

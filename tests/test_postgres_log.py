@@ -28,6 +28,7 @@ from tests.support.postgres import Pair, Postgres, have_psycopg, new_schema
 if not have_psycopg():
     pytest.skip("psycopg is not installed", allow_module_level=True)
 
+from journal.postgres import segments
 from journal.postgres.link import Link, Refused
 from journal.postgres.log import PostgresLog
 from journal.postgres.place import Place
@@ -678,6 +679,67 @@ def test_sessions_do_not_grow_with_segments(postgres_url: str) -> None:
     for each in (log, follower):
         assert each._link.execute("SELECT count(*) FROM pg_prepared_statements").rows == [(b"0",)]
         each.abandon()
+
+
+def test_while_somebody_reads_segments_come_and_the_budget_holds(
+    postgres_server: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pg_dump does, for hours."""
+    for name, value in {"_PATIENCE_S": 0.0, "_REST_S": 0.01, "_LOCK_MS": 10}.items():
+        monkeypatch.setattr(segments, name, value)
+    said: list[str] = []
+    log = open_log(postgres_url, segment_bytes=1 << 16, budget=1 << 21, log=said.append)
+    dump = postgres_server.connect()
+    dump.execute(f"BEGIN; SELECT count(*) FROM {table(postgres_url, 1)}")
+    payload = b"x" * 20_000
+    key = refused = 0
+    end = time.monotonic() + 60
+    while not refused or log.current < 5:
+        assert time.monotonic() < end, (log.current, log.disk_bytes)
+        if log.admits(len(payload)):
+            key += 1
+            log.append(key, FULL, payload)
+        else:
+            refused += 1
+        if key > 5 and log.live.segment_of(key - 5):
+            log.append(key - 5, DELETE, b"")
+        log.commit()
+        settle(log, lambda: not log._writer.pending_bytes and not log._tables._asked)
+        if log.wants_compaction():
+            log.compact_slice(lambda key: payload)
+    assert log.oldest == 1 and log.disk_bytes < 1 << 21
+    assert any("cannot be dropped: segment 1" in line and "pg_dump" in line for line in said)
+    assert any("puts are refused" in line for line in said)
+    dump.close()
+    compact(log, lambda key: payload)
+    assert log.oldest > 1 and log.admits(len(payload))
+    assert any("at last dropped: segment 1" in line for line in said)
+    log.close()
+
+
+def test_where_there_is_no_room_for_a_new_segment_an_old_one_goes(postgres_server: Postgres, postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    settle(log, lambda: not log._tables.busy)
+    schema = Place(postgres_url).schema
+    run(
+        postgres_url,
+        f"CREATE FUNCTION {schema}.no_room() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'no space left on device' USING ERRCODE = '53100'; END $$",
+    )
+    run(
+        postgres_url,
+        f"CREATE TRIGGER no_room BEFORE INSERT ON {schema}.segment EXECUTE FUNCTION {schema}.no_room()",
+    )
+    dropped: list[int] = []
+    tables = log._tables
+    tables.make(7)
+    tables.drop(1, 1, lambda: dropped.append(1))
+    settle(log, lambda: bool(dropped))
+    assert not log.admits(100) and 7 not in tables.made
+    run(postgres_url, f"DROP TRIGGER no_room ON {schema}.segment")
+    settle(log, lambda: 7 in tables.made)
+    assert log.admits(100)
+    log.abandon()
 
 
 def test_a_full_database_refuses_puts_and_loses_nothing(postgres_url: str) -> None:

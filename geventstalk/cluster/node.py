@@ -57,6 +57,8 @@ _RESOLVE_S: Final = 2.0
 _OPEN_RETRY_S: Final = 0.5
 _SAY_S: Final = 5.0
 """A node that waits for its database says so this often."""
+_HANGS_NS: Final = 30 * 10**9
+"""A commit without an answer for so long, while heartbeats come through, is looked for over another connection."""
 _CONNECTS: Final = 4
 """So often in a lease it is tried to reach the node that leads: meanwhile this one may have taken over."""
 _LEADER_RETRY_S: Final = 0.02
@@ -307,13 +309,14 @@ class Node(Owner):
         """A heartbeat has come through. A commit that hangs since before its connection was made hangs for ever.
 
         The server that has the commit may be frozen, while another one has taken its place. A commit that is only slow
-        is left alone, for then nobody had to connect anew.
+        is left alone, for then nobody had to connect anew; but not for ever, for its connection alone may be dead.
         """
         shared = self.shared
         if shared is None or shared.cut or shared.fenced:
             return
         doubt = shared.waits_ns, linked_ns
-        if 0 < doubt[0] < linked_ns and doubt != self._doubt_of:
+        late = monotonic_ns() - doubt[0] > _HANGS_NS
+        if doubt[0] and (doubt[0] < linked_ns or late) and doubt != self._doubt_of:
             self._doubt_of = doubt
             self.tells("a commit hangs in the database: this node looks for it over another connection")
             self.member.log_is_cut()

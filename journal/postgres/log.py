@@ -537,11 +537,16 @@ class PostgresLog(SharedLog):
         need = room.of_put(size)
         if self._slack < need:
             self._slack = room.granted(self._left_for_puts(), need, self._limit)
-        if self._slack < need:
+        if self._slack < need or self._is_over():
             self._say_refusing(True)
             return False
         self._slack -= need
         return True
+
+    def _is_over(self) -> bool:
+        """Whether the segments take all of the budget, for somebody reads the oldest one and nothing can be dropped."""
+        assert self._budget is not None
+        return self.disk_bytes + self._writer.pending_bytes > self._budget - self._limit
 
     def _left_for_puts(self) -> int:
         assert self._budget is not None
@@ -605,7 +610,7 @@ class PostgresLog(SharedLog):
             if self._filled >= self._limit and not self._batch and not self._parts and not writer.pending_bytes:
                 self._rotate_late()
             if self._refusing and self._budget is not None:
-                self._say_refusing(self._left_for_puts() < self._budget // 64)
+                self._say_refusing(self._left_for_puts() < self._budget // 64 or self._is_over())
         except BaseException as error:
             self._fail(error)
 

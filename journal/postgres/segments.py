@@ -23,7 +23,9 @@ FENCED: Final = "GV001"
 """The SQLSTATE with which a DDL of an old epoch is refused."""
 SETTINGS: Final = "SET synchronous_commit = off"
 _REST_S: Final = 0.1
-"""How long the work rests after such an error, and when the database cannot be reached."""
+"""How long the work rests after an error that may pass, and when the database cannot be reached."""
+_PATIENCE_S: Final = 10.0
+"""A piece of work that fails for so long is told to the operator."""
 _LOCK_MS: Final = 100
 """How long a drop waits for nodes that read the table: meanwhile others wait behind it."""
 _KEYS_MAX: Final = 16384
@@ -111,7 +113,11 @@ class Tables:
         self.full = False
         """Whether the database said that it has no room."""
         self._log = log
-        self._jobs: deque[Callable[[], Job]] = deque()
+        self._jobs: deque[tuple[str, Callable[[], Job]]] = deque()
+        """Each with what is to be done, for messages."""
+        self._stuck = ""  # which of them fails again and again,
+        self._stuck_s = 0.0  # when that is to be told,
+        self._told = False  # and whether it was
         self._asked: set[int] = set()  # segments that are to be made
         self._work: Job | None = None
         self._over = False  # whether the epoch is; what is not done waits for begin()
@@ -133,11 +139,11 @@ class Tables:
         """Has a segment made."""
         if number not in self._asked and number not in self.made:
             self._asked.add(number)
-            self._jobs.append(lambda: self._make(number))
+            self._jobs.append((f"made: segment {number}", lambda: self._make(number)))
 
     def drop(self, number: int, next_first: int, done: Callable[[], None]) -> None:
         """Has the oldest segment dropped, and calls `done`."""
-        self._jobs.append(lambda: self._drop(number, next_first, done))
+        self._jobs.append((f"dropped: segment {number}", lambda: self._drop(number, next_first, done)))
 
     def look_through(self, victim: int) -> None:
         """Begins to look for keys in a segment: take_keys() gives them."""
@@ -164,7 +170,7 @@ class Tables:
         if not self._ended and not self._looks and len(self._keys) < _AHEAD:
             self._looks += 1
             victim = self._victim
-            self._jobs.append(lambda: self._look(victim))
+            self._jobs.append((f"looked through: segment {victim}", lambda: self._look(victim)))
 
     # --- the work
 
@@ -197,12 +203,17 @@ class Tables:
         return bool(waiter.poll(0))
 
     def _run(self) -> Job:
-        """All jobs, each until it is done."""
+        """All jobs, each until it is done. One that fails goes behind the others.
+
+        So a segment that somebody reads, and that cannot be dropped, holds up no new one; and where there is no room
+        for a new one, an old one is dropped.
+        """
         while self._jobs:
+            what, job = self._jobs[0]
             try:
                 if not self.link.up:
                     yield from self.link.connecting(self.words, SETTINGS)
-                yield from self._jobs[0]()
+                yield from job()
             except (JournalUnreachable, JournalLocked):
                 yield from self._rest()
                 continue
@@ -215,12 +226,31 @@ class Tables:
                     self.link.close()
                 elif not error.passing:
                     raise JournalFailed(f"journal: the tables of segments cannot be changed: {error}") from error
-                self.full = error.state == "53100"
+                self.full = self.full or error.state == "53100"
+                self._fails(what, error)
+                self._jobs.rotate(-1)
                 yield from self._rest()
                 continue
-            self.full = False
+            self.full = self.full and bool(self._asked)
+            self._succeeds(what)
             if self._jobs:
                 self._jobs.popleft()
+
+    def _fails(self, what: str, error: Refused) -> None:
+        """Says so when it lasts."""
+        now_s = time.monotonic()
+        if not self._stuck:
+            self._stuck, self._stuck_s, self._told = what, now_s + _PATIENCE_S, False
+        elif self._stuck == what and not self._told and now_s >= self._stuck_s:
+            self._told = True
+            reads = "; somebody reads it, perhaps pg_dump" if error.state == "55P03" else ""
+            self._log(f"journal: cannot be {what}: {error}{reads}")
+
+    def _succeeds(self, what: str) -> None:
+        if self._stuck == what:
+            self._stuck = ""
+            if self._told:
+                self._log(f"journal: at last {what}")
 
     def _rest(self) -> Job:
         yield (-1, False, False, _REST_S)

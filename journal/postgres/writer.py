@@ -89,7 +89,7 @@ class Writer:
         self.fenced = False
         self.full = False  # the database has no room
         self.failure: JournalFailed | None = None
-        self.sent_ns = 0  # since when the oldest row is under way
+        self.sent_ns = 0  # when the oldest row was sent last; 0: none is under way
         self.wants_write = False
         self.on_cut: Callable[[str], None] = _hear_nothing
         self.rewired: Callable[[], None] = _do_nothing
@@ -177,12 +177,12 @@ class Writer:
         self._seq += 1
         packed = pack(self._seq, flags, load.high_water, entries)
         self._flights.append(Flight(self._seq, load.segment, packed, len(entries), size, upto))
-        self.sent_ns = time.monotonic_ns()
         self._transmit()
 
     def _transmit(self) -> None:
         """Sends the first row that is not safe."""
         flight = self._flights[0]
+        self.sent_ns = time.monotonic_ns()
         try:
             conn = self.link.conn
             if flight.segment == self._prepared:
@@ -261,7 +261,6 @@ class Writer:
         self.written(flight.segment, flight.seq, len(flight.packed), flight.records)
         self.sent_ns = 0
         if self._flights:
-            self.sent_ns = time.monotonic_ns()
             self._transmit()
         elif self._loads or self._load is not None:
             self.send()
