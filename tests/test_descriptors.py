@@ -81,7 +81,7 @@ def test_nothing_is_left_to_a_client(monkeypatch: pytest.MonkeyPatch, limit: int
 
 
 @pytest.mark.parametrize(
-    ("limit", "durable", "wanted"), [(5, False, 8), (7, False, 8), (7, True, 8), (8, True, 26), (25, True, 26)]
+    ("limit", "durable", "wanted"), [(5, False, 8), (7, False, 8), (7, True, 8), (8, True, 27), (26, True, 27)]
 )
 def test_a_start_without_a_descriptor_for_a_client_is_refused(
     tmp_path: Path, limit: int, durable: bool, wanted: int
@@ -106,7 +106,7 @@ def test_without_a_journal_all_that_is_left_is_for_clients(tmp_path: Path, limit
 
 
 @pytest.mark.parametrize(
-    ("limit", "clients", "sync"), [(26, 1, "-f0"), (26, 1, "-F"), (27, 2, "-f50"), (32, 7, "-f0"), (64, 29, "-F")]
+    ("limit", "clients", "sync"), [(27, 1, "-f0"), (27, 1, "-F"), (28, 2, "-f50"), (32, 6, "-f0"), (64, 29, "-F")]
 )
 @pytest.mark.slow
 def test_a_busy_journal_goes_on_beside_clients_that_take_every_descriptor(

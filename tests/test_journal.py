@@ -5,6 +5,7 @@ What the records mean, and the random life that is killed and given errors, is i
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalError, JournalFailed, JournalLocked
 from journal.sqlite.files import read_watermark
 from journal.sqlite.format import PAGE_BYTES
+from journal.sqlite.lock import DirectoryLock
 from journal.sqlite.replay import Replay
 from journal.sqlite.writer import SegmentWriter
 from tests.support.faults import (
@@ -1217,3 +1219,22 @@ def test_what_was_removed_is_remembered_when_nothing_else_was_written(tmp_path: 
     rig.close()
     rig.open()
     rig.close()
+
+
+def test_without_its_lock_file_a_directory_is_still_locked(tmp_path: Path) -> None:
+    """A second server would seal what the first one writes, and jobs would be lost."""
+    first = DirectoryLock(str(tmp_path))
+    (tmp_path / "lock").unlink()
+    with pytest.raises(JournalLocked, match="is in use by another process"):
+        DirectoryLock(str(tmp_path))
+    first.close()
+    DirectoryLock(str(tmp_path)).close()
+
+
+def test_whoever_locks_the_directory_for_a_moment_stops_no_start(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    timer = threading.Timer(0.05, os.close, [folder])
+    timer.start()
+    DirectoryLock(str(tmp_path)).close()
+    timer.join()

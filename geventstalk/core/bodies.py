@@ -320,7 +320,7 @@ class Bodies:
         return list(self.fetching.values())
 
     def _fetch_ahead(self, engine: Places, number: int, left: int) -> int:
-        """Adds bodies of those jobs of a tube that will be reserved next, of `left` bytes. Returns what is left then."""
+        """Adds bodies of jobs of a tube that will be reserved next, up to `left` bytes. Returns what is left then."""
         tube = engine.tube_by_number.get(number)
         if tube is None:
             return left

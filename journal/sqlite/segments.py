@@ -35,9 +35,10 @@ waiting. Each waiting segment keeps its descriptors open, so DESCRIPTORS_MAX fol
 _OF_A_SEGMENT: Final = 4
 """Descriptors of a segment that is written, is the next one, or waits to be sealed: the database, its WAL, the index,
 and the WAL once more for its fsync."""
-_OF_THE_REST: Final = 10
+_OF_THE_REST: Final = 11
 """Descriptors beside those: two that SQLite takes while a segment is made; three for the segment that compaction reads;
-the lock, the watermark, the reserve, a directory while it is synced, and one that SQLite may take for a moment."""
+two for the locks; the watermark, the reserve, a directory while it is synced, and one that SQLite may take for a
+moment."""
 DESCRIPTORS_MIN: Final = _OF_A_SEGMENT * 2 + _OF_THE_REST
 """With so many descriptors a journal works: one segment is written, and one is either made or waits to be sealed."""
 DESCRIPTORS_MAX: Final = _OF_A_SEGMENT * (_WAITING_MAX + 1) + _OF_THE_REST
