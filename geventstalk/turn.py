@@ -339,7 +339,7 @@ class Turn(Upkeep):
             while session.out:
                 channel.send(session.take_out())
             if session.awaited is not None:
-                self._awaiting[session.number] = channel
+                self.let_await(channel, session.awaited)
             elif held and session.held_up:
                 self._held_up[session.number] = channel
             else:
@@ -359,13 +359,20 @@ class Turn(Upkeep):
                 else:
                     channel.send(data)
             if session.awaited is not None:
-                self._awaiting[session.number] = channel
+                self.let_await(channel, session.awaited)
             elif held and session.held_up:
                 self._held_up[session.number] = channel
             else:
                 channel.goes_on()
         if (self.gate.clients or self.gate.errands) and not self.awaited.is_set and not self.sync_here():
             self.awaited.set()
+
+    def let_await(self, channel: Channel, job: Job) -> None:
+        """The client goes on when the body of this job is there. A fetch may have brought it within this turn."""
+        if job.body is not None or job.state == DELETED:
+            channel.goes_on()
+        else:
+            self._awaiting[channel.session.number] = channel
 
     def sync_here(self) -> bool:
         """Syncs without a thread where that is better. Returns whether it did.

@@ -251,6 +251,28 @@ def test_a_peek_at_a_job_that_goes_meanwhile_finds_none(house: House) -> None:
     assert wire.take() == b"NOT_FOUND\r\n"
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_body_that_comes_within_the_turn_in_which_it_is_wanted(house: House, deleted: bool) -> None:
+    """Nobody told the client to go on, for it was not among those that wait: it was never answered."""
+    first, second, third = house.client(), house.client(), house.client()
+    house.tell(first, b"reserve\r\n")
+    assert house.begin_fetch() and house.pending is not None
+    if house.engine.held:
+        house.keep_pace()
+    house.turn.step(second, b"peek 2\r\n")
+    if deleted:
+        house.turn.step(third, b"delete 2\r\n")
+    else:
+        house.pending.run()
+        next(house.task)
+    turns = second.turns
+    house.turn.end()
+    assert second.turns > turns, "it goes on"
+    house.turn.step(second, b"")
+    house.turn.end()
+    assert second.take() == (b"NOT_FOUND\r\n" if deleted else b"FOUND 2 1000\r\n%s\r\n" % body_of(2))
+
+
 def test_many_clients_get_a_job_each(house: House) -> None:
     wires = [house.client() for _ in range(200)]
     for wire in wires:

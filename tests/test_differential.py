@@ -10,13 +10,26 @@ from functools import partial
 
 import pytest
 
+from geventstalk._build import BUILD
 from tests.support import differential
-from tests.support.differential import Command, Commands, Excluded, Framing, Outcome, alike, run_seed, shrink
+from tests.support.differential import (
+    SHAPES,
+    Command,
+    Commands,
+    Excluded,
+    Framing,
+    Outcome,
+    alike,
+    programs,
+    run_seed,
+    shrink,
+)
 from tests.support.process import beanstalkd_path
 from tests.support.wire import ReplyReader, as_master, yaml_lines
 
 STEPS = 400
 
+needs_the_source = pytest.mark.skipif(BUILD == "compiled", reason="constants of compiled code cannot be replaced")
 needs_beanstalkd = pytest.mark.skipif(beanstalkd_path() is None, reason="beanstalkd is not installed")
 
 
@@ -49,6 +62,26 @@ def test_same_replies(seed: int) -> None:
 def test_same_replies_when_time_matters(seed: int) -> None:
     outcome = run_seed(seed, 50, timed=True)
     assert not outcome.difference, show(outcome)
+
+
+@needs_beanstalkd
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "seeds", "steps"),
+    [
+        pytest.param("disk", 1, 300, marks=needs_the_source),
+        ("fronts", 1, 300),
+        pytest.param("disk", 5, 2000, marks=[needs_the_source, pytest.mark.long]),
+        pytest.param("fronts", 5, 2000, marks=pytest.mark.long),
+        pytest.param("three-fronts", 5, 2000, marks=pytest.mark.long),
+    ],
+)
+def test_same_replies_in_another_shape(seed: int, shape: str, seeds: int, steps: int) -> None:
+    chosen = SHAPES[shape]
+    for number in range(seed, seed + seeds):
+        commands = partial(programs, shape=chosen)
+        outcome = run_seed(number, steps, commands, timed=False, journal=chosen.disk)
+        assert not outcome.difference, f"scripts/differential --seed {number} --shape {shape}\n{show(outcome)}"
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.process import GEVENTSTALK, ServerProcess, beanstalkd_path
+from tests.support.process import ServerProcess, beanstalkd_path
+from tests.support.shapes import DISK, FRONT, FRONTS, MEMORY, THREE_FRONTS, Shape
 from tests.support.wire import Client, ReplyReader, WireError, as_master, yaml_lines
 
 LINE_BYTES_MAX = 224
@@ -46,6 +47,7 @@ for times of 1 or 2 s; a window must not open more than LATE_S behind its time. 
 of seconds apart, so nothing falls due while one is open, not even what began when something else fell due; and no two
 things fall due at the same moment."""
 SHRINK_S = 60.0
+SHAPES = {"memory": MEMORY, "disk": DISK, "front": FRONT, "fronts": FRONTS, "three-fronts": THREE_FRONTS}
 JOURNAL_BYTES = 1 << 16
 """Size of a journal's files, small enough that they rotate and are compacted in a run."""
 
@@ -836,20 +838,24 @@ Commands = tuple[Sequence[str], Sequence[str]]
 """The two programs to compare, with their arguments; the reference comes first."""
 
 
-def programs(max_job_bytes: int) -> Commands:
+def programs(max_job_bytes: int, shape: Shape = MEMORY) -> Commands:
     """beanstalkd and geventstalk with this limit; WireError where beanstalkd is not installed."""
     reference = beanstalkd_path()
     if reference is None:
         raise WireError("beanstalkd is not installed")
     limit = ["-z", str(max_job_bytes)]
-    return [reference, *limit], [*GEVENTSTALK, *limit]
+    return [reference, *limit], [*shape.command, *shape.flags, *limit]
 
 
-def setting(rng: random.Random) -> Setting:
-    """Draws a setting; one seed in ten drains, three end with a part in which time matters, three keep a journal."""
+def setting(rng: random.Random, *, journal: bool = False) -> Setting:
+    """Draws a setting; one seed in ten drains, three end with a part in which time matters, three keep a journal.
+
+    With `journal` all of them keep one.
+    """
     kind = rng.random()
     limit = rng.choice((65535, 65535, 40))
-    return Setting(rng.randint(2, 5), limit, drains=kind < 0.1, timed=kind > 0.7, journal=rng.random() < 0.3)
+    keeps = rng.random() < 0.3 or journal
+    return Setting(rng.randint(2, 5), limit, drains=kind < 0.1, timed=kind > 0.7, journal=keeps)
 
 
 @contextmanager
@@ -875,11 +881,16 @@ def running(commands: Commands, drawn: Setting) -> Iterator[Pair]:
 
 
 def run_seed(
-    seed: int, steps: int, commands: Callable[[int], Commands] = programs, *, timed: bool | None = None
+    seed: int,
+    steps: int,
+    commands: Callable[[int], Commands] = programs,
+    *,
+    timed: bool | None = None,
+    journal: bool = False,
 ) -> Outcome:
     """Runs one seed for so many steps, then a part in which time matters when the seed or `timed` says so."""
     rng = random.Random(seed)
-    drawn = setting(rng)
+    drawn = setting(rng, journal=journal)
     if timed is not None:
         drawn = drawn._replace(timed=timed, drains=drawn.drains and not timed)
     generator = Generator(rng, drawn.max_job_bytes)
@@ -904,9 +915,11 @@ def run_seed(
     return _run(seed, drawn, draw, commands(drawn.max_job_bytes))
 
 
-def replay(seed: int, history: Sequence[Step], commands: Callable[[int], Commands] = programs) -> Outcome:
+def replay(
+    seed: int, history: Sequence[Step], commands: Callable[[int], Commands] = programs, *, journal: bool = False
+) -> Outcome:
     """Runs given steps instead of drawn ones; those that make no sense any more are left out."""
-    drawn = setting(random.Random(seed))
+    drawn = setting(random.Random(seed), journal=journal)
 
     def draw(pair: Pair) -> Iterator[Step]:
         return (step for step in history if pair.may(step))
@@ -931,7 +944,7 @@ def _run(seed: int, drawn: Setting, draw: Callable[[Pair], Iterator[Step]], comm
     return outcome
 
 
-def shrink(outcome: Outcome, commands: Callable[[int], Commands] = programs) -> Outcome:
+def shrink(outcome: Outcome, commands: Callable[[int], Commands] = programs, *, journal: bool = False) -> Outcome:
     """Leaves out steps as long as a difference remains, for at most SHRINK_S."""
     deadline = time.monotonic() + SHRINK_S
     size = len(outcome.history) // 2
@@ -939,7 +952,7 @@ def shrink(outcome: Outcome, commands: Callable[[int], Commands] = programs) -> 
         at = 0
         while at < len(outcome.history) and time.monotonic() < deadline:
             fewer = outcome.history[:at] + outcome.history[at + size :]
-            attempt = replay(outcome.seed, fewer, commands)
+            attempt = replay(outcome.seed, fewer, commands, journal=journal)
             if attempt.difference:
                 outcome = attempt
             else:
@@ -959,15 +972,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, help="run this one seed only")
     parser.add_argument("--jobs", type=int, default=2, help="seeds that run at once (default 2)")
     parser.add_argument("--no-shrink", action="store_true", help="report a difference as it was found")
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="memory", help="bodies on disk, or clients behind so many fronts"
+    )
     options = parser.parse_args(arguments)
     if beanstalkd_path() is None:
         parser.exit(5, "scripts/differential: beanstalkd is not installed; $BEANSTALKD may name it\n")
     first = random.SystemRandom().randrange(10**6) if options.first is None else options.first
     seeds = range(first, first + options.seeds) if options.seed is None else [options.seed]
+    shape = SHAPES[options.shape]
+    run = partial(run_seed, steps=options.steps, commands=partial(programs, shape=shape), journal=shape.disk)
     started = time.monotonic()
     steps = different = overruns = 0
     with ProcessPoolExecutor(options.jobs) as pool:
-        for done, outcome in enumerate(pool.map(partial(run_seed, steps=options.steps), seeds), 1):
+        for done, outcome in enumerate(pool.map(run, seeds), 1):
             steps += outcome.steps
             overruns += outcome.overrun
             different += bool(outcome.difference)
@@ -987,10 +1005,15 @@ def _print_difference(outcome: Outcome, options: argparse.Namespace) -> None:
     print(f"seed {outcome.seed}, step {outcome.steps}: {outcome.difference}\nthe last steps:")
     _print_steps(outcome.history[-20:])
     if not options.no_shrink:
-        small = shrink(outcome)
+        shape = SHAPES[options.shape]
+        small = shrink(outcome, partial(programs, shape=shape), journal=shape.disk)
         print(f"shrunk to {len(small.history)} steps: {small.difference}")
         _print_steps(small.history[-40:])
-    print(f"to see it again: scripts/differential --seed {outcome.seed} --steps {options.steps}\n", flush=True)
+    print(
+        f"to see it again: scripts/differential --seed {outcome.seed} --steps {options.steps} "
+        f"--shape {options.shape}\n",
+        flush=True,
+    )
 
 
 def _print_steps(steps: Sequence[Step]) -> None:

@@ -154,6 +154,7 @@ class Disk:
         self.locked = False
         self.commit_fails = 0.0
         self.sync_fails = 0.0
+        self.read_fails = 0.0  # of the records that are read back
         self.takes_files = True  # whether there are inodes left
         self.failed = False  # whether the process has seen a failure for which it may give up
         self.starved = False  # others took what the journal's reserve gave back, too, or there was none
@@ -383,6 +384,10 @@ class _SegmentPayloads(Payloads):
                 self.failed[key] = JournalFailed(f"segment {segment} is gone")
                 continue
             assert found.sealed is not None, "payloads are read back from sealed segments only"
+            if self._disk.read_fails and self._disk.draw.random() < self._disk.read_fails:
+                self._disk.failed = True
+                self.failed[key] = JournalFailed(f"segment {segment} cannot be read: Input/output error")
+                continue
             is_of, kind, payload = found.rows[place - 1]
             assert (is_of, kind) == (key, FULL), "a record is not where it should be"
             self.found[key] = payload

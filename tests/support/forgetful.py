@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from geventstalk.core.bodies import Bodies, _Page
-from geventstalk.core.job import Job
+from geventstalk.core.job import RESERVED, Job
 from geventstalk.core.places import Places
-from geventstalk.durable.store import Store
 from geventstalk.wire.commands import _FOR_PEEK
 from geventstalk.wire.session import Session
 
@@ -26,14 +25,20 @@ class Forgetful(Bodies):
         self.let_gone += 1
 
 
-class PromptSession(Session):
-    """A client that has a body at once, as if a device took no time."""
+AWAITS_JOB, AWAITS_LOOK, BEGINS_ANEW = "awaits to tell of", "awaits to show", "begins anew"
+"""What a session traces beside commands and replies. The data is the id of a job."""
+
+
+class AwaitingSession(Session):
+    """A client that says when its reply waits for a body."""
 
     def _await(self, job: Job, what_for: int) -> None:
-        ledger = self._engine.ledger
-        assert isinstance(ledger, Store)
-        ledger._fetch(job)
-        if what_for == _FOR_PEEK:
-            self._found(job)
-        else:
-            self._reserved(job)
+        super()._await(job, what_for)
+        if self.trace is not None:
+            self.trace(AWAITS_LOOK if what_for == _FOR_PEEK else AWAITS_JOB, b"%d" % job.id)
+
+    def _awaits_body(self, job: Job, now_ns: int) -> bool:
+        ended = job.state != RESERVED or job.holder != self.number
+        if self.trace is not None and ended and self._await_for != _FOR_PEEK:
+            self.trace(BEGINS_ANEW, b"%d" % job.id)
+        return super()._awaits_body(job, now_ns)

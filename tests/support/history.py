@@ -423,7 +423,7 @@ class History:
             self.doubts["happened" if happened else "did not happen"] += 1
         skipped: dict[int, Command] = {}
         for command in sorted(unanswered, key=lambda command: command.number):
-            if command.happened is False:
+            if command.happened is False and not (self.bounded and command.word == "put"):  # it may have been refused
                 skipped.setdefault(command.client, command)
             elif command.happened and command.client in skipped:
                 before = skipped[command.client].line

@@ -35,6 +35,7 @@ class Shape(NamedTuple):
 
 MEMORY = Shape(GEVENTSTALK)
 FRONTS = Shape(GEVENTSTALK, ("--io-processes", "2"))
+THREE_FRONTS = Shape(GEVENTSTALK, ("--io-processes", "3"))
 FRONT = Shape(GEVENTSTALK, ("--io-processes", "1"))
 """What two clients do has an order."""
 DISK = Shape(_FORGETFUL, _PAGES, True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from geventstalk.core.job import BURIED, READY, Job
+from geventstalk.core.bodies import Bodies
+from geventstalk.core.job import BURIED, DELETED, READY, Job
 from geventstalk.core.tube import RESERVED_JOB
+from geventstalk.durable.reading import Reading
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.gate import Channel
 from geventstalk.tasks import Task, Wait
-from geventstalk.wire.session import Session
-from journal import FULL, Journal, SyncPoint
+from geventstalk.wire.commands import _FOR_PEEK
+from journal import FULL, Journal, JournalError, SyncPoint
 from tests.support.faulty_journal import FaultyJournal
+from tests.support.forgetful import AwaitingSession
 from tests.support.simulation.host import WatchedTurn
 from tests.support.simulation.simulation import Parts
 
@@ -133,7 +136,66 @@ class ErrandsDoneAfterFailure(WatchedTurn):
             errand.done()
 
 
-class _TwiceServed(Session):
+class ForgetsABodyThatHasCome(WatchedTurn):
+    """Within the turn in which somebody begins to wait for it."""
+
+    def let_await(self, channel: Channel, job: Job) -> None:
+        self._awaiting[channel.session.number] = channel
+
+
+class ForgetsABodyThatDoesNotCome(WatchedTurn):
+    """Because its record has moved, or its job is gone."""
+
+    def take_bodies(self, bodies: Bodies, reading: Reading) -> None:
+        self.begin()
+        bodies.fetch_ended()
+        for job in reading.jobs:
+            body = reading.body_of(job)
+            if body is not None:
+                bodies.take(job, body)
+                self.let_awaiting_go_on()
+
+    def let_awaiting_go_on(self) -> None:
+        for number, channel in list(self._awaiting.items()):
+            job = channel.session.awaited
+            if job is None or job.body is not None:
+                del self._awaiting[number]
+                channel.goes_on()
+
+
+class TakesBodiesOfOthers(WatchedTurn):
+    """All that a fetch brings is given to other jobs of the same fetch."""
+
+    def take_bodies(self, bodies: Bodies, reading: Reading) -> None:
+        found = reading._payloads.found
+        if len(found) > 1 and len({len(payload) for payload in found.values()}) == 1:
+            ids = list(found)
+            found[ids[0]], found[ids[1]] = found[ids[1]], found[ids[0]]
+        super().take_bodies(bodies, reading)
+
+
+class ForgetsABodyThatFails(WatchedTurn):
+    """It cannot be read, and somebody waits for it."""
+
+    def take_bodies(self, bodies: Bodies, reading: Reading) -> None:
+        try:
+            super().take_bodies(bodies, reading)
+        except JournalError:
+            bodies.fetch_ended()
+
+
+class _TellsOfAReservationThatEnded(AwaitingSession):
+    """While its body was awaited."""
+
+    def _awaits_body(self, job: Job, now_ns: int) -> bool:
+        if self._await_for != _FOR_PEEK and job.body is not None and job.state != DELETED:
+            self.stop_awaiting()
+            self._reserved(job)
+            return False
+        return super()._awaits_body(job, now_ns)
+
+
+class _TwiceServed(AwaitingSession):
     def answer(self, outcome: int, job: Job | None) -> None:
         super().answer(outcome, job)
         if outcome == RESERVED_JOB:
@@ -249,6 +311,11 @@ CANARIES: dict[str, Parts] = {
     "loses errands when it stops": Parts(turn=LosesErrandsWhenItStops),
     "errands are done after a failure": Parts(turn=ErrandsDoneAfterFailure),
     "forgets moves": Parts(store=ForgetsMoves),
+    "forgets a body that has come": Parts(turn=ForgetsABodyThatHasCome),
+    "forgets a body that does not come": Parts(turn=ForgetsABodyThatDoesNotCome),
+    "takes bodies of others": Parts(turn=TakesBodiesOfOthers),
+    "forgets a body that fails": Parts(turn=ForgetsABodyThatFails),
+    "tells of a reservation that ended": Parts(session=_TellsOfAReservationThatEnded),
     "serves a waiter twice": Parts(session=_TwiceServed),
     "reuses ids": Parts(store=ReusesIds),
     "forgets releases": Parts(store=ForgetsReleases),

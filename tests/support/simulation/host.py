@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.operate import Operate
 from geventstalk.durable.store import Store
@@ -158,6 +159,10 @@ class WatchedTurn(Turn):
         self.world.steps(channel)
         super().step(channel, data)
         self.world.steps(None)
+
+    def look_at_memory(self, bodies: Bodies) -> None:
+        bodies.keep_bound(self.engine)  # not only when a put or compaction needs room
+        super().look_at_memory(bodies)
 
     def advance(self) -> bool:
         done = super().advance()

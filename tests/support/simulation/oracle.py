@@ -133,10 +133,14 @@ class View:
         self.made = 0
         self.received = 0
         self.answered: list[tuple[Command, bytes]] = []
+        self.awaits = 0  # the job whose body the reply waits for
+        self.awaited = b""  # that body
+        self.decided = 0  # so much of the log is what that command changed
+        self.slack_ns = 0  # a reserve that begins anew waits for whole seconds
 
     @property
     def waits(self) -> bool:
-        return self.running is not None and self.running.kind.startswith("reserve")
+        return self.running is not None and self.running.kind.startswith("reserve") and not self.awaits
 
 
 class Oracle:
@@ -159,7 +163,8 @@ class Oracle:
         self.slicing = False  # the engine has not finished what is due
         self.stepping: View | None = None  # whose commands are executed now
         self.leaving = 0  # whose jobs are given back now
-        self._served: list[tuple[View, bytes]] = []  # replies to others, made before the one that caused them
+        # Replies to others, and whether they wait for a body, made before the one that caused them.
+        self._served: list[tuple[View, bytes, bool]] = []
         self._order = 0
         self._turn = 0
         self.checked = 0
@@ -188,6 +193,7 @@ class Oracle:
         require(line == command.line, "commands are executed out of order:", line, "instead of", command.line)
         view.running = command
         view.began_ns = self.wall_ns()
+        view.slack_ns = 0
         self._turn += 1
         view.turn = self._turn
         if command.kind == "quit":
@@ -209,10 +215,30 @@ class Oracle:
 
         Who is served by a command of another hears of it before that other does, so those replies are put off.
         """
+        self._decided(view, reply, False)
+
+    def awaits(self, view: View, id: int, peeks: bool) -> None:
+        """The session knows which job the reply has to show, and makes the reply when the body is in memory."""
+        job = self.jobs.get(id)
+        body = b"" if job is None else job.body
+        self._decided(view, b"%b %d %d\r\n%b" % (b"FOUND" if peeks else b"RESERVED", id, len(body) - 2, body), True)
+
+    def begins_anew(self, view: View) -> None:
+        """The reservation has ended while its body was awaited: the session executes the command once more."""
+        job = self.jobs.get(view.awaits)
+        if job is not None:
+            self._settle_if_seen(job)
+            require(job.state != RESERVED or job.holder != view.number, "a reservation is forgotten: job", job.id)
+        view.awaits = 0
+        view.slack_ns = SECOND_NS
+        self._turn += 1
+        view.turn = self._turn
+
+    def _decided(self, view: View, reply: bytes, awaits: bool) -> None:
         if self.stepping is not None and view is not self.stepping:
-            self._served.append((view, reply))
+            self._served.append((view, reply, awaits))
         else:
-            self._reply(view, reply)
+            self._reply(view, reply, awaits)
             self._pass_on()
 
     def _pass_on(self, id: int = 0) -> None:
@@ -220,21 +246,30 @@ class Oracle:
         while self._served and (not id or self._served[0][1].startswith(b"RESERVED %d " % id)):
             self._reply(*self._served.pop(0))
 
-    def _reply(self, view: View, reply: bytes) -> None:
+    def _reply(self, view: View, reply: bytes, awaits: bool) -> None:
         command = view.running or (view.unanswered[0] if view.unanswered else None)
         require(command is not None, "a reply to nothing:", reply)
         assert command is not None
         require(view.running or len(command.line) > LINE_BYTES_MAX - 2, "a reply to nothing:", reply)
-        view.unanswered.popleft()
         before = len(self.log)
         word, _, rest = reply.partition(b"\r\n")
         self.checked += 1
-        getattr(self, "_on_" + command.kind.replace("-", "_"))(view, command, word.decode(), rest)
+        if view.awaits:
+            require(not awaits, "two bodies are awaited for one reply:", view.awaits, word)
+            self._on_awaited(view, word.decode(), rest)
+        else:
+            getattr(self, "_on_" + command.kind.replace("-", "_"))(view, command, word.decode(), rest)
+        if awaits:
+            view.awaits, view.awaited = int(word.split()[1]), rest
+            view.decided = len(self.log) if len(self.log) > before else view.decided
+            return
+        view.unanswered.popleft()
         view.running = None
         view.answered.append((command, word))
         view.expected += reply
         view.made += len(reply)
-        changed = len(self.log) if len(self.log) > before else 0
+        changed = len(self.log) if len(self.log) > before else view.decided
+        view.decided = 0
         view.replies.append(Reply(view.made, len(self.log), changed))
 
     def receives(self, view: View, data: bytes, syncs_first: bool) -> None:
@@ -250,6 +285,25 @@ class Oracle:
                 self.synced = max(self.synced, reply.changed)
 
     # --- replies to each kind of command
+
+    def _on_awaited(self, view: View, word: str, rest: bytes) -> None:
+        """What was decided earlier, now that the body is there. A ttr begins when the client is told.
+
+        A job that was looked at may be gone by now: it was there when the command was executed.
+        """
+        awaited, view.awaits = view.awaits, 0
+        job = self.jobs.get(awaited)
+        if word == "NOT_FOUND":
+            require(job is None, "a job is there that was not found:", job)
+            return
+        require(awaited == int(word.split()[1]), "another job is shown than was decided:", word)
+        require(rest == view.awaited, "a body is not as it was put: job", awaited)
+        if word.startswith("RESERVED"):
+            require(job is not None, "a job is told of that is gone:", word)
+            assert job is not None
+            self._settle_if_seen(job)
+            require(job.state == RESERVED and job.holder == view.number, "a reservation has ended that is told:", word)
+            job.deadline_ns = self.wall_ns() + job.ttr_s * SECOND_NS
 
     def _on_put(self, view: View, command: Command, word: str, rest: bytes) -> None:
         self.uploads[command.tube] -= 1
@@ -669,7 +723,7 @@ class Oracle:
                 assert view.running is not None
                 best = min(self._ready_for(view), default=None)
                 require(best is None, "client", view.number, "waits although there is a job:", best)
-                until_ns = view.began_ns + view.running.seconds * SECOND_NS
+                until_ns = view.began_ns + view.running.seconds * SECOND_NS + view.slack_ns
                 require(view.running.seconds < 0 or until_ns > now_ns, "client", view.number, "waits too long")
 
 

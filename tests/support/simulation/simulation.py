@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count as count_from
 from math import inf
 
+import geventstalk.durable.store as store_room
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import SECOND_NS
 from geventstalk.durable.large import LARGE_BYTES
@@ -24,8 +25,9 @@ from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.wire.session import MOVE_SLICE, Session
 from journal import Journal, JournalError, JournalFull
+from journal.log import PAYLOAD_MIN
 from tests.support.faulty_journal import Disk, FaultyJournal, worker_of
-from tests.support.forgetful import Forgetful, PromptSession
+from tests.support.forgetful import AWAITS_JOB, AWAITS_LOOK, BEGINS_ANEW, AwaitingSession, Forgetful
 from tests.support.simulation.clients import Habits, SimulatedClient
 from tests.support.simulation.host import Connection, Greenlet, Host, Pause, WatchedTurn
 from tests.support.simulation.operator import Operator
@@ -59,7 +61,7 @@ class Parts:
     """What a simulated server is made of; a canary replaces a part by one that is broken."""
 
     turn: type[WatchedTurn] = WatchedTurn
-    session: type[Session] = PromptSession
+    session: type[Session] = AwaitingSession
     store: type[Store] = Store
     journal: type[Journal] = FaultyJournal
 
@@ -95,6 +97,7 @@ class Scenario:
     large_bytes: int  # an operator and compaction write so large a job in parts of half the size
     operator_draw: random.Random = field(repr=False)
     memory: int | None  # so many bytes of bodies stay in memory, where others can be read back
+    read_fails: float
 
     @staticmethod
     def drawn(seed: int) -> Scenario:
@@ -106,6 +109,9 @@ class Scenario:
         limited = bytes_max < UNLIMITED or budget is not None
         max_job_bytes = draw.choice((300, 5000, 60_000, 60_000) if limited else (100, 300, 5000))
         habits = Habits.drawn(draw, max_job_bytes)
+        memory_draw = random.Random(f"the memory of {seed}")  # its own, for the same reason
+        memory = memory_draw.choice((None, None, 0, 0, 300, 3000))
+        segments = (1 << 15, 1 << 16) if limited else (1 << 13, 1 << 14, 1 << 16, 1 << 20)
         return Scenario(
             seed=seed,
             draw=draw,
@@ -113,7 +119,7 @@ class Scenario:
             fsync_ms=draw.choice((0, 0, 50, 50, 5, None)),
             steps=draw.choice((50, 100, 300, 800)),
             clients=draw.choice((1, 2, 3, 5, 8)),
-            segment_bytes=draw.choice((1 << 15, 1 << 16) if limited else (1 << 13, 1 << 14, 1 << 16, 1 << 20)),
+            segment_bytes=min(draw.choice(segments), 1 << 20 if memory is None else 1 << 15),
             compact=draw.random() < 0.9,
             max_job_bytes=max_job_bytes,
             slice_moves=draw.choice((1, 2, MOVE_SLICE, MOVE_SLICE)),
@@ -133,7 +139,8 @@ class Scenario:
             operates=operator_draw.choice((0, 0, 0.05, 0.2)),
             large_bytes=operator_draw.choice((2000, 2000, 4000, LARGE_BYTES)),
             operator_draw=operator_draw,
-            memory=random.Random(f"the memory of {seed}").choice((None, None, 0, 1000, 20_000)),
+            memory=memory,
+            read_fails=memory_draw.choice((0, 0, 0.05)),
         )
 
 
@@ -192,6 +199,8 @@ class Simulation:
 
     def run(self) -> None:
         try:
+            if self.scenario.memory is not None:
+                vars(store_room).update(PAYLOAD_MIN=1)  # small bodies leave memory, too: this journal groups none
             self.note(repr(self.scenario))
             with self._dying():
                 self._start()
@@ -200,6 +209,7 @@ class Simulation:
                 self._guarded(self._step)
             self._end()
         finally:
+            vars(store_room).update(PAYLOAD_MIN=PAYLOAD_MIN)
             self.disk.unmount()
 
     # --- the world of the server
@@ -252,6 +262,10 @@ class Simulation:
         self.note(f"{direction}{view.number} {data[:60]!r}")
         if direction == "<":
             self.oracle.executes(view, data)
+        elif direction in (AWAITS_JOB, AWAITS_LOOK):
+            self.oracle.awaits(view, int(data), direction == AWAITS_LOOK)
+        elif direction == BEGINS_ANEW:
+            self.oracle.begins_anew(view)
         else:
             self.oracle.replies(view, data)
 
@@ -323,6 +337,7 @@ class Simulation:
             store._fetch(job)
         found = {job.id: kept_of(job, engine.tube_of(job).name, self._to_wall) for job in engine.jobs}
         self.oracle.recovered(found, self.promised, self.disk.scattered)
+        self.commits.clear()  # a start may commit: what was found, and that is on the device by now
         if engine.bodies is not None:
             engine.bodies.make_room(engine, 0)
         self.disk.lost_in = inf
@@ -334,6 +349,7 @@ class Simulation:
         scenario = self.scenario
         self.disk.commit_fails = scenario.commit_fails if self.faults else 0
         self.disk.sync_fails = scenario.sync_fails if self.faults else 0
+        self.disk.read_fails = scenario.read_fails if self.faults else 0
         self.disk.moment = self.moment
 
     @contextmanager
