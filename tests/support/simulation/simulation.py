@@ -192,7 +192,7 @@ class Simulation:
         self.operator = Operator(
             *(self.scenario.operator_draw, self.scenario.habits, self.oracle, self.ids, self.note),
             self.scenario.fsync_ms == 0,
-            lambda: self.server.stopped,
+            lambda: self.server.stopped or self.disk.failed,  # an errand fails alone when it cannot read a body
         )
         self.server: Host
         self.journal: Journal
@@ -327,6 +327,7 @@ class Simulation:
         store = self.parts.store(self.journal, scenario.fsync_ms, Epoch(self.clock_ns, self.now_ns()))
         if scenario.operates:
             store.large_bytes, store.part_bytes = scenario.large_bytes, scenario.large_bytes // 2
+            self.disk.cut_max = scenario.large_bytes
         parts = self.parts
         self.server = Host(self, scenario.max_job_bytes, scenario.slice_moves, parts.turn, parts.session)
         engine = self.server.engine
