@@ -61,6 +61,14 @@ def test_what_was_promised_survives(seed_of_torment: int) -> None:
     assert outcome.cuts == CUTS
 
 
+@pytest.mark.parametrize("sizes", [(300, 9000), pytest.param((10, 200, 900), marks=pytest.mark.long)])
+@pytest.mark.slow
+def test_what_was_promised_survives_with_bodies_on_disk(seed: int, sizes: tuple[int, ...]) -> None:
+    orders = {"forgets": True, "sizes": sizes, "segment_bytes": 1 << 15}
+    outcome = Torment(seed, kind="plain", orders=orders).run(30, lives=3)
+    assert not outcome.failure
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(1800)
@@ -170,6 +178,14 @@ def test_a_reply_under_f0_is_a_promise(seed: int) -> None:
     torment.run(60)
     assert torment.cuts == 60
     assert torment.started == 3
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_reply_under_f0_is_a_promise_with_bodies_on_disk(seed: int) -> None:
+    torment = ServerTorment(seed, max_memory=20_000)
+    torment.run(60, rounds=120)
+    assert torment.cuts == 60
 
 
 @needs_the_source

@@ -34,6 +34,9 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--policy", choices=POLICIES, default="", help="of fsync (default: drawn)")
     parser.add_argument("--kind", choices=sorted(set(KINDS)), default="", help="of disk (default: drawn)")
+    parser.add_argument(
+        "--forgets", action="store_true", help="bodies leave memory as soon as they can (default: drawn)"
+    )
     parser.add_argument("--go-on", action="store_true", help="also behind a violation")
     parser.add_argument("--again", type=Path, metavar="DIR", help="looks at a kept violation again")
     options = parser.parse_args(arguments)
@@ -66,7 +69,8 @@ def torture(seeds: range, options: argparse.Namespace) -> int:
     violations = 0
     slowest_s, slowest = 0.0, seeds[0]
     for seed in seeds:
-        torment = Torment(seed, policy=options.policy, kind=options.kind, keep=keep)
+        orders = {"forgets": True} if options.forgets else {}
+        torment = Torment(seed, policy=options.policy, kind=options.kind, orders=orders, keep=keep)
         torment_s = time.monotonic()
         with bounded(LIVES_S + options.cuts * CUT_S):
             outcome = torment.run(options.cuts)

@@ -21,11 +21,12 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 
-from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, Job, held_body
+from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, SECOND_NS, Job, held_body
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from journal import Journal, JournalError
 from tests.support.faults import keep_pace, wants_compaction
+from tests.support.forgetful import Forgetful
 from tests.support.torture.recorder import mark
 
 FAILED = 74
@@ -57,6 +58,7 @@ class Orders:
     close: bool = True
     fault: str = ""  # one of canaries.py
     bound_s: float = 60.0  # on a busy machine a life takes 5 s
+    forgets: bool = False  # bodies leave memory as soon as they can be read back
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -72,10 +74,10 @@ def body_of(id: int, size: int) -> bytes:
     return (b"%016x" % (id * 0x9E3779B97F4A7C15 % 2**64) * (size // 16 + 1))[:size] + b"\r\n"
 
 
-def fact_of(job: Job, tube: bytes) -> Fact:
-    """Fails when the body is not the one that was put."""
-    size = len(held_body(job)) - 2
-    assert held_body(job) == body_of(job.id, size), f"the body of job {job.id} is garbled"
+def fact_of(job: Job, tube: bytes, size: int) -> Fact:
+    """Fails when the body is in memory and is not the one that was put."""
+    if job.body is not None:
+        assert held_body(job) == body_of(job.id, size), f"the body of job {job.id} is garbled"
     return tube.decode(), job.pri, job.state, job.delay_s, job.rank if job.state != READY else 0, size
 
 
@@ -95,6 +97,7 @@ class Keeper:
         budget: int | None = None,
         said: list[str] | None = None,
         accept_damage: bool = False,
+        forgets: bool = False,
     ) -> None:
         period = {"f0": 0, "fms": PERIOD_MS, "F": None}[policy]
         journal = Journal(
@@ -106,6 +109,9 @@ class Keeper:
             log=(lambda text: None) if said is None else said.append,
         )
         self.store = Store(journal, period, Epoch(0, 0))
+        self.bodies = Forgetful(0) if forgets else None
+        if self.bodies is not None:
+            self.store.keep_bodies(self.bodies)
         self.jobs: dict[int, Job] = {}
         self.tubes: dict[int, bytes] = {}
         self.next_id = 0
@@ -116,6 +122,8 @@ class Keeper:
     def replay(self) -> Facts:
         """What is there. Raises JournalError when that is damaged."""
         for job, tube in self.store.replay():
+            if job.body is None:
+                self.store._fetch(job)
             self.jobs[job.id] = job
             self.tubes[job.id] = bytes(tube)
             if job.state == BURIED:
@@ -128,7 +136,20 @@ class Keeper:
         return self.store._log.high_water
 
     def fact(self, id: int) -> Fact:
-        return fact_of(self.jobs[id], self.tubes[id])
+        job = self.jobs[id]
+        if job.body is None:
+            assert self.bodies is not None
+            size = self.bodies.size_of(job)
+        else:
+            size = len(job.body)
+        return fact_of(job, self.tubes[id], size - 2)
+
+    def forget(self) -> None:
+        """All bodies go that can be read back."""
+        if self.bodies is not None:
+            for job in self.jobs.values():
+                if job.body is not None and self.bodies.reads_back(job.segment):
+                    self.bodies.let_go_at_once(job)
 
     def start(self) -> None:
         self.next_id = self.store.start(self.find)
@@ -161,7 +182,7 @@ class Keeper:
                 self.last[id] = self.fact(id)
             else:
                 self._change(draw, self.jobs[id], word)
-                facts[id] = fact_of(self.jobs[id], self.tubes[id])
+                facts[id] = self.fact(id)
         return facts
 
     def _put(self, draw: random.Random, id: int, size: int) -> None:
@@ -191,8 +212,13 @@ class Keeper:
             job, tube = self.jobs[id], self.tubes[id]
             if word == "put":
                 self.store.put(job, tube)
+                if self.bodies is not None:
+                    self.bodies.came(job)
             elif word == "delete":
                 self.store.delete(job)
+                if self.bodies is not None:
+                    self.bodies.left(job)
+                job.state = DELETED
                 del self.jobs[id], self.tubes[id]
             else:
                 self.store.change(job)
@@ -248,7 +274,7 @@ class Syncer:
 
 def live(orders: Orders) -> None:
     """The life itself. Raises JournalError when the journal gives up."""
-    keeper = Keeper(orders.directory, orders.policy, orders.segment_bytes, orders.budget)
+    keeper = Keeper(orders.directory, orders.policy, orders.segment_bytes, orders.budget, forgets=orders.forgets)
     store = keeper.store
     found = keeper.replay()
     batch = orders.first_batch
@@ -271,6 +297,7 @@ def live(orders: Orders) -> None:
                 syncer.sync(batch, beside=draw.random() < 0.4)
             keep_pace(store, partial(syncer.sync_when_due, batch, draw))
             syncer.sync_when_due(batch, draw)
+            keeper.forget()
             if draw.random() < leisure:
                 keeper.compact(draw.choice([1, 3, 20]))
         syncer.wait()

@@ -93,6 +93,7 @@ class Torment:
             batch_max=draw.choice([3, 12, 40]),
             budget=draw.choice([None, None, 3_000_000]),
             fault=fault,
+            forgets=random.Random(f"what {seed} forgets").random() < 0.3,
         )
         self._orders = replace(drawn, **(orders or {}))
 
@@ -306,7 +307,7 @@ def see_again(folder: Path) -> str:
 def read(directory: Path, orders: Orders) -> tuple[Facts, int]:
     """What a start finds there, and the highest id. Raises Violation when it would refuse."""
     said: list[str] = []
-    keeper = Keeper(str(directory), "F", orders.segment_bytes, said=said)
+    keeper = Keeper(str(directory), "F", orders.segment_bytes, said=said, forgets=orders.forgets)
     try:
         return keeper.replay(), keeper.high_water
     except (JournalError, AssertionError) as error:
@@ -321,7 +322,7 @@ def go_on(directory: Path, facts: Facts, orders: Orders) -> None:
     """Works on what was left, ends, and starts again: nothing may be missing or too much."""
     draw = random.Random(orders.seed)
     said: list[str] = []
-    keeper = Keeper(str(directory), orders.policy, orders.segment_bytes, said=said)
+    keeper = Keeper(str(directory), orders.policy, orders.segment_bytes, said=said, forgets=orders.forgets)
     try:
         found = keeper.replay()
         if found != facts:
@@ -332,6 +333,7 @@ def go_on(directory: Path, facts: Facts, orders: Orders) -> None:
             keeper.append()
             keeper.store.commit(0)
             keep_pace(keeper.store)
+            keeper.forget()
             keeper.compact(3)
         expected = {id: keeper.fact(id) for id in keeper.jobs}
         keeper.store.close()

@@ -27,6 +27,7 @@ from geventstalk.turn import Turn
 from journal import Journal, JournalError
 from tests.support.disk import fill_up
 from tests.support.process import GEVENTSTALK, ServerProcess
+from tests.support.shapes import BOUND
 from tests.support.torture.disk import Disk
 from tests.support.torture.oracle import Violation
 from tests.support.torture.recorder import RECEIVE, SEND, Call, read_trace, recording
@@ -121,9 +122,13 @@ class ServerTorment:
     while the server runs.
     """
 
-    def __init__(self, seed: int, *, fault: str = "", fsync_ms: int = 0, disk: Path | None = None) -> None:
+    def __init__(
+        self, seed: int, *, fault: str = "", fsync_ms: int = 0, disk: Path | None = None, max_memory: int = 0
+    ) -> None:
+        """With `max_memory` bodies have that bound."""
         self._draw = random.Random(seed)
-        self._command = [sys.executable, "-m", "tests.support.torture.whole", fault] if fault else GEVENTSTALK
+        self._command = [sys.executable, "-m", "tests.support.torture.whole", fault] if fault else BOUND
+        self._flags = ["--max-memory", str(max_memory)] if max_memory else []
         self._fsync_ms = fsync_ms
         # Under -fMS a large one: to seal a segment syncs it, too.
         self._segment_bytes = _LARGE_SEGMENT_BYTES if fsync_ms and disk is None else SEGMENT_BYTES
@@ -173,7 +178,7 @@ class ServerTorment:
         draw = self._draw
         server = ServerProcess(
             self._command,
-            ["-b", str(directory), f"-f{self._fsync_ms}", "-s", str(self._segment_bytes)],
+            ["-b", str(directory), f"-f{self._fsync_ms}", "-s", str(self._segment_bytes), *self._flags],
             env=recording(directory, trace, {"WIRE": "1", "SYNC_US": str(self._sync_us)}),
         )
         clients: list[socket.socket] = []
