@@ -582,8 +582,8 @@ def require_fitting(settings: Settings) -> None:
     if settings.shared:
         if settings.io_processes:
             raise ConfigError(
-                "--io-processes does not go with a journal in PostgreSQL: a front-end process knows nothing of the lease "
-                "of its node, after which no reply may leave"
+                "--io-processes does not go with a journal in PostgreSQL: a front-end process knows nothing of the "
+                "lease of its node, after which no reply may leave"
             )
         if settings.fsync_ms not in (0, None, _FSYNC_MS):
             raise ConfigError(

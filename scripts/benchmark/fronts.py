@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.benchmark.load import Load
+from scripts.benchmark.load import Load, LoadError
 from scripts.benchmark.rows import WARM_UP_S, Scale, Watch, work
-from scripts.benchmark.servers import REFERENCE, Build, processor_s, serving
+from scripts.benchmark.servers import REFERENCE, Build, serving, spent
 
 ROWS: Sequence[tuple[str, dict[str, int]]] = (
     ("put+reserve+delete, 50 connections", {"connections": 50}),
@@ -39,7 +40,10 @@ def measure(builds: Sequence[Build], scale: Scale, core: int, load_core: int, ru
         values: dict[str, list[list[float]]] = {}
         for run in range(runs):
             for kind, build, flags in kinds if run % 2 == 0 else reversed(kinds):
-                values.setdefault(kind, []).append(one(build, flags, words, scale, core, front_core))
+                try:
+                    values.setdefault(kind, []).append(one(build, flags, words, scale, core, front_core))
+                except (LoadError, OSError) as error:
+                    print(f"{title}, {kind}: a run is lost: {error}", file=sys.stderr, flush=True)
         found["rows"].append({"title": title, "kinds": values})
         print(f"{title}: {_line(values)}", flush=True)
     return found
@@ -61,21 +65,23 @@ def one(
         )
         try:
             load.work(min(WARM_UP_S, scale.seconds / 4))
-            before = [processor_s(pid) for pid in (server.pid, *fronts)]
+            before = [spent(pid) for pid in (server.pid, *fronts)]
             watch = Watch(server)
             commands = work(load, scale.seconds)
             found = [watch.sample(commands, a_second=True).value]
-            after = [processor_s(pid) for pid in (server.pid, *fronts)]
+            after = [spent(pid) for pid in (server.pid, *fronts)]
         finally:
             load.close()
         for begun, ended in zip(before, after, strict=True):
-            found += [(now - then) * 1e6 / commands for then, now in zip(begun, ended, strict=True)]
+            found += [seconds * 1e6 / commands for seconds in ended.since(begun)]
         return found
 
 
 def _line(values: dict[str, list[list[float]]]) -> str:
     shown = []
     for kind, runs in values.items():
+        if not runs:
+            continue
         costs = [min(run[at] for run in runs) for at in range(1, len(runs[0]), 2)]
         rate = statistics.median(run[0] for run in runs)
         shown.append(f"{kind} {rate:,.0f}/s, {' + '.join(f'{cost:.2f}' for cost in costs)} µs")

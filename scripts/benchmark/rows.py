@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scripts.benchmark.load import SILENCE_S, Client, Load, LoadError, connect, fill, put_request, unexpected
-from scripts.benchmark.servers import Build, Server, processor_s, serving
+from scripts.benchmark.servers import Build, Server, serving, spent
 
 WARM_UP_S = 0.3
 TIDY_S = 1.0
@@ -90,14 +90,14 @@ class Watch:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._cpu = processor_s(server.pid)
+        self._cpu = spent(server.pid)
         self._own = time.process_time()
         self._begun = time.monotonic()
 
     def sample(self, value: float = 0.0, *, a_second: bool = False) -> Sample:
         """The interval ends. With `a_second`, the value is divided by its seconds."""
         wall = time.monotonic() - self._begun
-        busy, user = (now - before for now, before in zip(processor_s(self._server.pid), self._cpu, strict=True))
+        busy, user = spent(self._server.pid).since(self._cpu)
         own = (time.process_time() - self._own) / wall
         return Sample(value / wall if a_second else value, busy / wall, own, user / wall)
 

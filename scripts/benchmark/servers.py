@@ -28,7 +28,6 @@ STOP_LIMIT_S = 20.0
 TRACEBACK = "Traceback (most recent call last)"
 REFERENCE = "beanstalkd"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -189,14 +188,25 @@ def cpu_s(pid: int) -> float:
     return used_ns / 1e9
 
 
-def user_s(pid: int) -> float:
-    """The part of it in user space. The system counts in hundredths of a second."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]) / TICKS
+@dataclass(frozen=True)
+class Spent:
+    """Processor time that a process has used: all of it in seconds, and two shares in ticks of the system's clock."""
+
+    all_s: float
+    user: int
+    system: int
+
+    def since(self, before: Spent) -> tuple[float, float]:
+        """Seconds that it has used since then, and those in user space, of which the ticks tell the share."""
+        user, system = self.user - before.user, self.system - before.system
+        spent_s = self.all_s - before.all_s
+        return spent_s, spent_s * user / max(1, user + system)
 
 
-def processor_s(pid: int) -> tuple[float, float]:
-    """Seconds of processor time, and the part of it in user space."""
-    return cpu_s(pid), user_s(pid)
+def spent(pid: int) -> Spent:
+    """What a process has used by now."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Spent(cpu_s(pid), int(words[11]), int(words[12]))
 
 
 def rss_bytes(pid: int) -> int:
