@@ -454,6 +454,22 @@ def test_a_body_that_is_damaged_is_not_handed_out(house: House) -> None:
     house.turn.fail(JournalDamaged("as the server does"))
 
 
+def test_without_memory_to_note_where_a_record_stands_its_job_is_there(tmp_path: Path) -> None:
+    """The put was refused, and the job came with the next start: its record stood in the journal by then."""
+
+    class Poor(Bodies):
+        def stands(self, id: int, place: int, size: int) -> None:
+            raise MemoryError
+
+    house = House(tmp_path / "journal", Poor(1 << 20))
+    assert house.put(house.client(), 1) == b"INSERTED 1\r\n"
+    check(house.engine)
+    house.close()
+    house = House(tmp_path / "journal", None)
+    assert house.tell(house.client(), b"reserve\r\n") == reserved(1)
+    house.close()
+
+
 def test_a_body_comes_late_and_the_record_has_moved(house: House) -> None:
     wire = house.client()
     for id in range(1, 300):

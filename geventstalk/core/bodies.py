@@ -86,7 +86,10 @@ class Bodies:
     # --- what the ledger says
 
     def stands(self, id: int, place: int, size: int) -> None:
-        """The whole record of a job stands there now. 0: it cannot be read back. came() follows for a new job."""
+        """The whole record of a job stands there now. 0: it cannot be read back. came() follows for a new job.
+
+        Raises MemoryError having changed nothing.
+        """
         number = id >> _PAGE_BITS
         page = self._pages.get(number)
         at = id & _PAGE_MASK
@@ -94,11 +97,16 @@ class Bodies:
             if page is not None and page.stored[at]:
                 self._clear(number, page, at)
             return
+        stored = place << _SIZE_BITS | size
         if page is None:
-            page = self._pages[number] = _Page()
-        if not page.stored[at]:
-            page.count += 1
-        page.stored[at] = place << _SIZE_BITS | size
+            page = _Page()
+            page.count = 1
+            page.stored[at] = stored
+            self._pages[number] = page
+            return
+        count = page.count + (not page.stored[at])
+        page.stored[at] = stored
+        page.count = count
 
     def place_of(self, job: Job) -> int:
         """Where its record stands; 0 when it cannot be read back."""

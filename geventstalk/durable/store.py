@@ -96,7 +96,10 @@ class Store(Ledger):
         self._log.append(job.id, FULL, payload)
         job.segment = self._log.current
         if self.bodies is not None:
-            self._stands(self.bodies, job, len(payload), self._log.tail)
+            try:
+                self._stands(self.bodies, job, len(payload), self._log.tail)
+            except MemoryError:
+                return  # the record is there, whatever comes now: the body only stays in memory
 
     def _stands(self, bodies: Bodies, job: Job, size: int, place: int) -> None:
         """The whole record of a job, of this size, was written. The body of a large job stays in memory."""
