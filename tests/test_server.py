@@ -829,11 +829,11 @@ def test_clients_that_vanish_behind_a_waiting_reserve_are_gone_at_once(launch: L
         assert number(control, "current-waiting") == 0
 
 
-@on_tcp
+# A front finds one such client a second.
+@pytest.mark.parametrize(("launch", "count"), [("tcp", 20), ("front", 5)], indirect=["launch"])
 @pytest.mark.slow
-def test_the_end_of_a_client_is_seen_behind_more_than_the_system_takes(launch: Launch) -> None:
+def test_the_end_of_a_client_is_seen_behind_more_than_the_system_takes(launch: Launch, count: int) -> None:
     """TCP tells of an end only when all input before it has room. Such clients stayed for ever."""
-    count = 20  # of which a front finds one a second
     server = launch()
     with contextlib.ExitStack() as stack, Client(server.connect()) as control:
         clients = connect_many(stack, server, count)
