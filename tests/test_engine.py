@@ -1729,7 +1729,7 @@ def test_reserving_from_many_stocked_tubes_looks_at_all_of_them_only_now_and_the
     for _ in range(50):
         engine.reserve(many, clock.ns)
     assert engine.work < 50, "all tubes are looked at for each job"
-    for _ in range(400):
+    for number in range(400):
         if draw.random() < 0.1:
             put(draw.choice(names), draw.randrange(1000))
         if draw.random() < 0.1:
@@ -1743,4 +1743,5 @@ def test_reserving_from_many_stocked_tubes_looks_at_all_of_them_only_now_and_the
         job = engine.reserve(many, clock.ns)
         assert (job is None) == (smallest is None)
         assert job is None or smallest == (job.pri, job.id)
-        check(engine)
+        if number % 20 == 0:  # it looks at all tubes and jobs
+            check(engine)

@@ -133,7 +133,7 @@ class TestCompileOrNot:
             env={**os.environ, "GEVENTSTALK_COMPILE": "", "CC": "/nowhere/cc", **environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=MAKE_LIMIT_S,
             check=False,
         )
         return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("geventstalk: ")]

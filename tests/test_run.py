@@ -29,7 +29,7 @@ QUICKLY = {"CFLAGS": "-O0"}
 NO_COMPILER = {"CC": "/nowhere/cc"}
 UNPLUGGED = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
 COMPILED_LAYERS = [
-    *(f"tests/test_{name}.py" for name in ("cli", "engine", "engine_model", "order", "job_table", "journal_format")),
+    *(f"tests/test_{name}.py" for name in ("engine", "engine_model", "order", "job_table", "journal_format")),
     *(f"tests/test_{name}.py" for name in ("liveness", "protocol", "records", "segment", "session", "store")),
     *(f"tests/test_{name}.py" for name in ("signals", "timerwheel")),
     "tests/test_tools.py::test_reading_changes_nothing",
