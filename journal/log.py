@@ -366,10 +366,11 @@ class SharedLog(Log):
         """What that is, in words for the operator. "" when there is none."""
         raise NotImplementedError
 
-    def open(self) -> None:
+    def open(self, *, make: bool = True) -> None:
         """Connects, and makes the schema or checks it. Waits.
 
         Raises JournalLocked when it may not be used, JournalNewer, JournalUnreachable: then it may be called again.
+        Without `make` a schema that is missing is JournalUnreachable: the owner knows that there was one.
         """
         raise NotImplementedError
 

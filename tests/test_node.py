@@ -388,6 +388,26 @@ def test_standbys_survive_their_database(postgres_alone: Postgres, tmp_path: Pat
         nodes.close()
 
 
+def test_nodes_that_have_acknowledged_something_never_begin_with_an_empty_log(
+    postgres_alone: Postgres, tmp_path: Path
+) -> None:
+    nodes = Nodes(postgres_alone.url, tmp_path)
+    try:
+        both = [nodes.start("one"), nodes.start("other")]
+        assert ask(both[1], b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
+        postgres_alone.ask("ALTER SCHEMA geventstalk RENAME TO elsewhere")
+        for name in "one", "other":
+            nodes.await_log(name, "does not exist")
+        time.sleep(6 * LEASE_S)
+        assert postgres_alone.ask("SELECT to_regnamespace('geventstalk') IS NULL") == [("t",)], "nobody made a new one"
+        postgres_alone.ask("ALTER SCHEMA elsewhere RENAME TO geventstalk")
+        for node in both:
+            wait(partial(finds, node, 1), "a node leads again")
+            assert node.process.poll() is None
+    finally:
+        nodes.close()
+
+
 def test_a_second_signal_does_not_wait_for_the_database(postgres_alone: Postgres, tmp_path: Path) -> None:
     nodes = Nodes(postgres_alone.url, tmp_path)
     try:

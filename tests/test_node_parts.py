@@ -51,6 +51,23 @@ def test_a_lease_runs_on_while_the_machine_is_suspended(
     assert not server._leased.speaks()
 
 
+@pytest.mark.skipif(not have_psycopg(), reason="psycopg is not installed")
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_log_is_made_by_a_process_that_has_seen_none_and_only_once(
+    anew: bool, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from geventstalk.serving.clustered import ClusterServer
+    from journal.postgres.log import PostgresLog
+
+    made: list[bool] = []
+    monkeypatch.setattr(PostgresLog, "open", lambda self, *, make=True: made.append(make))
+    settings, _ = load({"journal": "postgresql://nobody@127.0.0.1:1/d"}, {}, None)
+    node = ClusterServer(settings, [listener], logging.getLogger("test"), anew=anew)._node
+    node._open_log()
+    node._open_log()
+    assert made == [not anew, False]
+
+
 class Hanging:
     """A log with a commit that has no answer."""
 

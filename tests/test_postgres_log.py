@@ -205,6 +205,31 @@ def test_a_follower_whose_segment_was_dropped_begins_anew(postgres_url: str) -> 
     log.close()
 
 
+def test_a_schema_that_is_gone_is_waited_for_and_never_made_anew(postgres_url: str) -> None:
+    """Somebody renamed it, or the name of the host leads to another database: an empty log would be a lost one."""
+    schema = Place(postgres_url).schema
+    log = open_log(postgres_url)
+    log.append(1, FULL, b"one")
+    log.commit()
+    sync(log)
+    follower = PostgresLog(postgres_url, segment_bytes=1 << 14)
+    follower.open()
+    assert len(list(follower.batches())) == 1
+    run(postgres_url, f"ALTER SCHEMA {schema} RENAME TO {schema}_away")
+    for _ in range(2):
+        with pytest.raises(JournalUnreachable):
+            follower.more()
+    again = PostgresLog(postgres_url, segment_bytes=1 << 14)
+    with pytest.raises(JournalUnreachable, match="is gone"):
+        again.open(make=False)
+    run(postgres_url, f"ALTER SCHEMA {schema}_away RENAME TO {schema}")
+    assert follower.more() == []
+    again.open(make=False)
+    assert [record.key for record in again.replay()] == [1]
+    for each in (log, follower, again):
+        each.abandon()
+
+
 def test_parts_of_a_dead_leader_never_join(postgres_url: str) -> None:
     log = open_log(postgres_url)
     log.append(7, FULL, b"old")

@@ -47,10 +47,16 @@ _END_S: Final = 10.0
 
 
 class ClusterServer(Server):
-    """As Server. The journal of the settings is a shared one."""
+    """As Server. The journal of the settings is a shared one. `anew` is as a Node says."""
 
     def __init__(
-        self, settings: Settings, listeners: list[socket.socket], log: logging.Logger, site: Site | None = None
+        self,
+        settings: Settings,
+        listeners: list[socket.socket],
+        log: logging.Logger,
+        site: Site | None = None,
+        *,
+        anew: bool = False,
     ) -> None:
         self.begins_anew = False
         self._leased: LeasedTurn
@@ -77,6 +83,7 @@ class ClusterServer(Server):
             settings.takeover_wait,
             self._wall_clock,
             syncs=settings.fsync_ms is not None,
+            anew=anew,
         )
 
     def _make_log(self) -> SharedLog:

@@ -182,10 +182,12 @@ class PostgresLog(SharedLog):
 
     # --- start
 
-    def open(self) -> None:
+    def open(self, *, make: bool = True) -> None:
         link = self._link
         self._reader.connect()
         try:
+            if not make and not tables_of.require(link, self.schema):
+                raise link.broken(f"schema {self.schema} is gone, which held the journal; bring it back, or start anew")
             self.created = tables_of.make(link, self.schema)
             weak = [name for name in ("fsync", "full_page_writes") if link.execute(f"SHOW {name}").rows[0][0] == b"off"]
         except Refused as error:

@@ -132,7 +132,7 @@ class Reader:
         try:
             chunk = self._chunk(number)
         except Refused as error:
-            if error.state == "42P01":
+            if error.state == "42P01" and self._is_there():
                 raise JournalForked(
                     f"{self.link.shown}: segment {number} was dropped before this node had read it"
                 ) from error
@@ -160,11 +160,20 @@ class Reader:
                 binary=True,
             )
         except Refused as error:
+            if error.passing or not self._is_there():
+                raise self.link.broken(error) from error
             if error.state == "42P01" and reading.home < reading.segment:
                 return
             raise JournalForked(f"{self.link.shown}: the row that was read last cannot be read: {error}") from error
         if not answer.rows or answer.rows[0][0] != reading.head:
             raise JournalForked(f"{self.link.shown}: row {reading.place} is not there any more, which was read")
+
+    def _is_there(self) -> bool:
+        """Whether the schema is. Somebody may have renamed it, or this is another database."""
+        try:
+            return self.link.execute(f"SELECT to_regclass('{self._schema}.segment') IS NOT NULL").rows == [(b"t",)]
+        except Refused as error:
+            raise self.link.broken(error) from error
 
     def require_epoch(self, epoch: int) -> None:
         """Raises JournalUnreachable when this database has not heard of an epoch: a primary that was left behind."""
