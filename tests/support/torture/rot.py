@@ -119,14 +119,17 @@ class Rotting(Torment):
 
     def _look_at(self, image: Path, what: str, name: str, content: bytes | None, oracle: Oracle, moment: int) -> None:
         keeper = Keeper(str(image), "F", self._orders.segment_bytes)
+        noticed = False
         try:
             keeper.replay()
         except JournalError:
+            noticed = True
+        finally:
+            keeper.store.abandon()
+        if noticed:
             self.noticed["noticed"] += 1
             self._accept(image, oracle)
             return
-        finally:
-            keeper.store.abandon()
         facts, high_water = read(image, self._orders)
         oracle.check(facts, high_water, moment)
         if content is None and _SEGMENT.fullmatch(name) and not self._is_spare(name, image):
