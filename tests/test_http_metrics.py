@@ -26,6 +26,7 @@ from tests.support.wire import Client
 Key = tuple[str, frozenset[tuple[str, str]]]
 
 DOCS = ROOT / "docs" / "metrics.md"
+BOUNDS = ("--max-journal-bytes", "20000000", "--max-memory", "1000000")
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 NOT_TOLD = {"pid", "version", "id", "hostname", "os", "platform", "build", "name"}
 """Keys of statistics that are no figures. Version and build are labels of geventstalk_build_info."""
@@ -276,7 +277,7 @@ def test_whatever_is_asked_for_is_one_of_two_formats(accept: str) -> None:
 @pytest.mark.slow
 def test_promtool_finds_nothing_to_say(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
     port = free_port()
-    journal = ("-b", str(tmp_path / "j"), "-f0", "--max-journal-bytes", "20000000")
+    journal = ("-b", str(tmp_path / "j"), "-f0", *BOUNDS)
     server = start_server("--http", str(port), "--io-processes", "1", *journal)
     with Client(server.connect()) as client:
         client.ask(b"watch mail")
@@ -302,6 +303,10 @@ def test_promtool_finds_nothing_to_say(start_server: Callable[..., ServerProcess
     assert metrics[key("geventstalk_front_restarts_total")] == 0
     assert metrics[key("geventstalk_front_cpu_seconds_total", front="1")] > 0
     assert metrics[key("geventstalk_front_resident_memory_bytes", front="1")] > 1_000_000
+    assert metrics[key("geventstalk_memory_max_bytes")] == 1_000_000
+    assert metrics[key("geventstalk_memory_bytes")] == 19 * (48 + 3)
+    for name in ("jobs_on_disk", "bytes_on_disk", "loads_total", "puts_refused_total"):
+        assert metrics[key("geventstalk_memory_" + name)] == 0, name
     # Those of a cluster are test_node.py's.
     assert set(re.findall(r"^\| `(?!geventstalk_cluster_)(\w+)`", DOCS.read_text(), re.M)) == {
         re.sub(r"_(bucket|count|sum)$", "", name) if "_seconds" in name or "_records" in name else name

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from geventstalk.cli.live import Live, Number, Whole, live_command, plural
-from geventstalk.cli.live_show import Column, age, colours, count, cut, facts_line, rate, table, time_of, width
+from geventstalk.cli.live_show import Column, age, colours, count, cut, facts_line, rate, size, table, time_of, width
 from geventstalk.cli.live_tubes import STATE_COLUMNS, oldest, paused, state_cells
 from geventstalk.exits import EXIT_OK
 from geventstalk.live.address import Address
@@ -138,6 +138,17 @@ def _head(at: Address, sample: Sample, room: int | None) -> list[str]:
         queued, worked = (_quantiles(latency[part]) for part in ("queued", "worked"))
         times = (f"queued {queued[0]}", *queued[1:], f"at work {worked[0]}", *worked[1:])
         facts.append(("times", list(zip(times, (0, 1, 2, 1, 1, 2), strict=True))))
+    if memory := server.get("memory"):
+        bodies = memory["bodies"]
+        places = [
+            (f"{size(bodies['bytes'])} of {size(bodies['max_bytes'])} in memory", 0),
+            (f"{size(bodies['bytes_on_disk'])} on disk", 0),
+            (plural(bodies["jobs_on_disk"], "job") + " there", 2),
+            (f"{count(bodies['loads'])} came back", 3),
+        ]
+        if bodies["refused_puts"]:
+            places.append((plural(bodies["refused_puts"], "put") + " refused", 1))
+        facts.append(("bodies", places))
     peers = [
         (count(clients["open"]), 0),
         (plural(clients["producers"], "producer"), 2),

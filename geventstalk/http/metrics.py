@@ -94,6 +94,7 @@ class Metrics:
 
     def _families(self, pace: Pace) -> Iterator[_Family]:
         yield from self._of_server()
+        yield from self._of_memory()
         yield from self._of_journal()
         yield from self._of_cluster()
         yield from self._of_process()
@@ -135,6 +136,17 @@ class Metrics:
         yield _gauge(
             "geventstalk_build_info", "Version and build.", [("", {"version": __version__, "build": BUILD}, 1)]
         )
+
+    def _of_memory(self) -> Iterator[_Family]:
+        bodies = self._house.engine.bodies
+        if bodies is None:
+            return
+        yield _value("geventstalk_memory_max_bytes", "What bodies may take in memory.", bodies.max_bytes)
+        yield _value("geventstalk_memory_bytes", "What bodies take in memory.", bodies.held_bytes)
+        yield _value("geventstalk_memory_jobs_on_disk", "Jobs whose body is in the journal only.", bodies.gone)
+        yield _value("geventstalk_memory_bytes_on_disk", "Bytes of bodies in the journal only.", bodies.gone_bytes)
+        yield _count("geventstalk_memory_loads", "Bodies that came back to memory.", bodies.fetched)
+        yield _count("geventstalk_memory_puts_refused", "Puts whose body had no room in memory.", bodies.refused)
 
     def _of_journal(self) -> Iterator[_Family]:
         house = self._house

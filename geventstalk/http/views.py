@@ -15,6 +15,7 @@ from geventstalk._build import BUILD
 from geventstalk._version import __version__
 from geventstalk.core import figures
 from geventstalk.core.ages import Oldest, Search
+from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import Engine
 from geventstalk.core.figures import totals
 from geventstalk.core.job import DELAYED, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
@@ -81,9 +82,25 @@ def server(house: House, found: Oldest) -> Json:
             "waiting": engine.waiting_count,
             "total": engine.total_clients,
         },
-        "memory": {"resident_bytes": resident_bytes(), "limit_bytes": house.memory_limit_bytes},
+        "memory": {
+            "resident_bytes": resident_bytes(),
+            "limit_bytes": house.memory_limit_bytes,
+            "bodies": None if engine.bodies is None else memory_of(engine.bodies),
+        },
         "journal": _journal_in_short(house),
         "max_job_bytes": house.settings.max_job_bytes,
+    }
+
+
+def memory_of(bodies: Bodies) -> Json:
+    """Where bodies are, when memory has a bound for them."""
+    return {
+        "max_bytes": bodies.max_bytes,
+        "bytes": bodies.held_bytes,
+        "jobs_on_disk": bodies.gone,
+        "bytes_on_disk": bodies.gone_bytes,
+        "loads": bodies.fetched,
+        "refused_puts": bodies.refused,
     }
 
 
@@ -95,6 +112,8 @@ def _problems(house: House) -> list[Json]:
     limit = house.memory_limit_bytes
     if limit is not None and resident_bytes() >= limit * _MUCH:
         problems.append({"text": "The memory is nearly used up.", "page": "overview"})
+    if house.engine.bodies is not None and house.engine.bodies.is_full:
+        problems.append({"text": "Memory has no room for more bodies: puts are refused.", "page": "overview"})
     node = house.node
     if node is not None and not node.serves:
         leader = f"{node.leader} leads." if node.leader else "no node leads."

@@ -20,6 +20,14 @@ STATES: Final = ("ready", "delayed", "reserved", "buried")
 _COUNTS: Final = ("reserves", "timeouts", "releases", "buries", "kicks")
 _RATES: Final = ("put", "reserve", "delete", "timeout", "bury")
 _TOTALS: Final = {"total-jobs": "put", "cmd-delete": "delete", "cmd-release": "release", "cmd-bury": "bury"}
+_MEMORY: Final = {
+    "max": "max_bytes",
+    "bytes": "bytes",
+    "jobs-on-disk": "jobs_on_disk",
+    "bytes-on-disk": "bytes_on_disk",
+    "loads": "loads",
+    "puts-refused": "refused_puts",
+}
 
 
 def number(facts: Facts, key: str) -> int:
@@ -95,6 +103,8 @@ def server(facts: Facts) -> Shape:
     }
     if "build" in facts:
         shape["build"] = facts["build"]
+    if "memory-max" in facts:
+        shape["memory"] = {"bodies": {name: number(facts, f"memory-{key}") for key, name in _MEMORY.items()}}
     return shape | _figures(facts)
 
 

@@ -237,7 +237,18 @@ class World:
             "totals": {key: sum(tube["totals"][key] for tube in every) for key in TOTALS},
             "tubes": len(every),
             "connections": {"open": 47, "producers": 16, "workers": 31, "waiting": 14, "total": 90_211},
-            "memory": {"resident_bytes": 183_000_000, "limit_bytes": 4 << 30},
+            "memory": {
+                "resident_bytes": 183_000_000,
+                "limit_bytes": 4 << 30,
+                "bodies": {
+                    "max_bytes": 64 << 20,
+                    "bytes": 61_200_000,
+                    "jobs_on_disk": 9_120,
+                    "bytes_on_disk": 91_400_000,
+                    "loads": 48_211,
+                    "refused_puts": 0,
+                },
+            },
             "journal": {
                 "policy": "-f50",
                 "bytes": 62_000_000,

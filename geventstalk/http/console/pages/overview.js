@@ -69,6 +69,8 @@ function Health({ server }) {
       <li class=${server.draining ? "warn-text" : ""}>${server.draining ? html`<b>draining</b>` : "takes puts"}</li>
       <li title=${`${count(connections.producers)} producers, ${count(connections.workers)} workers, ${count(connections.waiting)} wait for a job`}><a href="/connections"><b>${count(connections.open)}</b> ${connections.open === 1 ? "connection" : "connections"}</a></li>
       <li title=${memory.limit_bytes ? `${share(memory.resident_bytes, memory.limit_bytes)} of the limit` : "There is no limit"}>memory <b>${bytes(memory.resident_bytes)}</b>${memory.limit_bytes ? ` of ${bytes(memory.limit_bytes)}` : ""}</li>
+      ${memory.bodies && html`<li class=${memory.bodies.bytes > 0.95 * memory.bodies.max_bytes && memory.bodies.refused_puts ? "warn-text" : ""} title=${`Bodies in memory; ${count(memory.bodies.loads)} have come back from the journal, ${count(memory.bodies.refused_puts)} puts were refused for want of memory`}>bodies <b>${bytes(memory.bodies.bytes)}</b> of ${bytes(memory.bodies.max_bytes)}</li>
+        <li title="Bodies in the journal only, and the jobs that they belong to">on disk <b>${bytes(memory.bodies.bytes_on_disk)}</b> of ${count(memory.bodies.jobs_on_disk)} ${memory.bodies.jobs_on_disk === 1 ? "job" : "jobs"}</li>`}
       ${journal
         ? html`<li title="Fsync policy of the journal"><a href="/journal">journal <b>${journal.policy}</b></a></li>
           <li title=${`${bytes(journal.disk_free_bytes)} free on the disk`}><b>${bytes(journal.bytes)}</b>${journal.budget_bytes ? ` of ${bytes(journal.budget_bytes)}` : ""}, ${bytes(journal.disk_free_bytes)} free</li>
