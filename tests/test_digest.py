@@ -247,6 +247,35 @@ def test_a_segment_that_is_missing_is_found_at_once(rig: LeavingRig) -> None:
         rig.open()
 
 
+def test_segments_are_asked_of_the_device_before_their_turn_comes(
+    rig: LeavingRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed_with_heads(rig)
+    asked: list[tuple[str, int, int]] = []
+    advise = os.posix_fadvise
+
+    def told(file: int, offset: int, size: int, advice: int) -> None:
+        asked.append((os.readlink(f"/proc/self/fd/{file}"), offset, size))
+        advise(file, offset, size, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", told)
+    open_before = len(os.listdir("/proc/self/fd"))
+    journal = rig.made(accept_damage=False)
+    seen: list[int] = []
+    for number, _ in journal.batches():
+        ahead = {path for path, _, _ in asked}
+        assert segment_path(str(rig.directory), number) in ahead and len(ahead) <= len(set(seen)) + 17
+        seen.append(number)
+    journal.abandon()
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    for number in set(seen):
+        path = segment_path(str(rig.directory), number)
+        size = os.path.getsize(path)
+        assert [each[1:] for each in asked if each[0] == path] == [(0, 1 << 14), (size - size // 16, size // 16)]
+    asked.clear()
+    assert read(rig.directory).model == rig.model and not asked
+
+
 def test_a_digest_of_another_segment_is_none(rig: LeavingRig) -> None:
     path, _ = sealed_with_heads(rig)
     other = table(segment_path(str(rig.directory), 3))

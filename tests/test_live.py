@@ -268,6 +268,37 @@ def test_a_low_terminal_shows_tubes_all_the_same(there_is: int) -> None:
             assert shown == there_is or (shown > 0 and lines[-1] == f"and {there_is - shown} more tubes")
 
 
+def test_top_says_where_bodies_are() -> None:
+    facts = {
+        "memory-max": 64_000_000,
+        "memory-bytes": 61_234_567,
+        "memory-jobs-on-disk": 1,
+        "memory-bytes-on-disk": 9_000,
+    }
+    facts |= {"memory-loads": 4321, "memory-puts-refused": 0}
+    keys = ["pid", "uptime", "total-jobs", "job-timeouts", "current-tubes", "max-job-size", "total-connections"]
+    keys += [f"cmd-{name}" for name in ("reserve", "reserve-with-timeout", "delete", "release", "bury")]
+    keys += [f"current-{name}" for name in ("connections", "producers", "workers", "waiting")]
+    keys += [f"current-jobs-{name}" for name in ("urgent", *shapes.STATES)]
+    for refused, said in (0, ""), (2, "2 puts refused"):
+        every = {**dict.fromkeys(keys, 0), **facts, "memory-puts-refused": refused}
+        server = shapes.server({key: str(value) for key, value in every.items()})
+        assert server["memory"]["bodies"] == {
+            "max_bytes": 64_000_000,
+            "bytes": 61_234_567,
+            "jobs_on_disk": 1,
+            "bytes_on_disk": 9_000,
+            "loads": 4321,
+            "refused_puts": refused,
+        }
+        server["per_s"] = None
+        head, _ = live_top.lines(HERE, sampling.Sample(0.0, 0.0, server, []), "name", None, None)
+        (line,) = [line for line in head if line.startswith("bodies")]
+        for part in ("61.2 MB of 64.0 MB in memory", "9.0 kB on disk", "1 job there", "4,321 came back", said):
+            assert part in line
+        assert ("refused" in line) == bool(refused)
+
+
 def test_progress_counts_where_the_end_is_not_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ _NUMBER: Final = r"(?:\d{8}|[1-9]\d{8,17})"
 _NAME: Final = re.compile(rf"segment-({_NUMBER})\.db")
 _LEFT_OVER: Final = re.compile(rf"(segment-{_NUMBER}\.db)({re.escape(NEW_SUFFIX)})?(-wal|-shm|-journal)?")
 """A segment, or a file that SQLite keeps beside a segment, also while the segment is made."""
+_BEGINNING_BYTES: Final = 1 << 14
 _WATERMARK: Final = re.compile(rb"(\d{20}) (\d{20}) (\d{10})\n")
 
 
@@ -44,6 +45,24 @@ def segment_paths(directory: str) -> list[tuple[int, str]]:
     """Number and path of every segment in the directory, oldest first."""
     found = [(int(match[1]), name) for name in os.listdir(directory) if (match := _NAME.fullmatch(name))]
     return [(number, os.path.join(directory, name)) for number, name in sorted(found) if number <= SEGMENT_MAX]
+
+
+def read_ahead(path: str, share: int) -> None:
+    """Has the system read the beginning of a file, and its end, one of `share` parts. Does not wait for that.
+
+    Nobody in this process may have the file open: closing it would drop the locks that SQLite holds on it.
+    """
+    advise = getattr(os, "posix_fadvise", None)
+    if advise is None:
+        return
+    with suppress(OSError):  # whoever reads the file tells what is wrong with it
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            size = os.fstat(file).st_size
+            advise(file, 0, _BEGINNING_BYTES, os.POSIX_FADV_WILLNEED)
+            advise(file, size - size // share, size // share, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(file)
 
 
 def suspect(directory: str) -> None:
