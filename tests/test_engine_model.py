@@ -22,15 +22,28 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from geventstalk.core.ages import Search
+from geventstalk.core.bodies import Bodies
 from geventstalk.core.check import check
 from geventstalk.core.engine import DRAINING, INSERTED, Engine
 from geventstalk.core.figures import totals
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job, Tally
+from geventstalk.core.job import (
+    BURIED,
+    DELAYED,
+    DELETED,
+    READY,
+    RESERVED,
+    STATE_NAMES,
+    Job,
+    Ledger,
+    Tally,
+    held_body,
+)
 from geventstalk.core.meter import NO_TIMES, UNIT_NS
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB, TIMED_OUT, Client, Tube
 from tests.support.clock import SECOND, ManualClock
+from tests.support.forgetful import Forgetful
 from tests.support.model import Answer, Happening, Model, ModelPast, ModelTube
 
 EXTENTS = [(100, 50), pytest.param(5_000, 100, marks=pytest.mark.long)]
@@ -50,6 +63,7 @@ WORDS = {
     NOT_FOUND: "NOT_FOUND",
     WRONG_STATE: "WRONG_STATE",
 }
+BODY = b"body\r\n"
 TUBES = ("default", "t", "u")
 NAMES = ("a", "b", "c", "d")
 
@@ -164,7 +178,7 @@ class EngineAndModel(RuleBasedStateMachine):
             self.model.abandon_put(id)
 
     def _finish_put(self, job: Job, id: int) -> None:
-        outcome = self.engine.put(job, b"body\r\n", self.clock.ns)
+        outcome = self.engine.put(job, BODY, self.clock.ns)
         assert WORDS[outcome] == self.model.put(id, self.clock.ns)
 
     @rule(name=names, timeout_s=st.sampled_from((-1, -1, 0, 1, 2, 5)))
@@ -477,6 +491,65 @@ class EngineAndModel(RuleBasedStateMachine):
         assert not moments or (next_ns != NEVER and next_ns <= moments[0])
 
 
+class Shelf(Ledger):
+    """Keeps the bodies that leave memory, and gives them back."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self.bodies = bodies
+        self.place = 0
+
+    def put(self, job: Job, tube_name: bytes) -> None:
+        self.place += 1
+        self.bodies.stands(job.id, self.place, len(held_body(job)))
+        job.segment = 1  # 0 is none
+
+    def prepare_rewrite(self, job: Job, tube_name: bytes, ttr_s: int) -> bool | None:
+        self.bodies.take(job, BODY)
+        return True
+
+    def rewrite(self, job: Job, tube_name: bytes) -> None:
+        self.bodies.left(job)
+        self.put(job, tube_name)
+        self.bodies.came(job)
+
+
+class EngineWithBodiesOnDisk(EngineAndModel):
+    """After each step every body has left memory; some are on their way back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bodies = self.engine.bodies = Forgetful(0)
+        self.bodies.reads_back = lambda segment: True
+        self.engine.ledger = Shelf(self.bodies)
+        self.wanted: list[Job] = []
+
+    @rule(index=indices)
+    def somebody_wants_a_body(self, index: int) -> None:
+        job = self.engine.jobs.get(self._id(index))
+        if job is not None and job.body is None:
+            self.bodies.wait_for(job)
+            self.wanted.append(job)
+
+    @rule()
+    def bodies_come(self) -> None:
+        """Also those of jobs that are gone by now."""
+        fetched = self.bodies.next_fetch(self.engine)
+        self.bodies.fetch_ended()
+        for job in fetched:
+            self.bodies.take(job, BODY)
+        for job in self.wanted:
+            assert job.body is not None or job.state == DELETED
+            self.bodies.let_be(job)
+        self.wanted.clear()
+
+    @invariant()
+    def bodies_leave(self) -> None:
+        self.bodies.make_room(self.engine, 0)
+        there = [job.id for job in self.engine.jobs if job.body is not None]
+        assert set(there) <= {job.id for job in self.wanted}
+        assert self.bodies.gone == self.engine.jobs.count - len(there)
+
+
 # --- both sides as plain data
 
 
@@ -620,13 +693,14 @@ def totals_of(model: Model) -> tuple[int, ...]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LONG_LIMIT_S)
+@pytest.mark.parametrize("machine", [EngineAndModel, EngineWithBodiesOnDisk], ids=["memory", "disk"])
 @pytest.mark.parametrize("examples, steps", EXTENTS)
-def test_engine_and_model_agree(seed: int, examples: int, steps: int) -> None:
+def test_engine_and_model_agree(seed: int, examples: int, steps: int, machine: type[RuleBasedStateMachine]) -> None:
     # A cast, because the hypothesis that still supports Python 3.10 has no types here.
     cast(Callable[..., None], run_state_machine_as_test)(
-        hypothesis.seed(seed)(EngineAndModel),
+        hypothesis.seed(seed)(machine),
         settings=settings(
-            max_examples=examples,
+            max_examples=examples if machine is EngineAndModel else examples // 2,
             stateful_step_count=steps,
             deadline=None,
             database=None,
