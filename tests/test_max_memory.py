@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,3 +171,20 @@ def test_without_a_journal_puts_are_refused_beyond_the_bound(launch: Launch) -> 
         assert client.ask(b"put 0 0 100 4000\r\n" + b"x" * 4000).startswith(b"INSERTED")
         stats = client.stats(b"stats")
         assert (stats["memory-max"], stats["memory-puts-refused"]) == ("65536", "4")
+
+
+@pytest.mark.slow
+def test_a_device_that_does_not_answer_does_not_hold_up_the_end(launch: Launch, tmp_path: Path) -> None:
+    """To open a pipe that nobody writes to waits for ever, as a read from a lost device does."""
+    server = launch("-b", str(tmp_path / "journal"), *FLAGS)
+    with Client(server.connect()) as client:
+        fill(client, 150)
+        until(lambda: number(client, "memory-jobs-on-disk") > 50, "bodies leave memory")
+        for segment in (tmp_path / "journal").glob("segment-*.db"):
+            segment.unlink()
+            os.mkfifo(segment)
+        client.send(b"reserve\r\n")
+        with Client(server.connect()) as other:
+            assert other.ask(b"list-tube-used") == b"USING default\r\n", "nobody else waits"
+        server.process.terminate()
+        assert server.process.wait(30) in (0, 74)

@@ -58,6 +58,8 @@ NEXT_TURN_S = 1e-9
 """A sleep of this length lets every socket have its turn. After sleep(0) gevent runs the greenlet up to 50 times more
 before it looks at any socket."""
 PROGRESS_EVERY_S = 2.0
+_END_OF_WORK_S = 3.0
+"""How long a stop waits for a thread that reads: a device that does not answer does not hold up the end."""
 _GUESTS_AT_ONCE = 8
 """So many connections of HTTP are accepted before clients have their turn, and those that give way to them are gone."""
 
@@ -301,7 +303,7 @@ class Server:
         if self._sync_thread is not None:
             self._sync_thread.get()  # replies at the gate may wait for this sync
         for thread in self._work_threads:
-            thread.wait()  # it may have a segment open
+            thread.wait(_END_OF_WORK_S)  # it may have a segment open
         self._turn.finish()
         for channel in list(self._turn.channels.values()):
             if isinstance(channel, Connection):
