@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import resource
 import select
 import signal
 import sys
@@ -215,6 +217,27 @@ def test_a_fault_while_bodies_are_read_is_the_end(tmp_path: Path, where: str, er
     assert server.process.wait(30) in (70, 74)
     assert (tmp_path / "log").read_text().count("stopping") == 1
     server.read_log()
+    server = ServerProcess(GEVENTSTALK, flags).wait_ready()
+    with Client(server.connect()) as client:
+        check(client, jobs)
+    assert server.stop() == 0
+
+
+def test_without_a_descriptor_for_a_segment_nothing_is_lost(tmp_path: Path) -> None:
+    """Somebody lowers the limit while the server runs. It ends, and the next one has all jobs."""
+    flags = ["-b", str(tmp_path / "journal"), *FLAGS]
+    server = ServerProcess(GEVENTSTALK, flags, stderr=tmp_path / "log").wait_ready()
+    jobs: dict[int, bytes] = {}
+    with Client(server.connect()) as client:
+        assert fill(client, jobs, 120)
+        taken = {int(name) for name in os.listdir(f"/proc/{server.pid}/fd")}
+        limit = next(number for number in itertools.count() if number not in taken)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))
+        with pytest.raises((WireError, OSError)):
+            for id in jobs:
+                client.ask(b"peek %d" % id)
+    assert server.process.wait(30) == 74
+    assert "unable to open database file; stopping" in (tmp_path / "log").read_text()
     server = ServerProcess(GEVENTSTALK, flags).wait_ready()
     with Client(server.connect()) as client:
         check(client, jobs)
