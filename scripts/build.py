@@ -170,7 +170,7 @@ def make_compiled(place: Path, refresh: bool) -> None:
     wish = os.environ.get("GEVENTSTALK_COMPILE", "")
     os.environ["GEVENTSTALK_COMPILE"] = "1"  # where it cannot be compiled, the other environment serves, not this wheel
     print(
-        "geventstalk: building geventstalk from this clone, with its core compiled; this takes some minutes"
+        "geventstalk: building geventstalk from this clone, with its core compiled; this takes a minute or two"
         " (GEVENTSTALK_COMPILE=0 starts the pure build in seconds)",
         file=sys.stderr,
         flush=True,

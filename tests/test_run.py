@@ -226,9 +226,9 @@ class TestCompiled:
                 outputs = [process.communicate()[0], second.communicate()[0]]
         assert all(output.splitlines()[-1].endswith(" (compiled)") for output in outputs), outputs
         text = "".join(outputs)
-        for words in ("this takes some minutes", "translating the core to C", "compiling the core", "waiting for"):
+        for words in ("this takes a minute or two", "translating the core to C", "compiling the core", "waiting for"):
             assert text.count(words) >= 1, outputs
-        assert text.count("this takes some minutes") == 1, outputs
+        assert text.count("this takes a minute or two") == 1, outputs
         assert is_ready(tree)
 
     def test_starts_again_without_making_anything(self, tree: Path) -> None:

@@ -38,7 +38,7 @@ def make() -> Build | None:
     """The compiled build, ready to start; None, with a line that says why, where it cannot be made."""
     wanted = _digest()
     if not (MARK.is_file() and MARK.read_text() == wanted and PYTHON.exists()):
-        print("compiling geventstalk into build/bench (once for each change of the sources; some minutes)", flush=True)
+        print("compiling geventstalk into build/bench (once for each change; a minute or two)", flush=True)
         try:
             _install()
         except (OSError, subprocess.CalledProcessError) as error:

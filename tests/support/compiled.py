@@ -1,6 +1,6 @@
 """A copy of the tree whose two packages are those of the compiled wheel, so that the same tests run on that build.
 
-    python -m tests.support.compiled FOLDER           makes the copy in half a minute; needs a C compiler
+    python -m tests.support.compiled FOLDER           makes the copy in a minute or two; needs a C compiler
     python -m tests.support.compiled --copy FOLDER    a copy that stays as it is
 
 Nothing in the copy knows that it is one; `pytest --build compiled` there refuses to run on anything else.
