@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 from geventstalk.core.check import check
-from journal import CHANGE, DELETE, FULL, JournalDamaged
+from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
 from journal.log import HEAD, HEAD_BYTES, Row
 from journal.sqlite.digest import CUT_MAX, CUT_MIN, Digest
 from journal.sqlite.files import is_suspect, segment_path
 from journal.sqlite.format import LAST, PART
 from journal.sqlite.survey import SegmentSurvey
-from tests.support.faults import Rig, payload, read
+from tests.support.faults import Rig, payload, read, wants_compaction
 from tests.support.forgetful import Forgetful
 from tests.test_bodies import House, reserved
+from tests.test_journal_bounds import directory_bytes
 
 
 class LeavingRig(Rig):
@@ -156,6 +157,66 @@ def test_a_digest_is_made_where_it_is_small(rows: list[tuple[int, int]], worth: 
     assert bool(made) == worth
     size = sum(size for _, size in rows)
     assert sum(len(row[2]) for row in made) < size / 4 + 50 * len(rows)
+
+
+def test_on_a_full_disk_there_are_no_digests(rig: LeavingRig) -> None:
+    for key in range(1, 41):
+        rig.settle()
+        rig.put(key, 10_000)
+        rig.journal._segments.space.tight = key > 20
+        rig.journal.commit()
+    numbers = [sealed.number for sealed in rig.journal._segments.sealed]
+    tight = [sealed.number for sealed in rig.journal._segments.sealed if not sealed.digest_bytes]
+    rig.settle()
+    assert 1 < len(tight) < len(numbers)
+    for number in numbers:
+        assert bool(table(segment_path(str(rig.directory), number))) == (number not in tight)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_digests_never_take_the_journal_beyond_its_budget(tmp_path: Path, seed: int) -> None:
+    """Nor do they keep jobs from their room: as many find room as without."""
+    draw = random.Random(seed)
+    budget = 3_000_000
+    taken = {}
+    for leaves in (False, True):
+        journal = Journal(str(tmp_path / f"journal-{leaves}"), segment_bytes=1 << 17, budget=budget)
+        if leaves:
+            journal.leave_payloads()
+        [*journal.batches()]
+        journal.start()
+        bodies: dict[int, bytes] = {}
+
+        def payload_of(key: int, bodies: dict[int, bytes] = bodies) -> bytes:
+            return bodies[key]
+
+        key = admitted = 0
+        for _ in range(3):
+            while journal.admits(10_000):
+                key += 1
+                admitted += 1
+                bodies[key] = draw.randbytes(10_000)
+                journal.append(key, FULL, bodies[key])
+                journal.commit()
+                while journal.behind:
+                    journal.catch_up(payload_of)
+                assert directory_bytes(Path(journal.directory)) <= budget
+            for gone in draw.sample(sorted(bodies), len(bodies) // 2):
+                del bodies[gone]
+                journal.append(gone, DELETE, b"")
+                journal.commit()
+                while journal.behind:
+                    journal.catch_up(payload_of)
+                while wants_compaction(journal):
+                    journal.compact_slice(payload_of)
+                assert directory_bytes(Path(journal.directory)) <= budget
+        taken[leaves] = admitted
+        sealed = [
+            segment_path(journal.directory, each.number) for each in journal.segments(100) if each.state == "sealed"
+        ]
+        journal.close()
+        assert any(table(path) for path in sealed if os.path.exists(path)) == leaves
+    assert taken[True] >= 0.9 * taken[False] > 60
 
 
 def rot(path: str, what: bytes) -> None:

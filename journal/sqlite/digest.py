@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from journal.log import HEAD, HEAD_BYTES
-from journal.sqlite.format import DELETE, FULL, GROUP, GROUP_ERRORS, LAST, PART, Row, checksum, ungroup
+from journal.sqlite.format import DELETE, FULL, GROUP, GROUP_ERRORS, LAST, PAGE_BYTES, PART, Row, checksum, ungroup
 
 CUT_MIN: Final = 2048
 """A smaller payload is quicker to read than to leave out."""
 CUT_MAX: Final = 1 << 20
 """A segment with a larger payload, or one in parts, has no digest: such a payload stays in its owner's memory."""
-_WORTH: Final = 4
+WORTH: Final = 4
 """A segment has a digest if at most one in so many bytes of its payloads goes there."""
 _SURE_BYTES: Final = 1 << 18
 """With so many bytes the beginning of a digest tells whether the rest is worth while."""
@@ -74,12 +74,17 @@ class Digest:
         self._rows, self._heads, self._pieces = [], [], []
 
     def _is_worth(self) -> bool:
-        return self._kept * (_WORTH - 1) <= self._cut
+        return self._kept * (WORTH - 1) <= self._cut
 
     def _end_row(self) -> None:
         payload = f"[{','.join(self._heads)}]\n".encode() + b"".join(self._pieces)
         self._rows.append((self._seq, checksum(self._seq, self._segment, _KIND, payload), payload))
         self._heads, self._pieces, self._piece_bytes = [], [], 0
+
+    @property
+    def bytes(self) -> int:
+        """About what it takes on disk."""
+        return self._kept + self._kept // 8 + PAGE_BYTES
 
     def rows(self) -> list[DigestRow]:
         """For write_digest(). None when a digest is not worth while."""

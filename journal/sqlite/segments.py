@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from journal.errors import JournalFailed, JournalFull, raise_failure
 from journal.liveness import Liveness
 from journal.log import SegmentState, SyncPoint
-from journal.sqlite.digest import Digest
+from journal.sqlite.digest import WORTH, Digest
 from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remove_files, segment_path, sync_files
 from journal.sqlite.format import row_bytes
 from journal.sqlite.reader import SegmentReader
@@ -43,6 +43,8 @@ DESCRIPTORS_MIN: Final = _OF_A_SEGMENT * 2 + _OF_THE_REST
 """With so many descriptors a journal works: one segment is written, and one is either made or waits to be sealed."""
 DESCRIPTORS_MAX: Final = _OF_A_SEGMENT * (_WAITING_MAX + 1) + _OF_THE_REST
 """More descriptors than these a journal never takes."""
+_DIGEST_ROOM: Final = 3
+"""A digest is written where so many times its bytes are left: it stands in two files for a moment."""
 _RECORD_BYTES: Final = 128
 """What a WAL takes for a record beside its payload, at the most, as long as the record is small."""
 _TRY_AGAIN_S: Final = 0.1
@@ -89,6 +91,7 @@ class Sealed:
         self.ready = False
         self.bytes = disk_bytes(path)
         self.merge_bytes = room.merge_bytes(self.bytes, written)
+        self.digest_bytes = 0  # the most that its digest takes; 0: it gets none
         self.records = writer.records if writer else 0
         self.large_bytes = writer.large_bytes if writer else 0  # what the parts of large records take
         self.wal = writer.wal if writer else None
@@ -122,9 +125,17 @@ class Sealed:
         """Whether merging has to make the index of the WAL, as a crash may leave none."""
         return self._left_over is not None and not os.path.exists(self.path + "-shm")
 
+    @property
+    def could_take(self) -> int:
+        """The most that a digest of it would take."""
+        digest = self._writer.digest if self._writer is not None else None
+        return self.bytes // WORTH if digest is None else min(digest.bytes, self.bytes // WORTH)
+
     def merge(self, log: Callable[[str], None], digests: bool) -> None:
         """Seals the segment, in the worker. Raises JournalFull when the caller may try again later."""
         if self._writer is not None:
+            if not digests:
+                self._writer.digest = None
             self._writer.seal()
         elif self._left_over is not None:
             digest = None
@@ -563,8 +574,20 @@ class Segments:
     def seal(self, sealed: Sealed) -> None:
         """Has the worker merge a segment's WAL, or sync the WAL as it is when there is no room to merge."""
         sealed.ready = False
+        sealed.digest_bytes = self._digest_bytes(sealed) if self.digests else 0
         seal = _Seal(self, sealed, self._log)
         self.worker.submit(seal.work, seal.done)
+
+    def _digest_bytes(self, sealed: Sealed) -> int:
+        """The most that its digest takes; 0 where that might be missed. Nobody needs a digest, so it takes no risk.
+
+        It stands in the WAL and in the file for a moment. The arithmetic of the room knows nothing of it before the
+        segment is sealed: so there has to be room for it, and for those of all that wait, within every bound.
+        """
+        size = sealed.could_take
+        waiting = sum([each.digest_bytes for each in self.sealed if not each.ready and each is not sealed])
+        wanted = _DIGEST_ROOM * (size + waiting)
+        return size if not self.space.tight and self.excess + wanted <= 0 and not self.near_bound else 0
 
     def merged(self, sealed: Sealed) -> None:
         """The worker has merged a segment's WAL, or synced it."""
@@ -665,9 +688,10 @@ class _Seal:
     def work(self) -> None:
         sealed, log = self._sealed, self._log
         try:
-            segments = self._segments
-            digests = segments.digests
-            segments.space.within(lambda: sealed.merge(log, digests), sealed.merge_bytes, files=sealed.makes_files)
+            space = self._segments.space
+            needs = _DIGEST_ROOM * sealed.digest_bytes + sealed.merge_bytes
+            digests = sealed.digest_bytes > 0 and not space.tight and space.free() > needs
+            space.within(lambda: sealed.merge(log, digests), sealed.merge_bytes, files=sealed.makes_files)
         except JournalFull:
             sealed.keep()  # until there is more room
         else:
