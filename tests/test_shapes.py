@@ -230,6 +230,11 @@ def test_without_a_descriptor_for_a_segment_nothing_is_lost(tmp_path: Path) -> N
     jobs: dict[int, bytes] = {}
     with Client(server.connect()) as client:
         assert fill(client, jobs, 120)
+        # While segments are sealed and made, descriptors come and go.
+        until(
+            lambda: len(list((tmp_path / "journal").glob("*-wal"))) == 2, "all but the current and the next are sealed"
+        )
+        time.sleep(0.3)  # and their files are closed
         taken = {int(name) for name in os.listdir(f"/proc/{server.pid}/fd")}
         limit = next(number for number in itertools.count() if number not in taken)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (limit, limit))
