@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import sqlite3
+import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from journal import DELETE, FULL, JournalDamaged, JournalFailed
 from journal.log import PAYLOAD_MIN
 from journal.sqlite.files import segment_path
+from journal.sqlite.payloads import RETRY_S, SegmentPayloads
 from tests.support.faults import Rig, payload
 
 
@@ -92,6 +95,44 @@ def test_reading_leaves_nothing_beside_a_segment_and_no_descriptor(rig: PlacedRi
     before = sorted(os.listdir(rig.directory)), len(os.listdir("/proc/self/fd"))
     assert rig.read_back()
     assert (sorted(os.listdir(rig.directory)), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_who_reads_without_a_descriptor_waits_for_one(rig: PlacedRig) -> None:
+    filled(rig)
+    wanted = rig.readable()
+    reading = rig.journal.payloads(wanted)
+    thread = threading.Thread(target=reading.run)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, hard))
+        with suppress(OSError):
+            while True:
+                taken.append(os.open("/", os.O_RDONLY))
+        thread.start()
+        thread.join(5 * RETRY_S)
+        assert thread.is_alive() and not reading.found and not reading.failed
+    finally:
+        for file in taken:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        thread.join(60)
+    assert not reading.failed and len(reading.found) == len(wanted)
+
+
+def test_who_reads_without_memory_waits_for_some(rig: PlacedRig) -> None:
+    filled(rig)
+    tries = [MemoryError(), MemoryError()]
+
+    class Starved(SegmentPayloads):
+        def _rows(self, path: str, places: list[int]) -> list[tuple[int, int, int, int, bytes]]:
+            if tries:
+                raise tries.pop()
+            return super()._rows(path, places)
+
+    reading = Starved(str(rig.directory), rig.readable())
+    reading.run()
+    assert not tries and not reading.failed and len(reading.found) == len(reading.wanted)
 
 
 def test_records_stand_where_the_replay_says(rig: PlacedRig) -> None:

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from contextlib import closing
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from journal.errors import JournalDamaged, JournalError, JournalFailed
+from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
 from journal.log import Payloads, Wanted
-from journal.sqlite.files import segment_path, suspect
+from journal.sqlite.files import lacks_descriptors, segment_path, suspect
 from journal.sqlite.format import FULL, checksum
-from journal.sqlite.sql import connect_to_read, unreadable
+from journal.sqlite.sql import CANNOT_OPEN, connect_to_read, unreadable
 
 READ_ROWS: Final = 64
 """So many records are read in one step of SQLite, see _SELECT."""
+RETRY_S: Final = 0.1
+"""So long after a lack of descriptors, memory or room it is tried again."""
+_TRIES: Final = 3
+"""So often it is tried to open a file. A lack of descriptors may be over when somebody looks for it."""
 _SELECT: Final = """
 SELECT group_concat(seq || ' ' || key || ' ' || kind || ' ' || crc || ' ' || length(payload), x'0a'),
   CAST(group_concat(payload, '') AS BLOB)
@@ -49,13 +54,28 @@ class SegmentPayloads(Payloads):
             places = segments[segment]
             path = segment_path(self._directory, segment)
             try:
-                self._take(path, places, self._rows(path, sorted(places)))
+                self._take(path, places, self._rows_in_time(path, sorted(places)))
             except JournalError as error:
                 for key in places.values():
                     if key not in self.found:
                         self.failed[key] = error
             if any(isinstance(self.failed.get(key), JournalDamaged) for key in places.values()):
                 suspect(self._directory)
+
+    def _rows_in_time(self, path: str, places: list[int]) -> list[Row]:
+        """As _rows(). What the system lacks, it may have later: then whoever needs the records waits."""
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._rows(path, places)
+            except (JournalFailed, JournalFull) as error:
+                lacking = isinstance(error, JournalFull) or lacks_descriptors(error)
+                if not lacking and (tries >= _TRIES or CANNOT_OPEN not in str(error)):
+                    raise
+            except MemoryError:
+                pass
+            time.sleep(RETRY_S)
 
     def _rows(self, path: str, places: list[int]) -> list[Row]:
         """Raises JournalDamaged or JournalFailed."""

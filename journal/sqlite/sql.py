@@ -13,7 +13,7 @@ from journal.sqlite.format import INDEX_BYTES, meta_checksum
 
 _FSYNC_CODES: Final = (1034, 1290)  # SQLITE_IOERR_FSYNC, SQLITE_IOERR_DIR_FSYNC
 _INDEX_CODE: Final = 4874  # SQLITE_IOERR_SHMSIZE: there was no room for the index of a WAL. There may be room again
-_CANNOT_OPEN: Final = "unable to open database file"  # or the WAL, or its index: there may be no inode for them
+CANNOT_OPEN: Final = "unable to open database file"  # or the WAL, or its index: there may be no inode for them
 
 
 def connect_to_read(path: str, mode: str) -> sqlite3.Connection:
@@ -45,7 +45,7 @@ def failure_of(error: Exception, what: str, path: str) -> JournalError:
     text = " ".join(str(error).split())
     code = getattr(error, "sqlite_errorcode", 0)
     full = "full" in text or "No space" in text or code == _INDEX_CODE
-    if text in ("disk I/O error", _CANNOT_OPEN) and not full and code not in _FSYNC_CODES:
+    if text in ("disk I/O error", CANNOT_OPEN) and not full and code not in _FSYNC_CODES:
         full = _is_full(path)
     if full:
         return JournalFull(f"{what} {path}: no space left on device")
