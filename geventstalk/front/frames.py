@@ -52,7 +52,7 @@ class FrameError(Exception):
 
 
 def head(client: i64, kind: i64, count: i64) -> bytes:
-    """What comes before so many bytes."""
+    """What comes before so many bytes. `kind` is less than 128: compiled, the head is a signed integer."""
     whole: int = kind << 56 | count << 32 | client
     return whole.to_bytes(HEAD_BYTES, "little")
 
