@@ -395,7 +395,8 @@ def test_small_segments_under_mixed_load(launch: Launch, journal: Path, flags: l
             client.ask(b"delete %d" % id)
     if "-n" in flags:
         assert moved == 0
-        assert segments(journal)[0] == 1 and len(segments(journal)) == segments(journal)[-1]
+        there = segments(journal)  # asked for once: the server may be making the next one
+        assert there == list(range(1, len(there) + 1))
     else:
         assert moved > 0, "compaction was at work"
 
