@@ -91,10 +91,10 @@ class Upkeep:
             scattered = 2 * jobs.count <= jobs.most
             jobs.most = jobs.count
             at = 0 if scattered else EMPTY
-            while at != EMPTY:
-                at = jobs.repack(at, REPACK_PAGES)
-                yield Wait(at_ns=NEXT_TURN)
             with suppress(MemoryError):  # what could not be given back now is used again, or goes next time
+                while at != EMPTY:
+                    at = jobs.repack(at, REPACK_PAGES)
+                    yield Wait(at_ns=NEXT_TURN)
                 self.give_memory_back()
 
     def keep_bodies(self, store: Store, bodies: Bodies) -> Task:

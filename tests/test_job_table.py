@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from typing import Any
 
 import pytest
 
+from geventstalk._build import BUILD
 from geventstalk.core.job import U64_MAX, Job
 from geventstalk.core.jobtable import JobTable
 from geventstalk.core.order import EMPTY
@@ -163,6 +165,28 @@ def facts(one: Job) -> tuple[object, ...]:
         one.since_ns,
         one.created_ns,
     )
+
+
+class StarvedOnce(dict[int, Any]):
+    """Pages, without memory for the first new one."""
+
+    starved = True
+
+    def __setitem__(self, number: int, page: Any) -> None:
+        if self.starved and number not in self:
+            self.starved = False
+            raise MemoryError
+        super().__setitem__(number, page)
+
+
+@pytest.mark.skipif(BUILD == "compiled", reason="a compiled table asks no class of ours for memory")
+def test_without_memory_for_a_page_no_job_is_lost_in_a_repack() -> None:
+    table = JobTable()
+    for number in range(500):
+        table.add(job(number))
+    pages = table._pages = StarvedOnce(table._pages)
+    assert table.repack(0, 100) == EMPTY
+    assert not pages.starved and [one.id for one in table.in_order()] == list(range(500))
 
 
 def test_repacked_jobs_are_the_same_in_another_place(seed: int) -> None:

@@ -284,3 +284,22 @@ def test_what_comes_back_to_the_front_moves_nobody(kind: type) -> None:
         entry = order.pop()
         order.push(entry - back)
         assert head is order.pairs._head and head.end == behind
+
+
+@pytest.mark.skipif(BUILD != "compiled", reason="interpreted, it takes memory for each step")
+def test_an_entry_leaves_although_there_is_no_memory_to_tidy_up(kind: type) -> None:
+    if kind is plain.Order:
+        pytest.skip("the C library gives memory back")
+    starve = pytest.importorskip("_testcapi")
+    pairs = packed.Order()
+    for id in range(200):
+        pairs.push(0, id)
+    left = 200
+    starve.set_nomemory(0)
+    try:
+        while left > 1:
+            pairs.pop()
+            left -= 1
+    finally:
+        starve.remove_mem_hooks()
+    assert len(pairs) == 1 and pairs.pop() == 199

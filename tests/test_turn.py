@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from geventstalk._build import BUILD
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import READY, Job
+from geventstalk.core.jobtable import JobTable
 from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
 from geventstalk.gate import Channel, Errand
@@ -953,6 +955,19 @@ def test_when_jobs_are_gone_their_memory_is_given_back(left: int, moves: bool | 
     stayed = [job.id for job in house.engine.jobs if places[job.id] == id(job)]
     assert len(stayed) < left if moves and left else len(stayed) == left
     assert not house.turn.drained.is_set
+
+
+@pytest.mark.skipif(BUILD == "compiled", reason="methods of compiled classes cannot be replaced")
+def test_without_memory_to_move_jobs_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(durable=False)
+
+    def repack(self: JobTable, id: int, pages: int) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(JobTable, "repack", repack)
+    lean = house.turn.tasks()[4]
+    house.turn.drained.set()
+    assert go_on(lean).flag is house.turn.drained
 
 
 def test_without_memory_to_give_memory_back_nothing_ends() -> None:

@@ -166,6 +166,7 @@ class JobTable:
 
         Python gives a mebibyte back when nothing lies in it any more. Where few jobs are left of many, each may hold
         one. Moved, they lie side by side, in the gaps of others. A job that somebody refers to stays where it is.
+        Raises MemoryError; then the page under way is as it was.
         """
         aside: list[object] = [
             [] for _ in range(_FREE_LISTS)
@@ -180,7 +181,11 @@ class JobTable:
                 page.slots[at] = _moved(before.slots, at)
             page.count = before.count
             del self._pages[number]  # with its key
-            self._pages[number] = page
+            try:
+                self._pages[number] = page
+            except MemoryError:
+                aside.clear()
+                self._pages[number] = page
             if number == self._newest:
                 self._newest_page = page
             number = int(self._numbers.at_least(0, number + 1))

@@ -275,6 +275,14 @@ class Order:
         used, room = run.end - run.begin, len(run.items)
         if used and (room <= 2 * _SPARSE_MIN or used > room >> 3):
             return
+        # The entry has left all the same, and the next one that does comes here again.
+        try:  # noqa: SIM105  # suppress() takes memory, too
+            self._tidy(run, at)
+        except MemoryError:
+            pass
+
+    def _tidy(self, run: _Run, at: i64) -> None:
+        used, room = run.end - run.begin, len(run.items)
         runs = self._runs
         if runs is not None:
             if not used:
