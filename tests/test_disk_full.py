@@ -135,6 +135,7 @@ SHAPES = [
     pytest.param(MIB, 10_485_760, 200, id="1M"),
     pytest.param(4 * MIB, 65_536, 10, id="4M-small-segments"),
     pytest.param(3 * MIB, 1_000_000, 1000, id="3M"),
+    pytest.param(12 * MIB, 10_485_760, 990, id="12M-many-segments"),
     pytest.param(16 * MIB, 10_485_760, 30_000, id="16M-large-bodies"),
 ]
 

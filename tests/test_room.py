@@ -386,16 +386,16 @@ def test_compaction_ends(seed: int) -> None:
 
 def test_what_a_full_disk_is_compacted_for() -> None:
     room = room_of(USUAL, 100 * GIB)
-    limit = room.segment_limit
+    small = room.small_segment
     bare = 2 * BARE_SEGMENT_BYTES  # half of what four segments take
     worth: Callable[[int, int], bool] = room.is_worth_on_a_full_disk
     assert not worth(0, 0)
     assert not worth(bare, 0) and worth(bare + 1, 0)
-    few = 64 * KIB  # a quarter is less than a segment
+    few = 64 * KIB  # a quarter is less than a small segment
     assert not worth(few + few // 4 + bare, few) and worth(few + few // 4 + bare + 1, few)
-    much = 600 * room.small_segment
+    much = 600 * small
     bare = 604 * BARE_SEGMENT_BYTES // 2
-    assert not worth(much + limit + bare, much) and worth(much + limit + bare + 1, much)
+    assert not worth(much + small + bare, much) and worth(much + small + bare + 1, much)
 
 
 def test_a_full_disk_without_garbage_is_left_alone(seed: int) -> None:

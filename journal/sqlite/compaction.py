@@ -73,18 +73,24 @@ class Compaction:
         # than the data that remains.
         standing = sum(each.bytes if each.ready else each.merge_bytes for each in staying)
         worth = segments.room.is_worth(standing, segments.live.total_bytes, len(staying))
-        return self._is_worth_on_a_full_disk(alive, standing, worth) if tight else worth
+        return self._is_worth_on_a_full_disk(standing, worth) if tight else worth
 
-    def _is_worth_on_a_full_disk(self, alive: int, standing: int, worth: bool) -> bool:
-        """On a full disk, compact only if the next segments would not fit otherwise. Then any garbage counts."""
+    def _is_worth_on_a_full_disk(self, standing: int, worth: bool) -> bool:
+        """On a full disk, compact only if the next segments would not fit otherwise. Then any garbage counts.
+
+        What is live in a segment takes no more than the segment does: live bytes are an estimate.
+        """
         segments = self._segments
         room, live = segments.room, segments.live
         left = segments.space.free() + segments.space.reserved
+        victim = segments.staying[0]
+        alive = min(live.bytes_in(victim.number), victim.bytes)
         if left <= room.least(alive):
             return False
         if worth or left > room.enough(alive):
             return worth
-        return room.is_worth_on_a_full_disk(standing, live.total_bytes - live.change_bytes)
+        alive_in_all = sum([min(live.bytes_in(each.number), each.bytes) for each in segments.staying])
+        return room.is_worth_on_a_full_disk(standing, max(0, alive_in_all - live.change_bytes))
 
     # --- moving
 

@@ -203,7 +203,8 @@ class Room:
         """Whether moving everything that is live would free enough. `wholes` is the live bytes without changes.
 
         Garbage in the newest segment can be freed only after every older segment has been moved. To free a quarter of
-        the moved bytes, or one segment, is enough. Changes need no move: a record that is moved contains its change.
+        the moved bytes, or one small segment, is enough: there may not be room for more garbage than that between
+        enough() and least(). Changes need no move: a record that is moved contains its change.
         """
         bare = (wholes // self.small_segment + SPARE_SEGMENTS) * BARE_SEGMENT_BYTES // 2
-        return standing - wholes - bare > min(wholes // 4, self.segment_limit)
+        return standing - wholes - bare > min(wholes // 4, self.small_segment)
