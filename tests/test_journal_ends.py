@@ -218,7 +218,7 @@ def test_a_journal_stays_within_the_descriptors_that_it_was_given(tmp_path: Path
         rig.put(key)
     peak = waited = changes = 0
     deadline = time.monotonic() + 50
-    while waited < (descriptors - 10) // 4 - 1:
+    while waited < (descriptors - 11) // 4 - 1:
         changes += 1
         before = rig.journal.current
         rig.change(1 + changes % 39, 5000)
