@@ -151,7 +151,8 @@ def line_end(data: bytes, at: i64) -> i64:
     """Where the first CRLF from there on begins, or -1."""
     if _NATIVE:
         last: i64 = min(len(data) - 1, at + LINE_BYTES_MAX)
-        while at < last:  # every other byte is enough: one of CRLF is among them
+        # Every other byte is enough: one of CRLF is among them. LINE_BYTES_MAX is even, so no CR is passed at the end.
+        while at < last:
             if data[at + 1] <= _CR:
                 if data[at] == _CR and data[at + 1] == _LF:
                     return at
