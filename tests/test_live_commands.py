@@ -205,8 +205,13 @@ def test_kick(run: Run, green: Green, tube: str) -> None:
         run("kick", str(delayed[2]), str(delayed[0])).err
         == f"job {delayed[0]}: there is no such job, or its state does not fit\n"
     )
-    assert run("kick", f"tube:{tube}", "--dry-run", "--json").lines[0]["matched"] == 2
-    assert run("kick", f"tube:{tube}", "--json").lines[0]["done"] == 2
+    for words in ([], ["-state:ready"]):  # no delayed job fires that nobody asked for
+        assert run("kick", "--dry-run", "--json", "--", f"tube:{tube}", *words).lines[0]["matched"] == 1
+    assert run("kick", "--", f"tube:{tube}", "-state:buried").code == 1
+    assert run("kick", f"tube:{tube}", "--json").lines[0]["done"] == 1
+    assert counts(run, tube) == {"ready": 6, "reserved": 0, "delayed": 1, "buried": 0}
+    assert run("kick", f"tube:{tube}").code == 1
+    assert run("kick", f"tube:{tube}", "state:buried,delayed").code == 0
     assert counts(run, tube) == {"ready": 7, "reserved": 0, "delayed": 0, "buried": 0}
     assert run("kick", f"tube:{tube}").code == 1
 

@@ -81,22 +81,24 @@ class Live:
         return self._api
 
     def allowed_api(self, role: str, *, quiet: bool = False) -> Api | None:
-        """The API, if this user may do there what the role may. A note says why not, where nobody named the API."""
+        """Returns the API, or None where there is none that can be reached and no user named one; a note says so.
+
+        Raises NotAllowed when the API refuses this user that role. The protocol must not be a way around that.
+        """
         say = (lambda _text: None) if quiet else note
         api = self.find_api()
         if api is None:
             return None
         try:
             found = field(api.get("/session"), "role", str)
-        except (NotAllowed, Unreachable, Nonsense) as error:
+        except (Unreachable, Nonsense) as error:
             if self._api_where is not None or self._token_file is not None:
                 raise
             say(f"{error}; this goes over the protocol alone")
             return None
         if found == "admin" or role == "read":
             return api
-        say(f"the token for the API at {api.where} may only read; this goes over the protocol alone")
-        return None
+        raise NotAllowed(f"the token for the API at {api.where} may only read; --api none does without the API")
 
     def need_api(self, what: str) -> Api:
         """The API, or an error that says what needs it and what the server would need."""

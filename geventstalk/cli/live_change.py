@@ -77,12 +77,16 @@ def _bounds(function: Callable[..., int]) -> Callable[..., int]:
 @_bounds
 @_words
 def kick(live: Live, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
-    """Make buried and delayed jobs ready.
+    """Make buried jobs ready, and delayed ones that are asked for.
 
-    WHAT is ids, or a filter such as tube:mail state:buried. Over the protocol alone, a filter may name tubes and
-    states only. The exit code is 1 when nothing matched or a job could not be kicked.
+    WHAT is ids, or a filter such as tube:mail. A filter that names no state is for buried jobs; state:delayed kicks
+    delayed ones. Over the protocol alone, a filter may name tubes and states only. The exit code is 1 when nothing
+    matched or a job could not be kicked.
     """
-    return _change(live, "kick", selection(words, bare_words=False), limit, dry_run)
+    wanted = selection(words, bare_words=False)
+    if not wanted.ids and not wanted.names_states:
+        wanted = selection([*words, "state:buried"], bare_words=False)
+    return _change(live, "kick", wanted, limit, dry_run)
 
 
 @live_command("bury")

@@ -66,7 +66,7 @@ def plan(server: Server, action: str, selection: Selection, target: str | None) 
     if selection.beyond is not None:
         raise NotDone(f"the protocol alone cannot look for {selection.beyond}")
     states = [state for state in FITTING[action] if state in selection.states]
-    if not states:
+    if not states and selection.states:
         wanted = " or ".join(sorted(selection.states))
         raise NotDone(f"the protocol alone cannot {action} jobs that are {wanted}")
     exact = selection.exact_tubes

@@ -26,14 +26,15 @@ class BadSelection(Exception):
 class Selection:
     """Jobs by their ids, or by a filter.
 
-    `tubes` are the filter's terms about tubes, `states` what its terms about states leave. `beyond` is the first term
-    that the protocol alone cannot follow.
+    `tubes` are the filter's terms about tubes, `states` what its terms about states leave. `names_states` says
+    whether one of those asks for states. `beyond` is the first term that the protocol alone cannot follow.
     """
 
     ids: tuple[int, ...] = ()
     filter: str = ""
     tubes: tuple[filters.Term, ...] = ()
     states: frozenset[str] = frozenset(filters.STATES)
+    names_states: bool = False
     beyond: str | None = None
 
     def matching(self, names: Iterable[str]) -> list[str]:
@@ -80,7 +81,8 @@ def parse(words: Sequence[str], *, bare_words: bool) -> Selection:
             states = states - set(term.names) if term.negated else states & set(term.names)
     beyond = [text[term.begin : term.end] for term in terms if term.key not in ("tube", "state")]
     tubes = tuple(term for term in terms if term.key == "tube")
-    return Selection(filter=text, tubes=tubes, states=states, beyond=beyond[0] if beyond else None)
+    named = any(term.key == "state" and not term.negated for term in terms)
+    return Selection(filter=text, tubes=tubes, states=states, names_states=named, beyond=beyond[0] if beyond else None)
 
 
 def _refuse_bare(term: str) -> None:
