@@ -95,5 +95,5 @@ def test_everything_strikes_many_times(seed: int) -> None:
     cuttable = not net.problem()
     causes = [cause for cause in CAUSES if cuttable or not cause.network]
     times = -(-LONG_ROUNDS // len(causes))
-    with Cluster(cuttable=cuttable) as cluster:
+    with Cluster(cuttable=cuttable, plain=True) as cluster:
         suffer(cluster, (causes * times)[:LONG_ROUNDS], seed)

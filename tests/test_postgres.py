@@ -14,6 +14,13 @@ def test_a_server_answers_and_freezes(postgres_server: Postgres) -> None:
     assert postgres_server.ask("SHOW fsync") == [("on",)]
 
 
+def test_a_server_is_as_users_have_it(postgres_server: Postgres) -> None:
+    """The tests switched JIT off, and did not see that it took a hundred times as long as the statements of a node."""
+    ours = "SELECT name FROM pg_settings WHERE source = 'command line' AND name <> 'data_directory' ORDER BY name"
+    assert postgres_server.ask(ours) == [("listen_addresses",), ("port",), ("unix_socket_directories",)]
+    assert [postgres_server.ask(f"SHOW {name}") for name in ("jit", "autovacuum", "fsync")] == [[("on",)]] * 3
+
+
 @pytest.mark.slow
 def test_a_replica_is_synchronous_and_takes_over(postgres_pair: Pair) -> None:
     pair = postgres_pair

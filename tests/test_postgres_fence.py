@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -269,6 +270,19 @@ def test_a_row_that_somebody_deleted_is_no_fault_of_the_program(url: str, fences
 def test_answers_come_in_time_from_the_connection_on(url: str, fences: Make) -> None:
     one = fences(url, "one", lease_ms=500)
     assert one._link.answer_s == 0.5 and not one._link.patient
+
+
+def test_a_look_costs_little_from_the_first_second(url: str, fences: Make) -> None:
+    """The planner expected 961 million rows of tables that were never analysed, and had such a look compiled."""
+    one = fences(url, "one")
+    claim(one)
+    assert one.beat(1) is not None
+    values = {one._look: [], one._beat: [b"1", b"one.1", b"2"], one._serve: [b"1", b"one.1", b"3"]}
+    for sql, parameters in values.items():
+        ((plan,), *_) = one._link.execute(f"EXPLAIN {sql}", parameters).rows
+        found = re.search(rb"cost=[0-9.]+\.\.([0-9.]+) ", plan or b"")
+        assert found is not None and float(found[1]) < 1000, plan
+    assert one._link.execute("SHOW jit").rows == [(b"off",)]
 
 
 # --- a replica that is lost, and a failover

@@ -47,15 +47,15 @@ SESSION: Final = (
     "SET client_min_messages = warning; SET statement_timeout = 0; SET lock_timeout = 0;"
     "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read committed';"
     "SET bytea_output = hex; SET standard_conforming_strings = on;"
-    "SELECT set_config(name, '0', false) FROM pg_settings"
-    " WHERE name IN ('idle_session_timeout', 'transaction_timeout');"
+    "SELECT set_config(name, CASE name WHEN 'jit' THEN 'off' ELSE '0' END, false) FROM pg_settings"
+    " WHERE name IN ('idle_session_timeout', 'transaction_timeout', 'jit');"
     "SELECT set_config('client_connection_check_interval', '2s', false)"
     " WHERE current_setting('server_version_num')::int >= 140000 AND version() NOT LIKE '%Visual C%'"
 )
 """What holds in every session, whatever an administrator has set for this user or this database.
 
 No time limit of the server ends it. A backend whose client is gone does not wait for a lock for ever, where it can
-tell.
+tell. Nothing is compiled: that takes a hundred times longer than any statement here.
 """
 UNREACHABLE: Final = ("08", "57P")
 """Classes of errors with which a connection ends: the database shuts down, starts, or has lost its way."""

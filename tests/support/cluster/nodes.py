@@ -140,8 +140,11 @@ class Cluster:
         flags: Sequence[str] = (),
         command: Sequence[str] = tuple(GEVENTSTALK),
         cwd: Path | None = None,
+        plain: bool = False,
     ) -> None:
+        """With `plain` the servers of PostgreSQL are in all things as users begin with them."""
         self.folder = scratch()
+        self._plain = plain
         self.cwd = cwd or self.folder
         self.lease_s = lease_s
         self.flags = list(flags)
@@ -197,7 +200,7 @@ class Cluster:
     def _start_database(self) -> None:
         listen = [self.network.database] if self.network else []
         if self._replica:
-            self.pair = Pair(self.folder, listen)
+            self.pair = Pair(self.folder, listen, plain=self._plain)
             self.pair.start()
         else:
             self.alone = Postgres.create(self.folder, listen=listen)
