@@ -51,6 +51,7 @@ __all__ = [
     "SharedLog",
     "SyncPoint",
     "fence_for",
+    "make_shared_log",
     "shared_log",
     "tools_for",
 ]
@@ -89,6 +90,14 @@ def shared_log(
         resolve=resolve,
         log=log,
     )
+
+
+def make_shared_log(place: str) -> bool:
+    """Makes an empty log in a database. Returns whether there was none. Raises a JournalError, ValueError."""
+    with _library():
+        from journal.postgres.tools import make_log
+
+    return make_log(place)
 
 
 def fence_for(

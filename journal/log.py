@@ -366,11 +366,11 @@ class SharedLog(Log):
         """What that is, in words for the operator. "" when there is none."""
         raise NotImplementedError
 
-    def open(self, *, make: bool = True) -> None:
-        """Connects, and makes the schema or checks it. Waits.
+    def open(self) -> None:
+        """Connects, and checks the log. Waits.
 
-        Raises JournalLocked when it may not be used, JournalNewer, JournalUnreachable: then it may be called again.
-        Without `make` a schema that is missing is JournalUnreachable: the owner knows that there was one.
+        Raises JournalLocked when it may not be used, JournalNewer, JournalUnreachable: then it may be called again. A
+        log that is missing is JournalUnreachable, too: only a person knows whether there was one, and makes a new one.
         """
         raise NotImplementedError
 

@@ -292,7 +292,7 @@ def reader() -> Iterator[Reader]:
 def test_the_commands_of_the_page_work(reader: Reader) -> None:
     page = (ROOT / "docs" / "cluster.md").read_text()
     first, second = re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[:2]
-    assert len(first.splitlines()) == 4
+    assert len(first.splitlines()) == 5
     reader.types(first)
     with reader.client("11300") as client:
         id = client.put(b"kept")

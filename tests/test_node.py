@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from journal import fence_for
+from journal import fence_for, make_shared_log
 from journal.fence import Fence
 from tests.clients.programs import missing
 from tests.support.postgres import Postgres, have_psycopg, new_schema
@@ -128,6 +128,7 @@ def wish(fence: Fence, node: str) -> None:
 @pytest.fixture
 def nodes(postgres_server: Postgres, tmp_path: Path) -> Iterator[Nodes]:
     made = Nodes(f"{postgres_server.url}?schema={new_schema()}", tmp_path)
+    make_shared_log(made.url)
     yield made
     made.close()
 
@@ -311,6 +312,7 @@ def test_a_slow_reader_gets_nothing_from_a_frozen_node_either(nodes: Nodes) -> N
 
 
 def test_nodes_wait_for_their_database(postgres_alone: Postgres, tmp_path: Path) -> None:
+    make_shared_log(postgres_alone.url)
     postgres_alone.stop()
     nodes = Nodes(postgres_alone.url, tmp_path)
     try:
@@ -340,6 +342,7 @@ def test_over_tls_with_a_password(postgres_alone: Postgres, tmp_path: Path) -> N
     """TLS hands over what it has in pieces of its own: what is read ahead there must not be waited for."""
     if shutil.which("openssl") is None:
         missing("openssl is not installed")
+    make_shared_log(postgres_alone.url)
     trusted = postgres_alone.serve_tls("correct horse")
     passwords = tmp_path / "pgpass"
     passwords.write_text("*:*:*:*:correct horse\n")
@@ -372,6 +375,7 @@ def test_over_tls_with_a_password(postgres_alone: Postgres, tmp_path: Path) -> N
 
 def test_standbys_survive_their_database(postgres_alone: Postgres, tmp_path: Path) -> None:
     """Whichever of the nodes is the first to find it again leads."""
+    make_shared_log(postgres_alone.url)
     nodes = Nodes(postgres_alone.url, tmp_path)
     try:
         both = [nodes.start("one"), nodes.start("other")]
@@ -388,27 +392,34 @@ def test_standbys_survive_their_database(postgres_alone: Postgres, tmp_path: Pat
         nodes.close()
 
 
-def test_nodes_that_have_acknowledged_something_never_begin_with_an_empty_log(
-    postgres_alone: Postgres, tmp_path: Path
-) -> None:
+def test_a_log_that_is_gone_is_waited_for_and_never_made(postgres_alone: Postgres, tmp_path: Path) -> None:
+    """By the node that leads while clients change jobs, by the one that stands by, and by one that starts meanwhile."""
+    make_shared_log(postgres_alone.url)
     nodes = Nodes(postgres_alone.url, tmp_path)
     try:
         both = [nodes.start("one"), nodes.start("other")]
         assert ask(both[1], b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
+        client = nodes.connect(both[0])
         postgres_alone.ask("ALTER SCHEMA geventstalk RENAME TO elsewhere")
+        client.sendall(b"put 0 0 60 1\r\nb\r\n")
         for name in "one", "other":
             nodes.await_log(name, "does not exist")
+        third = nodes.begin("third", "--takeover-wait", "60")
+        nodes.await_log("third", "make a new log with `geventstalk cluster init` if there never was one")
         time.sleep(6 * LEASE_S)
         assert postgres_alone.ask("SELECT to_regnamespace('geventstalk') IS NULL") == [("t",)], "nobody made a new one"
         postgres_alone.ask("ALTER SCHEMA elsewhere RENAME TO geventstalk")
-        for node in both:
+        for node in (*both, third):
             wait(partial(finds, node, 1), "a node leads again")
             assert node.process.poll() is None
+        client.settimeout(PATIENCE_S)
+        assert client.recv(100) in (b"INSERTED 2\r\n", b""), "the put waited for the log"
     finally:
         nodes.close()
 
 
 def test_a_second_signal_does_not_wait_for_the_database(postgres_alone: Postgres, tmp_path: Path) -> None:
+    make_shared_log(postgres_alone.url)
     nodes = Nodes(postgres_alone.url, tmp_path)
     try:
         one = nodes.start("one")

@@ -16,7 +16,6 @@ from geventstalk.cluster import relay
 from geventstalk.cluster.member import Member
 from geventstalk.cluster.wants import OPEN, REFUSED, SILENT
 from geventstalk.config import load
-from journal import SharedLog
 from journal.fence import Identity
 from tests.support.postgres import have_psycopg
 from tests.support.process import free_port
@@ -50,25 +49,6 @@ def test_a_lease_runs_on_while_the_machine_is_suspended(
     monkeypatch.setattr(node_of, "clock_gettime_ns", lambda clock: awake(clock) + clocks[clock])
     assert member.lease.holds(monotonic_ns()), "the other clock stood still meanwhile"
     assert not server._leased.speaks()
-
-
-@pytest.mark.skipif(not have_psycopg(), reason="psycopg is not installed")
-@pytest.mark.parametrize("anew", [False, True])
-def test_a_log_is_made_by_a_process_that_has_seen_none_and_only_once(anew: bool, listener: socket.socket) -> None:
-    from geventstalk.serving.clustered import ClusterServer
-
-    made: list[bool] = []
-
-    class Opened(SharedLog):
-        def open(self, *, make: bool = True) -> None:
-            made.append(make)
-
-    settings, _ = load({"journal": "postgresql://nobody@127.0.0.1:1/d"}, {}, None)
-    node = ClusterServer(settings, [listener], logging.getLogger("test"), anew=anew)._node
-    node._make_log = Opened
-    node._open_log()
-    node._open_log()
-    assert made == [not anew, False]
 
 
 class Hanging:

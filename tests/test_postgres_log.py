@@ -22,6 +22,7 @@ from journal import (
     JournalNewer,
     JournalUnreachable,
     SyncPoint,
+    make_shared_log,
 )
 from tests.support.postgres import Pair, Postgres, have_psycopg, new_schema
 
@@ -215,18 +216,32 @@ def test_a_schema_that_is_gone_is_waited_for_and_never_made_anew(postgres_url: s
     follower = PostgresLog(postgres_url, segment_bytes=1 << 14)
     follower.open()
     assert len(list(follower.batches())) == 1
+    reading, heard = PostgresLog(postgres_url, segment_bytes=1 << 14), Heard(log)
+    reading.open()
     run(postgres_url, f"ALTER SCHEMA {schema} RENAME TO {schema}_away")
     for _ in range(2):
         with pytest.raises(JournalUnreachable):
             follower.more()
     again = PostgresLog(postgres_url, segment_bytes=1 << 14)
-    with pytest.raises(JournalUnreachable, match="is gone"):
-        again.open(make=False)
+    with pytest.raises(JournalUnreachable, match="cluster init"):
+        again.open()
+    with pytest.raises(JournalUnreachable):
+        list(reading.replay())
+    log._tables.make(9)
+    settle(log, lambda: log._tables._stuck != "")
+    log.append(2, FULL, b"two")
+    log.commit()
+    assert "does not exist" in heard.await_cut()
+    with pytest.raises(JournalUnreachable):
+        log.resume(2)
     run(postgres_url, f"ALTER SCHEMA {schema}_away RENAME TO {schema}")
     assert follower.more() == []
-    again.open(make=False)
+    again.open()
     assert [record.key for record in again.replay()] == [1]
-    for each in (log, follower, again):
+    assert log.resume(claim(postgres_url))
+    sync(log)
+    assert read(postgres_url) == {1: b"one", 2: b"two"}
+    for each in (log, follower, again, reading):
         each.abandon()
 
 
@@ -313,6 +328,7 @@ def test_work_on_tables_that_found_its_epoch_over_goes_on_under_a_newer_one(post
 
 
 def test_to_lead_needs_the_last_epoch(postgres_url: str) -> None:
+    make_shared_log(postgres_url)
     log = PostgresLog(postgres_url, segment_bytes=1 << 20)
     log.open()
     assert list(log.batches()) == []

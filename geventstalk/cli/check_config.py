@@ -59,7 +59,7 @@ def role_in_cluster(place: str) -> str:
         with contextlib.closing(watch(place)) as seen:
             status = seen.status()
     except JournalLocked:
-        return "no node was ever started on this database: this one would make the schema, and lead"
+        return "there is no log: this node would wait for one; `geventstalk cluster init` makes it where none ever was"
     except JournalError as error:
         return f"nobody can say which node leads: {error}"
     if status.leader:

@@ -1,7 +1,7 @@
-"""geventstalk cluster: who leads, and that another node leads.
+"""geventstalk cluster: a new journal for nodes, who leads, and that another node leads.
 
-Exit codes: 0 a node leads, or leads now as it was asked for; 1 none does, or another; 5 usage; 10 no cluster is there;
-69 the database cannot be reached; 128 and the number of a signal.
+Exit codes: 0 a node leads, or leads now as it was asked for, or the journal is there; 1 none does, or another; 5 usage;
+10 no cluster is there; 69 the database cannot be reached; 128 and the number of a signal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from geventstalk.cli.places import PLACE
 from geventstalk.config import ConfigError, load
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK, EXIT_USAGE
 from geventstalk.places import is_shared
-from geventstalk.tools.cluster import Handover, NotDone, Status, Watch, watch
+from geventstalk.tools.cluster import Handover, NotDone, Status, Watch, init, watch
 
 _TIMEOUT_S: Final = 10.0
 _COLUMNS: Final = (
@@ -40,9 +40,23 @@ _JUST_NOW_S: Final = 10.0
 @click.group(name="cluster", invoke_without_command=True)
 @click.pass_context
 def cluster(context: click.Context) -> None:
-    """See which node of a cluster leads, and have another one lead."""
+    """Begin a cluster, see which node leads, and have another one lead."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+@cluster.command(name="init")
+@click.option("-b", "--journal", metavar="URL", type=PLACE, help="The database that the nodes are to share.")
+@click.option("--config", metavar="FILE", type=click.Path(), help="Take it from the settings of a node.")
+def _init(journal: str | None, config: str | None) -> int:
+    """Make the empty journal that the nodes of a new cluster share.
+
+    Nodes never make one: they wait for a journal that is not there, for it may have been there and come back. One that
+    is there is left as it is.
+    """
+    made = init(_place(journal, config))
+    click.echo("made an empty journal" if made else "there is a journal already, and it is left as it is")
+    return EXIT_OK
 
 
 def _command(name: str) -> Callable[[Callable[..., int]], click.Command]:

@@ -128,7 +128,7 @@ def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logg
     if settings.shared:
         from geventstalk.serving.clustered import ClusterServer
 
-        node = ClusterServer(settings, served, log, site, anew=left is not None)
+        node = ClusterServer(settings, served, log, site)
         code = node.run(drains if left is None or not left["drains"] else lambda: True)
         if node.begins_anew:
             again.begin_anew(served, http, node.environment(os.environ), node.draining)

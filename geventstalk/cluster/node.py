@@ -107,8 +107,7 @@ class Host:
 class Node(Owner):
     """`make_log` and `make_fence` make new ones that have not connected yet.
 
-    `anew` says that this process was a node of this cluster before. Then there is a log: one that is missing is waited
-    for, and never made, for that would be to serve as if nothing had ever been acknowledged.
+    A log that is missing is waited for, and never made: that would be to serve as if nothing had been acknowledged.
     """
 
     def __init__(
@@ -123,7 +122,6 @@ class Node(Owner):
         wall_clock: Callable[[], int],
         *,
         syncs: bool = True,
-        anew: bool = False,
     ) -> None:
         self.me = me
         self.member = Member(me, lease_clock_ns, self, self._place)
@@ -138,7 +136,6 @@ class Node(Owner):
         self._takeover_wait_s = takeover_wait_s
         self._wall_clock = wall_clock
         self._syncs = syncs
-        self._opened = anew  # whether this process has seen the log
         self._fence: Fence | None = None
         self._store: Store | None = None
         self._follower: Follower | None = None
@@ -279,8 +276,7 @@ class Node(Owner):
     def _open_log(self) -> None:
         shared = self._make_log()
         try:
-            shared.open(make=not self._opened)
-            self._opened = True
+            shared.open()
         except BaseException:
             shared.abandon()
             raise

@@ -47,7 +47,7 @@ _END_S: Final = 10.0
 
 
 class ClusterServer(Server):
-    """As Server. The journal of the settings is a shared one. `anew` is as a Node says."""
+    """As Server. The journal of the settings is a shared one."""
 
     def __init__(
         self,
@@ -55,8 +55,6 @@ class ClusterServer(Server):
         listeners: list[socket.socket],
         log: logging.Logger,
         site: Site | None = None,
-        *,
-        anew: bool = False,
     ) -> None:
         self.begins_anew = False
         self._leased: LeasedTurn
@@ -83,7 +81,6 @@ class ClusterServer(Server):
             settings.takeover_wait,
             self._wall_clock,
             syncs=settings.fsync_ms is not None,
-            anew=anew,
         )
 
     def _make_log(self) -> SharedLog:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from geventstalk.cluster.member import ACTIVE, CLAIMING, ENDED, FRESH, LEAVING, SILENT, STANDBY
-from journal import JournalError, JournalLocked, JournalUnreachable, fence_for, tools_for
+from journal import JournalError, JournalLocked, JournalUnreachable, fence_for, make_shared_log, tools_for
 from journal.fence import Fence, MemberFacts, View
 
 ANY: Final = "*"
@@ -187,11 +187,16 @@ class Watch:
                 self._sleep(_POLL_S)
 
 
+def init(place: str) -> bool:
+    """Makes an empty log for a cluster. Returns False when a log is there already. Raises a JournalError."""
+    return make_shared_log(place)
+
+
 def watch(place: str) -> Watch:
     """The cluster whose log is at this place. Raises a JournalError."""
     log = tools_for(place)
     if not log.exists():
-        raise JournalLocked(f"{log.place} has no journal in it: no node was ever started on it")
+        raise JournalLocked(f"{log.place} has no journal in it: `geventstalk cluster init` makes one")
     return Watch(fence_for(place))
 
 

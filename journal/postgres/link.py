@@ -64,6 +64,8 @@ PASSING: Final = ("40", "53", "54000", "55", "57", "58")
 cancelled, the system."""
 RELINK: Final = ("25006", "26000")
 """The database takes no writes any more, or has forgotten the session: another link is needed."""
+GONE: Final = ("3F000", "42P01")
+"""There is no such schema or no such table."""
 _UNRELATED: Final = (b"varsup.c", b"multixact.c")
 """PostgreSQL's files whose warnings say nothing of the statement: that numbers of transactions run out in some weeks.
 They come with each commit until somebody has run VACUUM."""
@@ -427,9 +429,11 @@ class Link:
     def refuse(self, error: Refused) -> NoReturn:
         """What a refusal comes to where all can be begun anew. Raises JournalUnreachable when that may help.
 
+        A schema that is not there may come back: somebody has renamed it, or this is another database.
+
         Raises JournalLocked when this user may not, else the error itself.
         """
-        if error.passing:
+        if error.passing or error.state in GONE:
             raise self.broken(error) from error
         if error.state == "42501":
             raise JournalLocked(f"{self.shown}: {error}") from error

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 from mypy_extensions import mypyc_attr
 
 from journal.errors import (
+    JournalDamaged,
     JournalFailed,
     JournalForked,
     raise_failure,
@@ -182,13 +183,15 @@ class PostgresLog(SharedLog):
 
     # --- start
 
-    def open(self, *, make: bool = True) -> None:
+    def open(self) -> None:
         link = self._link
         self._reader.connect()
         try:
-            if not make and not tables_of.require(link, self.schema):
-                raise link.broken(f"schema {self.schema} is gone, which held the journal; bring it back, or start anew")
-            self.created = tables_of.make(link, self.schema)
+            if not tables_of.require(link, self.schema):
+                raise link.broken(
+                    f"there is no log, for schema {self.schema} is not there; bring it back if it was there before, "
+                    "and make a new log with `geventstalk cluster init` if there never was one"
+                )
             weak = [name for name in ("fsync", "full_page_writes") if link.execute(f"SHOW {name}").rows[0][0] == b"off"]
         except Refused as error:
             link.refuse(error)
@@ -326,6 +329,8 @@ class PostgresLog(SharedLog):
             self._reader.require_epoch(epoch)
             self._link.run(making(self.schema, epoch, self._number))
             self._link.run(making(self.schema, epoch, self._number + 1))
+            if self._link.execute(f"SELECT to_regclass('{self.schema}.seg_{self._number}')").rows == [(None,)]:
+                raise JournalDamaged(f"{self.place_of.shown}: the table of segment {self._number} is missing")
             writer.resume(epoch)
         except Refused as error:
             if error.state == FENCED:

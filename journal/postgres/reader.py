@@ -91,7 +91,7 @@ class Reader:
                 return numbers
             except Refused as error:
                 link.run("ROLLBACK")
-                if error.state != "42P01":
+                if error.state != "42P01" or not self._is_there():
                     raise
                 sql = "SELECT tablename FROM pg_tables WHERE schemaname = $1"
                 there = {row[0] for row in link.execute(sql, (schema.encode(),)).rows}

@@ -16,7 +16,7 @@ from typing import Final
 
 from journal.errors import JournalFailed, JournalLocked, JournalUnreachable
 from journal.postgres.format import ENTRY, HEAD_BYTES, whole_keys
-from journal.postgres.link import RELINK, Answer, Link, Need, Refused
+from journal.postgres.link import GONE, RELINK, Answer, Link, Need, Refused
 from journal.postgres.schema import SEGMENT
 
 FENCED: Final = "GV001"
@@ -222,7 +222,7 @@ class Tables:
                     self._over = True
                     self.fenced()
                     return
-                if error.state in RELINK:
+                if error.state in RELINK or (error.state in GONE and (yield from self._is_away())):
                     self.link.close()
                 elif not error.passing:
                     raise JournalFailed(f"journal: the tables of segments cannot be changed: {error}") from error
@@ -252,6 +252,11 @@ class Tables:
             if self._told:
                 self._log(f"journal: at last {what}")
 
+    def _is_away(self) -> Generator[Need, bool, bool]:
+        """Whether the schema as a whole is not there: what was to be done is done when it is back."""
+        answer = yield from self.link.asking(f"SELECT to_regclass('{self.schema}.segment') IS NULL", ())
+        return answer.rows == [(b"t",)]
+
     def _rest(self) -> Job:
         yield (-1, False, False, _REST_S)
 
@@ -264,7 +269,7 @@ class Tables:
         try:
             yield from self.link.asking(dropping(self.schema, self.epoch, number, next_first), ())
         except Refused as error:
-            if error.state != "42P01":  # it was dropped, and the answer got lost
+            if error.state != "42P01" or (yield from self._is_away()):  # it was dropped, and the answer got lost
                 raise
         done()
 
@@ -273,7 +278,7 @@ class Tables:
         try:
             answer = yield from self.link.asking(looking(self.schema, victim), (str(self._seen).encode(),), binary=True)
         except Refused as error:
-            if error.passing:
+            if error.passing or (error.state in GONE and (yield from self._is_away())):
                 raise
             raise JournalFailed(f"journal: segment {victim} cannot be read: {error}") from error
         self._looks -= 1

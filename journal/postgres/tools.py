@@ -33,6 +33,18 @@ _MAY_MAKE = (
 )
 
 
+def make_log(url: str) -> bool:
+    """Makes an empty log, unless there is one. Returns whether there was none. Raises a JournalError, PlaceError."""
+    place = Place(url)
+    link = Link(place)
+    try:
+        with saying(place):
+            link.connect()
+            return tables.make(link, place.schema)
+    finally:
+        link.close()
+
+
 class PostgresTools(LogTools):
     """Works on a schema of a database. Its place is a URL."""
 

@@ -19,7 +19,7 @@ from psycopg.errors import Error as PsycopgError
 from journal.errors import JournalFailed, JournalForked, JournalUnreachable
 from journal.log import SyncPoint
 from journal.postgres.format import HEAD_BYTES, MORE, ROW_BYTES, ROW_RECORDS, SEALED, Entry, pack, record_bytes
-from journal.postgres.link import RELINK, UNREACHABLE, Link, Refused, finish, refusal
+from journal.postgres.link import GONE, RELINK, UNREACHABLE, Link, Refused, finish, refusal
 
 _OK: Final = int(pq.ExecStatus.COMMAND_OK)
 _BINARY: Final = (1, 1, 1)
@@ -276,7 +276,7 @@ class Writer:
         self.link.warnings.clear()
         self._preparing = False
         state = refused.state
-        if not self.link.up or state.startswith(UNREACHABLE) or state in RELINK or not state:
+        if not self.link.up or state.startswith(UNREACHABLE) or state in (*RELINK, *GONE, ""):
             self._lose(str(refused))
         elif refused.passing:
             self.full = state == "53100"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from journal import make_shared_log
 from journal.log import Log, Record
 from journal.postgres.link import Link
 from journal.postgres.log import PostgresLog
@@ -27,7 +28,11 @@ def claim(url: str) -> int:
 
 
 def take_over(log: PostgresLog) -> list[Record]:
-    """Reads a new log to its end and leads it. Returns what it read; start() is the caller's."""
+    """Reads a log to its end, which is made where there is none, and leads it. start() is the caller's.
+
+    Returns what it read.
+    """
+    make_shared_log(log.place_of.url)
     log.open()
     found = list(log.replay())
     epoch = claim(log.place_of.url)
@@ -105,6 +110,7 @@ class Pumped(PostgresLog):
 
 def pumped(url: str, **options: Any) -> Pumped:
     """A log that is used as one in a directory is: with replay() and start()."""
+    make_shared_log(url)
     log = Pumped(url, **options)
     log.open()
     return log

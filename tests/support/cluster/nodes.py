@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from journal import make_shared_log
 from tests.support.cluster.load import Address
 from tests.support.cluster.net import CLIENTS, DATABASE, Network, Place
 from tests.support.postgres import Pair, Postgres, scratch
@@ -205,6 +206,7 @@ class Cluster:
         else:
             self.alone = Postgres.create(self.folder, listen=listen)
             self.alone.start()
+        make_shared_log(self.url)
 
     @property
     def url(self) -> str:
