@@ -49,7 +49,7 @@ def cluster(context: click.Context) -> None:
 @click.option("-b", "--journal", metavar="URL", type=PLACE, help="The database that the nodes are to share.")
 @click.option("--config", metavar="FILE", type=click.Path(), help="Take it from the settings of a node.")
 def _init(journal: str | None, config: str | None) -> int:
-    """Make the empty journal that the nodes of a new cluster share.
+    """Make the journal of a new cluster.
 
     Nodes never make one: they wait for a journal that is not there, for it may have been there and come back. One that
     is there is left as it is.
