@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import random
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import falcon
@@ -15,6 +17,9 @@ import gevent
 import pytest
 
 from geventstalk.http import wire
+from geventstalk.http.filters import FilterError
+from geventstalk.http.house import Busy, Failed
+from geventstalk.http.search import SearchFailed
 from geventstalk.http.wire import Refused, parse_head
 from tests.support.web import Wired, cycles_of, read_all
 
@@ -50,6 +55,83 @@ def test_connections_leave_no_cycle_behind(wired: Wired) -> None:
     assert b"%x" % len(BODY) == b"13"
     serve()
     assert cycles_of(serve, 5) == {}
+
+
+class Raises:
+    """A resource that raises what it is told."""
+
+    public = True
+
+    def __init__(self, error: type[Exception], *arguments: object) -> None:
+        self.error = error
+        self.arguments = arguments
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        raise self.error(*self.arguments)
+
+
+LOGIN = b"POST /login HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+ANSWERS = [
+    (LOGIN + CHUNKED + b"xyz\r\n", 400),
+    (LOGIN + CHUNKED + b"5\r\nab", 400),
+    (LOGIN + CHUNKED + b"0\r\n@: 1\r\n\r\n", 400),
+    (LOGIN + b"Content-Length: 9\r\n\r\nab", 400),
+    (LOGIN + b"Content-Length: 5000\r\n\r\n" + b"x" * 5000, 400),
+    (LOGIN + b"Content-Length: 0\r\n\r\n", 303),
+    (PATCH + b"Content-Length: 5\r\n\r\n{", 400),
+    (PATCH + b"Content-Length: 5\r\n\r\n{....", 400),
+    (PATCH + b"Content-Length: 0\r\nExpect: 100-continue\r\n\r\n", 400),
+    (GET.replace(b"localhost", b"evil"), 421),
+    (GET.replace(b"healthz", b"nowhere"), 404),
+    (GET.replace(b"GET", b"DELETE"), 405),
+    (GET.replace(b"GET", b"HEAD"), 200),
+    (GET.replace(b"/healthz", b"/"), 200),
+    (GET.replace(b"/healthz", b"/metrics"), 200),
+    (GET.replace(b"/healthz", b"/api/v1/jobs?filter=a%3A"), 400),
+    (GET.replace(b"/healthz", b"/api/v1/export"), 200),
+    (GET.replace(b"/healthz", b"/raises/Failed"), 500),
+    (GET.replace(b"/healthz", b"/raises/Busy"), 503),
+    (GET.replace(b"/healthz", b"/raises/SearchFailed"), 422),
+    (GET.replace(b"/healthz", b"/raises/FilterError"), 400),
+    (GET.replace(b"/healthz", b"/raises/Refused"), 413),
+    (GET.replace(b"/healthz", b"/raises/KeyError"), 500),
+    (GET.replace(b"/healthz", b"/raises/HTTPUnauthorized"), 401),
+]
+
+
+@pytest.mark.slow
+def test_no_kind_of_answer_leaves_a_cycle(caplog: pytest.LogCaptureFixture) -> None:
+    wired = Wired()
+    kinds: list[tuple[Any, ...]] = [
+        (Failed,),
+        (Busy,),
+        (SearchFailed, "too large"),
+        (FilterError, "wrong", 1),
+        (Refused, 413, "too large"),
+        (KeyError,),
+        (falcon.HTTPUnauthorized,),
+    ]
+    for error, *arguments in kinds:
+        wired.application.add_route(f"/raises/{error.__name__}", Raises(error, *arguments))
+
+    def serve(data: bytes, status: int) -> None:
+        assert statuses(wired.all_of(data, end=True)) in ([status], [100, status])
+        gevent.joinall(wired.greenlets)
+        wired.greenlets.clear()
+        caplog.clear()  # records hold exceptions
+
+    for answer in ANSWERS:
+        serve(*answer)
+    gc.collect()
+    gc.freeze()  # or each look takes as long as all that was imported
+    try:
+        left = {data[:60]: cycles_of(partial(serve, data, status), 3) for data, status in ANSWERS}
+    finally:
+        gc.unfreeze()
+    assert not any(left.values()), left
 
 
 # Heads

@@ -148,7 +148,7 @@ class Access:
 
     def _session_of(self, req: falcon.Request, tokens: Tokens, now_ns: int) -> Session | None:
         """The session whose cookie the request has, as long as its token is in the file."""
-        cookie = req.cookies.get(_cookie_name(req), "")
+        cookie = _cookie(req)
         session = self._sessions.find(cookie, now_ns)
         if session is not None and not tokens.holds(session.token):
             self._sessions.end(cookie)
@@ -168,9 +168,8 @@ class Access:
 
     def log_out(self, req: falcon.Request) -> str:
         """Ends the session of the request. Returns the name of its cookie."""
-        name = _cookie_name(req)
-        self._sessions.end(req.cookies.get(name, ""))
-        return name
+        self._sessions.end(_cookie(req))
+        return _cookie_name(req)
 
     # --- tokens
 
@@ -204,6 +203,16 @@ def _cookie_name(req: falcon.Request) -> str:
     """Browsers do not tell the ports of a host apart, and two servers there must not take each other's cookie."""
     port = (req.get_header("Host") or "").rpartition(":")[2]
     return f"{COOKIE}-{port}" if port.isdecimal() else COOKIE
+
+
+def _cookie(req: falcon.Request) -> str:
+    """The cookie of a session, or an empty text.
+
+    Not falcon's cookies: they unquote every value, which takes Python before 3.11.10 a second for one of 16 kB.
+    """
+    name = _cookie_name(req)
+    pairs = (pair.strip().partition("=") for pair in (req.get_header("Cookie") or "").split(";"))
+    return next((value for found, _, value in pairs if found == name), "")
 
 
 def _via(req: falcon.Request) -> str:

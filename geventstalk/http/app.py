@@ -131,30 +131,37 @@ def _write_problem(req: falcon.Request, resp: falcon.Response, error: falcon.HTT
     resp.content_type = "application/problem+json"
 
 
-def _filter_wrong(req: falcon.Request, resp: falcon.Response, error: FilterError, params: dict[str, Any]) -> None:
-    resp.status = falcon.HTTP_400
-    resp.data = problem(400, f"Filter, character {error.at + 1}: {error}", at=error.at)
+# Handlers of errors answer and raise nothing: an exception out of one is part of a cycle with the frames of falcon that
+# catch it, and with all of the request.
+
+
+def _answer(resp: falcon.Response, status: int, detail: str, **others: object) -> None:
+    resp.status = status
+    resp.data = problem(status, detail, **others)
     resp.content_type = "application/problem+json"
 
 
+def _filter_wrong(req: falcon.Request, resp: falcon.Response, error: FilterError, params: dict[str, Any]) -> None:
+    _answer(resp, 400, f"Filter, character {error.at + 1}: {error}", at=error.at)
+
+
 def _search_failed(req: falcon.Request, resp: falcon.Response, error: SearchFailed, params: dict[str, Any]) -> None:
-    raise falcon.HTTPUnprocessableEntity(description=str(error))
+    _answer(resp, 422, str(error))
 
 
 def _change_failed(req: falcon.Request, resp: falcon.Response, error: Failed, params: dict[str, Any]) -> None:
-    raise falcon.HTTPInternalServerError(description="The change was given up, and nobody knows how far it came.")
+    _answer(resp, 500, "The change was given up, and nobody knows how far it came.")
 
 
 def _too_many_changes(req: falcon.Request, resp: falcon.Response, error: Busy, params: dict[str, Any]) -> None:
-    raise falcon.HTTPServiceUnavailable(
-        description="Too many changes wait already; this one was not begun.", retry_after=1
-    )
+    resp.set_header("Retry-After", "1")
+    _answer(resp, 503, "Too many changes wait already; this one was not begun.")
 
 
 def _refuse(req: falcon.Request, resp: falcon.Response, refused: Refused, params: dict[str, Any]) -> None:
     """A body that is not right: what follows on the connection cannot be told from the rest of the body."""
     resp.set_header("Connection", "close")
-    raise falcon.HTTPError(refused.status or 400, description=refused.why)
+    _answer(resp, refused.status or 400, refused.why)
 
 
 class _Fault:
@@ -168,4 +175,4 @@ class _Fault:
 
     def handle(self, req: falcon.Request, resp: falcon.Response, error: Exception, params: dict[str, Any]) -> None:
         self._log.error("a request failed: %s %s", req.method, req.path, exc_info=error)
-        raise falcon.HTTPInternalServerError(description="The server has a fault; its log says which.")
+        _answer(resp, 500, "The server has a fault; its log says which.")

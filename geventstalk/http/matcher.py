@@ -24,6 +24,8 @@ Sieve = Callable[[list[Job]], list[Job]]
 Ranges = list[tuple[int, int]]
 
 _INFINITE: Final = 2**64
+_GLOBS_A_SLICE: Final = 1024
+"""Names are compared with so many globs in less than a millisecond or two."""
 
 
 class Matcher:
@@ -39,6 +41,7 @@ class Matcher:
         self.states = frozenset(_STATES.values())
         self.words: list[tuple[bytes, bool]] = []
         self.patterns: list[tuple[Pattern, bool]] = []
+        self.at_once = _GLOBS_A_SLICE  # so many jobs may be sifted before others have a turn
         self._engine = engine
         self._now_ns = now_ns
         self._sieves: list[Sieve] = []
@@ -61,6 +64,7 @@ class Matcher:
         if len(self.states) < len(_STATES):
             self._sieves.append(_state_sieve(self.states))
         if wanted:
+            self.at_once //= max(1, sum(glob.count for glob, _ in wanted))
             self._add_tubes(wanted)
         for term in sorted(numbers, key=lambda term: _ORDER.index(term.key)):
             self._sieves.append(_number_sieve(self._values(term.key), _ranges(term)))
@@ -128,13 +132,14 @@ _ORDER: Final = (
 
 
 class Glob:
-    """Names in which a `*` stands for anything. `names` are they when none has a `*`, else None."""
+    """Names in which a `*` stands for anything, of `count` ones. `names` are they when none has a `*`, else None."""
 
     def __init__(self, names: Iterable[str]) -> None:
         plain = [name.encode("ascii") for name in names]
         self._parts = [name.split(b"*") for name in plain if b"*" in name]
         self._plain = frozenset(name for name in plain if b"*" not in name)
         self.names = None if self._parts else self._plain
+        self.count: Final = len(self._parts)
 
     def matches(self, name: bytes) -> bool:
         """Whether it is one of them, in time that grows with the length of the names only."""

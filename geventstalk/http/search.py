@@ -119,7 +119,7 @@ class Search:
         step = -1 if self._descending else 1
         listed = self._list()
         while True:
-            page = self._page() if listed is None else self._page_of(listed)
+            page = (self._page() if listed is None else self._page_of(listed))[: matcher.at_once]
             self._searched, self._seen = self.searched, page
             if not page:
                 self.exhausted = True
@@ -269,7 +269,7 @@ class Search:
             if (self._has(body, word, end) if end > _WINDOW_BYTES else body.find(word, 0, end) >= 0) is not wanted:
                 self.step()
                 return False
-        self.step()
+            self.step()
         return True
 
     def _has(self, body: bytes, word: bytes, end: int) -> bool:
