@@ -313,6 +313,7 @@ def test_figures_of_fronts_are_the_least_processor_time_and_median_rates() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_backlog_is_measured_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "GIVEN_BACK_S", 0.1)
     scale = Scale(seconds=0.1, jobs=20_000, things=50)
@@ -331,7 +332,13 @@ def test_a_backlog_is_measured_and_written(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [[], ["--io-processes", "2", "--max-memory", "500k"]], ids=["plain", "fronts-bound"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param([], id="plain", marks=pytest.mark.long),
+        pytest.param(["--io-processes", "2", "--max-memory", "500k"], id="fronts-bound"),
+    ],
+)
 def test_a_short_soak_ends_with_a_verdict(capsys: pytest.CaptureFixture[str], shape: list[str]) -> None:
     """What it says about growth means nothing after seconds; what else it says does."""
     soak.main(["--minutes", "0.08", "--seed", "1", "--build", "pure", "--jobs", "3000", *shape])
@@ -401,6 +408,7 @@ def test_a_traceback_of_a_measured_server_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @needs_the_source
 def test_the_cluster_is_measured_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
     require_postgres()

@@ -569,14 +569,14 @@ def test_small_and_large_bodies_stay(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_backlog_beyond_the_bound(tmp_path: Path) -> None:
-    """Twenty times as much as may be in memory comes in, survives a restart, and goes out."""
+    """Ten times as much as may be in memory comes in, survives a restart, and goes out."""
     limit = 100_000
     house = House(tmp_path / "journal", Bodies(limit))
     wire = house.client()
     count = 0
     most = 0
     assert house.bodies is not None
-    while count < limit // 50:
+    while count < limit // 100:
         said = house.put(wire, house.engine.next_id)
         most = max(most, house.bodies.held_bytes)
         if said == b"OUT_OF_MEMORY\r\n":

@@ -56,12 +56,14 @@ def test_nodes_die_freeze_and_hand_over(seed: int) -> None:
         suffer(cluster, [*NODES, *extra], seed)
 
 
+@pytest.mark.long
 def test_databases_die_freeze_and_fail_over(seed: int) -> None:
     extra = random.Random(seed).choices(NODES, k=2)
     with Cluster() as cluster:
         suffer(cluster, [*DATABASES, *extra], seed)
 
 
+@pytest.mark.long
 def test_nodes_are_cut_off(seed: int) -> None:
     if problem := net.problem():
         pytest.skip(problem)

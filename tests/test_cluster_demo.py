@@ -15,7 +15,7 @@ from tests.support.cluster.nodes import Cluster
 from tests.support.postgres import require_postgres
 from tests.support.process import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(autouse=True)

@@ -329,7 +329,9 @@ def test_killed_at_named_moments_in_another_shape(tmp_path: Path, seed: int, sha
 @needs_strace
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "policy", [pytest.param(policy, marks=[] if policy == "f0" else pytest.mark.long) for policy in POLICIES]
+)
 def test_killed_at_named_moments_nothing_that_was_acknowledged_is_lost(tmp_path: Path, seed: int, policy: str) -> None:
     """Each policy has a third of the moments, so that together they have all; what does not come ends at random."""
     campaign = Campaign(tmp_path, seed, policy, SEGMENT_BYTES[0])

@@ -73,6 +73,7 @@ def test_nothing_is_lost_and_nothing_invented(seed: int, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(RUN_LIMIT_S + 20)
 def test_it_draws_bars_and_a_table_on_a_terminal(seed: int) -> None:
     command = [sys.executable, str(PROGRAM), "--jobs", "300", "--seed", str(seed)]
@@ -98,6 +99,7 @@ def test_it_draws_bars_and_a_table_on_a_terminal(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(RUN_LIMIT_S + 20)
 def test_a_journal_that_vanishes_at_the_kill_is_noticed(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     def wipe(server: Any) -> None:

@@ -141,7 +141,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("size", "segment", "body"), SHAPES)
-@pytest.mark.parametrize("policy", ["-f0", "-f50"])
+@pytest.mark.parametrize("policy", ["-f0", pytest.param("-f50", marks=pytest.mark.long)])
 def test_a_disk_filled_by_puts(
     launch: Launch, employ: Employ, disk: Callable[[int], Path], size: int, segment: int, body: int, policy: str
 ) -> None:

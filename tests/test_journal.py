@@ -1109,7 +1109,7 @@ def test_killed_at_any_system_call_all_that_was_committed_is_there(tmp_path: Pat
 @needs_strace
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+@pytest.mark.parametrize("error", [pytest.param("EIO", marks=pytest.mark.long), "ENOSPC"])
 def test_an_error_of_any_system_call_loses_nothing_that_was_committed(tmp_path: Path, seed: int, error: str) -> None:
     """It may end the life, in one line and with the documented code, or not; what was promised is there."""
     draw = random.Random(seed)

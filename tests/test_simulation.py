@@ -25,9 +25,9 @@ from tests.support.simulation.canaries import CANARIES
 from tests.support.simulation.simulation import Outcome, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
-SEEDS = 400
+SEEDS = 100
 """The known lives of every run, and beside them so many drawn ones."""
-DRAWN_SEEDS = 200
+DRAWN_SEEDS = 100
 LONG_SEEDS = 2_000
 """The same with --long."""
 LONG_DRAWN_SEEDS = 1_000

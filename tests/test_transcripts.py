@@ -201,13 +201,16 @@ ON_DISK = {
     *("peek-order", "pipelining", "put-any-bytes", "release", "reserve-job", "reserve-order", "waiters-in-order"),
 }
 """Where it matters where a body is. With --long the others are played there, too."""
+ONE_IN = 4
+"""On a unix socket and behind a front every fourth is played, and all of them with --long."""
 
 
 def cases() -> Iterator[Any]:
     for kind in Servers.KINDS:
-        for transcript in TRANSCRIPTS:
+        for number, transcript in enumerate(TRANSCRIPTS):
             if not transcript.slow:
-                rare = kind == "disk" and transcript.name not in ON_DISK
+                rare = kind in ("unix", "front") and number % ONE_IN > 0
+                rare = rare or (kind == "disk" and transcript.name not in ON_DISK)
                 marks = [*([needs_the_source] if kind == "disk" else []), *([pytest.mark.long] if rare else [])]
                 yield pytest.param(kind, transcript, marks=marks, id=f"{kind}-{transcript.name}")
 
