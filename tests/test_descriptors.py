@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from geventstalk.serving import descriptors
-from geventstalk.serving.descriptors import Descriptors, TooFewError
+from geventstalk.serving.descriptors import Descriptors, Share, TooFewError
 from tests.support.clients import burst, number, put_many, until
-from tests.support.process import GEVENTSTALK, ServerProcess
+from tests.support.process import GEVENTSTALK, ServerProcess, free_port
+from tests.support.web import Web
 from tests.support.wire import Client
 
 OWN = 6  # stdin, stdout, stderr, a listener, two of the event loop
@@ -71,6 +72,46 @@ def test_shares(
     assert (shares.for_journal, taken) == (for_journal, for_clients)
     shares.give_back()
     assert (shares.take(), shares.take()) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("left", "kept", "clients"), [(1, 0, 1), (2, 1, 1), (15, 1, 14), (16, 2, 14), (128, 16, 112), (1000, 16, 984)]
+)
+def test_some_are_kept_back_for_http(monkeypatch: pytest.MonkeyPatch, left: int, kept: int, clients: int) -> None:
+    monkeypatch.setattr(descriptors, "_limit", lambda: OWN + 1 + left)
+    monkeypatch.setattr(descriptors, "_open_count", lambda: OWN)
+    everything = Descriptors()
+    called: list[None] = []
+    share = Share(everything, 256, lambda: called.append(None))
+    taken = 0
+    while everything.take():
+        taken += 1
+    assert taken == clients
+    assert [share.take() for _ in range(kept + 1)] == [True] * kept + [False]
+    assert called, "those that rest may go for the next one"
+    for _ in range(kept):
+        share.give_back()
+    assert not everything.take(), "what HTTP gives back of its own is no client's"
+    everything.give_back()
+    assert [share.take() for _ in range(kept)] == [True] * kept
+    while share.take():
+        pass
+    if kept < left // 4:
+        assert not everything.take(), "the clients' last one went to HTTP"
+
+
+@pytest.mark.slow
+def test_clients_that_take_every_descriptor_do_not_lock_the_operator_out(tmp_path: Path) -> None:
+    port = free_port()
+    with server_with(60, "--http", str(port), tmp_path=tmp_path) as server, contextlib.ExitStack() as stack:
+        control = stack.enter_context(Client(server.wait_ready().connect()))
+        for _ in range(100):
+            stack.enter_context(server.connect())
+        until(lambda: number(control, "current-connections") >= 40, "they take what there is")
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        for _ in range(20):
+            assert Web(port).status("GET", "/healthz") == 200
 
 
 @pytest.mark.parametrize(("limit", "least"), [(OWN + 1, 0), (OWN + 1 + LEAST, LEAST), (3, 0)])

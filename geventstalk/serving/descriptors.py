@@ -21,10 +21,10 @@ LIMIT_MAX = 1 << 20
 """The soft limit is not raised any further; nobody has more clients, and some systems allow a billion."""
 _MOMENT = 1
 """What the server itself takes for a moment, now and then."""
-
-
 _LOOP = 2
 """What the event loop opens."""
+_KEPT_MAX = 16
+"""So many are kept back for others than clients, or an eighth where that is less."""
 
 
 class TooFewError(Exception):
@@ -82,6 +82,7 @@ class Descriptors:
         self.for_journal = max(least, min(most, left // 2))
         self._most = most
         self._clients = 0
+        self._kept = 0
 
     def warn_of_few(self, log: logging.Logger) -> None:
         """Says when the journal has to share with the clients, half and half."""
@@ -103,16 +104,23 @@ class Descriptors:
         """A client's descriptor is closed, or was never opened."""
         self._clients -= 1
 
+    def keep_back(self) -> int:
+        """From now on some are for others than clients. Returns how many; a client keeps the last one."""
+        left = self.for_clients
+        self._kept = min(_KEPT_MAX, max(left // 8, int(left > 1)))
+        return self._kept
+
     @property
     def for_clients(self) -> int:
         """How many clients there may be."""
-        return _limit() - self._own - self.for_journal
+        return _limit() - self._own - self.for_journal - self._kept
 
 
 class Share(Descriptors):
-    """What others than clients may have of the clients' descriptors: `most`, or a quarter where that is less.
+    """What others than clients may have: `most` descriptors, or a quarter of the clients' where that is less.
 
-    `wanted` is called when that is nearly used up, and may see to it that some are given back.
+    Some of them no client ever gets; the others are the clients', too. `wanted` is called when there is hardly one
+    left, and may see to it that some are given back.
     """
 
     shortage = "there are as many HTTP connections as there may be"
@@ -120,20 +128,25 @@ class Share(Descriptors):
     def __init__(self, everything: Descriptors, most: int, wanted: Callable[[], None]) -> None:
         self._everything = everything
         self._share = max(1, min(most, everything.for_clients // 4))
+        self._own = everything.keep_back()
         self._taken = 0
         self._wanted = wanted
 
     def take(self) -> bool:
         if self._taken >= self._share - self._share // 8:
             self._wanted()
-        if self._taken >= self._share or not self._everything.take():
+        if self._taken >= self._share:
+            return False
+        if self._taken >= self._own and not self._everything.take():
+            self._wanted()
             return False
         self._taken += 1
         return True
 
     def give_back(self) -> None:
         self._taken -= 1
-        self._everything.give_back()
+        if self._taken >= self._own:
+            self._everything.give_back()
 
 
 def _limit() -> int:
