@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from journal.errors import JournalLocked, JournalNewer, JournalUnreachable
+from tests.clients.programs import missing
 from tests.support.postgres import Pair, Postgres, have_psycopg, new_schema
 from tests.support.process import free_port
 
@@ -49,7 +55,7 @@ def test_what_is_no_place(text: str) -> None:
 def test_a_link_asks_and_is_refused(postgres_url: str) -> None:
     link = linked(postgres_url)
     assert link.execute("SELECT $1::int + 1", [b"41"]).rows == [(b"42",)]
-    assert not link.pooled
+    assert link.execute("SELECT pg_backend_pid()").rows == [(b"%d" % link.pid,)]
     with pytest.raises(Refused) as caught:
         link.execute("SELECT 1 FROM no_such_table")
     assert caught.value.state == "42P01"
@@ -190,6 +196,33 @@ def test_an_answer_in_drops(postgres_url: str) -> None:
     link.patient = False
     with pytest.raises(JournalUnreachable, match="no answer"):
         link.execute(drops, seconds=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["transaction", "statement", "session"])
+def test_a_pooler_is_refused(mode: str, postgres_server: Postgres, tmp_path: Path) -> None:
+    """In all modes: that of a pool can change while a node runs, and nothing but the session tells a node."""
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin") or missing("pgbouncer is not installed")
+    port, settings, folder = free_port(), tmp_path / "pgbouncer.ini", postgres_server.folder
+    settings.write_text(
+        f"[databases]\n* = host={folder} port={postgres_server.port} user=geventstalk\n[pgbouncer]\n"
+        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\npool_mode = {mode}\nunix_socket_dir =\n"
+        "ignore_startup_parameters = extra_float_digits\n"
+    )
+    words = [program, *(["-u", "postgres"] if os.geteuid() == 0 else []), "/dev/stdin"]
+    with settings.open() as file, (tmp_path / "said").open("w+") as said:
+        pooler = subprocess.Popen(words, stdin=file, stdout=said, stderr=said)
+        try:
+            place, end = f"postgresql://geventstalk@127.0.0.1:{port}/postgres", time.monotonic() + 30
+            with pytest.raises(JournalLocked, match="give the address of the database itself"):
+                while True:
+                    assert pooler.poll() is None and time.monotonic() < end, (tmp_path / "said").read_text()
+                    with suppress(JournalUnreachable):
+                        linked(place)
+                        break
+        finally:
+            pooler.kill()
+            pooler.wait(30)
 
 
 class Warned:

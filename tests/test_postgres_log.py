@@ -327,6 +327,36 @@ def test_work_on_tables_that_found_its_epoch_over_goes_on_under_a_newer_one(post
     log.abandon()
 
 
+@pytest.mark.parametrize("wrong", ["session", "log"])
+def test_a_row_goes_into_its_own_log_over_its_own_session_or_nowhere(wrong: str, postgres_url: str) -> None:
+    """A pooler let a statement of one cluster meet a session that another one had prepared."""
+    log = open_log(postgres_url)
+    heard = Heard(log)
+    log.append(1, FULL, b"one")
+    log.commit()
+    sync(log)
+    if wrong == "session":
+        log._link.pid += 1
+    else:
+        log._writer.identity += 1
+    log.append(2, FULL, b"two")
+    log.commit()
+    heard.await_cut()
+    assert log.fenced and read(postgres_url) == {1: b"one"}
+    log.abandon()
+
+
+def test_a_log_of_an_older_version_is_served_on(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    log.append(1, FULL, b"one")
+    log.close()
+    run(postgres_url, f"DELETE FROM {Place(postgres_url).schema}.meta WHERE name = 'log'")
+    log = open_log(postgres_url)
+    log.append(2, FULL, b"two")
+    log.close()
+    assert read(postgres_url) == {1: b"one", 2: b"two"}
+
+
 def test_to_lead_needs_the_last_epoch(postgres_url: str) -> None:
     make_shared_log(postgres_url)
     log = PostgresLog(postgres_url, segment_bytes=1 << 20)

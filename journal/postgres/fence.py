@@ -14,7 +14,7 @@ from typing import Final
 
 from journal.errors import JournalError, JournalUnreachable
 from journal.fence import Fence, FenceStale, FenceUnreachable, Identity, MemberFacts, View
-from journal.postgres.link import Answer, Link, Refused, Resolver, Waiter, poll
+from journal.postgres.link import POOLED, Answer, Link, Refused, Resolver, Waiter, poll
 from journal.postgres.place import Place
 
 NOBODY: Final = Identity("", "", "", 1000)
@@ -105,7 +105,7 @@ class PostgresFence(Fence):
         self._link.patient = False
         self._schema = place.schema
         self._attempts = 0  # of heartbeats
-        self._pid = 0  # of the session's backend
+        self._pid = 0  # of the backend of the last session; 0 before the first
         self._timeline = 0
         self._system = 0
         self._told: set[str] = set()
@@ -201,11 +201,9 @@ class PostgresFence(Fence):
     def _view(self, row: Sequence[bytes | None]) -> View:
         epoch, node, address, incarnation, lease_ms, owed_ms, released, successor, *others = row
         beat_epoch, beat, wish, locked, pid = others
-        if _int(pid) != self._pid:
-            self._tell_once(
-                "a pooler gives each statement another session: that a node has died is noticed later than it could be."
-                " Give the address of the database itself"
-            )
+        if _int(pid) != self._link.pid:
+            self._link.close()
+            raise FenceUnreachable(f"{self._link.shown}: {POOLED}")
         return View(
             *(_int(epoch), _str(node), _str(address), _str(incarnation), _int(lease_ms), _int(owed_ms)),
             *((_int(beat_epoch), _int(beat)), released == b"t", _str(successor), _str(wish), locked == b"t"),
@@ -261,7 +259,7 @@ class PostgresFence(Fence):
         if not self._pid:
             for name, _ in link.execute(_WEAK).rows:
                 self._tell_once(f"{_str(name)} is off in the database: a loss of power may lose what was acknowledged")
-        self._pid = _int(link.execute("SELECT pg_backend_pid()").rows[0][0])
+        self._pid = link.pid
         self.linked_ns = begun_ns
 
     def _fact(self, sql: str, what: str) -> str:

@@ -64,6 +64,10 @@ PASSING: Final = ("40", "53", "54000", "55", "57", "58")
 cancelled, the system."""
 RELINK: Final = ("25006", "26000")
 """The database takes no writes any more, or has forgotten the session: another link is needed."""
+POOLED: Final = (
+    "a pooler stands before the database (pgbouncer or the like) and gives each transaction another session, "
+    "so what was acknowledged could be lost: give the address of the database itself"
+)
 GONE: Final = ("3F000", "42P01")
 """There is no such schema or no such table."""
 _UNRELATED: Final = (b"varsup.c", b"multixact.c")
@@ -130,8 +134,8 @@ class Link:
         self.wait = wait
         self.warnings: list[str] = []
         """What the database warned of since somebody emptied this. Each begins with its SQLSTATE."""
-        self.pooled = False
-        """Whether somebody stands between: a pooler gives sessions to others."""
+        self.pid = 0
+        """Of the backend, which has the session as long as the connection is up."""
         self._resolve = resolve
         self._conn: pq.abc.PGconn | None = None
         self.words: dict[str, str] = {}
@@ -191,8 +195,9 @@ class Link:
             conn.notice_handler = self._notice
             yield from self._running(f"{SESSION};{settings}", self.answer_s)
             answer = yield from self.asking("SELECT pg_backend_pid()", ())
-            pid = answer.rows[0][0]
-            self.pooled = pid is not None and int(pid) != conn.backend_pid
+            self.pid = int(answer.rows[0][0] or 0)
+            if self.pid != conn.backend_pid:
+                raise JournalLocked(f"{self.shown}: {POOLED}")
             self.warnings.clear()
             self.words = words
         except BaseException:

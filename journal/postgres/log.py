@@ -192,14 +192,10 @@ class PostgresLog(SharedLog):
                     f"there is no log, for schema {self.schema} is not there; bring it back if it was there before, "
                     "and make a new log with `geventstalk cluster init` if there never was one"
                 )
+            self._writer.identity = tables_of.identity(link, self.schema)
             weak = [name for name in ("fsync", "full_page_writes") if link.execute(f"SHOW {name}").rows[0][0] == b"off"]
         except Refused as error:
             link.refuse(error)
-        if link.pooled:
-            self._log(
-                "journal: a pooler stands before the database: give the address of the database itself, "
-                "for sessions are shared there"
-            )
         for name in weak:
             self._log(f"journal: the database runs with {name}=off: a loss of power there may cost everything")
 

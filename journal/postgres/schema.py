@@ -3,12 +3,14 @@
 `leader` has one row: the epoch that fences every write. `beat` and `wish` are apart from it, for a change of the
 leader's row would wait for the commit that holds it. `segment` says which tables of rows there are. A table seg_N holds
 rows: `seq` counts 1, 2, 3 ... over all of them, `epoch` is the writer's, `packed` is as format.py says. `meta` has the
-version, and for each node a row that it changes to see whether the database confirms commits.
+version, what tells this log from all others, and for each node a row that it changes to see whether the database
+confirms commits.
 Invariant: a schema of another version is not changed.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 
 from journal.errors import JournalDamaged, JournalLocked, JournalNewer
@@ -54,7 +56,7 @@ SELECT pg_advisory_xact_lock({lock}, hashtext('{schema}'));
 DO $$ BEGIN IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF; END $$;
 {tables}
 {segment}
-INSERT INTO {schema}.meta VALUES('version', {version});
+INSERT INTO {schema}.meta VALUES('version', {version}), ('log', {identity});
 """
 
 
@@ -92,6 +94,15 @@ def require(link: Link, schema: str) -> bool:
     return True
 
 
+def identity(link: Link, schema: str) -> int:
+    """What tells this log from any other. Older versions made logs without: such a log gets one now."""
+    name = f"SELECT value FROM {schema}.meta WHERE name = 'log'"
+    if not (found := link.execute(name).rows):
+        link.run(f"INSERT INTO {schema}.meta VALUES('log', {secrets.randbits(62)}) ON CONFLICT (name) DO NOTHING")
+        found = link.execute(name).rows
+    return int(found[0][0] or 0)
+
+
 def make(link: Link, schema: str, version: int = VERSION) -> bool:
     """Makes the schema where it is missing, in one transaction. Returns whether it was missing.
 
@@ -103,7 +114,11 @@ def make(link: Link, schema: str, version: int = VERSION) -> bool:
     tables = TABLES.format(schema)
     first = SEGMENT.format(schema, 1, 1)
     try:
-        link.run(_MAKE.format(lock=_LOCK, schema=schema, tables=tables, segment=first, version=version))
+        link.run(
+            _MAKE.format(
+                lock=_LOCK, schema=schema, tables=tables, segment=first, version=version, identity=secrets.randbits(62)
+            )
+        )
     except Refused as error:
         if error.state in ("42P07", "23505", "42P06") and require(link, schema):
             return False  # another node was quicker

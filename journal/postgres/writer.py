@@ -22,7 +22,7 @@ from journal.postgres.format import HEAD_BYTES, MORE, ROW_BYTES, ROW_RECORDS, SE
 from journal.postgres.link import GONE, RELINK, UNREACHABLE, Link, Refused, finish, refusal
 
 _OK: Final = int(pq.ExecStatus.COMMAND_OK)
-_BINARY: Final = (1, 1, 1)
+_BINARY: Final = (1, 1, 1, 1, 1)
 _RETRY_S: Final = 0.1
 
 
@@ -80,6 +80,7 @@ class Writer:
     def __init__(self, link: Link, schema: str) -> None:
         self.link = link
         self.epoch = 0
+        self.identity = 0  # of the log, see schema.py
         self.place = 0  # the last row that is safe
         self.committed = 0
         self.pointed = 0  # up to here some SyncPoint covers them
@@ -186,8 +187,9 @@ class Writer:
         try:
             conn = self.link.conn
             if flight.segment == self._prepared:
+                here = (self.link.pid.to_bytes(4, "big"), self.identity.to_bytes(8, "big"))
                 conn.send_query_prepared(
-                    b"", (self._epoch_bytes, flight.seq.to_bytes(8, "big"), flight.packed), _BINARY, 1
+                    b"", (self._epoch_bytes, flight.seq.to_bytes(8, "big"), flight.packed, *here), _BINARY, 1
                 )
             else:
                 # Without a name: it takes the place of the last segment's, so that the session does not grow.
@@ -201,9 +203,11 @@ class Writer:
             self._lose(str(error))
 
     def _insert(self, segment: int) -> bytes:
+        """Writes nothing in a session that is not this one, nor in another log whose statement stands in its place."""
         schema = self._schema
         return (
-            f"WITH ok AS (SELECT 1 FROM {schema}.leader WHERE epoch = $1::bigint FOR SHARE) "
+            f"WITH ok AS (SELECT 1 FROM {schema}.leader WHERE epoch = $1::bigint AND pg_backend_pid() = $4::int "
+            f"AND (SELECT value FROM {schema}.meta WHERE name = 'log') = $5::bigint FOR SHARE) "
             f"INSERT INTO {schema}.seg_{segment} SELECT $2::bigint, $1::bigint, $3::bytea FROM ok"
         ).encode()
 
