@@ -70,6 +70,8 @@ class Settings:
 
     listen: tuple[str, ...] = ()  # host names, addresses or unix:PATH; empty: all addresses of the host
     port: str = "11300"  # a number or the name of a service
+    socket_mode: int | None = None  # of unix sockets; None: as the umask says
+    socket_owner: str | None = None  # USER, USER:GROUP or :GROUP
     journal: str | None = None  # directory, or URL of PostgreSQL; None: jobs live in memory only
     fsync_ms: int | None = _FSYNC_MS  # 0: before every reply; None: never
     segment_bytes: int = 10_485_760
@@ -286,6 +288,22 @@ def _listen(value: object) -> tuple[str, ...]:
     return tuple(addresses)
 
 
+def _socket_mode(value: object) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not re.fullmatch("0?[0-7]{3}", value):
+        raise ValueError(f"invalid mode: {_shown(value)}; give three octal digits such as 660, in quotes in a file")
+    return int(value, 8)
+
+
+def _socket_owner(value: object) -> str | None:
+    if value is None:
+        return None
+    if not re.fullmatch(r"[^\s:]+(:[^\s:]+)?|:[^\s:]+", _plain_text(value, "owner")):
+        raise ValueError(f"invalid owner: {_shown(value)}; give USER, USER:GROUP or :GROUP")
+    return str(value)
+
+
 def _http(value: object) -> tuple[str, ...]:
     return tuple(_http_address(one) for one in (value if isinstance(value, (list, tuple)) else (value,)))
 
@@ -370,6 +388,22 @@ OPTIONS: tuple[Option, ...] = (
         metavar="PORT",
         parse=_port,
         help="Listen on this TCP port, a number up to 65535 or the name of a service; 0 takes a free one.",
+    ),
+    Option(
+        key="socket_mode",
+        flags=("--socket-mode",),
+        kind="value",
+        metavar="MODE",
+        parse=_socket_mode,
+        help="Mode of each unix socket, such as 660; without it the umask decides.",
+    ),
+    Option(
+        key="socket_owner",
+        flags=("--socket-owner",),
+        kind="value",
+        metavar="OWNER",
+        parse=_socket_owner,
+        help="Owner of each unix socket: USER, USER:GROUP or :GROUP; without it the user that starts the server.",
     ),
     Option(
         key="user",

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,8 @@ from geventstalk.cli import early
 from geventstalk.cli import serve as cli
 from geventstalk.cli.main import COMMANDS
 from geventstalk.cli.program import leaves
-from geventstalk.config import OPTIONS, CommandLine, ConfigError
+from geventstalk.config import OPTIONS, CommandLine, ConfigError, Settings
+from geventstalk.serving import listen
 from tests.support.clients import until
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 from tests.support.wire import Client
@@ -330,6 +332,62 @@ def test_check_config_asks_for_the_user_that_will_serve(tmp_path: Path) -> None:
     assert (code, err) == (10, f"geventstalk: cannot use journal directory {tmp_path}/data: Permission denied\n")
     os.chown(tmp_path / "data", pwd.getpwnam("nobody").pw_uid, -1)
     assert run("--check-config", "-u", "nobody", "-p", "0", "-b", f"{tmp_path}/data")[0] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as what is refused here would not be with rights of its own")
+def test_a_file_that_is_read_again_later_has_to_be_readable_for_the_user_that_serves() -> None:
+    """Otherwise a token that is taken out of the file would be good for ever."""
+    with tempfile.TemporaryDirectory() as folder:  # where each user may enter, unlike pytest's own
+        os.chmod(folder, 0o755)
+        check_files_read_again(Path(folder))
+
+
+def check_files_read_again(folder: Path) -> None:
+    tokens = folder / "tokens"
+    tokens.write_text("ci admin 0123456789abcdef\n")
+    tokens.chmod(0o600)
+    words = ["-u", "nobody", "-l", "127.0.0.1", "-p", "0", "--http", "0", "--http-tokens", str(tokens)]
+    refusal = f"geventstalk: user nobody cannot read {tokens} (--http-tokens), which is read again later\n"
+    assert run("--check-config", *words) == run(*words) == (5, "", refusal)
+    os.chown(tokens, pwd.getpwnam("nobody").pw_uid, -1)
+    assert run("--check-config", *words)[0] == 0
+    settings = folder / "settings"
+    settings.touch(0o600)
+    shared = Settings(journal="postgresql://h/d", user="nobody")
+    assert cli.files_of(shared, str(settings)) == {"--http-tokens": None, "--config": str(settings)}
+    with pytest.raises(ConfigError, match=r"settings \(--config\)"):
+        listen.require_readable("nobody", cli.files_of(shared, str(settings)))
+
+
+def test_the_directory_of_a_beanstalkd_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "binlog.1").write_bytes(b"")
+    (tmp_path / "lock").touch()
+    words = ["-l", "127.0.0.1", "-p", "0", "-b", str(tmp_path)]
+    before = files_of(tmp_path)
+    code, out, err = run(*words)
+    assert (code, out, err) == run("--check-config", *words)
+    assert (code, out) == (10, "") and f"'geventstalk import-binlog {tmp_path} NEWDIR'" in err and err.count("\n") == 1
+    assert files_of(tmp_path) == before
+
+
+def test_a_journal_beside_the_files_of_a_beanstalkd_is_served(
+    start_server: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    """Earlier versions warned and made one."""
+    assert start_server("-b", str(tmp_path)).stop() == 0
+    (tmp_path / "binlog.1").touch()
+    assert start_server("-b", str(tmp_path)).stop() == 0
+
+
+def test_a_journal_where_every_user_may_look_is_told_of(
+    start_server: Callable[..., ServerProcess], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    for mode, times in ((0o750, 0), (0o755, 1)):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data").chmod(mode)
+        start_server("-b", f"{tmp_path}/data", stderr=log).stop()
+        assert log.read_text().count("0755 of") == times
 
 
 def test_check_config_beside_the_server_of_this_configuration(

@@ -224,6 +224,30 @@ def test_a_front_that_stands_still_does_not_outlive_the_engine(start_server: Sta
 
 
 @pytest.mark.slow
+def test_a_front_that_stands_still_leaves_the_port_of_an_engine_that_was_killed(start_server: Start) -> None:
+    server = start_server("--io-processes", "1")
+    (front,) = fronts_of(server)
+    os.kill(front, signal.SIGSTOP)
+    server.kill()
+    until(lambda: not is_there(front), "the front is gone")
+
+
+def test_a_front_whose_engine_is_gone_already_ends() -> None:
+    code = "from geventstalk.front.front import end_with; end_with(1 << 30); print('goes on')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_front_is_told_no_secret_of_the_environment(start_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", "a secret")
+    (front,) = fronts_of(start_server("--io-processes", "1"))
+    names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{front}/environ").read_bytes().split(b"\0") if entry}
+    assert {name for name in names if not name.startswith((b"GLIBC_", b"LANG", b"LC_", b"LD_", b"MALLOC_"))} == {
+        b"_GEVENTSTALK_PATH"
+    }
+
+
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost_while_fronts_die(start_server: Start, tmp_path: Path, seed: int) -> None:
     drawn = random.Random(seed)
     server = start_server("--io-processes", "2", "-b", str(tmp_path / "journal"), stderr=tmp_path / "log")

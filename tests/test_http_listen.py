@@ -58,8 +58,11 @@ def test_a_unix_socket_that_everybody_may_use_needs_tokens(tmp_path: Path) -> No
         with pytest.raises(ConfigError, match="--http-tokens"):
             opened(path)
         assert opened(path, tokens="/t") == [path]
+        assert not check_listeners(Settings(listen=("127.0.0.1",), port="0", http=(path,), socket_mode=0o660))
         os.umask(0o007)
         assert opened(path) == [path]
+        with pytest.raises(ConfigError, match="--http-tokens"):
+            check_listeners(Settings(listen=("127.0.0.1",), port="0", http=(path,), socket_mode=0o666))
     finally:
         os.umask(before)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import grp
 import logging
 import os
 import pwd
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from geventstalk.config import Settings
 from geventstalk.serving import listen
 from geventstalk.serving.listen import (
     ListenError,
+    UnixListener,
     UserError,
     address_of,
     close_listeners,
@@ -86,6 +89,28 @@ def test_tcp_sockets_have_upstreams_options_and_accepted_ones_inherit_them() -> 
             with accepted:
                 assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def test_a_unix_socket_has_the_mode_and_the_owner_that_were_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name
+    for mode, owner in ((0o660, f"{user}:{group}"), (0o606, f":{group}"), (0o600, user)):
+        with listening(replace(unix(path), socket_mode=mode, socket_owner=owner)):
+            status = path.stat()
+            assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (mode, os.getuid(), os.getgid())
+    for owner in ("no_such_user", ":no_such_group"):
+        assert "no such owner of a socket: " in refusal(replace(unix(path), socket_owner=owner))
+    assert not path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_a_unix_socket_is_given_to_its_owner_before_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s"
+    seen = []
+    monkeypatch.setattr(UnixListener, "listen", lambda *_args: seen.append(path.stat()))
+    with listening(replace(unix(path), socket_mode=0o600, socket_owner="nobody")):
+        pass
+    assert [(one.st_uid, stat.S_IMODE(one.st_mode)) for one in seen] == [(pwd.getpwnam("nobody").pw_uid, 0o600)]
 
 
 def test_the_backlog_holds_clients_that_come_before_the_server_runs(tmp_path: Path) -> None:

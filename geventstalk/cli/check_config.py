@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 
-from geventstalk.cli.serve import Unusable
+from geventstalk.cli.serve import Unusable, holds_binlog
 from geventstalk.config import ConfigError, Settings
 from geventstalk.exits import EXIT_DAMAGE
 from geventstalk.places import is_shared
@@ -18,14 +19,17 @@ from journal import JournalError, JournalLocked, JournalUnreachable, tools_for
 from journal.tools import Owner
 
 
-def check(settings: Settings, log: logging.Logger) -> None:
+def check(settings: Settings, log: logging.Logger, files: Mapping[str, str | None]) -> None:
     """Raises ConfigError, ListenError, UserError or Unusable, each with the exit code that a start would end with."""
     if settings.http:
         check_http(settings)
     for warning in listen.check_listeners(settings):
         log.warning("%s", warning)
     owner = None if settings.user is None else Owner(*listen.check_user(settings.user))
+    if settings.user is not None:
+        listen.require_readable(settings.user, files)
     if settings.journal is not None:
+        refuse_binlog(settings.journal)
         check_journal(settings.journal, owner, log)
 
 
@@ -49,6 +53,15 @@ def check_journal(place: str, owner: Owner | None, log: logging.Logger) -> None:
     holder = log_tools.holder()
     if holder is not None:
         log.warning("at this moment: journal directory %s is in use by process %d", place, holder)
+
+
+def refuse_binlog(place: str) -> None:
+    """Raises Unusable when the directory is that of a beanstalkd, whose jobs a start would not serve."""
+    if holds_binlog(place) and not tools_for(place).exists():
+        raise Unusable(
+            f"{place} is the directory of a beanstalkd, whose binlog is not read: stop beanstalkd, run "
+            f"'geventstalk import-binlog {place} NEWDIR', and start with -b NEWDIR"
+        )
 
 
 def role_in_cluster(place: str) -> str:

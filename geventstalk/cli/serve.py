@@ -16,7 +16,7 @@ from geventstalk.exits import EXIT_DAMAGE, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED
 if TYPE_CHECKING:
     import logging
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import click
 
@@ -65,10 +65,10 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
         if line.check_config:
             from geventstalk.cli.check_config import check
 
-            check(settings, log)
+            check(settings, log, files_of(settings, line.config))
             _print("configuration is fine", after_name=":")
             return EXIT_OK
-        _serve(settings, listeners, log)
+        _serve(settings, listeners, log, files_of(settings, line.config))
     except (config.ConfigError, listen.ListenError, listen.UserError, TooFewError, Unusable, StdoutError) as error:
         logs.print_error(str(error), settings.log_format)
         listen.close_listeners(listeners)
@@ -84,17 +84,34 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
         return EXIT_UNEXPECTED
 
 
-def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logger) -> NoReturn:
+def files_of(settings: Settings, config_file: str | None) -> dict[str, str | None]:
+    """By option, each file that is read again while the server runs; a node of a cluster begins anew with all of it."""
+    from geventstalk.config import ENV_CONFIG
+
+    tokens = settings.http_tokens if settings.http else None
+    read = (config_file or os.environ.get(ENV_CONFIG) or None) if settings.shared else None
+    return {"--http-tokens": tokens, "--config": read}
+
+
+def _serve(
+    settings: Settings, listeners: list[socket.socket], log: logging.Logger, files: Mapping[str, str | None]
+) -> NoReturn:
     from geventstalk import logs
     from geventstalk.cli import again
     from geventstalk.serving import descriptors, listen
 
+    if settings.journal is not None and holds_binlog(settings.journal):
+        from geventstalk.cli.check_config import refuse_binlog
+
+        refuse_binlog(settings.journal)
     descriptors.raise_limit(log)  # before the sockets, which may be many
     links = settings.io_processes + _OF_A_START if settings.io_processes else 0
     descriptors.require_some(1 + len(settings.http) + links)
     trace = logs.make_trace(settings.verbose)
     if trace:
         trace.started()
+    if settings.user is not None:
+        listen.require_readable(settings.user, files)
     tokens = None
     if settings.http and settings.http_tokens is not None:
         from geventstalk.http.tokens import Tokens
@@ -138,6 +155,14 @@ def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logg
         signal.signal(number, signal.SIG_IGN)  # a second signal must not turn a clean end into another
     listen.close_listeners(listeners)
     end(code)
+
+
+def holds_binlog(directory: str) -> bool:
+    """Whether files of a beanstalkd are in it."""
+    try:
+        return any(name[:7] == "binlog." and name[7:].isdecimal() for name in os.listdir(directory))
+    except OSError:  # opening the journal says why
+        return False
 
 
 def parse(arguments: Sequence[str]) -> CommandLine | None:

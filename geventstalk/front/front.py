@@ -35,6 +35,9 @@ _TELL_HALF: Final = f.OUT_BYTES_MAX // 2
 _SPARE_DESCRIPTORS: Final = 4
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
+_PR_SET_PDEATHSIG: Final = 1
+_SIGKILL: Final = 9
+
 _IN: Final = 0x001  # select.EPOLLIN and so on, as constants that are known when this is compiled
 _OUT: Final = 0x004
 _ERR: Final = 0x008
@@ -424,6 +427,21 @@ class Front:
 def _limit() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft
+
+
+def end_with(engine: int) -> None:
+    """Has the system kill this process when the engine's process ends, also while this process stands still.
+
+    The system looks at the thread that started this process. That is the engine's main thread, which ends last.
+    """
+    try:
+        import ctypes  # here: Python may lack it
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+    except (AttributeError, ImportError, MemoryError, OSError):
+        pass  # this system refuses what ctypes needs: the end of the link remains
+    if os.getppid() != engine:
+        os._exit(0)  # it ended before the system was told
 
 
 def main(words: list[str]) -> None:

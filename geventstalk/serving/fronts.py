@@ -38,9 +38,11 @@ _END_S: Final = 2.0
 _PATH: Final = "_GEVENTSTALK_PATH"
 _CODE: Final = (
     f"import os, sys; sys.path[:] = os.environ.pop({_PATH!r}).split(os.pathsep); "
-    "from geventstalk.front.front import main; main(sys.argv[2:])"
+    "from geventstalk.front.front import end_with, main; end_with(int(sys.argv[2])); main(sys.argv[3:])"
 )
 """Where this process finds its modules, a front does, too; and it finds them nowhere else."""
+_ENVIRONMENT: Final = ("GLIBC_", "LANG", "LC_", "LD_", "MALLOC_")
+"""What the names of variables begin with that a front gets: those of the C library. Others may hold a password."""
 _HELD_SIGNALS: Final = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -167,7 +169,9 @@ class Fronts(Owner):
         try:
             words = [str(one.fileno()) for one in (theirs, *self._listeners)]
             alone = ["alone"] if self._count == 1 else []
-            command = [sys.executable, "-I", "-S", "-c", _CODE, f"front of geventstalk {os.getpid()}", *words, *alone]
+            pid = str(os.getpid())
+            command = [sys.executable, "-I", "-S", "-c", _CODE, f"front of geventstalk {pid}", pid, *words, *alone]
+            environment = {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)}
             ours.setblocking(False)
             # They stay held back in the front, which ends with its link: who stops all processes stops it by that.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_SIGNALS)
@@ -175,7 +179,7 @@ class Fronts(Owner):
                 process = subprocess.Popen(
                     command,
                     pass_fds=[theirs.fileno(), *(one.fileno() for one in self._listeners)],
-                    env={**os.environ, _PATH: os.pathsep.join(map(os.path.abspath, sys.path))},
+                    env={**environment, _PATH: os.pathsep.join(map(os.path.abspath, sys.path))},
                     stdin=subprocess.DEVNULL,
                 )
             finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import grp
 import os
 import pwd
 import socket
@@ -106,7 +107,7 @@ def open_listeners(
             _warn_of_ignored(settings, log)
             listeners.extend(map(_adopt, inherited))
         else:
-            listeners.extend(_open_all(_plans(settings), log))
+            listeners.extend(_open_all(_plans(settings), settings, log))
     except ListenError:
         close_listeners(listeners)
         raise
@@ -120,7 +121,7 @@ def open_http_listeners(settings: Settings, log: logging.Logger) -> list[socket.
     """
     listeners: list[socket.socket] = []
     try:
-        listeners.extend(_open_all(_http_plans(settings), log))
+        listeners.extend(_open_all(_http_plans(settings), settings, log))
     except ListenError:
         close_listeners(listeners)
         raise
@@ -206,6 +207,7 @@ def check_listeners(settings: Settings) -> list[str]:
     ConfigError for an HTTP address that needs tokens.
     """
     warnings = []
+    _owner_ids(settings.socket_owner)
     for plans in (_plans(settings), _http_plans(settings)):
         for plan in plans:
             try:
@@ -260,6 +262,25 @@ def drop_privileges(user: str) -> None:
         raise UserError(f"cannot become user {user}: {error.strerror}", EXIT_USER) from None
 
 
+def require_readable(user: str, files: Mapping[str, str | None]) -> None:
+    """Raises ConfigError when this user cannot read the file of an option, which is read again later.
+
+    Asks in a process of its own, which becomes the user.
+    """
+    if os.geteuid() != 0:
+        return  # the process is this user, or cannot become it
+    for option, path in files.items():
+        child = 0 if path is None else os.fork()
+        if path is not None and child == 0:
+            try:
+                drop_privileges(user)
+                os._exit(not os.access(path, os.R_OK))
+            finally:
+                os._exit(1)
+        if child and os.waitpid(child, 0)[1]:
+            raise ConfigError(f"user {user} cannot read {path} ({option}), which is read again later")
+
+
 def _warn_of_ignored(settings: Settings, log: logging.Logger) -> None:
     ignored = [f"-l {address}" for address in settings.listen]
     if settings.port != Settings.port:
@@ -268,9 +289,9 @@ def _warn_of_ignored(settings: Settings, log: logging.Logger) -> None:
         log.warning("inherited listen fd; ignoring option: %s", option)
 
 
-def _open_all(plans: Sequence[_Plan], log: logging.Logger) -> Iterator[socket.socket]:
+def _open_all(plans: Sequence[_Plan], settings: Settings, log: logging.Logger) -> Iterator[socket.socket]:
     for plan in plans:
-        yield _open_unix(plan, log) if isinstance(plan, str) else _open_tcp(plan, _ipv4_apart(plans))
+        yield _open_unix(plan, settings, log) if isinstance(plan, str) else _open_tcp(plan, _ipv4_apart(plans))
 
 
 def _plans(settings: Settings) -> list[_Plan]:
@@ -291,7 +312,7 @@ def _http_plans(settings: Settings) -> list[_Plan]:
         plan: _Plan
         if address.startswith(UNIX_PREFIX):
             plan = _unix_path(address)
-            guarded = not _everybody_may_connect()
+            guarded = not _everybody_may_connect(settings.socket_mode)
         else:
             host, _, port = address.rpartition(":")
             plan = _resolve(host.strip("[]"), port)
@@ -309,8 +330,10 @@ def _is_loopback(address: str) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-def _everybody_may_connect() -> bool:
-    """Whether the umask lets every user of this host connect to a unix socket that is made now."""
+def _everybody_may_connect(mode: int | None) -> bool:
+    """Whether every user of this host can connect to a unix socket of this mode, or of the one that the umask gives."""
+    if mode is not None:
+        return bool(mode & stat.S_IWOTH)
     mask = os.umask(0o077)
     os.umask(mask)
     return not mask & stat.S_IWOTH
@@ -406,13 +429,27 @@ def _unix_path(address: str) -> str:
     return path
 
 
-def _open_unix(path: str, log: logging.Logger) -> UnixListener:
+def _owner_ids(owner: str | None) -> tuple[int, int]:
+    """The ids of USER:GROUP; -1 for the one that is not named. Raises ListenError."""
+    user, _, group = (owner or "").partition(":")
+    try:
+        return pwd.getpwnam(user).pw_uid if user else -1, grp.getgrnam(group).gr_gid if group else -1
+    except KeyError as error:
+        raise ListenError(f"no such owner of a socket: {error.args[0]}") from None
+
+
+def _open_unix(path: str, settings: Settings, log: logging.Logger) -> UnixListener:
+    owner = _owner_ids(settings.socket_owner)
     with _directory_lock(path) as locked:
         _make_way(path, locked, log)
         listener = UnixListener(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.setblocking(False)
             listener.bind_pinned(path)
+            if settings.socket_owner is not None:  # before it listens, so that no other mode or owner is ever served
+                os.chown(path, *owner)
+            if settings.socket_mode is not None:
+                os.chmod(path, settings.socket_mode)
             listener.listen(BACKLOG)
         except OSError as error:
             close_listeners([listener])

@@ -16,6 +16,7 @@ import resource
 import secrets
 import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -215,6 +216,9 @@ class Server:
         if journal.created:
             self._log.info("created journal directory %s", directory)
         _warn_of_binlog(directory, self._log)
+        mode = stat.S_IMODE(os.stat(directory).st_mode)
+        if mode & stat.S_IRWXO:
+            self._log.warning("mode %04o of %s lets every user of this host in: chmod 750 is fine", mode, directory)
         store = Store(journal, self._settings.fsync_ms, Epoch(self._wall_clock(), monotonic_ns()))
         begun_s = time.monotonic()
         shown_s = [begun_s]
