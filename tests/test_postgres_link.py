@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -22,7 +23,7 @@ if not have_psycopg():
 from psycopg.pq import DiagnosticField
 
 from journal.postgres import schema
-from journal.postgres.link import Link, Refused
+from journal.postgres.link import CONNECT_S, Link, Refused, Stale
 from journal.postgres.place import Place, PlaceError
 
 
@@ -120,7 +121,7 @@ def test_a_host_whose_name_is_gone_is_passed_over(postgres_server: Postgres) -> 
     link.connect()
     assert asked == ["gone", "there"]
     link.connect()
-    assert asked == ["gone", "there", "there"], "it begins with the host that was there"
+    assert asked == ["gone", "there"] * 2
     link.close()
     for name in ("gone", "a..b", "x" * 70):
         with pytest.raises(JournalUnreachable, match="cannot be found"):
@@ -129,16 +130,13 @@ def test_a_host_whose_name_is_gone_is_passed_over(postgres_server: Postgres) -> 
             ).connect()
 
 
-def test_all_addresses_of_a_host_are_tried_in_turn(postgres_server: Postgres) -> None:
+def test_all_addresses_of_a_host_are_tried(postgres_server: Postgres) -> None:
     place = Place(f"postgresql://geventstalk@there:{postgres_server.port}/postgres")
     link = Link(place, resolve=lambda host: ["127.0.0.9", "127.0.0.1"])
     link.connect()
     assert link.words["hostaddr"] == "127.0.0.1"
     link.connect()
-    assert link.words["hostaddr"] == "127.0.0.1" and link._first == 1
-    link.begin_behind()
-    link.connect()
-    assert link._first == 1, "the other address refuses"
+    assert link.words["hostaddr"] == "127.0.0.1"
     link.close()
 
 
@@ -255,6 +253,53 @@ def test_a_schema_that_somebody_made_for_a_user_who_may_not(postgres_server: Pos
     with pytest.raises(JournalLocked, match="permission denied"):
         schema.make(link, new_schema())
     link.close()
+
+
+@pytest.mark.slow
+def test_of_two_primaries_the_newer_one_is_taken_and_never_the_older_one(postgres_pair: Pair) -> None:
+    """The old one came back, and stands first in the list: it was served from, beside the new one."""
+    pair = postgres_pair
+    before = linked(pair.url)
+    pair.fail_over()
+    old, new = pair.replica, pair.primary
+    url = f"postgresql://geventstalk@127.0.0.1:{old.port},127.0.0.1:{new.port}/postgres"
+    told: list[str] = []
+    for link in Link(Place(url)), before:
+        link.tells = told.append
+        link.connect()
+        assert (link.timeline, link.where) == (2, f"127.0.0.1:{new.port}")
+    assert told and f"127.0.0.1:{old.port} takes writes, and was left behind" in told[0], told
+    new.kill()
+    for _ in range(2):
+        with pytest.raises(Stale, match="its timeline 1 is older than 2"):
+            link.connect()
+    assert "make it a replica" in told[-1]
+
+
+def test_hosts_of_different_databases_are_refused(postgres_server: Postgres, postgres_alone: Postgres) -> None:
+    one, other = postgres_server.port, postgres_alone.port
+    with pytest.raises(JournalLocked, match="are of different database systems: name those of one"):
+        linked(f"postgresql://geventstalk@127.0.0.1:{one},127.0.0.1:{other}/postgres")
+    link = linked(f"postgresql://geventstalk@127.0.0.1:{other}/postgres")
+    link.place = Place(f"postgresql://geventstalk@127.0.0.1:{one}/postgres")
+    with pytest.raises(Stale, match="is another database system than before"):
+        link.connect()
+
+
+def test_no_host_is_waited_for_that_hangs_where_another_is_as_new_as_before(postgres_server: Postgres) -> None:
+    """All are asked at once. Only the first time, when nothing is known, a host that hangs has time to answer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hangs = silent.getsockname()[1]
+        url = f"postgresql://geventstalk@127.0.0.1:{hangs},127.0.0.1:{postgres_server.port}/postgres"
+        link, told = Link(Place(url)), list[str]()
+        link.tells = told.append
+        link.connect()
+        assert len(told) == 1 and "whether there is a newer primary is not known" in told[0], told
+        began = time.monotonic()
+        for _ in range(3):
+            link.connect()
+        assert time.monotonic() - began < 3 * CONNECT_S and len(told) == 1
+        link.close()
 
 
 @pytest.mark.slow

@@ -37,8 +37,8 @@ from journal.fence import Identity
 if TYPE_CHECKING:
     from geventstalk.http.site import Site
 
-_DESCRIPTORS: Final = 6
-"""Connections to the database, and what they take while they are made anew."""
+_DESCRIPTORS: Final = 10
+"""Connections to the database, and what they take while all hosts are asked at once."""
 _MUTE_S: Final = 0.05
 _ANSWER_S_MIN: Final = 1.0
 """A database may be silent for so long also where leases are short."""

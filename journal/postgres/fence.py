@@ -14,7 +14,7 @@ from typing import Final
 
 from journal.errors import JournalError, JournalUnreachable
 from journal.fence import Fence, FenceStale, FenceUnreachable, Identity, MemberFacts, View
-from journal.postgres.link import POOLED, Answer, Link, Refused, Resolver, Waiter, poll
+from journal.postgres.link import POOLED, Answer, Link, Refused, Resolver, Stale, Waiter, poll
 from journal.postgres.place import Place
 
 NOBODY: Final = Identity("", "", "", 1000)
@@ -82,8 +82,6 @@ _MEMBERS: Final = (
     "SELECT node, address, role, epoch, place, greatest(0, extract(epoch FROM clock_timestamp() - seen))"
     " FROM {schema}.member ORDER BY node"
 )
-_TIMELINE: Final = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
-_SYSTEM: Final = "SELECT system_identifier FROM pg_control_system()"
 _WEAK: Final = "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off'"
 
 
@@ -106,9 +104,8 @@ class PostgresFence(Fence):
         self._schema = place.schema
         self._attempts = 0  # of heartbeats
         self._pid = 0  # of the backend of the last session; 0 before the first
-        self._timeline = 0
-        self._system = 0
         self._told: set[str] = set()
+        self._link.tells = self._tell_once
         self._look = self._sql(_LOOK, _KEY.format(schema=self._schema, word="incarnation"))
         self._beat = self._sql(_BEAT)
         self._serve = self._sql(_SERVE)
@@ -157,12 +154,7 @@ class PostgresFence(Fence):
     def confirm(self) -> None:
         me, key = self._me, _KEY.format(schema=self._schema, word="'commits of ' || $2")
         name = me.node if me.address else "commands"
-        try:
-            safe = self._ask(self._sql(_CONFIRM, key), _texts(name, me.incarnation)).changed == 1
-        except FenceUnreachable:
-            self._link.begin_again()  # commits hang: looks need not go to another host for that
-            raise
-        if not safe:
+        if self._ask(self._sql(_CONFIRM, key), _texts(name, me.incarnation)).changed != 1:
             raise FenceUnreachable(self._waits())
 
     def beat(self, epoch: int) -> View | None:
@@ -207,7 +199,7 @@ class PostgresFence(Fence):
         return View(
             *(_int(epoch), _str(node), _str(address), _str(incarnation), _int(lease_ms), _int(owed_ms)),
             *((_int(beat_epoch), _int(beat)), released == b"t", _str(successor), _str(wish), locked == b"t"),
-            *(self._timeline, self._system),
+            *(self._link.timeline, self._link.system),
         )
 
     # --- the connection
@@ -222,8 +214,10 @@ class PostgresFence(Fence):
         except FenceUnreachable:
             link.close()
             raise
+        except Stale as error:
+            raise FenceStale(str(error)) from error
         except JournalUnreachable as error:
-            link.pass_over()  # a server that is left behind may hang for ever
+            link.close()
             raise FenceUnreachable(str(error)) from error
         except Refused as error:
             if error.state == "55P03":
@@ -244,15 +238,8 @@ class PostgresFence(Fence):
         link = self._link
         begun_ns = time.monotonic_ns()
         link.connect(_SESSION.format(lock_ms=lock_ms))
-        timeline = int(self._fact(_TIMELINE, "its timeline") or "0", 16)
-        system = int(self._fact(_SYSTEM, "its system identifier") or "0")
-        if system and self._system and system != self._system:
-            link.pass_over()
-            raise FenceStale(f"{link.shown}: this is another database system than before")
-        if timeline and timeline < self._timeline:
-            link.pass_over()
-            raise FenceStale(f"{link.shown}: a primary that was left behind: its timeline {timeline} is an old one")
-        self._timeline, self._system = timeline or self._timeline, system or self._system
+        for each in link.untold:
+            self._tell_once(each)
         if self._me.incarnation:
             key = _KEY.format(schema=self._schema, word="$1")
             link.execute(f"SELECT pg_advisory_lock_shared({key})", _texts(self._me.incarnation))
@@ -261,14 +248,6 @@ class PostgresFence(Fence):
                 self._tell_once(f"{_str(name)} is off in the database: a loss of power may lose what was acknowledged")
         self._pid = link.pid
         self.linked_ns = begun_ns
-
-    def _fact(self, sql: str, what: str) -> str:
-        """A fact about the server; "" where this user may not know it."""
-        try:
-            return _str(self._link.execute(sql).rows[0][0])
-        except Refused as error:
-            self._tell_once(f"the database does not tell {what}: {error}")
-            return ""
 
     def _tell_once(self, text: str) -> None:
         if text not in self._told:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from psycopg import pq
@@ -27,7 +27,11 @@ Resolver = Callable[[str], list[str]]
 """A host's name to its addresses. Without one libpq looks names up, and nothing else happens meanwhile."""
 
 CONNECT_S: Final = 2.0
-"""How long one host may take to answer: so long does a host that is cut off delay the next one."""
+"""How long a host may take to answer. When nothing is known yet, all others have so much time as well."""
+_OTHERS_S: Final = 0.25
+"""How long a server as new as the one that was seen waits for another host to be newer."""
+_TIMELINE: Final = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+_SYSTEM: Final = "SELECT system_identifier FROM pg_control_system()"
 ANSWER_S: Final = 10.0
 """How long an answer may take where the caller does not say."""
 _ANSWER_S_MAX: Final = 120.0
@@ -83,6 +87,10 @@ _LOCKED: Final = (
 """What libpq says when another try changes nothing: it gives no SQLSTATE of a connection that failed."""
 
 
+_REPLICA: Final = ("session is read-only", "hot standby")
+"""What libpq says of a server that is there and takes no writes."""
+
+
 class Refused(JournalError):
     """The database refuses a statement, which has changed nothing. `state` is its SQLSTATE."""
 
@@ -94,6 +102,10 @@ class Refused(JournalError):
     def passing(self) -> bool:
         """Whether the same statement may succeed later, perhaps over another link."""
         return self.state.startswith(PASSING) or self.state in RELINK
+
+
+class Stale(JournalUnreachable):
+    """Only another database than before can be written to, or a part of it that was left behind."""
 
 
 class Answer(NamedTuple):
@@ -141,9 +153,14 @@ class Link:
         self.words: dict[str, str] = {}
         """What the connection that is up was made with: another link to the same server takes the same."""
         self._repeated = ""  # the statement that execute_again() need not prepare
-        self._first = 0  # where the next connect() begins: which host, and in the quotient which of its addresses
-        self._behind = False  # whether that is behind the host of the last connection
+        self.timeline = self.system = 0
+        """Of the newest server that this was connected to. 0 is unknown."""
+        self.untold: list[str] = []
+        """What the server that is connected does not tell of itself, and why."""
+        self.tells: Callable[[str], None] = _say_nothing
+        """Hears lines for the operator about hosts."""
         self._known = False  # whether a connection was ever made
+        self._until_s = 0.0  # when connect() waits for no other host any more
         self.answer_s = ANSWER_S
         """A server that sends nothing for so long while it is asked is given up."""
         self.patient = True
@@ -152,38 +169,129 @@ class Link:
     # --- connecting
 
     def connect(self, settings: str = "") -> None:
-        """Tries each host once, and leaves a session in which SESSION and `settings` (SQL) hold.
+        """Asks all hosts at once, and leaves a session on the newest, in which SESSION and `settings` (SQL) hold.
 
-        Raises JournalUnreachable. Raises JournalLocked when every host refuses this user, and none ever took him.
+        Raises Stale when what can be written to is older than what was seen, JournalUnreachable. Raises JournalLocked
+        when every host refuses this user, and none ever took him, or when hosts are of different database systems.
         """
         self.close()
-        hosts = self._hosts()
-        begin = self._first
-        refused = True
-        said = "no host"
-        for at in range(begin, begin + len(hosts)):
-            host = hosts[at % len(hosts)]
+        works, said = self._works(settings)
+        refused, silent, stale = not said, said, ""
+        best: Link | None = None
+        self._until_s = time.monotonic() + CONNECT_S + self.answer_s
+        try:
+            for probe, error in self._race(works):
+                if error is not None:
+                    refused = refused and isinstance(error, JournalLocked)
+                    said = str(error)
+                    silent = silent if any(each in said for each in _REPLICA) else said
+                elif wrong := self._what_is_wrong(probe):
+                    refused, stale = False, f"{self.shown}: {probe.where} takes writes, and {wrong}"
+                else:
+                    best = self._newer(best, probe)
+                    if best.timeline > self.timeline and self._known:
+                        break
+                    self._until_s = min(self._until_s, time.monotonic() + (_OTHERS_S if self._known else CONNECT_S))
+            if stale:
+                self.tells(stale)
+            if best is None:
+                raise (
+                    Stale(stale)
+                    if stale
+                    else (JournalLocked if refused and not self._known else JournalUnreachable)(
+                        said or f"{self.shown}: no host"
+                    )
+                )
+            if silent and not self._known:
+                self.tells(f"{silent}; whether there is a newer primary is not known")
+            self._take(best)
+        finally:
+            for probe, work in works:
+                work.close()
+                probe.close()
+
+    def _works(self, settings: str) -> tuple[list[tuple[Link, Generator[Need, bool, None]]], str]:
+        """connecting() to each address of each host, and what is wrong with a name."""
+        works, said = [], ""
+        for host in self._hosts():
             try:
                 addresses = self._addresses(host)
             except JournalUnreachable as error:  # its name is gone, as that of a container that has died
-                refused, said = False, str(error)
+                said = str(error)
                 continue
-            for turn in range(len(addresses)):
-                place = (at // len(hosts) + turn) % len(addresses)
-                words = {**host, "hostaddr": addresses[place]} if addresses[place] else host
+            for address in addresses:
+                probe = Link(self.place)
+                probe.answer_s = self.answer_s
+                works.append((probe, probe.connecting({**host, "hostaddr": address} if address else host, settings)))
+        return works, said
+
+    def _race(
+        self, works: list[tuple[Link, Generator[Need, bool, None]]]
+    ) -> Generator[tuple[Link, JournalError | None], None, None]:
+        """Does all of this at once, until it is time to stop. Gives each that ends, with what went wrong."""
+        going: list[tuple[Link, Generator[Need, bool, None], Need, float]] = []
+        ready: list[tuple[Link, Generator[Need, bool, None], bool | None]] = [(*each, None) for each in works]
+        while ready or (going and time.monotonic() < self._until_s):
+            for probe, work, came in ready:
                 try:
-                    drive(self.connecting(words, settings), self.wait)
-                except JournalLocked as error:
-                    said = str(error)
-                except JournalUnreachable as error:
-                    refused, said = False, str(error)
+                    need = next(work) if came is None else work.send(came)
+                except StopIteration:
+                    yield probe, None
+                except JournalError as error:
+                    yield probe, error
                 else:
-                    self._first = at % len(hosts) + len(hosts) * place
-                    self._behind = False
-                    self._known = True
-                    return
-        self._first = begin + 1
-        raise (JournalLocked if refused and not self._known else JournalUnreachable)(said)
+                    going.append((probe, work, need, time.monotonic() + need[3]))
+            ready = []
+            if not going:
+                return
+            until_s = min(self._until_s, min([end for *_, end in going]))
+            there = _await_any([need for _, _, need, _ in going], until_s, self.wait)
+            now_s = time.monotonic()
+            ready = [
+                (each[0], each[1], each[2][0] in there) for each in going if each[2][0] in there or each[3] <= now_s
+            ]
+            going = [each for each in going if each[2][0] not in there and each[3] > now_s]
+
+    def _what_is_wrong(self, probe: Link) -> str:
+        """Why the server that a probe has reached cannot be the one that was seen before; "" when it can be."""
+        if probe.system and self.system and probe.system != self.system:
+            return "is another database system than before"
+        if probe.timeline and probe.timeline < self.timeline:
+            return f"was left behind: its timeline {probe.timeline} is older than {self.timeline}; make it a replica"
+        return ""
+
+    def _newer(self, best: Link | None, probe: Link) -> Link:
+        """Of two servers that both take writes the one to write to."""
+        if best is None:
+            return probe
+        if best.system and probe.system and best.system != probe.system:
+            raise JournalLocked(
+                f"{self.shown}: {best.where} and {probe.where} are of different database systems: name those of one"
+            )
+        newer, older = (probe, best) if probe.timeline > best.timeline else (best, probe)
+        if newer.timeline > older.timeline:
+            self.tells(
+                f"{self.shown}: {older.where} takes writes, and was left behind: its timeline {older.timeline} is "
+                f"older than {newer.timeline} of {newer.where}; make it a replica"
+            )
+        return newer
+
+    def _take(self, probe: Link) -> None:
+        """Goes on with the connection of a probe."""
+        conn = probe.give_up()
+        assert conn is not None
+        conn.notice_handler = self._notice
+        self._conn, self.words, self.pid = conn, probe.words, probe.pid
+        self.timeline, self.system = probe.timeline or self.timeline, probe.system or self.system
+        self.untold = probe.untold
+        self._known = True
+
+    @property
+    def where(self) -> str:
+        """The host of the connection, for messages."""
+        words = self.words
+        host = words.get("host", "") or words.get("hostaddr", "") or "its socket"
+        return f"{host}:{words['port']}" if "port" in words else host
 
     def connecting(self, words: dict[str, str], settings: str) -> Generator[Need, bool, None]:
         """connect() to one host, as work."""
@@ -198,11 +306,22 @@ class Link:
             self.pid = int(answer.rows[0][0] or 0)
             if self.pid != conn.backend_pid:
                 raise JournalLocked(f"{self.shown}: {POOLED}")
-            self.warnings.clear()
             self.words = words
+            self.timeline = int((yield from self._fact(_TIMELINE, "its timeline")) or "0", 16)
+            self.system = int((yield from self._fact(_SYSTEM, "its system identifier")) or "0")
+            self.warnings.clear()
         except BaseException:
             self.close()
             raise
+
+    def _fact(self, sql: str, what: str) -> Generator[Need, bool, str]:
+        """A fact about the server; "" where this user may not know it."""
+        try:
+            answer = yield from self.asking(sql, ())
+        except Refused as error:
+            self.untold.append(f"the database does not tell {what}: {error}")
+            return ""
+        return (answer.rows[0][0] or b"").decode()
 
     def _hosts(self) -> list[dict[str, str]]:
         """A connection string in words for each host."""
@@ -385,7 +504,6 @@ class Link:
                     if not self._is_mine(conn):
                         raise JournalUnreachable(f"{self.shown}: the connection was given up")
                     if not came:
-                        self.begin_behind()
                         raise self.broken(f"no answer for {seconds:g} s")
                     conn.consume_input()
                     end = min(time.monotonic() + seconds, last)
@@ -408,23 +526,6 @@ class Link:
     def _is_mine(self, conn: pq.abc.PGconn) -> bool:
         """Whether this is the connection. A comparison in place would have mypy, without psycopg, think of None."""
         return conn is self._conn
-
-    def pass_over(self) -> None:
-        """Closes the connection, and has the next connect() begin with the next host."""
-        self.begin_behind()
-        self.close()
-
-    def begin_behind(self) -> None:
-        """Has the next connect() begin behind the host of this connection, which may hang for ever."""
-        if not self._behind:
-            self._behind = True
-            self._first += 1
-
-    def begin_again(self) -> None:
-        """Takes begin_behind() back: the host itself is not the reason."""
-        if self._behind:
-            self._behind = False
-            self._first -= 1
 
     def broken(self, error: object) -> JournalUnreachable:
         """Closes the connection, and gives what to raise."""
@@ -457,6 +558,15 @@ class Link:
         return conn
 
 
+def _await_any(needs: list[Need], until_s: float, wait: Waiter) -> set[int]:
+    """The descriptors that are ready, once one is, or it is time."""
+    with closing(select.epoll()) as group:
+        for descriptor, reading, writing, _ in needs:
+            group.register(descriptor, (select.EPOLLIN if reading else 0) | (select.EPOLLOUT if writing else 0))
+        wait(group.fileno(), True, False, max(0.0, until_s - time.monotonic()))
+        return {descriptor for descriptor, _ in group.poll(0)}
+
+
 def finish(conn: pq.abc.PGconn) -> None:
     """Closes a connection. Nobody may watch its descriptor any more."""
     with suppress(PsycopgError):
@@ -479,6 +589,10 @@ def answer_of(result: pq.abc.PGresult, warnings: list[str]) -> Answer:
     get = result.get_value
     rows = [tuple([get(row, column) for column in range(width)]) for row in range(result.ntuples)]
     return Answer(rows, result.command_tuples or 0, list(warnings))
+
+
+def _say_nothing(text: str) -> None:
+    return
 
 
 def _line(text: str) -> str:

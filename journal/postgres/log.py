@@ -316,8 +316,6 @@ class PostgresLog(SharedLog):
 
     def resume(self, epoch: int) -> bool:
         writer = self._writer
-        if not writer.cut:
-            self._link.begin_behind()
         writer.leave()
         self._tables.begin(epoch, {})
         try:

@@ -179,7 +179,7 @@ class Reader:
         """Raises JournalUnreachable when this database has not heard of an epoch: a primary that was left behind."""
         answer = self.link.execute(f"SELECT epoch FROM {self._schema}.leader")
         if not answer.rows or int(answer.rows[0][0] or 0) < epoch:
-            self.link.pass_over()
+            self.link.close()
             raise JournalUnreachable(f"{self.link.shown}: a primary that was left behind: it knows no epoch {epoch}")
 
     def _chunk(self, number: int) -> list[tuple[int, bytes]]:
