@@ -324,9 +324,10 @@ def test_the_server_hands_out_the_console(start_server: Callable[..., ServerProc
 @pytest.mark.slow
 def test_the_overview_answers_the_three_questions(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
-    server.world.problems = [{"text": "No consumer on 2 tubes that grow.", "page": "tubes"}]
+    server.world.problems = [{"about": "work", "text": "2 tubes need attention.", "page": "tubes"}]
     browser.open(server.url)
-    browser.find(".health a", "No consumer on 2 tubes that grow.")
+    browser.find(".verdict.ill a", "2 tubes need attention.")
+    assert [one.text for one in browser.all(".verdict.well")] == ["The server is well.", "The journal is well."]
     browser.wait(lambda: len(browser.all(".chart canvas")) == 3, "three charts")
     assert browser.find(".worst table").rect["y"] < 500
     browser.find(".beat", "live")
@@ -334,7 +335,7 @@ def test_the_overview_answers_the_three_questions(browser: Browser, serve: Calla
     assert said.startswith("Jobs by state over time. Now: ready ")
     browser.click(".pick button", "1 h")
     browser.wait(lambda: browser.has(".pick button[aria-pressed=true]", "1 h"), "an hour")
-    browser.click(".health a", "No consumer")
+    browser.click(".health a", "2 tubes need")
     browser.find("h1", "Tubes")
     assert browser.path() == "/tubes"
 
@@ -659,6 +660,25 @@ def test_a_lost_connection_says_so_and_comes_back(browser: Browser, serve: Calla
 
 
 @pytest.mark.slow
+def test_a_server_that_stands_still_is_not_live(browser: Browser, serve: Callable[..., Server]) -> None:
+    """It was called live for half a minute, and well for ever. Nothing is said of what is not known."""
+    server = serve()
+    browser.open(server.url)
+    browser.find(".beat", "live")
+    browser.find(".verdict.well", "The server is well.")
+    with server.world.held("events"), server.world.held("server"):
+        browser.find(".lost", "The server has not answered for 3 s.")
+        browser.find(".beat", "no connection")
+        browser.find(".verdict.unknown", "Nothing is known since")
+        assert not browser.has(".verdict.well") and not browser.has(".verdict.ill")
+    browser.find(".beat", "live")
+    browser.find(".verdict.well", "The server is well.")
+    browser.keys("p")
+    browser.find(".verdict.unknown", "Paused since")
+    assert not browser.has(".verdict.well"), "what a reader has stopped is old as well"
+
+
+@pytest.mark.slow
 def test_without_events_the_console_asks(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.world.with_events = False
@@ -969,7 +989,7 @@ def test_from_the_first_job_to_its_end(browser: Browser, real: Callable[..., Rea
     browser.expected = ["/jobs/2.* status of 404"]  # when it is gone
     markup = "<img src=x onerror=alert(1)><script>alert(2)</script>"
     browser.open(server.url)
-    browser.find(".health b", "All is well.")
+    browser.find(".verdict.well", "The server is well.")
     browser.find(".blank", "No job yet.")
     server.put("a/mail;x", markup.encode())
     browser.keys("g", "t")

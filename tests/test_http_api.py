@@ -227,6 +227,29 @@ def test_ages_and_the_tube_whose_ready_job_is_the_oldest(inside: Inside) -> None
     assert 90 <= inside.json("GET", "/api/v1/tubes/d")["ages"]["buried"] < 100
 
 
+def test_the_worst_tubes_come_first_and_are_named_with_their_reason() -> None:
+    """Ten tubes with one old job each once came before a backlog without a consumer, and all was said to be well."""
+    clock = ManualClock()
+    inside = Inside(clock=lambda: clock.ns)
+    small = [f"old{at}" for at in range(10)]
+    worker = inside.session(puts([*small, "mail"]))
+    for _ in range(44):
+        inside.session(puts(["invoices"] * 36))
+    watching = b"".join(b"watch %s\r\n" % name.encode() for name in [*small, "mail"])
+    inside.session(watching)
+    assert inside.get("/server")["well"] == {"ok": True, "problems": []}, "a job that was just put is no trouble"
+    for _ in range(140):
+        clock.pass_s(5)
+        inside.engine.settle_rates(clock.ns, 100)
+    worker.receive(b"watch mail\r\nreserve\r\nbury 11 0\r\n", clock.ns)
+    page = inside.get("/tubes?sort=trouble")
+    assert names(page) == ["invoices", "mail", *small, "default"]
+    assert page["tubes"][0]["trouble"]["why"] == "1,584 waiting and no consumer"
+    told = inside.get("/server")["well"]["problems"]
+    first = "invoices, 1,584 waiting and no consumer; mail, 1 buried, becoming more"
+    assert told == [{"about": "work", "text": f"12 tubes need attention: {first}; and 10 more", "page": "tubes"}]
+
+
 def test_rates_growth_and_the_tube_with_the_most_trouble(inside: Inside) -> None:
     worker = inside.session(puts(["calm", "grows", "grows", "old", "old"]) + b"watch old\r\nwatch calm\r\n")
     worker.receive(b"delete 1\r\n", time.monotonic_ns())
@@ -234,7 +257,8 @@ def test_rates_growth_and_the_tube_with_the_most_trouble(inside: Inside) -> None
     assert old
     old.created_ns -= 3600 * 1_000_000_000
     page = inside.get("/tubes?sort=trouble")
-    assert names(page) == ["old", "grows", "default", "calm"]
+    assert names(page) == ["old", "calm", "default", "grows"], "equals are ordered by their names"
+    assert page["tubes"][0]["trouble"] == {"score": 39, "why": "2 waiting for 60 min"}
     tubes = {tube["name"]: tube for tube in page["tubes"]}
     assert tubes["grows"]["rates"]["put"]["m1"] == pytest.approx(2 / 60, rel=0.2)
     assert tubes["grows"]["growth"] == tubes["grows"]["rates"]["put"]["m1"] > tubes["grows"]["rates"]["put"]["m15"] > 0

@@ -254,6 +254,7 @@ def test_a_low_terminal_shows_tubes_all_the_same(there_is: int) -> None:
     """The lines about the server once took all ten lines of a terminal."""
     jobs = dict.fromkeys(("urgent", *shapes.STATES), 0)
     tube = {"jobs": jobs, "per_s": None, "watching": 0, "waiting": 0, "paused_s": 0, "pause_left_s": 0}
+    tube["trouble"] = sampling.trouble_of(tube)._asdict()
     times = dict.fromkeys(("queued", "worked"), dict.fromkeys(("p50", "p95", "p99")))
     server = {"version": "1", "uptime_s": 1, "draining": True, "jobs": jobs, "per_s": None, "tubes": there_is}
     server |= {"connections": dict.fromkeys(("open", "producers", "workers", "waiting"), 0), "latency": times}
@@ -384,27 +385,6 @@ def test_a_tube_that_was_gone_meanwhile_counts_from_0_again() -> None:
 
 def test_an_event_is_plain_data() -> None:
     assert vars(Event("put", jobs=2)) == {"event": "put", "id": None, "job": None, "jobs": 2, "tube": None}
-
-
-def test_what_is_in_trouble_comes_first() -> None:
-    def tube(
-        name: str, ready: int = 0, buried: int = 0, watching: int = 1, growth: float = 0.0, oldest: int | None = None
-    ) -> dict[str, Any]:
-        rates, ages = {"put": growth, "delete": 0.0}, {"ready": oldest}
-        shape = {"name": name, "jobs": {"ready": ready, "buried": buried}, "watching": watching, "per_s": rates}
-        return {**shape, "ages": ages} if oldest else shape
-
-    tubes = [
-        tube("idle"),
-        tube("full", ready=9),
-        tube("unwatched", ready=5, watching=0),
-        tube("buried", ready=1, buried=1),
-        tube("growing", ready=5, growth=3, oldest=9),
-        tube("old", ready=1, oldest=60),
-        tube("lost", ready=5, growth=3, watching=0),
-    ]
-    worst = sorted(tubes, key=sampling.trouble, reverse=True)
-    assert [one["name"] for one in worst] == ["old", "lost", "growing", "buried", "unwatched", "full", "idle"]
 
 
 # Signals

@@ -27,7 +27,7 @@ from geventstalk.exits import EXIT_OK
 from geventstalk.live.address import Address
 from geventstalk.live.errors import LiveError
 from geventstalk.live.protocol import Server
-from geventstalk.live.sampling import Sample, take, trouble
+from geventstalk.live.sampling import Sample, take
 from geventstalk.live.shapes import Shape
 from geventstalk.logs import one_line
 
@@ -52,6 +52,7 @@ _COLUMNS: Final = (
     Column("WATCHING", right=True, rank=3),
     Column("WAITING", right=True, rank=5),
     Column("PAUSED", right=True, rank=3),
+    Column("WHY", flexible=True, rank=2),
 )
 
 
@@ -176,6 +177,7 @@ def _row(tube: Shape) -> list[str]:
         count(tube["watching"]),
         count(tube["waiting"]),
         paused(tube),
+        tube["trouble"]["why"],
     ]
 
 
@@ -184,7 +186,7 @@ def _by(key: Callable[[Shape], float]) -> Callable[[Shape], tuple[Any, ...]]:
 
 
 _ORDERS: Final[dict[str, Callable[[Shape], tuple[Any, ...]]]] = {
-    "trouble": lambda tube: (*(-part for part in trouble(tube)), tube["name"]),
+    "trouble": _by(lambda tube: tube["trouble"]["score"]),
     "name": lambda tube: (tube["name"],),
     "ready": _by(lambda tube: tube["jobs"]["ready"]),
     "buried": _by(lambda tube: tube["jobs"]["buried"]),

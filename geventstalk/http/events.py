@@ -16,7 +16,6 @@ from typing import Any, Final
 import gevent
 from gevent.event import Event
 
-from geventstalk.core.ages import Oldest
 from geventstalk.core.job import SECOND_NS
 from geventstalk.core.tube import Tube
 from geventstalk.http import views
@@ -26,9 +25,10 @@ from geventstalk.http.slices import Pace
 STREAMS_MAX: Final = 64
 """A quarter of the connections of HTTP, so that others find room beside them."""
 PERIOD_NS: Final = SECOND_NS
-_PERIOD_MAX_NS: Final = 4 * SECOND_NS
+_PERIOD_MAX_NS: Final = 2 * SECOND_NS
 _SHARE: Final = 5
-"""Making figures takes a fifth of the time at the most. If it takes longer, they come seldomer."""
+"""Making figures takes a fifth of the time at the most. If it takes longer, they come seldomer, down to one in two
+seconds: a page takes three seconds of silence for a server that does not answer."""
 HEARTBEAT_S: Final = 15.0
 SLOW_NS: Final = 10 * SECOND_NS
 """How long a client may take for what it is sent at once."""
@@ -166,7 +166,7 @@ class Events:
         pace.step()
         figures = self._figures
         if figures is None or self.house.now_ns() - figures.made_ns >= PERIOD_NS:
-            figures = self._figures = _Figures(self.house, views.oldest(self.house, None))
+            figures = self._figures = _Figures(self.house, views.whole(self.house))
         return figures.event(names, pace)
 
     def _run(self) -> None:
@@ -192,7 +192,7 @@ class Events:
     def _tell_figures(self) -> None:
         pace = Pace(self.house)
         pace.step()
-        figures = self._figures = _Figures(self.house, views.oldest(self.house, None))
+        figures = self._figures = _Figures(self.house, views.whole(self.house))
         for stream in list(self.streams):
             pace.step()
             if self._lasts(stream):
@@ -214,10 +214,10 @@ class Events:
 class _Figures:
     """The figures of one moment and what was made of them: the server's, those of tubes, and whole events."""
 
-    def __init__(self, house: House, oldest: Oldest) -> None:
+    def __init__(self, house: House, server: views.Json) -> None:
         self.made_ns: Final = house.now_ns()
         self._house = house
-        self._server = _json(views.server(house, oldest))
+        self._server = _json(server)
         self._tubes: dict[bytes, str] = {}
         self._events: dict[Names, bytes] = {}
 

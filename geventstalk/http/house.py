@@ -139,6 +139,7 @@ class House:
         self.node: NodeView | None = None  # with a journal that several nodes share
         self.fronts: FrontsView | None = None  # with front-end processes
         self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # they hear of progress of work on many jobs
+        self.needy, self.needy_until_ns = "", 0  # what is said of tubes that need a person, and until when
         self.history: Final = History()
         self.sparks: Final = Sparks()
         self.memory_limit_bytes = memory_limit_bytes()

@@ -25,6 +25,8 @@ from geventstalk.durable.store import SegmentState
 from geventstalk.gate import Channel
 from geventstalk.http.house import ACTIVE, House
 from geventstalk.http.memory import resident_bytes
+from geventstalk.http.slices import Pace, page
+from geventstalk.trouble import CALM, Trouble, trouble
 
 Json = dict[str, Any]
 
@@ -35,6 +37,8 @@ _NO_QUANTILES: Final[Json] = {"p50": None, "p95": None, "p99": None, "count": 0}
 _MUCH: Final = 0.9
 """This share of the memory that there may be is told as a problem."""
 _WATCHES_SHOWN: Final = 20
+_NEEDY_SHOWN: Final = 2
+"""So many tubes are named in the sentence about the work."""
 
 
 def oldest(house: House, tube: Tube | None) -> Oldest:
@@ -53,10 +57,65 @@ def ages(found: Oldest, now_ns: int) -> Json:
     }
 
 
-def server(house: House, found: Oldest) -> Json:
-    """The server as a whole, with its oldest jobs."""
+def whole(house: House) -> Json:
+    """The server as a whole, as it is when all tubes were looked at. Breathes."""
+    needy = _needy(house)
+    return server(house, oldest(house, None), needy)
+
+
+def _needy(house: House) -> str:
+    """A sentence about the tubes that need a person, or "". Breathes.
+
+    Looks at all tubes once a second at the most, and not for more than a tenth of the time.
+    """
+    if house.node is not None and not house.node.serves:
+        return ""  # the consumers are at the node that leads
+    now_ns, tubes = house.now_ns(), house.engine.tubes
+    if now_ns < house.needy_until_ns:
+        return house.needy
+
+    def key(name: bytes) -> tuple[int, bytes] | None:
+        tube = tubes.get(name)
+        found = CALM if tube is None else trouble_of(house, tube)
+        return (-found.score, name) if found.why else None
+
+    names, count = page(list(tubes), key, Pace(house), False, 0, _NEEDY_SHOWN)
+    worst = [f"{name.decode('ascii')}, {trouble_of(house, tubes[name]).why}" for name in names if name in tubes]
+    rest = f"; and {count - len(worst):,} more" if count > len(worst) else ""
+    need = "tube needs" if count == 1 else "tubes need"
+    house.needy = f"{count:,} {need} attention: {'; '.join(worst)}{rest}" if worst else ""
+    house.needy_until_ns = now_ns + max(SECOND_NS, 10 * (house.now_ns() - now_ns))
+    return house.needy
+
+
+def trouble_of(house: House, tube: Tube) -> Trouble:
+    """How much a tube needs a person. Breathes where it takes long to find its oldest job."""
+    if not tube.jobs:
+        return CALM
+    found = oldest(house, tube)
+    now_ns = house.now_ns()
+    return _trouble(house, tube, rates(tube, now_ns), ages(found, now_ns)["ready"])
+
+
+def _trouble(house: House, tube: Tube, per_second: dict[str, dict[str, float]], waits_s: float | None) -> Trouble:
+    follows = house.node is not None and not house.node.serves
+    return trouble(
+        ready=len(tube.ready),
+        waits_s=waits_s or 0,
+        consumers=1 if follows else len(tube.watchers),
+        growth=growth(per_second),
+        buried=len(tube.buried),
+        bury_rate=per_second["bury"]["m1"],
+        paused=tube.pause_s > 0,
+    )
+
+
+def server(house: House, found: Oldest, needy: str) -> Json:
+    """The server as a whole, with its oldest jobs, and what is to be said of tubes that need a person."""
     engine, facts, now_ns = house.engine, house.facts(), house.now_ns()
     problems = _problems(house)
+    if needy:
+        problems.append(_problem("work", needy, "tubes"))
     return {
         "well": {"ok": not problems, "problems": problems},
         "version": __version__,
@@ -104,39 +163,42 @@ def memory_of(bodies: Bodies) -> Json:
     }
 
 
+def _problem(about: str, text: str, page: str = "") -> Json:
+    return {"about": about, "text": text, "page": page or about}
+
+
 def _problems(house: House) -> list[Json]:
-    """What is not well, in sentences."""
+    """What is not well of the server, its journal, or the nodes that share it, in sentences."""
     problems: list[Json] = []
     if house.engine.draining:
-        problems.append({"text": "The server is draining: it refuses puts.", "page": "overview"})
+        problems.append(_problem("server", "The server is draining: it refuses puts.", "overview"))
     limit = house.memory_limit_bytes
     if limit is not None and resident_bytes() >= limit * _MUCH:
-        problems.append({"text": "The memory is nearly used up.", "page": "overview"})
+        problems.append(_problem("server", "The memory is nearly used up.", "overview"))
     if house.engine.bodies is not None and house.engine.bodies.is_full:
-        problems.append({"text": "Memory has no room for more bodies: puts are refused.", "page": "overview"})
+        problems.append(_problem("server", "Memory has no room for more bodies: puts are refused.", "overview"))
     node = house.node
     if node is not None and not node.serves:
         leader = f"{node.leader} leads." if node.leader else "no node leads."
-        problems.append({"text": f"This node stands by: {leader} Change nothing here.", "page": "overview"})
+        problems.append(_problem("nodes", f"This node stands by: {leader} Change nothing here."))
     elif node is not None and node.role != ACTIVE:
-        problems.append(
-            {"text": "The database does not confirm that this node leads: replies wait.", "page": "journal"}
-        )
+        problems.append(_problem("nodes", "The database does not confirm that this node leads: replies wait."))
     store = house.turn.store
     if store is not None and not store.takes_puts():
-        problems.append({"text": "The journal has no room: puts are refused.", "page": "journal"})
+        problems.append(_problem("journal", "The journal has no room: puts are refused."))
     elif store is not None and store.behind:
-        problems.append({"text": "The journal does not keep pace: changes wait.", "page": "journal"})
+        problems.append(_problem("journal", "The journal does not keep pace: changes wait."))
     return problems
 
 
 def tube(house: House, tube: Tube, now_ns: int, found: Oldest) -> Json:
     """A tube, with its oldest jobs. Looks at each of its watchers."""
     per_second = rates(tube, now_ns)
+    waits = ages(found, now_ns)
     return {
         "name": tube.name.decode("ascii"),
         "jobs": jobs_in(tube),
-        "ages": ages(found, now_ns),
+        "ages": waits,
         "latency": latency(tube),
         "rates": per_second,
         "totals": totals(tube)._asdict(),
@@ -146,6 +208,7 @@ def tube(house: House, tube: Tube, now_ns: int, found: Oldest) -> Json:
         "paused_s": tube.pause_s,
         "pause_left_s": max(0, tube.paused_until_ns - now_ns) / SECOND_NS if tube.pause_s else 0,
         "growth": growth(per_second),
+        "trouble": _trouble(house, tube, per_second, waits["ready"])._asdict(),
     }
 
 

@@ -14,13 +14,13 @@ from typing import Final
 from geventstalk.live import shapes
 from geventstalk.live.protocol import DEFAULT, Server
 from geventstalk.live.shapes import Shape
+from geventstalk.trouble import Trouble, trouble
 
 _REST: Final = 4
 """So many times as long as an answer took is the pause behind it, at the least."""
-_LONG_S: Final = 10
-"""A ready job that waits less is nobody's trouble."""
+_UNTOLD_S: Final = 60
 _SERVER_RATES: Final = ("put", "reserve", "delete", "timeout")
-_TUBE_RATES: Final = ("put", "delete")
+_TUBE_RATES: Final = ("put", "delete", "bury")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ def take(server: Server, before: Sample | None) -> Sample:
     whole["per_s"] = _rates(before.server if before is not None and same else None, whole, past_s, _SERVER_RATES)
     for tube in tubes:
         tube["per_s"] = _rates(known.get(tube["name"]), tube, past_s, _TUBE_RATES)
+        tube["trouble"] = trouble_of(tube)._asdict()
     return Sample(at, at - began, whole, tubes)
 
 
@@ -60,20 +61,20 @@ def _rates(before: Shape | None, now: Shape, past_s: float, keys: tuple[str, ...
     return {key: round(max(0, totals.get(key, 0) - then.get(key, 0)) / past_s, 3) for key in keys}
 
 
-def trouble(tube: Shape) -> tuple[float, ...]:
-    """The greater, the worse: jobs that wait long, jobs that become more, buried jobs, nobody who watches."""
-    jobs, rates = tube["jobs"], tube.get("per_s")
-    waits_s = tube.get("ages", {}).get("ready") or 0
-    growth = max(0.0, rates["put"] - rates["delete"]) if rates else 0.0
-    unwatched = bool(jobs["ready"]) and not tube["watching"]
-    growing = growth > 0 and bool(jobs["ready"])
-    return (
-        waits_s if waits_s >= _LONG_S else 0,
-        growing and unwatched,
-        growing,
-        jobs["buried"] > 0,
-        unwatched,
-        growth,
-        jobs["buried"],
-        jobs["ready"],
+def trouble_of(tube: Shape) -> Trouble:
+    """How much the tube needs a person, as the server's console says it.
+
+    Of a server that tells no ages and no rates, as beanstalkd, a job that waits where no connection watches is taken
+    for one that has waited for a while, and the rates since the last look count.
+    """
+    jobs, now, rates = tube["jobs"], tube.get("per_s") or {}, tube.get("rates")
+    put, delete, bury = (rates[key]["m1"] if rates else now.get(key, 0.0) for key in ("put", "delete", "bury"))
+    return trouble(
+        ready=jobs["ready"],
+        waits_s=tube["ages"]["ready"] or 0 if "ages" in tube else 0 if tube["watching"] else _UNTOLD_S,
+        consumers=tube["watching"],
+        growth=put - delete,
+        buried=jobs["buried"],
+        bury_rate=bury,
+        paused=tube["paused_s"] > 0,
     )

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from geventstalk.http.api.console import FOR_EVER, PAGES, Files, load
+from geventstalk.live.sampling import trouble_of
 
 Answer = tuple[int, Any]
 STATES = ("ready", "reserved", "delayed", "buried")
@@ -86,7 +87,7 @@ class World:
         put = rng.expovariate(0.05) if busy else 0.0
         growth = rng.gauss(0, put / 8) if busy else 0.0
         paused = 3600 if at % 17 == 3 else 0
-        return {
+        tube = {
             "name": name,
             "jobs": {
                 "urgent": ready // 9,
@@ -113,6 +114,7 @@ class World:
             "growth": growth,
             "spark": [max(0, int(ready * (1 + 0.3 * math.sin(at + n / 4)))) if n > 3 else None for n in range(30)],
         }
+        return tube | {"trouble": trouble_of(tube)._asdict()}
 
     def _quantiles(self, typical: float, busy: bool) -> dict[str, Any]:
         p50 = self.rng.lognormvariate(math.log(typical), 1)
@@ -194,6 +196,7 @@ class World:
         """Time goes on: a few figures change."""
         for tube in list(self.tubes.values())[:12]:
             tube["jobs"]["ready"] = max(0, tube["jobs"]["ready"] + self.rng.randrange(-4, 5))
+            tube["trouble"] = trouble_of(tube)._asdict()
 
     @contextmanager
     def held(self, resource: str) -> Iterator[None]:
@@ -259,6 +262,7 @@ class World:
                 "writable": True,
             },
             "max_job_bytes": 65535,
+            "node": None,
         }
 
     def tube_page(self, query: dict[str, str]) -> Answer:
@@ -276,7 +280,7 @@ class World:
         order: dict[str, Callable[[dict[str, Any]], Any]] = {
             "name": lambda t: t["name"],
             "total": lambda t: sum(t["jobs"].values()),
-            "trouble": lambda t: (-(t["ages"]["ready"] or 0) if t["jobs"]["ready"] else 0, -t["growth"], t["name"]),
+            "trouble": lambda t: (-t["trouble"]["score"], t["name"]),
             **{state: jobs_in(state) for state in STATES},
             "oldest_ready": lambda t: t["ages"]["ready"] or 0,
             "put_rate": lambda t: t["rates"]["put"]["m1"],
@@ -499,6 +503,8 @@ class World:
     def events(self, query: dict[str, str]) -> Iterator[bytes]:
         names = [name for name in query.get("tubes", "").split(",") if name in self.tubes]
         while not self.over:
+            if gate := self.gates.get("events"):
+                gate.wait(20)
             self.move()
             data = {"server": self.server(), "tubes": [self.tubes[name] for name in names]}
             yield f"event: figures\ndata: {json.dumps(data)}\n\n".encode()
@@ -514,7 +520,7 @@ class WideWorld(World):
     def __init__(self) -> None:
         super().__init__(12, 120)
         many, long_s = 2**32 - 1, 2.0**32
-        self.problems = [{"text": f"Nobody watches {LONG_NAME}, which grows.", "page": "tubes"}]
+        self.problems = [{"about": "work", "text": f"1 tube needs attention: {LONG_NAME}.", "page": "tubes"}]
         for at, tube in enumerate(self.tubes.values()):
             tube["name"] = LONG_NAME[at:]
             tube["jobs"] = dict.fromkeys(tube["jobs"], many)
@@ -525,6 +531,7 @@ class WideWorld(World):
                 key: {"p50": long_s, "p95": long_s, "p99": long_s, "count": 2**53} for key in tube["latency"]
             }
             tube.update(growth=1234567.8, using=9999, watching=9999, waiting=9999, paused_s=many, pause_left_s=many)
+            tube["trouble"] = trouble_of(tube)._asdict()
         self.tubes = {tube["name"]: tube for tube in self.tubes.values()}
         for job in self.jobs.values():
             body = {"encoding": "text", "data": "x" * 5000, "whole": True}

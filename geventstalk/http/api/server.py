@@ -20,10 +20,7 @@ class Server:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         Parameters(req).end()
-        resp.media = self._view()
-
-    def _view(self) -> views.Json:
-        return views.server(self._house, views.oldest(self._house, None))
+        resp.media = views.whole(self._house)
 
     def on_patch(self, req: falcon.Request, resp: falcon.Response) -> None:
         fields = Fields(req)
@@ -31,7 +28,7 @@ class Server:
         fields.end()
         self._house.drain(on)  # at once, as by a signal: also while the journal does not keep pace and errands wait
         self._house.audit.record(who_sends(req), "drain" if on else "end draining", 1)
-        resp.media = self._view()
+        resp.media = views.whole(self._house)
 
 
 def add(app: Any, house: House) -> None:

@@ -17,12 +17,11 @@ from geventstalk.http.access import who_sends
 from geventstalk.http.asking import Fields, Parameters, tube_name
 from geventstalk.http.house import House
 from geventstalk.http.slices import Pace, json_list, page
+from geventstalk.trouble import GROWS
 
 _LISTED_MAX: Final = 100
 """So many connections are named that use or watch a tube."""
 _BODY_BYTES: Final = 200
-_GROWS: Final = 0.1
-"""A tube grows when so many more jobs a second come in than leave: six a minute. The console says the same."""
 
 _SORTS: Final[dict[str, Callable[[Tube], Any]]] = {
     "name": lambda tube: tube.name,
@@ -80,7 +79,7 @@ class Tubes:
         }
         self._only: dict[str, Callable[[Tube], object]] = {
             **_ONLY,
-            "growing": lambda tube: self._growth(tube) > _GROWS,
+            "growing": lambda tube: self._growth(tube) > GROWS,
         }
 
     def _rates(self, tube: Tube) -> dict[str, dict[str, float]]:
@@ -89,9 +88,9 @@ class Tubes:
     def _growth(self, tube: Tube) -> float:
         return views.growth(self._rates(tube))
 
-    def _calm(self, tube: Tube) -> tuple[float, float, int, bool]:
-        """The smaller, the worse: by the age of the oldest ready job, growth, buried jobs, nobody watching."""
-        return -self._oldest_ready(tube), -self._growth(tube), -len(tube.buried), bool(tube.watchers)
+    def _calm(self, tube: Tube) -> tuple[int, bytes]:
+        """The smaller, the worse."""
+        return -views.trouble_of(self._house, tube).score, tube.name
 
     def _oldest_ready(self, tube: Tube) -> int:
         """The age of the oldest ready job, -1 without one."""

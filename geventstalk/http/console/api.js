@@ -40,11 +40,11 @@ export function address(where, params = {}) {
 }
 
 /** Sends a request; returns what was answered, or null for an empty answer. Raises Problem. */
-async function call(method, where, { params, body, signal } = {}) {
+async function call(method, where, { params, body, signal, limitMs = LIMIT_MS } = {}) {
   const headers = { Accept: "application/json", "X-Geventstalk-Via": "console" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (method !== "GET" && session.csrf) headers["X-CSRF-Token"] = session.csrf;
-  const timeout = AbortSignal.timeout(LIMIT_MS);
+  const timeout = AbortSignal.timeout(limitMs);
   let answer;
   let text;
   try {
@@ -59,7 +59,7 @@ async function call(method, where, { params, body, signal } = {}) {
     text = await answer.text();
   } catch (error) {
     if (signal?.aborted) throw error;
-    if (timeout.aborted) throw new Problem(0, "No answer", `The server has not answered within ${LIMIT_MS / 1000} s.`);
+    if (timeout.aborted) throw new Problem(0, "No answer", `The server has not answered within ${limitMs / 1000} s.`);
     throw new Problem(0, "No connection", "The server cannot be reached.");
   }
   if (answer.ok) return text ? JSON.parse(text) : null;
@@ -73,7 +73,7 @@ async function call(method, where, { params, body, signal } = {}) {
   throw new Problem(answer.status, said.title || `Status ${answer.status}`, said.detail);
 }
 
-export const get = (where, params, signal) => call("GET", where, { params, signal });
+export const get = (where, params, signal, limitMs) => call("GET", where, { params, signal, limitMs });
 export const post = (where, body) => call("POST", where, { body });
 export const patch = (where, body) => call("PATCH", where, { body });
 export const remove = (where) => call("DELETE", where);

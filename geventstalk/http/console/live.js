@@ -4,7 +4,7 @@ import { BASE, get, Problem } from "./api.js";
 import { useEffect, useRef, useState } from "./dom.js";
 
 const POLL_MS = 2000;
-const SILENCE_MS = 6000;
+const SILENCE_MS = 3000; // a stream brings figures every second, or every two from a server that has much to count
 const RETRY_MS = 5000;
 const RETRY_MAX_MS = 60_000;
 const ADDRESS_MAX = 6000; // a server takes a request line of 8 KiB
@@ -99,13 +99,18 @@ async function beat() {
   clearTimeout(timer);
   if (!isRunning()) return;
   if (stream) {
-    if (Date.now() - lastEvent > SILENCE_MS) return fallBack();
-    timer = setTimeout(beat, 1000);
-    return;
+    const left = lastEvent + SILENCE_MS - Date.now();
+    if (left > 0) {
+      timer = setTimeout(beat, left);
+      return;
+    }
+    live.problem = new Problem(0, "No answer", `The server has not answered for ${SILENCE_MS / 1000} s.`);
+    setState("lost");
+    return fallBack();
   }
   const wasLost = live.state === "lost";
   try {
-    const server = await get("/server");
+    const server = await get("/server", {}, undefined, SILENCE_MS);
     if (!isRunning()) return;
     take({ server });
     setState("polling");

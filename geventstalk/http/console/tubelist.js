@@ -13,7 +13,8 @@ const OLD_S = 60;
 const GROWS = 0.1;
 
 function TubeLink({ tube }) {
-  return html`<span class="tube-name"><a href=${tubeHref(tube.name)} title=${tube.name}>${tube.name}</a>${tube.paused_s > 0 && html` <span class="tag warn" title="Workers get no job">paused<span class="hide-s"> ${age(tube.pause_left_s)}</span></span>`}</span>`;
+  const why = tube.trouble.why;
+  return html`<span class="tube-name"><a href=${tubeHref(tube.name)} title=${tube.name}>${tube.name}</a>${tube.paused_s > 0 && html` <span class="tag warn" title="Workers get no job">paused<span class="hide-s"> ${age(tube.pause_left_s)}</span></span>`}</span>${why && html`<small class="why" title=${why}>${why}</small>`}`;
 }
 
 /** What can be done with one tube. */

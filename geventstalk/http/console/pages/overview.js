@@ -4,7 +4,7 @@ import { Chart } from "../chart.js";
 import { drain } from "../actions.js";
 import { MenuButton } from "../dialog.js";
 import { html, useMemo, useRef, useState } from "../dom.js";
-import { age, bytes, count, counted, exactMoment, rate, share, short } from "../format.js";
+import { age, bytes, count, counted, exactMoment, moment, rate, share, short } from "../format.js";
 import { live, useEvent, useLive, usePoll } from "../live.js";
 import { Empty, Fault, Line, Loading, Moment, Pick, useTitle, Stale } from "../parts.js";
 import { navigate, tubeHref } from "../route.js";
@@ -51,14 +51,13 @@ export function Overview() {
 }
 
 function Health({ server }) {
-  const { ok, problems } = server.well;
-  const { memory, journal, connections } = server;
-  return html`<section class="health ${ok ? "well" : "ill"}" aria-label="Health">
-    <div class="verdict" role="status">
-      <svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="10" cy="10" r="9" />${ok ? html`<path d="M5.8 10.3l2.9 2.9 5.5-6" />` : html`<path d="M10 5v6M10 13.8v1.400" />`}</svg>
-      ${ok
-        ? html`<b>All is well.</b>`
-        : html`<ul>${problems.map((one) => html`<li key=${one.text}><a href=${`/${one.page === "overview" ? "" : one.page}`}>${one.text}</a></li>`)}</ul>`}
+  const { memory, journal, node, connections } = server;
+  const stands = node && !node.serves;
+  return html`<section class="health" aria-label="Health">
+    <div class="verdicts" role="status">
+      ${["live", "polling"].includes(live.state)
+        ? verdicts(server).map((one) => html`<${Verdict} key=${one.about} ...${one} />`)
+        : html`<p class="verdict unknown">${live.state === "paused" ? "Paused" : "Nothing is known"} since ${moment(live.at / 1000)}.</p>`}
       ${session.mayChange && html`<${MenuButton} small quiet label="Actions of the server" items=${() => [
         server.draining ? { text: "End draining", run: () => drain(false) } : { text: "Drain the server…", run: () => drain(true) },
       ]}>⋯</${MenuButton}>`}
@@ -66,7 +65,9 @@ function Health({ server }) {
     <ul class="signs">
       <li title=${`${server.hostname}, process ${server.pid}, since ${exactMoment(server.started)}`}>up <b>${age(server.uptime_s)}</b></li>
       <li>${server.build} <b>${server.version}</b></li>
-      <li class=${server.draining ? "warn-text" : ""}>${server.draining ? html`<b>draining</b>` : "takes puts"}</li>
+      ${stands
+        ? html`<li>a standby: puts go to the node that leads</li>`
+        : html`<li class=${server.draining ? "warn-text" : ""}>${server.draining ? html`<b>draining</b>` : "takes puts"}</li>`}
       <li title=${`${count(connections.producers)} producers, ${count(connections.workers)} workers, ${count(connections.waiting)} wait for a job`}><a href="/connections"><b>${count(connections.open)}</b> ${connections.open === 1 ? "connection" : "connections"}</a></li>
       <li title=${memory.limit_bytes ? `${share(memory.resident_bytes, memory.limit_bytes)} of the limit` : "There is no limit"}>memory <b>${bytes(memory.resident_bytes)}</b>${memory.limit_bytes ? ` of ${bytes(memory.limit_bytes)}` : ""}</li>
       ${memory.bodies && html`<li class=${memory.bodies.bytes > 0.95 * memory.bodies.max_bytes && memory.bodies.refused_puts ? "warn-text" : ""} title=${`Bodies in memory; ${count(memory.bodies.loads)} have come back from the journal, ${count(memory.bodies.refused_puts)} puts were refused for want of memory`}>bodies <b>${bytes(memory.bodies.bytes)}</b> of ${bytes(memory.bodies.max_bytes)}</li>
@@ -75,9 +76,33 @@ function Health({ server }) {
         ? html`<li title="Fsync policy of the journal"><a href="/journal">journal <b>${journal.policy}</b></a></li>
           <li title=${`${bytes(journal.disk_free_bytes)} free on the disk`}><b>${bytes(journal.bytes)}</b>${journal.budget_bytes ? ` of ${bytes(journal.budget_bytes)}` : ""}, ${bytes(journal.disk_free_bytes)} free</li>
           <li title=${journal.last_fsync ? exactMoment(journal.last_fsync) : ""}>last fsync ${journal.last_fsync ? html`<b>${age(Math.max(0, server.now - journal.last_fsync))}</b> ago` : "none yet"}</li>`
-        : html`<li class="quiet">no journal: jobs live in memory only</li>`}
+        : !stands && html`<li class="quiet">no journal: jobs live in memory only</li>`}
     </ul>
   </section>`;
+}
+
+/** Three answers, about the server, what keeps its jobs, and its work: `ill` true, false, or null where none is due. */
+function verdicts({ well, node, journal }) {
+  const stands = node && !node.serves;
+  const found = (about, page, ok, none) => {
+    const problems = well.problems.filter((one) => about.includes(one.about));
+    return { about: about[0], ill: none ? null : problems.length > 0, said: problems.length ? problems : [{ text: ok, page }] };
+  };
+  return [
+    found(["server"], "overview", "The server is well."),
+    node
+      ? found(["nodes", "journal"], "nodes", "This node leads.", stands)
+      : found(["journal"], "journal", journal ? "The journal is well." : "There is no journal.", !journal),
+    found(["work"], "tubes", stands ? "The work is done where the other node leads." : "No tube needs attention.", stands),
+  ];
+}
+
+function Verdict({ ill, said }) {
+  const face = { true: "M10 5v6M10 13.8v1.400", false: "M5.8 10.3l2.9 2.9 5.5-6", null: "M6 10h8" }[ill];
+  return html`<div class="verdict ${{ true: "ill", false: "well", null: "unknown" }[ill]}">
+    <svg viewBox="0 0 20 20" role="img" aria-label=${{ true: "not well", false: "well", null: "to know" }[ill]}><circle cx="10" cy="10" r="9" /><path d=${face} /></svg>
+    <ul>${said.map((one) => html`<li key=${one.text}><a href=${`/${one.page === "overview" ? "" : one.page}`}>${one.text}</a></li>`)}</ul>
+  </div>`;
 }
 
 function Charts({ server }) {
