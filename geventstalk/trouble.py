@@ -1,8 +1,7 @@
 """How much a tube needs a person, and why: one answer for the API, the console and `geventstalk top`.
 
-This module must not know where the figures come from: it takes numbers, and gives the same answer for the same numbers.
-The score is a level, as of sound: three more are twice the trouble. It is a whole number so that figures that only
-tremble do not change an order; equal scores are ordered by name.
+This module must not know where the numbers come from. The score is a level, as of sound: three more are twice the
+trouble. It is whole, so that figures that only tremble change no order; equal scores are ordered by name.
 """
 
 from __future__ import annotations
