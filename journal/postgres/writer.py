@@ -280,7 +280,7 @@ class Writer:
         self.link.warnings.clear()
         self._preparing = False
         state = refused.state
-        if not self.link.up or state.startswith(UNREACHABLE) or state in (*RELINK, *GONE, ""):
+        if not self.link.up or state.startswith(UNREACHABLE) or state in RELINK or state in GONE or not state:
             self._lose(str(refused))
         elif refused.passing:
             self.full = state == "53100"
