@@ -11,6 +11,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from geventstalk.core.bodies import AHEAD_MAX
 from geventstalk.core.engine import INSERTED, OUT_OF_MEMORY, UNFINISHED
 from geventstalk.core.job import Job
 from geventstalk.core.operate import Operate
@@ -86,9 +87,11 @@ class Changes(Errand):
         self._engine = engine
         self._ids = ids
         self._change = change
+        self._kept: list[Job] = []  # whose bodies are to come, and to stay in memory until they are done with
 
     def run(self, now_ns: int) -> bool:
         engine, ids = self._engine, self._ids
+        self.awaited = None
         while self.next < len(ids) and not self.cancelled:
             if engine.work >= MOVE_SLICE or (engine.held and not self.begun):
                 return False
@@ -97,6 +100,8 @@ class Changes(Errand):
             if outcome == UNFINISHED:
                 job = engine.jobs.get(id)
                 self.begun = job is not None and engine.ledger.has_begun(job)
+                if job is not None and job.body is None:
+                    self._await(job)
                 return False
             self.begun = False
             self.counts[outcome] = self.counts.get(outcome, 0) + 1
@@ -104,4 +109,25 @@ class Changes(Errand):
         if self.begun:
             engine.abandon_alter(ids[self.next])
             self.begun = False
+        self._let_be()
         return True
+
+    def _await(self, job: Job) -> None:
+        """Has the body of this job fetched, and those of the next ones."""
+        jobs, bodies = self._engine.jobs, self._engine.bodies
+        assert bodies is not None
+        self._let_be()
+        left = bodies.ahead_bytes
+        for id in self._ids[self.next : self.next + AHEAD_MAX]:
+            following = jobs.get(id)
+            if following is not None and following.body is None and left > 0:
+                left -= bodies.size_of(following)
+                bodies.wait_for(following)
+                self._kept.append(following)
+        self.awaited = job
+
+    def _let_be(self) -> None:
+        for job in self._kept:
+            assert self._engine.bodies is not None
+            self._engine.bodies.let_be(job)
+        self._kept.clear()

@@ -10,6 +10,7 @@ from collections import deque
 
 from mypy_extensions import mypyc_attr
 
+from geventstalk.core.job import Job
 from geventstalk.wire.session import Session
 
 
@@ -41,11 +42,13 @@ class Errand:
 
     A slice ends when Engine.work is MOVE_SLICE, after about two milliseconds: there it counts what it does beyond one
     move. `begun` says that the ledger has some parts of a large job of this errand. Then slices are run while
-    Engine.held, too, and do nothing but go on with this job.
+    Engine.held, too, and do nothing but go on with this job. While the body of the job `awaited` is not in memory, no
+    slice is run: whoever says so has it fetched.
     """
 
     changed: bool = False  # whether it made a change that done() has to wait for; the turn sets it
     begun: bool = False
+    awaited: Job | None = None
 
     def run(self, now_ns: int) -> bool:
         """One slice of the change. Returns whether it was the last one. Never yields."""

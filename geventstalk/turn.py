@@ -4,8 +4,11 @@ Changes that no client of the protocol asks for, but an operator, go the same wa
 This room must not know gevent, sockets, clocks or SQLite: its owner hands in the clocks, calls end() when every client
 that is ready had its step, and drives the tasks.
 Everything here runs without a pause from one yield to the next, so it needs no lock.
-Invariant: no reply leaves and no errand is done before the commit that covers it, and under `-f0` not before the sync
+Invariants: no reply leaves and no errand is done before the commit that covers it, and under `-f0` not before the sync
 that covers it; after a failure no reply leaves at all.
+The hub never waits for a device. What reads or syncs a file is work in a thread, and what is not there yet ends the
+slice, which comes again. It may append rows and commit them, which syncs nothing; and under `-f0` it runs a sync for
+which every client waits.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from geventstalk.wire.session import MOVE_SLICE
 
 _LOOK_PAYS: Final = 8
 """A look for more clients has to find an eighth as many as there are. It takes much less than the rest of a turn."""
+_SOON_NS: Final = 1_000_000_000
+"""What is due later need not be looked at during a sync, however slow."""
 _GATHERED_MAX: Final = 256
 """What a turn costs beside its clients is next to nothing for each of so many."""
 
@@ -50,7 +55,7 @@ class Turn(Upkeep):
         self.gate = ReplyGate()
         self.tell: Callable[[str, BaseException | None], None] = _tell_nobody
         self.move_slice = MOVE_SLICE
-        self.guests = 0  # whom the owner serves beside these clients: while there are some, no slow sync is run here
+        self.guests = 0  # whom the owner serves beside these clients: while there are some, no sync is run here
         self._wall_clock = wall_clock
         self._begins = begins
         self._fails = fails
@@ -375,14 +380,14 @@ class Turn(Upkeep):
             self._awaiting[channel.session.number] = channel
 
     def sync_here(self) -> bool:
-        """Syncs without a thread where that is better. Returns whether it did.
+        """Syncs without a thread when every client waits for that. Returns whether it did.
 
-        To hand a sync to a thread and back takes as long as a quick sync; and when everybody waits for it, there is
-        nobody else to serve. A networked log needs no thread, and its sync takes as long as its peer likes.
+        To hand a sync to a thread and back takes as long as a quick sync. But the next sync may be a slow one, and then
+        who does not wait for it would. A networked log needs no thread, and its sync takes as long as its peer likes.
         """
         store = self.store
         assert store is not None
-        if not store.syncs_here or (not store.syncs_quickly and not self.everybody_waits()):
+        if not store.syncs_here or not self.everybody_waits():
             return False
         pieces = self.gate.pieces
         sync = self._sync(store)
@@ -408,9 +413,11 @@ class Turn(Upkeep):
         return looks
 
     def everybody_waits(self) -> bool:
-        """Whether each client waits for a sync, or for a job. Who sends errands may have others with him."""
+        """Whether each client waits for a sync, or for a job, which nothing brings before. An operator may do more."""
         gate, waiting = self.gate, self.engine.waiting_count
         if gate.errands or self.guests:
+            return False
+        if waiting and NEVER != self.engine.next_deadline_ns() <= self._clock() + _SOON_NS:
             return False
         if gate.clients + waiting < len(self.channels):
             return False
@@ -484,14 +491,16 @@ class Turn(Upkeep):
     def run_some_errands(self) -> bool:
         """One slice of each errand, as long as the turn has room. Returns whether to call again in the next turn.
 
-        If not, accept() or the end of the hold sets the flag.
+        If not, accept(), a body that has come, or the end of the hold sets the flag.
         """
         ran = False
         for _ in range(len(self._errands)):
             if self._errand_budget <= 0:
                 return True
             errand = self._errands.popleft()
-            if self.engine.held and not errand.begun:
+            job = errand.awaited
+            awaits = job is not None and job.body is None and job.state != DELETED
+            if awaits or (self.engine.held and not errand.begun):
                 self._errands.append(errand)
                 continue
             self._run(errand)
@@ -523,6 +532,8 @@ class Turn(Upkeep):
 
     def let_awaiting_go_on(self) -> None:
         """Those go on whose body is there, or will not come."""
+        if self._errands:
+            self.wanted.set()
         for number, channel in list(self._awaiting.items()):
             job = channel.session.awaited
             if job is None or job.body is not None or job.state == DELETED:

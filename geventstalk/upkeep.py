@@ -2,12 +2,13 @@
 
 A turn derives from this. This room must not know gevent, sockets, clocks, SQLite, nor channels and their replies: its
 owner drives the tasks. Everything here runs without a pause from one yield to the next, so it needs no lock.
-Invariant: a task does at most some milliseconds of work between two turns, and what fails in one is the end.
+Invariant: a task does at most some milliseconds of work between two turns, reads and syncs in a thread only, and what
+fails in one is the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Final
 
@@ -33,8 +34,13 @@ RATES_NS: Final = 5_000_000_000
 """So often the rates are brought up to date, as load averages are."""
 RATES_SLICE: Final = 100
 """Tubes whose rates are brought up to date in one turn: a millisecond in pure Python."""
+LACKING_NS: Final = 100_000_000
+"""What could not be read for a lack of descriptors, memory or room is tried again after so long."""
 HOUSEKEEPING_NS: Final = 50_000_000
 """How long compaction at leisure stays behind the writing: garbage gathers, and a burst of writes is not disturbed."""
+
+
+LookAhead = Generator[Wait, None, bool]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -108,7 +114,7 @@ class Upkeep:
                 if self.failed:
                     return
                 self.take_bodies(bodies, reading)
-                yield Wait(at_ns=NEXT_TURN)
+                yield Wait(at_ns=self._clock() + LACKING_NS if reading.lacking else NEXT_TURN)
             self.let_awaiting_go_on()
 
     def take_bodies(self, bodies: Bodies, reading: Reading) -> None:
@@ -134,12 +140,10 @@ class Upkeep:
                 yield Wait(self.grown)
             yield Wait(at_ns=self._clock() + HOUSEKEEPING_NS)
             while self.wants_compaction(store):
-                if jobs := store.to_move():
-                    reading = store.reading(jobs)
-                    yield Wait(work=reading)
-                    self.take_to_move(store, reading)
-                    if self.failed or not self.wants_compaction(store):
-                        break
+                if (yield from self.look_ahead(store)):
+                    yield Wait(at_ns=self._clock() + LACKING_NS)
+                if self.failed or not self.wants_compaction(store):
+                    break
                 store.compact_slice(self._clock())
                 self.written.set()
                 self.heed(store)
@@ -147,13 +151,30 @@ class Upkeep:
                 self.keep_bound(store)
             self.keep_bound(store)
 
-    def take_to_move(self, store: Store, reading: Reading) -> None:
-        """Bodies have come that compaction will write anew, so that it does not wait for a device."""
-        if store.bodies is not None and not self.failed:
+    def look_ahead(self, store: Store) -> LookAhead:
+        """Has a thread read what the next slice of compaction needs. Returns whether the system lacked something.
+
+        The slice follows at once, before what has come can leave memory again.
+        """
+        scan = store.scan()
+        if scan is not None:
+            yield Wait(work=scan)
+            if self.failed:
+                return False
+            store.scanned(scan)
+        lacking = scan is not None and scan.lacking
+        jobs = store.to_move()
+        if jobs and store.bodies is not None:
+            reading = store.reading(jobs)
+            yield Wait(work=reading)
+            if self.failed:
+                return False
             for job in reading.jobs:
                 body = reading.body_of(job)
                 if body is not None:
                     store.bodies.take(job, body)
+            lacking = lacking or reading.lacking
+        return lacking
 
     def keep_bound(self, store: Store) -> None:
         """Segments may have been sealed: what was put, or moved, can leave memory."""
@@ -175,14 +196,16 @@ class Upkeep:
     def catch_up(self, store: Store) -> Task:
         """What a journal that is behind catches up in one turn: a few slices."""
         for _ in range(CATCH_UP_SLICES):
-            if jobs := store.to_move():
-                reading = store.reading(jobs)
-                yield Wait(work=reading)
-                self.take_to_move(store, reading)
+            lacking = False
+            store.tend()
+            if store.wants_compaction():
+                lacking = yield from self.look_ahead(store)
+                if self.failed:
+                    return
             progress = store.catch_up(self._clock())
             if progress:
                 self.written.set()
-            else:
+            if lacking or not progress:
                 yield Wait(at_ns=self._clock() + CATCH_UP_WAIT_NS)
             self.keep_bound(store)
             if not progress or not store.behind:

@@ -48,8 +48,8 @@ Wanted = tuple[int, int, int]
 """A FULL record that is to be read back: its segment, place and key."""
 
 PayloadOf = Callable[[int], bytes | None]
-"""Gives the current whole payload of a live key. None says that the owner is appending the key in parts. Then the log
-asks again in its next slice."""
+"""Gives the current whole payload of a live key. None says that the owner has not read it back yet, or is appending
+the key in parts. Then the log asks again in its next slice."""
 
 
 class Facts(NamedTuple):
@@ -102,12 +102,29 @@ class Payloads:
 
     In the end each key is either in `found`, with a payload whose checksum is right, or in `failed`. A failure counts
     only while the owner still thinks that the record stands there: compaction moves records, and removes segments.
+    When the system was `lacking` something, such as a descriptor, some keys are in neither: ask again somewhat later.
     """
+
+    lacking: bool = False
 
     def __init__(self, wanted: list[Wanted]) -> None:
         self.wanted = wanted
         self.found: dict[int, bytes] = {}
         self.failed: dict[int, JournalError] = {}
+
+    def run(self) -> None:
+        """Called once. Raises nothing but what is a bug."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Scan:
+    """Looks for the keys that compaction moves next. run() waits for the device, in any thread; Log.scanned() follows.
+
+    When the system was `lacking` something, it has found nothing: ask again somewhat later.
+    """
+
+    lacking: bool = False
 
     def run(self) -> None:
         """Called once. Raises nothing but what is a bug."""
@@ -279,17 +296,29 @@ class Log:
         """Whether compact_slice() has something worth doing. Changes nothing."""
         raise NotImplementedError
 
-    def compact_slice(self, payload_of: PayloadOf) -> None:
-        """Commits, and appends some live keys of the oldest segment again. Takes about a millisecond.
+    def scan(self) -> Scan | None:
+        """What the next compact_slice() has to have read before; None when it has all that it needs.
 
-        The caller calls this only while wants_compaction() is true. Raises JournalFailed.
+        The caller calls this while wants_compaction() is true, runs the scan where it may wait, and gives it back.
         """
+        return None
+
+    def scanned(self, scan: Scan) -> None:
+        """A scan has run. Raises JournalFailed, for damage too."""
         raise NotImplementedError
 
     def moves_next(self) -> list[int]:
-        """Some of the keys for whose payloads the next compact_slice() asks, in that order. Raises JournalFailed.
+        """Some of the keys for whose payloads the next compact_slice() asks, in that order, as far as they are known.
 
         The caller may call this while wants_compaction() is true, to have their payloads ready.
+        """
+        raise NotImplementedError
+
+    def compact_slice(self, payload_of: PayloadOf) -> None:
+        """Commits, and appends some live keys of the oldest segment again. Takes about a millisecond.
+
+        The caller calls this only while wants_compaction() is true. It does no more than what is ready for it: see
+        scan(). Raises JournalFailed.
         """
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from geventstalk.core.check import check
-from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged
+from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
 from journal.log import HEAD, HEAD_BYTES, Row
 from journal.sqlite.digest import CUT_MAX, CUT_MIN, Digest
 from journal.sqlite.files import is_suspect, segment_path
@@ -199,6 +199,7 @@ def test_digests_never_take_the_journal_beyond_its_budget(tmp_path: Path, seed: 
                 journal.append(key, FULL, bodies[key])
                 journal.commit()
                 while journal.behind:
+                    wants_compaction(journal)
                     journal.catch_up(payload_of)
                 assert directory_bytes(Path(journal.directory)) <= budget
             for gone in draw.sample(sorted(bodies), len(bodies) // 2):
@@ -206,6 +207,7 @@ def test_digests_never_take_the_journal_beyond_its_budget(tmp_path: Path, seed: 
                 journal.append(gone, DELETE, b"")
                 journal.commit()
                 while journal.behind:
+                    wants_compaction(journal)
                     journal.catch_up(payload_of)
                 while wants_compaction(journal):
                     journal.compact_slice(payload_of)
@@ -279,6 +281,38 @@ def test_a_damaged_body_is_never_given_and_the_next_start_looks_at_everything(ri
     assert not is_suspect(str(rig.directory)) and os.path.exists(path + ".damaged")
     rig.open()
     assert {row[1] for _, row in rig.rows} == set(rig.model) and len(rig.heads()) > 30
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE record SET key = key + 5000 WHERE key = ?",
+        "UPDATE record SET kind = 2 WHERE key = ?",
+        "DELETE FROM record WHERE key = ?",
+    ],
+)
+@pytest.mark.parametrize("while_it_runs", [False, True])
+def test_compaction_does_not_wait_for_a_record_that_is_not_there(
+    rig: LeavingRig, change: str, while_it_runs: bool
+) -> None:
+    """A start from digests does not see it. Compaction looked for the record for ever, 16 s for a put and a delete."""
+    path, key = sealed_with_heads(rig)
+    if while_it_runs:
+        rig.open()
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        assert db.execute(change, (key,)).rowcount
+    if not while_it_runs:
+        rig.open()
+    for other in list(rig.model):
+        if other != key:
+            rig.delete(other)
+    rig.journal.commit()
+    with pytest.raises(JournalFailed, match=f"{path} lacks 1 records that count, such as that of key {key}"):
+        rig.compact_all()
+    assert is_suspect(str(rig.directory))
+    rig.journal.abandon()
+    with pytest.raises(JournalDamaged):
+        rig.open()
 
 
 def cut_short(content: bytes) -> bytes:

@@ -92,6 +92,7 @@ class House:
         self.most_bytes = max(self.most_bytes, sum(len(row[2]) for row in self.journal._batch))
         self.store.commit(self.clock.ns)
         if self.store.behind:
+            wants_compaction(self.store)
             self.store.catch_up(self.clock.ns)
 
     def say(self, session: Session, data: bytes) -> bytes:

@@ -131,25 +131,6 @@ def test_without_a_period_no_sync_is_due(tmp_path: Path, fsync_ms: int | None) -
     jobs.close()
 
 
-def test_syncs_are_quick_when_all_of_the_last_ones_were(jobs: Jobs) -> None:
-    store = jobs.store
-
-    def quick_after(took_ns: int) -> int:
-        for count in range(1000):
-            if store.syncs_quickly:
-                return count
-            store.sync_took(took_ns)
-        raise AssertionError("never")
-
-    assert 5 < quick_after(MS_NS // 10) < 50, "it is not known at first"
-    store.sync_took(20 * MS_NS)
-    assert 10 < quick_after(MS_NS // 10) < 50
-    for _ in range(100):
-        store.sync_took(MS_NS)
-        assert not store.syncs_quickly
-    assert quick_after(MS_NS - 1) < 10
-
-
 def test_what_compaction_commits_for_a_client_is_synced_in_time_too(jobs: Jobs) -> None:
     """W5: a slice of compaction writes the whole batch, a client's change in it; the period begins then."""
     next_id = itertools.count(100)

@@ -254,7 +254,6 @@ def test_a_failure_while_a_sync_is_under_way_ends_what_waits_for_it() -> None:
     house = House(fsync_ms=0)
     one, other = house.client(), house.client()
     house.client()
-    slow(house)
     syncs = house.turn.tasks()[-1]
     next(syncs)
     house.say((one, PUT))
@@ -297,10 +296,15 @@ def test_a_failure_with_half_of_a_change_made(durable: bool) -> None:
 # -f0
 
 
-def slow(house: House) -> None:
-    """The device takes 10 ms."""
-    assert house.turn.store is not None
-    house.turn.store.sync_took(10_000_000)
+def let_sync(house: House) -> None:
+    """What a thread does under `-f0`, if there is something to sync."""
+    store, pieces = house.turn.store, house.turn.gate.pieces
+    assert store is not None
+    if store.syncs_before_replies and (sync := house.turn._sync(store)):
+        sync.run()
+        house.turn._synced(store, sync)
+    house.turn.release(pieces)
+    house.turn.awaited.clear()
 
 
 def test_a_client_that_sends_on_is_one_client_at_the_gate() -> None:
@@ -308,7 +312,6 @@ def test_a_client_that_sends_on_is_one_client_at_the_gate() -> None:
     there who could be served."""
     house = House(fsync_ms=0)
     one, _, _ = house.client(), house.client(), house.client()
-    slow(house)
     syncs = house.turn.tasks()[-1]
     next(syncs)
     house.say((one, PUT))
@@ -319,7 +322,6 @@ def test_a_client_that_sends_on_is_one_client_at_the_gate() -> None:
     assert not house.turn.everybody_waits()
     assert sync is not None
     sync.run()
-    slow(house)
     wait = go_on(syncs)
     assert one.take() == b"INSERTED 1\r\n"
     assert wait.sync is not None, "the second sync is in a thread, too"
@@ -331,7 +333,6 @@ def test_a_client_that_sends_on_is_one_client_at_the_gate() -> None:
 def test_a_client_with_a_reply_at_the_gate_and_a_reserve_is_one_client() -> None:
     house = House(fsync_ms=0)
     one, _ = house.client(), house.client()
-    slow(house)
     house.say((one, b"use other\r\n" + PUT + b"reserve\r\n"))
     assert (house.turn.gate.clients, house.engine.waiting_count) == (1, 1)
     assert not house.turn.everybody_waits()
@@ -341,11 +342,38 @@ def test_a_client_with_a_reply_at_the_gate_and_a_reserve_is_one_client() -> None
 def test_when_everybody_waits_the_sync_needs_no_thread() -> None:
     house = House(fsync_ms=0)
     one, two = house.client(), house.client()
-    slow(house)
     house.say((two, b"watch other\r\nignore default\r\n"))
     two.take()
     house.say((one, PUT), (two, b"reserve\r\n"))
     assert one.take() == b"INSERTED 1\r\n"
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_sync_is_in_a_thread_while_a_client_does_not_wait_for_it(quick: bool) -> None:
+    """The last syncs were quick, so it ran where all clients are served; it took 300 ms, and they waited for it."""
+    house = House(fsync_ms=0)
+    one, two = house.client(), house.client()
+    assert house.turn.store is not None
+    for _ in range(100 if quick else 0):
+        house.turn.store.sync_took(1)
+    house.say((one, PUT))
+    assert not one.take() and house.turn.awaited.is_set
+    house.say((two, b"stats-job 1\r\n"))
+    assert two.take().startswith(b"OK "), "it is served meanwhile"
+
+
+@pytest.mark.parametrize("timeout_s", [0, 1, 2])
+def test_a_sync_is_in_a_thread_while_a_client_waits_for_what_time_brings(timeout_s: int) -> None:
+    """A worker whose wait may end before a slow sync does is not one who waits for the sync."""
+    house = House(fsync_ms=0)
+    one, two = house.client(), house.client()
+    house.say((two, b"watch other\r\nignore default\r\n"))
+    two.take()
+    house.clock.ns += 10_000_000
+    house.say((two, b"reserve-with-timeout %d\r\n" % timeout_s))
+    house.say((one, PUT))
+    assert (one.take() == b"INSERTED 1\r\n") == (timeout_s == 2)
+    assert house.turn.awaited.is_set == (timeout_s < 2)
 
 
 def test_clients_that_come_while_others_are_read_share_their_sync() -> None:
@@ -389,7 +417,6 @@ def test_nobody_is_kept_for_nothing() -> None:
 def test_what_comes_behind_a_change_waits_with_it() -> None:
     house = House(fsync_ms=0)
     one, two = house.client(), house.client()
-    slow(house)
     house.say((one, PUT), (two, b"list-tube-used\r\n"))
     assert (one.take(), two.take()) == (b"", b"USING default\r\n")
     house.say((one, b"list-tube-used\r\n"))
@@ -431,11 +458,10 @@ def falls_behind(house: House, client: Wire) -> Task:
     store = house.turn.store
     assert store is not None
     task = house.turn.keep_pace(store)
-    while not store.syncs_quickly:
-        store.sync_took(1)  # the turn syncs by itself
     wait = next(task)
     house.journal.behind = True
     house.say((client, PUT))
+    let_sync(house)
     assert client.take().startswith(b"INSERTED"), "what is committed need not wait"
     assert wait.flag is not None and wait.flag.is_set
     return task
@@ -463,6 +489,7 @@ def test_changes_wait_until_the_journal_has_caught_up(name: str, fsync_ms: int |
     next(task)
     assert one.turns == turns + 1
     house.say((one, b""))
+    let_sync(house)
     assert one.take() and not one.session.unfinished
     assert one.session.closed == (name == "at the end")
 
@@ -759,7 +786,6 @@ def test_errands_wait_until_the_journal_has_caught_up(begun: bool) -> None:
 def test_a_durable_errand_waits_for_the_sync_in_its_place_among_the_replies() -> None:
     house = House(fsync_ms=0)
     one, two = buried(house), house.client()
-    slow(house)
     syncs = house.turn.tasks()[-1]
     next(syncs)
     heard: list[str] = []
@@ -776,7 +802,6 @@ def test_a_durable_errand_waits_for_the_sync_in_its_place_among_the_replies() ->
     house.turn.accept(late)
     house.turn.end()
     sync.run()
-    slow(house)
     assert not errand.heard
     wait = go_on(syncs)
     assert errand.heard == ["done"]
@@ -792,7 +817,6 @@ def test_a_slow_sync_for_an_errand_is_in_a_thread() -> None:
     """When no client is there, or all wait, there are still those who sent the errand, or others like them."""
     house = House(fsync_ms=0)
     one = buried(house)
-    slow(house)
     errand = Kicks(house)
     house.turn.accept(errand)
     house.say((one, PUT))
@@ -801,25 +825,21 @@ def test_a_slow_sync_for_an_errand_is_in_a_thread() -> None:
     assert errand.heard == ["done"] and one.take() == b"INSERTED 2\r\n"
 
 
-def test_a_slow_sync_is_in_a_thread_while_there_are_guests() -> None:
+def test_a_sync_is_in_a_thread_while_there_are_guests() -> None:
     house = House(fsync_ms=0)
     one = house.client()
-    slow(house)
     house.turn.guests = 1
     house.say((one, PUT))
     assert not one.take() and house.turn.awaited.is_set
 
 
-def test_a_quick_sync_for_an_errand_needs_no_thread() -> None:
+def test_a_sync_for_an_errand_is_in_a_thread() -> None:
     house = House(fsync_ms=0)
     buried(house)
-    assert house.turn.store is not None
-    while not house.turn.store.syncs_quickly:
-        house.turn.store.sync_took(1)
     errand = Kicks(house)
     house.turn.accept(errand)
     house.turn.end()
-    assert errand.heard == ["done"] and not house.journal.unsynced
+    assert not errand.heard and house.turn.awaited.is_set and house.journal.unsynced
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "journal"])
@@ -847,7 +867,6 @@ def test_an_errand_that_raises_is_as_a_client_whose_change_is_half_made(durable:
 def test_no_errand_is_done_that_the_journal_lost(where: str) -> None:
     house = House(fsync_ms=0)
     one = buried(house, 2)
-    slow(house)
     at_the_gate, finished, unfinished = Kicks(house), Kicks(house, ids=(2,)), Kicks(house, slices=2)
     house.turn.accept(at_the_gate)
     house.turn.end()
@@ -866,7 +885,6 @@ def test_no_errand_is_done_that_the_journal_lost(where: str) -> None:
 def test_a_clean_end_is_the_end_of_errands() -> None:
     house = House(fsync_ms=0)
     buried(house)
-    slow(house)
     at_the_gate, finished, unfinished = Kicks(house), Kicks(house), Kicks(house, slices=2)
     house.turn.accept(at_the_gate)
     house.turn.end()

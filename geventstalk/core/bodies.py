@@ -283,12 +283,12 @@ class Bodies:
             self.wanted[job.id] = job
 
     def wait_for(self, job: Job) -> None:
-        """A client waits for a body: it stays in memory until let_be()."""
+        """A client, or an errand, waits for a body: it stays in memory until let_be()."""
         self._pins[job.id] = self._pins.get(job.id, 0) + 1
         self.want(job)
 
     def let_be(self, job: Job) -> None:
-        """A client does not wait any more."""
+        """It does not wait any more."""
         pins = self._pins[job.id] - 1
         if pins:
             self._pins[job.id] = pins
@@ -319,7 +319,7 @@ class Bodies:
             if job.body is None and job.state != DELETED:
                 self.fetching[id] = job
                 left -= self.size_of(job)
-        left = min(left, max(self.max_bytes // 8, 1))
+        left = min(left, self.ahead_bytes)
         for number in list(self._ahead):
             if len(self.fetching) >= FETCH_MAX or left <= 0:
                 break
@@ -353,6 +353,11 @@ class Bodies:
             self._triggers[first] = number
             self._trigger_of[number] = first
         return left
+
+    @property
+    def ahead_bytes(self) -> int:
+        """So many bytes of bodies, and one more body, are fetched before somebody asks for them."""
+        return min(AHEAD_BYTES_MAX, max(self.max_bytes // 8, 1))
 
     def fetch_ended(self) -> None:
         """Whatever was under way has come, or will be wanted again."""

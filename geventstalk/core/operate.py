@@ -108,8 +108,9 @@ class Operate(Engine):
         none: WRONG_STATE. To a reserved job only a ttr can be given: it begins now. A tube that is not there is made;
         the order of burying, the counts and the age of the job stay, and no total counts it.
 
-        After UNFINISHED, which only a large job with another ttr or tube has, the caller calls again with the same
-        arguments, or calls abandon_alter(). Meanwhile the job is as it was, and serves everybody.
+        After UNFINISHED the caller calls again with the same arguments, or calls abandon_alter(). A large job with
+        another ttr or tube has that, and a job whose body has to be in memory first: the caller sees to that. Meanwhile
+        the job is as it was, and serves everybody.
         """
         self.work += 1
         job = self.jobs.get(id)
@@ -147,6 +148,8 @@ class Operate(Engine):
 
     def _prepare(self, job: Job, name: bytes, ttr_s: int) -> int:
         """Has the ledger see to it that it can keep all of the job anew. Returns DONE when it can."""
+        if job.body is None:
+            return UNFINISHED
         self.work += 1 + (min(self.size_of(job), _PART_BYTES) >> _UNIT_BITS)
         try:
             taken = self.ledger.prepare_rewrite(job, name, ttr_s)

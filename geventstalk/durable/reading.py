@@ -25,8 +25,13 @@ class Reading:
     def run(self) -> None:
         self._payloads.run()
 
+    @property
+    def lacking(self) -> bool:
+        """Whether some bodies were not read for a lack of descriptors, memory or room: ask again somewhat later."""
+        return self._payloads.lacking
+
     def body_of(self, job: Job) -> bytes | None:
-        """None when the record has gone from where it stood, because the job was moved or is gone itself.
+        """None when the record has gone from where it stood, because the job was moved or is gone itself, or `lacking`.
 
         Raises JournalDamaged, or JournalFailed when the record cannot be read although it still stands there.
         """
@@ -37,7 +42,10 @@ class Reading:
         if payload is None:
             if job.state == DELETED or self._asked[job.id] != (job.segment, self._bodies.place_of(job)):
                 return None
-            raise self._payloads.failed[job.id]
+            failure = self._payloads.failed.get(job.id)
+            if failure is None:
+                return None
+            raise failure
         if job.state == DELETED:
             return None
         size = self._bodies.size_of(job)

@@ -28,15 +28,12 @@ from geventstalk.durable.records import (
     stamp_of,
 )
 from journal.errors import JournalDamaged
-from journal.log import CHANGE, DELETE, FULL, HEAD, PAYLOAD_MAX, PAYLOAD_MIN, Log, SyncPoint
+from journal.log import CHANGE, DELETE, FULL, HEAD, PAYLOAD_MAX, PAYLOAD_MIN, Log, Scan, SyncPoint
 from journal.log import SegmentState as SegmentState
 
 ALWAYS: Final = 0
 """The fsync period of `-f0`: before each reply."""
 MS_NS: Final = 1_000_000
-QUICK_SYNC_NS: Final = MS_NS
-_UNKNOWN_SYNC_NS: Final = 10 * MS_NS
-"""How long an fsync is thought to take at first."""
 COMMIT_BOUNDS: Final = tuple([1 << at for at in range(15)])
 """Commits are counted by their records: a commit in the first of these classes that is not smaller."""
 _MOVE_BYTES: Final = 1 << 17
@@ -63,7 +60,6 @@ class Store(Ledger):
         self.unfit: set[int] = set()  # jobs whose last change in the log does not fit what is left of them
         self._move_waits = False  # compaction has a large job to move, which comes before the next large put
         self._sync_due_ns = 0  # 0: nothing is committed that is not on the device
-        self._sync_ns = _UNKNOWN_SYNC_NS
         self._refused = 0  # puts, for want of room
         self._counted = 0  # records at the last commit
         self.fsyncs = Times()
@@ -133,7 +129,6 @@ class Store(Ledger):
                 self.unprepare(job)
                 return None
             return large.tube_name == tube_name and large.ttr_s == ttr_s and self._append_part(large)
-        self._fetch(job)
         body_bytes = len(held_body(job))
         size = WHOLE_BYTES + len(tube_name) + body_bytes
         if body_bytes < self.large_bytes:
@@ -156,7 +151,6 @@ class Store(Ledger):
         if large is not None and large.purpose == REWRITE and large.job is job:
             self._finish_large(large)
             return
-        self._fetch(job)
         self._append_whole_anew(job, tube_name)
 
     def _append_whole_anew(self, job: Job, tube_name: bytes) -> None:
@@ -338,7 +332,7 @@ class Store(Ledger):
 
     @property
     def syncs_here(self) -> bool:
-        """Whether a SyncPoint waits for a device only, so that it may be run without a thread where that is quick."""
+        """Whether a SyncPoint waits for a device only, and needs no thread when every client waits."""
         return self._log.safe_after_commit
 
     @property
@@ -399,14 +393,8 @@ class Store(Ledger):
         return point
 
     def sync_took(self, took_ns: int) -> None:
-        """A SyncPoint has run, and took so long. Slow ones are forgotten by an eighth with each that is quicker."""
+        """A SyncPoint has run, and took so long."""
         self.fsyncs.add_here(took_ns)
-        self._sync_ns = max(took_ns, self._sync_ns - self._sync_ns // 8)
-
-    @property
-    def syncs_quickly(self) -> bool:
-        """Whether, by the last ones, a SyncPoint takes less than a millisecond."""
-        return self._sync_ns < QUICK_SYNC_NS
 
     # --- compaction
 
@@ -423,15 +411,28 @@ class Store(Ledger):
         """Whether segments are being made, sealed or removed, so that wants_compaction() may change by itself."""
         return self._log.settling
 
+    def scan(self) -> Scan | None:
+        """What is to be run where it may wait, and then given to scanned(), before the next to_move()."""
+        return self._log.scan()
+
+    def scanned(self, scan: Scan) -> None:
+        """Takes in what a scan has found. Raises JournalFailed, for damage too."""
+        self._log.scanned(scan)
+
     def compact_slice(self, now_ns: int) -> None:
         """Commits, and moves some live jobs out of the oldest segment; about a millisecond. Raises JournalFailed."""
         self._log.compact_slice(self._payload_of)
         self._want_sync(now_ns)
 
     def _payload_of(self, id: int) -> bytes | None:
-        """The payload of a job that compaction moves; None while a large job is moved in parts, one with each call."""
+        """The payload of a job that compaction moves.
+
+        None when its body is not in memory, and while a large job is moved in parts, one with each call.
+        """
         job, name = self._found(id)
-        if job.body is None or len(job.body) < self.large_bytes:
+        if job.body is None:
+            return None  # to_move() has it read, and compaction asks again
+        if len(job.body) < self.large_bytes:
             return self._whole_of(id)
         large = self._large
         if large is not None and large.job is job:
@@ -450,7 +451,6 @@ class Store(Ledger):
     def _whole_of(self, id: int) -> bytes:
         """What the log is about to append as its next record. Until its segment is sealed the body is in memory."""
         job, name = self._found(id)
-        self._fetch(job)
         payload = self._encoder.whole(job, name)
         bodies = self.bodies
         if bodies is not None:
@@ -479,9 +479,12 @@ class Store(Ledger):
         return Reading(jobs, self.bodies, self._log.payloads(wanted_of(jobs, self.bodies)))
 
     def to_move(self) -> list[Job]:
-        """Jobs that compaction moves next, as far as their bodies are not in memory: about as many as a slice moves."""
+        """Jobs that compaction moves next, as far as their bodies are not in memory: about as many as a slice moves.
+
+        The caller has asked wants_compaction(). It reads their bodies, or the slice ends where one is missing.
+        """
         bodies = self.bodies
-        if bodies is None or not bodies.gone or not self._log.wants_compaction():
+        if bodies is None or not bodies.gone:
             return []
         jobs: list[Job] = []
         size = 0
@@ -493,16 +496,6 @@ class Store(Ledger):
                 if size >= _MOVE_BYTES:
                     break
         return jobs
-
-    def _fetch(self, job: Job) -> None:
-        """Has a body in memory at once. Raises JournalDamaged or JournalFailed."""
-        if job.body is None:
-            assert self.bodies is not None
-            reading = self.reading([job])
-            reading.run()
-            body = reading.body_of(job)
-            assert body is not None, "nothing has moved it meanwhile"
-            self.bodies.take(job, body)
 
     # --- numbers and end
 

@@ -81,14 +81,16 @@ def fitting(action: str, values: Values) -> frozenset[int]:
 class _Doer:
     """Does it to one job, and remembers what the job was and is: afterwards it may be gone already.
 
+    `body` is that of the job, which may not be in memory.
     The errand holds this, and this does not hold the errand: the server has no collector of cycles.
     """
 
-    def __init__(self, house: House, action: str, values: Values) -> None:
+    def __init__(self, house: House, action: str, values: Values, body: bytes) -> None:
         self.outcome = UNFINISHED
         self.before: views.Json = {}
         self.after: views.Json = {}
         self._house = house
+        self._body = body
         self._deletes = action == "delete"
         self._do = change_of(house.engine, action, values)
 
@@ -99,16 +101,16 @@ class _Doer:
             self.before = {"tube": engine.tube_of(job).name.decode("ascii"), "state": STATE_NAMES[job.state]}
         self.outcome = self._do(id, now_ns)
         if self.outcome == DONE and job is not None and not self._deletes:
-            self.after = views.job(self._house, job, now_ns, BODY_BYTES)
+            self.after = views.job(self._house, job, now_ns, BODY_BYTES, self._body)
         return self.outcome
 
 
 class OneChange(Changes):
     """Changes one job. `before` and `after` are what the job was and is then."""
 
-    def __init__(self, house: House, id: int, action: str, values: Values) -> None:
+    def __init__(self, house: House, id: int, action: str, values: Values, body: bytes) -> None:
         self._action = action
-        self._doer = _Doer(house, action, values)
+        self._doer = _Doer(house, action, values, body)
         super().__init__(house.engine, [id], self._doer)
 
     @property

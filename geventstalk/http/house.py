@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter_ns
 from typing import Any, Final, Protocol
 
-from gevent import get_hub
+from gevent import get_hub, sleep
 from gevent.event import Event
 from gevent.hub import Waiter
 
@@ -27,6 +27,7 @@ from geventstalk.http.audit import Audit
 from geventstalk.http.history import History, Sparks
 from geventstalk.http.memory import memory_limit_bytes
 from geventstalk.turn import Turn
+from geventstalk.upkeep import LACKING_NS
 from geventstalk.wire.session import Service
 
 ACTIVE: Final = "active"
@@ -61,7 +62,7 @@ class _Awaited(Errand):
         try:
             return self._errand.run(now_ns)
         finally:
-            self.begun = self._errand.begun
+            self.begun, self.awaited = self._errand.begun, self._errand.awaited
 
     def done(self) -> None:
         self._errand.changed = self.changed
@@ -206,6 +207,8 @@ class House:
             reading = store.reading(missing)
             get_hub().threadpool.apply(reading.run)
             found.update(self._taken(reading, missing))
+            if reading.lacking:
+                sleep(LACKING_NS / 1e9)
         return [(job, found[job.id]) for job in jobs if job.id in found]
 
     def _taken(self, reading: Reading, jobs: list[Job]) -> dict[int, bytes]:
@@ -214,22 +217,6 @@ class House:
         except JournalError as error:
             self.turn.fail(error)  # as for a client of the beanstalk port
             raise Failed from error
-
-    def warm(self, jobs: Iterable[Job]) -> None:
-        """Reads bodies that are not in memory, so that body_of() finds them in the page cache. Raises Failed."""
-        for _ in self.with_bodies([job for job in jobs if job.body is None]):
-            pass
-
-    def body_of(self, job: Job) -> bytes:
-        """The body of a job that is there, without giving others a turn; warm() comes before it. Raises Failed."""
-        body = job.body
-        if body is None:
-            store = self.turn.store
-            assert store is not None, "without a journal all bodies are in memory"
-            reading = store.reading([job])
-            reading.run()
-            body = self._taken(reading, [job])[job.id]
-        return body
 
     def breathe(self) -> None:
         """Lets everybody else have a turn. Whoever breathes comes back in the order in which they came here."""

@@ -18,7 +18,7 @@ from geventstalk.core.ages import Oldest, Search
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import Engine
 from geventstalk.core.figures import totals
-from geventstalk.core.job import DELAYED, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
+from geventstalk.core.job import DELAYED, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally, held_body
 from geventstalk.core.meter import EVENTS, NO_TIMES, Times, quantiles
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import SegmentState
@@ -235,9 +235,9 @@ def jobs_in(tube: Tube) -> dict[str, int]:
 
 
 def job(house: House, job: Job, now_ns: int, body_bytes: int, data: bytes | None = None) -> Json:
-    """A job with so many bytes of its body at the most. `data` is that body, for whoever has it."""
+    """A job with so many bytes of its body at the most. `data` is that body, where it may not be in memory."""
     if data is None:
-        data = house.body_of(job)
+        data = held_body(job)
     counts = job.tally or _NO_COUNTS
     has_deadline = job.state in (RESERVED, DELAYED)
     return {

@@ -232,7 +232,11 @@ class _Batch(Changes):
         super().__init__(house.engine, ids, self._doer)
 
     def run(self, now_ns: int) -> bool:
-        return super().run(now_ns) or self._doer.is_full
+        over = super().run(now_ns)
+        if self._doer.is_full and not over:
+            self.cancelled = True
+            over = super().run(now_ns)
+        return over
 
     def done(self) -> None:
         pass

@@ -1,24 +1,31 @@
 """Compaction: when to compact, how live records leave the oldest segment, and when changes wait for compaction.
 
-This room must not know what a payload means. It works in slices of about a millisecond, in the thread that commits.
+This room must not know what a payload means. It works in slices of about a millisecond, in the thread that commits,
+which reads no segment: a Scan does that, wherever its owner runs it.
 Invariant: a segment is removed only when it has no live record, and after all records that replaced its own are
-committed.
+committed. A segment with live records of which a scan to its end finds none is damaged.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import closing
+from itertools import islice
 from typing import Final
 
-from journal.log import FULL, PayloadOf
+from journal.errors import JournalDamaged, JournalError
+from journal.log import FULL, PayloadOf, Scan
+from journal.sqlite.files import lacks_descriptors
 from journal.sqlite.reader import SegmentReader
 from journal.sqlite.room import SPARE_SEGMENTS
 from journal.sqlite.segments import Sealed, Segments
 
-_SCAN_KEYS: Final = 256
-"""Rows of the oldest segment that one slice looks at, or keys in them. To read a key takes one or two microseconds.
-Most keys may be dead, and most rows may be changes and deletes."""
+_SCAN_ROWS: Final = 1024
+"""Rows of the oldest segment that one scan looks at, or keys in them. Most rows may be changes and deletes."""
+_SLICE_KEYS: Final = 256
+"""Keys that one slice looks at. Most of them may be dead."""
 _MOVE_BYTES: Final = 1 << 17
 """Bytes that one slice moves, give or take a record. To write them takes half a millisecond."""
 _HOLD_S: Final = 0.004
@@ -34,6 +41,32 @@ _STEP_S: Final = 0.002
 that time compaction could not work."""
 
 
+class VictimScan(Scan):
+    """Looks for keys of whole records behind record `behind` of a segment. It opens the segment for itself."""
+
+    def __init__(self, segments: Segments, victim: Sealed, behind: int) -> None:
+        self.number = victim.number
+        self.behind = behind
+        self.seen = behind
+        self.found: list[tuple[int, int]] = []
+        self.error: JournalError | None = None
+        self._path = victim.path
+        self._space = segments.space
+
+    def run(self) -> None:
+        try:
+            with closing(self._space.within(self._open)) as reader:
+                self.found, self.seen = reader.keys_after(self.behind, _SCAN_ROWS)
+        except MemoryError:
+            self.lacking = True
+        except JournalError as error:
+            self.lacking = not isinstance(error, JournalDamaged) and lacks_descriptors(error)
+            self.error = error
+
+    def _open(self) -> SegmentReader:
+        return SegmentReader(self._path)
+
+
 class Compaction:
     """Compacts the segments of one directory."""
 
@@ -41,8 +74,10 @@ class Compaction:
         self.records_moved = 0
         self._segments = segments
         self._on = switched_on
-        self._victim: SegmentReader | None = None  # the segment that is being moved, opened for reading
-        self._scanned_seq = 0
+        self._victim = 0  # the number of the segment that is being moved; 0 for none
+        self._scanned_seq = 0  # up to which of its records it is scanned
+        self._keys: deque[int] = deque()  # those that were found, and not looked at yet
+        self._scanned = False  # whether nothing follows them
         self._behind = False
         self._hold_s = 0.0  # how long changes wait after a commit
         self._held_s = 0.0  # how long they have waited since
@@ -65,7 +100,7 @@ class Compaction:
             return False
         if sum(not sealed.ready for sealed in segments.sealed[-SPARE_SEGMENTS:]) > 1:
             return False  # compaction must not write segments faster than the worker seals them
-        if self._victim is not None and not tight:
+        if self._victim and not tight:
             return True
         if not victim.ready:
             return False
@@ -109,15 +144,17 @@ class Compaction:
             self._move_keys(victim, payload_of, append)
             commit()
         if not segments.live.bytes_in(victim.number):
-            self.close()
+            self._forget()
             retire()
 
     def _move_keys(self, victim: Sealed, payload_of: PayloadOf, append: Callable[[int, int, bytes], None]) -> None:
         segments = self._segments
-        reader = self._reader(victim)
+        self._begin(victim)
         left = min(_MOVE_BYTES, segments.full_at // 2)
-        found, seen = reader.keys_after(self._scanned_seq, _SCAN_KEYS)
-        for seq, key in found:
+        for _ in range(_SLICE_KEYS):
+            if not self._keys or left <= 0:
+                break
+            key = self._keys[0]
             if segments.live.segment_of(key) == victim.number:
                 payload = payload_of(key)
                 if payload is not None:
@@ -125,35 +162,46 @@ class Compaction:
                     left -= len(payload)
                     self.records_moved += 1
                 elif segments.live.segment_of(key) == victim.number:
-                    break  # a large payload is moved in parts: the next slice asks for this key again
-            self._scanned_seq = seq
-            if left <= 0:
-                break
-        else:
-            self._scanned_seq = seen
+                    return  # not read back yet, or moved in parts: the next slice asks for this key again
+            self._keys.popleft()
+        if self._scanned and not self._keys and segments.live.bytes_in(victim.number):
+            keys = segments.live.keys_in(victim.number)
+            raise JournalDamaged(f"{victim.path} lacks {len(keys)} records that count, such as that of key {keys[0]}")
 
-    def next_keys(self) -> list[int]:
-        """The live keys that the next slice looks at."""
+    def _begin(self, victim: Sealed) -> None:
+        if self._victim != victim.number:
+            self._forget()
+            self._victim = victim.number
+
+    def _forget(self) -> None:
+        self._victim = self._scanned_seq = 0
+        self._scanned = False
+        self._keys.clear()
+
+    def scan(self) -> Scan | None:
+        """What has to be read before the next slice; None when that has something to do without."""
         segments = self._segments
         victim = segments.sealed[segments.retiring]
-        if not segments.live.bytes_in(victim.number):
-            return []
-        found, _ = self._reader(victim).keys_after(self._scanned_seq, _SCAN_KEYS)
-        return [key for _, key in found if segments.live.segment_of(key) == victim.number]
+        self._begin(victim)
+        if self._keys or self._scanned or not segments.live.bytes_in(victim.number):
+            return None
+        return VictimScan(segments, victim, self._scanned_seq)
 
-    def _reader(self, victim: Sealed) -> SegmentReader:
-        """Of the oldest segment, which is opened when its first slice comes."""
-        reader = self._victim
-        if reader is None:
-            reader = self._victim = self._segments.with_room(lambda: SegmentReader(victim.path))
-            self._scanned_seq = 0
-        return reader
+    def scanned(self, scan: Scan) -> None:
+        """A scan has run. Two may have been under way for the same: the first one counts."""
+        assert isinstance(scan, VictimScan)
+        if (scan.number, scan.behind) != (self._victim, self._scanned_seq) or self._keys or scan.lacking:
+            return
+        if scan.error is not None:
+            raise scan.error
+        self._scanned = scan.seen == scan.behind
+        self._scanned_seq = scan.seen
+        self._keys.extend([key for _, key in scan.found])
 
-    def close(self) -> None:
-        """Closes the segment that is being read."""
-        if self._victim is not None:
-            self._victim.close()
-            self._victim = None
+    def next_keys(self) -> list[int]:
+        """The live keys that the next slice looks at, as far as they are scanned."""
+        live, victim = self._segments.live, self._victim
+        return [key for key in islice(self._keys, _SLICE_KEYS) if live.segment_of(key) == victim]
 
     # --- holding changes
 

@@ -150,6 +150,14 @@ def ungroup(seq: int, count: int, payload: bytes) -> list[Row]:
     return rows
 
 
+def keys_of_group(seq: int, count: int, head: bytes) -> list[tuple[int, int]]:
+    """Pairs (seq, key) of the whole records of a group, by its head alone. Raises GROUP_ERRORS as ungroup() does."""
+    heads: list[list[int]] = _JSON.decode(head.decode())
+    if len(heads) != count or max([each[0] >> KEY_BITS for each in heads], default=0):
+        raise ValueError("a group's head is not that of so many records")
+    return [(at, each[0]) for at, each in enumerate(heads, seq - count + 1) if each[1] == FULL]
+
+
 def pages_of(head: bytes) -> int:
     """How many pages a SQLite file has, as its header says."""
     return int.from_bytes(head[28:32], "big")

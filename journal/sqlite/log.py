@@ -25,6 +25,7 @@ from journal.log import (
     PayloadOf,
     Payloads,
     Record,
+    Scan,
     SegmentState,
     SyncPoint,
     Wanted,
@@ -446,11 +447,17 @@ class Journal(Log):
         except BaseException as error:
             self._fail(error)
 
-    def moves_next(self) -> list[int]:
+    def scan(self) -> Scan | None:
+        return self._compaction.scan()
+
+    def scanned(self, scan: Scan) -> None:
         try:
-            return self._compaction.next_keys()
+            self._compaction.scanned(scan)
         except BaseException as error:
             self._fail(error)
+
+    def moves_next(self) -> list[int]:
+        return self._compaction.next_keys()
 
     def _retire(self) -> None:
         self._segments.retire(self.high_water, self._guard())
@@ -486,7 +493,6 @@ class Journal(Log):
         try:
             if self._segments.writer is not None:
                 self.commit()  # it may rotate
-                self._compaction.close()
                 self._segments.end(_SEAL_AT_END_BYTES)
             else:
                 self._worker.close()
@@ -505,7 +511,6 @@ class Journal(Log):
         if self._replay is not None:
             self._replay.close()
         self._segments.close()
-        self._compaction.close()
         self._lock.close()
 
     def _account(self, key: int, kind: int, payload: bytes, segment: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from contextlib import closing
 from typing import Final
 
@@ -23,8 +22,6 @@ from journal.sqlite.sql import CANNOT_OPEN, connect_to_read, unreadable
 
 READ_ROWS: Final = 64
 """So many records are read in one step of SQLite, see _SELECT."""
-RETRY_S: Final = 0.1
-"""So long after a lack of descriptors, memory or room it is tried again."""
 _TRIES: Final = 3
 """So often it is tried to open a file. A lack of descriptors may be over when somebody looks for it."""
 _SELECT: Final = """
@@ -54,28 +51,31 @@ class SegmentPayloads(Payloads):
             places = segments[segment]
             path = segment_path(self._directory, segment)
             try:
-                self._take(path, places, self._rows_in_time(path, sorted(places)))
+                rows = self._rows_in_time(path, sorted(places))
             except JournalError as error:
-                for key in places.values():
-                    if key not in self.found:
-                        self.failed[key] = error
+                self.failed.update(dict.fromkeys(places.values(), error))
+            else:
+                if rows is None:
+                    self.lacking = True
+                else:
+                    self._take(path, places, rows)
             if any(isinstance(self.failed.get(key), JournalDamaged) for key in places.values()):
                 suspect(self._directory)
 
-    def _rows_in_time(self, path: str, places: list[int]) -> list[Row]:
-        """As _rows(). What the system lacks, it may have later: then whoever needs the records waits."""
+    def _rows_in_time(self, path: str, places: list[int]) -> list[Row] | None:
+        """As _rows(); None when the system lacks something, which it may have later. Does not wait for that."""
         tries = 0
         while True:
             tries += 1
             try:
                 return self._rows(path, places)
-            except (JournalFailed, JournalFull) as error:
-                lacking = isinstance(error, JournalFull) or lacks_descriptors(error)
-                if not lacking and (tries >= _TRIES or CANNOT_OPEN not in str(error)):
-                    raise
             except MemoryError:
-                pass
-            time.sleep(RETRY_S)
+                return None
+            except (JournalFailed, JournalFull) as error:
+                if isinstance(error, JournalFull) or lacks_descriptors(error):
+                    return None
+                if tries >= _TRIES or CANNOT_OPEN not in str(error):
+                    raise
 
     def _rows(self, path: str, places: list[int]) -> list[Row]:
         """Raises JournalDamaged or JournalFailed."""

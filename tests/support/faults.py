@@ -23,7 +23,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from geventstalk.core.job import Job
+from geventstalk.durable.store import Store
 from journal import CHANGE, DELETE, DESCRIPTORS_MAX, FULL, Journal, JournalError, Record
+from journal.log import Scan
 from journal.sqlite.replay import Replay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,14 +49,37 @@ class Compacting(Protocol):
 
     def wants_compaction(self) -> bool: ...
 
+    def scan(self) -> Scan | None: ...
+
+    def scanned(self, scan: Scan) -> None: ...
+
 
 def wants_compaction(log: Compacting) -> bool:
-    """Whether there is something to compact, now that the log has heard from its worker."""
+    """Whether there is something to compact, now that the log has heard from its worker. What that needs is read."""
     log.tend()
-    return log.wants_compaction()
+    if not log.wants_compaction():
+        return False
+    if scan := log.scan():
+        scan.run()
+        log.scanned(scan)
+    if isinstance(log, Store):
+        fetch(log, log.to_move())
+    return True
 
 
-class KeepsPace(Protocol):
+def fetch(store: Store, jobs: Iterable[Job]) -> None:
+    """Has the bodies of these jobs in memory."""
+    if missing := [job for job in jobs if job.body is None]:
+        assert store.bodies is not None
+        reading = store.reading(missing)
+        reading.run()
+        for job in missing:
+            body = reading.body_of(job)
+            assert body is not None
+            store.bodies.take(job, body)
+
+
+class KeepsPace(Compacting, Protocol):
     """A store."""
 
     @property
@@ -65,6 +91,7 @@ class KeepsPace(Protocol):
 def keep_pace(store: KeepsPace, between: Callable[[], None] = lambda: None) -> None:
     """Waits as long as changes have to, as the turn does. `between` is called all the time meanwhile."""
     while store.behind:
+        wants_compaction(store)
         if not store.catch_up(time.monotonic_ns()):
             time.sleep(0.001)
         between()
@@ -211,6 +238,7 @@ class Rig:
     def catch_up(self) -> None:
         """Waits as long as changes have to."""
         while self.journal.behind:
+            wants_compaction(self.journal)
             if not self.journal.catch_up(self.payload_of):
                 time.sleep(0.001)
 

@@ -343,6 +343,8 @@ def _seal_left_over(path: str, records: int, digest: Digest | None = None) -> in
 class _SegmentReader(SegmentReader):
     def __init__(self, path: str) -> None:
         self.path = path
+        if number_of(path) not in Disk.of(path).segments:
+            raise JournalFailed(f"cannot read {path}: it is gone")
         segment = Disk.of(path).segment(path)
         self.number = segment.number
         self.high_water, self.oldest, self.before = segment.note

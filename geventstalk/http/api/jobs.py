@@ -104,9 +104,10 @@ class OneJob:
         asked = Parameters(req)
         body_bytes = asked.integer("body", BODY_BYTES, 0, 1 << 20)
         asked.end()
-        self._house.warm([find(self._house, _id(id))])
-        job = find(self._house, _id(id))
-        resp.media = views.job(self._house, job, self._house.now_ns(), body_bytes)
+        for job, body in self._house.with_bodies([find(self._house, _id(id))]):
+            resp.media = views.job(self._house, job, self._house.now_ns(), body_bytes, body)
+            return
+        raise no_such_job()
 
     def on_patch(self, req: falcon.Request, resp: falcon.Response, id: str) -> None:
         number = _id(id)
@@ -168,10 +169,9 @@ class Action:
 
 def change(house: House, req: falcon.Request, id: int, action: str, values: Values) -> OneChange:
     """Changes a job, and returns when that is safe. Raises HTTPError."""
-    job = house.engine.jobs.get(id)
-    if job is not None:
-        house.warm([job])
-    one = OneChange(house, id, action, values)
+    job = find(house, id)
+    bodies = dict(house.with_bodies([] if action == "delete" else [job]))
+    one = OneChange(house, id, action, values, bodies.get(job, b""))
     house.change(one)
     one.require_done()
     house.audit.record(who_sends(req), action, 1, tube=one.before["tube"], job=id, detail=str(values) or None)

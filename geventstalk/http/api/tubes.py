@@ -189,11 +189,14 @@ class OneTube:
 
     def _whole(self, tube: Tube, users: list[int], oldest: Oldest) -> views.Json:
         house = self._house
-        house.warm([job for _, job in self._firsts(tube) if job is not None])
+        bodies: dict[int, bytes] = {}
+        while missing := [each for _, each in self._firsts(tube) if each and not each.body and each.id not in bodies]:
+            bodies |= {job.id: body for job, body in house.with_bodies(missing)}
         now_ns = house.now_ns()
         following: views.Json = {}
-        for state, job in self._firsts(tube):
-            following[state] = None if job is None else views.job(house, job, now_ns, _BODY_BYTES)
+        for state, first in self._firsts(tube):
+            body = None if first is None else first.body or bodies[first.id]
+            following[state] = None if first is None else views.job(house, first, now_ns, _BODY_BYTES, body)
         watchers = [number for number, _ in zip(tube.watchers, range(_LISTED_MAX), strict=False)]
         return views.tube(house, tube, now_ns, oldest) | {"next": following, "users": users, "watchers": watchers}
 

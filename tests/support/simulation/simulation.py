@@ -26,6 +26,7 @@ from geventstalk.durable.store import Store
 from geventstalk.wire.session import MOVE_SLICE, Session
 from journal import Journal, JournalError, JournalFull
 from journal.log import PAYLOAD_MIN
+from tests.support.faults import fetch
 from tests.support.faulty_journal import Disk, FaultyJournal, worker_of
 from tests.support.forgetful import AWAITS_JOB, AWAITS_LOOK, BEGINS_ANEW, AwaitingSession, Forgetful
 from tests.support.simulation.clients import Habits, SimulatedClient
@@ -334,8 +335,7 @@ class Simulation:
         if scenario.memory is not None:
             engine.bodies = Forgetful(scenario.memory)
         self.server.open_journal(store)
-        for job in engine.jobs:
-            store._fetch(job)
+        fetch(store, engine.jobs)
         found = {job.id: kept_of(job, engine.tube_of(job).name, self._to_wall) for job in engine.jobs}
         self.oracle.recovered(found, self.promised, self.disk.scattered)
         self.commits.clear()  # a start may commit: what was found, and that is on the device by now

@@ -25,7 +25,7 @@ from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, SECOND_NS, Job
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from journal import Journal, JournalError
-from tests.support.faults import keep_pace, wants_compaction
+from tests.support.faults import fetch, keep_pace, wants_compaction
 from tests.support.forgetful import Forgetful
 from tests.support.torture.recorder import mark
 
@@ -122,8 +122,7 @@ class Keeper:
     def replay(self) -> Facts:
         """What is there. Raises JournalError when that is damaged."""
         for job, tube in self.store.replay():
-            if job.body is None:
-                self.store._fetch(job)
+            fetch(self.store, [job])
             self.jobs[job.id] = job
             self.tubes[job.id] = bytes(tube)
             if job.state == BURIED:
