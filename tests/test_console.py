@@ -679,6 +679,33 @@ def test_a_server_that_stands_still_is_not_live(browser: Browser, serve: Callabl
 
 
 @pytest.mark.slow
+def test_a_standby_says_what_it_is_and_where_the_work_is(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    leader = "one (10.0.0.1:11300)"
+    server.world.node = {"serves": False, "role": "standby", "leader": leader, "epoch": 7, "lag": 0}
+    server.world.problems = [{"about": "nodes", "text": f"This node stands by: {leader} leads.", "page": "nodes"}]
+    browser.open(server.url, "/tubes/mail")
+    browser.find(".lost", f"This node stands by. {leader} leads.")
+    browser.find(".block", "ready")
+    assert not browser.has("main button", "Put") and not browser.has(".role")
+    browser.go("/")
+    browser.find(".verdict.unknown a", "This node stands by")
+    assert "takes puts" not in browser.text(".signs") and "no journal" not in browser.text(".signs")
+    assert not browser.has(".verdict.ill")
+    browser.click(".verdict a", "This node stands by")
+    assert browser.find(".page-head a", "Console of one").get_attribute("href") == "http://127.0.0.1:9/"
+    browser.click("tr[data-key='two'] button", "Have it lead…")
+    browser.find("dialog p", "one finishes what it has begun")
+    browser.click("dialog button", "Have two lead")
+    browser.find(".note", "two leads.")
+    browser.find("tr[data-key='two']", "leads")
+    server.world.node = {**server.world.node, "serves": True, "role": "active"}
+    browser.gone(".lost")
+    browser.go("/tubes/mail")
+    browser.find("main button", "Put a job…")
+
+
+@pytest.mark.slow
 def test_without_events_the_console_asks(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.world.with_events = False

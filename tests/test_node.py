@@ -269,10 +269,18 @@ def test_what_http_tells_of_a_node(nodes: Nodes) -> None:
     assert [each["text"] for each in server["well"]["problems"]] == [
         f"This node stands by: {where} leads. Change nothing here."
     ]
+    assert server["node"] == {"serves": False, "role": "standby", "leader": where, "epoch": 1, "lag": 0}
+    for each in web.values():
+        known = each.get("/cluster")
+        assert (known["leader"], [one["node"] for one in known["nodes"]]) == ("one", ["one", "other"])
+        assert known["console"] == f"http://127.0.0.1:{web['one'].port}/"
+    status, _, body = web["other"].ask("POST", "/api/v1/cluster", {"promote": "nobody"})
+    assert status == 503 and json.loads(body)["detail"].startswith("there is no node nobody")
     journal = json.loads(web["one"].ask("GET", "/api/v1/journal")[2])
     assert journal["directory"] == nodes.url and journal["disk_free_bytes"] is None
-    started["one"].kill()
-    wait(lambda: ready("other", "?role=active") == (200, b"ok: active\n"), "and takes over")
+    status, _, body = web["other"].ask("POST", "/api/v1/cluster", {"promote": "other"})
+    assert (status, json.loads(body)["leader"]) == (200, "other"), "a standby is asked to lead, and does"
+    assert ready("other", "?role=active") == (200, b"ok: active\n")
 
 
 def test_a_frozen_node_answers_nothing_when_it_wakes_up(nodes: Nodes) -> None:

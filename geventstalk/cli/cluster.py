@@ -103,7 +103,7 @@ def _status(seen: Watch, as_json: bool) -> int:
     """
     status = seen.status()
     if as_json:
-        click.echo(json.dumps(_facts(status), separators=(",", ":")))
+        click.echo(json.dumps(facts_of(status), separators=(",", ":")))
     else:
         click.echo(_headline(status))
         if status.nodes:
@@ -134,7 +134,7 @@ def _row(each: Any) -> list[str]:
     return [each.node, each.address, each.role, count(each.epoch), count(each.lag), f"{seen} ago"]
 
 
-def _facts(status: Status) -> dict[str, object]:
+def facts_of(status: Status) -> dict[str, Any]:
     nodes = [
         {
             "node": each.node,

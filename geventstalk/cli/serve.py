@@ -137,6 +137,10 @@ def _serve(
             from geventstalk.http.site import Site
 
             site = Site(settings, http, tokens, log)
+            if settings.shared:
+                from geventstalk.cli.nodes import Nodes
+
+                site.cluster = Nodes(str(settings.journal))
     except ImportError as error:
         if settings.user is None:
             raise

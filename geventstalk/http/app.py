@@ -18,6 +18,7 @@ from geventstalk.http.access import SECURITY_HEADERS, Access
 from geventstalk.http.api import (
     audit,
     bulk,
+    cluster,
     connections,
     console,
     document,
@@ -41,6 +42,7 @@ from geventstalk.http.wire import Refused
 _ROOMS: Final = (
     audit,
     bulk,
+    cluster,
     connections,
     console,
     document,
@@ -100,7 +102,7 @@ class _Gate:
             raise falcon.HTTPServiceUnavailable(description="The journal is being replayed.", retry_after=1)
         node = self._house.node
         changes = req.method not in ("GET", "HEAD", "OPTIONS")
-        if node is not None and not node.serves and changes:
+        if node is not None and not node.serves and changes and not getattr(resource, "on_standby", False):
             leader = f"{node.leader} leads" if node.leader else "no node leads"
             raise falcon.HTTPServiceUnavailable(description=f"This node stands by: {leader}.", retry_after=1)
 

@@ -101,6 +101,23 @@ class NodeView(Protocol):
         """How many connections it passes through."""
 
 
+class ClusterFault(Exception):
+    """The nodes cannot be asked, or refuse. The text is for the operator."""
+
+
+class ClusterView(Protocol):
+    """The nodes as `geventstalk cluster` sees them. Each method may take seconds, and runs in a thread.
+
+    Raises ClusterFault.
+    """
+
+    def status(self) -> dict[str, Any]:
+        """The facts of `geventstalk cluster status`, and the address of the console of the node that leads."""
+
+    def promote(self, node: str) -> None:
+        """Has this node lead, and waits until it does."""
+
+
 class FrontsView(Protocol):
     """What HTTP sees of front-end processes."""
 
@@ -138,6 +155,7 @@ class House:
         self.commands: list[int] = []  # how often each command was given, by its code
         self.audit = Audit(None, log)
         self.node: NodeView | None = None  # with a journal that several nodes share
+        self.cluster: ClusterView | None = None
         self.fronts: FrontsView | None = None  # with front-end processes
         self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # they hear of progress of work on many jobs
         self.needy, self.needy_until_ns = "", 0  # what is said of tubes that need a person, and until when

@@ -20,7 +20,7 @@ from geventstalk.config import Settings
 from geventstalk.http import app, wire
 from geventstalk.http.access import SECURITY_HEADERS, Access
 from geventstalk.http.audit import Audit
-from geventstalk.http.house import House
+from geventstalk.http.house import ClusterView, House
 from geventstalk.http.sampler import Sampler
 from geventstalk.http.tokens import Tokens
 
@@ -46,11 +46,13 @@ class Site:
         self._access = Access(map(str.lower, names), settings.http_host, tokens, log)
         self._audit = Audit(settings.audit, log)
         self._service: Service | None = None
+        self.cluster: ClusterView | None = None
 
     def open(self, house: House) -> None:
         """Makes the application. From now on connections can be served."""
         self._audit.unix_s = lambda: house.unix_s(house.now_ns())
         house.audit = self._audit
+        house.cluster = self.cluster
         gevent.spawn(Sampler(house).run)
         self._service = Service(house, app.make(house, self._access), self._log)
 

@@ -148,7 +148,16 @@ def server(house: House, found: Oldest, needy: str) -> Json:
         },
         "journal": _journal_in_short(house),
         "max_job_bytes": house.settings.max_job_bytes,
+        "node": node_of(house),
     }
+
+
+def node_of(house: House) -> Json | None:
+    """What this server is among the nodes that share its journal; None of a server alone."""
+    node = house.node
+    if node is None:
+        return None
+    return {"serves": node.serves, "role": node.role, "leader": node.leader, "epoch": node.epoch, "lag": node.lag}
 
 
 def memory_of(bodies: Bodies) -> Json:

@@ -65,6 +65,8 @@ class World:
         self.over = False  # ends the streams of events
         self.problems: list[dict[str, str]] = []
         self.draining = False
+        self.node: dict[str, Any] | None = None
+        self.leader = "one"
         self.requests: list[tuple[str, str]] = []
         self.tubes = {tube["name"]: tube for tube in map(self._tube, range(tubes))}
         names = list(self.tubes)[: max(1, min(tubes, 12))]
@@ -262,8 +264,19 @@ class World:
                 "writable": True,
             },
             "max_job_bytes": 65535,
-            "node": None,
+            "node": self.node,
         }
+
+    def cluster(self) -> dict[str, Any]:
+        nodes = [
+            {
+                "node": name, "address": f"10.0.0.{at}:11300", "role": "active" if name == self.leader else "standby",
+                "epoch": 7, "lag": 12 * at, "seen_s": 0.4,
+            }
+            for at, name in enumerate(("one", "two", "three"))
+        ]  # fmt: skip
+        told = {"leader": self.leader, "last": self.leader, "claims": None, "epoch": 7, "lease_s": 1.0, "wish": None}
+        return told | {"nodes": nodes, "console": "http://127.0.0.1:9/"}
 
     def tube_page(self, query: dict[str, str]) -> Answer:
         words = [re.compile(".*".join(map(re.escape, word.split("*")))) for word in query.get("match", "").split()]
@@ -420,6 +433,11 @@ class World:
         first, *rest = path.split("/")[3:]
         parts = [first, "/".join(rest)] if first == "tubes" and rest else [first, *rest]
         match method, parts:
+            case "GET", ["cluster"] if self.node is not None:
+                return 200, self.cluster()
+            case "POST", ["cluster"]:
+                self.leader = body["promote"]
+                return 200, self.cluster()
             case "GET", ["session"]:
                 return 200, {"role": self.role, "name": "local", "csrf": None}
             case "GET", ["server"]:

@@ -16,7 +16,7 @@ import falcon
 
 from geventstalk.http.house import House
 
-PAGES: Final = ("tubes", "jobs", "connections", "journal", "audit", "help")
+PAGES: Final = ("tubes", "jobs", "connections", "journal", "nodes", "audit", "help")
 """The first part of each address that is a page; the console's own script finds out which."""
 FOR_EVER: Final = "public, max-age=31536000, immutable"
 _TYPES: Final = {

@@ -80,9 +80,16 @@ export const remove = (where) => call("DELETE", where);
 
 /** Asks who sits here. */
 export async function whoAmI() {
-  const said = await get("/session");
-  Object.assign(session, said, { mayChange: said.role === "admin" });
+  const [said, server] = await Promise.all([get("/session"), get("/server").catch(() => null)]);
+  Object.assign(session, said);
+  sit(server);
   return session;
+}
+
+/** A standby changes nothing, whoever sits here. */
+export function sit(server) {
+  session.node = server?.node ?? null;
+  session.mayChange = session.role === "admin" && session.node?.serves !== false;
 }
 
 /** Leaves for the login page, which comes back here. */

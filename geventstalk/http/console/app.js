@@ -11,14 +11,15 @@ import { Help } from "./pages/help.js";
 import { Job } from "./pages/job.js";
 import { Jobs } from "./pages/jobs.js";
 import { Journal } from "./pages/journal.js";
+import { Nodes } from "./pages/nodes.js";
 import { Overview } from "./pages/overview.js";
 import { Tube } from "./pages/tube.js";
 import { Tubes } from "./pages/tubes.js";
 import { Works } from "./works.js";
 
-const PAGES = { "": Overview, tubes: Tubes, jobs: Jobs, connections: Connections, journal: Journal, audit: Audit, help: Help };
-const BAR = [["", "Overview"], ["tubes", "Tubes"], ["jobs", "Jobs"], ["connections", "Connections"], ["journal", "Journal"], ["audit", "Audit"]];
-const GO = { o: "/", t: "/tubes", j: "/jobs", c: "/connections", l: "/journal", a: "/audit" };
+const PAGES = { "": Overview, tubes: Tubes, jobs: Jobs, connections: Connections, journal: Journal, nodes: Nodes, audit: Audit, help: Help };
+const BAR = [["", "Overview"], ["tubes", "Tubes"], ["jobs", "Jobs"], ["connections", "Connections"], ["journal", "Journal"], ["nodes", "Nodes"], ["audit", "Audit"]];
+const GO = { o: "/", t: "/tubes", j: "/jobs", c: "/connections", l: "/journal", n: "/nodes", a: "/audit" };
 const SAYS = { starting: "connecting", live: "live", polling: "every 2 s", lost: "no connection", paused: "paused" };
 
 function Page() {
@@ -66,6 +67,13 @@ function Beat() {
     <i aria-hidden="true" />${SAYS[state]}</button>`;
 }
 
+/** A standby shows what it has read, and says where the work is. */
+function Standby() {
+  const node = useLive().server?.node;
+  if (!node || node.serves) return null;
+  return html`<div class="lost" role="status"><b>This node stands by.</b> ${node.leader ? `${node.leader} leads.` : "No node leads."} Nothing can be changed here, and consumers are seen there. <a href="/nodes">All nodes</a></div>`;
+}
+
 function Lost() {
   const { state, problem, at } = useLive();
   if (state !== "lost") return null;
@@ -81,16 +89,17 @@ function App() {
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>To the contents</a>
     <header class="bar">
       <a class="brand" href="/" aria-label="geventstalk, overview"><svg viewBox="0 0 32 32" aria-hidden="true"><path d="M16 28C16 19 13 15 16 4" fill="none" stroke="currentColor" stroke-width="2.6" stroke-linecap="round" /><path fill="currentColor" d="M15.2 19.500C9.5 20 6.5 17 6 12.500c5-.3 8.4 2 9.2 7zM16 13.500c.2-4.6 3.3-7.3 9.3-6.8 0 5.1-3.8 7.7-9.3 6.800z" /></svg><span>geventstalk</span></a>
-      <nav aria-label="Pages">${BAR.map(([key, text]) => html`<a key=${key} href="/${key}" aria-current=${page === key ? "page" : undefined}>${text}</a>`)}</nav>
+      <nav aria-label="Pages">${BAR.filter(([key]) => key !== "nodes" || session.node).map(([key, text]) => html`<a key=${key} href="/${key}" aria-current=${page === key ? "page" : undefined}>${text}</a>`)}</nav>
       <div class="tools">
         <${Beat} />
-        ${!session.mayChange && html`<span class="role" title="This token may look and change nothing">read only</span>`}
+        ${session.role !== "admin" && html`<span class="role" title="This token may look and change nothing">read only</span>`}
         <${ThemeButton} />
         <a class="icon" href="/help" title="Help (?)" aria-label="Help" aria-current=${page === "help" ? "page" : undefined}>?</a>
         ${session.csrf && html`<${LogOut} />`}
       </div>
     </header>
     <${Lost} />
+    <${Standby} />
     <${Works} />
     <main id="main" tabindex="-1"><${Careful} key=${`${page}/${name}`} otherwise=${broken}><${Page} /></${Careful}></main>
     <${Dialogs} />`;

@@ -1,6 +1,6 @@
 // What the server is doing now: one stream of events for the whole console, and asking every 2 s while there is none.
 // Nothing is asked for while the tab is hidden or the reader has paused.
-import { BASE, get, Problem } from "./api.js";
+import { BASE, get, Problem, sit } from "./api.js";
 import { useEffect, useRef, useState } from "./dom.js";
 
 const POLL_MS = 2000;
@@ -50,6 +50,7 @@ function names() {
 
 function take(figures) {
   live.server = figures.server;
+  sit(figures.server);
   live.at = Date.now();
   live.problem = null;
   if (figures.tubes) live.tubes = new Map(figures.tubes.map((tube) => [tube.name, tube]));

@@ -1,0 +1,64 @@
+"""The nodes of a cluster, for the console: what `geventstalk cluster` says and does, in the process of a server.
+
+Each method waits for the database, and runs in a thread. It imports what it needs when it is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from geventstalk.tools.cluster import Watch
+
+_PROMOTE_S: Final = 10.0
+_ASK_S: Final = 1.0
+"""So long the node that leads is asked where its console is."""
+
+
+class Nodes:
+    """`place` is the journal that the nodes share."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def status(self) -> dict[str, Any]:
+        from geventstalk.cli.cluster import facts_of
+
+        with self._watch() as seen:
+            facts = facts_of(seen.status())
+        leads = [each["address"] for each in facts["nodes"] if each["node"] == facts["leader"]]
+        return facts | {"console": _console(leads[0]) if leads else None}
+
+    def promote(self, node: str) -> None:
+        with self._watch() as seen:
+            seen.promote(node, _PROMOTE_S)
+
+    @contextlib.contextmanager
+    def _watch(self) -> Iterator[Watch]:
+        from geventstalk.durable.reading import JournalError
+        from geventstalk.http.house import ClusterFault
+        from geventstalk.tools.cluster import NotDone, watch
+
+        try:
+            with contextlib.closing(watch(self._place)) as seen:
+                yield seen
+        except (NotDone, JournalError) as error:
+            raise ClusterFault(str(error)) from None
+
+
+def _console(at: str) -> str | None:
+    """The address of the console of the node at this address, as its `stats` say it; None when it has none."""
+    from geventstalk.live import address
+    from geventstalk.live.errors import LiveError
+    from geventstalk.live.protocol import Server
+
+    host, _, port = at.rpartition(":")
+    leader = address.Address(host.strip("[]"), port)
+    try:
+        with contextlib.closing(Server(leader, _ASK_S)) as server:
+            found = address.of_api(server.facts.get("http", ""), leader)
+    except LiveError:
+        return None
+    return None if found is None or found.is_unix else f"http://{found}/"

@@ -1,0 +1,65 @@
+"""The nodes that share a journal: who leads, how far each is, and that another one leads.
+
+The database is asked in a thread, for one request at a time: an answer takes up to a lease when no node leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import falcon
+from gevent import get_hub
+from gevent.lock import BoundedSemaphore
+
+from geventstalk.http.access import who_sends
+from geventstalk.http.asking import Fields, Parameters
+from geventstalk.http.house import ClusterFault, ClusterView, House
+
+
+class Cluster:
+    """/api/v1/cluster"""
+
+    on_standby = True
+    """A standby answers as well: it is asked to lead where the node that leads does not answer."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._turn: Any = BoundedSemaphore()
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        Parameters(req).end()
+        resp.media = self._ask(lambda cluster: cluster.status())
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        fields = Fields(req)
+        node = fields.text("promote")
+        fields.end()
+        self._ask(lambda cluster: cluster.promote(node))
+        self._house.audit.record(who_sends(req), "promote", 1, detail=node)
+        resp.media = self._ask(lambda cluster: cluster.status())
+
+    def _ask(self, question: Callable[[ClusterView], Any]) -> Any:
+        cluster = self._house.cluster
+        if cluster is None:
+            raise falcon.HTTPNotFound(description="This server is no node of a cluster.")
+        with self._turn:
+            answer, fault = get_hub().threadpool.apply(_ask_in_thread, (question, cluster))
+        if isinstance(fault, ClusterFault):
+            raise falcon.HTTPServiceUnavailable(description=str(fault))
+        if fault is not None:
+            raise fault
+        return answer
+
+
+def _ask_in_thread(question: Callable[[ClusterView], Any], cluster: ClusterView) -> tuple[Any, Exception | None]:
+    """Returns the answer, or what went wrong: an exception that leaves a thread of the pool ends the server."""
+    try:
+        return question(cluster), None
+    except Exception as fault:
+        return None, fault
+
+
+def add(app: Any, house: House) -> None:
+    """Gives the resources of this module their routes."""
+    app.add_route("/api/v1/cluster", Cluster(house))
