@@ -71,7 +71,7 @@ function Beat() {
 function Standby() {
   const node = useLive().server?.node;
   if (!node || node.serves) return null;
-  return html`<div class="lost" role="status"><b>This node stands by.</b> ${node.leader ? `${node.leader} leads.` : "No node leads."} Nothing can be changed here, and consumers are seen there. <a href="/nodes">All nodes</a></div>`;
+  return html`<div class="lost stands" role="status"><b>This node stands by.</b> ${node.leader ? `${node.leader} leads.` : "No node leads."} Nothing can be changed here, and consumers are seen there. <a href="/nodes">All nodes</a></div>`;
 }
 
 function Lost() {
