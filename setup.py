@@ -83,6 +83,21 @@ ON_THE_WAY = re.compile(
     r"|journal___(liveness|sqlite___(log|segments|writer)))"
 )
 """The names of C sources of rooms that call each other for each command. They become one, with mypyc's runtime."""
+SHIM = """\
+#define NULL ((void *)0)
+#define Py_DECREF Py_DecRef
+#define PyMODINIT_FUNC __attribute__((visibility("default"))) PyObject *
+typedef struct _object PyObject;
+extern void Py_DecRef(PyObject *), PyErr_Clear(void), *PyCapsule_GetPointer(PyObject *, const char *);
+extern PyObject *Py_BuildValue(const char *, ...), *PyObject_GetAttrString(PyObject *, const char *);
+extern PyObject *PyImport_ImportModuleLevel(const char *, PyObject *, PyObject *, PyObject *, int);
+"""
+"""What the source of each room's own library needs of Python.h, which takes a compiler longer than all the rest."""
+SELDOM = re.compile(
+    r"__native_(geventstalk___((core___(ages|bodies|check|figures|mirror|operate|plain|undo)|wire___stats)|errands|leased"
+    r"|serving___(clustered|fronts))|journal___(postgres|sqlite___(digest|files|heal|room|space|wal|watermark))\w*)"
+)
+"""The names of C sources that no command passes through often. A compiler does less for them, in half the time."""
 MYPYC = (2, 4)
 """The first mypy whose mypyc can be told that jobs are never part of a cycle (`acyclic`)."""
 
@@ -189,6 +204,8 @@ class BuildCore(build_ext):
 
         def compile_one(source: str, *args: Any, **options: Any) -> list[str]:
             with free:
+                if SELDOM.match(Path(source).name) and "-O" not in os.environ.get("CFLAGS", ""):
+                    options = {**options, "extra_postargs": [*options["extra_postargs"], "-O1"]}
                 made: list[str] = compile([source], *args, **options)
                 return made
 
@@ -246,7 +263,7 @@ def core(folder: str) -> list[Any]:
         # Without mypy's settings in pyproject.toml: those are for whoever changes the code, not for who installs it.
         made: list[Any] = mypycify(
             ["--config-file=", "--ignore-missing-imports", *files],
-            opt_level="3",
+            opt_level="2",
             debug_level="0",
             group_name="geventstalk.compiled",
             target_dir=folder,
@@ -255,15 +272,24 @@ def core(folder: str) -> list[Any]:
     except (Exception, SystemExit) as error:  # also its own faults: there is another way
         raise CannotCompile(f"mypyc fails, see above: {error!r}") from error
     # A warning of a compiler that mypyc does not know is no reason to do without; and CFLAGS have the last word.
-    unwanted = {"-Werror"} | ({"-O3"} if "-O" in os.environ.get("CFLAGS", "") else set())
+    unwanted = {"-Werror"} | ({"-O2"} if "-O" in os.environ.get("CFLAGS", "") else set())
     for extension in made:
         extension.extra_compile_args = [word for word in extension.extra_compile_args if word not in unwanted]
         # Nobody else calls the core's functions: so they call each other directly, a tenth fewer instructions in all.
-        extension.extra_compile_args.append("-fvisibility=hidden")
+        # The warning, which Python's own flags ask for, takes gcc half a minute in a source of 250,000 lines.
+        extension.extra_compile_args += ["-fvisibility=hidden", "-Wno-misleading-indentation"]
         # The name of the group has a folder in it; the sources of the rooms include its headers without that.
         extension.include_dirs.append(os.path.join(folder, "geventstalk"))
     put_together(made[0], folder)
+    for extension in made[1:]:
+        (shim,) = map(Path, extension.sources)
+        shim.write_text(shim.read_text(encoding="utf-8").replace("#include <Python.h>\n", SHIM), encoding="utf-8")
     return made
+
+
+def is_on_the_way(name: str) -> bool:
+    """Whether the C source of this name becomes one with mypyc's runtime."""
+    return ON_THE_WAY.fullmatch(name) is not None and SELDOM.match(name) is None
 
 
 def put_together(extension: Any, folder: str) -> None:
@@ -272,7 +298,7 @@ def put_together(extension: Any, folder: str) -> None:
     All rooms in one take a compiler three minutes, on one core. The others are compiled beside this one.
     """
     names = {source: Path(source).stem for source in extension.sources}
-    way = [source for source, name in names.items() if ON_THE_WAY.fullmatch(name) or not name.startswith("__native")]
+    way = [source for source, name in names.items() if is_on_the_way(name) or not name.startswith("__native")]
     way.sort(key=lambda source: names[source].startswith("__native"))  # the runtime first, as mypyc has it
     together = Path(folder, "together.c")
     together.write_text("\n".join(Path(source).read_text(encoding="utf-8") for source in way), encoding="utf-8")
