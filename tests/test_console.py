@@ -329,6 +329,8 @@ def test_the_overview_answers_the_three_questions(browser: Browser, serve: Calla
     browser.find(".verdict.ill a", "2 tubes need attention.")
     assert [one.text for one in browser.all(".verdict.well")] == ["The server is well.", "The journal is well."]
     browser.wait(lambda: len(browser.all(".chart canvas")) == 3, "three charts")
+    browser.click(".pick button", "1 w")
+    browser.find(".pick button[aria-pressed=true]", "1 w")
     assert browser.find(".worst table").rect["y"] < 500
     browser.find(".beat", "live")
     said = browser.all(".chart .plot")[1].get_attribute("aria-label") or ""

@@ -1,4 +1,4 @@
-"""Figures over time, for charts: of the server over three ranges, and how many jobs each tube had ready.
+"""Figures over time, for charts: of the server over four ranges, and how many jobs each tube had ready.
 
 This room must not know where figures come from, nor what time it is: each comes in with its moment.
 A range has steps of one length. A point is what was read first after the end of its step, and what happened since the
@@ -17,8 +17,13 @@ from geventstalk.core.meter import quantiles
 
 STEP_NS: Final = 5 * SECOND_NS
 """The shortest step. The lengths of all others are multiples of it."""
-RANGES: Final = {"15m": (STEP_NS, 180), "1h": (20 * SECOND_NS, 180), "1d": (300 * SECOND_NS, 288)}
-"""The length of a step, and how many there are."""
+RANGES: Final = {
+    "15m": (STEP_NS, 180),
+    "1h": (20 * SECOND_NS, 180),
+    "1d": (300 * SECOND_NS, 288),
+    "1w": (1800 * SECOND_NS, 336),
+}
+"""The length of a step, and how many there are. A point takes half a kilobyte: all of them half a megabyte."""
 RATES: Final = ("put", "reserve", "delete", "timeout", "bury")
 LEVELS: Final = ("ready", "reserved", "delayed", "buried", "memory_bytes", "journal_bytes")
 _TIMES: Final = ("queued_p50", "queued_p95", "queued_p99", "worked_p50", "worked_p95", "worked_p99")

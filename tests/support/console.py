@@ -404,7 +404,7 @@ class World:
         }  # fmt: skip
 
     def history(self, span: str) -> dict[str, Any]:
-        step, points = {"15m": (5, 180), "1h": (20, 180), "1d": (300, 288)}[span]
+        step, points = {"15m": (5, 180), "1h": (20, 180), "1d": (300, 288), "1w": (1800, 336)}[span]
         to = time.time() // step * step
         server = self.server()
         series: dict[str, list[float | None]] = {}

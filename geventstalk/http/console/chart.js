@@ -69,7 +69,7 @@ export function Chart({ title, series, data, format, axis = format, log = false,
             : { range: (_, low, high) => [0, Math.max(high ?? 0, 1) * 1.08] },
         },
         axes: [
-          { ...text, grid: { show: false }, space: 70, size: 26, values: (_, moments) => moments.map((at) => clock(at, moments.at(-1) - moments[0] < 120)) },
+          { ...text, grid: { show: false }, space: 70, size: 26, values: (_, moments) => ticks(moments) },
           { ...text, grid: line, space: 30, size: 58, gap: 4, ...(log && { splits: decades }), values: (_, values) => values.map((value) => (value === null ? "" : axis(value))) },
         ],
         series: [
@@ -115,6 +115,12 @@ export function Chart({ title, series, data, format, axis = format, log = false,
       ? html`<div ref=${place} class="plot" role="img" aria-label=${`${title} over time. Now: ${series.map((one) => `${one.label} ${format((now ?? {})[one.key] ?? data[one.key]?.[last] ?? null)}`).join(", ")}.`}></div>`
       : html`<div class="plot blank">No figures yet.</div>`}
   </figure>`;
+}
+
+/** Days where several are shown, else times of day. */
+function ticks(moments) {
+  const span = moments.at(-1) - moments[0];
+  return moments.map((at) => (span > 86_400 ? new Date(at * 1000).toLocaleDateString("en", { weekday: "short", day: "numeric" }) : clock(at, span < 120)));
 }
 
 /** The powers of ten of a scale. */

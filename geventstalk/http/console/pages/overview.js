@@ -13,7 +13,7 @@ import { tubeColumns, withLive } from "../tubelist.js";
 import { did } from "./audit.js";
 
 const WORST = 10;
-const STEP_MS = { "15m": 5000, "1h": 20_000, "1d": 60_000 };
+const STEP_MS = { "15m": 5000, "1h": 20_000, "1d": 60_000, "1w": 60_000 };
 
 export const RATES = [
   { key: "put", label: "put", colour: "ready", width: 2 },
@@ -123,7 +123,7 @@ function Charts({ server }) {
       ...Object.fromEntries(columns.map(([key, one]) => [key, one.slice(first)])),
     };
   }, [data]);
-  const pick = html`<${Pick} label="How long back" value=${range} onChange=${setRange} options=${[["15m", "15 min"], ["1h", "1 h"], ["1d", "1 d"]]} />`;
+  const pick = html`<${Pick} label="How long back" value=${range} onChange=${setRange} options=${[["15m", "15 min"], ["1h", "1 h"], ["1d", "1 d"], ["1w", "1 w"]]} />`;
   if (problem && !fresh) return html`<section class="charts"><${Fault} problem=${problem} reload=${reload} what="The charts cannot be shown" /></section>`;
   if (!data) return html`<section class="charts" aria-label="Charts"><div class="plot-room"></div></section>`;
   return html`<section class="charts" aria-label="Charts">
