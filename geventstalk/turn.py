@@ -36,6 +36,8 @@ _SOON_NS: Final = 1_000_000_000
 """What is due later need not be looked at during a sync, however slow."""
 _GATHERED_MAX: Final = 256
 """What a turn costs beside its clients is next to nothing for each of so many."""
+_TELL_FULL_NS: Final = 60_000_000_000
+"""Puts that are refused for want of memory are told of no more often than this."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -72,6 +74,7 @@ class Turn(Upkeep):
         self._ran = False  # whether an errand had a slice in this turn
         self._over = False  # whether finish() was called
         self._told_full = False  # whether the operator knows that memory has no room for bodies
+        self._tell_full_ns = 0  # before this time the operator does not hear of it again
         self._armed_ns = NEVER  # when the task of the clock wakes by itself
         self.earlier = Flag()  # something is due earlier than that
         self.wanted = Flag()  # errands want another slice
@@ -285,18 +288,25 @@ class Turn(Upkeep):
             self.flush(touched)
             self.arm()
             if self.engine.bodies is not None:
-                self.look_at_memory(self.engine.bodies)
+                self.look_at_memory(self.engine.bodies, now_ns)
         except Exception as error:
             self.fail(error)
 
-    def look_at_memory(self, bodies: Bodies) -> None:
-        """Has bodies fetched that are wanted, and tells the operator when there is no room for others."""
+    def look_at_memory(self, bodies: Bodies, now_ns: int) -> None:
+        """Has bodies fetched that are wanted, makes room for others, and tells the operator when there is none."""
+        seal_at = bodies.seal_at()
+        if seal_at and self.store is not None and self.store.seal_early(seal_at):
+            self.grown.set()
+        refused = bodies.refused_text()
         if bodies.turn_ends():
             self.missing.set()
-        if bodies.is_full != self._told_full:
-            self._told_full = bodies.is_full
-            refused = f"refused: bodies take {bodies.held_bytes} of {bodies.max_bytes} bytes of memory"
-            self.tell(f"puts are {refused if bodies.is_full else 'accepted again: memory has room for bodies'}", None)
+        if refused and not self._told_full and now_ns >= self._tell_full_ns:
+            self._told_full = True
+            self._tell_full_ns = now_ns + _TELL_FULL_NS
+            self.tell(f"puts are refused: {refused}", None)
+        elif self._told_full and not bodies.is_full:
+            self._told_full = False
+            self.tell("puts are accepted again: memory has room for bodies", None)
 
     def commit(self, now_ns: int) -> None:
         """What all clients changed in this turn, in one transaction. Whatever it raises is the end."""

@@ -256,6 +256,14 @@ class Log:
         """
         raise NotImplementedError
 
+    def seal_early(self, size: int) -> bool:
+        """Has the segment `current` sealed although it is not full, if it has about so many bytes of records.
+
+        The owner wants reads_back() to be true of it, and calls this between a commit and the next append(). Returns
+        whether it is on its way; otherwise the owner may call again. Raises JournalFailed.
+        """
+        return False
+
     def payloads(self, wanted: list[Wanted]) -> Payloads:
         """To read so many records back. Each was appended by append(), with PAYLOAD_MIN to PAYLOAD_MAX bytes."""
         raise NotImplementedError

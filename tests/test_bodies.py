@@ -19,11 +19,13 @@ import journal.sqlite.reader as reader_room
 from geventstalk._build import BUILD
 from geventstalk.core.bodies import AHEAD_BYTES_MAX, BODY_BYTES, Bodies
 from geventstalk.core.check import check
-from geventstalk.core.job import READY, RESERVED
+from geventstalk.core.engine import INSERTED, OUT_OF_MEMORY, UNFINISHED
+from geventstalk.core.job import READY, RESERVED, Job, Ledger
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, Operate
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.errands import Changes
+from geventstalk.serving.connection import Unsent
 from geventstalk.tasks import Wait, Work
 from geventstalk.turn import Turn
 from geventstalk.wire.session import Service, Session
@@ -45,7 +47,13 @@ class House:
     """A server without sockets. Bodies are fetched when fetch() says so; with `prompt`, before tell() returns."""
 
     def __init__(
-        self, directory: Path | None, bodies: Bodies | None, *, prompt: bool = False, fsync_ms: int | None = None
+        self,
+        directory: Path | None,
+        bodies: Bodies | None,
+        *,
+        prompt: bool = False,
+        fsync_ms: int | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.clock = ManualClock()
         self.prompt = prompt
@@ -58,7 +66,7 @@ class House:
         self.journal: Journal | None = None
         self.pending: Work | None = None
         if directory is not None:
-            self.journal = Journal(str(directory), segment_bytes=SEGMENT_BYTES)
+            self.journal = Journal(str(directory), segment_bytes=segment_bytes)
             self.store = Store(self.journal, fsync_ms, Epoch(WALL_NS, self.clock.ns))
             try:
                 self.turn.open(self.store)
@@ -818,6 +826,129 @@ def test_nobody_sees_where_the_bodies_are(tmp_path: Path, seed: int, number: int
         pair.tell(0, b"peek %d\r\n" % job.id)
     for house in read:
         house.close()
+
+
+def refusals(house: House) -> list[str]:
+    """Will hold what the operator hears."""
+    told: list[str] = []
+    house.turn.tell = lambda text, error: told.append(text)
+    return told
+
+
+def test_a_body_counts_from_its_first_bytes_on() -> None:
+    """Half-sent puts took any memory: a body counted when it was complete."""
+    bodies = Bodies(111_000)
+    house = House(None, bodies)
+    wires = [house.client() for _ in range(5)]
+    for wire in wires:
+        assert house.tell(wire, b"put 0 0 100 40000\r\n" + b"x" * 30_000) == b""
+    assert bodies.taken_bytes == 3 * (30_000 + BODY_BYTES) and bodies.refused == 2
+    check(house.engine)
+    assert house.tell(wires[4], b"x" * 5000) == b""
+    assert house.tell(wires[4], b"x" * 5000 + b"\r\nuse a\r\n") == b"OUT_OF_MEMORY\r\nUSING a\r\n"
+    assert house.tell(wires[0], b"x" * 10_000 + b"\r\n").startswith(b"INSERTED ")
+    assert bodies.held_bytes == 40_002 + BODY_BYTES and bodies.claimed_bytes == 2 * (30_000 + BODY_BYTES)
+    assert house.tell(wires[1], b"x" * 10_000 + b"yz") == b"EXPECTED_CRLF\r\n"
+    assert bodies.claimed_bytes == 30_000 + BODY_BYTES
+    house.turn.leave(wires[2])
+    assert bodies.claimed_bytes == 0
+    house.tell(wires[1], b"put 0 0 100 30000\r\n" + b"x" * 20_000)
+    house.engine.draining = True
+    assert house.tell(wires[1], b"x" * 10_000 + b"\r\n") == b"DRAINING\r\n"
+    assert bodies.claimed_bytes == 0 and bodies.held_bytes == 40_002 + BODY_BYTES
+    check(house.engine)
+
+
+class Unhurried(Ledger):
+    def prepare(self, job: Job, tube_name: bytes) -> bool | None:
+        return False
+
+
+def test_large_bodies_count_from_when_they_are_admitted() -> None:
+    """Sixty jobs of 1.1 MB passed a bound of 4 MB together, as none of them counted before the ledger had all of it."""
+    house = House(None, bodies := Bodies(4 << 20))
+    engine = house.engine
+    engine.ledger = Unhurried()
+    session = house.client().session
+    jobs = [engine.open_put(session, 0, 0, 100, house.clock.ns) for _ in range(60)]
+    said = [engine.prepare(job, bytes(1_100_000), house.clock.ns) for job in jobs]
+    assert said == [UNFINISHED] * 3 + [OUT_OF_MEMORY] * 57
+    assert bodies.taken_bytes == 3 * (1_100_000 + BODY_BYTES)
+    assert engine.prepare(jobs[0], bytes(1_100_000), house.clock.ns) == UNFINISHED, "it counts once"
+    assert engine.put(jobs[0], bytes(1_100_000), house.clock.ns) == INSERTED
+    assert (bodies.held_bytes, bodies.claimed_bytes) == (1_100_048, 2 * 1_100_048)
+    for job in jobs[1:]:
+        engine.abandon_put(job)
+    assert bodies.claimed_bytes == 0
+    check(engine)
+
+
+def test_after_a_failure_only_uploads_that_go_on_count() -> None:
+    house = House(None, bodies := Bodies(100_000))
+    wire = house.client()
+    house.tell(wire, b"put 0 0 100 40000\r\n" + b"x" * 30_000)
+    lost = house.engine.open_put_to(b"a", 0, 0, 100, house.clock.ns)
+    assert bodies.claim(house.engine, lost.id, 5000)
+    house.engine.undo()
+    assert bodies.claimed_bytes == 30_000 + BODY_BYTES
+    assert house.tell(wire, b"x" * 10_000 + b"\r\n").startswith(b"INSERTED ")
+    assert bodies.claimed_bytes == 0
+
+
+def test_a_reply_that_nobody_takes_counts() -> None:
+    house = House(None, bodies := Bodies(100_000))
+    unsent = Unsent(house.service)
+    unsent.leave(b"x" * 5000)
+    assert bodies.taken_bytes == 5000
+    unsent.take(b"x" * 5000)
+    assert bodies.taken_bytes == 0
+
+
+@pytest.mark.parametrize(("size", "most"), [(10_000, 64 << 10), (20_000, 64 << 10), (60_000, 64 << 10)])
+def test_a_bound_far_below_the_size_of_a_segment_takes_a_backlog(tmp_path: Path, size: int, most: int) -> None:
+    """Nothing left memory before its segment was full: with a bound below that, puts were refused for ever."""
+    house = House(tmp_path / "journal", bodies := Bodies(most), segment_bytes=10 << 20)
+    wire = house.client()
+    for id in range(1, 20):
+        end_s = time.monotonic() + PATIENCE_S
+        while not house.put(wire, id, size).startswith(b"INSERTED "):
+            house.settle()
+            assert time.monotonic() < end_s, "puts are refused for ever"
+        assert bodies.taken_bytes <= most
+    assert bodies.gone * size > 19 * size - most
+    assert len([*(tmp_path / "journal").glob("segment-*.db")]) > 3
+    house.settle()
+    check(house.engine)
+    house.close()
+
+
+def test_while_memory_has_room_segments_become_full(tmp_path: Path) -> None:
+    house = House(tmp_path / "journal", Bodies(1 << 20), segment_bytes=10 << 20)
+    wire = house.client()
+    for _ in range(40):
+        house.put(wire, 1, 15_000)
+    house.settle()
+    assert len([*(tmp_path / "journal").glob("segment-*.db")]) == 2, "the current one and the next"
+    house.close()
+
+
+def test_each_refusal_is_told_but_seldom() -> None:
+    """A body larger than an eighth of the bound could be refused without a word: seven eighths of it were free."""
+    house = House(None, Bodies(64 << 10))
+    told = refusals(house)
+    wire = house.client()
+    for _ in range(50):
+        assert house.put(wire, 1, 70_000) == b"OUT_OF_MEMORY\r\n"
+        assert house.put(wire, 1, 100).startswith(b"INSERTED ")
+    assert told == [
+        "puts are refused: a body of 70002 bytes is larger than the 65536 bytes of memory that bodies may take",
+        "puts are accepted again: memory has room for bodies",
+    ]
+    house.clock.ns += 61 * SECOND
+    house.put(wire, 1, 60_000)
+    assert len(told) == 3 and told[2].startswith("puts are refused: bodies take 7")
+    house.tell(wire, b"list-tube-used\r\n")
+    assert len(told) == 4
 
 
 def test_a_reserved_job_is_not_lost_with_its_body(house: House) -> None:

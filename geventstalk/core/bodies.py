@@ -4,6 +4,7 @@ This room must not know what a journal is: `reads_back` says whether the ledger 
 back, and the ledger says where a job's record stands in its segment. The engine tells of jobs that come and go.
 Only bodies leave memory, and only those that the ledger can read back at any time: a job without a body is in a segment
 of which `reads_back` is true. All else of a job stays.
+Uploads that have begun and replies that clients do not take count beside them, in `claimed_bytes`.
 Invariant: `held_bytes` and `gone_bytes` are those of all jobs in the table, by whether they have their body. Whoever
 hands a body out waits until it is there. A body never changes, so one that comes late is right.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
@@ -36,20 +37,22 @@ _NEAR: Final = 4 * AHEAD_MAX
 _PAGE_BITS: Final = 6
 _PAGE_SLOTS: Final = 1 << _PAGE_BITS
 _PAGE_MASK: Final = _PAGE_SLOTS - 1
-_SIZE_BITS: Final = 24
+_SIZE_BITS: Final = 31
 _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
 SIZE_MAX: Final = _SIZE_MASK
-_PLACE_MAX: Final = (1 << 40) - 1
+_PLACE_MAX: Final = (1 << 33) - 1
 _PAGES_KEPT: Final = 128
 """So many pages are looked at for bodies that are not about to be reserved; one takes some microseconds."""
 _PAGES_TAKEN: Final = 256
 """So many when that did not give room enough: then any body may go."""
 _TRIGGERS_MAX: Final = 4096
+_SEALED_MIN: Final = 1 << 12
+"""What was written last is not sealed for the sake of fewer bytes: its files take some room of their own."""
 _ZEROS: Final = array("Q", bytes(8 * _PAGE_SLOTS))
 
 
 class _Page:
-    """Where the records of 64 sequential ids stand: `place << 24 | size of the body`, 0 for what is not read back."""
+    """Where the records of 64 sequential ids stand: `place << 31 | size of the body`, 0 for what is not read back."""
 
     __slots__ = ("count", "held", "stored")
 
@@ -67,11 +70,14 @@ class Bodies:
         self.max_bytes = max_bytes
         self.reads_back: Callable[[int], bool] = _never
         self.held_bytes = 0  # in memory
+        self.claimed_bytes = 0  # what else counts
         self.gone_bytes = 0  # bodies that only the ledger has
         self.gone = 0  # how many those are
         self.fetched = 0  # bodies that came back
         self.refused = 0  # puts
         self.is_full = False  # puts are refused, or were a short while ago
+        self._refused_bytes = 0  # the body that was refused last within this turn
+        self._claims: dict[int, int] = {}  # what uploads have of `claimed_bytes`, by the ids of their jobs
         self.wanted: dict[int, Job] = {}  # whose bodies are to be fetched next, in order
         self.fetching: dict[int, Job] = {}  # and those that are under way
         self._pages: dict[int, _Page] = {}
@@ -82,6 +88,11 @@ class Bodies:
         self._triggers: dict[int, int] = {}  # ids to their tubes: when such a job is handed out, more are fetched
         self._trigger_of: dict[int, int] = {}  # the same, by the tube
         self._tried = False  # whether in this turn no room was found
+
+    @property
+    def taken_bytes(self) -> int:
+        """All that counts."""
+        return self.held_bytes + self.claimed_bytes
 
     # --- what the ledger says
 
@@ -123,23 +134,52 @@ class Bodies:
 
     # --- jobs come and go
 
-    def admits(self, engine: Places, size: int) -> bool:
-        """Whether there is room for another body. Lets others go for it."""
-        if self.held_bytes + size + BODY_BYTES <= self.max_bytes:
+    def admits(self, engine: Places, id: int, size: int) -> bool:
+        """Whether there is room for the body of a new job, which is complete. Lets others go for it."""
+        if self._claims:
+            self.unclaim(id)
+        return self._has_room(engine, size + BODY_BYTES) or self._refuse(size)
+
+    def claim(self, engine: Places, id: int, size: int, left: int = 0) -> bool:
+        """Some bytes of the body of a new job are there, and so many are still to come. Returns whether there is room.
+
+        They count until the job comes, or unclaim() is called.
+        """
+        claimed = self._claims.get(id, BODY_BYTES)
+        more = size if id in self._claims else size + BODY_BYTES
+        whole = claimed + size + left
+        if (whole > self.max_bytes or not self._has_room(engine, more)) and not self._refuse(whole - BODY_BYTES):
+            return False
+        self._claims[id] = claimed + size
+        self.claimed_bytes += more
+        return True
+
+    def unclaim(self, id: int) -> None:
+        """What came of the body of this job does not count any more."""
+        self.claimed_bytes -= self._claims.pop(id, 0)
+
+    def _has_room(self, engine: Places, size: int) -> bool:
+        if self.held_bytes + self.claimed_bytes + size <= self.max_bytes:
             return True
         if not self._tried:
-            self.make_room(engine, size + BODY_BYTES)
-            if self.held_bytes + size + BODY_BYTES <= self.max_bytes:
+            self.make_room(engine, size)
+            if self.held_bytes + self.claimed_bytes + size <= self.max_bytes:
                 return True
             self._tried = True
+        return False
+
+    def _refuse(self, size: int) -> bool:
         self.refused += 1
         self.is_full = True
+        self._refused_bytes = size
         return False
 
     def came(self, job: Job) -> None:
         """A job is new, and its body is in memory."""
         body = job.body
         assert body is not None
+        if self._claims:
+            self.unclaim(job.id)
         self.held_bytes += len(body) + BODY_BYTES
         number = job.id >> _PAGE_BITS
         page = self._pages.get(number)
@@ -176,8 +216,11 @@ class Bodies:
         if not page.count:
             del self._pages[number]
 
-    def recount(self, jobs: JobTable) -> None:
-        """Makes all numbers anew: O(jobs)."""
+    def recount(self, jobs: JobTable, uploads: Iterable[Job] = ()) -> None:
+        """Makes all numbers anew, with these uploads under way: O(jobs)."""
+        under_way = {job.id for job in uploads}
+        for id in [id for id in self._claims if id not in under_way]:
+            self.unclaim(id)
         self.held_bytes = self.gone_bytes = self.gone = 0
         for page in self._pages.values():
             page.held = 0
@@ -211,13 +254,34 @@ class Bodies:
     def turn_ends(self) -> bool:
         """In the next turn there may be room again. Returns whether next_fetch() has something."""
         self._tried = False
-        if self.is_full and self.held_bytes <= self.max_bytes - self.max_bytes // 8:
+        room = self.max_bytes - self.taken_bytes
+        if self.is_full and room >= self.max_bytes // 8:
             self.is_full = False
+        self._refused_bytes = 0
         return len(self.wanted) > 0 or len(self._ahead) > 0
+
+    def seal_at(self) -> int:
+        """With how many bytes what was written last is to be sealed, so that bodies can leave memory. 0: not now.
+
+        It is asked for before puts have to be refused, and for a large body also where little was written.
+        """
+        if self._refused_bytes:
+            return max(_SEALED_MIN, min(self.max_bytes // 8, self.max_bytes - self._refused_bytes))
+        crowded = self.taken_bytes > self.max_bytes - self.max_bytes // 4
+        return max(_SEALED_MIN, self.max_bytes // 8) if crowded else 0
+
+    def refused_text(self) -> str:
+        """Why a body was refused within this turn, for the operator. "" when none was."""
+        size, most = self._refused_bytes, self.max_bytes
+        if not size:
+            return ""
+        if size + BODY_BYTES > most:
+            return f"a body of {size} bytes is larger than the {most} bytes of memory that bodies may take"
+        return f"bodies take {self.taken_bytes} of {most} bytes of memory"
 
     def keep_bound(self, engine: Places) -> None:
         """Bodies have come back: others go, if need be."""
-        if self.held_bytes > self.max_bytes:
+        if self.taken_bytes > self.max_bytes:
             self.make_room(engine, 0)
 
     def make_room(self, engine: Places, size: int) -> None:
@@ -225,7 +289,7 @@ class Bodies:
 
         First those that are not about to be reserved, then any that nobody waits for.
         """
-        least = self.max_bytes - size
+        least = self.max_bytes - self.claimed_bytes - size
         left = min(len(self._ring), _PAGES_KEPT)
         while left and self.held_bytes > least - self.max_bytes // 16:
             left -= 1
@@ -381,7 +445,7 @@ class Bodies:
         """Statistics by their key."""
         return {
             "memory-max": self.max_bytes,
-            "memory-bytes": self.held_bytes,
+            "memory-bytes": self.taken_bytes,
             "memory-jobs-on-disk": self.gone,
             "memory-bytes-on-disk": self.gone_bytes,
             "memory-loads": self.fetched,
@@ -414,6 +478,7 @@ class Bodies:
             assert page.count == sum([each > 0 for each in page.stored])
             assert not page.held or number in self._ringed
         assert self._ringed == set(self._ring) and len(self._ring) == len(self._ringed)
+        assert sum(self._claims.values()) <= self.claimed_bytes and not any(map(jobs.get, self._claims))
 
 
 def _is_near(engine: Places, job: Job) -> bool:

@@ -156,6 +156,8 @@ class Engine(Due):
         """Ends a put whose body did not arrive or was refused. The id is not used again."""
         self.changing = True
         self.ledger.unprepare(job)
+        if self.bodies is not None:
+            self.bodies.unclaim(job.id)
         tube = self.tube_by_number[job.tube]
         tube.jobs -= 1
         self._forget_if_unused(tube)
@@ -170,7 +172,7 @@ class Engine(Due):
         if not job.body:
             if self.draining:
                 return DRAINING
-            if not self._admits(len(body), tube.name):
+            if not self._admits(job.id, len(body), tube.name):
                 return OUT_OF_MEMORY
             self._begin(job, body, now_ns)
         try:
@@ -181,10 +183,14 @@ class Engine(Due):
             return OUT_OF_MEMORY
         return INSERTED if taken else UNFINISHED
 
-    def _admits(self, size: int, tube_name: bytes) -> bool:
-        """Whether memory and the ledger have room for another body."""
+    def _admits(self, id: int, size: int, tube_name: bytes) -> bool:
+        """Whether memory and the ledger have room for another body, which counts in memory from now on."""
         bodies = self.bodies
-        return (bodies is None or bodies.admits(self, size)) and self.ledger.admits(size, tube_name)
+        if bodies is not None:
+            bodies.unclaim(id)
+            if not bodies.claim(self, id, size):
+                return False
+        return self.ledger.admits(size, tube_name)
 
     def _begin(self, job: Job, body: bytes, now_ns: int) -> None:
         """Sets the fields of a job that is in no place yet."""
@@ -202,7 +208,7 @@ class Engine(Due):
         if not job.body:  # otherwise the ledger has most of the body, through prepare()
             if (
                 self.draining
-                or (self.bodies is not None and not self.bodies.admits(self, len(body)))
+                or (self.bodies is not None and not self.bodies.admits(self, job.id, len(body)))
                 or not self.ledger.admits(len(body), tube.name)
             ):
                 self.abandon_put(job)
@@ -468,5 +474,6 @@ class Engine(Due):
         """
         rebuild(self)
         if self.bodies is not None:
-            self.bodies.recount(self.jobs)
+            uploads = [client.upload for client in self.clients.values()]
+            self.bodies.recount(self.jobs, [job for job in uploads if job is not None])
         self.changing = False

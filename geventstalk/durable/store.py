@@ -467,6 +467,13 @@ class Store(Ledger):
 
     # --- bodies that only the log has
 
+    def seal_early(self, size: int) -> bool:
+        """Has what was written last sealed if it has so many bytes, so that its bodies can leave memory.
+
+        To be called between a commit and the next change. Returns whether it is on its way. Raises JournalFailed.
+        """
+        return self._log.seal_early(size)
+
     def keep_bodies(self, bodies: Bodies) -> None:
         """The engine's bodies may leave memory where the log can give them back. To be called before replay()."""
         self.bodies = bodies

@@ -142,7 +142,7 @@ class Metrics:
         if bodies is None:
             return
         yield _value("geventstalk_memory_max_bytes", "What bodies may take in memory.", bodies.max_bytes)
-        yield _value("geventstalk_memory_bytes", "What bodies take in memory.", bodies.held_bytes)
+        yield _value("geventstalk_memory_bytes", "What bodies take in memory.", bodies.taken_bytes)
         yield _value("geventstalk_memory_jobs_on_disk", "Jobs whose body is in the journal only.", bodies.gone)
         yield _value("geventstalk_memory_bytes_on_disk", "Bytes of bodies in the journal only.", bodies.gone_bytes)
         yield _count("geventstalk_memory_loads", "Bodies that came back to memory.", bodies.fetched)

@@ -164,7 +164,7 @@ def memory_of(bodies: Bodies) -> Json:
     """Where bodies are, when memory has a bound for them."""
     return {
         "max_bytes": bodies.max_bytes,
-        "bytes": bodies.held_bytes,
+        "bytes": bodies.taken_bytes,
         "jobs_on_disk": bodies.gone,
         "bytes_on_disk": bodies.gone_bytes,
         "loads": bodies.fetched,

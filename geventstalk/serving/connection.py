@@ -110,6 +110,7 @@ class Unsent:
         self.turn_bytes = 0  # made in this turn by all clients to which it made more than OUT_BYTES_MIN
         self._left_bytes = 0  # what clients did not take when it was sent
         self._service = service
+        self._bodies = service.engine.bodies
         self._share = OUT_BYTES_MAX
 
     def made(self, count: int) -> None:
@@ -129,11 +130,15 @@ class Unsent:
     def leave(self, data: bytes) -> None:
         """A reply has to wait until its client reads."""
         self._left_bytes += min(len(data), _COUNTED_BYTES_MAX)
+        if self._bodies is not None:
+            self._bodies.claimed_bytes += len(data)
         self._limit()
 
     def take(self, data: Any) -> None:
         """A reply that was left is sent, or nobody takes it any more."""
         self._left_bytes -= min(len(data), _COUNTED_BYTES_MAX)
+        if self._bodies is not None:
+            self._bodies.claimed_bytes -= len(data)
         self._limit()
 
     def _limit(self) -> None:

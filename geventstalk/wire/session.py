@@ -310,6 +310,10 @@ class Session(Commands):
             self._at = 0
         if size < left or self._body is not None:
             self._body_left = left - size
+            bodies = self._engine.bodies
+            if bodies is not None and not bodies.claim(self._engine, job.id, size, left - size):
+                self._refuse_body(job)
+                return True
             try:
                 if self._body is None:
                     self._body = BytesIO()
@@ -320,10 +324,7 @@ class Session(Commands):
                 size = len(part)
                 self._body = None
             except MemoryError:
-                self._body = None
-                self.upload = None
-                self._engine.abandon_put(job)
-                self._skip(self._body_left, p.R_OUT_OF_MEMORY)
+                self._refuse_body(job)
                 return True
         if not part.endswith(p.CRLF):
             self.upload = None

@@ -377,6 +377,17 @@ class Journal(Log):
             return not self._accept_damage and replay.is_sealed(segment)  # heal() may need what is damaged
         return self._segments.is_merged(segment)
 
+    def seal_early(self, size: int) -> bool:
+        if self._estimate < size or self._batch or self._parts or self._space.tight:
+            return False
+        number = self._number
+        try:
+            self._rotate()
+            self._compaction.suspect()
+        except BaseException as error:
+            self._fail(error)
+        return self._number != number
+
     def payloads(self, wanted: list[Wanted]) -> Payloads:
         return SegmentPayloads(self.directory, wanted)
 

@@ -16,8 +16,11 @@ class Forgetful(Bodies):
         super().__init__(kept_bytes)
         self.let_gone = 0
 
-    def admits(self, engine: Places, size: int) -> bool:
+    def _has_room(self, engine: Places, size: int) -> bool:
         self.make_room(engine, size)
+        return True
+
+    def _refuse(self, size: int) -> bool:
         return True
 
     def _let_go(self, job: Job, page: _Page, stored: int) -> None:

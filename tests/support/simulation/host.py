@@ -160,9 +160,9 @@ class WatchedTurn(Turn):
         super().step(channel, data)
         self.world.steps(None)
 
-    def look_at_memory(self, bodies: Bodies) -> None:
+    def look_at_memory(self, bodies: Bodies, now_ns: int) -> None:
         bodies.keep_bound(self.engine)  # not only when a put or compaction needs room
-        super().look_at_memory(bodies)
+        super().look_at_memory(bodies, now_ns)
 
     def advance(self) -> bool:
         done = super().advance()
