@@ -23,10 +23,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gevent
 import pytest
+from gevent.event import Event
 
 from geventstalk._build import BUILD
 from geventstalk.config import ConfigError, Settings, require_fitting
@@ -666,3 +667,55 @@ def test_nodes_of_a_cluster_have_no_fronts() -> None:
     require_fitting(Settings(io_processes=2))
     with pytest.raises(ConfigError, match="--io-processes does not go with a journal in PostgreSQL"):
         require_fitting(Settings(io_processes=2, journal="postgresql://host/base"))
+
+
+class Ended:
+    """A process that has ended."""
+
+    pid = 1
+    returncode = 0
+
+    def poll(self) -> int:
+        return 0
+
+
+class NoLink:
+    """A link to nothing, which is over when a test says so."""
+
+    def __init__(self, sock: socket.socket, owner: object) -> None:
+        self.over = Event()
+        self.clients: dict[int, object] = {}
+        sock.close()
+
+
+@pytest.mark.skipif(BUILD == "compiled", reason="a link of its kind only is taken there")
+def test_without_memory_to_start_a_front_again_the_server_tries_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A MemoryError there ended the greenlet that watches over the front, and with it the server."""
+    outcomes: list[object] = [Ended(), MemoryError(), Ended(), Ended()]
+    links: list[NoLink] = []
+
+    def start(*_: object, **__: object) -> object:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, MemoryError):
+            raise outcome
+        return outcome
+
+    def link(sock: socket.socket, owner: object) -> NoLink:
+        if len(outcomes) == 1:
+            raise MemoryError
+        links.append(NoLink(sock, owner))
+        return links[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr("geventstalk.serving.fronts.RESTART_S", 0.001)
+    watched = Fronts(1, [], cast(Any, link), logging.getLogger("fronts"), pytest.fail)
+    watched.start()
+    watched.greeted(cast(Any, links[0]))
+    links[0].over.set()
+    with gevent.Timeout(30):
+        while len(links) < 2:
+            gevent.sleep(0.001)
+    gevent.killall(watched._keepers)
+    assert caplog.messages[1:] == ["cannot start a front-end process: Cannot allocate memory"] * 2

@@ -46,6 +46,7 @@ def check(engine: Engine) -> None:
     assert engine.waiting_count == sum(client.waiting for client in engine.clients.values())
     assert engine.producer_count == sum(client.producer for client in engine.clients.values())
     assert engine.worker_count == sum(client.worker for client in engine.clients.values())
+    assert engine.watch_count == sum(len(client.watched) for client in engine.clients.values())
 
 
 def _places(engine: Engine) -> dict[tuple[int, int, int], int]:

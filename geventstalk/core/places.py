@@ -27,6 +27,12 @@ SMALL_STEPS: Final = 16
 TUBE_STEPS: Final = 2
 """To enter or leave so many lines counts as one unit of work. A client that leaves a line may end the line's tube."""
 DEFAULT_TUBE: Final = b"default"
+TUBE_BYTES: Final = 1200
+"""About what a tube takes in memory, with its name and without its jobs."""
+WATCH_BYTES: Final = 300
+"""About what it takes that a client watches one tube more."""
+TUBES_BYTES_MIN: Final = 1 << 22
+"""Where memory has a bound, tubes and watch lists may take a quarter of it beside bodies, and so much in any case."""
 
 
 class Places:
@@ -54,6 +60,7 @@ class Places:
         self.waiting_count = 0
         self.producer_count = 0
         self.worker_count = 0
+        self.watch_count = 0  # of how many tubes each client watches, the sum
         self.total_jobs = 0
         self.total_deletes = 0
         self.total_releases = 0
@@ -75,6 +82,8 @@ class Places:
         self.tube_by_number: dict[int, Tube] = {}
         self.stocked: dict[int, Tube] = {}  # unpaused tubes with ready jobs, by number
         self._tube_number = 0
+        self._names: list[bytes] = []  # of all tubes, when somebody asked last
+        self._named = 0, 0  # the last number of a tube, and how many tubes there were then
         self._wait_number = 0
         self._bury_number = 0
         self._restored_ns = -(1 << ID_MAX_BITS)  # when the last job of the journal was put
@@ -264,6 +273,22 @@ class Places:
             self.tube_by_number[tube.number] = tube
         return tube
 
+    def takes_tubes(self) -> bool:
+        """Whether memory has room for another tube, or for a client that watches one tube more."""
+        if self.bodies is None:
+            return True
+        watches = self.watch_count - len(self.clients)  # to watch one tube is a part of a connection
+        most = max(self.bodies.max_bytes // 4, TUBES_BYTES_MIN)
+        return len(self.tubes) * TUBE_BYTES + watches * WATCH_BYTES < most
+
+    def tube_names(self) -> list[bytes]:
+        """The names of all tubes, in order of creation. Those who ask share the list while no tube comes or goes."""
+        now = self._tube_number, len(self.tubes)
+        if self._named != now:
+            self._names = [*self.tubes]
+            self._named = now
+        return self._names
+
     def _free_number(self, number: int) -> int:
         """This number for a tube, or a later one. They begin again after 2**32 - 1, which is all a job has room for."""
         while number > U32_MAX or number in self.tube_by_number:
@@ -275,10 +300,12 @@ class Places:
         client.absent[tube.number] = tube
         tube.watchers[client.number] = client
         client.watched[tube.number] = tube
+        self.watch_count += 1
 
     def _unwatch(self, client: Client, tube: Tube) -> None:
         """Makes the tube and the client forget each other. The caller has taken the tube out of `client.watched`."""
         client.arrivals = NEVER
+        self.watch_count -= 1
         client.absent.pop(tube.number, None)
         tube.line.remove(client.number)
         del tube.watchers[client.number]

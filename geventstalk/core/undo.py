@@ -67,7 +67,7 @@ def _stand_alone(client: Client) -> None:
 
 
 def _join_clients(engine: Engine) -> None:
-    engine.waiting_count = engine.producer_count = engine.worker_count = 0
+    engine.waiting_count = engine.producer_count = engine.worker_count = engine.watch_count = 0
     for number, client in engine.clients.items():
         engine.waiting_count += client.waiting
         engine.producer_count += client.producer
@@ -82,6 +82,7 @@ def _join_clients(engine: Engine) -> None:
             else:
                 client.upload = None  # its put was finished, all but this
         client.absent = {}
+        engine.watch_count += len(client.watched)
         for tube in client.watched.values():
             tube.watchers[number] = client
             if client.waiting:

@@ -6,6 +6,7 @@ Invariant: whoever waits at a listener is seen by a front that has room, whateve
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -184,13 +185,14 @@ class Fronts(Owner):
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            link = self._make_link(ours, self)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
         self._processes[at] = process
-        self._links[at] = self._make_link(ours, self)
+        self._links[at] = link
 
     def _keep(self, at: int) -> None:
         """Starts a front again when it ends. Runs in a greenlet of its own."""
@@ -219,8 +221,9 @@ class Fronts(Owner):
             gevent.sleep(rest_s)
             try:
                 self._start(at)
-            except OSError as error:
-                self._log.warning("cannot start a front-end process: %s", error.strerror)
+            except (OSError, MemoryError) as error:
+                why = error.strerror if isinstance(error, OSError) else os.strerror(errno.ENOMEM)
+                self._log.warning("cannot start a front-end process: %s", why)
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> int:

@@ -50,8 +50,10 @@ from geventstalk.wire.stats import job_stats, server_stats, tube_stats
 MOVE_SLICE: Final = 250
 """Jobs that one slice of a kick, a disconnect or of passing time moves: two or three milliseconds in pure Python."""
 
-LIST_SLICE: Final = 1000
-"""Tubes that one slice of a list names: less than half a millisecond."""
+LIST_SLICE: Final = 256
+"""Tubes that one slice of a list names. A longer list is written as the client reads it."""
+_MEASURE_SLICE: Final = 10_000
+"""Names whose lengths are added up in one slice: half a millisecond."""
 LARGE_BODY: Final = 1 << 14
 """A body of this size or more is not copied into its reply: it stands behind the reply's first line."""
 
@@ -164,8 +166,9 @@ class Commands(Client):
         "_kicked",
         "_kicks_buried",
         "_list",
+        "_list_bytes",
         "_listed",
-        "_pieces",
+        "_measured",
         "_put_body",
         "_search",
         "_service",
@@ -191,9 +194,10 @@ class Commands(Client):
         self._skip_left = 0  # bytes still to be thrown away of a body that is refused, or SKIP_LINE
         self._skip_reply = p.R_JOB_TOO_BIG  # and what is said behind them
         self._goes_on = False  # a command that takes several slices is under way: a put, a kick, statistics or a list
-        self._list: list[Tube] = []  # what a list that goes on has to name
-        self._listed = 0  # how many of them it has named
-        self._pieces: list[bytes] = []
+        self._list: list[bytes] = []  # the names of a list that goes on
+        self._list_bytes = 0  # what the text of those takes that were measured
+        self._listed = -1  # how many of them are written; -1 while they are measured
+        self._measured = 0  # how many of them are
         self._kick_left = 0
         self._kicked = 0
         self._kicks_buried = False
@@ -219,6 +223,11 @@ class Commands(Client):
             self.trace(">", reply)
         self.out_bytes += len(reply)
         self.out.append(reply)
+
+    def _pass_on(self, piece: bytes) -> None:
+        """A piece of a reply that has begun."""
+        self.out_bytes += len(piece)
+        self.out.append(piece)
 
     def _reply_in_pieces(self, pieces: list[bytes]) -> None:
         if self.trace is not None:
@@ -443,30 +452,36 @@ class Commands(Client):
         self._reply(p.kicked(self._kicked))
         return True
 
-    def _begin_list(self, tubes: list[Tube]) -> None:
-        """Answers with the names of the tubes as they are now, however long it takes to write them down."""
-        if len(tubes) <= LIST_SLICE:
-            self._engine.work += len(tubes) // _NAMES_PER_UNIT
-            self._reply(p.ok(p.yaml_list([tube.name for tube in tubes])))
+    def _begin_list(self, names: list[bytes]) -> None:
+        """Answers with the names as they are now, however long it takes the client to read them."""
+        if len(names) <= LIST_SLICE:
+            self._engine.work += len(names) // _NAMES_PER_UNIT
+            self._reply(p.ok(p.yaml_list(names)))
             return
-        self._list = tubes
-        self._listed = 0
-        self._pieces = [b"", p.YAML_HEAD]
+        self._list = names
+        self._list_bytes = len(p.YAML_HEAD)
+        self._measured = 0
+        self._listed = -1
         self._goes_on = True
 
     def _list_slice(self) -> bool:
-        begin = self._listed
-        self._listed = begin + LIST_SLICE
-        self._pieces.append(p.yaml_names([tube.name for tube in self._list[begin : self._listed]]))
+        names, at = self._list, self._listed
         self._engine.work += LIST_SLICE // _NAMES_PER_UNIT
-        if self._listed < len(self._list):
+        if at < 0:
+            end = min(self._measured + _MEASURE_SLICE, len(names))
+            self._list_bytes += p.yaml_names_bytes(names[self._measured : end])
+            self._measured = end
+            if end == len(names):
+                self._reply(p.ok_line(self._list_bytes))
+                self._pass_on(p.YAML_HEAD)
+                self._listed = 0
             return False
-        pieces = self._pieces
-        pieces[0] = p.ok_line(sum([len(piece) for piece in pieces]))
-        pieces.append(p.CRLF)
-        self._reply_in_pieces(pieces)
+        self._listed = at + LIST_SLICE
+        self._pass_on(p.yaml_names(names[at : self._listed]))
+        if self._listed < len(names):
+            return False
+        self._pass_on(p.CRLF)
         self._list = []
-        self._pieces = []
         return True
 
     def _tube_command(self, code: int, arguments: bytes, now_ns: int) -> None:
@@ -480,7 +495,9 @@ class Commands(Client):
             return
         name = p.name_argument(arguments)
         self._counts[code] += 1
-        if code == USE:
+        if not self._has_room_for(name, code):
+            self._reply(p.R_OUT_OF_MEMORY)
+        elif code == USE:
             engine.use(self, name)
             self._reply(p.using(name))
         elif code == WATCH:
@@ -488,6 +505,16 @@ class Commands(Client):
         else:
             count = engine.ignore(self, name)
             self._reply(p.watching(count) if count else p.R_NOT_IGNORED)
+
+    def _has_room_for(self, name: bytes, code: int) -> bool:
+        """Whether the client may use or watch this tube. Only what takes memory is refused."""
+        engine = self._engine
+        if engine.bodies is None or code == IGNORE:
+            return True
+        tube = engine.tubes.get(name)
+        if tube is not None and (code == USE or tube.number in self.watched):
+            return True
+        return engine.takes_tubes()
 
     # --- commands that only look
 
@@ -524,9 +551,9 @@ class Commands(Client):
         elif code == PEEK_BURIED:
             self._found(engine.peek(self, BURIED))
         elif code == LIST_TUBES:
-            self._begin_list(list(engine.tubes.values()))
+            self._begin_list([*engine.tubes] if len(engine.tubes) <= LIST_SLICE else engine.tube_names())
         elif code == LIST_TUBES_WATCHED:
-            self._begin_list(list(self.watched.values()))
+            self._begin_list([tube.name for tube in self.watched.values()])
         elif code == LIST_TUBE_USED:
             self._reply(p.using(self._used().name))
         else:

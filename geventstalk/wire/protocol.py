@@ -432,6 +432,11 @@ def yaml_names(names: Iterable[bytes]) -> bytes:
     return b"".join([b"- %b\n" % name for name in names])
 
 
+def yaml_names_bytes(names: list[bytes]) -> int:
+    """How many bytes yaml_names() makes of them."""
+    return sum(map(len, names)) + len(b"- \n") * len(names)
+
+
 def yaml_map(items: Iterable[tuple[str, object]]) -> bytes:
     """Keys and values as a YAML map. Text goes as it is: see quoted()."""
     return YAML_HEAD + "".join(map(_MAP_LINE.__mod__, items)).encode("latin-1")
