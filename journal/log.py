@@ -37,7 +37,7 @@ class Record(NamedTuple):
 PAYLOAD_MIN: Final = 201
 """A FULL record with a payload of so many bytes, or more, can be read back. Smaller ones may share rows with others."""
 PAYLOAD_MAX: Final = 1 << 24
-"""A FULL record with a larger payload cannot be read back: it may stand in parts."""
+"""A FULL record with a larger payload cannot be read back: no copy of it may take the owner's thread so long."""
 
 HEAD: Final = 7
 """The kind of a row that stands for a FULL record, and has no more than the first HEAD_BYTES of its payload. The fourth
@@ -265,7 +265,7 @@ class Log:
         return False
 
     def payloads(self, wanted: list[Wanted]) -> Payloads:
-        """To read so many records back. Each was appended by append(), with PAYLOAD_MIN to PAYLOAD_MAX bytes."""
+        """To read so many records back. Each was appended whole or in parts, with PAYLOAD_MIN to PAYLOAD_MAX bytes."""
         raise NotImplementedError
 
     # --- keeping pace

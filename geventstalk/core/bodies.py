@@ -37,10 +37,10 @@ _NEAR: Final = 4 * AHEAD_MAX
 _PAGE_BITS: Final = 6
 _PAGE_SLOTS: Final = 1 << _PAGE_BITS
 _PAGE_MASK: Final = _PAGE_SLOTS - 1
-_SIZE_BITS: Final = 31
+_SIZE_BITS: Final = 24
 _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
 SIZE_MAX: Final = _SIZE_MASK
-_PLACE_MAX: Final = (1 << 33) - 1
+_PLACE_MAX: Final = (1 << 40) - 1
 _PAGES_KEPT: Final = 128
 """So many pages are looked at for bodies that are not about to be reserved; one takes some microseconds."""
 _PAGES_TAKEN: Final = 256
@@ -52,7 +52,7 @@ _ZEROS: Final = array("Q", bytes(8 * _PAGE_SLOTS))
 
 
 class _Page:
-    """Where the records of 64 sequential ids stand: `place << 31 | size of the body`, 0 for what is not read back."""
+    """Where the records of 64 sequential ids stand: `place << 24 | size of the body`, 0 for what is not read back."""
 
     __slots__ = ("count", "held", "stored")
 
@@ -348,11 +348,15 @@ class Bodies:
 
     def wait_for(self, job: Job) -> None:
         """A client, or an errand, waits for a body: it stays in memory until let_be()."""
-        self._pins[job.id] = self._pins.get(job.id, 0) + 1
+        self.hold(job)
         self.want(job)
 
+    def hold(self, job: Job) -> None:
+        """The body of a job stays in memory until let_be(), once it is there."""
+        self._pins[job.id] = self._pins.get(job.id, 0) + 1
+
     def let_be(self, job: Job) -> None:
-        """It does not wait any more."""
+        """One of those who wait for a body, or hold it, does so no longer."""
         pins = self._pins[job.id] - 1
         if pins:
             self._pins[job.id] = pins

@@ -8,6 +8,7 @@ was committed before a SyncPoint that has run survives the loss of power.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 from geventstalk.core.bodies import Bodies
@@ -98,10 +99,8 @@ class Store(Ledger):
                 return  # the record is there, whatever comes now: the body only stays in memory
 
     def _stands(self, bodies: Bodies, job: Job, size: int, place: int) -> None:
-        """The whole record of a job, of this size, was written. The body of a large job stays in memory."""
-        body_bytes = len(held_body(job))
-        fits = PAYLOAD_MIN <= size <= PAYLOAD_MAX and body_bytes < self.large_bytes
-        bodies.stands(job.id, place if fits else 0, body_bytes)
+        """The whole record of a job, of this size, was written."""
+        bodies.stands(job.id, place if PAYLOAD_MIN <= size <= PAYLOAD_MAX else 0, len(held_body(job)))
 
     def prepare(self, job: Job, tube_name: bytes) -> bool | None:
         if self._log.short_of_room:
@@ -119,7 +118,7 @@ class Store(Ledger):
     def unprepare(self, job: Job) -> None:
         large = self._large
         if large is not None and large.job is job:
-            self._large = None
+            self._end(large)
             self._log.drop_parts()
 
     def prepare_rewrite(self, job: Job, tube_name: bytes, ttr_s: int) -> bool | None:
@@ -179,8 +178,16 @@ class Store(Ledger):
         return True
 
     def _begin(self, job: Job, tube_name: bytes, ttr_s: int, purpose: int) -> LargeRecord:
+        if self.bodies is not None and purpose != PUT:
+            self.bodies.hold(job)
         large = self._large = LargeRecord(job, tube_name, ttr_s, self.epoch, self.part_bytes, purpose)
         return large
+
+    def _end(self, large: LargeRecord) -> None:
+        """No other part of it is to be written."""
+        self._large = None
+        if self.bodies is not None and large.purpose != PUT:
+            self.bodies.let_be(large.job)
 
     def _hurry(self, large: LargeRecord) -> None:
         """Somebody waits until the large record is whole, and asks in each turn.
@@ -201,7 +208,16 @@ class Store(Ledger):
         """The last part, and what has changed since the first one was written."""
         job = large.job
         self._log.append_last(job.id, large.part(), moved=large.purpose == MOVE)
-        self._large = None
+        self._end(large)
+        bodies = self.bodies
+        if bodies is not None:
+            counts = large.purpose != PUT
+            if counts:
+                bodies.left(job)
+            with suppress(MemoryError):  # the record is there all the same: the body only stays in memory
+                self._stands(bodies, job, len(large.head) + len(held_body(job)), self._log.tail)
+            if counts:
+                bodies.came(job)
         job.segment = self._log.current
         change = encode_change(job, self.epoch)
         if not large.head.startswith(change):

@@ -19,7 +19,7 @@ from journal.sqlite.format import DELETE, FULL, GROUP, GROUP_ERRORS, LAST, PAGE_
 CUT_MIN: Final = 2048
 """A smaller payload is quicker to read than to leave out."""
 CUT_MAX: Final = 1 << 20
-"""A segment with a larger payload, or one in parts, has no digest: such a payload stays in its owner's memory."""
+"""A segment with a larger payload, or one in parts, has no digest."""
 WORTH: Final = 4
 """A segment has a digest if at most one in so many bytes of its payloads goes there."""
 _SURE_BYTES: Final = 1 << 18

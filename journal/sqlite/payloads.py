@@ -17,7 +17,7 @@ from mypy_extensions import mypyc_attr
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
 from journal.log import Payloads, Wanted
 from journal.sqlite.files import lacks_descriptors, segment_path, suspect
-from journal.sqlite.format import FULL, checksum
+from journal.sqlite.format import FULL, LAST, PART, PARTS, checksum
 from journal.sqlite.sql import CANNOT_OPEN, connect_to_read, unreadable
 
 READ_ROWS: Final = 64
@@ -31,6 +31,10 @@ FROM (SELECT * FROM record WHERE seq IN ({}) ORDER BY seq)
 """
 """All records in one row. Python lets go of the interpreter for each row that it fetches, and a thread beside a busy
 one gets it back after five milliseconds at worst: that is once for all of them, and not once for each."""
+
+_SELECT_PARTS: Final = (
+    "SELECT seq, crc, payload FROM record WHERE key = ? AND kind = ? AND seq < ? ORDER BY seq DESC LIMIT ?"
+)
 
 Row = tuple[int, int, int, int, bytes]
 
@@ -90,7 +94,7 @@ class SegmentPayloads(Payloads):
                 for at in range(0, len(places), READ_ROWS):
                     some = places[at : at + READ_ROWS]
                     heads, payloads = db.execute(_SELECT.format(",".join("?" * len(some))), some).fetchone()
-                    rows += _apart(heads or b"", payloads or b"")
+                    rows += [_joined(db, *row) for row in _apart(heads or b"", payloads or b"")]
         except sqlite3.Error as error:
             raise unreadable(error, f"{path} cannot be read", path) from error
         except (ValueError, OverflowError) as error:
@@ -110,6 +114,18 @@ class SegmentPayloads(Payloads):
                 self.failed[key] = JournalDamaged(f"{path} is damaged at record {place}, of key {key}")
             else:
                 self.found[key] = payload
+
+
+def _joined(db: sqlite3.Connection, seq: int, key: int, kind: int, crc: int, payload: bytes) -> Row:
+    """A record that stands in parts as the row that it would be; any other row as it is. Raises sqlite3.Error."""
+    if kind != LAST or len(payload) < PARTS.size or crc != checksum(seq, key, kind, payload):
+        return seq, key, kind, crc, payload
+    (count,) = PARTS.unpack_from(payload)
+    parts = db.execute(_SELECT_PARTS, (key, PART, seq, count)).fetchall()
+    if len(parts) != count or any(of_part != checksum(at, key, PART, part) for at, of_part, part in parts):
+        return seq, key, kind, crc, payload
+    whole = b"".join([*[part for _, _, part in reversed(parts)], payload[PARTS.size :]])
+    return seq, key, FULL, checksum(seq, key, FULL, whole), whole
 
 
 def _apart(heads: bytes, payloads: bytes) -> list[Row]:

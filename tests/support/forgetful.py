@@ -16,12 +16,20 @@ class Forgetful(Bodies):
         super().__init__(kept_bytes)
         self.let_gone = 0
 
-    def _has_room(self, engine: Places, size: int) -> bool:
+    def admits(self, engine: Places, id: int, size: int) -> bool:
+        self.unclaim(id)
         self.make_room(engine, size)
+        return True
+
+    def _has_room(self, engine: Places, size: int) -> bool:
         return True
 
     def _refuse(self, size: int) -> bool:
         return True
+
+    def seal_at(self) -> int:
+        """Segments end when they are full: otherwise the bound of 0 would end one every 4 KB."""
+        return 0
 
     def _let_go(self, job: Job, page: _Page, stored: int) -> None:
         super()._let_go(job, page, stored)
