@@ -408,3 +408,13 @@ def test_a_start_brings_jobs_back_without_their_bodies(tmp_path: Path) -> None:
     check(house.engine)
     assert not house.bodies.gone and not house.failures
     house.close()
+
+
+def test_a_digest_that_would_take_too_much_memory_is_given_up() -> None:
+    """Digests in the making took up to a quarter of what was written, whatever the bound of memory was."""
+    small, large = Digest(1, 100_000), Digest(1)
+    for number in range(1, 1001):
+        for digest in small, large:
+            digest.add(number, number, FULL, bytes(5000))
+    assert large.rows() and not small.rows()
+    assert small._kept < 200_000 < large._kept

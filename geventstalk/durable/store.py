@@ -39,6 +39,8 @@ COMMIT_BOUNDS: Final = tuple([1 << at for at in range(15)])
 """Commits are counted by their records: a commit in the first of these classes that is not smaller."""
 _MOVE_BYTES: Final = 1 << 17
 """So much of bodies is read at once before they are moved. A slice of compaction moves as much."""
+_DIGEST_MIN: Final = 1 << 18
+"""A digest in the making may take so many bytes of memory, or a 32nd of the bound. There are few of them."""
 _PAGE_BITS: Final = 6
 _PAGE_MASK: Final = (1 << _PAGE_BITS) - 1
 _PROGRESS_MASK: Final = (1 << 15) - 1
@@ -494,7 +496,7 @@ class Store(Ledger):
         """The engine's bodies may leave memory where the log can give them back. To be called before replay()."""
         self.bodies = bodies
         bodies.reads_back = self._log.reads_back
-        self._log.leave_payloads()
+        self._log.leave_payloads(max(bodies.max_bytes >> 5, _DIGEST_MIN))
 
     def reading(self, jobs: list[Job]) -> Reading:
         """Reads bodies that are not in memory."""

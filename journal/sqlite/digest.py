@@ -24,6 +24,8 @@ WORTH: Final = 4
 """A segment has a digest if at most one in so many bytes of its payloads goes there."""
 _SURE_BYTES: Final = 1 << 18
 """With so many bytes the beginning of a digest tells whether the rest is worth while."""
+SIZE_MAX: Final = 1 << 40
+"""No digest has so many bytes."""
 _PIECE_BYTES: Final = 1 << 16
 _PIECE_RECORDS: Final = 1024
 """A row of a digest has about so many bytes, and no more records."""
@@ -36,10 +38,11 @@ DigestRow = tuple[int, int, bytes]
 
 
 class Digest:
-    """Makes the digest of a segment: add() each of its rows, then rows()."""
+    """Makes the digest of a segment: add() each of its rows, then rows(). It keeps `most` bytes at the most."""
 
-    def __init__(self, segment: int) -> None:
+    def __init__(self, segment: int, most: int = SIZE_MAX) -> None:
         self._segment = segment
+        self._most = most
         self._rows: list[DigestRow] = []
         self._heads: list[str] = []
         self._pieces: list[bytes] = []
@@ -66,7 +69,7 @@ class Digest:
         self._seq = seq
         if self._piece_bytes >= _PIECE_BYTES or len(self._heads) >= _PIECE_RECORDS:
             self._end_row()
-            if self._kept > _SURE_BYTES and not self._is_worth():
+            if self._kept > self._most or (self._kept > _SURE_BYTES and not self._is_worth()):
                 self._spoil()
 
     def _spoil(self) -> None:

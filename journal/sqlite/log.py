@@ -31,6 +31,7 @@ from journal.log import (
     Wanted,
 )
 from journal.sqlite.compaction import Compaction
+from journal.sqlite.digest import SIZE_MAX
 from journal.sqlite.files import acquit, aside_numbers, is_suspect, remove_files, remove_left_overs, suspect
 from journal.sqlite.format import KEY_MAX as KEY_MAX
 from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split
@@ -120,8 +121,9 @@ class Journal(Log):
             for _, key, kind, _, payload in rows:
                 yield Record(key, kind, payload, segment)
 
-    def leave_payloads(self) -> None:
+    def leave_payloads(self, keep: int = SIZE_MAX) -> None:
         self._segments.digests = True
+        self._segments.digest_max = keep
 
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
         if self._space.free() < 2 * NEW_SEGMENT_BYTES:

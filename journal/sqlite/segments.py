@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from journal.errors import JournalFailed, JournalFull, raise_failure
 from journal.liveness import Liveness
 from journal.log import SegmentState, SyncPoint
-from journal.sqlite.digest import WORTH, Digest
+from journal.sqlite.digest import SIZE_MAX, WORTH, Digest
 from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remove_files, segment_path, sync_files
 from journal.sqlite.format import row_bytes
 from journal.sqlite.reader import SegmentReader
@@ -190,6 +190,7 @@ class Segments:
         self.writer: SegmentWriter | None = None
         self.next: SegmentWriter | None = None
         self.digests = False  # whether segments get one when they are sealed
+        self.digest_max = SIZE_MAX  # how many bytes one may keep in memory until then
         self.noted = False  # whether only the current segment says which segments are gone, or counts some that stay
         self.open_bytes = 0  # parts written of an unfinished large record; all its parts go to one segment
         self._uncounted: dict[int, int] = {}  # segments to their records, which the first segment of this process notes
@@ -254,7 +255,7 @@ class Segments:
         """A new segment with its note. Raises JournalFull or JournalFailed, and leaves nothing behind."""
         writer = SegmentWriter(path, number, high_water, self._ahead())
         if self.digests:
-            writer.digest = Digest(number)
+            writer.digest = Digest(number, self.digest_max)
         try:
             writer.before = self._uncounted
             writer.note(high_water, self.staying[0].number if self.staying else number)
@@ -558,7 +559,7 @@ class Segments:
             return False
         self.next = None
         if self.digests:
-            fresh.digest = Digest(fresh.number)
+            fresh.digest = Digest(fresh.number, self.digest_max)
         oldest = self.oldest_needed
         fresh.before = {writer.number: writer.records}
         self.with_room(lambda: fresh.note(high_water, oldest))
