@@ -6,7 +6,7 @@ Invariant: each command is answered once, at once or when its wait ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from io import BytesIO
 from typing import Final
 
@@ -452,13 +452,13 @@ class Commands(Client):
         self._reply(p.kicked(self._kicked))
         return True
 
-    def _begin_list(self, names: list[bytes]) -> None:
+    def _begin_list(self, names: Collection[bytes]) -> None:
         """Answers with the names as they are now, however long it takes the client to read them."""
         if len(names) <= LIST_SLICE:
             self._engine.work += len(names) // _NAMES_PER_UNIT
             self._reply(p.ok(p.yaml_list(names)))
             return
-        self._list = names
+        self._list = self._engine.tube_names() if names is self._engine.tubes else [*names]
         self._list_bytes = len(p.YAML_HEAD)
         self._measured = 0
         self._listed = -1
@@ -495,7 +495,7 @@ class Commands(Client):
             return
         name = p.name_argument(arguments)
         self._counts[code] += 1
-        if not self._has_room_for(name, code):
+        if engine.bodies is not None and not self._has_room_for(name, code):
             self._reply(p.R_OUT_OF_MEMORY)
         elif code == USE:
             engine.use(self, name)
@@ -509,7 +509,7 @@ class Commands(Client):
     def _has_room_for(self, name: bytes, code: int) -> bool:
         """Whether the client may use or watch this tube. Only what takes memory is refused."""
         engine = self._engine
-        if engine.bodies is None or code == IGNORE:
+        if code == IGNORE:
             return True
         tube = engine.tubes.get(name)
         if tube is not None and (code == USE or tube.number in self.watched):
@@ -551,7 +551,7 @@ class Commands(Client):
         elif code == PEEK_BURIED:
             self._found(engine.peek(self, BURIED))
         elif code == LIST_TUBES:
-            self._begin_list([*engine.tubes] if len(engine.tubes) <= LIST_SLICE else engine.tube_names())
+            self._begin_list(engine.tubes)
         elif code == LIST_TUBES_WATCHED:
             self._begin_list([tube.name for tube in self.watched.values()])
         elif code == LIST_TUBE_USED:
