@@ -8,7 +8,7 @@ and nothing of a lower epoch is written any more.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from journal.errors import JournalUnreachable
 
@@ -30,6 +30,13 @@ class Identity(NamedTuple):
     lease_ms: int
 
 
+SYNCHRONOUS: Final = "synchronous"
+ASYNCHRONOUS: Final = "asynchronous"
+NONE: Final = "none"
+"""How the database replicates: each commit waits for a replica, there are replicas and no commit waits, or there are
+none that the database knows of."""
+
+
 class View(NamedTuple):
     """What one look shows. It may show what a failover of the database takes back. Nobody has led where `epoch` is 0.
 
@@ -39,7 +46,7 @@ class View(NamedTuple):
     said goodbye, and wants `successor` to follow ("" is anybody). `wish` is the node that an operator wants to
     lead: "*" stands for any other node than the one that leads, "" for no wish. `locked` says that the session of the
     node that leads is there, as far as the database knows. `timeline` and `system` tell which database this is; 0 is
-    unknown.
+    unknown. `replication` is one of the words below; "" is unknown.
     """
 
     epoch: int
@@ -55,6 +62,7 @@ class View(NamedTuple):
     locked: bool
     timeline: int
     system: int
+    replication: str = ""
 
 
 class MemberFacts(NamedTuple):

@@ -413,6 +413,14 @@ class SharedLog(Log):
         """
         raise NotImplementedError
 
+    def seen(self) -> list[int]:
+        """What this process knows of the log, for the one that begins anew after it. [] when it knows nothing."""
+        raise NotImplementedError
+
+    def remember(self, seen: list[int]) -> None:
+        """Before open(): what seen() said. No key that was known is given again, though the other end has lost it."""
+        raise NotImplementedError
+
     def more(self) -> list[tuple[int, list[Row]]]:
         """The records behind what was read, in one round trip, as batches() gives them. [] when there are none. Waits.
 

@@ -165,14 +165,14 @@ def test_status_for_people(run: Callable[..., Ran]) -> None:
 
 def test_status_for_scripts(run: Callable[..., Ran]) -> None:
     rows = two()
-    rows.change(wish="b")
+    rows.change(wish="b", replication="asynchronous")
     ran = run(rows, "status", "--json")
     a, b = (
         {"node": node, "address": f"{node}:11300", "role": role, "epoch": 7, "lag": lag, "seen_s": 0.3}
         for node, role, lag in (("a", "active", 0), ("b", "standby", 2))
     )
     facts = {"leader": "a", "last": "a", "claims": None, "epoch": 7, "lease_s": 1.0, "wish": "b", "nodes": [a, b]}
-    assert ran.code == 0 and json.loads(ran.out) == facts
+    assert ran.code == 0 and json.loads(ran.out) == {**facts, "replication": "asynchronous"}
 
 
 def test_no_node_leads(run: Callable[..., Ran]) -> None:

@@ -141,7 +141,7 @@ def test_clients_of_any_node_have_the_same_jobs(nodes: Nodes) -> None:
     for node in one, other:
         found = stats(node)
         assert (found["cluster-node"], found["cluster-role"], found["cluster-epoch"]) == ('"one"', "active", "1")
-        assert found["cluster-lag"] == "0" and found["pid"] == str(one.pid)
+        assert found["cluster-replication"] == "none" and found["cluster-lag"] == "0" and found["pid"] == str(one.pid)
 
 
 def test_after_a_kill_the_standby_serves_what_was_acknowledged(nodes: Nodes) -> None:
@@ -189,6 +189,7 @@ def test_a_stop_of_the_node_that_leads_is_a_handover(nodes: Nodes) -> None:
     one.wait_ready()
     other = nodes.start("other", "--lease", "20")
     nodes.await_log("other", "one leads")
+    nodes.await_log("other", "the database has no replica")
     assert ask(one, b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
     begun_s = time.monotonic()
     assert one.stop() == 0
@@ -203,7 +204,9 @@ def test_a_standby_ends_at_once_and_nobody_notices(nodes: Nodes) -> None:
     assert ask(one, b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
 
 
-def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(nodes: Nodes) -> None:
+def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(
+    nodes: Nodes, postgres_server: Postgres
+) -> None:
     path = nodes.folder / "beside"
     one = nodes.start("one", "-l", f"unix:{path}")
     other = nodes.start("other")
@@ -232,6 +235,8 @@ def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(
     assert path.stat().st_ino == inode
     wish(fence, "one")
     wait(lambda: leader_by(other) == "one", "and back")
+    floor = f"SELECT value FROM {Place(nodes.url).schema}.meta WHERE name = 'floor'"
+    wait(lambda: postgres_server.ask(floor) == [("1",)], "the node that began anew has told which ids it knows")
     assert one.stop() == 0 and not path.exists()
     fence.close()
 

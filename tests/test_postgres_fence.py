@@ -395,6 +395,26 @@ def _cancel_when_it_waits(server: Postgres, pid: int) -> None:
 
 
 @pytest.mark.slow
+def test_a_look_says_how_the_log_is_replicated(postgres_pair: Pair, fences: Make) -> None:
+    """A user who may read no statistics sees it, too."""
+    pair, name = postgres_pair, new_schema()
+    pair.primary.ask(f"CREATE ROLE {name} LOGIN")
+    pair.primary.ask(f"GRANT CREATE ON DATABASE postgres TO {name}")
+    one = fences(made(f"{pair.primary.url.replace('://geventstalk@', f'://{name}@')}?schema={name}"), "one")
+    assert one.look().replication == "synchronous"
+    pair.primary.reload(synchronous_standby_names="")
+    end = time.monotonic() + 30
+    while one.look().replication != "asynchronous":
+        assert time.monotonic() < end
+    pair.replica.kill()
+    while one.look().replication != "none":
+        assert time.monotonic() < end
+    claim(one)
+    view = one.beat(1)
+    assert view is not None and view.replication == "none"
+
+
+@pytest.mark.slow
 def test_a_primary_that_was_left_behind_is_refused(postgres_pair: Pair, fences: Make) -> None:
     pair = postgres_pair
     url = made(f"{pair.url}?schema={new_schema()}")

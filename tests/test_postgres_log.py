@@ -346,6 +346,41 @@ def test_a_row_goes_into_its_own_log_over_its_own_session_or_nowhere(wrong: str,
     log.abandon()
 
 
+def test_ids_that_a_failover_has_lost_are_not_given_again(postgres_url: str) -> None:
+    """Whichever node leads next: one that knew the ids has told the database, which had lost them."""
+    log = open_log(postgres_url)
+    for key in range(1, 6):
+        log.append(key, FULL, b"x")
+        log.commit()
+        sync(log)
+    seen = log.seen()
+    log.abandon()
+    run(postgres_url, f"DELETE FROM {table(postgres_url, 1)} WHERE seq > 4")
+    assert open_log(postgres_url).high_water == 3, "this is what nodes know that are started now"
+    knows, told = PostgresLog(postgres_url, segment_bytes=1 << 20), list[str]()
+    knows.remember(seen)
+    knows.open()
+    knows.abandon()
+    log = open_log(postgres_url, log=told.append)
+    assert log.high_water == 5
+    assert told[-1:] == [
+        "journal: the database has lost the keys from 4 to 5, which a node knew; none of them is given again"
+    ]
+    log.close()
+    assert open_log(postgres_url).high_water == 5
+
+
+def test_ids_of_another_log_than_before_mean_nothing(postgres_url: str) -> None:
+    open_log(postgres_url).close()
+    told: list[str] = []
+    log = PostgresLog(postgres_url, segment_bytes=1 << 20, log=told.append)
+    log.remember([7, 1000, 0, 0])
+    log.open()
+    log.abandon()
+    assert told == ["journal: this is another log than before: somebody has made a new one"]
+    assert open_log(postgres_url).high_water == 0
+
+
 def test_a_log_of_an_older_version_is_served_on(postgres_url: str) -> None:
     log = open_log(postgres_url)
     log.append(1, FULL, b"one")

@@ -24,14 +24,20 @@ _SIGNALS = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def begin_anew(
-    served: Iterable[socket.socket], http: Iterable[socket.socket], environment: MutableMapping[str, str], drains: bool
+    served: Iterable[socket.socket],
+    http: Iterable[socket.socket],
+    environment: MutableMapping[str, str],
+    **left: object,
 ) -> NoReturn:
-    """Signals wait until the program handles them again. Raises OSError when the program cannot be started."""
+    """`left` is for taken_over(). Signals wait until the program handles them again.
+
+    Raises OSError when the program cannot be started.
+    """
     import json
 
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     kept = {"pid": os.getpid(), "served": [_keep(one) for one in served], "http": [_keep(one) for one in http]}
-    environment[SOCKETS] = json.dumps({**kept, "drains": drains})
+    environment[SOCKETS] = json.dumps({**kept, **left})
     program = sys.executable
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
@@ -48,7 +54,7 @@ def _keep(listener: socket.socket) -> list[int]:
 
 
 def taken_over(environment: MutableMapping[str, str]) -> Mapping[str, Any] | None:
-    """What the last program of this process has left: its sockets, and whether it drained. None when there was none."""
+    """What the last program of this process has left: its sockets, and what it wanted. None when there was none."""
     text = environment.pop(SOCKETS, None)
     if text is None:
         return None

@@ -124,6 +124,8 @@ def _headline(status: Status) -> str:
         text = f"no node leads, epoch {status.epoch}"
     else:
         text = "no node has ever led"
+    if status.replication:
+        text += f"; replication: {status.replication}"
     if status.wish:
         text += f"; {'another node' if status.wish == '*' else status.wish} is asked to lead"
     return text
@@ -153,6 +155,7 @@ def facts_of(status: Status) -> dict[str, Any]:
         "epoch": status.epoch,
         "lease_s": status.lease_s,
         "wish": status.wish or None,
+        "replication": status.replication or None,
         "nodes": nodes,
     }
 

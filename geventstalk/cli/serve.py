@@ -149,10 +149,10 @@ def _serve(
     if settings.shared:
         from geventstalk.serving.clustered import ClusterServer
 
-        node = ClusterServer(settings, served, log, site)
+        node = ClusterServer(settings, served, log, site, left["seen"] if left else None)
         code = node.run(drains if left is None or not left["drains"] else lambda: True)
         if node.begins_anew:
-            again.begin_anew(served, http, node.environment(os.environ), node.draining)
+            again.begin_anew(served, http, node.environment(os.environ), drains=node.draining, seen=node.seen)
     else:
         code = Server(settings, served, log, site).run(drains)
     for number in STOP_SIGNALS + DRAIN_SIGNALS:

@@ -35,7 +35,7 @@ from geventstalk.cluster.wants import (
 )
 from geventstalk.tasks import Flag, Wait
 from journal.errors import JournalForked, JournalUnreachable
-from journal.fence import Identity, MemberFacts, View
+from journal.fence import ASYNCHRONOUS, NONE, SYNCHRONOUS, Identity, MemberFacts, View
 
 STARTING: Final = "starting"
 STANDBY: Final = "standby"
@@ -56,6 +56,13 @@ COMMIT: Final = (
 LOG: Final = ("the log in the database cannot be reached", "the log in the database can be reached again")
 """What an operator is told when it fails, and when it succeeds again. Each by itself: looks may succeed while no
 heartbeat does."""
+COPIES: Final = {
+    "": "the database does not tell how it replicates",
+    SYNCHRONOUS: "each commit of the log waits for a replica",
+    ASYNCHRONOUS: "no commit of the log waits for a replica: a failover of the database may lose what was acknowledged",
+    NONE: "the database has no replica: the log is where its one server keeps it",
+}
+"""What an operator is told of the ways in which the log is replicated."""
 REPEAT_NS: Final = 10_000 * MS_NS
 """A trouble that lasts so long is told again, and then after twice that time."""
 
@@ -227,6 +234,8 @@ class Member:
         """Takes a view in. The moments that count are those of its arrival: then it was true, or has been."""
         now_ns = self._clock()
         seen, self.view, self.view_ns = self.view, view, sent_ns
+        if view.replication != ("" if seen is None else seen.replication):
+            self._owner.tells(COPIES[view.replication])
         if seen is None or (seen.epoch, seen.incarnation) != (view.epoch, view.incarnation):
             lower = seen is not None and view.epoch < seen.epoch
             if lower and (view.incarnation != self.me.incarnation or view.epoch < self.epoch):

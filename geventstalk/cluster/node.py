@@ -107,6 +107,7 @@ class Host:
 class Node(Owner):
     """`make_log` and `make_fence` make new ones that have not connected yet.
 
+    `seen` is what the last program of this process knew of the log.
     A log that is missing is waited for, and never made: that would be to serve as if nothing had been acknowledged.
     """
 
@@ -122,6 +123,7 @@ class Node(Owner):
         wall_clock: Callable[[], int],
         *,
         syncs: bool = True,
+        seen: list[int] | None = None,
     ) -> None:
         self.me = me
         self.member = Member(me, lease_clock_ns, self, self._place)
@@ -136,6 +138,7 @@ class Node(Owner):
         self._takeover_wait_s = takeover_wait_s
         self._wall_clock = wall_clock
         self._syncs = syncs
+        self._seen = seen or []
         self._fence: Fence | None = None
         self._store: Store | None = None
         self._follower: Follower | None = None
@@ -189,6 +192,17 @@ class Node(Owner):
     def lag(self) -> int:
         """How many records this node has read and not yet applied."""
         return sum([len(rows) for _, rows in self._pending])
+
+    @property
+    def replication(self) -> str:
+        """How the database replicates the log, see journal/fence.py. Empty when that is not known."""
+        view = self.member.view
+        return "" if view is None else view.replication
+
+    @property
+    def seen(self) -> list[int]:
+        """What the next program of this process has to know of the log."""
+        return self._seen if self.shared is None else self.shared.seen()
 
     @property
     def passed(self) -> int:
@@ -276,6 +290,7 @@ class Node(Owner):
     def _open_log(self) -> None:
         shared = self._make_log()
         try:
+            shared.remember(self._seen)
             shared.open()
         except BaseException:
             shared.abandon()

@@ -31,6 +31,7 @@ from geventstalk.upkeep import LACKING_NS
 from geventstalk.wire.session import Service
 
 ACTIVE: Final = "active"
+REPLICATIONS: Final = ("synchronous", "asynchronous", "none")
 """The role of a node that leads and may answer. A server alone has it, too."""
 SLICE_NS: Final = 1_000_000
 """How long the slices take that run each time the event loop goes round. At least one runs."""
@@ -95,6 +96,10 @@ class NodeView(Protocol):
     @property
     def lag(self) -> int:
         """How many records it has yet to take in."""
+
+    @property
+    def replication(self) -> str:
+        """How the database replicates the log, in a word; empty when that is not known."""
 
     @property
     def passed(self) -> int:

@@ -27,7 +27,7 @@ from geventstalk.core.meter import BOUNDS_NS, Times
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import COMMIT_BOUNDS
 from geventstalk.http import views
-from geventstalk.http.house import ACTIVE, Failed, House
+from geventstalk.http.house import ACTIVE, REPLICATIONS, Failed, House
 from geventstalk.http.memory import used_by
 from geventstalk.http.slices import Pace, page
 from geventstalk.wire.stats import COMMANDS
@@ -199,6 +199,11 @@ class Metrics:
         yield _value("geventstalk_cluster_active", "Whether this node leads and may answer.", node.role == ACTIVE)
         yield _value("geventstalk_cluster_epoch", "How often a node has claimed to lead.", node.epoch)
         yield _value("geventstalk_cluster_lag_records", "Records that this node has yet to take in.", node.lag)
+        yield _gauge(
+            "geventstalk_cluster_replication",
+            "How the database replicates the log.",
+            [("", {"mode": mode}, float(mode == node.replication)) for mode in REPLICATIONS],
+        )
         yield _value("geventstalk_cluster_passed_connections", "Connections passed through to a node.", node.passed)
 
     def _of_process(self) -> Iterator[_Family]:

@@ -47,7 +47,7 @@ _END_S: Final = 10.0
 
 
 class ClusterServer(Server):
-    """As Server. The journal of the settings is a shared one."""
+    """As Server. The journal of the settings is a shared one. `seen` is as a Node says."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class ClusterServer(Server):
         listeners: list[socket.socket],
         log: logging.Logger,
         site: Site | None = None,
+        seen: list[int] | None = None,
     ) -> None:
         self.begins_anew = False
         self._leased: LeasedTurn
@@ -81,6 +82,7 @@ class ClusterServer(Server):
             settings.takeover_wait,
             self._wall_clock,
             syncs=settings.fsync_ms is not None,
+            seen=seen,
         )
 
     def _make_log(self) -> SharedLog:
@@ -182,6 +184,7 @@ class ClusterServer(Server):
             "cluster-role": node.role,
             "cluster-epoch": node.epoch,
             "cluster-lag": node.lag,
+            "cluster-replication": node.replication,
         }
 
     # --- what the node tells, see cluster.node.Host
@@ -303,6 +306,11 @@ class ClusterServer(Server):
             self.begins_anew = False
             self._log.info("%s", self._stopped_by)
         return self._exit_code
+
+    @property
+    def seen(self) -> list[int]:
+        """What the program that follows in this process has to know of the log."""
+        return self._node.seen
 
     @property
     def draining(self) -> bool:

@@ -52,6 +52,7 @@ class Status(NamedTuple):
     epoch: int
     lease_s: float
     wish: str
+    replication: str
     nodes: list[Node]
 
 
@@ -97,7 +98,7 @@ class Watch:
         order = sorted(nodes.values(), key=lambda each: (each.node != leader, each.role in (GONE, ENDED), each.node))
         last = view.node if view.address else ""
         claims = view.node if alive and view.owed_ms else ""
-        return Status(leader, last, claims, view.epoch, view.lease_ms / 1000, view.wish, order)
+        return Status(leader, last, claims, view.epoch, view.lease_ms / 1000, view.wish, view.replication, order)
 
     def _look_closely(self) -> tuple[View, bool]:
         """The rows, and whether the node of the last epoch is alive."""

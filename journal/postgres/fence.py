@@ -13,7 +13,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from journal.errors import JournalError, JournalUnreachable
-from journal.fence import Fence, FenceStale, FenceUnreachable, Identity, MemberFacts, View
+from journal.fence import (
+    ASYNCHRONOUS,
+    NONE,
+    SYNCHRONOUS,
+    Fence,
+    FenceStale,
+    FenceUnreachable,
+    Identity,
+    MemberFacts,
+    View,
+)
 from journal.postgres.link import POOLED, Answer, Link, Refused, Resolver, Stale, Waiter, poll
 from journal.postgres.place import Place
 
@@ -30,8 +40,12 @@ _SESSION: Final = (
 _KEY: Final = "hashtextextended('{schema}/' || {word}, 0)"
 """Of the lock that each session of a process shares, so that others see whether one is there."""
 _WHERE: Final = "WHERE epoch = $1 AND incarnation = $2"
+_COPIES: Final = (
+    "CASE WHEN current_setting('synchronous_standby_names') <> '' THEN '" + SYNCHRONOUS + "'"
+    " WHEN EXISTS (SELECT 1 FROM pg_stat_get_wal_senders()) THEN '" + ASYNCHRONOUS + "' ELSE '" + NONE + "' END"
+)
 _LOOK: Final = (
-    "SELECT leader.*, beat.epoch, beat.n, wish.node, NOT pg_try_advisory_xact_lock({key}), pg_backend_pid()"
+    "SELECT leader.*, beat.epoch, beat.n, wish.node, NOT pg_try_advisory_xact_lock({key}), {copies}, pg_backend_pid()"
     " FROM (SELECT {leader} FROM {schema}.leader LIMIT 1) AS leader,"
     " (SELECT epoch, n FROM {schema}.beat LIMIT 1) AS beat, (SELECT node FROM {schema}.wish LIMIT 1) AS wish"
 )
@@ -40,13 +54,13 @@ analysed before they have changed some dozens of times. It would expect 961 mill
 _BEAT: Final = (
     "WITH ok AS (SELECT {leader} FROM {schema}.leader {where} FOR SHARE),"
     " done AS (UPDATE {schema}.beat SET epoch = $1, n = $3 FROM ok RETURNING beat.n)"
-    " SELECT ok.*, $1, done.n, wish.node, true, pg_backend_pid() FROM ok, done,"
+    " SELECT ok.*, $1, done.n, wish.node, true, {copies}, pg_backend_pid() FROM ok, done,"
     " (SELECT node FROM {schema}.wish LIMIT 1) AS wish"
 )
 _SERVE: Final = (
     "WITH ok AS (UPDATE {schema}.leader SET owed_ms = 0 {where} RETURNING {leader}),"
     " done AS (UPDATE {schema}.beat SET epoch = $1, n = $3 FROM ok RETURNING beat.n)"
-    " SELECT ok.*, $1, done.n, wish.node, true, pg_backend_pid() FROM ok, done,"
+    " SELECT ok.*, $1, done.n, wish.node, true, {copies}, pg_backend_pid() FROM ok, done,"
     " (SELECT node FROM {schema}.wish LIMIT 1) AS wish"
 )
 _CLAIM: Final = (
@@ -112,7 +126,7 @@ class PostgresFence(Fence):
         self._claim = self._sql(_CLAIM)
 
     def _sql(self, text: str, key: str = "") -> str:
-        return text.format(schema=self._schema, leader=_LEADER, where=_WHERE, key=key)
+        return text.format(schema=self._schema, leader=_LEADER, where=_WHERE, key=key, copies=_COPIES)
 
     # --- the questions
 
@@ -192,14 +206,14 @@ class PostgresFence(Fence):
 
     def _view(self, row: Sequence[bytes | None]) -> View:
         epoch, node, address, incarnation, lease_ms, owed_ms, released, successor, *others = row
-        beat_epoch, beat, wish, locked, pid = others
+        beat_epoch, beat, wish, locked, replication, pid = others
         if _int(pid) != self._link.pid:
             self._link.close()
             raise FenceUnreachable(f"{self._link.shown}: {POOLED}")
         return View(
             *(_int(epoch), _str(node), _str(address), _str(incarnation), _int(lease_ms), _int(owed_ms)),
             *((_int(beat_epoch), _int(beat)), released == b"t", _str(successor), _str(wish), locked == b"t"),
-            *(self._link.timeline, self._link.system),
+            *(self._link.timeline, self._link.system, _str(replication)),
         )
 
     # --- the connection

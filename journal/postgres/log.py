@@ -121,6 +121,7 @@ class PostgresLog(SharedLog):
         self._open_bytes = 0  # what they take
         self._slack = 0
         self._refusing = False
+        self._remembered: list[int] = []
 
     # --- what the owner sees of the link
 
@@ -193,6 +194,10 @@ class PostgresLog(SharedLog):
                     "and make a new log with `geventstalk cluster init` if there never was one"
                 )
             self._writer.identity = tables_of.identity(link, self.schema)
+            if self._remembered and self._remembered[0] != self._writer.identity:
+                self._log("journal: this is another log than before: somebody has made a new one")
+            elif self._remembered:
+                link.run(tables_of.raising_floor(self.schema, self._remembered[1]))
             weak = [name for name in ("fsync", "full_page_writes") if link.execute(f"SHOW {name}").rows[0][0] == b"off"]
         except Refused as error:
             link.refuse(error)
@@ -213,6 +218,15 @@ class PostgresLog(SharedLog):
         self.high_water = self._reading.high_water
         self._tables.made |= self._reader.spare
 
+    def seen(self) -> list[int]:
+        identity, link = self._writer.identity, self._link
+        return [identity, self.high_water, link.timeline, link.system] if identity else self._remembered
+
+    def remember(self, seen: list[int]) -> None:
+        self._remembered = seen
+        if seen:
+            self._link.timeline, self._link.system = seen[2:]
+
     # --- following
 
     def more(self) -> list[tuple[int, list[Row]]]:
@@ -230,6 +244,13 @@ class PostgresLog(SharedLog):
                 if rows:
                     raise JournalForked(f"{self.place_of.shown}: another node has written since")
         self._reader.require_epoch(epoch)
+        floor = tables_of.floor(self._link, self.schema)
+        if floor > self.high_water:
+            self._log(
+                f"journal: the database has lost the keys from {self.high_water + 1} to {floor}, which a node knew; "
+                f"none of them is given again"
+            )
+            self.high_water = reading.high_water = floor
         number = reading.segment
         damaged = bool(reading.damaged)
         seq = reading.place + 1

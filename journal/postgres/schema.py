@@ -103,6 +103,19 @@ def identity(link: Link, schema: str) -> int:
     return int(found[0][0] or 0)
 
 
+def floor(link: Link, schema: str) -> int:
+    """The largest key that a node knew of when it began anew. 0 when none has told one."""
+    return int(link.execute(f"SELECT coalesce(max(value), 0) FROM {schema}.meta WHERE name = 'floor'").rows[0][0] or 0)
+
+
+def raising_floor(schema: str, key: int) -> str:
+    """SQL of a node that knows this key: whichever node leads next gives no key up to it."""
+    return (
+        f"INSERT INTO {schema}.meta VALUES('floor', {key}) ON CONFLICT (name)"
+        f" DO UPDATE SET value = EXCLUDED.value WHERE meta.value < EXCLUDED.value"
+    )
+
+
 def make(link: Link, schema: str, version: int = VERSION) -> bool:
     """Makes the schema where it is missing, in one transaction. Returns whether it was missing.
 
