@@ -1,7 +1,8 @@
 """Fills an environment for scripts/environment, which chooses the interpreter, holds the lock and writes the marks.
 
-    build.py pure VENV EXTRA [--refresh]    an editable install of the clone, with the extra requirements of that name
+    build.py pure VENV EXTRA [--refresh]    the packages of the clone, with the extra requirements of that name
     build.py compiled VENV [--refresh]      a compiled wheel of the clone; or VENV/why-pure, where there can be none
+    build.py behind PROGRAM                 leaves a process behind that runs PROGRAM compiled at the lowest priority
 
 Says what it does now and for how long, on standard error. A failure is one line and exit code 1. It runs on any Python
 from 3.10 on with nothing installed.
@@ -9,15 +10,21 @@ from 3.10 on with nothing installed.
 
 from __future__ import annotations
 
+import ast
+import ensurepip
 import os
 import re
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import sysconfig
 import time
+import zipfile
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOW_EVERY_S = 1.0
@@ -42,8 +49,13 @@ NO_NETWORK = re.compile(
     r"|ConnectTimeout|ReadTimeout|ProxyError|No matching distribution found"
 )
 NO_CORE = re.compile(r"geventstalk: the core cannot be compiled: (.*)")
+WHEELS = [sysconfig.get_config_var("WHEEL_PKG_DIR") or os.devnull, Path(ensurepip.__file__).parent / "_bundled"]
+"""Where Python has the wheel of pip that it brings along."""
+PROGRAM = "import sys\n\nfrom geventstalk.cli.main import main\n\nsys.exit(main())\n"
 POSTGRES = "postgres"
 """The extra of setup.py whose packages a journal in PostgreSQL needs."""
+BUSY = 75
+"""The exit code of scripts/environment when another one works."""
 COMPILER = "on Debian and Ubuntu: apt-get install gcc libc6-dev python3-dev"
 
 
@@ -91,12 +103,20 @@ class Environment:
         self.progress = Progress()
         self.log = place / "build.log"
         self.steps: dict[str, str] = {}
-        for name in ("made", "made-pure", "made-for-run", "made-for-test", "why-pure"):
+        for name in ("made", "made-pure", "made-for-run", "made-for-postgres", "made-for-test", "why-pure"):
             (place / name).unlink(missing_ok=True)
         if not refresh:
             self.progress.step(f"making an environment in {place}")
-            self._run([sys.executable, "-m", "venv", "--clear", str(place)], place.with_name(f"{place.name}.log"))
-            place.with_name(f"{place.name}.log").unlink()
+            log = place.with_name(f"{place.name}.log")
+            self._run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(place)], log)
+            (site,) = place.glob("lib/python3*/site-packages")
+            bundled = [wheel for folder in WHEELS for wheel in sorted(Path(folder).glob("pip-*.whl"))]
+            if bundled:  # as it comes with Python; to install it takes five seconds, most of them for its bytecode
+                with zipfile.ZipFile(bundled[0]) as wheel:
+                    wheel.extractall(site)
+            else:
+                self._run([str(place / "bin" / "python"), "-m", "ensurepip"], log)
+            log.unlink()
         self.log.unlink(missing_ok=True)
 
     def pip(self, *words: str) -> None:
@@ -156,14 +176,34 @@ class Environment:
 
 def make_pure(place: Path, extra: str, refresh: bool) -> None:
     environment = Environment(place, refresh)
-    # What is editable is never compiled, so mypyc need not be fetched for it.
-    os.environ["GEVENTSTALK_COMPILE"] = "0"
     environment.progress.step("fetching what geventstalk needs")
-    if extra:
+    environment.pip("install", "--no-compile", *requirements("install_requires"))
+    if extra == POSTGRES:
+        environment.pip("install", "--no-compile", *requirements("POSTGRES"))
+    elif extra:
+        # What is editable is never compiled, so mypyc need not be fetched for it.
+        os.environ["GEVENTSTALK_COMPILE"] = "0"
         environment.pip("install", "--editable", f"{ROOT}[{extra}]")
-    else:
-        environment.install(str(ROOT), "--editable")
+    (site,) = place.glob("lib/python3*/site-packages")
+    (site / "geventstalk-clone.pth").write_text(f"{ROOT}\n", encoding="utf-8")
+    program = place / "bin" / "geventstalk"
+    program.write_text(f"#!{place}/bin/python\n{PROGRAM}", encoding="utf-8")
+    program.chmod(0o755)
     environment.progress.end()
+
+
+def requirements(name: str) -> list[str]:
+    """The list of this name in setup.py, which cannot be imported here: it needs setuptools."""
+    known: dict[str, Any] = {"sysconfig": sysconfig}
+    for node in ast.walk(ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("POSTGRES", "RE2"):
+            known[ast.unparse(node.targets[0])] = eval(ast.unparse(node.value), known)
+        elif isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            words = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
+            if isinstance(words.get("install_requires"), ast.List):
+                needed = words["install_requires"]
+    return list(known[name] if name in known else eval(ast.unparse(needed), known))
 
 
 def make_compiled(place: Path, refresh: bool) -> None:
@@ -199,6 +239,47 @@ def make_compiled(place: Path, refresh: bool) -> None:
     environment.progress.end()
 
 
+def leave_behind(program: str) -> None:
+    """Compiles in a process that neither the server nor its terminal, its readers and its end have to do with.
+
+    The server's process is the one that started this one. When the compiled build is made, its log says so.
+    """
+    server = os.getppid()
+    try:
+        alive = os.pidfd_open(server)
+    except OSError:
+        alive = -1  # an old kernel: nothing is said in the end
+    print(
+        "geventstalk: this start serves the pure build, the slower one; the compiled one is made behind it, for the "
+        "next start (--compiled waits for it, GEVENTSTALK_COMPILE=0 does without)",
+        file=sys.stderr,
+        flush=True,
+    )
+    if os.fork():
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    # A reader of a pipe would wait for its end, so the pipe is closed, and opened again for one line.
+    shared = os.isatty(2) or stat.S_ISREG(os.fstat(2).st_mode)
+    log = os.dup(2) if shared else -1
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(nothing, fd)
+    os.nice(19)
+    calm = ["ionice", "-c", "3"] if shutil.which("ionice") else []
+    code = subprocess.run([*calm, program, "compiled", "--no-wait"], check=False).returncode
+    if code == BUSY:
+        return  # another start makes it
+    made = (ROOT / ".venv-compiled" / "made").exists()
+    text = "is made: the next start runs it" if made else f"cannot be made, see {ROOT}/.venv-compiled/build.log"
+    with suppress(OSError):
+        signal.pidfd_send_signal(alive, 0)  # another process may have its number by now
+        if not shared:
+            log = os.open(f"/proc/{server}/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        os.write(log, f"geventstalk: the compiled build {text}\n".encode())
+
+
 def ended(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -208,7 +289,9 @@ def main() -> int:
     refresh = "--refresh" in sys.argv
     signal.signal(signal.SIGTERM, ended)
     try:
-        if words[0] == "compiled":
+        if words[0] == "behind":
+            leave_behind(words[1])
+        elif words[0] == "compiled":
             make_compiled(Path(words[1]), refresh)
         else:
             make_pure(Path(words[1]), words[2], refresh)

@@ -18,6 +18,7 @@ import pytest
 
 from scripts.build import NO_NETWORK, NO_ROOM
 from tests.clients.programs import missing
+from tests.support.clients import until
 from tests.support.compiled import PACKAGES, check_compiled, clone, has_compiler, put_on, wheel_names
 from tests.support.disk import small_disk
 from tests.support.process import ROOT, ServerProcess, free_port
@@ -45,10 +46,12 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**{key: value for key, value in os.environ.items() if key not in without}, **more}
 
 
-def said(tree: Path, more: Mapping[str, str] = MappingProxyType({}), code: int = 0) -> tuple[str, list[str]]:
+def said(
+    tree: Path, more: Mapping[str, str] = MappingProxyType({}), code: int = 0, waits: bool = False
+) -> tuple[str, list[str]]:
     """What `scripts/run -v` writes to standard output, and its lines on standard error."""
     done = subprocess.run(
-        [tree / "scripts" / "run", "-v"],
+        [tree / "scripts" / "run", *["--compiled"] * waits, "-v"],
         cwd="/",
         env=environment(more),
         stdin=subprocess.DEVNULL,
@@ -138,7 +141,7 @@ class TestNotCompiled:
 
     def test_without_a_compiler_it_is_pure_and_says_what_is_missing(self, tree: Path) -> None:
         assert (tree / ".venv" / "made-for-run").exists(), "runs after the tests of the pure build"
-        version, errors = said(tree, NO_COMPILER)
+        version, errors = said(tree, NO_COMPILER, waits=True)
         assert version.endswith(" (pure)")
         assert "starting the pure build, the slower one: no C compiler: " in errors[-1]
         assert "apt-get install gcc" in errors[-1]
@@ -156,7 +159,7 @@ class TestNotCompiled:
         assert said(tree, {"GEVENTSTALK_COMPILE": "yes"}, 1) == ("", [line])
 
     def test_without_a_network_it_is_pure_as_long_as_that_is_there(self, tree: Path) -> None:
-        version, errors = said(tree, UNPLUGGED)
+        version, errors = said(tree, UNPLUGGED, waits=True)
         assert version.endswith(" (pure)")
         assert "is there a network?" in errors[-2]
         assert errors[-1].endswith("the compiled one cannot be made now, see above")
@@ -179,11 +182,76 @@ class TestNotCompiled:
         assert not NO_NETWORK.search("ERROR: Failed to build 'geventstalk' when getting requirements")
 
 
+def compilers_of(tree: Path) -> set[int]:
+    """The sessions of processes that compile behind a start."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            pid = int(process.name)
+            ours = str(tree / "scripts" / "environment").encode() in words and b"behind" in words
+            if ours and os.getpriority(os.PRIO_PROCESS, pid) == 19:  # by then it has a session of its own
+                found.add(os.getsid(pid))
+    return found
+
+
+@pytest.mark.slow
+class TestBehind:
+    """The pure build serves, and the compiled one is made behind it. These follow the tests above."""
+
+    def test_a_start_serves_at_once_and_one_process_compiles(self, tree: Path, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        server = ServerProcess([str(tree / "scripts" / "run")], [], cwd=tmp_path, stderr=log)
+        try:
+            server.wait_ready(MAKE_LIMIT_S)
+            version, lines = said(tree)  # returns, although its readers wait for the end of its output
+            assert version.endswith(" (pure)") and "is made behind it" in lines[0] and len(lines) == 1, lines
+            until(lambda: compilers_of(tree), "one compiles")
+            assert server.stop() == 0
+            until(lambda: len(compilers_of(tree)) == 1, "the second one gives up, the first one outlives the server")
+        finally:
+            for session in compilers_of(tree):
+                os.killpg(session, signal.SIGKILL)
+            server.stop()
+        assert not is_ready(tree)
+
+    @pytest.mark.parametrize("to", ["a file", "a pipe"])
+    def test_its_end_is_told_where_the_server_still_writes(self, tree: Path, tmp_path: Path, to: str) -> None:
+        made = tree / ".venv-compiled" / "made"
+        program = tmp_path / "program"
+        program.write_text(
+            f'#!/bin/sh\n[ "$*" = "compiled --no-wait" ] && mkdir -p "{made.parent}" && echo >"{made}"\n'
+        )
+        program.chmod(0o755)
+        words = [
+            "sh",
+            "-c",
+            '"$@"; cat',
+            "sh",
+            sys.executable,
+            str(tree / "scripts" / "build.py"),
+            "behind",
+            str(program),
+        ]
+        with (tmp_path / "log").open("w+") as log:
+            stderr = log if to == "a file" else subprocess.PIPE
+            with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=stderr, text=True) as server:
+                assert server.stdin is not None
+                until(made.exists, "it is made")
+                if server.stderr is None:
+                    until(lambda: "is made: the next start runs it" in (tmp_path / "log").read_text(), "the news")
+                else:
+                    assert "made behind it" in server.stderr.readline()
+                    assert server.stderr.readline().endswith("the compiled build is made: the next start runs it\n")
+                server.stdin.close()
+        made.unlink()
+
+
 @contextmanager
 def running(tree: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
-    """`scripts/run -v` while it builds, with a process group of its own."""
+    """`scripts/run --compiled -v` while it builds, with a process group of its own."""
     with subprocess.Popen(
-        [tree / "scripts" / "run", "-v"],
+        [tree / "scripts" / "run", "--compiled", "-v"],
         env=environment(more),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
