@@ -6,12 +6,17 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.process import GEVENTSTALK, ServerProcess
+from tests.support.clients import until
+from tests.support.process import GEVENTSTALK, ServerProcess, free_port
+from tests.support.web import Web
 from tests.support.wire import Client
+
+Start = Callable[..., ServerProcess]
 
 BATCH = 200
 LOOK_LIMIT_S = 60.0
@@ -111,3 +116,77 @@ def test_the_jobs_that_stay_lie_side_by_side_in_the_end() -> None:
     numbers = [int(word) for word in done.stdout.split()]
     assert min(numbers[0], numbers[1], numbers[3]) >= 8, "they lay together before"
     assert max(numbers[5:]) <= 6, numbers  # mostly four; a mebibyte more where the allocator had some room before
+
+
+COLLECTOR = """
+import gc, sys, weakref
+from geventstalk.serving.memory import YOUNG_MAX, Collector
+
+class Ring:
+    def __init__(self):
+        self.ring = self
+
+def alive(count, *arguments):
+    rings = [Ring() for _ in range(count)]
+    refs = [weakref.ref(ring) for ring in rings]
+    rings.clear()
+    del rings
+    collector.look(*arguments)
+    return sum(ref() is not None for ref in refs)
+
+collector = Collector()
+collector.begin()
+frozen = gc.get_freeze_count()
+found = [gc.isenabled(), alive(100), alive(100, 2000), alive(5000, 2000), gc.get_freeze_count() == frozen]
+busy = [Ring()]
+ref = weakref.ref(busy[0])
+collector.look()
+busy.clear()
+found += [ref() is not None, alive(0), ref() is None]
+found += [alive(YOUNG_MAX + 1), gc.get_freeze_count() > frozen + YOUNG_MAX, alive(100)]
+before = gc.get_freeze_count()
+kept = []
+while gc.get_freeze_count() == before:
+    kept += [[] for _ in range(YOUNG_MAX // 2)]
+    collector.look()
+print(*found, len(kept) // YOUNG_MAX > 0)
+"""
+
+
+def test_a_collector_lets_rings_go_and_never_looks_at_much() -> None:
+    """What was in use at one look is let go at the next; what is too much is frozen, and no look takes long again."""
+    done = subprocess.run([sys.executable, "-c", COLLECTOR], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "0", "100", "0", "True", "True", "0", "True", "20001", "True", "0", "True"]
+
+
+@pytest.mark.slow
+def test_a_server_with_http_collects(start_server: Start, tmp_path: Path) -> None:
+    """Rings that a library leaves behind go in idle moments, and while there are many requests."""
+    port = free_port()
+    (tmp_path / "sitecustomize.py").write_text(LEAKING)
+    start_server("--http", str(port), env={"PYTHONPATH": str(tmp_path), "LEFT": str(tmp_path / "left")})
+    web = Web(port)
+    for _ in range(3):
+        assert web.status("GET", "/healthz") == 200
+    until(lambda: (tmp_path / "left").exists(), "rings of requests are let go")
+
+
+LEAKING = """
+import os, weakref
+
+class Ring:
+    def __init__(self):
+        self.ring = self
+        weakref.finalize(self, lambda: open(os.environ["LEFT"], "w").close()).atexit = False
+
+try:
+    from gevent import pywsgi
+    begin = pywsgi.WSGIHandler.handle_one_response
+    def handle_one_response(self):
+        Ring()
+        begin(self)
+    pywsgi.WSGIHandler.handle_one_response = handle_one_response
+except ImportError:
+    pass
+"""

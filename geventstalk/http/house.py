@@ -3,7 +3,8 @@
 This room must not know HTTP. Whoever reads the engine reads it between turns and needs no lock, as long as nothing in
 between yields. Whatever is large is read in slices of a millisecond, with breathe() in between.
 Invariant: of all that goes on for HTTP, about one such slice runs each time the event loop goes round, so the clients
-of the beanstalk port wait for one slice and not for one of each request.
+of the beanstalk port wait for one slice and not for one of each request. While they send commands, HTTP has a quarter
+of the time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns, thread_time
 from typing import Any, Final, Protocol
 
 from gevent import get_hub, sleep
@@ -39,6 +40,8 @@ WAITING_MAX: Final = 128
 """So many requests wait for their changes. The other connections stay for looking when changes do not get on."""
 _GROUP_BYTES: Final = 1 << 22
 """So much of bodies that are not in memory is read at once for a request."""
+_RESTS: Final = 3
+"""After slices between which clients sent commands, HTTP rests so many times as long as the slices took."""
 NEXT_TURN_S: Final = 1e-9
 """A timer of this length lets every socket have its turn before."""
 
@@ -177,10 +180,12 @@ class House:
         self.stopping: Any = Event()  # what goes on for long ends when this is set
         self._wall_clock = wall_clock
         self._waiting = 0
-        loop: Any = get_hub().loop
+        self.tidy_up: Callable[[], object] = _nothing_to_tidy_up
+        """Called now and then while there are requests, from the event loop itself."""
         self._line: deque[Any] = deque()
-        self._next: Any = loop.timer(NEXT_TURN_S)
-        self._next_is_armed = False
+        self._next: Any = None  # a timer, while somebody waits in breathe()
+        self._rest_until_s = 0.0
+        self._served = 0  # how many commands clients had sent at the last slices
 
     def unix_s(self, ns: int) -> float:
         """The Unix time of a monotonic moment, by what the wall clock says now."""
@@ -249,25 +254,38 @@ class House:
         waiter.get()
 
     def _arm(self) -> None:
-        if not self._next_is_armed:
-            self._next_is_armed = True
-            self._next.start(self._run_slices)
+        if self._next is None:
+            loop: Any = get_hub().loop
+            # Behind all sockets that are ready (priority), and behind the turn that ends with the callbacks before.
+            self._next = loop.timer(max(NEXT_TURN_S, self._rest_until_s - monotonic()), priority=-1)
+            self._next.start(loop.run_callback, self._run_slices)
 
     def _run_slices(self) -> None:
-        """The event loop calls this once each time it goes round, while somebody waits in breathe()."""
+        """The event loop calls this each time it goes round, or after a rest, while breathe() is waited for."""
         line = self._line
+        begun_s = thread_time()
         end_ns = perf_counter_ns() + SLICE_NS
         for _ in range(len(line)):
             line.popleft().switch(None)
             if perf_counter_ns() >= end_ns:
                 break
-        self._next_is_armed = False
+        self.tidy_up()
+        served = sum(self.commands)
+        if served != self._served:
+            self._served = served
+            self._rest_until_s = monotonic() + _RESTS * (thread_time() - begun_s)
+        self._next.close()
+        self._next = None
         if line:
             self._arm()
 
     def stop(self) -> None:
         """Whatever goes on for long is to end."""
         self.stopping.set()
+
+
+def _nothing_to_tidy_up() -> None:
+    return
 
 
 def _nothing(channel: Channel) -> Any:

@@ -1,5 +1,5 @@
 """Whether there is memory for more jobs, where the address space of the process is limited (`ulimit -v`), and how what
-nobody needs any more goes back to the system.
+nobody needs any more goes back to the system; also what only holds itself.
 
 This room must not know what memory is for. A process that has none left cannot even switch greenlets, so whoever asks
 here stops taking more while there is still some.
@@ -12,7 +12,7 @@ import mmap
 import resource
 import sys
 import warnings
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 SPARE_BYTES = 1 << 24
@@ -20,6 +20,12 @@ SPARE_BYTES = 1 << 24
 _NO_LIBRARY = (AttributeError, ImportError, MemoryError, OSError)
 """Why a function of the C library cannot be had: another library, a Python without ctypes, or a system that refuses
 what ctypes needs."""
+YOUNG_MAX = 20_000
+"""To look at so many objects takes half a millisecond, and to let go of them all some milliseconds."""
+_MANY = 2_000
+"""So many are looked at in a tenth of a millisecond, and are 300 kB."""
+_LONG_S = 0.002
+"""A look that takes longer is the last one at what it has found in use."""
 _LOOK_EVERY_S = 0.25
 """How often the allocator is asked: it walks through all of its free pieces for the answer."""
 
@@ -68,10 +74,40 @@ class Spare:
             getattr(sys, "_clear_type_cache", int)()
         gc.freeze()
         gc.collect()
-        gc.unfreeze()
         if self._trim is None:
             self._trim = _trim()
         self._trim(0)
+
+
+class Collector:
+    """Lets go of what only a cycle holds, of libraries' making. The server's own objects have none.
+
+    It looks at what was made since it last looked at everything or froze, and never for long: a look at a million jobs
+    stops the server for 200 ms. What is too much, jobs of the pure build above all, is frozen: not looked at any more.
+    """
+
+    def begin(self) -> None:
+        """From now on Python collects nothing by itself, and what is there now stays."""
+        gc.collect()
+        gc.disable()
+        gc.freeze()
+
+    def look(self, least: int = 1) -> None:
+        """Collects when there are so many objects more than at the last look. Nothing else may be under way."""
+        young = gc.get_count()[0]
+        if young < least:
+            return
+        if young > YOUNG_MAX:
+            gc.freeze()
+            return
+        begun_s = thread_time()
+        gc.collect()
+        if thread_time() - begun_s > _LONG_S:
+            gc.freeze()  # of what is frozen, nothing takes time again
+
+    def look_at_many(self) -> None:
+        """While there is much to do."""
+        self.look(_MANY)
 
 
 def _trim() -> Any:

@@ -9,7 +9,6 @@ Nothing fails in silence: an exception out of a greenlet, a callback or a thread
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import resource
@@ -41,7 +40,7 @@ from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors, Share
 from geventstalk.serving.linger import Linger
 from geventstalk.serving.listen import describe, full_address_of, own_end_of, peer_of
-from geventstalk.serving.memory import Memory, Spare
+from geventstalk.serving.memory import Collector, Memory, Spare
 from geventstalk.serving.notify import Manager
 from geventstalk.serving.parking import Parking
 from geventstalk.tasks import NEXT_TURN, Task, Wait
@@ -61,7 +60,8 @@ before it looks at any socket."""
 PROGRESS_EVERY_S = 2.0
 _END_OF_WORK_S = 3.0
 """How long a stop waits for a thread that reads: a device that does not answer does not hold up the end."""
-_GUESTS_AT_ONCE = 8
+_COLLECT_EVERY_S = 1.0
+_GUESTS_AT_ONCE = 2
 """So many connections of HTTP are accepted before clients have their turn, and those that give way to them are gone."""
 
 
@@ -100,6 +100,8 @@ class Server:
         self._fronts: Fronts | None = None  # where they have the clients' sockets
         self._idle: Any = self._loop.idle()
         self._look: Any = self._loop.timer(0)
+        self._quiet: Any = None
+        self._quiet_soon: Any = None
         self._linger = Linger()
         self._sync_thread: Any = None  # the last sync in a thread
         self._work_threads: list[Any] = []  # other work in threads
@@ -120,14 +122,15 @@ class Server:
         Raises TooFewError when no client could be served.
         """
         # A garbage collection with a million jobs stops the server for 200 ms. Jobs, tubes and sessions have no
-        # reference cycles, and Connection.close() takes the cycles of a connection apart, so nothing needs collecting.
-        gc.collect()
-        gc.disable()
+        # reference cycles, and Connection.close() takes the cycles of a connection apart, so only what HTTP's libraries
+        # make needs collecting.
+        collector = Collector()
+        collector.begin()
         if self._settings.io_processes:
             self._start_fronts()
         self._descriptors = self._make_descriptors()
         self._descriptors.warn_of_few(self._log)
-        guests = self._open_site()
+        guests = self._open_site(collector)
         try:
             self._open_journal()
         except JournalError as error:
@@ -244,7 +247,7 @@ class Server:
             engine.buried_count,
         )
 
-    def _open_site(self) -> list[Acceptor]:
+    def _open_site(self, collector: Collector) -> list[Acceptor]:
         """Serves HTTP, already while the journal is replayed; then only to say so. Returns who accepts there."""
         site = self._site
         if site is None:
@@ -264,6 +267,10 @@ class Server:
             self.drain,
         )
         house.commands = self._service.commands
+        house.tidy_up = collector.look_at_many
+        self._quiet = self._loop.idle()
+        self._quiet_soon = self._loop.timer(_COLLECT_EVERY_S, _COLLECT_EVERY_S)
+        self._quiet_soon.start(self._quiet.start, self._quiet_now, collector)
         house.look_at = self._look_at
         house.hang_up = self._hang_up
         house.fronts = self._fronts
@@ -281,6 +288,11 @@ class Server:
             self._log.info("HTTP on %s", describe(listener))
         self._guests = share
         return acceptors
+
+    def _quiet_now(self, collector: Collector) -> None:
+        """The event loop has nothing else to do."""
+        self._quiet.stop()
+        collector.look()
 
     def _look_at(self, channel: Channel) -> tuple[str, str, int, int]:
         """A client's address, where it came in, replies that it has not taken, and input that its session has not."""
