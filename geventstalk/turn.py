@@ -1,14 +1,12 @@
 """One turn: sessions execute what their clients sent, one commit covers all of it, and then the replies leave.
 
-Changes that no client of the protocol asks for, but an operator, go the same way: accept() takes them as errands.
-This room must not know gevent, sockets, clocks or SQLite: its owner hands in the clocks, calls end() when every client
-that is ready had its step, and drives the tasks.
-Everything here runs without a pause from one yield to the next, so it needs no lock.
-Invariants: no reply leaves and no errand is done before the commit that covers it, and under `-f0` not before the sync
-that covers it; after a failure no reply leaves at all.
-The hub never waits for a device. What reads or syncs a file is work in a thread, and what is not there yet ends the
-slice, which comes again. It may append rows and commit them, which syncs nothing; and under `-f0` it runs a sync for
-which every client waits.
+Changes of an operator go the same way: accept() takes them as errands. This module must not know gevent, sockets,
+clocks or SQLite: its owner hands in the clocks, calls end() when every client that is ready had its step, and drives
+the tasks. Everything here runs without a pause from one yield to the next, so it needs no lock. Invariants: no reply
+leaves and no errand is done before the commit that covers it, and under `-f0` not before the sync that covers it;
+after a failure no reply leaves at all. The hub never waits for a device: a thread reads and syncs files, and a slice
+whose data is not there yet ends and comes again. The hub may append rows and commit them without a sync, and under
+`-f0` it runs a sync for which every client waits.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from geventstalk.durable.large import LARGE_BYTES
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.wire.session import Service, Session
-from journal import Journal
+from journal import Journal, make_shared_log
 from tests.support.clients import until
 from tests.support.clock import SECOND, ManualClock
 from tests.support.faults import wants_compaction
@@ -74,6 +74,8 @@ class House:
     def __init__(self, place: Path | str, **options: Any) -> None:
         self.clock = ManualClock()
         self.place = place
+        if isinstance(place, str):
+            make_shared_log(place)
         self.journal = counted(place, segment_bytes=1 << 16, **options)
         self.store = Store(self.journal, 50, Epoch(1_700_000_000 * SECOND, self.clock.ns))
         self.engine = Operate(self.clock.ns)

@@ -5,13 +5,6 @@ read and judged here, strictly: what two programs could understand in two ways i
 an answer, at most a line of the log, and never a traceback.
 Invariant: whatever a client does or leaves undone, its connection ends in bounded time and takes bounded memory, and
 the work for a head grows with its length only.
-
-Why no library parses heads here, as measured in 2026: h11 0.16 takes time that grows with the square of a header (1.3 s
-for one of 16 kB) and of a chunk's extension, and accepts bare LF, folded lines, control characters, and a length beside
-chunks, so it would need all the checks below before it. pywsgi's own parser is that of email, which accepts more still.
-llhttp (httptools 0.9) is strict and linear, but a compiled package more; it runs on through all requests that one read
-brings, where this server reads a body only when it is wanted, and it knows no limit for a head. The half page below
-stays, and pywsgi goes on reading chunks, which it does strictly and byte by byte.
 """
 
 from __future__ import annotations
@@ -55,6 +48,12 @@ _READS_A_SLICE: Final = 256
 _DROPPED: Final = bytearray(1 << 16)
 """Whatever is dropped is read to here."""
 
+# Why no library parses heads here, as measured in 2026: h11 0.16 takes time that grows with the square of a header
+# (1.3 s for one of 16 kB) and of a chunk's extension, and accepts bare LF, folded lines, control characters, and a
+# length beside chunks, so it would need all the checks below before it. pywsgi's own parser is that of email, which
+# accepts more still. llhttp (httptools 0.9) is strict and linear, but a compiled package more; it runs on through all
+# requests that one read brings, where this server reads a body only when it is wanted, and it knows no limit for a
+# head. The half page below stays, and pywsgi goes on reading chunks, which it does strictly and byte by byte.
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,16}) ([!-~]+) HTTP/(1\.[01])")
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
