@@ -121,7 +121,7 @@ def _joined(db: sqlite3.Connection, seq: int, key: int, kind: int, crc: int, pay
     if kind != LAST or len(payload) < PARTS.size or crc != checksum(seq, key, kind, payload):
         return seq, key, kind, crc, payload
     (count,) = PARTS.unpack_from(payload)
-    parts = db.execute(_SELECT_PARTS, (key, PART, seq, count)).fetchall()
+    parts: list[tuple[int, int, bytes]] = db.execute(_SELECT_PARTS, (key, PART, seq, count)).fetchall()
     if len(parts) != count or any(of_part != checksum(at, key, PART, part) for at, of_part, part in parts):
         return seq, key, kind, crc, payload
     whole = b"".join([*[part for _, _, part in reversed(parts)], payload[PARTS.size :]])
