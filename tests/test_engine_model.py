@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from geventstalk.core.ages import Search
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.check import check
-from geventstalk.core.engine import DRAINING, INSERTED, Engine
+from geventstalk.core.engine import DRAINING, INSERTED, UNFINISHED, Engine
 from geventstalk.core.figures import totals
 from geventstalk.core.job import (
     BURIED,
@@ -292,6 +292,10 @@ class EngineAndModel(RuleBasedStateMachine):
             outcome, word = self.engine.bury_by_force(id, now_ns), self.model.bury_by_force(id, now_ns)
         assert WORDS[outcome] == word
 
+    def _fetch(self, id: int) -> None:
+        """Brings the body of a job into memory."""
+        raise AssertionError("all bodies are in memory")
+
     @rule(
         index=indices,
         pri=kept_or(priorities),
@@ -303,6 +307,9 @@ class EngineAndModel(RuleBasedStateMachine):
         now_ns = self._tick()
         id = self._id(index)
         outcome = self.engine.alter(id, pri, delay_s, ttr_s, tube.encode(), now_ns)
+        if outcome == UNFINISHED:
+            self._fetch(id)
+            outcome = self.engine.alter(id, pri, delay_s, ttr_s, tube.encode(), now_ns)
         assert WORDS[outcome] == self.model.alter(id, pri, delay_s, ttr_s, tube, now_ns)
 
     @rule(name=names, state=st.sampled_from((READY, DELAYED, BURIED)))
@@ -527,12 +534,24 @@ class EngineWithBodiesOnDisk(EngineAndModel):
     def somebody_wants_a_body(self, index: int) -> None:
         job = self.engine.jobs.get(self._id(index))
         if job is not None and job.body is None:
-            self.bodies.wait_for(job)
-            self.wanted.append(job)
+            self._want(job)
+
+    def _want(self, job: Job) -> None:
+        self.bodies.wait_for(job)
+        self.wanted.append(job)
+
+    def _fetch(self, id: int) -> None:
+        job = self.engine.jobs.get(id)
+        assert job is not None and job.body is None
+        self._want(job)
+        self._come()
 
     @rule()
     def bodies_come(self) -> None:
         """Also those of jobs that are gone by now."""
+        self._come()
+
+    def _come(self) -> None:
         fetched = self.bodies.next_fetch(self.engine)
         self.bodies.fetch_ended()
         for job in fetched:
