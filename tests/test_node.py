@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -197,6 +198,73 @@ def test_a_stop_of_the_node_that_leads_is_a_handover(nodes: Nodes) -> None:
     assert time.monotonic() - begun_s < 10
 
 
+class Pump:
+    """A client that goes on sending puts, and counts what it is answered until its connection ends."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.answers = b""
+        self._threads = [Thread(target=self._send), Thread(target=self._read)]
+        for thread in self._threads:
+            thread.start()
+
+    def _send(self) -> None:
+        with suppress(OSError):
+            while True:
+                self._sock.sendall(b"put 0 0 60 1\r\na\r\n" * 50)
+
+    def _read(self) -> None:
+        with suppress(OSError):
+            while data := self._sock.recv(1 << 10):
+                self.answers += data
+        self._sock.close()
+
+    def counted(self) -> int:
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        return self.answers.count(b"\r\n")
+
+
+def test_what_was_done_before_a_handover_was_answered(nodes: Nodes) -> None:
+    """A client that is closed without an answer knows that nothing was done. One comes by way of the standby."""
+    one = nodes.start("one")
+    other = nodes.start("other")
+    nodes.await_log("other", "one leads")
+    pumps = [Pump(node.connect()) for node in (one, one, other)]
+    wait(lambda: all(b"INSERTED" in pump.answers for pump in pumps), "all are answered")
+    assert one.stop() == 0
+    answered = sum([pump.counted() for pump in pumps])
+    assert int(stats(other)["current-jobs-ready"]) == answered
+
+
+def test_a_node_that_is_not_where_it_says_is_reached_by_no_client(nodes: Nodes) -> None:
+    """Its address is the standby's in another spelling, which passed clients on to itself, again and again."""
+    port = free_port()
+    one = nodes.start("one", "--advertise", f"localhost:{port}")
+    other = nodes.begin("other", "--takeover-wait", "0.5", port=port)
+    nodes.await_log("other", "one leads")
+    with Client(other.connect()) as client:
+        client.send(b"put 0 0 60 1\r\na\r\n")
+        assert client.at_end()
+    assert nodes.log("other").count("another process answers than the node that leads: it says 'UNKNOWN_COMMAND'") == 1
+    assert "cannot accept" not in nodes.log("other")
+    assert stats(one)["current-jobs-ready"] == "0"
+
+
+def test_a_greeting_of_anything_else_is_no_command(nodes: Nodes) -> None:
+    """As that of a beanstalk server to a word that it does not know, at the node that leads and at the others."""
+    one = nodes.start("one")
+    other = nodes.start("other")
+    nodes.await_log("other", "one leads")
+    greeting = b"cluster-node %b %b" % (b"0" * 16, b"0" * 32)
+    for node in one, other:
+        with Client(node.connect()) as client:
+            client.send(greeting + b"\r\nput 0 0 60 1\r\na\r\n")
+            assert client.reply() == b"UNKNOWN_COMMAND\r\n" and client.reply().startswith(b"INSERTED")
+            assert client.ask(greeting) == b"UNKNOWN_COMMAND\r\n"
+
+
 def test_a_standby_ends_at_once_and_nobody_notices(nodes: Nodes) -> None:
     one = nodes.start("one")
     other = nodes.start("other")
@@ -331,22 +399,23 @@ def test_nodes_wait_for_their_database(postgres_alone: Postgres, tmp_path: Path)
     try:
         one = nodes.begin("one", "--takeover-wait", "0.2")
         nodes.await_log("one", "waiting for the database of the cluster")
-        with one.connect() as client:
-            assert client.recv(10) == b"", "nobody leads, and nobody waits for ever"
+        with Client(one.connect()) as client:
+            client.send(b"stats\r\n")
+            assert client.at_end(), "nobody leads, and nobody waits for ever"
         nodes.await_log("one", "waiting for the database of the cluster", 2)
         postgres_alone.start()
         one.wait_ready()
         assert ask(one, b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
         postgres_alone.kill()
-        client = nodes.connect(one)
-        client.sendall(b"put 0 0 60 1\r\nb\r\n")
+        late = nodes.connect(one)
+        late.sendall(b"put 0 0 60 1\r\nb\r\n")
         nodes.await_log("one", "no reply leaves")
-        client.settimeout(0.2)
+        late.settimeout(0.2)
         with pytest.raises(TimeoutError):
-            client.recv(10)
+            late.recv(10)
         postgres_alone.start()
-        client.settimeout(PATIENCE_S)
-        assert client.recv(20) == b"INSERTED 2\r\n", "a client only sees a pause"
+        late.settimeout(PATIENCE_S)
+        assert late.recv(20) == b"INSERTED 2\r\n", "a client only sees a pause"
     finally:
         nodes.close()
 

@@ -114,7 +114,8 @@ class Member:
         self._changed_ns = 0  # since when the epoch and its heartbeat are what they are
         self._confirmed_ns: int | None = None  # when a commit was confirmed that was asked for while they stood still
         self._released_ns = 0  # since when it has said goodbye
-        self._door_open = False  # whether somebody was seen to listen at the address of this epoch
+        self._door_open = False  # whether the process that leads was seen to listen at its address
+        self._lock_seen = False  # whether its session was seen in the database, and no look has failed since
         self._knock_ns = 0  # when to knock there again
         self._knock_rest_ns = self._look_ns
         self._tell_ns = 0  # when to tell of this node again
@@ -225,6 +226,7 @@ class Member:
         except JournalUnreachable as error:
             self._fails(LOOK, error)
             self._confirmed_ns = None
+            self._lock_seen = False  # where the database has lost this session, it may have lost all
             return None
         self._succeeds(LOOK)
         self._note(view, sent_ns)
@@ -245,8 +247,9 @@ class Member:
             self._changes(now_ns)
             self._troubles.pop(CLAIM, None)  # there is nothing to claim any more
             if seen is None or seen.incarnation != view.incarnation or seen.address != view.address:
-                self._door_open = False
+                self._door_open = self._lock_seen = False
                 self._knock_ns = 0
+                self._knock_rest_ns = self._look_ns
         elif seen.beat != view.beat:
             self._changes(now_ns)
         news = seen is None or (seen.epoch, seen.incarnation, seen.released) != (
@@ -254,6 +257,7 @@ class Member:
             view.incarnation,
             view.released,
         )
+        self._lock_seen = self._lock_seen or view.locked
         if news and view.released:
             self._released_ns = now_ns
         if news and self.role in (STARTING, STANDBY):
@@ -296,28 +300,31 @@ class Member:
         self._confirmed_ns = self._clock()
 
     def _is_gone(self, view: View) -> Answer:
-        """Whether the process that leads has surely ended: its port was seen open in this epoch, and refuses now.
+        """Whether the process that leads has surely ended: its port was open, and refuses now that its lock is free.
 
-        A port that never answered proves nothing: the address may be wrong. No commit need be confirmed before: nobody
-        is there who needs time for a heartbeat, and the claim is a commit itself.
+        Neither is enough. A port refuses as well behind a gateway, or where a service has no address for a moment. A
+        session ends as well when only the connection does, or the database. A port at which another process answers,
+        or none, proves nothing. No commit need be confirmed before: no process is there that needs time for a
+        heartbeat, and the claim is a commit itself.
         """
         now_ns = self._clock()
         if view.released or view.address in ("", self.me.address):
             return False
-        if self._door_open and view.locked and now_ns - self._changed_ns <= _heartbeats_ns(view):
+        if self._door_open and view.locked:
             self._knock_rest_ns = self._look_ns
             self._knock_ns = 0
             return False
         if now_ns < self._knock_ns:
             return False
-        found: str = yield Knock(view.address)
-        if not self._door_open:
-            self._door_open = found == OPEN
-            self._knock_ns = 0 if self._door_open else self._clock() + self._lease_ns
-            return False
+        found: str = yield Knock(view.address, view.incarnation)
         self._knock_ns = self._clock() + self._knock_rest_ns
         self._knock_rest_ns = min(2 * self._knock_rest_ns, self._lease_ns // 2)
-        return found == REFUSED
+        if self._door_open:
+            return found == REFUSED and self._lock_seen
+        self._door_open = found == OPEN
+        if self._door_open:
+            self._knock_ns = 0
+        return False
 
     def _claim(self, seen: View, silent: bool) -> Answer:
         """Claims. `silent` says that the process of the epoch that was seen never answers again.

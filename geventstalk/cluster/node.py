@@ -12,6 +12,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 from time import clock_gettime_ns, monotonic_ns
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from gevent import socket as green
 from gevent.event import Event
 
 from geventstalk.cluster.member import Member
-from geventstalk.cluster.relay import Relays, connect, green_of, has_gone, plain_of
+from geventstalk.cluster.relay import Relays, Stranger, answer_to, connect, greet, greeting_bytes, has_gone
 from geventstalk.cluster.wants import (
     OPEN,
     REFUSED,
@@ -43,6 +44,7 @@ from geventstalk.durable.follow import Follower
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.tasks import NEXT_TURN, Wait
+from geventstalk.wire.protocol import R_UNKNOWN_COMMAND
 from journal.errors import JournalError, JournalUnreachable
 from journal.fence import Fence, Identity, View
 from journal.log import Row, SharedLog
@@ -63,6 +65,8 @@ _CONNECTS: Final = 4
 """So often in a lease it is tried to reach the node that leads: meanwhile this one may have taken over."""
 _LEADER_RETRY_S: Final = 0.02
 """How often a connection that waits for a node that leads looks for one."""
+_REACH_AGAIN_S: Final = 0.1
+"""Where the node that leads was not reached, no connection tries again for so long, unless another one leads."""
 
 
 _LEASES: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -144,6 +148,8 @@ class Node(Owner):
         self._follower: Follower | None = None
         self._pending: list[tuple[int, list[Row]]] = []  # read and not applied, the last ones first
         self._leader = ""  # incarnation of the process that clients are passed through to
+        self._again_s = 0.0  # when to try again to reach it
+        self._told_of = ""  # the one that was not found at its address
         self._changed: Any = Event()  # whoever waits for a node that leads looks again
         self._loop: Any = gevent.get_hub().loop
         self._watcher: Any = None
@@ -222,46 +228,53 @@ class Node(Owner):
         shared = self.shared
         return "" if shared is None else shared.waits_for
 
-    def pass_on(
-        self, sock: socket.socket, take: Callable[[], bool], give_back: Callable[[], None]
-    ) -> socket.socket | None:
-        """Passes a client through to the node that leads, and waits for one if need be.
+    def pass_on(self, client: socket.socket) -> bool:
+        """Passes a client through to the node that leads once it has sent something, and waits for a node if need be.
 
-        Returns the client when this node leads by then, and the client is to be served here. Otherwise it is closed.
-        `take` and `give_back` are for the descriptor of the way to the node.
+        Returns whether this node leads by then, and the client is to be served here. Otherwise it is closed.
         """
-        client = green_of(sock)
-        end_s = time.monotonic() + self._takeover_wait_s
+        end_s = 0.0
         while not self.serves:
-            address = self.member.whom(lease_clock_ns())
-            if address is not None and take():
-                try:
-                    node = self._reach(address)
-                    if node is not None:
-                        if self.relays.run(client, node):
-                            return None
-                        end_s = time.monotonic() + self._takeover_wait_s
-                finally:
-                    give_back()
+            word = self.relays.await_word(client)
+            if word is None:
+                continue
+            end_s = end_s or time.monotonic() + self._takeover_wait_s
+            greeting = greeting_bytes(word)
+            if greeting and answer_to(word[: greeting - 2], self.me.incarnation) is None:
+                if not _turn_away(client, greeting):
+                    break
+                end_s = 0.0
+                continue
+            if not greeting and self._reaches(client, end_s - time.monotonic()):
+                return False
             left_s = end_s - time.monotonic()
-            if left_s <= 0 or has_gone(client):
-                client.close()
-                return None
+            if not word or left_s <= 0 or has_gone(client):
+                break
             self._changed.clear()
             self._changed.wait(min(left_s, _LEADER_RETRY_S))
-        return plain_of(client)
+        if not self.serves:
+            client.close()
+        return self.serves
 
-    def _reach(self, address: str) -> Any:
-        """A socket to the node that leads. None when nobody answers there."""
-        leader = self._leader
+    def _reaches(self, client: socket.socket, seconds: float) -> bool:
+        """Passes a client through until it is closed. Returns False when the node that leads was not reached."""
+        address, leader = self.member.whom(lease_clock_ns()), self._leader
+        if address is None or seconds <= 0 or time.monotonic() < self._again_s:
+            return False
         try:
             node = connect(address, self.me.lease_ms / 1000 / _CONNECTS)
-        except OSError:
-            return None
-        if self.serves or leader != self._leader:
-            node.close()  # meanwhile another node leads
-            return None
-        return node
+            if self.serves or leader != self._leader:
+                node.close()  # meanwhile another node leads
+                return False
+            self.relays.run(client, node, leader, seconds)
+        except OSError as error:
+            if leader == self._leader:
+                self._again_s = time.monotonic() + _REACH_AGAIN_S
+                if isinstance(error, Stranger) and self._told_of != leader:
+                    self._told_of = leader
+                    self.tells(f"at {address}, another process answers than the node that leads: {error}")
+            return False
+        return True
 
     # --- the start
 
@@ -311,7 +324,7 @@ class Node(Owner):
         if isinstance(want, ReadOn):
             return self._read_on()
         if isinstance(want, Knock):
-            return _knock(want.address)
+            return _knock(want.address, want.incarnation)
         if isinstance(want, LeadLog | ResumeLog):
             shared = self.shared
             assert shared is not None
@@ -430,8 +443,9 @@ class Node(Owner):
         leads = view.epoch > 0 and not view.released
         leader = view.incarnation if leads else ""
         if leader != self._leader:
-            self._leader = leader
-            self.relays.close()
+            self._leader, self._again_s = leader, 0.0
+            if not view.released:  # who says goodbye has closed its ends, behind its last answers
+                self.relays.close()
             if leads:
                 self._log.info("%s leads, at %s, epoch %d", view.node, view.address, view.epoch)
             else:
@@ -446,6 +460,7 @@ class Node(Owner):
         self._log.info("this node leads: %s, at %s, epoch %d", self.me.node, self.me.address, epoch)
         self._host.leads(self._store)
         self.serves = True
+        self.relays.wake()
         self._changed.set()
 
     def speaks_again(self) -> None:
@@ -513,11 +528,21 @@ def _sleep(wait: Wait) -> None:
         flag.raised = None
 
 
-def _knock(address: str) -> str:
+def _knock(address: str, incarnation: str) -> str:
     try:
-        connect(address, _KNOCK_S).close()
+        with closing(connect(address, _KNOCK_S)) as node:
+            greet(node, incarnation, _KNOCK_S)
     except ConnectionRefusedError:
         return REFUSED
     except OSError:
         return SILENT
     return OPEN
+
+
+def _turn_away(client: socket.socket, size: int) -> bool:
+    """Answers a greeting that is for another process as any server does that knows none. Returns whether it left."""
+    try:
+        client.recv(size)
+        return client.send(R_UNKNOWN_COMMAND) == len(R_UNKNOWN_COMMAND)
+    except OSError:
+        return False

@@ -1,45 +1,93 @@
 """Clients of a standby, passed through to the node that leads: bytes both ways, as they come.
 
-This room must not know the protocol, nor who leads. Invariant: no more than one read of a client or of the node waits
-here to be sent on, and whatever ends one side ends the other.
+This module must not know the protocol, nor who leads. A relay begins when its client has sent something, and first
+proves whom it has reached: with a line that only one process can answer, which no relay ever passes on.
+Invariant: a byte of a client goes to no other process than the one that leads; no more than one read of a client or of
+the node waits here to be sent on; whatever ends one side ends the other, behind all that was on its way.
 """
 
 from __future__ import annotations
 
+import secrets
 import socket
 from contextlib import suppress
+from hashlib import blake2b
 from select import POLLERR, POLLHUP, POLLRDHUP, poll
 from typing import Any, Final
 
 import gevent
-from gevent import select
 from gevent import socket as green
+from gevent.event import Event
 
 CHUNK_BYTES: Final = 1 << 16
+LINGER_S: Final = 1.0
+"""So long the input of a client is taken and thrown away whose node has ended: to close at once could take replies
+away from it that it has not read."""
+IDLE_S: Final = 20
+"""A connection to the node that is idle for so long is asked whether it is there, again each quarter of that."""
+LOST_S: Final = 60
+"""A connection whose other end has confirmed, or taken, nothing for so long is over."""
+_GREETING: Final = b"cluster-node "
+"""How the line begins with which a relay asks for a process. No command of the protocol begins like it."""
+_NONCE_BYTES: Final = 16
+_PROOF_BYTES: Final = 32
+_LINE_BYTES: Final = len(_GREETING) + _NONCE_BYTES + 1 + _PROOF_BYTES
+_PEEK_BYTES: Final = _LINE_BYTES + 2
+
+
+class Stranger(OSError):
+    """Another process than the node that leads has answered."""
 
 
 class Relays:
-    """All connections that are passed through, each to the same process."""
+    """All connections that are passed through, each to the same process, and all clients that have sent nothing yet."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Relay] = {}
+        self._quiet: dict[int, Any] = {}
         self._number = 0
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def run(self, client: Any, node: Any) -> bool:
+    def await_word(self, client: socket.socket) -> bytes | None:
+        """The first bytes that a client has sent, which stay where they are. b"" at its end, None after wake()."""
+        self._number += 1
+        number = self._number
+        event = self._quiet[number] = Event()
+        watcher: Any = gevent.get_hub().loop.io(client.fileno(), 1)
+        watcher.start(event.set)
+        try:
+            event.wait()
+            return client.recv(_PEEK_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        finally:
+            watcher.stop()
+            watcher.close()
+            del self._quiet[number]
+
+    def wake(self) -> None:
+        """Has those look up who wait for a client's first bytes."""
+        for event in list(self._quiet.values()):
+            event.set()
+
+    def run(self, client: socket.socket, node: Any, incarnation: str, seconds: float) -> None:
         """Passes on between these two, until one of them ends, in this greenlet and another. Closes both.
 
-        Returns False when the node has ended before anything was passed on. Then it closes the node alone: another node
-        can serve this client.
+        Raises OSError when this process of a node does not answer in time, Stranger when another one does. Then it has
+        closed the node alone, and nothing was passed on: another node can serve this client.
         """
         self._number += 1
         number = self._number
         relay = self._open[number] = _Relay(client, node)
         try:
-            return relay.run()
+            greet(node, incarnation, seconds)
+            relay.run()
         finally:
+            node.close()
             del self._open[number]
 
     def close(self) -> None:
@@ -49,69 +97,92 @@ class Relays:
 
 
 class _Relay:
-    def __init__(self, client: Any, node: Any) -> None:
-        self._client = client
+    def __init__(self, client: socket.socket, node: Any) -> None:
+        self._client: Any = client
         self._node = node
-        self._begun = False
 
-    def run(self) -> bool:
-        if not self._begins():
-            self._node.close()
-            return False
-        self._begun = True
-        back = gevent.spawn(self._pass_on, self._node, self._client)
+    def run(self) -> None:
+        self._client = green_of(self._client)
+        forth = gevent.spawn(self._forth)
         try:
-            if self._pass_on(self._client, self._node):
-                # The client sends nothing more. It still gets what the node answers to what it has sent.
-                with suppress(OSError):
-                    self._node.shutdown(socket.SHUT_WR)
-            else:
-                self.end()
-            back.join()
+            with suppress(OSError):
+                while data := self._node.recv(CHUNK_BYTES):
+                    self._client.sendall(data)
+            self.end()
+            with suppress(OSError):
+                self._client.shutdown(socket.SHUT_WR)
+            forth.join(LINGER_S)
         finally:
-            back.kill()
+            forth.kill()
             self._client.close()
-            self._node.close()
-        return True
 
-    def _begins(self) -> bool:
-        """Waits until there is something to pass on. Returns whether the node is there by then."""
+    def _forth(self) -> None:
+        """What the client sends. It still gets what the node has answered when the node takes no more of it."""
+        how = socket.SHUT_WR
+        takes = True
         try:
-            select.select([self._client, self._node], [], [])
-            if not select.select([self._node], [], [], 0)[0]:
-                return True
-            return bool(self._node.recv(1, socket.MSG_PEEK))
+            while data := self._client.recv(CHUNK_BYTES):
+                if takes:
+                    try:
+                        self._node.sendall(data)
+                    except OSError:
+                        takes = False
         except OSError:
-            return False
-
-    def _pass_on(self, source: Any, sink: Any) -> bool:
-        """Returns whether the source has ended, and not the sink. An end of the node ends the client, too."""
-        try:
-            while data := source.recv(CHUNK_BYTES):
-                sink.sendall(data)
-        except OSError:
-            self.end()
-            return False
-        if source is self._node:
-            self.end()
-        return True
+            how = socket.SHUT_RDWR
+        with suppress(OSError):
+            self._node.shutdown(how)
 
     def end(self) -> None:
-        for sock in (self._client, self._node) if self._begun else (self._node,):
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            self._node.shutdown(socket.SHUT_RDWR)
+
+
+def greet(node: Any, incarnation: str, seconds: float) -> None:
+    """Returns when the other end has proved to be this process of a node. Raises OSError, and Stranger."""
+    nonce = secrets.token_hex(_NONCE_BYTES // 2).encode()
+    want = _answer(incarnation, nonce)
+    node.settimeout(seconds)
+    node.sendall(_greeting(incarnation, nonce) + b"\r\n")
+    got = b""
+    while got != want:
+        data = node.recv(len(want) - len(got))
+        if not data:
+            raise ConnectionResetError("closed")
+        got += data
+        if not want.startswith(got):
+            raise Stranger(f"it says {got.decode(errors='replace').strip()!r}")
+    node.settimeout(None)
+
+
+def greeting_bytes(word: bytes) -> int:
+    """The length of the greeting that these first bytes of a client are, with its end of line; 0 for anything else."""
+    whole = word.startswith(_GREETING) and word.find(b"\r\n") == _LINE_BYTES
+    return _PEEK_BYTES if whole else 0
+
+
+def answer_to(line: bytes, incarnation: str) -> bytes | None:
+    """What this process answers to a line: None unless that is a greeting for it, which proves to know it."""
+    nonce = line[len(_GREETING) : len(_GREETING) + _NONCE_BYTES]
+    if not secrets.compare_digest(line, _greeting(incarnation, nonce)):
+        return None
+    return _answer(incarnation, nonce)
+
+
+def _greeting(incarnation: str, nonce: bytes) -> bytes:
+    return b"%b%b %b" % (_GREETING, nonce, _proof(incarnation, b"asks " + nonce))
+
+
+def _answer(incarnation: str, nonce: bytes) -> bytes:
+    return b"CLUSTER_NODE %b\r\n" % _proof(incarnation, b"answers " + nonce)
+
+
+def _proof(incarnation: str, text: bytes) -> bytes:
+    return blake2b(text, digest_size=_PROOF_BYTES // 2, key=incarnation.encode()[:64]).hexdigest().encode()
 
 
 def green_of(sock: socket.socket) -> Any:
     """The same socket for code that waits in its greenlet. The first one is no socket any more."""
     return green.socket(sock.family, sock.type, sock.proto, fileno=sock.detach())
-
-
-def plain_of(sock: Any) -> socket.socket:
-    """The way back."""
-    made = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.detach())
-    made.setblocking(False)
-    return made
 
 
 def connect(address: str, seconds: float) -> Any:
@@ -132,12 +203,18 @@ def connect(address: str, seconds: float) -> Any:
     finally:
         timeout.close()
     made.settimeout(None)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, IDLE_S),
+        (socket.TCP_KEEPINTVL, IDLE_S // 4),
+        (socket.TCP_USER_TIMEOUT, LOST_S * 1000),
+    ):
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
     return made
 
 
-def has_gone(sock: Any) -> bool:
+def has_gone(sock: socket.socket) -> bool:
     """Whether a client that waits has closed its connection, as far as can be known without reading."""
     look = poll()
     look.register(sock.fileno(), POLLRDHUP)

@@ -17,7 +17,7 @@ from journal.fence import Fence, MemberFacts, View
 REFUSED: Final = "refused"
 OPEN: Final = "open"
 SILENT: Final = "silent"
-"""What a knock at a node's port can come to: nobody listens there; somebody does; no answer in time."""
+"""What a knock at a node's port can come to: nobody listens there; the process is there; none of both is known."""
 
 
 class Look(NamedTuple):
@@ -71,12 +71,14 @@ class Members(NamedTuple):
 
 
 class Knock(NamedTuple):
-    """Connects to the address of a node's port, for a tenth of a second at the most, and closes again.
+    """Asks at the address of a node's port for one process of it, for two tenths of a second at the most.
 
-    The answer is REFUSED only if the address itself answers that nobody listens.
+    The answer is REFUSED only if the address itself answers that nobody listens, and OPEN only if that very process
+    has answered, and leads.
     """
 
     address: str
+    incarnation: str
 
 
 class ReadOn(NamedTuple):

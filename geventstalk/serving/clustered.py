@@ -19,6 +19,7 @@ import gevent
 
 from geventstalk.cluster.member import STANDBY
 from geventstalk.cluster.node import Host, Node, lease_clock_ns, resolve, wait_for
+from geventstalk.cluster.relay import answer_to
 from geventstalk.config import ConfigError, Settings
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK
@@ -30,6 +31,7 @@ from geventstalk.serving.listen import advertised
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.server import PROGRESS_EVERY_S, Server
 from geventstalk.turn import Turn
+from geventstalk.wire.protocol import R_UNKNOWN_COMMAND
 from geventstalk.wire.session import Session
 from journal import JournalDamaged, JournalFailed, JournalLocked, JournalNewer, SharedLog, fence_for, shared_log
 from journal.fence import Identity
@@ -72,6 +74,7 @@ class ClusterServer(Server):
         me = Identity(name, address, secrets.token_hex(8), lease_ms)
         place = str(settings.journal)
         self._require_usable()
+        self._service.unknown = lambda line: answer_to(line, me.incarnation) or R_UNKNOWN_COMMAND
         self._node = Node(
             me,
             self._engine,
@@ -141,7 +144,8 @@ class ClusterServer(Server):
         return self._node.member.lease.holds(lease_clock_ns())
 
     def _make_descriptors(self) -> Descriptors:
-        return Descriptors(_DESCRIPTORS, _DESCRIPTORS)
+        self._shares = _NodeDescriptors(_DESCRIPTORS, _DESCRIPTORS)
+        return self._shares
 
     def _open_journal(self) -> None:
         house = self._house
@@ -160,15 +164,10 @@ class ClusterServer(Server):
         return _LeasedConnection(sock, session, self._leased, self._ahead, self._unsent, Parking())
 
     def serve(self, sock: socket.socket) -> None:
-        client: socket.socket | None = sock
-        if not self._node.serves:
-            descriptors = self._descriptors
-            client = self._node.pass_on(sock, descriptors.take, descriptors.give_back)
-            if client is None:
-                descriptors.give_back()
-                return
-        assert client is not None
-        super().serve(client)
+        if self._node.serves or self._node.pass_on(sock):
+            super().serve(sock)
+        else:
+            self._descriptors.give_back()
 
     def _status(self) -> str:
         node = self._node
@@ -220,6 +219,7 @@ class ClusterServer(Server):
             self._manager.runs(self._status())
 
     def lead(self, store: Store) -> None:
+        self._shares.each = 1
         turn = self._leased
         turn.write_to(store)
         self._tasks += [gevent.spawn(self._drive, task) for task in turn.tasks_of(store)]
@@ -323,6 +323,16 @@ class ClusterServer(Server):
         made = dict(environment)
         self._manager.give_back(made)
         return made
+
+
+class _NodeDescriptors(Descriptors):
+    """While the node stands by, each client has room for two: the second one is for the way to the node that leads."""
+
+    each = 2
+
+    @property
+    def for_clients(self) -> int:
+        return super().for_clients // self.each
 
 
 class _NodeHost(Host):

@@ -111,6 +111,7 @@ class Service:
         self.free_until = _QUICK_ID_MAX  # a put whose job would get this id, or a later one, may be refused
         self.silent = False  # with Engine.held: nobody's commands are executed, whatever they are
         self.refuses = False  # puts, also while Engine.held; see refuse()
+        self.unknown: Callable[[bytes], bytes] = _unknown  # the reply to a line that is no command
         self._has_memory: Callable[[], bool] | None = None
         self._refusing = False
 
@@ -140,6 +141,10 @@ class Service:
             self.tell(why, None)
         self._refusing = why != ""
         return self._refusing
+
+
+def _unknown(line: bytes) -> bytes:
+    return p.R_UNKNOWN_COMMAND
 
 
 def _raise_again(text: str, error: Exception | None) -> None:

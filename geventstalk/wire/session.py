@@ -199,6 +199,8 @@ class Session(Commands):
                     self.trace("<", line)
                 try:
                     self._execute(line, now_ns)
+                except p.UnknownCommand:
+                    self._reply(self._service.unknown(line))
                 except p.ProtocolError as error:
                     self._reply(error.reply)
                 except MemoryError:

@@ -35,6 +35,14 @@ class TrustsAnyDoor(Member):
         self._door_open = True
 
 
+class TakesARefusalForAnEnd(Member):
+    """Though the session is there, or was lost with all others."""
+
+    def _is_gone(self, view: View) -> Answer:
+        self._lock_seen = True
+        return (yield from super()._is_gone(view._replace(locked=False)))
+
+
 class _Eternal(Lease):
     def renew(self, sent_ns: int) -> None:
         self.ends_ns = 1 << 62
@@ -215,6 +223,7 @@ class AppliesNoDeletes(WholeProcess):
 CANARIES: dict[str, Parts] = {
     "serves on a free lock": Parts(member=ServesOnAFreeLock),
     "trusts any door": Parts(member=TrustsAnyDoor),
+    "takes a refusal for an end": Parts(member=TakesARefusalForAnEnd),
     "never asks the lease": Parts(member=NeverAsksTheLease),
     "counts the lease from the answer": Parts(member=CountsFromTheAnswer),
     "does not wait for the lease before": Parts(member=DoesNotWait),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from geventstalk.cluster.member import Member
+from geventstalk.cluster.wants import OPEN, REFUSED, SILENT
 from tests.support.simulation.cluster.database import Server
 from tests.support.simulation.cluster.process import Process
 from tests.support.simulation.cluster.world import FAULTS, MS_NS, Scenario, Violation, World, require
@@ -65,6 +66,7 @@ class Node:
     rate: float
     process: Process | None = None
     door: bool = False  # whether somebody listens
+    gateway: bool = True  # whether what stands before the door lets others in: if not, it refuses them
     lives: int = 0
 
 
@@ -130,8 +132,22 @@ class Life:
         self.ids += 1
         return self.ids
 
-    def listens(self, address: str) -> bool:
-        return any(node.door and node.address == address and ":port" in address for node in self.nodes)
+    def knock(self, address: str, incarnation: str) -> str:
+        """What comes of a question for a process at an address.
+
+        A gateway does not begin to refuse a process that lives when its session has just been cut as well: the two
+        together are what a node takes for an end.
+        """
+        node = next((each for each in self.nodes if each.address == address and ":port" in address), None)
+        if node is None or not node.door:
+            return REFUSED
+        process = node.process
+        if process is None or process.me.incarnation != incarnation or not process.member.serves:
+            return SILENT
+        fence = process.fence
+        if not node.gateway and fence.server is not None and self.world.now_ns - fence.linked_ns > self.lease_ns:
+            return REFUSED
+        return SILENT if process.frozen else OPEN
 
     def begins_to_lead(self, process: Process) -> None:
         self.takeovers += 1
@@ -296,6 +312,13 @@ class Life:
         self.world.note(f"{one.name} and {other.name} do not see each other")
         self.world.sever(one.name, other.name)
         self.world.after(self._while_ns(), lambda: self.world.heal(one.name, other.name))
+
+    def _refuse(self) -> None:
+        """What stands before a node refuses connections to it, and the node knows nothing of that."""
+        node = self.world.draw.choice(self.nodes)
+        self.world.note(f"the gateway of {node.name} refuses")
+        node.gateway = False
+        self.world.after(self._while_ns(), partial(setattr, node, "gateway", True))
 
     def _fail_over(self) -> None:
         """The primary is gone, and after a while its replica takes over."""

@@ -23,6 +23,7 @@ class Link:
         self.host = host
         self.server: Server | None = None
         self.session: object = object()
+        self.linked_ns = 0
         self.cut: Callable[[], None] = lambda: None  # the link is gone while nothing was asked
         self.closed = False
         self.timeline = 0
@@ -59,6 +60,7 @@ class Link:
                 return
             self.server, self.timeline, self._generation = server, server.timeline, server.generation
             self.session = object()
+            self.linked_ns = self.world.now_ns
             self._send(number, statement)
 
         self.world.after(2 * self.world.hop_ns(), connected)

@@ -12,8 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from geventstalk.cluster.wants import (
-    OPEN,
-    REFUSED,
     SILENT,
     Beat,
     Claim,
@@ -160,8 +158,8 @@ class Process(Owner):
 
     def do(self, want: Want, done: Callable[..., None]) -> None:
         match want:
-            case Knock(address):
-                self._knock(address, done)
+            case Knock(address, incarnation):
+                self._knock(address, incarnation, done)
             case ReadOn():
                 self._read_on(done)
             case LeadLog(epoch):
@@ -208,13 +206,11 @@ class Process(Owner):
         limit_ns = self.me.lease_ms * MS_NS // 4
         self.fence.ask(lambda server: server.confirm(self.me.incarnation, limit_ns), confirmed)
 
-    def _knock(self, address: str, done: Callable[..., None]) -> None:
+    def _knock(self, address: str, incarnation: str, done: Callable[..., None]) -> None:
         node = address.partition(":")[0]
-        there = self.life.listens(address)
-        if not self.world.reaches(self.node, node):
-            self.world.after(self.me.lease_ms * MS_NS // 10, partial(done, SILENT))
-        else:
-            self.world.after(2 * self.world.hop_ns(), lambda: done(OPEN if there else REFUSED))
+        found = self.life.knock(address, incarnation) if self.world.reaches(self.node, node) else SILENT
+        after_ns = self.me.lease_ms * MS_NS // 10 if found == SILENT else 2 * self.world.hop_ns()
+        self.world.after(after_ns, partial(done, found))
 
     # --- the log
 

@@ -65,7 +65,7 @@ class Scenario:
 
 FAULTS = (
     *("kill", "freeze", "stop", "promote", "cut link", "cut off", "part nodes"),
-    *("fail over", "leave behind", "crash database", "lose replica", "terminate", "phantom"),
+    *("fail over", "leave behind", "crash database", "lose replica", "terminate", "phantom", "refuse"),
 )
 
 
