@@ -1,4 +1,4 @@
-"""scripts/bench and scripts/soak: their own pieces, a row measured in earnest, and proof that they can find fault."""
+"""scripts/bench, scripts/soak, scripts/attack: their pieces, a row measured in earnest, proof that they find fault."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import pytest
 
 from geventstalk._build import BUILD
 from scripts.benchmark import __main__ as program
-from scripts.benchmark import backlog, cluster, curves, fronts, report, servers, soak, tails
+from scripts.benchmark import attack, backlog, cluster, curves, fronts, report, servers, soak, tails
 from scripts.benchmark.load import Client, Load, LoadError, fill
-from scripts.benchmark.prober import probing
+from scripts.benchmark.prober import Waits, probing
 from scripts.benchmark.rows import BY_NAME, ROWS, Scale, journals, throughput
 from tests.support.postgres import require_postgres
 from tests.support.process import beanstalkd_path
@@ -388,6 +388,44 @@ def test_the_soak_finds_a_bound_that_is_broken() -> None:
     flat = [reading() for _ in range(9)]
     assert soak.faults([*flat, reading(memory={"max": 100, "bytes": 101})]) == [
         "bodies took 101 bytes of memory, and 100 is the bound"
+    ]
+
+
+# the attack
+
+
+@pytest.mark.slow
+def test_a_short_attack_ends_with_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    """Waits and growth mean nothing after seconds on a busy machine; the other findings do."""
+    attack.main(["--minutes", "0.05", "--seed", "1", "--build", "pure"])
+    said = capsys.readouterr().out
+    assert re.search(r"journal check: \d+ segments, \d+ records, \d+ jobs, 0 findings", said)
+    assert len(re.findall("/healthz .* at most  [1-9]", said)) == attack.INTERVALS_MIN
+    assert re.search(r"with attacks: [\d,]+ requests of a sane client", said)
+    assert "verdict: " in said
+    assert not re.search("FAULT: (?!a sane client waited|/healthz took|memory grew|threads grew)", said)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rss_mib": 60.0}, "memory grew from 50 to 60 MiB"),
+        ({"rss_mib": 90.0}, "memory reached 90 MiB, 80 is the bound"),
+        ({"threads": 9}, "threads grew from 3 to 9"),
+        ({"health_s": 2.5}, "/healthz took 2.5 s"),
+    ],
+)
+def test_the_attack_finds_what_grows(changed: dict[str, Any], said: str) -> None:
+    flat = [attack.Reading(50.0, 400, 3, 0.1, 9)] * 9
+    grown = [*flat[:5], *[dataclasses.replace(flat[0], **changed)] * 4]
+    assert attack.faults(Waits(), Waits(net_p999_ms=9.9), flat, 80.0) == []
+    assert said in attack.faults(Waits(), Waits(), grown, 80.0)
+
+
+def test_the_attack_finds_a_sane_client_that_waits() -> None:
+    flat = [attack.Reading(50.0, 400, 3, 0.1, 9)] * 9
+    assert attack.faults(Waits(net_p999_ms=1.0), Waits(net_p999_ms=11.5), flat, 80.0) == [
+        "a sane client waited 11.5 ms (p99.9), 1.0 ms without"
     ]
 
 

@@ -87,7 +87,7 @@ class Server:
     ) -> None:
         self.build = build
         self.directory = directory
-        self.port = _free_port()
+        self.port = free_port()
         words = [flag.replace("{dir}", str(directory)) for flag in flags]
         command = [*build.command, "-l", "127.0.0.1", "-p", str(self.port), *words]
         own = os.sched_getaffinity(0)
@@ -223,7 +223,7 @@ def threads(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
