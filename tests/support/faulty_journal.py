@@ -33,7 +33,7 @@ from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalLo
 from journal.log import HEAD, HEAD_BYTES, Payloads, Wanted
 from journal.sqlite.digest import CUT_MAX, Digest
 from journal.sqlite.files import segment_path
-from journal.sqlite.format import DELETE, FULL, LAST, PAGE_BYTES, row_bytes
+from journal.sqlite.format import DELETE, FULL, LAST, PAGE_BYTES, PART, PARTS, row_bytes
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.replay import Replay, Source
 from journal.sqlite.space import Space
@@ -403,8 +403,17 @@ class _SegmentPayloads(Payloads):
                 self.failed[key] = JournalFailed(f"segment {segment} cannot be read: Input/output error")
                 continue
             is_of, kind, payload = found.rows[place - 1]
-            assert (is_of, kind) == (key, FULL), "a record is not where it should be"
-            self.found[key] = payload
+            assert is_of == key and kind in (FULL, LAST), "a record is not where it should be"
+            self.found[key] = payload if kind == FULL else _whole(found.rows, place)
+
+
+def _whole(rows: list[Row], place: int) -> bytes:
+    """Returns the payload of the record in parts of which the last stands at the place."""
+    key, _, last = rows[place - 1]
+    (count,) = PARTS.unpack_from(last)
+    parts = [payload for of, kind, payload in rows[: place - 1] if (of, kind) == (key, PART)]
+    assert len(parts) >= count, "a record lacks parts"
+    return b"".join([*parts[len(parts) - count :], last[PARTS.size :]])
 
 
 def _remove_files(path: str) -> None:
