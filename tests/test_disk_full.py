@@ -269,7 +269,7 @@ def test_a_first_start_without_any_room_is_told_in_one_line(
     start_server: Callable[..., ServerProcess], disk: Callable[[int], Path], tmp_path: Path
 ) -> None:
     folder = disk(64 * 1024)
-    (folder / "journal").mkdir()
+    (folder / "journal").mkdir(0o700)
     fill_up(folder / "filler")
     with pytest.raises(RuntimeError, match="ended at start with exit code 1"):
         start_server("-b", str(folder / "journal"), stderr=tmp_path / "log")
