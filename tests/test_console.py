@@ -355,6 +355,18 @@ def test_another_range_keeps_the_charts_and_the_focus(browser: Browser, serve: C
 
 
 @pytest.mark.slow
+def test_a_tube_shows_a_week_of_all_its_series(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    browser.open(server.url, "/tubes/mail")
+    browser.wait(lambda: len(browser.all(".chart canvas")) == 2, "two charts")
+    assert ("GET", "/api/v1/history") in server.world.requests
+    with server.world.held("history"):
+        browser.click(".pick button", "1 w")
+        browser.find(".pick button[aria-pressed=true]", "1 w")
+        assert len(browser.all(".chart canvas")) == 2, "what was drawn stays until the week is here"
+
+
+@pytest.mark.slow
 def test_a_fault_of_one_page_does_not_stay_on_another(
     browser: Browser, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,17 @@ import pytest
 from geventstalk.core.job import READY, SECOND_NS
 from geventstalk.core.meter import Times, quantiles
 from geventstalk.http import sampler
-from geventstalk.http.history import RANGES, RATES, SERIES, SPARK_POINTS, SPARK_STEP_NS, STEP_NS, Sparks
+from geventstalk.http.history import (
+    RANGES,
+    RATES,
+    SERIES,
+    SPARK_POINTS,
+    SPARK_STEP_NS,
+    STEP_NS,
+    TUBE_RANGES,
+    TUBE_SERIES,
+    Sparks,
+)
 from geventstalk.http.sampler import Sampler
 from geventstalk.http.slices import Pace
 from tests.support.clock import ManualClock
@@ -261,6 +273,130 @@ def test_a_line_and_its_gaps() -> None:
     assert not sparks.has_shape(b"t") and sparks.line(b"u", 0) is None
 
 
+# Charts of tubes
+
+HOUR_NS = 3600 * SECOND_NS
+TUBE_NOTHING: Point = dict.fromkeys(TUBE_SERIES)
+
+
+class Busy:
+    """What a tube did between readings, as points of its shortest step."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+
+    def step(self, steps: int = 1) -> None:
+        self.watched.inside.engine.settle_rates(self.watched.clock.ns, 1000)
+        self.watched.clock.pass_ns(SPARK_STEP_NS * steps)
+        self.watched.sampler.sample()
+
+    def points(self, tube: str = "t", span: str = "15m") -> list[Point]:
+        answer = self.watched.get(f"{span}&tube={tube}")
+        assert list(answer["series"]) == list(TUBE_SERIES)
+        return [dict(zip(TUBE_SERIES, point, strict=True)) for point in zip(*answer["series"].values(), strict=True)]
+
+    def shown(self) -> set[str]:
+        return {name.decode() for name in self.watched.inside.house.tube_history.names()}
+
+
+@pytest.fixture
+def busy(watched: Watched) -> Busy:
+    return Busy(watched)
+
+
+def test_a_tube_has_all_series_in_all_ranges(busy: Busy) -> None:
+    """One reading every 30 s; each range tells the counts and the rates of its own steps, of this tube alone."""
+    watched, zero = busy.watched, dict.fromkeys(TUBE_SERIES, 0)
+    watched.clock.to((watched.clock.ns // HOUR_NS + 1) * HOUR_NS)
+    watched.say(b"use t\r\n", b"put 0 0 60 1\r\nx\r\n" * 6, b"put 0 9999 60 1\r\nx\r\n", puts(["u"] * 50))
+    watched.sampler.sample()
+    assert busy.points() == [TUBE_NOTHING] * 30, "one reading is no step"
+    watched.say(b"reserve\r\n" * 4, b"delete 1\r\n", b"delete 2\r\n", b"bury 3 0\r\n")
+    busy.step()
+    levels = {"ready": 2, "reserved": 1, "delayed": 1, "buried": 1}
+    done = {**zero, "reserve": 4, "delete": 2, "bury": 1}
+    first = {key: round(count / 30, 3) for key, count in done.items()} | levels
+    assert busy.points()[-2:] == [TUBE_NOTHING, first]
+    watched.clock.pass_s(60)
+    watched.inside.engine.advance(watched.clock.ns, 100)
+    watched.sampler.sample()
+    levels = {"ready": 3, "reserved": 0, "delayed": 1, "buried": 1}
+    assert busy.points()[-3:] == [first, TUBE_NOTHING, {**zero, "timeout": round(1 / 60, 3), **levels}]
+    for span, (step_ns, size) in TUBE_RANGES.items():
+        for _ in range(-watched.clock.ns % step_ns // SPARK_STEP_NS):
+            busy.step()
+        points = busy.points(span=span)
+        assert len(points) == size and {key: points[-1][key] for key in levels} == levels, span
+    everything = {key: round(count / 3600, 3) for key, count in done.items()} | {"timeout": 0.0} | levels
+    assert busy.points(span="1w")[-2:] == [TUBE_NOTHING, everything]
+    assert busy.points("nothing") == [TUBE_NOTHING] * 30
+
+
+def test_a_tube_that_goes_and_comes_keeps_its_charts(busy: Busy) -> None:
+    """The counters of a tube begin at 0 each time that it is made."""
+    watched = busy.watched
+    watched.say(b"use u\r\nput 0 0 60 1\r\nx\r\n" * 3)
+    busy.step()
+    watched.say(b"use default\r\ndelete 1\r\n", b"delete 2\r\n", b"delete 3\r\n")
+    assert b"u" not in watched.inside.engine.tubes
+    busy.step()
+    watched.say(b"use u\r\nput 0 0 60 1\r\nx\r\n")
+    busy.step()
+    zero = dict.fromkeys(TUBE_SERIES, 0)
+    assert busy.points("u")[-2:] == [zero, {**zero, "put": round(1 / 30, 3), "ready": 1}]
+
+
+def test_the_busiest_tubes_have_charts_and_no_other(busy: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backlog that only lies there gives way to traffic, a short-lived tube to one that was busier of late."""
+    watched = busy.watched
+    monkeypatch.setattr(sampler, "BUSY_MAX", 3)
+
+    def work(name: str, jobs: int) -> None:
+        watched.say(b"use %s\r\n" % name.encode(), b"put 0 0 60 1\r\nx\r\n" * jobs)
+
+    work("night", 40)
+    work("mail", 2)
+    busy.step()
+    assert busy.shown() == {"night", "mail"}, "one without a job, where nothing ever happened, takes no room"
+    work("thumbs", 4)
+    work("sync", 6)
+    busy.step()
+    assert busy.shown() == {"night", "thumbs", "sync"}
+    assert busy.points("mail") == [TUBE_NOTHING] * 30
+    busy.step(2 * 3600 // 30)
+    work("mail", 5)
+    busy.step()
+    assert busy.shown() == {"night", "mail", "sync"}, "the busiest moments fade, and night's is the greatest still"
+    for _ in range(48):
+        busy.step(3600 // 30)
+        work("sync", 6)
+        work("thumbs", 6)
+        work("mail", 6)
+    busy.step()
+    assert busy.shown() == {"thumbs", "mail", "sync"}
+
+
+def test_the_charts_of_tubes_take_what_is_documented(busy: Busy) -> None:
+    """The bound of the memory is stated in docs/console.md: 16 kB each, however long they go on."""
+    watched = busy.watched
+    watched.say(puts([f"t{number}" for number in range(100)]))
+    for _ in range(2):
+        busy.step(3600 // 30)
+    for name in watched.inside.house.tube_history.names():
+        watched.inside.house.tube_history.forget(name)
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            watched.clock.pass_s(3600)
+            watched.sampler._read_busy()
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(busy.shown()) == 100
+    assert taken < 100 * 17_000
+
+
 # The reader
 
 
@@ -306,4 +442,5 @@ def test_many_tubes_are_read_in_slices(watched: Watched, monkeypatch: pytest.Mon
     steps = [0]
     monkeypatch.setattr(Pace, "step", lambda pace: steps.__setitem__(0, steps[0] + 1))
     watched.sampler.sample()
-    assert len(watched.inside.house.sparks) == 2000 and steps[0] > 5000
+    assert len(watched.inside.house.sparks) == 2000 and len(watched.inside.house.tube_history) == 500
+    assert steps[0] > 5000 + 3500

@@ -1,4 +1,4 @@
-"""Figures over time, for charts: of the server over four ranges, and how many jobs each tube had ready.
+"""Figures over time, for charts: of the server and of busy tubes over four ranges, and how many jobs a tube had ready.
 
 This room must not know where figures come from, nor what time it is: each comes in with its moment.
 A range has steps of one length. A point is what was read first after the end of its step, and what happened since the
@@ -9,8 +9,11 @@ behind which nothing was read.
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from itertools import chain
+from math import nan, pow
+from operator import add
+from typing import Final, Literal, NamedTuple
 
 from geventstalk.core.job import SECOND_NS
 from geventstalk.core.meter import quantiles
@@ -23,53 +26,65 @@ RANGES: Final = {
     "1d": (300 * SECOND_NS, 288),
     "1w": (1800 * SECOND_NS, 336),
 }
-"""The length of a step, and how many there are. A point takes half a kilobyte: all of them half a megabyte."""
+"""The length of a step, and how many there are. A point takes 136 bytes: all of them 134 kB."""
+TUBE_RANGES: Final = {
+    "15m": (30 * SECOND_NS, 30),
+    "1h": (60 * SECOND_NS, 60),
+    "1d": (600 * SECOND_NS, 144),
+    "1w": (3600 * SECOND_NS, 168),
+}
+"""The same for a tube. A point takes 36 bytes: all of them 14.5 kB, with what is about them 16 kB."""
 RATES: Final = ("put", "reserve", "delete", "timeout", "bury")
 LEVELS: Final = ("ready", "reserved", "delayed", "buried", "memory_bytes", "journal_bytes")
 _TIMES: Final = ("queued_p50", "queued_p95", "queued_p99", "worked_p50", "worked_p95", "worked_p99")
 SERIES: Final = (*RATES, *LEVELS, *_TIMES)
+TUBE_SERIES: Final = (*RATES, *LEVELS[:4])
+RANK_HALVES_NS: Final = 6 * 3600 * SECOND_NS
 SPARK_STEP_NS: Final = 30 * SECOND_NS
 SPARK_POINTS: Final = 30
 
 Value = float | None
-_NOTHING: Final[tuple[Value, ...]] = (None,) * len(SERIES)
 _UNKNOWN: Final = -1
 """Stands for None in a line of Sparks."""
 
 
 class Reading(NamedTuple):
-    """What was read at a moment. `counts` are of RATES since the server began, `levels` of LEVELS.
+    """What was read at a moment. `counts` are of RATES since the server or the tube began, `levels` of LEVELS.
 
-    `queued` and `worked` are the counts of the engine's Times.
+    `times` are the counts of the engine's Times: queued and worked. Of a tube there are the levels of jobs alone.
     """
 
     at_ns: int
     counts: tuple[int, ...]
     levels: tuple[int, ...]
-    queued: list[int]
-    worked: list[int]
+    times: tuple[list[int], ...] = ()
 
 
 class History:
-    """All ranges. Begins to know something with the second reading."""
+    """All ranges of the server. Begins to know something with the second reading."""
 
     def __init__(self) -> None:
-        self._ranges = {name: _Range(step_ns, size) for name, (step_ns, size) in RANGES.items()}
+        self._ranges = {name: _Range(*steps, len(SERIES), "d") for name, steps in RANGES.items()}
 
     def add(self, reading: Reading) -> None:
         """Takes a reading. Readings come in order of their moments."""
         for each in self._ranges.values():
             each.add(reading)
 
-    def series(self, name: str, now_ns: int) -> tuple[int, list[list[Value]]]:
+    def series(self, name: str, now_ns: int) -> tuple[int, Iterator[list[Value]]]:
         """When the last step ended, and a list of points for each of SERIES."""
         return self._ranges[name].series(now_ns)
 
 
 class _Range:
-    def __init__(self, step_ns: int, size: int) -> None:
+    """Points of `width` values each, one behind the other in an array of this kind of numbers."""
+
+    __slots__ = ("_last", "_number", "_points", "_step_ns", "_width")
+
+    def __init__(self, step_ns: int, size: int, width: int, kind: Literal["d", "f"]) -> None:
         self._step_ns = step_ns
-        self._points: deque[tuple[Value, ...]] = deque([_NOTHING] * size, maxlen=size)
+        self._width = width
+        self._points = array(kind, [nan]) * (size * width)
         self._number = 0  # of the step in which the last reading was taken
         self._last: Reading | None = None
 
@@ -79,33 +94,102 @@ class _Range:
             if number == self._number:
                 return
             self._skip(number - self._number - 1)
-            self._points.append(_point(self._last, reading))
+            self._append(array(self._points.typecode, _point(self._last, reading)))
         self._number, self._last = number, reading
 
-    def _skip(self, count: int) -> None:
-        self._points.extend([_NOTHING] * min(count, len(self._points)))
+    def _append(self, values: array[float]) -> None:
+        del self._points[: len(values)]
+        self._points.extend(values)
 
-    def series(self, now_ns: int) -> tuple[int, list[list[Value]]]:
+    def _skip(self, count: int) -> None:
+        if count > 0:
+            blank = array(self._points.typecode, [nan])
+            self._append(blank * min(count * self._width, len(self._points)))
+
+    def series(self, now_ns: int) -> tuple[int, Iterator[list[Value]]]:
+        """The columns are of this moment, whenever they are taken."""
         # The reading of the step that has just ended may still come.
         number = max(self._number, now_ns // self._step_ns - 1)
         self._skip(number - self._number)
         self._number = number
-        return number * self._step_ns, [list(column) for column in zip(*self._points, strict=True)]
+        points, width = self._points[:], self._width
+        return number * self._step_ns, ([_value(one) for one in points[at::width]] for at in range(width))
 
 
-def _point(before: Reading, now: Reading) -> tuple[Value, ...]:
+def _value(number: float) -> Value:
+    if number != number:
+        return None
+    return int(number) if number.is_integer() else round(number, 6)
+
+
+def _point(before: Reading, now: Reading) -> tuple[float, ...]:
     """What is told of the time between two readings. Three digits behind the point are more than a chart shows."""
     elapsed_s = (now.at_ns - before.at_ns) / SECOND_NS
     rates = [round((late - early) / elapsed_s, 3) for late, early in zip(now.counts, before.counts, strict=True)]
-    return (*rates, *now.levels, *_seconds(before.queued, now.queued), *_seconds(before.worked, now.worked))
+    times = [_seconds(early, late) for early, late in zip(before.times, now.times, strict=True)]
+    return (*rates, *now.levels, *chain(*times))
 
 
-def _seconds(before: list[int], now: list[int]) -> list[Value]:
+def _seconds(before: list[int], now: list[int]) -> list[float]:
     """Quantiles of the times that came between two readings."""
     counts = [late - early for late, early in zip(now, before, strict=True)]
     if not any(counts):
-        return [None, None, None]
+        return [nan, nan, nan]
     return [round(each / SECOND_NS, 6) for each in quantiles(counts)]
+
+
+class TubeHistory:
+    """All ranges of some tubes, which the caller chooses by their ranks."""
+
+    def __init__(self) -> None:
+        self._courses: dict[bytes, _Course] = {}
+
+    def __len__(self) -> int:
+        return len(self._courses)
+
+    def names(self) -> list[bytes]:
+        return list(self._courses)
+
+    def rank(self, name: bytes, activity: float, now_ns: int) -> float:
+        """How active the tube is, or was at its best: that counts for half after RANK_HALVES_NS."""
+        course = self._courses.get(name)
+        if course is None:
+            return activity
+        return max(activity, course.rank * pow(0.5, (now_ns - course.at_ns) / RANK_HALVES_NS))
+
+    def add(self, name: bytes, rank: float, number: int, reading: Reading) -> None:
+        """Takes a reading of a tube, and its number: another tube of the same name counts from 0."""
+        course = self._courses.get(name)
+        if course is None:
+            course = self._courses[name] = _Course(number)
+        course.add(rank, number, reading)
+
+    def forget(self, name: bytes) -> None:
+        self._courses.pop(name, None)
+
+    def series(self, name: bytes, span: str, now_ns: int) -> tuple[int, Iterator[list[Value]]]:
+        """As History.series(), for each of TUBE_SERIES. All is None when nothing is known of the tube."""
+        course = self._courses.get(name)
+        return (_Course(0) if course is None else course).ranges[span].series(now_ns)
+
+
+class _Course:
+    __slots__ = ("_before", "_number", "_seen", "at_ns", "ranges", "rank")
+
+    def __init__(self, number: int) -> None:
+        self.rank = 0.0
+        self.at_ns = 0
+        self.ranges = {name: _Range(*steps, len(TUBE_SERIES), "f") for name, steps in TUBE_RANGES.items()}
+        self._number = number
+        self._before = self._seen = (0,) * len(RATES)  # of the tubes that had this name before, and of this one
+
+    def add(self, rank: float, number: int, reading: Reading) -> None:
+        if number != self._number:
+            self._before = tuple(map(add, self._before, self._seen))
+        self.rank, self.at_ns, self._number, self._seen = rank, reading.at_ns, number, reading.counts
+        whole = reading._replace(counts=tuple(map(add, self._before, self._seen)))
+        for each in self.ranges.values():
+            each.add(whole)
 
 
 class Sparks:

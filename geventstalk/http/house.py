@@ -25,7 +25,7 @@ from geventstalk.core.operate import Operate
 from geventstalk.durable.reading import JournalError, Reading
 from geventstalk.gate import Channel, Errand
 from geventstalk.http.audit import Audit
-from geventstalk.http.history import History, Sparks
+from geventstalk.http.history import History, Sparks, TubeHistory
 from geventstalk.http.memory import memory_limit_bytes
 from geventstalk.turn import Turn
 from geventstalk.upkeep import LACKING_NS
@@ -168,6 +168,7 @@ class House:
         self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # they hear of progress of work on many jobs
         self.needy, self.needy_until_ns = "", 0  # what is said of tubes that need a person, and until when
         self.history: Final = History()
+        self.tube_history: Final = TubeHistory()
         self.sparks: Final = Sparks()
         self.memory_limit_bytes = memory_limit_bytes()
         self.replay_s = 0.0

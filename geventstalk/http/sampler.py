@@ -1,22 +1,29 @@
 """Reads figures for charts from the engine, every few seconds, as long as HTTP is served.
 
 This room must not change anything of the engine. A reading is taken between turns. What there is to read of tubes is
-read in slices. Invariant: what is remembered of tubes is bounded by TUBES_MAX, however many there are.
+read in slices. Invariant: what is remembered of tubes is bounded by TUBES_MAX and BUSY_MAX, however many there are.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from geventstalk.core.figures import totals
+from geventstalk.core.engine import Engine
+from geventstalk.core.figures import rates, totals
 from geventstalk.core.job import SECOND_NS
-from geventstalk.http.history import SPARK_STEP_NS, STEP_NS, Reading
+from geventstalk.core.meter import EVENTS
+from geventstalk.core.tube import Tube
+from geventstalk.http.history import RATES, SPARK_STEP_NS, STEP_NS, TUBE_SERIES, Reading
 from geventstalk.http.house import House
 from geventstalk.http.memory import resident_bytes
 from geventstalk.http.slices import Pace, page
 
 TUBES_MAX: Final = 2000
 """So many tubes have a sparkline: those with the most jobs."""
+BUSY_MAX: Final = 500
+"""So many tubes have charts, the busiest of late, in 16 kB each: 8 MB."""
+_IDLE_JOBS: Final = 1_000_000
+"""So many jobs that lie in a tube are as much as one event in a second."""
 _LOOK_EVERY_S: Final = 0.2
 """How often to look whether the journal is replayed."""
 
@@ -51,15 +58,15 @@ class Sampler:
         if number != self._spark_number:
             self._spark_number = number
             self._read_tubes(number)
+            self._read_busy()
 
     def _read(self, now_ns: int) -> Reading:
         engine, store = self._house.engine, self._house.turn.store
-        happened = totals(engine)
         journal_bytes = 0 if store is None else store.facts()["journal-bytes"]
         assert isinstance(journal_bytes, int)
         return Reading(
             now_ns,
-            (happened.put, happened.reserve, happened.delete, happened.timeout, happened.bury),
+            _counts(engine),
             (
                 engine.ready_count,
                 engine.reserved_count,
@@ -68,8 +75,7 @@ class Sampler:
                 resident_bytes(),
                 journal_bytes,
             ),
-            list(engine.queued.counts),
-            list(engine.worked.counts),
+            (list(engine.queued.counts), list(engine.worked.counts)),
         )
 
     def _read_tubes(self, number: int) -> None:
@@ -91,3 +97,38 @@ class Sampler:
             pace.step()
             tube = tubes.get(name)
             sparks.add(name, number, 0 if tube is None else len(tube.ready))
+
+    def _read_busy(self) -> None:
+        """Goes on with the charts of the busiest tubes. Breathes.
+
+        A tube that is gone keeps its chart until others need the room. What happened to it since the last reading
+        is not known.
+        """
+        house, charts, pace = self._house, self._house.tube_history, Pace(self._house)
+        tubes = house.engine.tubes
+
+        def rank(name: bytes) -> float | None:
+            tube, now_ns = tubes.get(name), house.now_ns()
+            activity = 0.0 if tube is None else sum(rates(tube, now_ns)[len(EVENTS) :]) + tube.jobs / _IDLE_JOBS
+            return charts.rank(name, activity, now_ns) or None
+
+        known = charts.names()
+        kept, _ = page([*tubes, *[name for name in known if name not in tubes]], rank, pace, True, 0, BUSY_MAX)
+        for name in set(known).difference(kept):
+            pace.step()
+            charts.forget(name)
+        for name in kept:
+            pace.step()
+            tube, at_ns = tubes.get(name), house.now_ns()
+            if tube is None:
+                reading = Reading(at_ns, (0,) * len(RATES), (0,) * (len(TUBE_SERIES) - len(RATES)))
+            else:
+                jobs = (len(tube.ready), tube.reserved, len(tube.delayed), len(tube.buried))
+                reading = Reading(at_ns, _counts(tube), jobs)
+            charts.add(name, rank(name) or 0.0, 0 if tube is None else tube.number, reading)
+
+
+def _counts(of: Engine | Tube) -> tuple[int, ...]:
+    """What RATES are the rates of."""
+    happened = totals(of)
+    return happened.put, happened.reserve, happened.delete, happened.timeout, happened.bury

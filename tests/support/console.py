@@ -22,7 +22,9 @@ from typing import Any
 from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from geventstalk.core.job import SECOND_NS
 from geventstalk.http.api.console import FOR_EVER, PAGES, Files, load
+from geventstalk.http.history import RANGES, TUBE_RANGES
 from geventstalk.live.sampling import trouble_of
 
 Answer = tuple[int, Any]
@@ -403,28 +405,31 @@ class World:
             "commits": {"count": 4_122_001, "records": 19_221_410, "records_max": 512}, "segments": segments,
         }  # fmt: skip
 
-    def history(self, span: str) -> dict[str, Any]:
-        step, points = {"15m": (5, 180), "1h": (20, 180), "1d": (300, 288), "1w": (1800, 336)}[span]
+    def history(self, span: str, name: str | None) -> dict[str, Any]:
+        step_ns, points = (RANGES if name is None else TUBE_RANGES)[span]
+        step = step_ns / SECOND_NS
         to = time.time() // step * step
-        server = self.server()
+        of = self.server() if name is None else self.tubes.get(name)
         series: dict[str, list[float | None]] = {}
 
         def wave(key: str, middle: float, phase: float) -> None:
             noise = random.Random(key)
             series[key] = [
                 None
-                if at < points // 12
+                if at < points // 12 or of is None
                 else max(0.0, middle * (1 + 0.35 * math.sin(at / 23 + phase) + noise.gauss(0, 0.04)))
                 for at in range(points)
             ]
 
         for at, key in enumerate(("put", "reserve", "delete", "timeout", "bury")):
-            wave(key, server["rates"][key]["m1"], at * 0.15)
+            wave(key, of["rates"][key]["m1"] if of else 0, at * 0.15)
         for at, key in enumerate(STATES):
-            wave(key, server["jobs"][key], at)
+            wave(key, of["jobs"][key] if of else 0, at)
+        if name is not None or of is None:
+            return {"step_s": step, "from": to - step * (points - 1), "to": to, "series": series}
         for what in ("queued", "worked"):
             for q in ("p50", "p95", "p99"):
-                wave(f"{what}_{q}", server["latency"][what][q], 0.3)
+                wave(f"{what}_{q}", of["latency"][what][q], 0.3)
         wave("memory_bytes", 183e6, 1)
         wave("journal_bytes", 62e6, 2)
         return {"step_s": step, "from": to - step * (points - 1), "to": to, "series": series}
@@ -515,7 +520,7 @@ class World:
                     "file": "/var/log/geventstalk/audit.jsonl",
                 }
             case "GET", ["history"]:
-                return 200, self.history(query.get("range", "15m"))
+                return 200, self.history(query.get("range", "15m"), query.get("tube"))
         return 404, {"title": "Not Found", "status": 404, "detail": "Nothing is there."}
 
     def events(self, query: dict[str, str]) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ import { did } from "./audit.js";
 
 const WORST = 10;
 const STEP_MS = { "15m": 5000, "1h": 20_000, "1d": 60_000, "1w": 60_000 };
+const TUBE_STEP_MS = 30_000;
 
 export const RATES = [
   { key: "put", label: "put", colour: "ready", width: 2 },
@@ -105,14 +106,16 @@ function Verdict({ ill, said }) {
   </div>`;
 }
 
-function Charts({ server }) {
+/** The figures of the server, or of a tube, over the range that the reader picks. `range` is the one of `series`. */
+export function useHistory(tube) {
   const [range, setRange] = useState("15m");
-  const { data: fresh, problem, reload } = usePoll(`history ${range}`, (signal) => get("/history", { range }, signal), STEP_MS[range]);
+  const { data: fresh, problem, reload } = usePoll(`history ${range}`, (signal) => get("/history", { range, tube }, signal), tube ? TUBE_STEP_MS : STEP_MS[range]);
   const latest = useRef(null);
-  if (fresh) latest.current = fresh;
+  const drawn = useRef(range);
+  if (fresh) [latest.current, drawn.current] = [fresh, range];
   const data = latest.current; // that of another range stays until this one's is here, and the buttons stay, too
   const series = useMemo(() => {
-    if (!data) return { at: [] };
+    if (!data) return null;
     const columns = Object.entries(data.series);
     const length = Math.max(0, ...columns.map(([, one]) => one.length));
     // A chart begins where something is known, so that a young server's is not empty for the most part.
@@ -124,8 +127,13 @@ function Charts({ server }) {
     };
   }, [data]);
   const pick = html`<${Pick} label="How long back" value=${range} onChange=${setRange} options=${[["15m", "15 min"], ["1h", "1 h"], ["1d", "1 d"], ["1w", "1 w"]]} />`;
+  return { fresh, series, range: drawn.current, pick, problem, reload };
+}
+
+function Charts({ server }) {
+  const { fresh, series, pick, problem, reload } = useHistory();
   if (problem && !fresh) return html`<section class="charts"><${Fault} problem=${problem} reload=${reload} what="The charts cannot be shown" /></section>`;
-  if (!data) return html`<section class="charts" aria-label="Charts"><div class="plot-room"></div></section>`;
+  if (!series) return html`<section class="charts" aria-label="Charts"><div class="plot-room"></div></section>`;
   return html`<section class="charts" aria-label="Charts">
     <${Chart} title="Jobs a second" series=${RATES} data=${series} format=${rate} axis=${short} />
     <${Chart} title="Jobs by state" series=${JOBS} data=${series} format=${count} axis=${short} now=${server.jobs} />

@@ -1,5 +1,5 @@
 // One tube: its jobs by state with the oldest and the next of each, its figures over time, who uses and watches it.
-import { get, Problem, session, tubePath } from "../api.js";
+import { get, session, tubePath } from "../api.js";
 import { kickTube, pauseTube, putJob, setPause } from "../actions.js";
 import { Chart } from "../chart.js";
 import { MenuButton } from "../dialog.js";
@@ -10,35 +10,28 @@ import { live, useLive, usePoll } from "../live.js";
 import { Age, Empty, Fault, Loading, Num, useTitle, Stale, State, STATES } from "../parts.js";
 import { connectionHref, jobHref, jobsHref } from "../route.js";
 import { tubeItems } from "../tubelist.js";
-import { JOBS, RATES, ratesNow } from "./overview.js";
+import { JOBS, RATES, ratesNow, useHistory } from "./overview.js";
 
 const KEEP_S = 900;
+const GAP_S = 10;
+const KEYS = ["at", ...[...JOBS, ...RATES].map(({ key }) => key)];
 const NAMES = ["put", "reserve", "delete", "timeout", "bury"];
 
-/** The figures of a tube since its page was opened; before that, if wanted, what its sparkline knows of ready jobs. */
-function useTrail(tube, withSpark) {
+/** The figures of a tube since its page was opened, behind what the server knows of the time before. */
+function useTrail(tube, range, known) {
   const trail = useRef(null);
-  if (tube && !trail.current) {
-    trail.current = { at: [] };
-    for (const { key } of [...JOBS, ...RATES]) trail.current[key] = [];
-    const known = withSpark ? (tube.spark ?? []) : [];
-    const step = KEEP_S / Math.max(1, known.length);
-    const now = Date.now() / 1000;
-    known.forEach((ready, index) => ready !== null && add(trail.current, now - (known.length - index) * step, { ready }));
-  }
-  const last = trail.current?.at.at(-1) ?? 0;
   const now = Date.now() / 1000;
-  if (tube && now - last >= 0.9) trail.current = add({ ...trail.current }, now, { ...tube.jobs, ...ratesNow(tube.rates) });
-  return trail.current ?? { at: [] };
-}
-
-function add(trail, now, figures) {
-  let from = 0;
-  while (trail.at[from] < now - KEEP_S) from += 1;
-  for (const key of Object.keys(trail)) trail[key] = trail[key].slice(from);
-  trail.at.push(now);
-  for (const { key } of [...JOBS, ...RATES]) trail[key].push(figures[key] ?? null);
-  return trail;
+  const last = trail.current?.at.at(-1) ?? 0;
+  if (tube && now - last >= 0.9) {
+    const before = now - last < GAP_S ? trail.current : null; // the server knows what the page has missed
+    const from = before?.at.filter((at) => at < now - KEEP_S).length;
+    const figures = { at: now, ...tube.jobs, ...ratesNow(tube.rates) };
+    trail.current = Object.fromEntries(KEYS.map((key) => [key, [...(before?.[key].slice(from) ?? []), figures[key]]]));
+  }
+  if (range !== "15m") return known ?? { at: [] };
+  if (!known || !trail.current) return trail.current ?? { at: [] };
+  const end = known.at.filter((at) => at < trail.current.at[0]).length;
+  return Object.fromEntries(KEYS.map((key) => [key, [...known[key].slice(0, end), ...trail.current[key]]]));
 }
 
 export function Tube({ name }) {
@@ -47,16 +40,13 @@ export function Tube({ name }) {
   useLive(names);
   const { data, problem, at, loading, reload } = usePoll(
     `tube ${name}`,
-    async (signal) => {
-      const [whole, page] = await Promise.all([get(tubePath(name), {}, signal), spark(name, signal)]);
-      return { ...whole, spark: page };
-    },
+    (signal) => get(tubePath(name), {}, signal),
     3000,
   );
   const fresh = data && live.tubes.get(name);
-  const tube = fresh && live.at > at - 1500 ? { ...data, ...fresh, spark: data.spark } : data;
-  const jobsTrail = useTrail(tube, true);
-  const ratesTrail = useTrail(tube, false);
+  const tube = fresh && live.at > at - 1500 ? { ...data, ...fresh } : data;
+  const past = useHistory(name);
+  const shown = useTrail(tube, past.range, past.series);
   if (!tube && problem?.status === 404) return html`<${Gone} name=${name} reload=${reload} />`;
   if (!tube && problem) return html`<${Fault} problem=${problem} reload=${reload} what="The tube cannot be shown" />`;
   if (loading) return html`<${Loading} />`;
@@ -80,8 +70,9 @@ export function Tube({ name }) {
     <${Stale} problem=${gone ? null : problem} at=${at} reload=${reload} />
     <section class="states" aria-label="Jobs by state">${STATES.map((state) => html`<${StateBlock} key=${state} tube=${tube} state=${state} />`)}</section>
     <section class="charts two" aria-label="Charts">
-      <${Chart} title="Jobs by state" series=${JOBS} data=${jobsTrail} format=${count} axis=${short} now=${tube.jobs} />
-      <${Chart} title="Jobs a second" series=${RATES} data=${ratesTrail} format=${rate} axis=${short} now=${ratesNow(tube.rates)}><span class="quiet push">since this page is open</span></${Chart}>
+      ${past.problem && !past.fresh && html`<${Fault} problem=${past.problem} reload=${past.reload} what="What was before cannot be shown" />`}
+      <${Chart} title="Jobs by state" series=${JOBS} data=${shown} format=${count} axis=${short} now=${tube.jobs} />
+      <${Chart} title="Jobs a second" series=${RATES} data=${shown} format=${rate} axis=${short} now=${ratesNow(tube.rates)}>${past.pick}</${Chart}>
     </section>
     <div class="thirds">
       <section><h2>Rates</h2><table class="plain">
@@ -100,17 +91,6 @@ export function Tube({ name }) {
       </section>
     </div>
   </article>`;
-}
-
-/** The ready jobs of the last 15 minutes, where the tube is found among those with such a name; the page can do without. */
-async function spark(name, signal) {
-  try {
-    const page = await get("/tubes", { match: name, spark: true, limit: 20 }, signal);
-    return page.tubes.find((tube) => tube.name === name)?.spark ?? null;
-  } catch (problem) {
-    if (problem instanceof Problem) return null;
-    throw problem;
-  }
 }
 
 function StateBlock({ tube, state }) {
