@@ -6,12 +6,15 @@ import json
 import logging
 import os
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
 from geventstalk.config import ConfigError
 from geventstalk.http.access import Who
 from geventstalk.http.audit import KEPT_MAX, Audit, check
+from geventstalk.http.tokens import Tokens
+from tests.support.clock import ManualClock
 from tests.support.web import Inside
 
 LOG = logging.getLogger("tests.audit")
@@ -109,6 +112,59 @@ def test_a_full_disk_stops_nothing_and_is_told_once(
     assert (len(lines[1]), audit.missing) == (20, 3)
     assert [json.loads(line)["number"] for line in (lines[0], lines[2])] == [1, 5]
     assert len(list(audit.latest_first())) == 5
+
+
+def test_a_flood_of_refused_tokens_is_told_seldom(caplog: pytest.LogCaptureFixture) -> None:
+    audit = make(None)
+    audit.record(OPERATOR, "kick", 1)
+    for tenth_s in range(12_000):  # twenty minutes
+        audit.refuse_token(Who("", "", f"10.0.0.{tenth_s % 7}:5", "api"), tenth_s * 100_000_000)
+    assert audit.refused_tokens == 12_000
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 20 and lines[:2] == [
+        "refused a token over HTTP from 10.0.0.0:5",
+        "refused a token over HTTP from 10.0.0.5:5; 599 more since the last such line",
+    ]
+    kept = [
+        (entry["who"], entry["role"], entry["from"], entry["action"], entry["count"]) for entry in audit.latest_first()
+    ]
+    assert kept[:-1] == [("", "", "10.0.0.1:5", "refuse token", 6000), ("", "", "10.0.0.0:5", "refuse token", 1)]
+
+
+def test_logins_and_refused_tokens_leave_a_trace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("geventstalk.http.access._GUESS_DELAY_S", 0)
+    path, good, wrong = tmp_path / "tokens", "right" * 5, "wrong" * 5
+    path.write_text(f"maria read {good}\n")
+    path.chmod(0o600)
+    clock = ManualClock()
+    inside = Inside(tokens=Tokens(str(path), os.getuid()), clock=lambda: clock.ns)
+
+    def told() -> list[tuple[str, str, str, str, int]]:
+        audit = inside.house.audit
+        return [
+            (each["who"], each["role"], each["via"], each["action"], each["count"]) for each in audit.latest_first()
+        ]
+
+    def login(token: str) -> int:
+        return inside.send("POST", "/login", urlencode({"token": token}).encode(), {})[0]
+
+    with caplog.at_level(logging.INFO):
+        assert login(good) == 303
+        assert login(wrong) == 403
+        assert inside.send("GET", "/login", None, {"Authorization": f"Bearer {wrong}"})[0] == 401
+        clock.pass_s(601)
+        assert inside.status("GET", "/api/v1/server", Authorization=f"Bearer {wrong}") == 401
+        assert inside.status("GET", "/api/v1/server", Authorization=f"Bearer {good}") == 200
+        assert inside.status("GET", "/api/v1/server") == 401, "no token is no wrong one"
+    assert told() == [
+        ("", "", "api", "refuse token", 2),
+        ("", "", "console", "refuse token", 1),
+        ("maria", "read", "console", "log in", 1),
+    ]
+    assert inside.house.audit.refused_tokens == 3 and caplog.text.count("refused a token over HTTP from") == 2
+    assert wrong not in caplog.text and good not in caplog.text
 
 
 def test_files_that_cannot_be_opened_are_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from geventstalk.config import Settings
 from geventstalk.core.meter import BOUNDS_NS
+from geventstalk.http.access import Who
 from tests.support.clock import ManualClock
 from tests.support.process import ROOT, ServerProcess, free_port
 from tests.support.web import Inside, Web, puts
@@ -215,6 +216,13 @@ def test_ages_are_those_of_the_oldest_jobs() -> None:
         for state, age in zip(("ready", "delayed", "buried"), ages, strict=True):
             at = key("geventstalk_tube_oldest_job_age_seconds", tube=tube, state=state)
             assert metrics[at if tube else key("geventstalk_oldest_job_age_seconds", state=state)] == age
+
+
+def test_refused_tokens_are_counted() -> None:
+    inside = Inside()
+    for _ in range(3):
+        inside.house.audit.refuse_token(Who("", "", "10.0.0.1:5", "api"), 0)
+    assert scrape(inside)[key("geventstalk_http_tokens_refused_total")] == 3
 
 
 def test_of_many_tubes_the_largest_are_told() -> None:

@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import falcon
 from gevent import sleep
 
 from geventstalk.config import ConfigError
+from geventstalk.http.audit import Audit
 from geventstalk.http.sessions import Session, Sessions
 from geventstalk.http.tokens import Role, Token, Tokens
 
@@ -36,7 +37,7 @@ class Who:
     """Who sends a request."""
 
     name: str
-    role: Role
+    role: Role | Literal[""]  # none where a token is refused
     address: str
     via: str = "api"
     session: Session | None = None
@@ -46,12 +47,18 @@ class Access:
     """`hosts` are the names at which the server listens, `proxies` further ones, both in lower case."""
 
     def __init__(
-        self, hosts: Iterable[str], proxies: Iterable[str], tokens: Tokens | None, log: logging.Logger
+        self,
+        hosts: Iterable[str],
+        proxies: Iterable[str],
+        tokens: Tokens | None,
+        audit: Audit,
+        log: logging.Logger,
     ) -> None:
         self._proxies = frozenset(proxies)
         self._hosts = self._proxies | {"localhost", *hosts}
         self._tokens = tokens
         self._sessions = Sessions()
+        self._audit = audit
         self._log = log
         self._looked_ns = 0
         self._delayed = 0
@@ -110,7 +117,7 @@ class Access:
 
     def identify(self, req: falcon.Request, now_ns: int) -> Who | None:
         """Who sends the request; None when the request does not say. Raises HTTPError when it says it wrongly."""
-        address, via = str(req.env.get("geventstalk.peer", "")), _via(req)
+        address, via = _address(req), _via(req)
         if self._tokens is None:
             return Who("local", "admin", address, via)
         self._follow_file(self._tokens, now_ns)
@@ -118,7 +125,7 @@ class Access:
         if scheme.lower() != "bearer":
             session = self._session_of(req, self._tokens, now_ns)
             return None if session is None else Who(session.token.name, session.token.role, address, via, session)
-        token = self.find_token(text.strip())
+        token = self._find_token(text.strip(), address, via, now_ns)
         if token is None:
             raise falcon.HTTPUnauthorized(description="The token is not known.", challenges=("Bearer",))
         return Who(token.name, token.role, address, via)
@@ -133,9 +140,11 @@ class Access:
         token = self._tokens.find((req.auth or "").partition(" ")[2].strip())
         return token is not None and token.name == who.name
 
-    def find_token(self, text: str) -> Token | None:
-        """The token with this text. Guessing takes its time, and nobody else's."""
+    def _find_token(self, text: str, address: str, via: str, now_ns: int) -> Token | None:
+        """The token with this text. Guessing takes its time, and nobody else's, and leaves a trace."""
         found = None if self._tokens is None else self._tokens.find(text)
+        if found is None:
+            self._audit.refuse_token(Who("", "", address, via), now_ns)
         if found is None and self._delayed < _DELAYED_MAX:
             self._delayed += 1
             try:
@@ -159,10 +168,12 @@ class Access:
         """Begins a session for this token. Returns name and value of its cookie; None for a token that is not known."""
         if self._tokens is not None:
             self._follow_file(self._tokens, now_ns)
-        token = self.find_token(text)
+        address = _address(req)
+        token = self._find_token(text, address, "console", now_ns)
         if token is None:
             return None
-        self._log.info("%s logged in over HTTP from %s", token.name, req.env.get("geventstalk.peer", ""))
+        self._log.info("%s logged in over HTTP from %s", token.name, address)
+        self._audit.record(Who(token.name, token.role, address, "console"), "log in", 1)
         self.log_out(req)  # or the browser forgets a session that goes on
         return _cookie_name(req), self._sessions.begin(token, now_ns)
 
@@ -213,6 +224,10 @@ def _cookie(req: falcon.Request) -> str:
     name = _cookie_name(req)
     pairs = (pair.strip().partition("=") for pair in (req.get_header("Cookie") or "").split(";"))
     return next((value for found, _, value in pairs if found == name), "")
+
+
+def _address(req: falcon.Request) -> str:
+    return str(req.env.get("geventstalk.peer", ""))
 
 
 def _via(req: falcon.Request) -> str:

@@ -1,8 +1,9 @@
-"""Who changed what: the file of `--audit`, JSON lines, and the latest changes in memory.
+"""Who changed what, logged in, or gave a wrong token: the file of `--audit`, JSON lines, and the latest in memory.
 
 This room must not import gevent or falcon: --check-config uses it, too. An entry is appended when its change is safe.
 The file may be renamed at any time: the next entry goes to a new file of the old name.
 Invariant: a file that cannot be written stops no change. The log says so once, and how many entries are missing.
+A flood of wrong tokens makes a line of the log each minute, and an entry each ten minutes, so it pushes out few others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any, Final, Protocol
 from geventstalk.config import ConfigError
 
 KEPT_MAX: Final = 1000
+_REFUSAL_LOGGED_EVERY_NS: Final = 60_000_000_000
+_REFUSAL_KEPT_EVERY_NS: Final = 600_000_000_000
 _TAIL_BYTES: Final = 1 << 19
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -45,6 +48,23 @@ class Author(Protocol):
     def via(self) -> str: ...
 
 
+class _Seldom:
+    """Counts what happens often, and is told seldom."""
+
+    def __init__(self, every_ns: int) -> None:
+        self._every_ns = every_ns
+        self._told_ns = -every_ns
+        self._untold = 0
+
+    def due(self, now_ns: int) -> int:
+        """Counts one more. Returns how many are to be told now, this one among them, or 0."""
+        self._untold += 1
+        if now_ns - self._told_ns < self._every_ns:
+            return 0
+        count, self._told_ns, self._untold = self._untold, now_ns, 0
+        return count
+
+
 class Audit:
     """Without a path only the latest changes are kept. `listeners` hear of each entry, in no greenlet of their own."""
 
@@ -53,8 +73,10 @@ class Audit:
         self.path: Final = None if path is None else os.path.abspath(path)
         self.listeners: list[Callable[[Entry], None]] = []
         self.missing = 0  # entries that could not be written to the file
+        self.refused_tokens = 0
         self.unix_s: Callable[[], float] = _no_time
         self._log = log
+        self._to_log, self._to_keep = _Seldom(_REFUSAL_LOGGED_EVERY_NS), _Seldom(_REFUSAL_KEPT_EVERY_NS)
         self._entries: deque[Entry] = deque(maxlen=KEPT_MAX)
         self._number = 0
         self._fd = -1
@@ -75,7 +97,7 @@ class Audit:
         filter: str | None = None,
         detail: str | None = None,
     ) -> None:
-        """Adds an entry, when the change is safe. `count` is how many jobs, tubes or connections it changed."""
+        """Adds an entry, when the change is safe. `count` is of jobs, tubes, connections or attempts."""
         self._number += 1
         entry: Entry = {
             "number": self._number,
@@ -96,6 +118,15 @@ class Audit:
             self._write(self.path, entry)
         for listener in self.listeners:
             listener(entry)
+
+    def refuse_token(self, who: Author, now_ns: int) -> None:
+        """Counts a token that is not known. The log and the audit have the address of the latest one only."""
+        self.refused_tokens += 1
+        if count := self._to_log.due(now_ns):
+            more = f"; {count - 1} more since the last such line" if count > 1 else ""
+            self._log.warning("refused a token over HTTP from %s%s", who.address, more)
+        if count := self._to_keep.due(now_ns):
+            self.record(who, "refuse token", count)
 
     def latest_first(self) -> Iterator[Entry]:
         """The entries in memory. The caller must not yield to others while it looks at them."""

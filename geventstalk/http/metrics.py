@@ -132,6 +132,8 @@ class Metrics:
         yield _histogram(_QUEUED, "Time from ready to reserved.", _buckets({}, engine.queued, range(len(BOUNDS_NS))))
         yield _histogram(_WORKED, "Time from reserved to its end.", _buckets({}, engine.worked, range(len(BOUNDS_NS))))
         yield _value("geventstalk_http_connections", "Connections of HTTP.", house.turn.guests)
+        refused = house.audit.refused_tokens
+        yield _count("geventstalk_http_tokens_refused", "Requests with a token that is not known.", refused)
         yield _count("geventstalk_audit_missing", "Changes that the audit file misses.", house.audit.missing)
         yield _gauge(
             "geventstalk_build_info", "Version and build.", [("", {"version": __version__, "build": BUILD}, 1)]

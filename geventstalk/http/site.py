@@ -43,8 +43,8 @@ class Site:
         self._settings = settings
         self._log = log
         names = [address.rpartition(":")[0].strip("[]") for address in settings.http if not address.startswith("unix:")]
-        self._access = Access(map(str.lower, names), settings.http_host, tokens, log)
         self._audit = Audit(settings.audit, log)
+        self._access = Access(map(str.lower, names), settings.http_host, tokens, self._audit, log)
         self._service: Service | None = None
         self.cluster: ClusterView | None = None
 

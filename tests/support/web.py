@@ -114,7 +114,7 @@ class Inside(Web):
         self.house.commands = self.service.commands
         self.house.audit.unix_s = time.time
         self.house.replayed = True
-        self.application = app.make(self.house, Access((), (), tokens, log))
+        self.application = app.make(self.house, Access((), (), tokens, self.house.audit, log))
         self._client = falcon.testing.TestClient(self.application)
 
     def drain(self, on: bool) -> None:
