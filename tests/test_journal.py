@@ -20,6 +20,7 @@ import pytest
 
 from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalError, JournalFailed, JournalLocked
+from journal.sqlite.backup import backup
 from journal.sqlite.files import read_watermark
 from journal.sqlite.format import PAGE_BYTES
 from journal.sqlite.lock import DirectoryLock
@@ -779,21 +780,96 @@ def test_after_a_failure_the_next_start_has_all_that_was_committed(rig: Rig, mon
     rig.close()
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-def test_changes_of_what_nobody_was_promised_are_no_damage(tmp_path: Path, sealed: bool) -> None:
+def lose_a_tail(directory: Path, sealed: bool = False) -> None:
     """Power that goes around a rotation may take the tail of the old segment and leave the new one's records."""
-    first = SegmentWriter(str(tmp_path / "segment-00000001.db"), 1, 0)
+    first = SegmentWriter(str(directory / "segment-00000001.db"), 1, 0)
     first.append(first.rows([(1, FULL, b"one")]))
-    second = SegmentWriter(str(tmp_path / "segment-00000002.db"), 2, 2)
+    second = SegmentWriter(str(directory / "segment-00000002.db"), 2, 2)
     second.append(second.rows([(2, CHANGE, b"of a record that is gone"), (1, CHANGE, b"of one that is there")]))
     if sealed:
         first.seal()
+    first.leave()
+    second.leave()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_changes_of_what_nobody_was_promised_are_no_damage(tmp_path: Path, sealed: bool) -> None:
+    lose_a_tail(tmp_path, sealed)
     replay = Replay(str(tmp_path))
     assert [record.key for record in replay.records()] == [1, 1]
-    assert replay.orphans == {2}
+    assert replay.orphans == {2: 2}
     assert len(replay.findings) == sealed, replay.findings
-    first.leave()
-    second.seal()
+    assert len(replay.notes) == (not sealed)
+
+
+def test_changes_in_front_of_the_segment_that_lost_its_tail_are_damage(tmp_path: Path) -> None:
+    """What such a change belongs to stood in an older segment, and those are whole."""
+    lose_a_tail(tmp_path, sealed=True)
+    third = SegmentWriter(str(tmp_path / "segment-00000003.db"), 3, 2)
+    third.append(third.rows([(3, CHANGE, b"of another record that is gone")]))
+    third.leave()
+    replay = Replay(str(tmp_path))
+    assert [record.key for record in replay.records()] == [1, 1]
+    assert replay.unpromised == {3}
+    assert len(replay.findings) == 1, replay.findings
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("clean", [False, True])
+def test_what_a_start_excuses_the_next_one_finds_settled(tmp_path: Path, clean: bool, copied: bool) -> None:
+    """The start seals the segment that lost its tail. A backup of the directory before that start is no other."""
+    lose_a_tail(tmp_path)
+    directory = tmp_path
+    if copied:
+        directory = tmp_path / "copy"
+        directory.mkdir()
+        assert backup(str(tmp_path), str(directory)) == 2
+    for starts in range(4):
+        said: list[str] = []
+        journal = Journal(str(directory), segment_bytes=1 << 16, log=said.append)
+        assert [record.key for record in journal.replay()] == [1, 1]
+        assert ["known by their changes only" in line for line in said if "torn" not in line] == [True] * (not starts)
+        journal.start()
+        for kept in journal._segments.sealed:
+            deadline = time.monotonic() + PATIENCE_S
+            while not kept.merged and time.monotonic() < deadline:
+                journal.tend()
+                time.sleep(0.001)
+            assert kept.merged
+        if clean:
+            journal.close()
+        else:
+            journal.abandon()
+
+
+def test_what_a_start_excuses_is_settled_before_anything_is_sealed(tmp_path: Path) -> None:
+    lose_a_tail(tmp_path)
+    (tmp_path / "synced").write_bytes(b"somebody else's file, much longer than a watermark ever is, ends the start")
+    journal = Journal(str(tmp_path), segment_bytes=1 << 16)
+    assert [record.key for record in journal.replay()] == [1, 1]
+    with pytest.raises(JournalFailed, match="is no watermark"):
+        journal.start()
+    journal.abandon()
+    replay = Replay(str(tmp_path))
+    assert [record.key for record in replay.records()] == [1, 1]
+    assert not replay.orphans
+    assert not replay.findings
+
+
+def test_what_was_settled_stays_so_when_the_segment_that_says_it_is_set_aside(tmp_path: Path) -> None:
+    lose_a_tail(tmp_path)
+    for accept_damage in (False, True, False):
+        journal = Journal(str(tmp_path), segment_bytes=1 << 16, accept_damage=accept_damage)
+        assert {record.key for record in journal.replay() if record.kind == FULL} <= {1, 4}
+        journal.start()
+        journal.append(4, FULL, b"this is to be damaged" * 100)
+        journal.append(4, DELETE, b"")
+        journal.heal(lambda key: b"one")
+        journal.close()
+        third = tmp_path / "segment-00000003.db"
+        if third.exists():
+            damage(third, b"this is to be damaged", b"this was damaged here")
+    assert (tmp_path / "segment-00000003.db.damaged").exists()
 
 
 # Damage that is accepted

@@ -80,7 +80,8 @@ class _Copy:
             pinned = [(number, moment.open(path)) for number, path in listed if number not in self.records]
             # Until an open segment is released, the server cannot merge its WAL. A sealed one has nothing to merge.
             for number, reader in sorted(pinned, key=lambda each: each[1].sealed):
-                self._copy(number, reader)
+                # The copy of a segment that may have lost its tail says so as well: a start excuses what is lost there.
+                self._copy(number, reader, number < self._synced[0] or number == listed[-1][0])
                 reader.release()
         finally:
             moment.close()
@@ -124,11 +125,11 @@ class _Copy:
             if reader.sealed:
                 self._copy(number, reader)
 
-    def _copy(self, number: int, reader: SegmentReader) -> None:
+    def _copy(self, number: int, reader: SegmentReader, seals: bool = True) -> None:
         """Writes and syncs a copy. Raises a JournalError, and leaves none then."""
         copy = segment_path(self._target, number)
         try:
-            self.records[number] = reader.copy_to(copy)
+            self.records[number] = reader.copy_to(copy, seals)
             self._before[number] = reader.before
         except BaseException:
             remove_files(copy)

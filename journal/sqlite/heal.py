@@ -27,13 +27,11 @@ class Damage:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._segments: list[Found] = []
-        self._orphans: list[int] = []  # keys of which only changes are left
         self._missing: list[tuple[int, int]] = []  # first and last number of each gap
 
     def take(self, replay: Replay) -> None:
         """Remembers what is to be made good."""
         self._segments = [found for found in replay.found if found.damaged]
-        self._orphans = list(replay.orphans)
         self._missing = replay.missing
 
     @property
@@ -53,8 +51,6 @@ class Damage:
             for key in found.deleted:
                 if not live.segment_of(key):
                     append(key, DELETE, b"")
-        for key in self._orphans:
-            append(key, DELETE, b"")
         return keys
 
     def set_aside(self, guard: Callable[[], SyncPoint], log: Callable[[str], None]) -> None:

@@ -104,6 +104,7 @@ class Journal(Log):
         self._replay: Replay | None = None  # while it is not exhausted
         self._suspect = False  # whether the replay had to check everything because a server met damage
         self._unfinished: list[str] = []  # segments that were never complete, and hold nothing
+        self._orphans: list[int] = []  # keys of which only changes are left; the start deletes them
         self._number = 0  # of the current segment; 0 before start() and after a failure
         self._batch: list[tuple[int, int, bytes]] = []
         self._estimate = 0  # bytes of WAL that were surely written to the current segment
@@ -136,6 +137,7 @@ class Journal(Log):
         self._replay = None
         self.high_water = replay.high_water
         self._unfinished = replay.unfinished
+        self._orphans = sorted(replay.orphans)
         for note in replay.notes:
             self._log(f"journal: {note}")
         for finding in replay.findings:
@@ -157,7 +159,7 @@ class Journal(Log):
             remove_files(path)
         segments = self._segments
         numbers = [sealed.number for sealed in segments.sealed] + self._damage.numbers
-        segments.begin(max([0, *numbers, *aside_numbers(self.directory)]) + 1, self.high_water)
+        segments.begin(max([0, *numbers, *aside_numbers(self.directory)]) + 1, self.high_water, self._orphans)
         self._number = segments.current
         if self._budget is not None:
             self._log(

@@ -294,8 +294,8 @@ class SegmentReader:
         with suppress(sqlite3.Error):  # rows() tells of damage
             self._db.execute("SELECT seq FROM record LIMIT 1").fetchone()
 
-    def copy_to(self, path: str) -> int:
-        """Writes the segment as it is now to a new file, sealed and synced. Returns how many records it has.
+    def copy_to(self, path: str, seals: bool = True) -> int:
+        """Writes the segment as it is now to a new synced file, and `seals` it. Returns how many records it has.
 
         Raises JournalDamaged when it cannot be read, JournalFull or JournalFailed when the copy cannot be written.
         """
@@ -313,10 +313,9 @@ class SegmentReader:
                 if isinstance(failure, JournalFull):
                     raise failure from error
                 raise JournalDamaged(f"{self.path} cannot be copied: {error}") from error
-            if not self.sealed:
+            if seals and not self.sealed:  # a sealed segment says itself how many records its copy should have
                 seal(copy, path, int(records))
-        if self.sealed:  # the segment says itself how many records the copy should have
-            fsync_path(path)
+        fsync_path(path)
         return int(records)
 
     def close(self) -> None:

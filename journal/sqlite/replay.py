@@ -87,7 +87,9 @@ class Replay:
         self._watermark = self._source.watermark
         self._reader: SegmentReader | None = None  # of the segment that is being read
         self.missing: list[tuple[int, int]] = []  # first and last number of each gap
-        self.orphans: set[int] = set()  # keys of which only changes are left
+        self.orphans: dict[int, int] = {}
+        """Keys of which only changes are left, to the segment of the first change. A start deletes these keys."""
+        self.unpromised: set[int] = set()  # the orphans whose whole records a loss of power may have taken
         self._open = 0  # the first segment that was never sealed: a loss of power may have cost it its tail
         self._oldest = 0  # the first segment that is needed, as the newest segment that knows it says
         self._deleted: list[int] = []
@@ -131,10 +133,22 @@ class Replay:
         needed = self._oldest or (first if self.findings else 1)
         if needed < first:
             self._find_missing(needed, first - 1)
-        if self.orphans and not 0 < self._open < before:  # otherwise their whole records were never promised
-            self.findings.append(
-                f"{len(self.orphans)} jobs are known by their changes only: the segment that held them is missing"
+        self._judge_orphans()
+
+    def _judge_orphans(self) -> None:
+        """Orphans behind a segment that was never sealed may have stood in its tail. Then they were never promised.
+
+        The start seals that segment, so no later reading could tell these orphans from others: the start deletes them.
+        """
+        self.unpromised = {key for key, number in self.orphans.items() if 0 < self._open < number}
+        if self.unpromised:
+            self.notes.append(
+                f"{len(self.unpromised)} jobs are known by their changes only: a loss of power took them before "
+                f"they were promised; a start deletes what is left of them"
             )
+        lost = len(self.orphans) - len(self.unpromised)
+        if lost:
+            self.findings.append(f"{lost} jobs are known by their changes only: the segment that held them is missing")
 
     def _read(self, number: int, path: str) -> Iterator[tuple[int, list[Row]]]:
         problems = len(self.findings)
@@ -241,7 +255,7 @@ class Replay:
         if kind == FULL:
             self.live.whole(key, segment, size)
             if self.orphans:
-                self.orphans.discard(key)
+                self.orphans.pop(key, None)
             return True
         if kind == DELETE and self.suspects:
             self.suspects.discard(key)
@@ -253,9 +267,9 @@ class Replay:
                 self.live.change(key, segment, size)
             return True
         if kind == CHANGE:
-            self.orphans.add(key)  # dead, unless neither a delete nor a whole record follows
-        else:
-            self.orphans.discard(key)
+            self.orphans.setdefault(key, segment)  # dead, unless neither a delete nor a whole record follows
+        elif self.orphans.pop(key, 0):
+            self._deleted.append(key)
         return False
 
     def _find_missing(self, first: int, last: int) -> None:

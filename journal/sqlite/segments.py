@@ -18,7 +18,7 @@ from journal.liveness import Liveness
 from journal.log import SegmentState, SyncPoint
 from journal.sqlite.digest import SIZE_MAX, WORTH, Digest
 from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remove_files, segment_path, sync_files
-from journal.sqlite.format import row_bytes
+from journal.sqlite.format import DELETE, row_bytes
 from journal.sqlite.reader import SegmentReader
 from journal.sqlite.replay import Found, uncounted
 from journal.sqlite.room import NEW_SEGMENT_BYTES, PIECE_BYTES, Room
@@ -217,22 +217,24 @@ class Segments:
         self._uncounted = uncounted(found)
         self.live = live
 
-    def begin(self, number: int, high_water: int) -> None:
-        """Opens a new segment behind all others. Raises JournalFull or JournalFailed.
+    def begin(self, number: int, high_water: int, dead: list[int]) -> None:
+        """Opens a new segment behind all others, which deletes the `dead` keys. Raises JournalFull or JournalFailed.
 
         Without room it leaves nothing behind: otherwise each start on a full disk would leave another segment.
         """
         self.room.fit(self.space.capacity(self.disk_bytes))
         fsync_path(self.directory)  # names that an earlier start made must not vanish while newer ones stay
         path = segment_path(self.directory, number)
-        writer = self.writer = self.space.within(lambda: self._begun(path, number, high_water), files=True)
+        writer = self.writer = self.space.within(lambda: self._begun(path, number, high_water, dead), files=True)
         self._say_tight()
         # It must stay where it counts segments that nobody else counts. end() speaks of the last one.
         self.noted = any(each != self.sealed[-1].number for each in self._uncounted)
         for sealed in self.sealed:
             if not sealed.merged:
                 sync_files(sealed.path)  # later records build on it, and the watermark says that it is there
-        sync_files(path)  # what it notes of older segments counts as soon as the watermark speaks of it
+        # What it notes of older segments counts as soon as the watermark speaks of it, and after an older segment is
+        # sealed, only what it deletes says that these keys were never promised.
+        sync_files(path)
         fsync_path(self.directory)  # and must not be lost with the segment's name
         try:
             self._watermark = self.space.within(lambda: Watermark(self.directory, number))
@@ -251,14 +253,16 @@ class Segments:
         if self.space.tight:
             self._refill()
 
-    def _begun(self, path: str, number: int, high_water: int) -> SegmentWriter:
-        """A new segment with its note. Raises JournalFull or JournalFailed, and leaves nothing behind."""
+    def _begun(self, path: str, number: int, high_water: int, dead: list[int]) -> SegmentWriter:
+        """A new segment with its note and deletes. Raises JournalFull or JournalFailed, and leaves nothing behind."""
         writer = SegmentWriter(path, number, high_water, self._ahead())
         if self.digests:
             writer.digest = Digest(number, self.digest_max)
         try:
             writer.before = self._uncounted
             writer.note(high_water, self.staying[0].number if self.staying else number)
+            if dead:
+                writer.append(writer.rows([(key, DELETE, b"") for key in dead]))
         except BaseException:
             writer.discard()
             raise

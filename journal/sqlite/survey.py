@@ -146,9 +146,9 @@ class SegmentSurvey(Survey):
         self.damaged = {each.number: each.path for each in replay.found if each.damaged or each.number in strange}
         self.uncounted = uncounted([found for found in replay.found if found.number not in self.damaged])
         gone = {key for key in replay.suspects if not self._live.segment_of(key)}
-        self.lost = sorted(gone | replay.orphans | lost)
+        self.lost = sorted(gone | (replay.orphans.keys() - replay.unpromised) | lost)
         deleted = {key for each in replay.found if each.number in self.damaged for key in each.deleted}
-        self._dead = sorted({key for key in deleted if not self._live.segment_of(key)} | replay.orphans | lost)
+        self._dead = sorted({key for key in deleted if not self._live.segment_of(key)} | replay.orphans.keys() | lost)
         self._paths = [found.path for found in replay.found]
         self.segments = [
             SegmentFacts(

@@ -2,7 +2,8 @@
 
 One torment is a directory with some lives, one after the other: each ends by itself, by kill -9, by a full disk or by a
 failing call. After each, images are drawn at many moments; one of them may be what the next life begins with.
-An image is looked at in this process: it is read without a finding, holds what was promised, and can be gone on with.
+An image is looked at in this process: it is read without a finding, holds what was promised, can be started several
+times without becoming another, and can be gone on with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,6 +34,8 @@ from tests.support.torture.life import FAILED, Facts, Keeper, Orders
 from tests.support.torture.oracle import Oracle, Violation
 from tests.support.torture.recorder import read_trace, recording
 
+STARTS = 3
+"""So often each image is started, and read once more behind that."""
 BEYOND_S = 30.0
 """A life that does not end by itself so long after its bound is killed."""
 SMALL_DISK_BYTES = 3 << 20
@@ -221,6 +225,7 @@ class Torment:
                 facts = self._look(into, oracle, moment)
                 if number == chosen:
                     result = files, facts
+                start_again(into, facts, self._orders)
                 if draw.random() < 0.25:
                     self.outcome.went_on += 1
                     go_on(into, facts, replace(self._orders, seed=image_seed, batches=6))
@@ -298,6 +303,7 @@ def see_again(folder: Path) -> str:
         disk.image(case["moment"], random.Random(case["image"]), into)
         facts, high_water = read(into, orders)
         oracle.check(facts, high_water, case["moment"])
+        start_again(into, facts, orders)
         go_on(into, facts, replace(orders, seed=case["image"], batches=6))
     except Violation as violation:
         return str(violation)
@@ -316,6 +322,34 @@ def read(directory: Path, orders: Orders) -> tuple[Facts, int]:
         ) from error
     finally:
         keeper.store.abandon()
+
+
+def start_again(directory: Path, facts: Facts, orders: Orders) -> None:
+    """Reads and starts what was left, again and again: what one start excuses and changes is the next one's to judge.
+
+    One of the starts ends cleanly, and the others as a kill ends them.
+    """
+    for number in range(STARTS):
+        said: list[str] = []
+        keeper = Keeper(str(directory), orders.policy, orders.segment_bytes, said=said, forgets=orders.forgets)
+        try:
+            found = keeper.replay()
+            if found != facts:
+                raise Violation(f"start {number + 1} finds something else: {_difference(found, facts)}")
+            keeper.start()
+            while keeper.store.settling:  # what was left over is sealed
+                keeper.store.tend()
+                time.sleep(0.0001)
+            if number == 1:
+                keeper.store.close()
+        except (JournalError, AssertionError) as error:
+            raise Violation(f"start {number + 1} fails: {error} {said}") from error
+        finally:
+            with suppress(JournalError):
+                keeper.store.abandon()
+    found, _ = read(directory, orders)
+    if found != facts:
+        raise Violation(f"after {STARTS} starts: {_difference(found, facts)}")
 
 
 def go_on(directory: Path, facts: Facts, orders: Orders) -> None:
