@@ -21,7 +21,7 @@ import pytest
 from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalError, JournalFailed, JournalLocked
 from journal.sqlite.backup import backup
-from journal.sqlite.files import read_watermark
+from journal.sqlite.files import read_watermark, write_watermark
 from journal.sqlite.format import PAGE_BYTES
 from journal.sqlite.lock import DirectoryLock
 from journal.sqlite.replay import Replay
@@ -778,6 +778,50 @@ def test_after_a_failure_the_next_start_has_all_that_was_committed(rig: Rig, mon
     rig.model = held
     rig.open()
     rig.close()
+
+
+def test_starts_that_are_killed_at_once_do_not_pile_up_segments(rig: Rig, tmp_path: Path) -> None:
+    """Compaction has no time to tidy up; on a full disk, what they leave would keep the next one from starting."""
+    rig.put(1)
+    rig.journal.commit()
+    counts = []
+    for number in range(5):
+        rig.crash(tmp_path / f"copy-{number}").open()
+        assert rig.said == []
+        counts.append(len(rig.segments()))
+    assert counts[1:] == counts[:1] * 4, counts
+    rig.put(2)
+    reopened(rig).close()
+
+
+@pytest.mark.parametrize(
+    ("note", "before", "synced", "idle"),
+    [
+        ((2, 1), {}, 3, True),
+        ((2, 1), {2: 1}, 3, True),
+        ((9, 1), {}, 3, False),
+        ((2, 2), {}, 3, False),
+        ((2, 1), {1: 1, 2: 1}, 3, False),
+        ((2, 1), {}, 4, False),
+    ],
+)
+def test_a_start_replaces_a_newest_segment_only_when_nothing_is_lost_with_it(
+    tmp_path: Path, note: tuple[int, int], before: dict[int, int], synced: int, idle: bool
+) -> None:
+    """A kill may come when it is gone and the new one is not there yet: what it says must be known without it."""
+    for number in (1, 2, 3):
+        writer = SegmentWriter(str(tmp_path / f"segment-0000000{number}.db"), number, 0)
+        writer.before = before if number == 3 else {}
+        writer.note(*(note if number == 3 else (number, 1)))
+        if number < 3:
+            writer.append(writer.rows([(number, FULL, b"one")]))
+        writer.leave()
+    with (tmp_path / "synced").open("wb") as file:
+        write_watermark(file.fileno(), synced, 0)
+    replay = Replay(str(tmp_path))
+    assert len(list(replay.records())) == 2
+    assert not replay.findings
+    assert [found.idle for found in replay.found] == [False, False, idle]
 
 
 def lose_a_tail(directory: Path, sealed: bool = False) -> None:

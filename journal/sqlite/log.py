@@ -150,7 +150,8 @@ class Journal(Log):
         if replay.findings:
             self.high_water = min(self.high_water + LOST_KEYS, KEY_MAX)  # a damaged file may have held later ones
         self._damage.take(replay)
-        self._segments.adopt([found for found in replay.found if not found.damaged], self.live)
+        sound = [found for found in replay.found if not found.damaged]
+        self._segments.adopt(sound, self.live, replaces_idle=not replay.findings)
 
     def start(self) -> None:
         """Opens a new segment behind all others. Raises JournalFull or JournalFailed."""

@@ -37,6 +37,7 @@ class Found(NamedTuple):
     damaged: bool
     deleted: list[int]  # keys of other segments that its records delete; empty when nobody needs to know
     before: dict[int, int]  # earlier segments to how many records they have, as it says
+    idle: bool  # whether it has no record, and says nothing that the segments before it do not say
 
 
 def uncounted(sound: list[Found]) -> dict[int, int]:
@@ -155,7 +156,7 @@ class Replay:
         records = 0
         counts: dict[int, int] = {}
         self._deleted = []
-        sealed = False
+        sealed = says = False
         try:
             reader = self._source.open(path)
         except JournalDamaged as error:
@@ -165,9 +166,11 @@ class Replay:
             try:
                 if reader.number != number:
                     raise JournalDamaged(f"{path} says that it is segment {reader.number}")
+                counts = reader.before
+                says = reader.oldest > self._oldest or reader.high_water > self.high_water
+                says = says or not counts.keys() <= {number - 1}
                 self.high_water = max(self.high_water, reader.high_water)
                 self._oldest = max(self._oldest, reader.oldest)
-                counts = reader.before
                 if number <= self._watermark[0]:
                     self._before.update(counts)
                 sealed = reader.sealed
@@ -196,7 +199,8 @@ class Replay:
             self.findings.append(f"{path} ends after record {records}, but {synced} were on the device")
         damaged = len(self.findings) > problems
         deleted = [] if sealed and not damaged and not self.keeps_deleted else self._deleted
-        self.found.append(Found(number, path, records, damaged, deleted, counts))
+        idle = not (records or says or damaged) and len(self.found) > 0 and number >= self._watermark[0]
+        self.found.append(Found(number, path, records, damaged, deleted, counts, idle))
 
     def is_sealed(self, segment: int) -> bool:
         """Whether this is the segment that is being read, and all of it stands in a file that nobody changes."""

@@ -200,6 +200,7 @@ class Segments:
         self._log = log
         self._allocate = allocate
         self._waiting_max = min(_WAITING_MAX, (descriptors - _OF_THE_REST) // _OF_A_SEGMENT - 1)
+        self._replaced: list[str] = []  # segments that begin() removes, newest first
         self._made: list[SegmentWriter] = []  # the next segment, as soon as the worker has made it
         self._preparing = False
         self._refilling = False
@@ -211,8 +212,13 @@ class Segments:
 
     # --- from the start to the end
 
-    def adopt(self, found: list[Found], live: Liveness) -> None:
-        """Takes over the segments that a replay found."""
+    def adopt(self, found: list[Found], live: Liveness, *, replaces_idle: bool) -> None:
+        """Takes over the segments that a replay found. The new segment may replace the newest ones that are idle.
+
+        Each start makes two segments. On a full disk, starts that are killed at once would leave no room for the next.
+        """
+        while replaces_idle and found[-1:] and found[-1].idle:
+            self._replaced.append(found.pop().path)
         self.sealed += [Sealed.found(self.room, each) for each in found]
         self._uncounted = uncounted(found)
         self.live = live
@@ -224,6 +230,9 @@ class Segments:
         """
         self.room.fit(self.space.capacity(self.disk_bytes))
         fsync_path(self.directory)  # names that an earlier start made must not vanish while newer ones stay
+        for replaced in self._replaced:  # newest first, each synced: a gap would count as a missing segment
+            remove_files(replaced)
+            fsync_path(self.directory)
         path = segment_path(self.directory, number)
         writer = self.writer = self.space.within(lambda: self._begun(path, number, high_water, dead), files=True)
         self._say_tight()
