@@ -18,10 +18,14 @@ from typing import Any
 
 import pytest
 
+from geventstalk.core.operate import Operate
 from journal import CHANGE, DELETE, FULL, Journal, JournalFailed, JournalFull
 from tests.support.faults import wants_compaction
 from tests.support.faulty_journal import Disk, FaultyJournal, worker_of
 from tests.support.simulation.canaries import CANARIES
+from tests.support.simulation.clients import Habits
+from tests.support.simulation.operator import Operator, Promise
+from tests.support.simulation.oracle import Oracle
 from tests.support.simulation.simulation import Outcome, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -531,3 +535,17 @@ def test_without_room_for_its_note_what_is_dead_stays_for_now(disk: Disk) -> Non
         journal.tend()
     assert journal.oldest == last + 1
     journal.abandon()
+
+
+def test_an_errand_that_fails_is_over_to_the_oracle() -> None:
+    """Of the tool: replies of other clients are put off while an errand's change runs, and not behind that."""
+    draw = random.Random(1)
+    oracle = Oracle(lambda: 0, lambda: Operate(0), 100)
+    operator = Operator(draw, Habits.drawn(draw, 100), oracle, [], lambda text: None, False, lambda: True)
+
+    def fails() -> None:
+        raise JournalFailed("a body cannot be read")
+
+    with pytest.raises(JournalFailed):
+        operator.step(Promise("a change"), fails)
+    assert oracle.stepping is None

@@ -108,8 +108,10 @@ class Operator:
         """Does one change; `change` tells the oracle of it."""
         before = len(self.oracle.log)
         self.oracle.steps(self.view)
-        change()
-        self.oracle.steps(None)
+        try:
+            change()
+        finally:
+            self.oracle.steps(None)  # also when a body cannot be read: the errand fails, and the server goes on
         promise.seen = len(self.oracle.log)
         if promise.seen > before:
             promise.changed = promise.seen
