@@ -118,7 +118,7 @@ def test_a_start_counts_each_segment_that_nobody_counts(tmp_path: Path) -> None:
         rig.open()
         rig.close()
         assert read(rig.directory).model == rig.model
-    assert rig.segments() == [segment.name, "segment-00000002.db", "segment-00000003.db"]
+    assert rig.segments() == [segment.name]
     segment.write_bytes(older)
     assert any("ends after record 0, but 3 were on the device" in finding for finding in read(rig.directory).findings)
 
