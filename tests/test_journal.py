@@ -5,6 +5,7 @@ What the records mean, and the random life that is killed and given errors, is i
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
@@ -792,6 +793,31 @@ def test_starts_that_are_killed_at_once_do_not_pile_up_segments(rig: Rig, tmp_pa
     assert counts[1:] == counts[:1] * 4, counts
     rig.put(2)
     reopened(rig).close()
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+def test_a_start_that_cannot_remove_a_segment_says_so_and_the_next_one_has_all(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    rig.put(1)
+    rig.journal.commit()
+    rig.crash(tmp_path / "first").open()
+    rig.crash(tmp_path / "second")
+    real = os.unlink
+
+    def unlink(path: str) -> None:
+        if str(path).endswith(f".db{suffix}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        with pytest.raises(JournalFailed, match=rf"cannot remove .*\.db{suffix}: Input/output error"):
+            rig.open()
+    rig.journal.abandon()
+    rig.open()
+    assert rig.said == []
+    rig.close()
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def remove_left_overs(directory: str) -> None:
 
 
 def remove_files(path: str) -> None:
-    """Unlinks a segment and the files that SQLite keeps beside it. A file that is missing is no error.
+    """Unlinks a segment and the files that SQLite keeps beside it. Raises JournalFailed, not for a missing file.
 
     The database goes first. A database without its WAL, which may hold deletes, would pass for a whole segment.
     """
@@ -240,6 +240,8 @@ def remove_files(path: str) -> None:
             os.unlink(path + suffix)
         except FileNotFoundError:
             continue
+        except OSError as error:
+            raise JournalFailed(f"cannot remove {path}{suffix}: {error.strerror}") from error
 
 
 def disk_bytes(path: str) -> int:

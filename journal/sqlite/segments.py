@@ -231,10 +231,7 @@ class Segments:
         self.room.fit(self.space.capacity(self.disk_bytes))
         fsync_path(self.directory)  # names that an earlier start made must not vanish while newer ones stay
         for replaced in self._replaced:  # newest first, each synced: a gap would count as a missing segment
-            try:
-                remove_files(replaced)
-            except OSError as error:
-                raise JournalFailed(f"cannot remove {replaced}: {error.strerror}") from error
+            remove_files(replaced)
             fsync_path(self.directory)
         path = segment_path(self.directory, number)
         writer = self.writer = self.space.within(lambda: self._begun(path, number, high_water, dead), files=True)

@@ -88,10 +88,12 @@ class SegmentWriter:
                 raise
         except (sqlite3.Error, OSError) as error:
             failure = failure_of(error, "cannot create journal segment", path)  # before removing: is the disk full?
-            _remove(ours)
+            for each in ours:
+                remove_files(each)
             raise failure from error
         except BaseException:
-            _remove(ours)
+            for each in ours:
+                remove_files(each)
             raise
 
     def rows(self, batch: list[Entry]) -> list[NewRow]:
@@ -219,15 +221,6 @@ def _create(path: str, number: int, high_water: int) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _remove(paths: list[str]) -> None:
-    """Removes the files of a segment that could not be made. Raises JournalFailed."""
-    try:
-        for path in paths:
-            remove_files(path)
-    except OSError as error:
-        raise JournalFailed(f"cannot remove {error.filename}: {error.strerror}") from error
 
 
 def _require_whole(path: str) -> None:
