@@ -162,7 +162,7 @@ def _serve(
 
 
 def holds_binlog(directory: str) -> bool:
-    """Whether files of a beanstalkd are in it."""
+    """Returns whether the directory holds files of beanstalkd."""
     try:
         return any(name[:7] == "binlog." and name[7:].isdecimal() for name in os.listdir(directory))
     except OSError:  # opening the journal says why

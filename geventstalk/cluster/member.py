@@ -62,7 +62,7 @@ COPIES: Final = {
     ASYNCHRONOUS: "no commit of the log waits for a replica: a failover of the database may lose what was acknowledged",
     NONE: "the database has no replica: the log is where its one server keeps it",
 }
-"""What an operator is told of the ways in which the log is replicated."""
+"""The sentence for the operator, by the way in which the log is replicated."""
 REPEAT_NS: Final = 10_000 * MS_NS
 """A trouble that lasts so long is told again, and then after twice that time."""
 

@@ -201,7 +201,7 @@ class Node(Owner):
 
     @property
     def replication(self) -> str:
-        """How the database replicates the log, see journal/fence.py. Empty when that is not known."""
+        """Returns the name of the way in which the database replicates the log; empty while unknown."""
         view = self.member.view
         return "" if view is None else view.replication
 
