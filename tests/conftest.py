@@ -17,9 +17,17 @@ from xdist.scheduler import LoadScopeScheduling
 from geventstalk._build import BUILD
 from geventstalk.serving.descriptors import LIMIT_MAX
 from tests.support.clients import Launch, launcher
+from tests.support.disk import keep_mounts_private
 from tests.support.live import Runner
 from tests.support.postgres import postgres_alone, postgres_pair, postgres_server, postgres_url
-from tests.support.process import GEVENTSTALK, ServerProcess, TracebackFound, beanstalkd_path, check_logs
+from tests.support.process import (
+    GEVENTSTALK,
+    ServerProcess,
+    TracebackFound,
+    beanstalkd_path,
+    check_logs,
+    hand_down_no_ignored_signal,
+)
 from tests.support.seeds import draw_seed
 
 __all__ = ["postgres_alone", "postgres_pair", "postgres_server", "postgres_url"]
@@ -45,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     wanted = config.getoption("--build")
     if wanted not in (None, BUILD):
         raise pytest.UsageError(f"the {BUILD} build would be tested, not the {wanted} one")
+    keep_mounts_private()
     # As a server does: where it finds less it raises the limit and says so, in a line that no test expects.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
@@ -93,6 +102,11 @@ def pytest_report_header() -> str:
 def seed(request: pytest.FixtureRequest) -> int:
     """The seed of a random test; shown with the captured output when the test fails, and repeated by --seed."""
     return draw_seed(request.config)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_ignored_signal() -> None:
+    hand_down_no_ignored_signal()
 
 
 @pytest.fixture(autouse=True)

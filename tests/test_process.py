@@ -1,13 +1,18 @@
-"""The tests' own server process: a traceback on a server's stderr is an error, whatever the test asserts."""
+"""What tests start: a traceback on a server's stderr is an error, whatever the test asserts; signals and mounts."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.support.process import ServerProcess, TracebackFound, check_logs
+from tests.support.disk import small_disk
+from tests.support.process import ServerProcess, TracebackFound, check_logs, hand_down_no_ignored_signal
 
 
 @pytest.fixture
@@ -44,3 +49,24 @@ def test_another_traceback_than_the_declared_one_is_found(says: ServerProcess) -
     says.log.expects = "ValueError"
     with pytest.raises(TracebackFound):
         check_logs()
+
+
+def test_what_is_started_does_not_ignore_the_signals_that_the_tests_ignore() -> None:
+    """Under `nohup` a server that a test starts did not end at SIGHUP."""
+    ignored = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
+    assert ignored <= {signal.SIGPIPE, signal.SIGXFSZ}, "the fixture no_ignored_signal of conftest.py prevents this"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        hand_down_no_ignored_signal()
+        signal.raise_signal(signal.SIGHUP)  # does nothing here
+        assert subprocess.run(["sh", "-c", "kill -s HUP $$"], check=False).returncode == -signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_small_disk_ends_with_the_tests_because_no_other_process_sees_it(tmp_path: Path) -> None:
+    """A disk that a killed test left made pytest's clean-up fail in the next run."""
+    with small_disk(tmp_path / "disk", 1 << 16) as disk:
+        seen = subprocess.run(["cat", "/proc/self/mountinfo"], capture_output=True, text=True, check=True).stdout
+        assert str(disk) in seen
+        assert str(disk) not in Path(f"/proc/{os.getppid()}/mountinfo").read_text()

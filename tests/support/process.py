@@ -26,6 +26,16 @@ TRACEBACK = b"Traceback (most recent call last)"
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def hand_down_no_ignored_signal() -> None:
+    """Handles, by doing nothing, the signals that this process ignores, as those of `nohup` or of a shell's `&` do.
+
+    What it starts would ignore them as well; a signal that is handled has its usual meaning there.
+    """
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # those subprocess resets itself
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
+
+
 def beanstalkd_path() -> str | None:
     """Path of the reference server: $BEANSTALKD, or `beanstalkd` from PATH; None when there is none."""
     return os.environ.get("BEANSTALKD") or shutil.which("beanstalkd")

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NoReturn
 
+from tests.support.disk import keep_mounts_private
 from tests.support.seed_program import STOPPED, run, seed_parser, seeds_of
 from tests.support.torture.recorder import recorder_problem
 from tests.support.torture.torturer import KINDS, POLICIES, Torment, bounded, see_again
@@ -40,6 +41,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--go-on", action="store_true", help="also behind a violation")
     parser.add_argument("--again", type=Path, metavar="DIR", help="looks at a kept violation again")
     options = parser.parse_args(arguments)
+    keep_mounts_private()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stopped)
     if problem := recorder_problem():
@@ -52,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 
 def stopped(number: int, frame: object) -> NoReturn:
-    """Whoever stops the program leaves no small disk mounted.
+    """Whoever stops the program leaves no folder with a small disk.
 
     A disk is busy while a life is at work on it. After a KeyboardInterrupt, `subprocess` kills a life and does not wait
     for its end; after any other exception it waits.
