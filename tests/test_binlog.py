@@ -19,7 +19,7 @@ from struct import Struct
 import pytest
 
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job, Tally, held_body
-from geventstalk.tools.binlog import Binlog
+from geventstalk.offline.binlog import Binlog
 from tests.support.binlogs import fill_beanstalkd, stats_of
 from tests.support.process import ServerProcess
 from tests.support.wire import Client

@@ -13,8 +13,8 @@ import pytest
 
 from geventstalk.cli import cluster as command
 from geventstalk.cluster.member import ACTIVE, CLAIMING, ENDED, LEAVING, SILENT, STANDBY, STARTING
-from geventstalk.tools import cluster
-from geventstalk.tools.cluster import GONE, Node, NotDone, Watch
+from geventstalk.offline import cluster
+from geventstalk.offline.cluster import GONE, Node, NotDone, Watch
 from journal import JournalLocked
 from journal.fence import Fence, FenceUnreachable, MemberFacts, View
 from tests.support.tools import Ran, run_tool

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from geventstalk.offline import move
 from geventstalk.places import has_password, without_password
-from geventstalk.tools import move
 from journal.errors import JournalUnreachable
 from journal.sqlite.builder import SegmentBuilder
 from journal.sqlite.lock import DirectoryLock
@@ -177,7 +177,7 @@ def test_a_copy_that_fails_leaves_nothing(
 @pytest.mark.parametrize("job", [1, 20, 50])
 def test_a_copy_that_is_killed_passes_for_no_journal(job: int, folder: Path, tmp_path: Path) -> None:
     program = (
-        "import os, sys; from geventstalk.tools import move; move._EVERY = 1\n"
+        "import os, sys; from geventstalk.offline import move; move._EVERY = 1\n"
         "def step(what, at, total):\n"
         f"    if what == 'writing' and at == {job}: os._exit(9)\n"
         "move.copy(sys.argv[1], sys.argv[2], lambda findings: None, step)"

@@ -12,9 +12,9 @@ import gevent
 import pytest
 
 from geventstalk.gate import Channel
-from geventstalk.http import house, slices
+from geventstalk.http import backend, slices
 from geventstalk.http.api.tubes import words
-from geventstalk.http.house import SLICE_NS
+from geventstalk.http.backend import SLICE_NS
 from geventstalk.http.views import body
 from tests.support.clock import ManualClock
 from tests.support.web import Inside, puts
@@ -175,7 +175,7 @@ def test_pausing_a_tube(inside: Inside) -> None:
 
 def test_changes_that_do_not_get_on_leave_room_for_looking(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait while the journal does not keep pace, and their connections with them."""
-    monkeypatch.setattr(house, "WAITING_MAX", 3)
+    monkeypatch.setattr(backend, "WAITING_MAX", 3)
     inside.engine.held = True
     ask = ("POST", "/api/v1/jobs", {"tube": "t", "body": "x"})
     waiting = [gevent.spawn(inside.status, *ask) for _ in range(3)]

@@ -16,8 +16,8 @@ import pytest
 
 from geventstalk.core.engine import OUT_OF_MEMORY
 from geventstalk.core.job import DELAYED, READY, STATE_NAMES, Job
-from geventstalk.http import changes, works
-from geventstalk.http.filters import parse
+from geventstalk.filters import parse
+from geventstalk.http import bulk, changes
 from tests.support.filters import holds, random_filter
 from tests.support.process import ServerProcess, free_port
 from tests.support.web import Inside, Web, validate
@@ -115,7 +115,7 @@ def test_jobs_that_come_or_change_meanwhile_are_left_alone(yard: Yard, monkeypat
     """What is put after the beginning is not touched, nor what no longer matches when its turn comes."""
     for _ in range(300):
         yard.put(b"x", "mail")
-    monkeypatch.setattr(works, "_BATCH_MAX", 10)
+    monkeypatch.setattr(bulk, "_BATCH_MAX", 10)
     real = yard.house.carry_out
     moved: list[int] = []
 
@@ -149,7 +149,7 @@ def test_a_work_that_is_over_keeps_no_job(yard: Yard) -> None:
 def test_cancelling(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(200):
         yard.put(b"x", "mail")
-    monkeypatch.setattr(works, "_BATCH_MAX", 1)
+    monkeypatch.setattr(bulk, "_BATCH_MAX", 1)
     work = begin(yard, "", "delete")
     while yard.get(f"/bulk/{work['number']}", "/bulk/{number}")["done"] < 66:
         gevent.sleep(0)
@@ -165,8 +165,8 @@ def test_cancelling(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_some_are_under_way_and_only_some_are_kept(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(200):
         yard.put(b"x", "mail")
-    monkeypatch.setattr(works, "_BATCH_MAX", 1)
-    monkeypatch.setattr(works, "KEPT_MAX", 6)
+    monkeypatch.setattr(bulk, "_BATCH_MAX", 1)
+    monkeypatch.setattr(bulk, "KEPT_MAX", 6)
     under_way = [begin(yard, "", "bury") for _ in range(4)]
     status, _, content = yard.ask("POST", "/api/v1/bulk", {"filter": "", "action": "bury"})
     assert status == 409 and json.loads(content)["detail"].startswith("4 works on many jobs are under way.")
@@ -188,7 +188,7 @@ def test_a_work_stops_where_there_is_no_room(yard: Yard, monkeypatch: pytest.Mon
         do = real(*what)
         return lambda id, now_ns: OUT_OF_MEMORY if id == 31 else do(id, now_ns)
 
-    monkeypatch.setattr(works, "change_of", change_of)
+    monkeypatch.setattr(bulk, "change_of", change_of)
     work = end_of(yard, begin(yard, "", "move", tube="other"), "failed")
     assert work["error"] == "There is no room for it: memory or the journal is full."
     assert (work["done"], work["failed"], work["tube"]) == (30, 1, "other")

@@ -13,9 +13,9 @@ from urllib.parse import quote
 import pytest
 
 from geventstalk.core.job import SECOND_NS, held_body
+from geventstalk.filters import parse
 from geventstalk.http.api import export, jobs
-from geventstalk.http.filters import parse
-from geventstalk.tools.transfer import import_lines
+from geventstalk.offline.transfer import import_lines
 from tests.support.filters import holds, random_filter
 from tests.support.web import Inside, validate
 from tests.test_http_search import Yard
@@ -298,7 +298,7 @@ def test_an_export_is_what_import_reads(yard: Yard, tmp_path: Path, monkeypatch:
 
 
 def exported(directory: str) -> list[dict[str, Any]]:
-    from geventstalk.tools.transfer import export as export_journal
+    from geventstalk.offline.transfer import export as export_journal
 
     return [dict(line) for line in export_journal(directory, lambda findings: None)]
 

@@ -12,10 +12,10 @@ import re2
 
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.job import SECOND_NS, Job, held_body
+from geventstalk.filters import FilterError, parse
 from geventstalk.http import patterns
 from geventstalk.http import search as search_module
-from geventstalk.http.filters import FilterError, parse
-from geventstalk.http.house import SLICE_NS
+from geventstalk.http.backend import SLICE_NS
 from geventstalk.http.patterns import Pattern, PatternError
 from geventstalk.http.search import Search, SearchFailed
 from geventstalk.wire.session import Session

@@ -16,9 +16,9 @@ import falcon
 import gevent
 import pytest
 
+from geventstalk.filters import FilterError
 from geventstalk.http import wire
-from geventstalk.http.filters import FilterError
-from geventstalk.http.house import Busy, Failed
+from geventstalk.http.backend import Busy, Failed
 from geventstalk.http.search import SearchFailed
 from geventstalk.http.wire import Refused, parse_head
 from tests.support.web import Wired, cycles_of, read_all

@@ -15,9 +15,10 @@ from time import thread_time
 import gevent
 import pytest
 
+from geventstalk import filters
+from geventstalk.filters import FilterError
 from geventstalk.front.frames import DATA, Cutter, frame
-from geventstalk.http import access, filters, patterns
-from geventstalk.http.filters import FilterError
+from geventstalk.http import access, patterns
 from geventstalk.http.patterns import PatternError
 from geventstalk.http.search import Search
 from geventstalk.http.tokens import Tokens

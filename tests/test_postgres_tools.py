@@ -22,7 +22,7 @@ import yaml
 
 from geventstalk.core.job import BURIED, DELAYED, Tally
 from geventstalk.durable.records import Epoch, encode_change, encode_whole
-from geventstalk.tools import move
+from geventstalk.offline import move
 from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalUnreachable, Record, tools_for
 from journal.fence import Identity, View
 from journal.postgres import tenure
@@ -422,7 +422,7 @@ def flushing(add: Callable[..., None]) -> Callable[..., None]:
 @pytest.mark.parametrize("job", [1, 30])
 def test_what_is_killed_passes_for_no_journal_and_may_begin_anew(job: int, folder: Path, postgres_url: str) -> None:
     program = (
-        "import os, sys; from geventstalk.tools import move; move._EVERY = 1\n"
+        "import os, sys; from geventstalk.offline import move; move._EVERY = 1\n"
         "from journal.postgres import tenure; tenure.LEASE_MS = 200\n"
         "def step(what, at, total):\n"
         f"    if what == 'writing' and at == {job}: os._exit(9)\n"

@@ -33,7 +33,7 @@ COMPILED_LAYERS = [
     *(f"tests/test_{name}.py" for name in ("engine", "engine_model", "order", "job_table", "journal_format")),
     *(f"tests/test_{name}.py" for name in ("liveness", "protocol", "records", "segment", "session", "store")),
     *(f"tests/test_{name}.py" for name in ("signals", "timerwheel")),
-    "tests/test_tools.py::test_reading_changes_nothing",
+    "tests/test_offline.py::test_reading_changes_nothing",
 ]
 """What takes seconds in all, and reaches every compiled room."""
 

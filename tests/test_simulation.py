@@ -262,7 +262,7 @@ class JournalBehaviour:
         journal.close()
 
     @pytest.mark.slow
-    def test_live_keys_outlive_rotation_compaction_and_restarts(
+    def test_client_keys_outlive_rotation_compaction_and_restarts(
         self, open_journal: Callable[..., Journal], seed: int
     ) -> None:
         draw = random.Random(seed)

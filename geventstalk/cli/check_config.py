@@ -66,7 +66,7 @@ def refuse_binlog(place: str) -> None:
 
 def role_in_cluster(place: str) -> str:
     """What a start would find in the rows of the cluster."""
-    from geventstalk.tools.cluster import watch
+    from geventstalk.offline.cluster import watch
 
     try:
         with contextlib.closing(watch(place)) as seen:

@@ -16,14 +16,14 @@ from typing import Any, Final
 import click
 
 from geventstalk.cli import completion
+from geventstalk.cli.client import Number
+from geventstalk.cli.client_show import Column, age, count, echo_table, time_of
 from geventstalk.cli.ending import Failed
-from geventstalk.cli.live import Number
-from geventstalk.cli.live_show import Column, age, count, echo_table, time_of
 from geventstalk.cli.places import PLACE
 from geventstalk.config import ConfigError, load
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK, EXIT_USAGE
+from geventstalk.offline.cluster import Handover, NotDone, Status, Watch, init, watch
 from geventstalk.places import is_shared
-from geventstalk.tools.cluster import Handover, NotDone, Status, Watch, init, watch
 
 _TIMEOUT_S: Final = 10.0
 _COLUMNS: Final = (

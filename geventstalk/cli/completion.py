@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from geventstalk.cli.main import COMPLETES
-from geventstalk.http.filters import STATES
+from geventstalk.filters import STATES
 from geventstalk.logs import PROGRAM
 
 _PATIENCE_S: Final = 0.3
@@ -92,7 +92,7 @@ def terms(context: click.Context, _parameter: click.Parameter, incomplete: str) 
 def nodes(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the cluster's nodes that begin so."""
     from geventstalk.config import ConfigError, load
-    from geventstalk.tools.cluster import names
+    from geventstalk.offline.cluster import names
 
     given = {"journal": context.params["journal"]} if context.params.get("journal") else {}
     try:
@@ -114,10 +114,10 @@ def _beginning(known: Iterable[str], begin: str) -> list[str]:
 
 
 def _tubes(context: click.Context, begin: str) -> list[str]:
+    from geventstalk.client.address import of_server
+    from geventstalk.client.errors import LiveError
+    from geventstalk.client.protocol import Server
     from geventstalk.config import ConfigError, load
-    from geventstalk.live.address import of_server
-    from geventstalk.live.errors import LiveError
-    from geventstalk.live.protocol import Server
 
     given = {key: context.params.get(key) for key in ("listen", "port")}
     flags = {key: (value,) if key == "listen" else value for key, value in given.items() if value}

@@ -7,10 +7,10 @@ import json
 
 import click
 
-from geventstalk.cli.live_progress import Progress
+from geventstalk.cli.client_progress import Progress
 from geventstalk.cli.output import refuse_damage
 from geventstalk.cli.places import PLACE
-from geventstalk.tools import move
+from geventstalk.offline import move
 
 
 @click.command(name="copy")

@@ -6,7 +6,7 @@ import click
 
 from geventstalk.cli.output import output, refuse_damage
 from geventstalk.cli.places import PLACE
-from geventstalk.tools import transfer
+from geventstalk.offline import transfer
 
 
 @click.command(name="export")

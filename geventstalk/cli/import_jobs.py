@@ -7,7 +7,7 @@ import sys
 import click
 
 from geventstalk.cli.places import PLACE
-from geventstalk.tools import transfer
+from geventstalk.offline import transfer
 
 
 @click.command(name="import")

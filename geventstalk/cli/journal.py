@@ -8,7 +8,7 @@ import yaml
 from geventstalk.cli.output import output, report
 from geventstalk.cli.places import PLACE
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK
-from geventstalk.tools import inspect, keep
+from geventstalk.offline import inspect, keep
 
 
 @click.group(name="journal", invoke_without_command=True)

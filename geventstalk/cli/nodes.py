@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from geventstalk.tools.cluster import Watch
+    from geventstalk.offline.cluster import Watch
 
 _PROMOTE_S: Final = 10.0
 _ASK_S: Final = 1.0
@@ -38,8 +38,8 @@ class Nodes:
     @contextlib.contextmanager
     def _watch(self) -> Iterator[Watch]:
         from geventstalk.durable.reading import JournalError
-        from geventstalk.http.house import ClusterFault
-        from geventstalk.tools.cluster import NotDone, watch
+        from geventstalk.http.backend import ClusterFault
+        from geventstalk.offline.cluster import NotDone, watch
 
         try:
             with contextlib.closing(watch(self._place)) as seen:
@@ -50,9 +50,9 @@ class Nodes:
 
 def _console(at: str) -> str | None:
     """The address of the console of the node at this address, as its `stats` say it; None when it has none."""
-    from geventstalk.live import address
-    from geventstalk.live.errors import LiveError
-    from geventstalk.live.protocol import Server
+    from geventstalk.client import address
+    from geventstalk.client.errors import LiveError
+    from geventstalk.client.protocol import Server
 
     host, _, port = at.rpartition(":")
     leader = address.Address(host.strip("[]"), port)

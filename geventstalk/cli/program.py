@@ -3,7 +3,7 @@
 Each command is imported when it is the one that runs: what looks after a journal takes 0.1 s, and a running server is
 asked without it. Exit codes: 0 fine, 1 damage or failure, 5 usage, or a library that is missing, 10 a place that is
 missing, locked or not to be used, 69 a database that cannot be reached, 70 an unexpected error, which is a bug; 128 and
-the number of a signal that ended it. `cli/live.py` has those of a server that cannot be reached.
+the number of a signal that ended it. `cli/client.py` has those of a server that cannot be reached.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ OFFLINE = {
 }
 """The commands that look after a journal, and where each of them is."""
 LIVE = {
-    "top": "live_top:top",
-    "tubes": "live_tubes:tubes",
-    "jobs": "live_jobs:jobs",
-    "job": "live_jobs:job",
-    "put": "live_put:put",
-    "kick": "live_change:kick",
-    "bury": "live_change:bury",
-    "release": "live_change:release",
-    "delete": "live_change:delete",
-    "move": "live_change:move",
-    "flush": "live_change:flush",
-    "pause": "live_tubes:pause",
-    "drain": "live_drain:drain",
-    "watch": "live_watch:watch",
+    "top": "client_top:top",
+    "tubes": "client_tubes:tubes",
+    "jobs": "client_jobs:jobs",
+    "job": "client_jobs:job",
+    "put": "client_put:put",
+    "kick": "client_change:kick",
+    "bury": "client_change:bury",
+    "release": "client_change:release",
+    "delete": "client_change:delete",
+    "move": "client_change:move",
+    "flush": "client_change:flush",
+    "pause": "client_tubes:pause",
+    "drain": "client_drain:drain",
+    "watch": "client_watch:watch",
     "completion": "completion:completion",
 }
 """The commands that talk to a running server."""
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _fail_by(error: Exception, verbosity: int) -> int:
-    from geventstalk.tools.lines import Unreadable  # slow, with all of the journal
+    from geventstalk.offline.lines import Unreadable  # slow, with all of the journal
     from journal.errors import JournalError, JournalLocked, JournalUnreachable
 
     if isinstance(error, JournalLocked):

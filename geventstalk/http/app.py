@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import falcon
 
+from geventstalk.filters import FilterError
 from geventstalk.http.access import SECURITY_HEADERS, Access
 from geventstalk.http.api import (
     audit,
@@ -34,8 +35,7 @@ from geventstalk.http.api import (
     session,
     tubes,
 )
-from geventstalk.http.filters import FilterError
-from geventstalk.http.house import Busy, Failed, House
+from geventstalk.http.backend import Busy, Failed, House
 from geventstalk.http.search import SearchFailed
 from geventstalk.http.wire import Refused
 

@@ -19,7 +19,7 @@ from gevent.event import Event
 from geventstalk.core.job import SECOND_NS
 from geventstalk.core.tube import Tube
 from geventstalk.http import views
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
 from geventstalk.http.slices import Pace
 
 STREAMS_MAX: Final = 64

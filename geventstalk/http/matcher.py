@@ -13,7 +13,7 @@ from typing import Final
 
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job
-from geventstalk.http.filters import FilterError, Term
+from geventstalk.filters import FilterError, Term
 from geventstalk.http.patterns import Pattern, PatternError
 
 ID_MAX: Final = 2**63 - 1

@@ -27,7 +27,7 @@ from geventstalk.core.meter import BOUNDS_NS, Times
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import COMMIT_BOUNDS
 from geventstalk.http import views
-from geventstalk.http.house import ACTIVE, REPLICATIONS, Failed, House
+from geventstalk.http.backend import ACTIVE, REPLICATIONS, Failed, House
 from geventstalk.http.memory import used_by
 from geventstalk.http.slices import Pace, page
 from geventstalk.wire.stats import COMMANDS

@@ -13,8 +13,8 @@ from geventstalk.core.figures import rates, totals
 from geventstalk.core.job import SECOND_NS
 from geventstalk.core.meter import EVENTS
 from geventstalk.core.tube import Tube
+from geventstalk.http.backend import House
 from geventstalk.http.history import RATES, SPARK_STEP_NS, STEP_NS, TUBE_SERIES, Reading
-from geventstalk.http.house import House
 from geventstalk.http.memory import resident_bytes
 from geventstalk.http.slices import Pace, page
 

@@ -17,8 +17,8 @@ from gevent.lock import BoundedSemaphore
 
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, held_body
 from geventstalk.core.tube import Tube
-from geventstalk.http.filters import Term
-from geventstalk.http.house import SLICE_NS, House
+from geventstalk.filters import Term
+from geventstalk.http.backend import SLICE_NS, House
 from geventstalk.http.matcher import CRLF_BYTES, ID_MAX, Matcher
 from geventstalk.http.patterns import Pattern
 

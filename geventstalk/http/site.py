@@ -20,7 +20,7 @@ from geventstalk.config import Settings
 from geventstalk.http import app, wire
 from geventstalk.http.access import SECURITY_HEADERS, Access
 from geventstalk.http.audit import Audit
-from geventstalk.http.house import ClusterView, House
+from geventstalk.http.backend import ClusterView, House
 from geventstalk.http.sampler import Sampler
 from geventstalk.http.tokens import Tokens
 

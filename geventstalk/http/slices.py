@@ -12,7 +12,7 @@ from heapq import merge
 from time import perf_counter_ns
 from typing import Any, Final, TypeVar
 
-from geventstalk.http.house import SLICE_NS, House
+from geventstalk.http.backend import SLICE_NS, House
 
 _T = TypeVar("_T")
 _Entry = tuple[Any, int, _T]

@@ -23,7 +23,7 @@ from geventstalk.core.meter import EVENTS, NO_TIMES, Times, quantiles
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import SegmentState
 from geventstalk.gate import Channel
-from geventstalk.http.house import ACTIVE, House
+from geventstalk.http.backend import ACTIVE, House
 from geventstalk.http.memory import resident_bytes
 from geventstalk.http.slices import Pace, page
 from geventstalk.trouble import CALM, Trouble, trouble

@@ -49,7 +49,7 @@ from geventstalk.wire.session import Service, Session
 from journal import DESCRIPTORS_MAX, DESCRIPTORS_MIN, Journal, JournalError, JournalFailed, JournalLocked
 
 if TYPE_CHECKING:
-    from geventstalk.http.house import House
+    from geventstalk.http.backend import House
     from geventstalk.http.site import Site
     from geventstalk.serving.fronts import Fronts
     from geventstalk.serving.link import FrontClient, Link
@@ -252,7 +252,7 @@ class Server:
         site = self._site
         if site is None:
             return []
-        from geventstalk.http.house import House
+        from geventstalk.http.backend import House
         from geventstalk.http.site import CONNECTIONS_MAX
 
         house = House(

@@ -7,7 +7,7 @@ import re
 
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import STATE_NAMES, Job, held_body
-from geventstalk.http.filters import Term
+from geventstalk.filters import Term
 
 TUBES = ("mail", "mail.high", "sms", "log/1", "log/2", "x")
 WORDS = ("user", "42", "é", "error", "<b>", "\\n", "a b")

@@ -27,7 +27,7 @@ from geventstalk.core.operate import Operate
 from geventstalk.http import app
 from geventstalk.http.access import Access
 from geventstalk.http.api.document import load
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
 from geventstalk.http.site import Service as Site
 from geventstalk.http.tokens import Tokens
 from geventstalk.turn import Turn

@@ -7,9 +7,9 @@ from typing import Any
 
 import falcon
 
-from geventstalk.http.asking import Parameters
 from geventstalk.http.audit import Entry
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
+from geventstalk.http.params import Parameters
 from geventstalk.http.slices import Pace, json_list
 
 

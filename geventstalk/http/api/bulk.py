@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import falcon
 
+from geventstalk.filters import parse
 from geventstalk.http.access import who_sends
 from geventstalk.http.api.jobs import values_of
-from geventstalk.http.asking import Fields, Parameters, wrong
+from geventstalk.http.backend import House
+from geventstalk.http.bulk import RUNNING_MAX, TooMany, Work, Works
 from geventstalk.http.changes import ACTIONS, Values
-from geventstalk.http.filters import parse
-from geventstalk.http.house import House
-from geventstalk.http.works import RUNNING_MAX, TooMany, Work, Works
+from geventstalk.http.params import Fields, Parameters, wrong
 
 _JOBS_MAX: Final = 2**63 - 1
 _END_S: Final = 5.0

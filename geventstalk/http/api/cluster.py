@@ -13,8 +13,8 @@ from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
 from geventstalk.http.access import who_sends
-from geventstalk.http.asking import Fields, Parameters
-from geventstalk.http.house import ClusterFault, ClusterView, House
+from geventstalk.http.backend import ClusterFault, ClusterView, House
+from geventstalk.http.params import Fields, Parameters
 
 
 class Cluster:

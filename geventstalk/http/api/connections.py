@@ -12,8 +12,8 @@ from gevent import sleep
 from geventstalk.gate import Channel
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
-from geventstalk.http.asking import Parameters, wrong
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
+from geventstalk.http.params import Parameters, wrong
 from geventstalk.http.slices import Pace, json_list, page
 
 _END_S: Final = 2.0

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import falcon
 
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
 
 PAGES: Final = ("tubes", "jobs", "connections", "journal", "nodes", "audit", "help")
 """The first part of each address that is a page; the console's own script finds out which."""

@@ -9,7 +9,7 @@ from typing import Any
 import falcon
 import yaml
 
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
 
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

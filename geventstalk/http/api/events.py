@@ -8,9 +8,9 @@ from typing import Any, Final
 import falcon
 
 from geventstalk.http.access import Access, who_sends
-from geventstalk.http.asking import Parameters, tube_name, wrong
+from geventstalk.http.backend import House
 from geventstalk.http.events import STREAMS_MAX, Events, Full, Names
-from geventstalk.http.house import House
+from geventstalk.http.params import Parameters, tube_name, wrong
 from geventstalk.http.wire import LINE_BYTES_MAX
 
 TUBES_MAX: Final = 200

@@ -13,9 +13,9 @@ import falcon
 from geventstalk.core.job import Job
 from geventstalk.durable.export import fields_of, header_of_export
 from geventstalk.http.api.jobs import filter_of
-from geventstalk.http.asking import Parameters
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
 from geventstalk.http.matcher import CRLF_BYTES
+from geventstalk.http.params import Parameters
 from geventstalk.http.search import Search, SearchFailed
 
 _PIECE_BYTES: Final = 1 << 15

@@ -6,7 +6,7 @@ from typing import Any
 
 import falcon
 
-from geventstalk.http.house import ACTIVE, House
+from geventstalk.http.backend import ACTIVE, House
 
 
 class Alive:

@@ -8,9 +8,9 @@ from typing import Any
 import falcon
 
 from geventstalk.core.job import SECOND_NS
-from geventstalk.http.asking import Parameters
+from geventstalk.http.backend import House
 from geventstalk.http.history import RANGES, SERIES, TUBE_RANGES, TUBE_SERIES
-from geventstalk.http.house import House
+from geventstalk.http.params import Parameters
 from geventstalk.http.slices import Pace
 
 

@@ -11,13 +11,13 @@ from typing import Any, Final
 import falcon
 
 from geventstalk.core.operate import KEEP
+from geventstalk.filters import Term, parse
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
-from geventstalk.http.asking import Fields, Parameters, wrong
+from geventstalk.http.backend import House
 from geventstalk.http.changes import BODY_BYTES, OneChange, OnePut, Values, find, no_such_job
-from geventstalk.http.filters import Term, parse
-from geventstalk.http.house import House
 from geventstalk.http.matcher import CRLF_BYTES, ID_MAX
+from geventstalk.http.params import Fields, Parameters, wrong
 from geventstalk.http.search import Search
 from geventstalk.http.slices import Pace
 

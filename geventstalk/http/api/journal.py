@@ -7,8 +7,8 @@ from typing import Any, Final
 import falcon
 
 from geventstalk.http import views
-from geventstalk.http.asking import Parameters
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
+from geventstalk.http.params import Parameters
 from geventstalk.http.slices import Pace, json_list
 
 _SEGMENTS_MAX: Final = 1000

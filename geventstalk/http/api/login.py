@@ -10,8 +10,8 @@ from urllib.parse import parse_qs
 import falcon
 
 from geventstalk.http.access import Access
-from geventstalk.http.asking import wrong
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
+from geventstalk.http.params import wrong
 
 _FORM_BYTES_MAX: Final = 4096
 _LOCAL: Final = re.compile(r"/(?![/\\])[!-~]{0,2000}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import falcon
 
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
 from geventstalk.http.metrics import Metrics
 
 

@@ -8,8 +8,8 @@ import falcon
 
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
-from geventstalk.http.asking import Fields, Parameters
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
+from geventstalk.http.params import Fields, Parameters
 
 
 class Server:

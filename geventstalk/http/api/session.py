@@ -7,7 +7,7 @@ from typing import Any
 import falcon
 
 from geventstalk.http.access import who_sends
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
 
 
 class Session:

@@ -14,8 +14,8 @@ from geventstalk.core.tube import Tube
 from geventstalk.gate import Errand
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
-from geventstalk.http.asking import Fields, Parameters, tube_name
-from geventstalk.http.house import House
+from geventstalk.http.backend import House
+from geventstalk.http.params import Fields, Parameters, tube_name
 from geventstalk.http.slices import Pace, json_list, page
 from geventstalk.trouble import GROWS
 

@@ -1,4 +1,4 @@
-// The grammar of filters, the same as the server's (http/filters.py), with the same sentences for what is wrong: both are
+// The grammar of filters, the same as the server's (filters.py), with the same sentences for what is wrong: both are
 // tested on the examples of tests/data/filters.json. Pure. The server has the last word; this one colours, suggests, and
 // says what is wrong before anybody has to ask. Positions count UTF-16 units, as an input field does.
 

@@ -7,11 +7,11 @@ from typing import Final
 
 import click
 
+from geventstalk.cli.client import EXIT_NOTHING, Live, Number, Seconds, TubeName, live_command, note, plural
+from geventstalk.cli.client_show import body_line, count, cut, width
 from geventstalk.cli.ending import Stopped
-from geventstalk.cli.live import EXIT_NOTHING, Live, Number, Seconds, TubeName, live_command, note, plural
-from geventstalk.cli.live_show import body_line, count, cut, width
+from geventstalk.client.watching import Event, OverApi, OverProtocol, Source, compare
 from geventstalk.exits import EXIT_OK
-from geventstalk.live.watching import Event, OverApi, OverProtocol, Source, compare
 from geventstalk.logs import one_line
 
 _BODY_BYTES: Final = 200

@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from geventstalk.live import shapes
-from geventstalk.live.protocol import DEFAULT, Server
-from geventstalk.live.shapes import Shape
+from geventstalk.client import shapes
+from geventstalk.client.protocol import DEFAULT, Server
+from geventstalk.client.shapes import Shape
 from geventstalk.trouble import Trouble, trouble
 
 _REST: Final = 4

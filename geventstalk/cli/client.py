@@ -18,13 +18,13 @@ import click
 from geventstalk import __version__
 from geventstalk.cli import completion
 from geventstalk.cli.ending import Failed, Stopped
+from geventstalk.client import address
+from geventstalk.client.api import Api, BadAddress, field
+from geventstalk.client.errors import LiveError, Nonsense, NotAllowed, NotDone, Unreachable
+from geventstalk.client.protocol import Server
 from geventstalk.config import ConfigError, load
 from geventstalk.exits import EXIT_DAMAGE, EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
 from geventstalk.limits import U32_MAX, is_tube_name
-from geventstalk.live import address
-from geventstalk.live.api import Api, BadAddress, field
-from geventstalk.live.errors import LiveError, Nonsense, NotAllowed, NotDone, Unreachable
-from geventstalk.live.protocol import Server
 from geventstalk.logs import PROGRAM, one_line
 
 EXIT_NOTHING: Final = EXIT_DAMAGE

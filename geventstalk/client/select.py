@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from geventstalk.http import filters
+from geventstalk import filters
 from geventstalk.limits import is_tube_name
 
 _ID_MAX: Final = (1 << 63) - 1

@@ -14,7 +14,7 @@ from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES,
 from geventstalk.durable.export import COUNTS, EXPORT_FORMAT, EXPORT_VERSION, changeable_fields_of, fields_of
 from geventstalk.durable.records import Epoch, apply_change, decode_whole, fits
 from geventstalk.limits import is_tube_name
-from geventstalk.tools.binlog import WALL_NS_MAX
+from geventstalk.offline.binlog import WALL_NS_MAX
 from journal import CHANGE, FULL, Record
 
 WALL: Final = Epoch(0, 0)

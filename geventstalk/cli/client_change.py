@@ -14,18 +14,18 @@ from typing import Any, Final
 
 import click
 
+from geventstalk.cli.client import EXIT_NOTHING, Live, TubeName, Whole, confirm, live_command, note, plural
+from geventstalk.cli.client_jobs import selection
+from geventstalk.cli.client_progress import progress
 from geventstalk.cli.completion import states, terms
 from geventstalk.cli.ending import Stopped, whole
-from geventstalk.cli.live import EXIT_NOTHING, Live, TubeName, Whole, confirm, live_command, note, plural
-from geventstalk.cli.live_jobs import selection
-from geventstalk.cli.live_progress import progress
+from geventstalk.client import api as http
+from geventstalk.client import bulk
+from geventstalk.client.bulk import Step
+from geventstalk.client.errors import Absent, LiveError, NotDone
+from geventstalk.client.select import Selection
+from geventstalk.client.shapes import STATES
 from geventstalk.exits import EXIT_OK
-from geventstalk.live import api as http
-from geventstalk.live import bulk
-from geventstalk.live.bulk import Step
-from geventstalk.live.errors import Absent, LiveError, NotDone
-from geventstalk.live.select import Selection
-from geventstalk.live.shapes import STATES
 from geventstalk.logs import one_line
 
 _DONE: Final = {"delete": "deleted", "kick": "kicked", "bury": "buried", "release": "released", "move": "moved"}

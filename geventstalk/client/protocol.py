@@ -15,8 +15,8 @@ from typing import Final
 
 import greenstalk
 
-from geventstalk.live.address import Address
-from geventstalk.live.errors import Absent, Nonsense, NotDone, Unreachable
+from geventstalk.client.address import Address
+from geventstalk.client.errors import Absent, Nonsense, NotDone, Unreachable
 
 Facts = dict[str, str]
 """Statistics as the server words them."""

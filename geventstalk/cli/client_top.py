@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from geventstalk.cli.live import Live, Number, Whole, live_command, plural
-from geventstalk.cli.live_show import Column, age, colours, count, cut, facts_line, rate, size, table, time_of, width
-from geventstalk.cli.live_tubes import STATE_COLUMNS, oldest, paused, state_cells
+from geventstalk.cli.client import Live, Number, Whole, live_command, plural
+from geventstalk.cli.client_show import Column, age, colours, count, cut, facts_line, rate, size, table, time_of, width
+from geventstalk.cli.client_tubes import STATE_COLUMNS, oldest, paused, state_cells
+from geventstalk.client.address import Address
+from geventstalk.client.errors import LiveError
+from geventstalk.client.protocol import Server
+from geventstalk.client.sampling import Sample, take
+from geventstalk.client.shapes import Shape
 from geventstalk.exits import EXIT_OK
-from geventstalk.live.address import Address
-from geventstalk.live.errors import LiveError
-from geventstalk.live.protocol import Server
-from geventstalk.live.sampling import Sample, take
-from geventstalk.live.shapes import Shape
 from geventstalk.logs import one_line
 
 if TYPE_CHECKING:

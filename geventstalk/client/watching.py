@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from geventstalk.live import shapes
-from geventstalk.live.api import Api, tube_path
-from geventstalk.live.api import field as api_field
-from geventstalk.live.errors import Absent
-from geventstalk.live.protocol import DEFAULT, PEEKS, Server
-from geventstalk.live.shapes import Shape
+from geventstalk.client import shapes
+from geventstalk.client.api import Api, tube_path
+from geventstalk.client.api import field as api_field
+from geventstalk.client.errors import Absent
+from geventstalk.client.protocol import DEFAULT, PEEKS, Server
+from geventstalk.client.shapes import Shape
 
 _FOLLOWED_MAX: Final = 500
 """Jobs that are asked for one by one at each look."""

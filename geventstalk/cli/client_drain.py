@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from geventstalk.cli.live import Live, live_command
+from geventstalk.cli.client import Live, live_command
+from geventstalk.client.api import field
+from geventstalk.client.errors import NotDone
 from geventstalk.exits import EXIT_OK
-from geventstalk.live.api import field
-from geventstalk.live.errors import NotDone
 
 
 @live_command("drain")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 
-from geventstalk.live.shapes import body_bytes
+from geventstalk.client.shapes import body_bytes
 from geventstalk.logs import one_line
 
 _GAP: Final = "  "

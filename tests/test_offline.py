@@ -33,7 +33,7 @@ from geventstalk._build import BUILD
 from geventstalk.cli.main import COMMANDS
 from geventstalk.cli.program import ALL, CLUSTER, LIVE, OFFLINE, leaves, main
 from geventstalk.durable.records import Epoch, encode_whole
-from geventstalk.tools import inspect, transfer
+from geventstalk.offline import inspect, transfer
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
 from journal.sqlite.backup import backup
 from journal.sqlite.builder import SegmentBuilder

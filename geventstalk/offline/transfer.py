@@ -17,9 +17,9 @@ from typing import IO, Final, NamedTuple
 from geventstalk.core.job import Job
 from geventstalk.durable.export import header_of_export
 from geventstalk.durable.records import encode_whole
-from geventstalk.tools.binlog import ID_MAX, Binlog
-from geventstalk.tools.inspect import open_survey, survey_all
-from geventstalk.tools.lines import (
+from geventstalk.offline.binlog import ID_MAX, Binlog
+from geventstalk.offline.inspect import open_survey, survey_all
+from geventstalk.offline.lines import (
     HEADER_BYTES_MAX,
     LINE_BYTES_MAX,
     WALL,

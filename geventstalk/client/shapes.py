@@ -11,8 +11,8 @@ import codecs
 from collections.abc import Mapping
 from typing import Any, Final
 
-from geventstalk.live.errors import Nonsense
-from geventstalk.live.protocol import Facts
+from geventstalk.client.errors import Nonsense
+from geventstalk.client.protocol import Facts
 
 Shape = dict[str, Any]
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from geventstalk.live.errors import Absent, LiveError, NotDone
-from geventstalk.live.protocol import PEEKS, Facts, Server
-from geventstalk.live.select import Selection
-from geventstalk.live.shapes import number
+from geventstalk.client.errors import Absent, LiveError, NotDone
+from geventstalk.client.protocol import PEEKS, Facts, Server
+from geventstalk.client.select import Selection
+from geventstalk.client.shapes import number
 
 _KICK_AT_ONCE: Final = 500
 _MISSES_MAX: Final = 1000

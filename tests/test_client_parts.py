@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from geventstalk.cli import live_progress, live_top
-from geventstalk.cli import live_show as show
+from geventstalk.cli import client_progress, client_top
+from geventstalk.cli import client_show as show
+from geventstalk.cli.client_progress import progress
+from geventstalk.cli.client_show import Column
 from geventstalk.cli.ending import Stopped, signals, whole
-from geventstalk.cli.live_progress import progress
-from geventstalk.cli.live_show import Column
-from geventstalk.live import address, api, sampling, select, shapes
-from geventstalk.live.address import Address
-from geventstalk.live.errors import Nonsense
-from geventstalk.live.watching import Event, Look, compare
+from geventstalk.client import address, api, sampling, select, shapes
+from geventstalk.client.address import Address
+from geventstalk.client.errors import Nonsense
+from geventstalk.client.watching import Event, Look, compare
 
 # Addresses
 
@@ -261,7 +261,7 @@ def test_a_low_terminal_shows_tubes_all_the_same(there_is: int) -> None:
     sample = sampling.Sample(0.0, 0.0, server, [{**tube, "name": f"tube-{at}"} for at in range(there_is)])
     for height in range(5, 30):
         for room in (20, 40, 80, None):
-            head, lines = live_top.lines(HERE, sample, "name", room, height)
+            head, lines = client_top.lines(HERE, sample, "name", room, height)
             assert len(head) + len(lines) <= height
             assert len(head) == 5 or height < 11
             assert "DRAINING" in head[0] or room == 20
@@ -293,7 +293,7 @@ def test_top_says_where_bodies_are() -> None:
             "refused_puts": refused,
         }
         server["per_s"] = None
-        head, _ = live_top.lines(HERE, sampling.Sample(0.0, 0.0, server, []), "name", None, None)
+        head, _ = client_top.lines(HERE, sampling.Sample(0.0, 0.0, server, []), "name", None, None)
         (line,) = [line for line in head if line.startswith("bodies")]
         for part in ("61.2 MB of 64.0 MB in memory", "9.0 kB on disk", "1 job there", "4,321 came back", said):
             assert part in line
@@ -303,7 +303,7 @@ def test_top_says_where_bodies_are() -> None:
 def test_progress_counts_where_the_end_is_not_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(live_progress, "_SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(client_progress, "_SHOWN_AFTER_S", 0.0)
     with progress("put", 0) as bar:
         bar.reach(1)
     assert capsys.readouterr() == ("", ""), "there is no terminal"

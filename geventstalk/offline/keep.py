@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
+from geventstalk.offline.inspect import survey_all
+from geventstalk.offline.lines import examine
 from geventstalk.places import is_shared, without_password
-from geventstalk.tools.inspect import survey_all
-from geventstalk.tools.lines import examine
 from journal import JournalLocked, tools_for
 from journal.tools import LogTools, rewrite
 

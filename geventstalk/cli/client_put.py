@@ -10,13 +10,13 @@ from typing import Final
 
 import click
 
+from geventstalk.cli.client import Live, Seconds, TubeName, Whole, live_command, plural
+from geventstalk.cli.client_progress import progress
 from geventstalk.cli.ending import Failed, Stopped, whole
-from geventstalk.cli.live import Live, Seconds, TubeName, Whole, live_command, plural
-from geventstalk.cli.live_progress import progress
+from geventstalk.client.api import field
+from geventstalk.client.errors import LiveError
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK
 from geventstalk.limits import U32_MAX
-from geventstalk.live.api import field
-from geventstalk.live.errors import LiveError
 
 _PRI: Final = 1 << 16
 _TTR_S: Final = 60

@@ -9,8 +9,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from geventstalk.http import filters
-from geventstalk.http.filters import FILTER_CHARS_MAX, KEYS, STATES, FilterError, parse
+from geventstalk import filters
+from geventstalk.filters import FILTER_CHARS_MAX, KEYS, STATES, FilterError, parse
 
 EXAMPLES = Path(__file__).parent / "data" / "filters.json"
 CASES: list[dict[str, Any]] = json.loads(EXAMPLES.read_text(encoding="ascii"))["cases"]

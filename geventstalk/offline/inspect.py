@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, Job
 from geventstalk.durable.records import apply_change, decode_whole
-from geventstalk.tools.lines import WALL, examine, facts_of
+from geventstalk.offline.lines import WALL, examine, facts_of
 from journal import CHANGE, FULL, Record, tools_for
 from journal.tools import Survey
 

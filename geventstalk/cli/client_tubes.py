@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import click
 
-from geventstalk.cli.live import EXIT_NOTHING, Live, Seconds, TubeName, live_command, names
-from geventstalk.cli.live_show import NO_VALUE, Column, age, count, echo_table
+from geventstalk.cli.client import EXIT_NOTHING, Live, Seconds, TubeName, live_command, names
+from geventstalk.cli.client_show import NO_VALUE, Column, age, count, echo_table
+from geventstalk.client import select, shapes
+from geventstalk.client.api import tube_path
+from geventstalk.client.errors import Absent
+from geventstalk.client.protocol import DEFAULT
+from geventstalk.client.shapes import Shape
 from geventstalk.exits import EXIT_OK
-from geventstalk.live import select, shapes
-from geventstalk.live.api import tube_path
-from geventstalk.live.errors import Absent
-from geventstalk.live.protocol import DEFAULT
-from geventstalk.live.shapes import Shape
 
 STATE_COLUMNS: Final = (
     Column("READY", right=True),

@@ -8,16 +8,16 @@ from typing import Any, Final
 
 import click
 
+from geventstalk.cli.client import EXIT_NOTHING, Live, Whole, live_command, note, plural
+from geventstalk.cli.client_show import NO_VALUE, Column, age, body_line, body_lines, count, echo_table, size
 from geventstalk.cli.completion import terms
-from geventstalk.cli.live import EXIT_NOTHING, Live, Whole, live_command, note, plural
-from geventstalk.cli.live_show import NO_VALUE, Column, age, body_line, body_lines, count, echo_table, size
+from geventstalk.client import select, shapes
+from geventstalk.client.api import Api
+from geventstalk.client.errors import Absent, NotDone
+from geventstalk.client.protocol import PEEKS
+from geventstalk.client.select import BadSelection, Selection
+from geventstalk.client.shapes import Shape
 from geventstalk.exits import EXIT_OK
-from geventstalk.live import select, shapes
-from geventstalk.live.api import Api
-from geventstalk.live.errors import Absent, NotDone
-from geventstalk.live.protocol import PEEKS
-from geventstalk.live.select import BadSelection, Selection
-from geventstalk.live.shapes import Shape
 from geventstalk.logs import one_line
 
 LIST_BODY_BYTES: Final = 200

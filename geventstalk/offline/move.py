@@ -11,8 +11,8 @@ from itertools import chain
 from typing import Final
 from zlib import crc32
 
-from geventstalk.tools.lines import examine
-from geventstalk.tools.transfer import Imported
+from geventstalk.offline.lines import examine
+from geventstalk.offline.transfer import Imported
 from journal import JournalDamaged, Record, tools_for
 from journal.errors import JournalUnreachable
 from journal.tools import Builder, Examine, Survey

@@ -22,10 +22,10 @@ from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED
 from geventstalk.core.job import Job
 from geventstalk.core.operate import DONE, WRONG_STATE, Operate
 from geventstalk.errands import Changes
+from geventstalk.filters import Term
 from geventstalk.http.audit import Author
+from geventstalk.http.backend import Failed, House
 from geventstalk.http.changes import Values, change_of, fitting
-from geventstalk.http.filters import Term
-from geventstalk.http.house import Failed, House
 from geventstalk.http.search import Search, SearchFailed
 
 KEPT_MAX: Final = 100
