@@ -795,6 +795,18 @@ def test_starts_that_are_killed_at_once_do_not_pile_up_segments(rig: Rig, tmp_pa
     reopened(rig).close()
 
 
+def keep_from_unlinking(patch: pytest.MonkeyPatch, suffix: str) -> None:
+    """Has the device fail where a file is removed whose name ends so."""
+    real = os.unlink
+
+    def unlink(path: str) -> None:
+        if str(path).endswith(suffix):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        real(path)
+
+    patch.setattr(os, "unlink", unlink)
+
+
 @pytest.mark.parametrize("suffix", ["", "-wal"])
 def test_a_start_that_cannot_remove_a_segment_says_so_and_the_next_one_has_all(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
@@ -803,15 +815,8 @@ def test_a_start_that_cannot_remove_a_segment_says_so_and_the_next_one_has_all(
     rig.journal.commit()
     rig.crash(tmp_path / "first").open()
     rig.crash(tmp_path / "second")
-    real = os.unlink
-
-    def unlink(path: str) -> None:
-        if str(path).endswith(f".db{suffix}"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        real(path)
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", unlink)
+        keep_from_unlinking(patch, f".db{suffix}")
         with pytest.raises(JournalFailed, match=rf"cannot remove .*\.db{suffix}: Input/output error"):
             rig.open()
     rig.journal.abandon()
@@ -1018,6 +1023,46 @@ def test_a_segment_that_was_never_complete_is_replaced(rig: Rig, tmp_path: Path,
     rig.open()
     assert any("segment-00000002.db was never complete and holds nothing" in line for line in rig.said), rig.said
     assert rig.journal.current == 2
+    rig.put(2)
+    reopened(rig).close()
+
+
+def test_a_segment_that_was_never_complete_and_cannot_be_removed_fails_the_start(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.put(1)
+    rig.sync()
+    rig.crash(tmp_path / "killed")
+    for path in rig.directory.glob("segment-00000002.db*"):
+        path.unlink()
+    cut_off(rig.directory / "segment-00000002.db", 2048)
+    with monkeypatch.context() as patch:
+        keep_from_unlinking(patch, "segment-00000002.db")
+        with pytest.raises(JournalFailed, match=r"cannot remove .*segment-00000002\.db: Input/output error"):
+            rig.open()
+    rig.journal.abandon()
+    rig.open()
+    rig.put(2)
+    reopened(rig).close()
+
+
+def test_a_new_segment_without_room_that_cannot_be_removed_fails_the_start(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watermark is the first that finds no room. The new segment is there by then, and must go."""
+    rig.put(1)
+    rig.close()
+
+    def pwrite(file: int, data: bytes, at: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        keep_from_unlinking(patch, "segment-00000002.db")
+        with pytest.raises(JournalFailed, match=r"cannot remove .*segment-00000002\.db: Input/output error"):
+            rig.open()
+    rig.journal.abandon()
+    rig.open()
     rig.put(2)
     reopened(rig).close()
 

@@ -165,10 +165,15 @@ class SegmentWriter:
             raise failure_of(error, "cannot write to journal segment", self.path) from error
 
     def discard(self) -> None:
-        """Closes and removes a segment that nobody needs. The segment may be sealed or not."""
-        remove_files(self.path)
-        with suppress(sqlite3.Error):  # closing merges the WAL into a file that has no name any more
-            self._db.close()
+        """Closes and removes a segment that nobody needs. The segment may be sealed or not. Raises JournalFailed."""
+        try:
+            remove_files(self.path)
+        except JournalFailed:
+            self.leave()  # the next start finds what could not be removed as it is
+            raise
+        finally:
+            with suppress(sqlite3.Error):  # closing merges the WAL into a file that has no name any more
+                self._db.close()
 
     def leave(self) -> None:
         """Closes the segment as it is, with its WAL. The next start reads both.
