@@ -360,12 +360,13 @@ class Script:
         self.calls.append(Call(moment, moment + 1, 0, 0, at, result, fd, 1, call, 0, name, data))
 
 
-def images(disk: Disk, tmp_path: Path, count: int = 300) -> Iterator[dict[str, bytes]]:
-    """What losses at the end leave."""
+def images(disk: Disk, tmp_path: Path, count: int = 300, moment: int = 0) -> Iterator[dict[str, bytes]]:
+    """What losses at this moment leave, or at the end."""
+    moment = moment or disk.end
     for number in range(count):
-        into = tmp_path / f"image-{number}"
+        into = tmp_path / f"image-{moment}-{number}"
         into.mkdir()
-        disk.image(disk.end, random.Random(number), into)
+        disk.image(moment, random.Random(number), into)
         yield {path.name: path.read_bytes() for path in into.iterdir()}
 
 
@@ -396,6 +397,23 @@ def test_a_name_that_no_sync_covers_may_be_lost(tmp_path: Path) -> None:
     left = {frozenset(files) for files in images(disk, tmp_path)}
     expected = [{"old"}, {"a", "old"}, {"b", "old"}, {"b"}, set(), {"a"}]
     assert left == {frozenset(names) for names in expected}
+
+
+@pytest.mark.parametrize("slow", [5, 6], ids=["file", "directory"])
+def test_of_two_syncs_at_once_the_one_that_ends_first_counts(tmp_path: Path, slow: int) -> None:
+    script = Script()
+    script.add(CREATE, 5, name="a")
+    script.add(WRITE, 5, data=b"1234")
+    script.add(OPEN, 6, name="")
+    script.add(SYNC, 11 - slow)
+    begun = script.calls[-1].ended + 1
+    for first, last in ((begun, begun + 9), (begun + 2, begun + 5)):
+        script.calls.append(Call(first, last, 0, 0, 0, 0, slow, 1, SYNC, 0, "", b""))
+    disk = Disk()
+    disk.play(script.calls)
+    before, after = ({files.get("a") for files in images(disk, tmp_path, 60, begun + at)} for at in (4, 5))
+    assert len(before) > 1 and b"1234" in before
+    assert after == {b"1234"}
 
 
 def test_a_failed_sync_is_the_last_chance_of_what_it_should_have_covered(tmp_path: Path) -> None:

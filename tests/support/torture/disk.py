@@ -58,7 +58,7 @@ class Inode:
 
     base: bytes = b""
     changes: list[Change] = field(default_factory=list)
-    open_changes: list[Change] = field(default_factory=list)  # that no fsync has settled so far
+    open_changes: list[Change] = field(default_factory=list)  # that an fsync may still make safe, or safe earlier
 
     def add(self, change: Change) -> None:
         self.changes.append(change)
@@ -333,11 +333,14 @@ class _Fate:
 
 
 def _settle(loose: list[_Loose], begun: int, ended: int) -> list[_Loose]:
-    """Marks what an fsync covers: all that had ended before it began. Returns the rest."""
+    """Marks what an fsync covers: all that had ended before it began. Returns what a later fsync may still make safe.
+
+    Of two fsyncs of one file at once, the one that began later may end first.
+    """
     for each in loose:
         if each.ended < begun:
-            each.safe = ended
-    return [each for each in loose if each.ended >= begun]
+            each.safe = min(each.safe, ended)
+    return [each for each in loose if each.safe > begun]
 
 
 def _apply(content: bytearray, change: Change) -> None:
