@@ -149,13 +149,18 @@ def test_clients_are_shared_out(start_server: Start, tmp_path: Path, kind: str) 
     fronts = fronts_of(server)
     assert len(fronts) == 2
     with contextlib.ExitStack() as stack, Client(server.connect()) as control:
-        until(lambda: number(control, "current-connections") == 1, "the one that waited for the start has gone")
+        control.sync()
+        # A front closes the socket of a client that has gone after the engine has counted that client.
+        until(lambda: abs(sockets_of(fronts[0]) - sockets_of(fronts[1])) == 1, "the one from the start has gone")
         before = [sockets_of(pid) for pid in fronts]
-        for count in range(20):
+        shares = [0, 0]
+        while sum(shares) < 20 or min(shares) < 5:  # a front that has no processor for a while has fewer, for a while
+            assert sum(shares) < 300, shares
             stack.enter_context(Client(server.connect())).sync()
-            assert number(control, "current-connections") == count + 2
-        shares = [sockets_of(pid) - own for pid, own in zip(fronts, before, strict=True)]
-        assert sum(shares) == 20 and min(shares) >= 5, shares
+            count = sum(shares) + 1
+            assert number(control, "current-connections") == count + 1
+            shares = [sockets_of(pid) - own for pid, own in zip(fronts, before, strict=True)]
+            assert sum(shares) == count, shares
     assert server.stop() == 0
     assert not any(is_there(pid) for pid in fronts)
 
