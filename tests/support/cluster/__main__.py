@@ -19,6 +19,7 @@ from tests.support.cluster import net
 from tests.support.cluster.campaign import Campaign, markdown
 from tests.support.cluster.faults import BY_NAME
 from tests.support.cluster.nodes import Cluster
+from tests.support.postgres import have_psycopg, programs
 from tests.support.process import ROOT
 
 PAGE = ROOT / "docs" / "cluster.md"
@@ -39,6 +40,8 @@ def main(argv: list[str]) -> int:
     unknown = set(options.cause or []) - set(BY_NAME)
     if unknown:
         parser.error(f"no such cause: {', '.join(sorted(unknown))}")
+    if programs() is None or not have_psycopg():
+        parser.exit(1, "PostgreSQL or psycopg is not installed (Debian: apt-get install postgresql)\n")
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
     problem = net.problem()
     print(f"--seed {seed}{f'; no cuts: {problem}' if problem else ''}", flush=True)
