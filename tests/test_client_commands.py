@@ -14,7 +14,7 @@ import greenstalk
 import pytest
 
 from geventstalk.client.address import Address
-from geventstalk.client.protocol import Server
+from geventstalk.client.protocol import Beanstalk
 from geventstalk.client.watching import OverProtocol, compare
 from geventstalk.exits import EXIT_UNREACHABLE, EXIT_USAGE
 from tests.support.clients import until
@@ -333,7 +333,7 @@ def test_draining_needs_the_api(run: Run, server: ServerProcess) -> None:
 
 
 def test_what_a_look_tells(server: ServerProcess, green: Green, tube: str) -> None:
-    asking = Server(Address("127.0.0.1", str(server.port)), 30)
+    asking = Beanstalk(Address("127.0.0.1", str(server.port)), 30)
     source = OverProtocol(asking, tube, 100)
     before = source.look()
 

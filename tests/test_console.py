@@ -471,7 +471,7 @@ def test_each_page_fits_into_every_width_at_every_moment(browser: Browser, serve
     # A chart hears of its place a moment after a resize. The page must fit in this moment, too: so it hears never.
     with browser.first("ResizeObserver = class { observe() {} disconnect() {} };"):
         browser.open(server.url)
-        browser.find(".works")
+        browser.find(".bulk")
         for path in (*pages, f"/connections?tube={LONG_NAME}", "/tubes/" + "no-such" * 25):
             browser.go(path)
             for width in (1920, 768, 1280, 360, 500, 1920):
@@ -921,10 +921,10 @@ def test_long_work_can_be_stopped(
     browser.type("dialog input[name=typed]", "mail")
     browser.click("dialog button.primary", "Move")
     browser.click("dialog button", "Go on without me")
-    browser.find(".works", "move to elsewhere")
-    browser.click(".works button", "Stop")
+    browser.find(".bulk", "move to elsewhere")
+    browser.click(".bulk button", "Stop")
     browser.find(".note", "Stopped. Moved")
-    browser.gone(".works")
+    browser.gone(".bulk")
     assert server.world.bulks[0]["state"] == "cancelled"
 
 

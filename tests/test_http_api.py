@@ -146,7 +146,7 @@ def test_each_tube_has_an_address(inside: Inside, name: str) -> None:
     where = "/tube?" + urlencode({"name": name})
     assert inside.get(where)["name"] == name
     assert inside.json("PATCH", "/api/v1" + where, {"pause_s": 5})["paused_s"] == 5
-    (entry,) = inside.house.audit.latest_first()
+    (entry,) = inside.backend.audit.latest_first()
     assert entry["tube"] == name
     assert inside.json("GET", "/api/v1/tubes/" + quote(name, safe=""))["paused_s"] == 5
     for wrong in ("", "?name=", "?name=a%20b", "?name=a&x=1", "?name=a&name=b"):
@@ -169,7 +169,7 @@ def test_pausing_a_tube(inside: Inside) -> None:
     for wrong in wrongs:
         assert inside.status("PATCH", "/api/v1/tubes/t", wrong) == 400
     assert inside.status("PATCH", "/api/v1/tubes/t", {"pause_s": 1}, Content_Type="text/plain") == 415
-    entries = [(entry["action"], entry["tube"], entry["detail"]) for entry in inside.house.audit.latest_first()]
+    entries = [(entry["action"], entry["tube"], entry["detail"]) for entry in inside.backend.audit.latest_first()]
     assert entries == [("end pause", "t", None), ("pause", "t", "for 100 s")]
 
 
@@ -197,14 +197,14 @@ def test_others_have_a_turn_between_a_few_tubes(inside: Inside, monkeypatch: pyt
     while client.unfinished:
         client.run(0)
     clock, breaths = itertools.count(0, SLICE_NS // 4), itertools.count()
-    breathe = inside.house.breathe
+    breathe = inside.backend.breathe
 
     def counted() -> None:
         next(breaths)
         breathe()
 
     monkeypatch.setattr(slices, "perf_counter_ns", lambda: next(clock))
-    monkeypatch.setattr(inside.house, "breathe", counted)
+    monkeypatch.setattr(inside.backend, "breathe", counted)
     answer = inside.json("GET", f"/api/v1/tubes?{query}")
     # A quarter of a slice passes with each look at the clock, and each tube has one look.
     assert next(breaths) > 4001 // 5 + len(answer["tubes"]) // 5
@@ -311,7 +311,7 @@ def test_a_client_waits_since_its_wait_began_whatever_it_sent_when() -> None:
     """The first one since the second of two reserves that came together, the other although it went on sending."""
     clock = ManualClock()
     inside = Inside(clock=lambda: clock.ns)
-    inside.house.look_at = lambda channel: ("", "", 0, 0)
+    inside.backend.look_at = lambda channel: ("", "", 0, 0)
     first, other = Deaf(inside.session()), Deaf(inside.session(b"watch b\r\nignore default\r\n"))
     for channel in first, other:
         inside.turn.join(channel)

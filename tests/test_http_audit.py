@@ -142,7 +142,7 @@ def test_logins_and_refused_tokens_leave_a_trace(
     inside = Inside(tokens=Tokens(str(path), os.getuid()), clock=lambda: clock.ns)
 
     def told() -> list[tuple[str, str, str, str, int]]:
-        audit = inside.house.audit
+        audit = inside.backend.audit
         return [
             (each["who"], each["role"], each["via"], each["action"], each["count"]) for each in audit.latest_first()
         ]
@@ -163,7 +163,7 @@ def test_logins_and_refused_tokens_leave_a_trace(
         ("", "", "console", "refuse token", 1),
         ("maria", "read", "console", "log in", 1),
     ]
-    assert inside.house.audit.refused_tokens == 3 and caplog.text.count("refused a token over HTTP from") == 2
+    assert inside.backend.audit.refused_tokens == 3 and caplog.text.count("refused a token over HTTP from") == 2
     assert wrong not in caplog.text and good not in caplog.text
 
 
@@ -183,8 +183,8 @@ def test_files_that_cannot_be_opened_are_refused(tmp_path: Path) -> None:
 def test_the_api_gives_pages_that_match() -> None:
     inside = Inside()
     for number in range(1, 300):
-        inside.house.audit.record(OPERATOR, "kick" if number % 2 else "Delete", number, tube=f"t{number % 5}")
-    inside.house.audit.record(Who("local", "admin", "unix"), "drain", 1, detail="kick")
+        inside.backend.audit.record(OPERATOR, "kick" if number % 2 else "Delete", number, tube=f"t{number % 5}")
+    inside.backend.audit.record(Who("local", "admin", "unix"), "drain", 1, detail="kick")
 
     def found(query: str) -> list[int]:
         return [entry["number"] for entry in inside.get(f"/audit?{query}")["entries"]]

@@ -75,7 +75,7 @@ def test_every_action_does_what_the_model_does(yard: Yard) -> None:
         limit = yard.draw.choice((None, None, 3))
         if limit is not None:
             others["limit"] = limit
-        terms, now_ns = parse(text), yard.house.now_ns()
+        terms, now_ns = parse(text), yard.backend.now_ns()
         matching = sorted(job.id for job in yard.engine.jobs if holds(yard.engine, job, terms, now_ns))
         before = {job.id: seen(yard, job) for job in yard.engine.jobs}
         fits = STATE_NAMES if "ttr_s" in others else FITS[action]
@@ -116,7 +116,7 @@ def test_jobs_that_come_or_change_meanwhile_are_left_alone(yard: Yard, monkeypat
     for _ in range(300):
         yard.put(b"x", "mail")
     monkeypatch.setattr(bulk, "_BATCH_MAX", 10)
-    real = yard.house.carry_out
+    real = yard.backend.carry_out
     moved: list[int] = []
 
     def change(errand: Any) -> None:
@@ -127,7 +127,7 @@ def test_jobs_that_come_or_change_meanwhile_are_left_alone(yard: Yard, monkeypat
             moved.append(later)
         real(errand)
 
-    monkeypatch.setattr(yard.house, "carry_out", change)
+    monkeypatch.setattr(yard.backend, "carry_out", change)
     work = end_of(yard, begin(yard, "tube:mail state:ready x", "delete"))
     assert moved and work["done"] == work["matched"] - len(moved) and work["failed"] == len(moved)
     left = {job.id for job in yard.engine.jobs}
@@ -196,13 +196,13 @@ def test_a_work_stops_where_there_is_no_room(yard: Yard, monkeypatch: pytest.Mon
 
 def test_listeners_and_the_audit_hear_of_it(yard: Yard) -> None:
     heard: list[dict[str, Any]] = []
-    yard.house.bulk_listeners.append(heard.append)
+    yard.backend.bulk_listeners.append(heard.append)
     for _ in range(30):
         yard.put(b"x", "mail")
     end_of(yard, begin(yard, "tube:mail", "change", pri=5, ttr_s=9))
     gevent.sleep(0)
     assert heard[-1]["state"] == "done" and heard[-1]["done"] == 30
-    last, first = list(yard.house.audit.latest_first())
+    last, first = list(yard.backend.audit.latest_first())
     assert (first["action"], first["filter"], first["count"]) == ("begin bulk change", "tube:mail", 0)
     assert (last["action"], last["filter"], last["count"]) == ("bulk change", "tube:mail", 30)
     assert last["detail"] == "work 1: done; pri 5, ttr 9" and last["who"] == "local"

@@ -85,7 +85,7 @@ class World(Wired):
 
     @property
     def events(self) -> Events:
-        found: Any = self.house.audit.listeners[0]
+        found: Any = self.backend.audit.listeners[0]
         assert isinstance(found.__self__, Events)
         return found.__self__
 
@@ -146,9 +146,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append("server")
         return server(*arguments)
 
-    def make_tube(house: Any, which: Any, *arguments: Any) -> Any:
+    def make_tube(backend: Any, which: Any, *arguments: Any) -> Any:
         made.append(which.name.decode())
-        return tube(house, which, *arguments)
+        return tube(backend, which, *arguments)
 
     monkeypatch.setattr(views, "server", make_server)
     monkeypatch.setattr(views, "tube", make_tube)
@@ -178,7 +178,7 @@ def test_the_documents_schemas_hold(world: World) -> None:
     figures = listener.told()[1]
     hold("Server", figures["server"])
     hold("Tube", figures["tubes"][0])
-    world.house.audit.record(events_author(), "drain", 1)
+    world.backend.audit.record(events_author(), "drain", 1)
     hold("AuditEntry", listener.told("audit")[1])
 
 
@@ -193,7 +193,7 @@ def test_figures_are_made_once_for_all_and_not_for_nobody(world: World, made: li
         listener.sock.close()
     until(lambda: not world.events.streams and not world.events._runs)
     made.clear()
-    world.house.audit.record(events_author(), "drain", 1)
+    world.backend.audit.record(events_author(), "drain", 1)
     gevent.sleep(0.06)
     assert not made and world.events._figures is None
     world.listen().told()

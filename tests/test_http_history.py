@@ -41,7 +41,7 @@ class Watched:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.inside = Inside(clock=lambda: self.clock.ns)
-        self.sampler = Sampler(self.inside.house)
+        self.sampler = Sampler(self.inside.backend)
         self.client = self.inside.session(b"watch t\r\n")
 
     def say(self, *lines: bytes) -> None:
@@ -248,7 +248,7 @@ def test_a_tube_that_is_emptied_keeps_its_line_as_long_as_it_shows(watched: Watc
     step()
     assert watched.sparks()["t"] == [0] * 30
     step()
-    assert watched.sparks()["t"] is None and not len(watched.inside.house.sparks)
+    assert watched.sparks()["t"] is None and not len(watched.inside.backend.sparks)
 
 
 def test_so_many_lines_and_no_more(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_so_many_lines_and_no_more(watched: Watched, monkeypatch: pytest.MonkeyP
         watched.sampler.sample()
         sparks = watched.sparks()
         assert {name for name, spark in sparks.items() if spark} == {f"t{n}" for n in range(first, first + 20)}
-        assert len(watched.inside.house.sparks) == 20
+        assert len(watched.inside.backend.sparks) == 20
 
 
 def test_a_line_and_its_gaps() -> None:
@@ -296,7 +296,7 @@ class Busy:
         return [dict(zip(TUBE_SERIES, point, strict=True)) for point in zip(*answer["series"].values(), strict=True)]
 
     def shown(self) -> set[str]:
-        return {name.decode() for name in self.watched.inside.house.tube_history.names()}
+        return {name.decode() for name in self.watched.inside.backend.tube_history.names()}
 
 
 @pytest.fixture
@@ -382,8 +382,8 @@ def test_the_charts_of_tubes_take_what_is_documented(busy: Busy) -> None:
     watched.say(puts([f"t{number}" for number in range(100)]))
     for _ in range(2):
         busy.step(3600 // 30)
-    for name in watched.inside.house.tube_history.names():
-        watched.inside.house.tube_history.forget(name)
+    for name in watched.inside.backend.tube_history.names():
+        watched.inside.backend.tube_history.forget(name)
     tracemalloc.start()
     try:
         for _ in range(3):
@@ -412,16 +412,16 @@ def test_the_reader_begins_when_the_journal_is_replayed_and_ends_with_the_server
     monkeypatch.setattr(sampler, "STEP_NS", 10_000_000)
     monkeypatch.setattr(sampler, "_LOOK_EVERY_S", 0.01)
     inside = Inside()
-    inside.house.replayed = False
-    reader = Sampler(inside.house)
+    inside.backend.replayed = False
+    reader = Sampler(inside.backend)
     read: list[None] = []
     monkeypatch.setattr(reader, "sample", lambda: read.append(None))
     greenlet = gevent.spawn(reader.run)
     gevent.sleep(0.03)
     assert not read
-    inside.house.replayed = True
+    inside.backend.replayed = True
     until(lambda: len(read) > 2)
-    inside.house.stop()
+    inside.backend.stop()
     greenlet.join(5)
     assert greenlet.dead
 
@@ -430,8 +430,8 @@ def test_a_fault_of_the_reader_is_told_once_and_harms_nobody(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside = Inside()
-    monkeypatch.setattr(inside.house.history, "add", None)
-    Sampler(inside.house).run()
+    monkeypatch.setattr(inside.backend.history, "add", None)
+    Sampler(inside.backend).run()
     assert "the charts of HTTP end here" in caplog.text
     assert inside.status("GET", "/api/v1/history") == 200
 
@@ -442,5 +442,5 @@ def test_many_tubes_are_read_in_slices(watched: Watched, monkeypatch: pytest.Mon
     steps = [0]
     monkeypatch.setattr(Pace, "step", lambda pace: steps.__setitem__(0, steps[0] + 1))
     watched.sampler.sample()
-    assert len(watched.inside.house.sparks) == 2000 and len(watched.inside.house.tube_history) == 500
+    assert len(watched.inside.backend.sparks) == 2000 and len(watched.inside.backend.tube_history) == 500
     assert steps[0] > 5000 + 3500

@@ -71,7 +71,7 @@ def test_pages_hold_what_the_model_says(yard: Yard) -> None:
         descending = yard.draw.random() < 0.5
         found = pages(yard, text, limit=yard.draw.choice((9, 40, 1000)), descending=descending)
         terms = parse(text)
-        expected = sorted(job.id for job in yard.engine.jobs if holds(yard.engine, job, terms, yard.house.now_ns()))
+        expected = sorted(job.id for job in yard.engine.jobs if holds(yard.engine, job, terms, yard.backend.now_ns()))
         assert [job["id"] for job in found] == (expected[::-1] if descending else expected), text
 
 
@@ -163,19 +163,19 @@ def test_changing_one_job(web: Inside) -> None:
     job = web.get(path, "/jobs/{id}")
     assert (job["pri"], job["ttr_s"], job["tube"], job["delay_s"]) == (5, 77, "other", 100)
     assert ask("PATCH", "", {"delay_s": 0})["state"] == "ready"
-    worker.receive(b"reserve-job %d\r\n" % id, web.house.now_ns())
+    worker.receive(b"reserve-job %d\r\n" % id, web.backend.now_ns())
     assert web.get(path, "/jobs/{id}")["holder"] == worker.number
     assert detail(web, "PATCH", path, {"pri": 1})[1].startswith("The job is reserved. A reserved job takes a new ttr")
     assert ask("PATCH", "", {"ttr_s": 1000})["time_left_s"] > 900
     assert ask("POST", "/release")["state"] == "ready"
-    worker.receive(b"reserve-job %d\r\n" % id, web.house.now_ns())
+    worker.receive(b"reserve-job %d\r\n" % id, web.backend.now_ns())
     assert ask("POST", "/bury")["state"] == "buried"
     assert web.status("DELETE", "/api/v1" + path) == 204
     for method, action in (("GET", ""), ("GET", "/body"), ("DELETE", ""), ("POST", "/kick")):
         assert detail(web, method, path + action) == (404, "There is no such job.")
     assert detail(web, "PATCH", path, {"pri": 1}) == (404, "There is no such job.")
     entries = [
-        (entry["action"], entry["job"], entry["tube"], entry["detail"]) for entry in web.house.audit.latest_first()
+        (entry["action"], entry["job"], entry["tube"], entry["detail"]) for entry in web.backend.audit.latest_first()
     ]
     assert entries[::-1] == [
         ("put", id, "mail", None),
@@ -293,7 +293,7 @@ def test_an_export_is_what_import_reads(yard: Yard, tmp_path: Path, monkeypatch:
         }
         for key, ns in (("created_ns", job.created_ns), ("deadline_ns", job.rank)):
             if key in line:
-                assert abs(line[key] - yard.house.unix_s(ns) * SECOND_NS) < SECOND_NS
+                assert abs(line[key] - yard.backend.unix_s(ns) * SECOND_NS) < SECOND_NS
                 assert abs(again[line["id"]][key] - line[key]) < SECOND_NS
 
 
@@ -312,7 +312,7 @@ def test_an_export_of_a_filter_holds_no_job_that_came_later(yard: Yard, monkeypa
         yard.put()
         yard.change()
 
-    monkeypatch.setattr(yard.house, "breathe", breathe)
+    monkeypatch.setattr(yard.backend, "breathe", breathe)
     _, *lines = lines_of(yard, "tube:mail")
     ids = [line["id"] for line in lines]
     assert ids == sorted(set(ids)) and ids and max(ids) <= 200 < yard.engine.next_id

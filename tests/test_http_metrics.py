@@ -149,7 +149,7 @@ def test_each_statistic_is_a_metric(seed: int, accept: str) -> None:
     tubes = ["default", "mail", "a/b;c.$_()+-", "Z"]
     inside = Inside()
     traffic(inside, random, tubes)
-    inside.house.audit.missing = 7
+    inside.backend.audit.missing = 7
     metrics = scrape(inside, accept)
     assert metrics[key("geventstalk_audit_missing_total")] == 7
     # The questions count themselves, so `stats` comes behind, and its own two counters are looked at by themselves.
@@ -221,7 +221,7 @@ def test_ages_are_those_of_the_oldest_jobs() -> None:
 def test_refused_tokens_are_counted() -> None:
     inside = Inside()
     for _ in range(3):
-        inside.house.audit.refuse_token(Who("", "", "10.0.0.1:5", "api"), 0)
+        inside.backend.audit.refuse_token(Who("", "", "10.0.0.1:5", "api"), 0)
     assert scrape(inside)[key("geventstalk_http_tokens_refused_total")] == 3
 
 
@@ -249,7 +249,7 @@ def test_thousands_of_tubes_are_written_in_short_stretches(monkeypatch: pytest.M
         stretches_ns.append(time.thread_time_ns() - begun_ns)
         begun_ns = time.thread_time_ns()
 
-    monkeypatch.setattr(inside.house, "breathe", breathe)
+    monkeypatch.setattr(inside.backend, "breathe", breathe)
     assert inside.ask("GET", "/metrics")[2].count(b"\nbeanstalkd_tube_jobs_total{") == 500
     print(f"{len(stretches_ns)} stretches, the longest {max(stretches_ns[1:]) / 1e6:.1f} ms")
     assert len(stretches_ns) > 10
@@ -261,8 +261,8 @@ def test_those_who_ask_together_get_one_answer(monkeypatch: pytest.MonkeyPatch) 
     first = inside.ask("GET", "/metrics")
     inside.session(b"put 0 0 60 1\r\nx\r\n")
     assert inside.ask("GET", "/metrics") == first
-    now_ns = inside.house.now_ns
-    monkeypatch.setattr(type(inside.house), "now_ns", property(lambda house: lambda: now_ns() + 10**9), raising=False)
+    now_ns = inside.backend.now_ns
+    monkeypatch.setattr(type(inside.backend), "now_ns", property(lambda self: lambda: now_ns() + 10**9), raising=False)
     assert scrape(inside)[key("beanstalkd_jobs_total")] == 1
 
 

@@ -75,7 +75,7 @@ class Yard(Inside):
         return sorted(job.id for job in self.engine.jobs if holds(self.engine, job, terms, now_ns))
 
     def search(self, text: str, descending: bool = False, at: int | None = None) -> Search:
-        return Search(self.house, parse(text), descending, at)
+        return Search(self.backend, parse(text), descending, at)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_bodies_that_are_not_in_memory_are_matched_some_at_a_time(yard: Yard, mo
         return [(job, stash[job.id]) for job in jobs]
 
     monkeypatch.setattr(search_module, "_READ_BYTES_MAX", 10_000)
-    monkeypatch.setattr(yard.house, "with_bodies", with_bodies)
+    monkeypatch.setattr(yard.backend, "with_bodies", with_bodies)
     assert found(yard.search("body:1.1")) == yard.ids[1::2]
     assert max(sizes) <= 10_000 and len(sizes) < 10
 
@@ -117,7 +117,7 @@ def test_a_search_finds_what_a_look_at_each_job_finds(yard: Yard, monkeypatch: p
         yard.change()
     matched = 0
     now_ns = monotonic_ns()
-    monkeypatch.setattr(yard.house, "now_ns", lambda: now_ns)
+    monkeypatch.setattr(yard.backend, "now_ns", lambda: now_ns)
     for number in range(150):
         monkeypatch.setattr(search_module, "_WORTH", 1 if number % 2 else 10**9)
         monkeypatch.setattr(search_module, "_LISTED_MAX", yard.draw.choice((0, 50, 8000)))
@@ -173,7 +173,7 @@ def test_jobs_that_stay_are_seen_once_whatever_others_do(yard: Yard, monkeypatch
         yard.say(yard.workers[0], yard.draw.choice((b"kick-job %d", b"reserve-job %d", b"bury %d 1")) % id)
 
     monkeypatch.setattr(search_module, "SLICE_NS", 0)
-    monkeypatch.setattr(yard.house, "breathe", breathe)
+    monkeypatch.setattr(yard.backend, "breathe", breathe)
     for text in (
         "",
         "tube:mail",
@@ -187,7 +187,7 @@ def test_jobs_that_stay_are_seen_once_whatever_others_do(yard: Yard, monkeypatch
             always = (
                 {id for id in staying if holds(yard.engine, yard.job(id), terms, 0)} if "state" not in text else set()
             )
-            search = Search(yard.house, terms, descending, last=yard.engine.next_id + 20)
+            search = Search(yard.backend, terms, descending, last=yard.engine.next_id + 20)
             for jobs in search.pages():
                 for job in jobs:
                     assert holds(yard.engine, job, terms, monotonic_ns()) and yard.engine.jobs.get(job.id) is job
@@ -250,7 +250,7 @@ def test_no_filter_holds_up_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) 
         gevent.sleep(0)
         last[0] = time.thread_time_ns()
 
-    monkeypatch.setattr(yard.house, "breathe", breathe)
+    monkeypatch.setattr(yard.backend, "breathe", breathe)
     for text in (
         "",
         "tube:m* size>0 age<1d reserves<1 pri<9",

@@ -244,7 +244,7 @@ def test_http_gives_way_to_clients(start_server: Start, tmp_path: Path, name: st
 def test_slices_come_behind_the_turn_and_have_a_quarter_of_the_time() -> None:
     """A slice that is due comes behind each socket that is ready, and behind the end of their turn."""
     inside = Inside()
-    house = inside.house
+    backend = inside.backend
     loop = gevent.get_hub().loop
     seen: list[str] = []
     ended: list[float] = []
@@ -260,16 +260,16 @@ def test_slices_come_behind_the_turn_and_have_a_quarter_of_the_time() -> None:
     def works() -> None:
         for _ in range(20):
             ended.append(time.monotonic())
-            house.breathe()
-            begins.append((time.monotonic(), house._rest_until_s))
+            backend.breathe()
+            begins.append((time.monotonic(), backend._rest_until_s))
             seen.append("slice")
-            house.commands[0] += 1
+            backend.commands[0] += 1
             begun_s = thread_time()
             while thread_time() < begun_s + 0.002:
                 pass
 
-    house.commands = [0]
-    house.breathe()
+    backend.commands = [0]
+    backend.breathe()
     with ours, theirs:
         reader.start(read)
         worker = gevent.spawn(works)
@@ -281,7 +281,7 @@ def test_slices_come_behind_the_turn_and_have_a_quarter_of_the_time() -> None:
         for end_s, (begin_s, rest_until_s) in zip(ended[1:], begins[1:], strict=True):
             assert begin_s >= rest_until_s >= end_s + 3 * 0.002
         reader.stop()
-    house.commands = []
-    workers = [gevent.spawn(house.breathe) for _ in range(200)]
+    backend.commands = []
+    workers = [gevent.spawn(backend.breathe) for _ in range(200)]
     gevent.joinall(workers)
-    assert house._rest_until_s < time.monotonic(), "without clients nothing rests"
+    assert backend._rest_until_s < time.monotonic(), "without clients nothing rests"

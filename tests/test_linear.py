@@ -263,7 +263,7 @@ def test_many_globs_and_many_words_are_looked_for_in_slices(monkeypatch: pytest.
     globs = ",".join(f"*{number}b*" for number in range(300))
     words = " ".join(f'-"{"a" * 20}b{number}"' for number in range(filters.TERMS_MAX))
     for text, least in ((f"-tube:{globs}", 100), (words, filters.TERMS_MAX)):
-        search = Search(inside.house, filters.parse(text))
+        search = Search(inside.backend, filters.parse(text))
         steps: list[None] = []
         monkeypatch.setattr(search, "step", partial(steps.append, None))
         found = sum(len(page) for page in search.pages())

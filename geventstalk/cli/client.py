@@ -20,8 +20,8 @@ from geventstalk.cli import completion
 from geventstalk.cli.ending import Failed, Stopped
 from geventstalk.client import address
 from geventstalk.client.api import Api, BadAddress, field
-from geventstalk.client.errors import LiveError, Nonsense, NotAllowed, NotDone, Unreachable
-from geventstalk.client.protocol import Server
+from geventstalk.client.errors import ClientError, Nonsense, NotAllowed, NotDone, Unreachable
+from geventstalk.client.protocol import Beanstalk
 from geventstalk.config import ConfigError, load
 from geventstalk.exits import EXIT_DAMAGE, EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
 from geventstalk.limits import U32_MAX, is_tube_name
@@ -32,7 +32,7 @@ EXIT_NOTHING: Final = EXIT_DAMAGE
 TIMEOUT_S: Final = 10.0
 ENV_TOKEN: Final = "GEVENTSTALK_TOKEN"
 _WITHOUT: Final = "none"
-_EXITS: Final[dict[type[LiveError], int]] = {
+_EXITS: Final[dict[type[ClientError], int]] = {
     Unreachable: EXIT_UNREACHABLE,
     Nonsense: EXIT_NONSENSE,
     NotAllowed: EXIT_NOT_ALLOWED,
@@ -40,7 +40,7 @@ _EXITS: Final[dict[type[LiveError], int]] = {
 _UNITS: Final = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
-class Live:
+class Context:
     """The running server, as a command sees it: connections are made when they are needed."""
 
     def __init__(self, listen: str | None, port: str | None, config: str | None, **options: Any) -> None:
@@ -56,17 +56,17 @@ class Live:
         self.timeout_s: Final[float] = options["timeout"]
         self._api_where: Final[str | None] = options["api"]
         self._token_file: Final[str | None] = options["token_file"]
-        self._servers: list[Server] = []
+        self._servers: list[Beanstalk] = []
         self._api: Api | None = None
 
     @property
-    def server(self) -> Server:
+    def server(self) -> Beanstalk:
         """The connection to the server's port."""
         return self._servers[0] if self._servers else self.another()
 
-    def another(self) -> Server:
+    def another(self) -> Beanstalk:
         """One more connection to the port."""
-        self._servers.append(Server(self.address, self.timeout_s))
+        self._servers.append(Beanstalk(self.address, self.timeout_s))
         return self._servers[-1]
 
     def find_api(self) -> Api | None:
@@ -149,8 +149,8 @@ def note(text: str) -> None:
     click.echo(f"note: {one_line(text)}", err=True)
 
 
-def live_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
-    """Makes a command of a function whose first argument is a Live and which returns the exit code."""
+def client_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
+    """Makes a command of a function whose first argument is a Context and which returns the exit code."""
 
     def decorate(function: Callable[..., int]) -> click.Command:
         @functools.wraps(function)
@@ -159,12 +159,12 @@ def live_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
             timeout: float, json: bool, **words: Any,
         ) -> int:  # fmt: skip
             try:
-                live = Live(listen, port, config, api=api, token_file=token_file, timeout=timeout, json=json)
+                context = Context(listen, port, config, api=api, token_file=token_file, timeout=timeout, json=json)
             except ConfigError as error:
                 raise Failed(str(error), EXIT_USAGE) from None
             try:
-                return function(live, **words)
-            except LiveError as error:
+                return function(context, **words)
+            except ClientError as error:
                 raise Failed(str(error), exit_code(error)) from None
             except BadAddress as error:
                 raise click.UsageError(str(error)) from None
@@ -173,7 +173,7 @@ def live_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
             except OSError as error:  # what goes wrong with servers and files is told by those who use them
                 raise Failed(f"cannot write to stdout: {error.strerror or error}", EXIT_DAMAGE) from None
             finally:
-                live.close()
+                context.close()
 
         command = click.command(name=name)(run)
         command.params += _shared_options()
@@ -182,7 +182,7 @@ def live_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
     return decorate
 
 
-def exit_code(error: LiveError) -> int:
+def exit_code(error: ClientError) -> int:
     """The exit code that stands for this error."""
     return _EXITS.get(type(error), EXIT_NOTHING)
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from geventstalk.cli.client import EXIT_NOTHING, Live, TubeName, Whole, confirm, live_command, note, plural
+from geventstalk.cli.client import EXIT_NOTHING, Context, TubeName, Whole, client_command, confirm, note, plural
 from geventstalk.cli.client_jobs import selection
 from geventstalk.cli.client_progress import progress
 from geventstalk.cli.completion import states, terms
@@ -22,7 +22,7 @@ from geventstalk.cli.ending import Stopped, whole
 from geventstalk.client import api as http
 from geventstalk.client import bulk
 from geventstalk.client.bulk import Step
-from geventstalk.client.errors import Absent, LiveError, NotDone
+from geventstalk.client.errors import Absent, ClientError, NotDone
 from geventstalk.client.select import Selection
 from geventstalk.client.shapes import STATES
 from geventstalk.exits import EXIT_OK
@@ -73,10 +73,10 @@ def _bounds(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-@live_command("kick")
+@client_command("kick")
 @_bounds
 @_words
-def kick(live: Live, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
+def kick(context: Context, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
     """Make buried jobs ready, and delayed ones that are asked for.
 
     WHAT is ids, or a filter such as tube:mail. A filter that names no state is for buried jobs; state:delayed kicks
@@ -86,39 +86,39 @@ def kick(live: Live, words: Sequence[str], limit: int | None, dry_run: bool) -> 
     wanted = selection(words, bare_words=False)
     if not wanted.ids and not wanted.names_states:
         wanted = selection([*words, "state:buried"], bare_words=False)
-    return _change(live, "kick", wanted, limit, dry_run)
+    return _change(context, "kick", wanted, limit, dry_run)
 
 
-@live_command("bury")
+@client_command("bury")
 @_bounds
 @_words
-def bury(live: Live, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
+def bury(context: Context, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
     """Bury jobs.
 
     WHAT is ids, or a filter such as tube:mail state:ready. Over the protocol alone, a filter may name tubes and
     states only, each job is reserved for a moment, and jobs that others have reserved cannot be buried. The exit code
     is 1 when nothing matched or a job could not be buried.
     """
-    return _change(live, "bury", selection(words, bare_words=False), limit, dry_run)
+    return _change(context, "bury", selection(words, bare_words=False), limit, dry_run)
 
 
-@live_command("release")
+@client_command("release")
 @_bounds
 @_words
-def release(live: Live, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
+def release(context: Context, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
     """Make jobs ready that somebody holds.
 
     WHAT is ids, or a filter such as tube:mail 'age>1h'. Whoever holds a job loses it. Over the server's API: the
     protocol lets nobody else do that. The exit code is 1 when nothing matched or a job could not be released.
     """
-    return _change(live, "release", selection(words, bare_words=False), limit, dry_run)
+    return _change(context, "release", selection(words, bare_words=False), limit, dry_run)
 
 
-@live_command("delete")
+@client_command("delete")
 @_bounds
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_words
-def delete(live: Live, words: Sequence[str], limit: int | None, dry_run: bool, yes: bool) -> int:
+def delete(context: Context, words: Sequence[str], limit: int | None, dry_run: bool, yes: bool) -> int:
     """Delete jobs.
 
     WHAT is ids, or a filter such as tube:mail state:buried 'age>1d'. With a filter the command asks first; where
@@ -126,24 +126,24 @@ def delete(live: Live, words: Sequence[str], limit: int | None, dry_run: bool, y
     that others have reserved cannot be deleted. The exit code is 1 when nothing matched or a job could not be deleted.
     """
     wanted = selection(words, bare_words=False)
-    return _change(live, "delete", wanted, limit, dry_run, ask=not wanted.ids and not yes)
+    return _change(context, "delete", wanted, limit, dry_run, ask=not wanted.ids and not yes)
 
 
-@live_command("move")
+@client_command("move")
 @_bounds
 @click.option("--to", "target", required=True, metavar="TUBE", type=TubeName(), help="The tube that the jobs move to.")
 @_words
-def move(live: Live, words: Sequence[str], limit: int | None, dry_run: bool, target: str) -> int:
+def move(context: Context, words: Sequence[str], limit: int | None, dry_run: bool, target: str) -> int:
     """Move jobs to another tube.
 
     WHAT is ids, or a filter such as tube:mail state:buried. Over the protocol alone each job is reserved, put anew
     under a new id, and deleted. That is not atomic: if the server or this command dies in between, a job can be there
     twice. No job is lost. The exit code is 1 when nothing matched or a job could not be moved.
     """
-    return _change(live, "move", selection(words, bare_words=False), limit, dry_run, target=target)
+    return _change(context, "move", selection(words, bare_words=False), limit, dry_run, target=target)
 
 
-@live_command("flush")
+@client_command("flush")
 @_bounds
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option(
@@ -155,18 +155,18 @@ def move(live: Live, words: Sequence[str], limit: int | None, dry_run: bool, tar
     help="States, with commas. Default: ready,delayed,buried.",
 )
 @click.argument("tube", type=TubeName(many=True))
-def flush(live: Live, tube: str, states: str, limit: int | None, dry_run: bool, yes: bool) -> int:
+def flush(context: Context, tube: str, states: str, limit: int | None, dry_run: bool, yes: bool) -> int:
     """Delete all jobs of a tube.
 
     The command asks first; where nobody can be asked, --yes is needed. TUBE may hold `*`, which stands for anything.
     Reserved jobs can be deleted over the API only. The exit code is 1 when there was no such job.
     """
     wanted = selection([f"tube:{tube}", f"state:{states}"], bare_words=False)
-    return _change(live, "delete", wanted, limit, dry_run, ask=not yes)
+    return _change(context, "delete", wanted, limit, dry_run, ask=not yes)
 
 
 def _change(
-    live: Live,
+    context: Context,
     action: str,
     wanted: Selection,
     limit: int | None,
@@ -177,13 +177,13 @@ def _change(
 ) -> int:
     if wanted.ids and limit is not None:
         raise click.UsageError("--limit is for a filter, not for ids")
-    way = _OverApi if (api := live.allowed_api("admin")) else _OverProtocol
+    way = _OverApi if (api := context.allowed_api("admin")) else _OverProtocol
     if api is None and wanted.beyond is not None:
-        live.need_api(f"looking for {wanted.beyond}")
+        context.need_api(f"looking for {wanted.beyond}")
     if api is None and action not in bulk.FITTING:
-        live.need_api("releasing jobs of others")
+        context.need_api("releasing jobs of others")
         raise NotDone("the protocol alone cannot release jobs of others")
-    work = way(live, action, wanted, limit, target)
+    work = way(context, action, wanted, limit, target)
     outcome = Outcome(action, wanted.filter or None, target, dry_run=dry_run)
     if dry_run or ask:
         outcome.matched = work.count()
@@ -192,12 +192,12 @@ def _change(
     if not dry_run and (outcome.matched != 0 or not ask):
         try:
             work.run(outcome)
-        except (Stopped, LiveError) as error:
+        except (Stopped, ClientError) as error:
             outcome.stopped = True
             if outcome.done or outcome.failed or isinstance(error, Stopped):
-                _tell(live, outcome)
+                _tell(context, outcome)
             raise
-    _tell(live, outcome)
+    _tell(context, outcome)
     if dry_run:
         return EXIT_OK if outcome.matched else EXIT_NOTHING
     return EXIT_OK if outcome.done and not (wanted.ids and outcome.failed) else EXIT_NOTHING
@@ -208,10 +208,10 @@ def _question(action: str, count: int, wanted: Selection, target: str | None) ->
     return f"{action.capitalize()} {plural(count, 'job')} that match {wanted.filter}{to}?"
 
 
-def _tell(live: Live, outcome: Outcome) -> None:
-    if live.json:
+def _tell(context: Context, outcome: Outcome) -> None:
+    if context.json:
         said = {key: value for key, value in vars(outcome).items() if value is not None}
-        live.write(said)
+        context.write(said)
         return
     for problem in outcome.problems[:_PROBLEMS_SHOWN]:
         click.echo(one_line(problem), err=True)
@@ -236,8 +236,8 @@ def _tell(live: Live, outcome: Outcome) -> None:
 class _OverProtocol:
     """The protocol alone."""
 
-    def __init__(self, live: Live, action: str, wanted: Selection, limit: int | None, target: str | None) -> None:
-        self._live = live
+    def __init__(self, context: Context, action: str, wanted: Selection, limit: int | None, target: str | None) -> None:
+        self._context = context
         self._action = action
         self._wanted = wanted
         self._limit = limit
@@ -247,7 +247,7 @@ class _OverProtocol:
     def count(self) -> int:
         """To how many jobs it would be done."""
         if self._wanted.ids:
-            return sum(1 for _ in self._live.server.job_stats(self._wanted.ids))
+            return sum(1 for _ in self._context.server.job_stats(self._wanted.ids))
         total = self._planned().jobs
         return total if self._limit is None else min(total, self._limit)
 
@@ -272,9 +272,9 @@ class _OverProtocol:
     def _planned(self) -> bulk.Plan:
         if self._plan is None:
             try:
-                self._plan = bulk.plan(self._live.server, self._action, self._wanted, self._target)
+                self._plan = bulk.plan(self._context.server, self._action, self._wanted, self._target)
             except NotDone as error:
-                self._live.need_api(f"this ({error})")
+                self._context.need_api(f"this ({error})")
                 raise
         return self._plan
 
@@ -282,18 +282,18 @@ class _OverProtocol:
         target = None
         if self._target is not None:
             note("over the protocol alone a move is a put and a delete: not atomic, under new ids")
-            target = self._live.another()
+            target = self._context.another()
             target.use(self._target)
         if self._wanted.ids:
-            return bulk.change_ids(self._live.server, self._action, self._wanted.ids, target)
-        return bulk.change(self._live.server, self._action, self._planned().parts, self._limit, target)
+            return bulk.change_ids(self._context.server, self._action, self._wanted.ids, target)
+        return bulk.change(self._context.server, self._action, self._planned().parts, self._limit, target)
 
 
 class _OverApi:
     """The server's API."""
 
-    def __init__(self, live: Live, action: str, wanted: Selection, limit: int | None, target: str | None) -> None:
-        self._api = live.need_api("this")
+    def __init__(self, context: Context, action: str, wanted: Selection, limit: int | None, target: str | None) -> None:
+        self._api = context.need_api("this")
         self._action = action
         self._ids = wanted.ids
         filter = wanted.filter
@@ -361,7 +361,7 @@ class _OverApi:
                     pause_s = min(2 * pause_s, _LOOK_S[1])
                     state = self._api.get(f"/bulk/{number}")
             except BaseException:
-                with suppress(LiveError):
+                with suppress(ClientError):
                     state = self._api.delete(f"/bulk/{number}")
                 _take(outcome, state)
                 raise

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import click
 
-from geventstalk.cli.client import Live, live_command
+from geventstalk.cli.client import Context, client_command
 from geventstalk.client.api import field
 from geventstalk.client.errors import NotDone
 from geventstalk.exits import EXIT_OK
 
 
-@live_command("drain")
+@client_command("drain")
 @click.option("--off", is_flag=True, help="Take jobs again.")
-def drain(live: Live, off: bool) -> int:
+def drain(context: Context, off: bool) -> int:
     """Refuse puts, and serve every other command; --off ends that.
 
     Over the server's API: the protocol has no command for it. Without the API, send the server SIGUSR1 (SIGUSR2 with
     geventstalk ends draining).
     """
     try:
-        api = live.need_api("draining")
+        api = context.need_api("draining")
     except NotDone as error:
-        pid = live.server.facts.get("pid", "")
+        pid = context.server.facts.get("pid", "")
         name = "USR2" if off else "USR1"
         raise NotDone(f"{error}; or on the server's host: kill -{name} {pid}") from None
     server = api.patch("/server", {"draining": not off})
     draining = field(server, "draining", bool)
-    live.say("the server is draining: puts are refused" if draining else "the server takes jobs")
-    if live.json:
-        live.write({"draining": draining})
+    context.say("the server is draining: puts are refused" if draining else "the server takes jobs")
+    if context.json:
+        context.write({"draining": draining})
     return EXIT_OK

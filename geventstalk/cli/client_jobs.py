@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from geventstalk.cli.client import EXIT_NOTHING, Live, Whole, live_command, note, plural
+from geventstalk.cli.client import EXIT_NOTHING, Context, Whole, client_command, note, plural
 from geventstalk.cli.client_show import NO_VALUE, Column, age, body_line, body_lines, count, echo_table, size
 from geventstalk.cli.completion import terms
 from geventstalk.client import select, shapes
@@ -45,7 +45,7 @@ def selection(words: Sequence[str], *, bare_words: bool) -> Selection:
         raise click.UsageError(str(error)) from None
 
 
-@live_command("jobs")
+@client_command("jobs")
 @click.option(
     "--limit", metavar="N", type=Whole(0), default=50, help="So many jobs at the most, 0 for all. Default: 50."
 )
@@ -58,7 +58,7 @@ def selection(words: Sequence[str], *, bare_words: bool) -> Selection:
     help=f"So many bytes of each body. Default: {LIST_BODY_BYTES}.",
 )
 @click.argument("words", metavar="[FILTER]...", nargs=-1, shell_complete=terms)
-def jobs(live: Live, limit: int, newest: bool, body: int, words: Sequence[str]) -> int:
+def jobs(context: Context, limit: int, newest: bool, body: int, words: Sequence[str]) -> int:
     """Show jobs that match a filter.
 
     FILTER is made of terms that must all hold, such as tube:mail state:buried,delayed 'age>1h' 'pri<10' id:100..200
@@ -68,53 +68,55 @@ def jobs(live: Live, limit: int, newest: bool, body: int, words: Sequence[str]) 
     FILTER may name tubes and states. The exit code is 1 when no job matches.
     """
     wanted = selection(words, bare_words=True)
-    found = _found(live, wanted, None if limit == 0 else limit + 1, newest, body)
+    found = _found(context, wanted, None if limit == 0 else limit + 1, newest, body)
     seen, more = 0, False
     rows = []
     for one in found:
         if more := bool(limit and seen == limit):
             break
         seen += 1
-        if live.json:
-            live.write(one)
+        if context.json:
+            context.write(one)
         else:
             rows.append(_row(one))
     if rows:
         echo_table(_COLUMNS, rows)
-    elif not seen and not live.json:
+    elif not seen and not context.json:
         raise Absent("no job matches")
     if more:
         note(f"there are more than {limit:,}; --limit says how many are shown")
     return EXIT_OK if seen else EXIT_NOTHING
 
 
-def _found(live: Live, wanted: Selection, most: int | None, newest: bool, body: int) -> Iterator[Shape]:
+def _found(context: Context, wanted: Selection, most: int | None, newest: bool, body: int) -> Iterator[Shape]:
     if wanted.ids:
-        return _by_id(live, wanted.ids, body)
-    api = live.allowed_api("read")
+        return _by_id(context, wanted.ids, body)
+    api = context.allowed_api("read")
     if api is not None:
         return api.jobs(wanted.filter, newest_first=newest, body=body, most=most)
     if wanted.beyond is not None:
-        live.need_api(f"looking for {wanted.beyond}")
+        context.need_api(f"looking for {wanted.beyond}")
         raise NotDone(f"the protocol alone cannot look for {wanted.beyond}")
     states = [state for state in PEEKS if state in wanted.states]
     if not states:
-        live.need_api("looking for reserved jobs")
+        context.need_api("looking for reserved jobs")
         raise NotDone("the protocol alone cannot look for reserved jobs")
     note("without the server's API (--http) only the next job of each tube and state can be seen")
-    return _next_jobs(live, wanted, states, most, body)
+    return _next_jobs(context, wanted, states, most, body)
 
 
-def _by_id(live: Live, ids: Sequence[int], body: int) -> Iterator[Shape]:
-    for facts in live.server.job_stats(ids):
+def _by_id(context: Context, ids: Sequence[int], body: int) -> Iterator[Shape]:
+    for facts in context.server.job_stats(ids):
         try:
-            yield shapes.job(facts, live.server.peek(shapes.number(facts, "id")), body)
+            yield shapes.job(facts, context.server.peek(shapes.number(facts, "id")), body)
         except Absent:
             continue  # somebody was faster
 
 
-def _next_jobs(live: Live, wanted: Selection, states: Sequence[str], most: int | None, body: int) -> Iterator[Shape]:
-    server = live.server
+def _next_jobs(
+    context: Context, wanted: Selection, states: Sequence[str], most: int | None, body: int
+) -> Iterator[Shape]:
+    server = context.server
     known = wanted.matching(server.tubes())
     for facts in list(server.tube_stats(sorted(known))):
         for state in states:
@@ -144,7 +146,7 @@ def _row(job: Shape) -> list[str]:
     ]
 
 
-@live_command("job")
+@client_command("job")
 @click.option("--raw", is_flag=True, help="Print the body and nothing else, byte for byte.")
 @click.option(
     "--body",
@@ -154,25 +156,25 @@ def _row(job: Shape) -> list[str]:
     help="So many bytes of the body. Default: 65536.",
 )
 @click.argument("ids", metavar="ID...", nargs=-1, required=True, type=Whole(1, (1 << 63) - 1))
-def job(live: Live, raw: bool, body: int, ids: Sequence[int]) -> int:
+def job(context: Context, raw: bool, body: int, ids: Sequence[int]) -> int:
     """Show all about a job.
 
     Over the protocol, for any beanstalkd; the server's API adds who holds the job and since when. The body is shown as
     text, or in hexadecimal when it is no text. The exit code is 1 when one of the jobs is not there.
     """
-    api = None if raw else live.allowed_api("read", quiet=True)
+    api = None if raw else context.allowed_api("read", quiet=True)
     missing = 0
     for at, id in enumerate(ids):
         try:
-            found = _over_protocol(live, id, body) if api is None else (_over_api(live, api, id, body), b"")
+            found = _over_protocol(context, id, body) if api is None else (_over_api(context, api, id, body), b"")
         except Absent:
             missing += 1
             click.echo(f"there is no job {id}", err=True)
             continue
         if raw:
             sys.stdout.buffer.write(found[1])
-        elif live.json:
-            live.write(found[0])
+        elif context.json:
+            context.write(found[0])
         else:
             if at > missing:
                 click.echo()
@@ -180,18 +182,18 @@ def job(live: Live, raw: bool, body: int, ids: Sequence[int]) -> int:
     return EXIT_NOTHING if missing else EXIT_OK
 
 
-def _over_api(live: Live, api: Api, id: int, most: int) -> Shape:
+def _over_api(context: Context, api: Api, id: int, most: int) -> Shape:
     """The job's shape, with who holds it. What is longer than the API tells of a body comes over the protocol."""
     found = api.job(id, min(most, _API_BODY_BYTES_MAX))
     if most > _API_BODY_BYTES_MAX and not found["body"]["whole"]:
-        found["body"] = shapes.body_shape(live.server.peek(id), most)
+        found["body"] = shapes.body_shape(context.server.peek(id), most)
     return found
 
 
-def _over_protocol(live: Live, id: int, most: int) -> tuple[Shape, bytes]:
+def _over_protocol(context: Context, id: int, most: int) -> tuple[Shape, bytes]:
     """The job's shape, and its whole body."""
-    content = live.server.peek(id)
-    for facts in live.server.job_stats([id]):
+    content = context.server.peek(id)
+    for facts in context.server.job_stats([id]):
         return shapes.job(facts, content, most), content
     raise Absent("there is no such job")
 

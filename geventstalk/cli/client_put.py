@@ -10,11 +10,11 @@ from typing import Final
 
 import click
 
-from geventstalk.cli.client import Live, Seconds, TubeName, Whole, live_command, plural
+from geventstalk.cli.client import Context, Seconds, TubeName, Whole, client_command, plural
 from geventstalk.cli.client_progress import progress
 from geventstalk.cli.ending import Failed, Stopped, whole
 from geventstalk.client.api import field
-from geventstalk.client.errors import LiveError
+from geventstalk.client.errors import ClientError
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK
 from geventstalk.limits import U32_MAX
 
@@ -23,7 +23,7 @@ _TTR_S: Final = 60
 _STDIN: Final = "-"
 
 
-@live_command("put")
+@client_command("put")
 @click.option("--pri", metavar="N", type=Whole(0, U32_MAX), default=_PRI, help=f"Priority, 0 first. Default: {_PRI}.")
 @click.option(
     "--delay", metavar="TIME", type=Seconds(), default="0", help="Time before the job is ready, such as 90 or 15min."
@@ -32,7 +32,7 @@ _STDIN: Final = "-"
 @click.option("--lines", is_flag=True, help="Put each line of standard input as a job of its own.")
 @click.argument("tube", type=TubeName())
 @click.argument("body", required=False)
-def put(live: Live, pri: int, delay: int, ttr: int, lines: bool, tube: str, body: str | None) -> int:
+def put(context: Context, pri: int, delay: int, ttr: int, lines: bool, tube: str, body: str | None) -> int:
     """Put a job into a tube.
 
     Without BODY, or with -, the body is what comes on standard input, byte for byte. Over the API where the server has
@@ -42,46 +42,46 @@ def put(live: Live, pri: int, delay: int, ttr: int, lines: bool, tube: str, body
     if lines and body not in (None, _STDIN):
         raise click.UsageError("with --lines the jobs come on standard input, not as BODY")
     if lines:
-        return _put_lines(live, tube, pri, delay, ttr)
+        return _put_lines(context, tube, pri, delay, ttr)
     content = _stdin_whole() if body is None or body == _STDIN else os.fsencode(body)
-    api = live.allowed_api("admin")
+    api = context.allowed_api("admin")
     if api is None:
-        live.server.use(tube)
-        id = live.server.put(content, pri, delay, ttr)
+        context.server.use(tube)
+        id = context.server.put(content, pri, delay, ttr)
     else:
         job = {"tube": tube, "body_base64": b64encode(content).decode(), "pri": pri, "delay_s": delay, "ttr_s": ttr}
         id = field(api.post("/jobs", job), "id", int)
-    live.say(f"put job {id} into {tube}")
-    if live.json:
-        live.write({"id": id, "tube": tube, "size": len(content)})
+    context.say(f"put job {id} into {tube}")
+    if context.json:
+        context.write({"id": id, "tube": tube, "size": len(content)})
     return EXIT_OK
 
 
-def _put_lines(live: Live, tube: str, pri: int, delay: int, ttr: int) -> int:
-    live.server.use(tube)
+def _put_lines(context: Context, tube: str, pri: int, delay: int, ttr: int) -> int:
+    context.server.use(tube)
     done = first = last = 0
     try:
         with progress(f"put into {tube}", _stdin_size()) as bar:
             sent = 0
             for line in _stdin_lines():
                 with whole():
-                    last = live.server.put(line[:-1] if line.endswith(b"\n") else line, pri, delay, ttr)
+                    last = context.server.put(line[:-1] if line.endswith(b"\n") else line, pri, delay, ttr)
                     done += 1
                 first = first or last
                 sent += len(line)
                 bar.reach(sent if bar.total else done)
-    except (Stopped, LiveError, Failed):
-        _told(live, tube, done, first, last, stopped=True)
+    except (Stopped, ClientError, Failed):
+        _told(context, tube, done, first, last, stopped=True)
         raise
-    _told(live, tube, done, first, last, stopped=False)
+    _told(context, tube, done, first, last, stopped=False)
     if not done:
         raise Failed("there was no line on standard input", EXIT_DAMAGE)
     return EXIT_OK
 
 
-def _told(live: Live, tube: str, done: int, first: int, last: int, *, stopped: bool) -> None:
-    if live.json:
-        live.write({"tube": tube, "done": done, "first": first or None, "last": last or None, "stopped": stopped})
+def _told(context: Context, tube: str, done: int, first: int, last: int, *, stopped: bool) -> None:
+    if context.json:
+        context.write({"tube": tube, "done": done, "first": first or None, "last": last or None, "stopped": stopped})
     elif done or stopped:
         ids = f", ids {first} to {last}" if done > 1 else f", id {first}" if done else ""
         click.echo(f"{'stopped: ' if stopped else ''}put {plural(done, 'job')} into {tube}{ids}", err=stopped)

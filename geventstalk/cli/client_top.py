@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from geventstalk.cli.client import Live, Number, Whole, live_command, plural
+from geventstalk.cli.client import Context, Number, Whole, client_command, plural
 from geventstalk.cli.client_show import Column, age, colours, count, cut, facts_line, rate, size, table, time_of, width
 from geventstalk.cli.client_tubes import STATE_COLUMNS, oldest, paused, state_cells
 from geventstalk.client.address import Address
-from geventstalk.client.errors import LiveError
-from geventstalk.client.protocol import Server
+from geventstalk.client.errors import ClientError
+from geventstalk.client.protocol import Beanstalk
 from geventstalk.client.sampling import Sample, take
 from geventstalk.client.shapes import Shape
 from geventstalk.exits import EXIT_OK
@@ -56,7 +56,7 @@ _COLUMNS: Final = (
 )
 
 
-@live_command("top")
+@client_command("top")
 @click.option(
     "--interval",
     metavar="SECONDS",
@@ -66,16 +66,16 @@ _COLUMNS: Final = (
 )
 @click.option("--count", "most", metavar="N", type=Whole(1), help="End after so many looks.")
 @click.option("--sort", type=click.Choice(SORTS), default=SORTS[0], help="The worst tube first, or the largest.")
-def top(live: Live, interval: float, most: int | None, sort: str) -> int:
+def top(context: Context, interval: float, most: int | None, sort: str) -> int:
     """Show the server and its tubes live.
 
     Keys: q ends, s sorts otherwise, space holds the picture. Rates are a second, since the last look. A look asks for
     each tube, so that it takes longer with many tubes; then there are fewer looks. Over the protocol, for any
     beanstalkd. Where stdout is not a terminal, each look is printed, and without --count there is one.
     """
-    if live.json or not _is_screen():
-        return _plain(live, interval, most or 1, sort)
-    return _screen(live, interval, most, sort)
+    if context.json or not _is_screen():
+        return _plain(context, interval, most or 1, sort)
+    return _screen(context, interval, most, sort)
 
 
 def _is_screen() -> bool:
@@ -83,18 +83,18 @@ def _is_screen() -> bool:
     return all(stream is not None and stream.isatty() for stream in streams) and os.environ.get("TERM") != "dumb"
 
 
-def _plain(live: Live, interval: float, most: int, sort: str) -> int:
+def _plain(context: Context, interval: float, most: int, sort: str) -> int:
     sample: Sample | None = None
     for at in range(most):
         if sample is not None:
             time.sleep(sample.rest_s(interval))
-        sample = take(live.server, sample)
-        if live.json:
-            live.write({"server": sample.server, "tubes": sample.tubes})
+        sample = take(context.server, sample)
+        if context.json:
+            context.write({"server": sample.server, "tubes": sample.tubes})
             continue
         if at:
             click.echo()
-        head, tubes = lines(live.address, sample, sort, width())
+        head, tubes = lines(context.address, sample, sort, width())
         for line in (*head, "", *tubes):
             click.echo(line)
     return EXIT_OK
@@ -201,12 +201,12 @@ _ORDERS: Final[dict[str, Callable[[Shape], tuple[Any, ...]]]] = {
 class _Asking:
     """A thread that asks the server. `sample` is the latest answer, `problem` why there is no newer one."""
 
-    def __init__(self, live: Live, interval: float, sample: Sample) -> None:
+    def __init__(self, context: Context, interval: float, sample: Sample) -> None:
         self.sample = sample
         self.problem: str | None = None
         self.looks = 1
         self.fault: BaseException | None = None
-        self._live: Final = live
+        self._context: Final = context
         self._interval: Final = interval
         self._thread: Final = threading.Thread(target=self._run, daemon=True, name="asking")
 
@@ -214,17 +214,17 @@ class _Asking:
         self._thread.start()
 
     def _run(self) -> None:
-        server: Server | None = self._live.server
+        server: Beanstalk | None = self._context.server
         wait = self.sample.rest_s(self._interval)
         while True:
             time.sleep(wait)
             try:
-                server = server or self._live.another()
+                server = server or self._context.another()
                 self.sample = take(server, self.sample)
                 self.problem = None
                 self.looks += 1
                 wait = self.sample.rest_s(self._interval)
-            except LiveError as error:
+            except ClientError as error:
                 self.problem = str(error)
                 if server is not None:
                     server.close()
@@ -238,8 +238,8 @@ class _Asking:
 class _Screen:
     """What is on the screen, and what the keys changed about it."""
 
-    def __init__(self, live: Live, asking: _Asking, sort: str) -> None:
-        self._live: Final = live
+    def __init__(self, context: Context, asking: _Asking, sort: str) -> None:
+        self._context: Final = context
         self._asking: Final = asking
         self._sort = sort
         self._held: Sample | None = None
@@ -262,7 +262,7 @@ class _Screen:
         room, height = _size()
         sample = self._held or self._asking.sample
         gap = [""] if height >= _HEIGHT_WITH_GAPS else []
-        head, tubes = lines(self._live.address, sample, self._sort, room, height - 1 - 2 * len(gap))
+        head, tubes = lines(self._context.address, sample, self._sort, room, height - 1 - 2 * len(gap))
         titles = len(head) + len(gap)
         text = Text(no_wrap=True, overflow="crop", end="")
         for at, line in enumerate([*head, *gap, *tubes]):
@@ -286,12 +286,12 @@ def _size() -> tuple[int, int]:
     return max(20, size.columns), max(6, size.lines)
 
 
-def _screen(live: Live, interval: float, most: int | None, sort: str) -> int:
+def _screen(context: Context, interval: float, most: int | None, sort: str) -> int:
     from rich.console import Console
     from rich.live import Live as Picture
 
-    asking = _Asking(live, interval, take(live.server, None))
-    screen = _Screen(live, asking, sort)
+    asking = _Asking(context, interval, take(context.server, None))
+    screen = _Screen(context, asking, sort)
     asking.start()
     with _keys() as keys, _stop_key() as stop_key:
         console = Console(highlight=False)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from geventstalk.cli.client import EXIT_NOTHING, Live, Seconds, TubeName, live_command, names
+from geventstalk.cli.client import EXIT_NOTHING, Context, Seconds, TubeName, client_command, names
 from geventstalk.cli.client_show import NO_VALUE, Column, age, count, echo_table
 from geventstalk.client import select, shapes
 from geventstalk.client.api import tube_path
@@ -36,19 +36,19 @@ _COLUMNS: Final = (
 SORTS: Final = ("name", "ready", "reserved", "delayed", "buried", "oldest", "watching", "put")
 
 
-@live_command("tubes")
+@client_command("tubes")
 @click.option("--sort", type=click.Choice(SORTS), default="name", help="Largest first, names in their order.")
 @click.argument("wanted", metavar="[TUBE]...", nargs=-1, type=TubeName(many=True))
-def tubes(live: Live, sort: str, wanted: Sequence[str]) -> int:
+def tubes(context: Context, sort: str, wanted: Sequence[str]) -> int:
     """Show the tubes and how many jobs each has.
 
     TUBE may hold `*`, which stands for anything. Over the protocol, for any beanstalkd. The exit code is 1 when there
     is no such tube.
     """
-    found = sorted(tube_shapes(live, wanted), key=lambda tube: _order(tube, sort))
-    if live.json:
+    found = sorted(tube_shapes(context, wanted), key=lambda tube: _order(tube, sort))
+    if context.json:
         for tube in found:
-            live.write(tube)
+            context.write(tube)
     elif found:
         echo_table(_COLUMNS, [_row(tube) for tube in found])
     else:
@@ -56,12 +56,12 @@ def tubes(live: Live, sort: str, wanted: Sequence[str]) -> int:
     return EXIT_OK if found else EXIT_NOTHING
 
 
-def tube_shapes(live: Live, wanted: Sequence[str]) -> list[Shape]:
+def tube_shapes(context: Context, wanted: Sequence[str]) -> list[Shape]:
     """The tubes that one of the patterns fits, or all."""
-    known = live.server.tubes()
+    known = context.server.tubes()
     if wanted:
         known = [name for name in known if any(select.matches(name, pattern) for pattern in wanted)]
-    return [shapes.tube(facts, asker_in=DEFAULT) for facts in live.server.tube_stats(known)]
+    return [shapes.tube(facts, asker_in=DEFAULT) for facts in context.server.tube_stats(known)]
 
 
 def _order(tube: Shape, sort: str) -> tuple[Any, ...]:
@@ -100,31 +100,31 @@ def paused(tube: Shape) -> str:
     return age(tube["pause_left_s"]) if tube["paused_s"] else NO_VALUE
 
 
-@live_command("pause")
+@client_command("pause")
 @click.argument("tube", type=TubeName(many=True))
 @click.argument("time", type=Seconds())
-def pause(live: Live, tube: str, time: int) -> int:
+def pause(context: Context, tube: str, time: int) -> int:
     """Let nobody reserve a job of a tube for a while.
 
     TUBE may hold `*`, which stands for anything. TIME is 90, 90s, 15min, 2h or 1d; 0 ends a pause. Over the API where
     the server has one, so that its audit knows, otherwise over the protocol. The exit code is 1 when there is no such
     tube.
     """
-    known = [name for name in live.server.tubes() if select.matches(name, tube)]
-    api = live.allowed_api("admin") if known else None
+    known = [name for name in context.server.tubes() if select.matches(name, tube)]
+    api = context.allowed_api("admin") if known else None
     done = 0
     for name in known:
         try:
             if api is None:
-                live.server.pause(name, time)
+                context.server.pause(name, time)
             else:
                 api.patch(tube_path(name), {"pause_s": time})
         except Absent:
             continue  # the tube is gone with its last job
         done += 1
-        live.say(f"{name} is paused for {age(time)}" if time else f"{name} is not paused any more")
-        if live.json:
-            live.write({"name": name, "paused_s": time})
+        context.say(f"{name} is paused for {age(time)}" if time else f"{name} is not paused any more")
+        if context.json:
+            context.write({"name": name, "paused_s": time})
     if not done:
         raise Absent(f"there is no tube {tube}")
     return EXIT_OK

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from geventstalk.cli.client import EXIT_NOTHING, Live, Number, Seconds, TubeName, live_command, note, plural
+from geventstalk.cli.client import EXIT_NOTHING, Context, Number, Seconds, TubeName, client_command, note, plural
 from geventstalk.cli.client_show import body_line, count, cut, width
 from geventstalk.cli.ending import Stopped
 from geventstalk.client.watching import Event, OverApi, OverProtocol, Source, compare
@@ -17,11 +17,11 @@ from geventstalk.logs import one_line
 _BODY_BYTES: Final = 200
 
 
-@live_command("watch")
+@client_command("watch")
 @click.option("--interval", metavar="SECONDS", type=Number(0.05, 3600), default=1.0, help="Seconds between two looks.")
 @click.option("--for", "duration", metavar="TIME", type=Seconds(), help="End after this time, such as 90 or 15min.")
 @click.argument("tube", type=TubeName())
-def watch(live: Live, interval: float, duration: int | None, tube: str) -> int:
+def watch(context: Context, interval: float, duration: int | None, tube: str) -> int:
     """Print what happens to the jobs of a tube.
 
     Over the server's API: each put, reservation, release, burying and deletion of the first and the last 250 jobs
@@ -33,16 +33,16 @@ def watch(live: Live, interval: float, duration: int | None, tube: str) -> int:
     seen = 0
     end = None if duration is None else time.monotonic() + duration
     try:
-        source = _source(live, tube)
+        source = _source(context, tube)
         before = source.look()
-        if not before.jobs and not live.json:
+        if not before.jobs and not context.json:
             note(f"{tube} has no jobs at this moment")
         while end is None or time.monotonic() < end:
             time.sleep(interval if end is None else max(0.0, min(interval, end - time.monotonic())))
             now = source.look()
             for event in compare(before, now, source.where):
                 seen += event.jobs
-                _print(live, event)
+                _print(context, event)
             before = now
     except Stopped:
         note(f"stopped; {plural(seen, 'event')}")
@@ -50,18 +50,18 @@ def watch(live: Live, interval: float, duration: int | None, tube: str) -> int:
     return EXIT_OK if seen else EXIT_NOTHING
 
 
-def _source(live: Live, tube: str) -> Source:
-    api = live.allowed_api("read")
+def _source(context: Context, tube: str) -> Source:
+    api = context.allowed_api("read")
     if api is not None:
         return OverApi(api, tube, _BODY_BYTES)
     note("without the server's API (--http) only jobs that were next of their state are seen one by one")
-    return OverProtocol(live.server, tube, _BODY_BYTES)
+    return OverProtocol(context.server, tube, _BODY_BYTES)
 
 
-def _print(live: Live, event: Event) -> None:
-    if live.json:
+def _print(context: Context, event: Event) -> None:
+    if context.json:
         said = {key: value for key, value in vars(event).items() if value is not None}
-        live.write(said)
+        context.write(said)
         return
     moment = time.strftime("%H:%M:%S")
     if event.id is None or event.job is None:

@@ -115,20 +115,20 @@ def _beginning(known: Iterable[str], begin: str) -> list[str]:
 
 def _tubes(context: click.Context, begin: str) -> list[str]:
     from geventstalk.client.address import of_server
-    from geventstalk.client.errors import LiveError
-    from geventstalk.client.protocol import Server
+    from geventstalk.client.errors import ClientError
+    from geventstalk.client.protocol import Beanstalk
     from geventstalk.config import ConfigError, load
 
     given = {key: context.params.get(key) for key in ("listen", "port")}
     flags = {key: (value,) if key == "listen" else value for key, value in given.items() if value}
     try:
         settings, _ = load(flags, os.environ, context.params.get("config"))
-        server = Server(of_server(settings.listen, settings.port), _PATIENCE_S)
-    except (ConfigError, LiveError):
+        server = Beanstalk(of_server(settings.listen, settings.port), _PATIENCE_S)
+    except (ConfigError, ClientError):
         return []
     try:
         names = [name for name in server.tubes() if name.startswith(begin) and name.isprintable()]
-    except LiveError:
+    except ClientError:
         return []
     finally:
         server.close()

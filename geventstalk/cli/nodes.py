@@ -51,14 +51,14 @@ class Nodes:
 def _console(at: str) -> str | None:
     """The address of the console of the node at this address, as its `stats` say it; None when it has none."""
     from geventstalk.client import address
-    from geventstalk.client.errors import LiveError
-    from geventstalk.client.protocol import Server
+    from geventstalk.client.errors import ClientError
+    from geventstalk.client.protocol import Beanstalk
 
     host, _, port = at.rpartition(":")
     leader = address.Address(host.strip("[]"), port)
     try:
-        with contextlib.closing(Server(leader, _ASK_S)) as server:
+        with contextlib.closing(Beanstalk(leader, _ASK_S)) as server:
             found = address.of_api(server.facts.get("http", ""), leader)
-    except LiveError:
+    except ClientError:
         return None
     return None if found is None or found.is_unix else f"http://{found}/"

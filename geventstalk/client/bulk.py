@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from geventstalk.client.errors import Absent, LiveError, NotDone
-from geventstalk.client.protocol import PEEKS, Facts, Server
+from geventstalk.client.errors import Absent, ClientError, NotDone
+from geventstalk.client.protocol import PEEKS, Beanstalk, Facts
 from geventstalk.client.select import Selection
 from geventstalk.client.shapes import number
 
@@ -61,7 +61,7 @@ class Step:
     problem: str | None = None
 
 
-def plan(server: Server, action: str, selection: Selection, target: str | None) -> Plan:
+def plan(server: Beanstalk, action: str, selection: Selection, target: str | None) -> Plan:
     """What the action would be done to, without jobs of `target`. Raises NotDone when the protocol cannot do it."""
     if selection.beyond is not None:
         raise NotDone(f"the protocol alone cannot look for {selection.beyond}")
@@ -80,7 +80,7 @@ def plan(server: Server, action: str, selection: Selection, target: str | None) 
 
 
 def change(
-    server: Server, action: str, parts: Iterable[Part], most: int | None, target: Server | None
+    server: Beanstalk, action: str, parts: Iterable[Part], most: int | None, target: Beanstalk | None
 ) -> Iterator[Step]:
     """Does it, `most` times at the most. `target` is another connection, which uses the tube that jobs move to."""
     for part in parts:
@@ -90,14 +90,14 @@ def change(
             yield step
 
 
-def _part(server: Server, action: str, part: Part, wanted: int, target: Server | None) -> Iterator[Step]:
+def _part(server: Beanstalk, action: str, part: Part, wanted: int, target: Beanstalk | None) -> Iterator[Step]:
     server.use(part.tube)
     if action == "kick" and part.state == "buried":
         return _kick(server, wanted)
     return _each(server, part, wanted, _one(action, target))
 
 
-def _kick(server: Server, wanted: int) -> Iterator[Step]:
+def _kick(server: Beanstalk, wanted: int) -> Iterator[Step]:
     # Where the last buried job goes at this moment, a kick takes delayed ones: so look before each of them.
     while wanted > 0 and server.peek_next("buried") is not None:
         kicked = server.kick(min(wanted, _KICK_AT_ONCE))
@@ -107,7 +107,7 @@ def _kick(server: Server, wanted: int) -> Iterator[Step]:
             return
 
 
-def _each(server: Server, part: Part, wanted: int, act: Callable[[Server, int], None]) -> Iterator[Step]:
+def _each(server: Beanstalk, part: Part, wanted: int, act: Callable[[Beanstalk, int], None]) -> Iterator[Step]:
     misses = 0
     while wanted > 0 and misses < _MISSES_MAX:
         found = server.peek_next(part.state)
@@ -125,7 +125,7 @@ def _each(server: Server, part: Part, wanted: int, act: Callable[[Server, int], 
         raise NotDone(f"workers take the jobs of {part.tube} faster than this command can")
 
 
-def change_ids(server: Server, action: str, ids: Iterable[int], target: Server | None) -> Iterator[Step]:
+def change_ids(server: Beanstalk, action: str, ids: Iterable[int], target: Beanstalk | None) -> Iterator[Step]:
     """Does it to these jobs."""
     act = _one(action, target)
     for id in ids:
@@ -137,27 +137,27 @@ def change_ids(server: Server, action: str, ids: Iterable[int], target: Server |
             yield Step(done=1)
 
 
-def _one(action: str, target: Server | None) -> Callable[[Server, int], None]:
+def _one(action: str, target: Beanstalk | None) -> Callable[[Beanstalk, int], None]:
     if action == "move":
         if target is None:
             raise ValueError("a move needs a target")
         return lambda server, id: _move(server, id, target)
-    return {"delete": Server.delete, "kick": Server.kick_job, "bury": _bury}[action]
+    return {"delete": Beanstalk.delete, "kick": Beanstalk.kick_job, "bury": _bury}[action]
 
 
-def _facts(server: Server, id: int) -> Facts:
+def _facts(server: Beanstalk, id: int) -> Facts:
     for facts in server.job_stats([id]):
         return facts
     raise Absent("there is no such job")
 
 
-def _bury(server: Server, id: int) -> None:
+def _bury(server: Beanstalk, id: int) -> None:
     facts = _facts(server, id)
     server.reserve(id)
     server.bury(id, number(facts, "pri"))
 
 
-def _move(server: Server, id: int, target: Server) -> None:
+def _move(server: Beanstalk, id: int, target: Beanstalk) -> None:
     """Puts the job anew and deletes the old one. A job that cannot be put stays where and as it was."""
     facts = _facts(server, id)
     if facts.get("state") not in PEEKS:
@@ -174,7 +174,7 @@ def _move(server: Server, id: int, target: Server) -> None:
                 target.reserve(new)
                 target.bury(new, pri)
     except BaseException:
-        with contextlib.suppress(LiveError):
+        with contextlib.suppress(ClientError):
             server.bury(id, pri) if buried else server.release(id, pri, delay_s)
         raise
     try:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 
-class LiveError(Exception):
+class ClientError(Exception):
     """The text is one sentence for the user."""
 
 
-class Unreachable(LiveError):
+class Unreachable(ClientError):
     """The server cannot be reached, went away, or does not answer in time."""
 
 
-class Nonsense(LiveError):
+class Nonsense(ClientError):
     """What answers does not speak the protocol."""
 
 
-class NotAllowed(LiveError):
+class NotAllowed(ClientError):
     """The API wants a token, or another one."""
 
 
-class NotDone(LiveError):
+class NotDone(ClientError):
     """The server refuses, or cannot do that."""
 
 

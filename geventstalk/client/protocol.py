@@ -41,7 +41,7 @@ PEEKS: Final = ("ready", "delayed", "buried")
 """The states of which the protocol shows the next job."""
 
 
-class Server:
+class Beanstalk:
     """A connection to the server."""
 
     def __init__(self, address: Address, timeout_s: float) -> None:

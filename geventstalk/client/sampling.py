@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from geventstalk.client import shapes
-from geventstalk.client.protocol import DEFAULT, Server
+from geventstalk.client.protocol import DEFAULT, Beanstalk
 from geventstalk.client.shapes import Shape
 from geventstalk.trouble import Trouble, trouble
 
@@ -37,8 +37,8 @@ class Sample:
         return max(interval_s, _REST * self.took_s)
 
 
-def take(server: Server, before: Sample | None) -> Sample:
-    """Asks the server. Raises LiveError."""
+def take(server: Beanstalk, before: Sample | None) -> Sample:
+    """Asks the server. Raises ClientError."""
     began = time.monotonic()
     whole = shapes.server(server.stats())
     tubes = [shapes.tube(facts, asker_in=DEFAULT) for facts in server.tube_stats(server.tubes())]

@@ -15,7 +15,7 @@ from geventstalk.client import shapes
 from geventstalk.client.api import Api, tube_path
 from geventstalk.client.api import field as api_field
 from geventstalk.client.errors import Absent
-from geventstalk.client.protocol import DEFAULT, PEEKS, Server
+from geventstalk.client.protocol import DEFAULT, PEEKS, Beanstalk
 from geventstalk.client.shapes import Shape
 
 _FOLLOWED_MAX: Final = 500
@@ -169,7 +169,7 @@ class OverApi:
 class OverProtocol:
     """The next job of each state, and what becomes of those that were seen, by the protocol."""
 
-    def __init__(self, server: Server, tube: str, body: int) -> None:
+    def __init__(self, server: Beanstalk, tube: str, body: int) -> None:
         self._server: Final = server
         self._tube: Final = tube
         self._body: Final = body

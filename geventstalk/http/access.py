@@ -19,7 +19,7 @@ from gevent import sleep
 
 from geventstalk.config import ConfigError
 from geventstalk.http.audit import Audit
-from geventstalk.http.sessions import Session, Sessions
+from geventstalk.http.sessions import LoginSession, Sessions
 from geventstalk.http.tokens import Role, Token, Tokens
 
 COOKIE: Final = "geventstalk"
@@ -40,7 +40,7 @@ class Who:
     role: Role | Literal[""]  # none where a token is refused
     address: str
     via: str = "api"
-    session: Session | None = None
+    session: LoginSession | None = None
 
 
 class Access:
@@ -155,7 +155,7 @@ class Access:
 
     # --- sessions
 
-    def _session_of(self, req: falcon.Request, tokens: Tokens, now_ns: int) -> Session | None:
+    def _session_of(self, req: falcon.Request, tokens: Tokens, now_ns: int) -> LoginSession | None:
         """The session whose cookie the request has, as long as its token is in the file."""
         cookie = _cookie(req)
         session = self._sessions.find(cookie, now_ns)

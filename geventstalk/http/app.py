@@ -1,6 +1,6 @@
 """The application: middleware, the routes of all resources, problems as RFC 9457 wants them, the API's own document.
 
-Each module of http/api has `add(app, house)`, which gives its resources their routes. A resource says by
+Each module of http/api has `add(app, backend)`, which gives its resources their routes. A resource says by
 `public = True` that it asks nobody who he is.
 Resources raise falcon's HTTPError: its description becomes the detail of a problem, which people read.
 Invariant: whatever a handler raises, its client gets a problem without the text of an exception.
@@ -35,7 +35,7 @@ from geventstalk.http.api import (
     session,
     tubes,
 )
-from geventstalk.http.backend import Busy, Failed, House
+from geventstalk.http.backend import Backend, Busy, Failed
 from geventstalk.http.search import SearchFailed
 from geventstalk.http.wire import Refused
 
@@ -58,9 +58,9 @@ _ROOMS: Final = (
 )
 
 
-def make(house: House, access: Access) -> falcon.App[falcon.Request, falcon.Response]:
+def make(backend: Backend, access: Access) -> falcon.App[falcon.Request, falcon.Response]:
     """The WSGI application."""
-    app = falcon.App(middleware=[_Gate(house, access)])
+    app = falcon.App(middleware=[_Gate(backend, access)])
     app.req_options.strip_url_path_trailing_slash = False
     app.req_options.auto_parse_qs_csv = False
     app.req_options.keep_blank_qs_values = True
@@ -71,19 +71,19 @@ def make(house: House, access: Access) -> falcon.App[falcon.Request, falcon.Resp
     app.add_error_handler(FilterError, _filter_wrong)
     app.add_error_handler(SearchFailed, _search_failed)
     app.add_error_handler(Refused, _refuse)
-    app.add_error_handler(Exception, _Fault(house).handle)
+    app.add_error_handler(Exception, _Fault(backend).handle)
     for room in _ROOMS:
-        room.add(app, house)
-    events.add(app, house, access)
-    login.add(app, house, access)
+        room.add(app, backend)
+    events.add(app, backend, access)
+    login.add(app, backend, access)
     return app
 
 
 class _Gate:
     """What every request passes on its way in, and every response on its way out."""
 
-    def __init__(self, house: House, access: Access) -> None:
-        self._house = house
+    def __init__(self, backend: Backend, access: Access) -> None:
+        self._backend = backend
         self._access = access
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -95,12 +95,12 @@ class _Gate:
         if getattr(resource, "public", False):
             return
         self._access.require_own_page(req)
-        who = self._access.identify(req, self._house.now_ns())
+        who = self._access.identify(req, self._backend.now_ns())
         self._access.require(who, req)
         req.context.who = who
-        if not self._house.replayed:
+        if not self._backend.replayed:
             raise falcon.HTTPServiceUnavailable(description="The journal is being replayed.", retry_after=1)
-        node = self._house.node
+        node = self._backend.node
         changes = req.method not in ("GET", "HEAD", "OPTIONS")
         if node is not None and not node.serves and changes and not getattr(resource, "on_standby", False):
             leader = f"{node.leader} leads" if node.leader else "no node leads"
@@ -172,8 +172,8 @@ class _Fault:
     No handler changes anything itself. An errand of the turn does, and the turn sees to what fails there.
     """
 
-    def __init__(self, house: House) -> None:
-        self._log = house.log
+    def __init__(self, backend: Backend) -> None:
+        self._log = backend.log
 
     def handle(self, req: falcon.Request, resp: falcon.Response, error: Exception, params: dict[str, Any]) -> None:
         self._log.error("a request failed: %s %s", req.method, req.path, exc_info=error)

@@ -135,7 +135,7 @@ class FrontsView(Protocol):
         """Of each front-end process that there is: its place, from 1 on, its pid, and how many clients it has."""
 
 
-class House:
+class Backend:
     """`facts` gives the server's facts, as `stats` has them; `drain` begins or ends draining."""
 
     def __init__(

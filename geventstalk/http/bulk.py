@@ -24,7 +24,7 @@ from geventstalk.core.operate import DONE, WRONG_STATE, Operate
 from geventstalk.errands import Changes
 from geventstalk.filters import Term
 from geventstalk.http.audit import Author
-from geventstalk.http.backend import Failed, House
+from geventstalk.http.backend import Backend, Failed
 from geventstalk.http.changes import Values, change_of, fitting
 from geventstalk.http.search import Search, SearchFailed
 
@@ -35,7 +35,7 @@ _BATCH_MAX: Final = 500
 _BATCH_S: Final = 0.25
 """A search for them takes no longer than that before they are changed."""
 _TELL_S: Final = 0.5
-"""How often House.bulk_listeners hear of progress."""
+"""How often Backend.bulk_listeners hear of progress."""
 
 Json = dict[str, Any]
 
@@ -44,12 +44,12 @@ class TooMany(Exception):
     """So much work is under way that no more is begun."""
 
 
-class Work:
-    """One such work, from its beginning on. `terms` are its filter, `limit` is how many jobs it takes at the most."""
+class BulkChange:
+    """One such change, from its beginning on. `terms` are its filter, `limit` is how many jobs it takes at the most."""
 
     def __init__(
         self,
-        house: House,
+        backend: Backend,
         who: Author,
         text: str,
         terms: tuple[Term, ...],
@@ -59,22 +59,22 @@ class Work:
         number: int,
     ) -> None:
         """Raises FilterError for a regular expression that cannot be used."""
-        engine = house.engine
+        engine = backend.engine
         self.number: Final = number
         self.state = "running" if number else "dry-run"
         self.over: Any = Event()
         self.cancelled = False
-        self._house = house
+        self._backend = backend
         self._who: Final = who
         self._text = text
         self._action = action
         self._values = values
         self._limit = limit
         self._fitting = fitting(action, values)
-        self._search = Search(house, terms, last=engine.next_id - 1)
+        self._search = Search(backend, terms, last=engine.next_id - 1)
         self._began = monotonic()
         self._ended: float | None = None
-        self._began_unix_s = house.unix_s(house.now_ns())
+        self._began_unix_s = backend.unix_s(backend.now_ns())
         self._jobs_before = engine.ready_count + engine.reserved_count + engine.delayed_count + engine.buried_count
         self._matched = self._done = self._failed = 0
         self._error: str | None = None
@@ -108,7 +108,7 @@ class Work:
             left = None if left is None else left - taken
             if left == 0:
                 break
-            if self._house.stopping.is_set():
+            if self._backend.stopping.is_set():
                 self._error = "The server stops."
                 break
         self._ended = monotonic()
@@ -120,7 +120,7 @@ class Work:
             self._changes.cancelled = True
 
     def run(self, tell: Callable[[], None]) -> None:
-        """The work. `tell` is called when there is progress."""
+        """The change. `tell` is called when there is progress."""
         try:
             self._run(tell)
         except SearchFailed as error:
@@ -135,7 +135,7 @@ class Work:
         finally:
             changed = f"work {self.number}: {self.state}"
             values = f"; {self._values}" if self._values else ""
-            self._house.audit.record(
+            self._backend.audit.record(
                 self._who, f"bulk {self._action}", self._done, filter=self._text, detail=f"{changed}{values}"
             )
             self.over.set()
@@ -178,7 +178,7 @@ class Work:
         return ids
 
     def _stops(self) -> bool:
-        if self._house.stopping.is_set():
+        if self._backend.stopping.is_set():
             raise Failed
         return self.cancelled or self._error is not None
 
@@ -188,10 +188,10 @@ class Work:
         if not ids or self.cancelled:
             return
         changes = self._changes = _Batch(
-            self._house, self._search, ids, change_of(self._house.engine, self._action, self._values)
+            self._backend, self._search, ids, change_of(self._backend.engine, self._action, self._values)
         )
         try:
-            self._house.carry_out(changes)
+            self._backend.carry_out(changes)
         finally:
             self._changes = None
         self._done += changes.counts.get(DONE, 0)
@@ -227,9 +227,9 @@ class _Doer:
 class _Batch(Changes):
     """Changes some jobs, each if it still matches. It stops where there is no room."""
 
-    def __init__(self, house: House, search: Search, ids: list[int], do: Callable[[int, int], int]) -> None:
-        self._doer = _Doer(house.engine, search, do)
-        super().__init__(house.engine, ids, self._doer)
+    def __init__(self, backend: Backend, search: Search, ids: list[int], do: Callable[[int, int], int]) -> None:
+        self._doer = _Doer(backend.engine, search, do)
+        super().__init__(backend.engine, ids, self._doer)
 
     def run(self, now_ns: int) -> bool:
         over = super().run(now_ns)
@@ -245,12 +245,12 @@ class _Batch(Changes):
         pass
 
 
-class Works:
+class BulkChanges:
     """All works of a server: those under way, and those that ended lately."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._kept: deque[Work] = deque()
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._kept: deque[BulkChange] = deque()
         self._number = 0
 
     def begin(
@@ -261,46 +261,46 @@ class Works:
         action: str,
         values: Values,
         limit: int | None,
-    ) -> Work:
-        """Begins a work. Raises TooMany, and FilterError."""
-        if sum(work.state == "running" for work in self._kept) >= RUNNING_MAX:
+    ) -> BulkChange:
+        """Begins a change. Raises TooMany, and FilterError."""
+        if sum(change.state == "running" for change in self._kept) >= RUNNING_MAX:
             raise TooMany
-        work = Work(self._house, who, text, terms, action, values, limit, self._number + 1)
+        change = BulkChange(self._backend, who, text, terms, action, values, limit, self._number + 1)
         self._number += 1
-        self._kept.append(work)
+        self._kept.append(change)
         if len(self._kept) > KEPT_MAX:
             self._kept.remove(next(old for old in self._kept if old.state != "running"))
         # If the server dies, the work has its beginning in the audit.
-        self._house.audit.record(who, f"begin bulk {action}", 0, filter=text, detail=f"work {work.number}")
-        spawn(_supervised, work, _Teller(self._house, work).tell, self._house.log)
-        return work
+        self._backend.audit.record(who, f"begin bulk {action}", 0, filter=text, detail=f"work {change.number}")
+        spawn(_supervised, change, _Teller(self._backend, change).tell, self._backend.log)
+        return change
 
-    def find(self, number: int) -> Work | None:
-        return next((work for work in self._kept if work.number == number), None)
+    def find(self, number: int) -> BulkChange | None:
+        return next((change for change in self._kept if change.number == number), None)
 
     def latest_first(self) -> list[Json]:
-        return [work.as_json() for work in reversed(self._kept)]
+        return [change.as_json() for change in reversed(self._kept)]
 
 
 class _Teller:
     """Tells the listeners: of the end, and of progress now and then."""
 
-    def __init__(self, house: House, work: Work) -> None:
-        self._listeners = house.bulk_listeners
-        self._work = work
+    def __init__(self, backend: Backend, change: BulkChange) -> None:
+        self._listeners = backend.bulk_listeners
+        self._change = change
         self._next = 0.0
 
     def tell(self) -> None:
         now = monotonic()
-        if self._work.over.is_set() or now >= self._next:
+        if self._change.over.is_set() or now >= self._next:
             self._next = now + _TELL_S
             for listener in self._listeners:
-                listener(self._work.as_json())
+                listener(self._change.as_json())
 
 
-def _supervised(work: Work, tell: Callable[[], None], log: logging.Logger) -> None:
-    """A fault of a work ends the work, and no more: whatever changes a job is an errand, which the turn looks after."""
+def _supervised(change: BulkChange, tell: Callable[[], None], log: logging.Logger) -> None:
+    """A fault ends this bulk change only: the turn itself looks after what changes jobs."""
     try:
-        work.run(tell)
+        change.run(tell)
     except Exception as error:
-        log.error("work %d on many jobs failed", work.number, exc_info=error)
+        log.error("work %d on many jobs failed", change.number, exc_info=error)

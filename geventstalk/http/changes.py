@@ -15,7 +15,7 @@ from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, 
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate, can_alter
 from geventstalk.errands import TOO_BIG, Changes, Put
 from geventstalk.http import views
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 
 ACTIONS: Final = ("delete", "kick", "bury", "release", "move", "change")
 BODY_BYTES: Final = 65536
@@ -85,33 +85,33 @@ class _Doer:
     The errand holds this, and this does not hold the errand: the server has no collector of cycles.
     """
 
-    def __init__(self, house: House, action: str, values: Values, body: bytes) -> None:
+    def __init__(self, backend: Backend, action: str, values: Values, body: bytes) -> None:
         self.outcome = UNFINISHED
         self.before: views.Json = {}
         self.after: views.Json = {}
-        self._house = house
+        self._backend = backend
         self._body = body
         self._deletes = action == "delete"
-        self._do = change_of(house.engine, action, values)
+        self._do = change_of(backend.engine, action, values)
 
     def __call__(self, id: int, now_ns: int) -> int:
-        engine = self._house.engine
+        engine = self._backend.engine
         job = engine.jobs.get(id)
         if job is not None:
             self.before = {"tube": engine.tube_of(job).name.decode("ascii"), "state": STATE_NAMES[job.state]}
         self.outcome = self._do(id, now_ns)
         if self.outcome == DONE and job is not None and not self._deletes:
-            self.after = views.job(self._house, job, now_ns, BODY_BYTES, self._body)
+            self.after = views.job(self._backend, job, now_ns, BODY_BYTES, self._body)
         return self.outcome
 
 
 class OneChange(Changes):
     """Changes one job. `before` and `after` are what the job was and is then."""
 
-    def __init__(self, house: House, id: int, action: str, values: Values, body: bytes) -> None:
+    def __init__(self, backend: Backend, id: int, action: str, values: Values, body: bytes) -> None:
         self._action = action
-        self._doer = _Doer(house, action, values, body)
-        super().__init__(house.engine, [id], self._doer)
+        self._doer = _Doer(backend, action, values, body)
+        super().__init__(backend.engine, [id], self._doer)
 
     @property
     def before(self) -> views.Json:
@@ -142,16 +142,16 @@ class OneChange(Changes):
 class OnePut(Put):
     """Puts a job. `after` is what it is then; afterwards it may be gone already."""
 
-    def __init__(self, house: House, tube: bytes, body: bytes, pri: int, delay_s: int, ttr_s: int) -> None:
-        super().__init__(house.engine, house.service, tube, body, pri, delay_s, ttr_s)
+    def __init__(self, backend: Backend, tube: bytes, body: bytes, pri: int, delay_s: int, ttr_s: int) -> None:
+        super().__init__(backend.engine, backend.service, tube, body, pri, delay_s, ttr_s)
         self.after: views.Json = {}
-        self._house = house
+        self._backend = backend
 
     def run(self, now_ns: int) -> bool:
         over = super().run(now_ns)
         job = self.job
         if self.outcome == INSERTED and job is not None:
-            self.after = views.job(self._house, job, now_ns, BODY_BYTES)
+            self.after = views.job(self._backend, job, now_ns, BODY_BYTES)
         return over
 
     def done(self) -> None:
@@ -165,7 +165,7 @@ class OnePut(Put):
         if self.outcome == DRAINING:
             raise falcon.HTTPServiceUnavailable(description="The server is draining: it refuses puts.")
         if self.outcome == TOO_BIG:
-            most = self._house.service.max_job_bytes
+            most = self._backend.service.max_job_bytes
             raise falcon.HTTPContentTooLarge(description=f"The body of a job has at most {most} bytes.")
         if self.outcome == OUT_OF_MEMORY:
             raise falcon.HTTPInsufficientStorage(description=NO_ROOM)
@@ -176,9 +176,9 @@ def no_such_job() -> falcon.HTTPError:
     return falcon.HTTPNotFound(description="There is no such job.")
 
 
-def find(house: House, id: int) -> Job:
+def find(backend: Backend, id: int) -> Job:
     """The job of an id. Raises HTTPError."""
-    job = house.engine.jobs.get(id)
+    job = backend.engine.jobs.get(id)
     if job is None:
         raise no_such_job()
     return job

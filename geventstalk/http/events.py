@@ -19,7 +19,7 @@ from gevent.event import Event
 from geventstalk.core.job import SECOND_NS
 from geventstalk.core.tube import Tube
 from geventstalk.http import views
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.slices import Pace
 
 STREAMS_MAX: Final = 64
@@ -58,7 +58,7 @@ class Stream:
         self.names: Final = names
         self.may_read: Final = may_read
         self.hang_up: Final = hang_up
-        self.checked_ns = events.house.now_ns()
+        self.checked_ns = events.backend.now_ns()
         self.sending_ns = 0  # since when the connection writes what it has got here; 0 while it does not
         self.over = False
         self._events = events
@@ -74,7 +74,7 @@ class Stream:
         data = self._next()
         if self.over:
             raise StopIteration
-        self.sending_ns = self._events.house.now_ns()
+        self.sending_ns = self._events.backend.now_ns()
         return data
 
     def _next(self) -> bytes:
@@ -87,7 +87,7 @@ class Stream:
             if not self._wake.wait(HEARTBEAT_S):
                 return _HEARTBEAT
             self._wake.clear()
-        self._events.house.breathe()  # all streams wake at once, and each of them has some writing to do
+        self._events.backend.breathe()  # all streams wake at once, and each of them has some writing to do
         data = b"".join(self._pending.values())
         self._pending.clear()
         return data
@@ -116,14 +116,14 @@ class Stream:
 class Events:
     """All streams, and the greenlet that makes the figures for them while there are any."""
 
-    def __init__(self, house: House) -> None:
-        self.house: Final = house
+    def __init__(self, backend: Backend) -> None:
+        self.backend: Final = backend
         self.streams: set[Stream] = set()
         self._figures: _Figures | None = None
         self._told = 0
         self._runs = False
-        house.audit.listeners.append(self._tell_audit)
-        house.bulk_listeners.append(self._tell_bulk)
+        backend.audit.listeners.append(self._tell_audit)
+        backend.bulk_listeners.append(self._tell_bulk)
 
     def join(self, names: Names, may_read: Callable[[int], bool], hang_up: Callable[[], None]) -> Stream:
         """A new stream, which also tells of the tubes with these names. Raises Full."""
@@ -131,7 +131,7 @@ class Events:
             raise Full
         stream = Stream(self, names, may_read, hang_up)
         self.streams.add(stream)
-        if self.house.stopping.is_set():
+        if self.backend.stopping.is_set():
             stream.end()
         elif not self._runs:
             self._runs = True
@@ -162,11 +162,11 @@ class Events:
 
     def first_figures(self, names: Names) -> bytes:
         """The figures of now, or of less than a period ago. Breathes."""
-        pace = Pace(self.house)
+        pace = Pace(self.backend)
         pace.step()
         figures = self._figures
-        if figures is None or self.house.now_ns() - figures.made_ns >= PERIOD_NS:
-            figures = self._figures = _Figures(self.house, views.whole(self.house))
+        if figures is None or self.backend.now_ns() - figures.made_ns >= PERIOD_NS:
+            figures = self._figures = _Figures(self.backend, views.whole(self.backend))
         return figures.event(names, pace)
 
     def _run(self) -> None:
@@ -175,14 +175,14 @@ class Events:
         try:
             while True:
                 wait_ns = begun_ns + period_ns - perf_counter_ns()
-                if self.house.stopping.wait(max(0, wait_ns) / SECOND_NS) or not self.streams:
+                if self.backend.stopping.wait(max(0, wait_ns) / SECOND_NS) or not self.streams:
                     break
                 begun_ns = perf_counter_ns()
                 self._tell_figures()
                 took_ns = perf_counter_ns() - begun_ns
                 period_ns = min(max(PERIOD_NS, _SHARE * took_ns), _PERIOD_MAX_NS)
         except Exception as error:
-            self.house.log.error("the streams of events end here", exc_info=error)
+            self.backend.log.error("the streams of events end here", exc_info=error)
         finally:
             self._runs = False
             self._figures = None
@@ -190,9 +190,9 @@ class Events:
                 stream.end()
 
     def _tell_figures(self) -> None:
-        pace = Pace(self.house)
+        pace = Pace(self.backend)
         pace.step()
-        figures = self._figures = _Figures(self.house, views.whole(self.house))
+        figures = self._figures = _Figures(self.backend, views.whole(self.backend))
         for stream in list(self.streams):
             pace.step()
             if self._lasts(stream):
@@ -200,7 +200,7 @@ class Events:
 
     def _lasts(self, stream: Stream) -> bool:
         """Ends the stream of a client that does not read, or may not."""
-        now_ns = self.house.now_ns()
+        now_ns = self.backend.now_ns()
         if stream.sending_ns and now_ns - stream.sending_ns > SLOW_NS:
             stream.end()
             stream.hang_up()
@@ -214,9 +214,9 @@ class Events:
 class _Figures:
     """The figures of one moment and what was made of them: the server's, those of tubes, and whole events."""
 
-    def __init__(self, house: House, server: views.Json) -> None:
-        self.made_ns: Final = house.now_ns()
-        self._house = house
+    def __init__(self, backend: Backend, server: views.Json) -> None:
+        self.made_ns: Final = backend.now_ns()
+        self._backend = backend
         self._server = _json(server)
         self._tubes: dict[bytes, str] = {}
         self._events: dict[Names, bytes] = {}
@@ -233,14 +233,14 @@ class _Figures:
         found = self._tubes.get(name)
         if found is None:
             pace.step()
-            tube = self._house.engine.tubes.get(name)
+            tube = self._backend.engine.tubes.get(name)
             found = "" if tube is None else self._view(tube)
             self._tubes[name] = found
         return found
 
     def _view(self, tube: Tube) -> str:
-        oldest = views.oldest(self._house, tube)
-        return _json(views.tube(self._house, tube, self._house.now_ns(), oldest))
+        oldest = views.oldest(self._backend, tube)
+        return _json(views.tube(self._backend, tube, self._backend.now_ns(), oldest))
 
 
 def _json(value: object) -> str:

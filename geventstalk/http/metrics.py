@@ -27,7 +27,7 @@ from geventstalk.core.meter import BOUNDS_NS, Times
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import COMMIT_BOUNDS
 from geventstalk.http import views
-from geventstalk.http.backend import ACTIVE, REPLICATIONS, Failed, House
+from geventstalk.http.backend import ACTIVE, REPLICATIONS, Backend, Failed
 from geventstalk.http.memory import used_by
 from geventstalk.http.slices import Pace, page
 from geventstalk.wire.stats import COMMANDS
@@ -47,8 +47,8 @@ STATES: Final = ("urgent", "ready", "reserved", "delayed", "buried")
 class Metrics:
     """The metrics of a server."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._answers: dict[str, _Answer] = {}
 
     def answer(self, accept: str) -> tuple[bytes, str]:
@@ -58,11 +58,11 @@ class Metrics:
         """
         encode, content_type = choose_encoder(_known(accept))
         answer = self._answers.get(content_type)
-        if answer is None or answer.is_old(self._house.now_ns()):
+        if answer is None or answer.is_old(self._backend.now_ns()):
             answer = self._answers[content_type] = _Answer()
             try:
                 answer.data = b"".join(self._write(encode))
-                answer.made_ns = self._house.now_ns()
+                answer.made_ns = self._backend.now_ns()
             finally:
                 if not answer.data:
                     del self._answers[content_type]
@@ -73,7 +73,7 @@ class Metrics:
         return answer.data, content_type
 
     def _write(self, encode: Callable[[_One], bytes]) -> Iterator[bytes]:
-        pace = Pace(self._house)
+        pace = Pace(self._backend)
         for family in self._families(pace):
             begun = False
             lines = iter(family.lines)
@@ -102,9 +102,9 @@ class Metrics:
         yield from self._of_tubes(pace)
 
     def _of_server(self) -> Iterator[_Family]:
-        house = self._house
-        ages = _ages({}, views.oldest(house, None), house.now_ns())
-        engine, now_ns = house.engine, house.now_ns()
+        backend = self._backend
+        ages = _ages({}, views.oldest(backend, None), backend.now_ns())
+        engine, now_ns = backend.engine, backend.now_ns()
         jobs = views.jobs(engine)
         yield _gauge(
             "beanstalkd_current_jobs",
@@ -115,11 +115,11 @@ class Metrics:
         yield _counter(
             "beanstalkd_commands",
             "Commands of each kind.",
-            [("_total", {"cmd": key.removeprefix("cmd-")}, house.commands[code]) for key, code in COMMANDS],
+            [("_total", {"cmd": key.removeprefix("cmd-")}, backend.commands[code]) for key, code in COMMANDS],
         )
         yield _count("beanstalkd_jobs", "Jobs that were put.", engine.total_jobs)
         yield _count("beanstalkd_job_timeouts", "Reservations that a ttr ended.", engine.total_timeouts)
-        yield _value("beanstalkd_max_job_size_bytes", "Largest body of a job.", house.settings.max_job_bytes)
+        yield _value("beanstalkd_max_job_size_bytes", "Largest body of a job.", backend.settings.max_job_bytes)
         yield _value("beanstalkd_current_tubes", "Tubes.", len(engine.tubes))
         yield _value("beanstalkd_current_connections", "Connections.", len(engine.clients))
         yield _value("beanstalkd_current_producers", "Connections that have put a job.", engine.producer_count)
@@ -131,16 +131,16 @@ class Metrics:
         yield _counter("geventstalk_job_events", "What happened to jobs.", _events(totals(engine)._asdict()))
         yield _histogram(_QUEUED, "Time from ready to reserved.", _buckets({}, engine.queued, range(len(BOUNDS_NS))))
         yield _histogram(_WORKED, "Time from reserved to its end.", _buckets({}, engine.worked, range(len(BOUNDS_NS))))
-        yield _value("geventstalk_http_connections", "Connections of HTTP.", house.turn.guests)
-        refused = house.audit.refused_tokens
+        yield _value("geventstalk_http_connections", "Connections of HTTP.", backend.turn.guests)
+        refused = backend.audit.refused_tokens
         yield _count("geventstalk_http_tokens_refused", "Requests with a token that is not known.", refused)
-        yield _count("geventstalk_audit_missing", "Changes that the audit file misses.", house.audit.missing)
+        yield _count("geventstalk_audit_missing", "Changes that the audit file misses.", backend.audit.missing)
         yield _gauge(
             "geventstalk_build_info", "Version and build.", [("", {"version": __version__, "build": BUILD}, 1)]
         )
 
     def _of_memory(self) -> Iterator[_Family]:
-        bodies = self._house.engine.bodies
+        bodies = self._backend.engine.bodies
         if bodies is None:
             return
         yield _value("geventstalk_memory_max_bytes", "What bodies may take in memory.", bodies.max_bytes)
@@ -151,16 +151,16 @@ class Metrics:
         yield _count("geventstalk_memory_puts_refused", "Puts whose body had no room in memory.", bodies.refused)
 
     def _of_journal(self) -> Iterator[_Family]:
-        house = self._house
-        facts = house.facts()
+        backend = self._backend
+        facts = backend.facts()
         for key, name, text, kind in _BINLOG:
             number = facts[key]
             assert isinstance(number, int)
             yield (_count if kind == "counter" else _value)(name, text, number)
-        store = house.turn.store
+        store = backend.turn.store
         if store is None:
             return
-        found = views.journal(house)
+        found = views.journal(backend)
         for name, text, value in (
             ("bytes", "What the journal takes on disk.", found["bytes"]),
             ("live_bytes", "Of it what jobs need.", found["live_bytes"]),
@@ -195,7 +195,7 @@ class Metrics:
         )
 
     def _of_cluster(self) -> Iterator[_Family]:
-        node = self._house.node
+        node = self._backend.node
         if node is None:
             return
         yield _value("geventstalk_cluster_active", "Whether this node leads and may answer.", node.role == ACTIVE)
@@ -216,7 +216,7 @@ class Metrics:
             yield _Family(metric.name, metric.documentation, metric.type, lines)
 
     def _of_fronts(self) -> Iterator[_Family]:
-        fronts = self._house.fronts
+        fronts = self._backend.fronts
         if fronts is None:
             return
         seen = [({"front": str(place)}, clients, used_by(pid)) for place, pid, clients in fronts.seen()]
@@ -240,7 +240,7 @@ class Metrics:
         )
 
     def _of_tubes(self, pace: Pace) -> Iterator[_Family]:
-        engine, most = self._house.engine, self._house.settings.max_tube_series
+        engine, most = self._backend.engine, self._backend.settings.max_tube_series
         tubes = engine.tubes
 
         def size(name: bytes) -> int | None:
@@ -294,11 +294,11 @@ class Metrics:
         )
 
     def _tube_ages(self, labels: dict[str, str], tube: Tube) -> list[Line]:
-        found = views.oldest(self._house, tube)
-        return _ages(labels, found, self._house.now_ns())
+        found = views.oldest(self._backend, tube)
+        return _ages(labels, found, self._backend.now_ns())
 
     def _pause_left(self, tube: Tube) -> float:
-        return max(0, tube.paused_until_ns - self._house.now_ns()) / SECOND_NS if tube.pause_s else 0
+        return max(0, tube.paused_until_ns - self._backend.now_ns()) / SECOND_NS if tube.pause_s else 0
 
 
 def _known(accept: str) -> str:

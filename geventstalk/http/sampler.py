@@ -13,7 +13,7 @@ from geventstalk.core.figures import rates, totals
 from geventstalk.core.job import SECOND_NS
 from geventstalk.core.meter import EVENTS
 from geventstalk.core.tube import Tube
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.history import RATES, SPARK_STEP_NS, STEP_NS, TUBE_SERIES, Reading
 from geventstalk.http.memory import resident_bytes
 from geventstalk.http.slices import Pace, page
@@ -31,29 +31,29 @@ _LOOK_EVERY_S: Final = 0.2
 class Sampler:
     """Call run() in a greenlet of its own."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._spark_number = -1
 
     def run(self) -> None:
         """Takes samples until the server stops. A fault ends that, and the charts with it, but not the server."""
-        house = self._house
+        backend = self._backend
         wait_s = 0.0
         try:
-            while not house.stopping.wait(wait_s):
-                if not house.replayed:
+            while not backend.stopping.wait(wait_s):
+                if not backend.replayed:
                     wait_s = _LOOK_EVERY_S
                     continue
                 self.sample()
-                now_ns = house.now_ns()
+                now_ns = backend.now_ns()
                 wait_s = (STEP_NS - now_ns % STEP_NS) / SECOND_NS
         except Exception as error:
-            house.log.error("the charts of HTTP end here", exc_info=error)
+            backend.log.error("the charts of HTTP end here", exc_info=error)
 
     def sample(self) -> None:
         """Takes one reading, and, when the time has come, one of the tubes."""
-        now_ns = self._house.now_ns()
-        self._house.history.add(self._read(now_ns))
+        now_ns = self._backend.now_ns()
+        self._backend.history.add(self._read(now_ns))
         number = now_ns // SPARK_STEP_NS
         if number != self._spark_number:
             self._spark_number = number
@@ -61,7 +61,7 @@ class Sampler:
             self._read_busy()
 
     def _read(self, now_ns: int) -> Reading:
-        engine, store = self._house.engine, self._house.turn.store
+        engine, store = self._backend.engine, self._backend.turn.store
         journal_bytes = 0 if store is None else store.facts()["journal-bytes"]
         assert isinstance(journal_bytes, int)
         return Reading(
@@ -80,7 +80,7 @@ class Sampler:
 
     def _read_tubes(self, number: int) -> None:
         """Goes on with the sparklines of the tubes that have jobs, or had some that still show. Breathes."""
-        tubes, sparks, pace = self._house.engine.tubes, self._house.sparks, Pace(self._house)
+        tubes, sparks, pace = self._backend.engine.tubes, self._backend.sparks, Pace(self._backend)
 
         def jobs(name: bytes) -> int | None:
             tube = tubes.get(name)
@@ -104,11 +104,11 @@ class Sampler:
         A tube that is gone keeps its chart until others need the room. What happened to it since the last reading
         is not known.
         """
-        house, charts, pace = self._house, self._house.tube_history, Pace(self._house)
-        tubes = house.engine.tubes
+        backend, charts, pace = self._backend, self._backend.tube_history, Pace(self._backend)
+        tubes = backend.engine.tubes
 
         def rank(name: bytes) -> float | None:
-            tube, now_ns = tubes.get(name), house.now_ns()
+            tube, now_ns = tubes.get(name), backend.now_ns()
             activity = 0.0 if tube is None else sum(rates(tube, now_ns)[len(EVENTS) :]) + tube.jobs / _IDLE_JOBS
             return charts.rank(name, activity, now_ns) or None
 
@@ -119,7 +119,7 @@ class Sampler:
             charts.forget(name)
         for name in kept:
             pace.step()
-            tube, at_ns = tubes.get(name), house.now_ns()
+            tube, at_ns = tubes.get(name), backend.now_ns()
             if tube is None:
                 reading = Reading(at_ns, (0,) * len(RATES), (0,) * (len(TUBE_SERIES) - len(RATES)))
             else:

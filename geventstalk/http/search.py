@@ -18,7 +18,7 @@ from gevent.lock import BoundedSemaphore
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, held_body
 from geventstalk.core.tube import Tube
 from geventstalk.filters import Term
-from geventstalk.http.backend import SLICE_NS, House
+from geventstalk.http.backend import SLICE_NS, Backend
 from geventstalk.http.matcher import CRLF_BYTES, ID_MAX, Matcher
 from geventstalk.http.patterns import Pattern
 
@@ -57,16 +57,16 @@ class Search:
 
     def __init__(
         self,
-        house: House,
+        backend: Backend,
         terms: tuple[Term, ...],
         descending: bool = False,
         at: int | None = None,
         last: int = ID_MAX,
     ) -> None:
         """`last` is the last id that is looked at. Raises FilterError for a regular expression that cannot be used."""
-        self._house = house
-        self._jobs = house.engine.jobs
-        self._matcher = Matcher(terms, house.engine, house.now_ns())
+        self._backend = backend
+        self._jobs = backend.engine.jobs
+        self._matcher = Matcher(terms, backend.engine, backend.now_ns())
         self._descending = descending
         self._began_ns = self._slice_ns = perf_counter_ns()
         self._worked_ns = 0
@@ -98,7 +98,7 @@ class Search:
         if worked_ns >= SLICE_NS:
             self._worked_ns += worked_ns
             self._turns += 1
-            self._house.breathe()
+            self._backend.breathe()
             self._slice_ns = perf_counter_ns()
 
     def stop_behind(self, job: Job) -> None:
@@ -175,7 +175,7 @@ class Search:
             return [id for least, most in matcher.ids for id in range(least, min(most, self._last) + 1)]
         if matcher.tubes is None and RESERVED in matcher.states and READY in matcher.states:
             return None
-        engine = self._house.engine
+        engine = self._backend.engine
         if matcher.tubes is None:
             tubes = list(engine.tubes.values()) if len(engine.tubes) <= _LISTED_MAX // 8 else None
         else:
@@ -207,7 +207,7 @@ class Search:
     def _parts(self, jobs: list[Job]) -> Iterator[list[Job]]:
         """The jobs, in parts that are matched at once. Raises SearchFailed."""
         cost = sum([pattern.cost for pattern, _ in self._matcher.patterns])
-        engine = self._house.engine
+        engine = self._backend.engine
         part: list[Job] = []
         total = gone = 0
         for job in jobs:
@@ -234,7 +234,7 @@ class Search:
         if any(job.body is None for job in jobs):
             self._worked_ns += perf_counter_ns() - self._slice_ns
             self._turns += 1
-            there = {job.id: body for job, body in self._house.with_bodies(jobs)}
+            there = {job.id: body for job, body in self._backend.with_bodies(jobs)}
             self._slice_ns = perf_counter_ns()
             bodies = [there.get(job.id, _GONE) for job in jobs]
         else:

@@ -18,7 +18,7 @@ LIFE_NS: Final = 7 * 24 * 3600 * 1_000_000_000
 """And so does one that is so old."""
 
 
-class Session:
+class LoginSession:
     """One browser. Its changes carry `csrf`, which a page of another site cannot know."""
 
     def __init__(self, token: Token, now_ns: int) -> None:
@@ -32,7 +32,7 @@ class Sessions:
     """All sessions, those that were used the longest ago first."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, LoginSession] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -42,10 +42,10 @@ class Sessions:
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
         id = secrets.token_urlsafe(32)
-        self._sessions[id] = Session(token, now_ns)
+        self._sessions[id] = LoginSession(token, now_ns)
         return id
 
-    def find(self, id: str, now_ns: int) -> Session | None:
+    def find(self, id: str, now_ns: int) -> LoginSession | None:
         """The session of this cookie if it has not ended. It is in use now."""
         session = self._sessions.pop(id, None)
         if session is None or now_ns - session.used_ns > IDLE_NS or now_ns - session.began_ns > LIFE_NS:

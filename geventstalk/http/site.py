@@ -1,7 +1,7 @@
 """HTTP's place in the server: its listening sockets, its connections, and the application behind them.
 
-The server imports this room and the house, only where `--http` is given. The server accepts the connections. This room
-serves them, says which may be given up for others, and ends them.
+The server imports this module and the backend only where `--http` is given. The server accepts the connections. This
+module serves them, chooses those that close to admit others, and ends them.
 Invariant: connections of HTTP take a small share of what beanstalk's clients may have, and one that only rests gives
 way to one that comes.
 """
@@ -20,7 +20,7 @@ from geventstalk.config import Settings
 from geventstalk.http import app, wire
 from geventstalk.http.access import SECURITY_HEADERS, Access
 from geventstalk.http.audit import Audit
-from geventstalk.http.backend import ClusterView, House
+from geventstalk.http.backend import Backend, ClusterView
 from geventstalk.http.sampler import Sampler
 from geventstalk.http.tokens import Tokens
 
@@ -48,13 +48,13 @@ class Site:
         self._service: Service | None = None
         self.cluster: ClusterView | None = None
 
-    def open(self, house: House) -> None:
+    def open(self, backend: Backend) -> None:
         """Makes the application. From now on connections can be served."""
-        self._audit.unix_s = lambda: house.unix_s(house.now_ns())
-        house.audit = self._audit
-        house.cluster = self.cluster
-        gevent.spawn(Sampler(house).run)
-        self._service = Service(house, app.make(house, self._access), self._log)
+        self._audit.unix_s = lambda: backend.unix_s(backend.now_ns())
+        backend.audit = self._audit
+        backend.cluster = self.cluster
+        gevent.spawn(Sampler(backend).run)
+        self._service = Service(backend, app.make(backend, self._access), self._log)
 
     def serve(self, sock: socket.socket, peer: str) -> None:
         """Serves one connection until its end, and closes it. Runs in the greenlet of the connection."""
@@ -75,18 +75,18 @@ class Site:
 class Service:
     """What the handlers of all connections share; to pywsgi it is the server."""
 
-    def __init__(self, house: House, application: Any, log: logging.Logger) -> None:
+    def __init__(self, backend: Backend, application: Any, log: logging.Logger) -> None:
         self.application = application
-        self.breathe = house.breathe
+        self.breathe = backend.breathe
         self.stopping = False
-        self._house = house
+        self._backend = backend
         self._log = log
         self._resting: dict[wire.Handler, None] = {}  # the longest first
         self._sending: dict[wire.Handler, None] = {}  # they wait for their clients to read; the longest first
         self._working: set[wire.Handler] = set()
         self._told_s = -_TELL_EVERY_S
         self._untold = 0
-        self._put_bytes_max = min(3 * house.settings.max_job_bytes + 4096, _PUT_BYTES_MAX)
+        self._put_bytes_max = min(3 * backend.settings.max_job_bytes + 4096, _PUT_BYTES_MAX)
         headers = "".join(f"{name}: {value}\r\n" for name, value in SECURITY_HEADERS.items())
         self._head_end = f"{headers}Content-Type: application/problem+json\r\nConnection: close\r\n".encode()
 
@@ -96,13 +96,13 @@ class Service:
         fd = sock.detach()
         own: Any = gevent_socket.socket(sock.family, sock.type, sock.proto, fileno=fd)
         handler = wire.Handler(own, peer, self)
-        self._house.turn.guests += 1
+        self._backend.turn.guests += 1
         try:
             handler.handle()
         except Exception as error:
             self.tell_fault("a connection", error)
         finally:
-            self._house.turn.guests -= 1
+            self._backend.turn.guests -= 1
             self._forget(handler)
             own.close()
 
@@ -134,7 +134,7 @@ class Service:
 
     def stop(self) -> None:
         self.stopping = True
-        self._house.stop()
+        self._backend.stop()
         self.give_up(len(self._resting))
         end_s = monotonic() + _END_S
         while (self._working or self._sending) and monotonic() < end_s:

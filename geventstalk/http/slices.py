@@ -12,7 +12,7 @@ from heapq import merge
 from time import perf_counter_ns
 from typing import Any, Final, TypeVar
 
-from geventstalk.http.backend import SLICE_NS, House
+from geventstalk.http.backend import SLICE_NS, Backend
 
 _T = TypeVar("_T")
 _Entry = tuple[Any, int, _T]
@@ -25,15 +25,15 @@ _FIRST_MAX: Final = 2048
 class Pace:
     """Call step() between pieces of work of less than a tenth of a millisecond each."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._end_ns = 0
 
     def step(self) -> bool:
         """Breathes when a slice is over. Returns whether others had a turn, so that everything may have changed."""
         if perf_counter_ns() < self._end_ns:
             return False
-        self._house.breathe()
+        self._backend.breathe()
         self._end_ns = perf_counter_ns() + SLICE_NS
         return True
 

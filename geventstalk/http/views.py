@@ -23,7 +23,7 @@ from geventstalk.core.meter import EVENTS, NO_TIMES, Times, quantiles
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import SegmentState
 from geventstalk.gate import Channel
-from geventstalk.http.backend import ACTIVE, House
+from geventstalk.http.backend import ACTIVE, Backend
 from geventstalk.http.memory import resident_bytes
 from geventstalk.http.slices import Pace, page
 from geventstalk.trouble import CALM, Trouble, trouble
@@ -41,11 +41,11 @@ _NEEDY_SHOWN: Final = 2
 """So many tubes are named in the sentence about the work."""
 
 
-def oldest(house: House, tube: Tube | None) -> Oldest:
+def oldest(backend: Backend, tube: Tube | None) -> Oldest:
     """The oldest jobs of a tube, or with None of the server, for tube() or server(). Breathes where that takes long."""
-    search = Search(house.engine, tube)
+    search = Search(backend.engine, tube)
     while (found := search.go_on()) is None:
-        house.breathe()
+        backend.breathe()
     return found
 
 
@@ -57,48 +57,48 @@ def ages(found: Oldest, now_ns: int) -> Json:
     }
 
 
-def whole(house: House) -> Json:
+def whole(backend: Backend) -> Json:
     """The server as a whole, as it is when all tubes were looked at. Breathes."""
-    needy = _needy(house)
-    return server(house, oldest(house, None), needy)
+    needy = _needy(backend)
+    return server(backend, oldest(backend, None), needy)
 
 
-def _needy(house: House) -> str:
+def _needy(backend: Backend) -> str:
     """A sentence about the tubes that need a person, or "". Breathes.
 
     Looks at all tubes once a second at the most, and not for more than a tenth of the time.
     """
-    if house.node is not None and not house.node.serves:
+    if backend.node is not None and not backend.node.serves:
         return ""  # the consumers are at the node that leads
-    now_ns, tubes = house.now_ns(), house.engine.tubes
-    if now_ns < house.needy_until_ns:
-        return house.needy
+    now_ns, tubes = backend.now_ns(), backend.engine.tubes
+    if now_ns < backend.needy_until_ns:
+        return backend.needy
 
     def key(name: bytes) -> tuple[int, bytes] | None:
         tube = tubes.get(name)
-        found = CALM if tube is None else trouble_of(house, tube)
+        found = CALM if tube is None else trouble_of(backend, tube)
         return (-found.score, name) if found.why else None
 
-    names, count = page(list(tubes), key, Pace(house), False, 0, _NEEDY_SHOWN)
-    worst = [f"{name.decode('ascii')}, {trouble_of(house, tubes[name]).why}" for name in names if name in tubes]
+    names, count = page(list(tubes), key, Pace(backend), False, 0, _NEEDY_SHOWN)
+    worst = [f"{name.decode('ascii')}, {trouble_of(backend, tubes[name]).why}" for name in names if name in tubes]
     rest = f"; and {count - len(worst):,} more" if count > len(worst) else ""
     need = "tube needs" if count == 1 else "tubes need"
-    house.needy = f"{count:,} {need} attention: {'; '.join(worst)}{rest}" if worst else ""
-    house.needy_until_ns = now_ns + max(SECOND_NS, 10 * (house.now_ns() - now_ns))
-    return house.needy
+    backend.needy = f"{count:,} {need} attention: {'; '.join(worst)}{rest}" if worst else ""
+    backend.needy_until_ns = now_ns + max(SECOND_NS, 10 * (backend.now_ns() - now_ns))
+    return backend.needy
 
 
-def trouble_of(house: House, tube: Tube) -> Trouble:
+def trouble_of(backend: Backend, tube: Tube) -> Trouble:
     """How much a tube needs a person. Breathes where it takes long to find its oldest job."""
     if not tube.jobs:
         return CALM
-    found = oldest(house, tube)
-    now_ns = house.now_ns()
-    return _trouble(house, tube, rates(tube, now_ns), ages(found, now_ns)["ready"])
+    found = oldest(backend, tube)
+    now_ns = backend.now_ns()
+    return _trouble(backend, tube, rates(tube, now_ns), ages(found, now_ns)["ready"])
 
 
-def _trouble(house: House, tube: Tube, per_second: dict[str, dict[str, float]], waits_s: float | None) -> Trouble:
-    follows = house.node is not None and not house.node.serves
+def _trouble(backend: Backend, tube: Tube, per_second: dict[str, dict[str, float]], waits_s: float | None) -> Trouble:
+    follows = backend.node is not None and not backend.node.serves
     return trouble(
         ready=len(tube.ready),
         waits_s=waits_s or 0,
@@ -110,10 +110,10 @@ def _trouble(house: House, tube: Tube, per_second: dict[str, dict[str, float]], 
     )
 
 
-def server(house: House, found: Oldest, needy: str) -> Json:
+def server(backend: Backend, found: Oldest, needy: str) -> Json:
     """The server as a whole, with its oldest jobs, and what is to be said of tubes that need a person."""
-    engine, facts, now_ns = house.engine, house.facts(), house.now_ns()
-    problems = _problems(house)
+    engine, facts, now_ns = backend.engine, backend.facts(), backend.now_ns()
+    problems = _problems(backend)
     if needy:
         problems.append(_problem("work", needy, "tubes"))
     return {
@@ -122,12 +122,12 @@ def server(house: House, found: Oldest, needy: str) -> Json:
         "build": BUILD,
         "pid": os.getpid(),
         "hostname": _text(facts["hostname"]),
-        "started": house.unix_s(engine.started_ns),
+        "started": backend.unix_s(engine.started_ns),
         "uptime_s": (now_ns - engine.started_ns) / SECOND_NS,
-        "now": house.unix_s(now_ns),
+        "now": backend.unix_s(now_ns),
         "draining": engine.draining,
-        "listen": house.listen,
-        "http": house.http,
+        "listen": backend.listen,
+        "http": backend.http,
         "jobs": jobs(engine),
         "ages": ages(found, now_ns),
         "latency": latency(engine),
@@ -143,18 +143,18 @@ def server(house: House, found: Oldest, needy: str) -> Json:
         },
         "memory": {
             "resident_bytes": resident_bytes(),
-            "limit_bytes": house.memory_limit_bytes,
+            "limit_bytes": backend.memory_limit_bytes,
             "bodies": None if engine.bodies is None else memory_of(engine.bodies),
         },
-        "journal": _journal_in_short(house),
-        "max_job_bytes": house.settings.max_job_bytes,
-        "node": node_of(house),
+        "journal": _journal_in_short(backend),
+        "max_job_bytes": backend.settings.max_job_bytes,
+        "node": node_of(backend),
     }
 
 
-def node_of(house: House) -> Json | None:
+def node_of(backend: Backend) -> Json | None:
     """What this server is among the nodes that share its journal; None of a server alone."""
-    node = house.node
+    node = backend.node
     if node is None:
         return None
     return {"serves": node.serves, "role": node.role, "leader": node.leader, "epoch": node.epoch, "lag": node.lag}
@@ -176,23 +176,23 @@ def _problem(about: str, text: str, page: str = "") -> Json:
     return {"about": about, "text": text, "page": page or about}
 
 
-def _problems(house: House) -> list[Json]:
+def _problems(backend: Backend) -> list[Json]:
     """What is not well of the server, its journal, or the nodes that share it, in sentences."""
     problems: list[Json] = []
-    if house.engine.draining:
+    if backend.engine.draining:
         problems.append(_problem("server", "The server is draining: it refuses puts.", "overview"))
-    limit = house.memory_limit_bytes
+    limit = backend.memory_limit_bytes
     if limit is not None and resident_bytes() >= limit * _MUCH:
         problems.append(_problem("server", "The memory is nearly used up.", "overview"))
-    if house.engine.bodies is not None and house.engine.bodies.is_full:
+    if backend.engine.bodies is not None and backend.engine.bodies.is_full:
         problems.append(_problem("server", "Memory has no room for more bodies: puts are refused.", "overview"))
-    node = house.node
+    node = backend.node
     if node is not None and not node.serves:
         leader = f"{node.leader} leads." if node.leader else "no node leads."
         problems.append(_problem("nodes", f"This node stands by: {leader} Change nothing here."))
     elif node is not None and node.role != ACTIVE:
         problems.append(_problem("nodes", "The database does not confirm that this node leads: replies wait."))
-    store = house.turn.store
+    store = backend.turn.store
     if store is not None and not store.takes_puts():
         problems.append(_problem("journal", "The journal has no room: puts are refused."))
     elif store is not None and store.behind:
@@ -200,7 +200,7 @@ def _problems(house: House) -> list[Json]:
     return problems
 
 
-def tube(house: House, tube: Tube, now_ns: int, found: Oldest) -> Json:
+def tube(backend: Backend, tube: Tube, now_ns: int, found: Oldest) -> Json:
     """A tube, with its oldest jobs. Looks at each of its watchers."""
     per_second = rates(tube, now_ns)
     waits = ages(found, now_ns)
@@ -213,11 +213,11 @@ def tube(house: House, tube: Tube, now_ns: int, found: Oldest) -> Json:
         "totals": totals(tube)._asdict(),
         "using": tube.using,
         "watching": len(tube.watchers),
-        "waiting": house.engine.waiting_in(tube),
+        "waiting": backend.engine.waiting_in(tube),
         "paused_s": tube.pause_s,
         "pause_left_s": max(0, tube.paused_until_ns - now_ns) / SECOND_NS if tube.pause_s else 0,
         "growth": growth(per_second),
-        "trouble": _trouble(house, tube, per_second, waits["ready"])._asdict(),
+        "trouble": _trouble(backend, tube, per_second, waits["ready"])._asdict(),
     }
 
 
@@ -243,7 +243,7 @@ def jobs_in(tube: Tube) -> dict[str, int]:
     }
 
 
-def job(house: House, job: Job, now_ns: int, body_bytes: int, data: bytes | None = None) -> Json:
+def job(backend: Backend, job: Job, now_ns: int, body_bytes: int, data: bytes | None = None) -> Json:
     """A job with so many bytes of its body at the most. `data` is that body, where it may not be in memory."""
     if data is None:
         data = held_body(job)
@@ -251,11 +251,11 @@ def job(house: House, job: Job, now_ns: int, body_bytes: int, data: bytes | None
     has_deadline = job.state in (RESERVED, DELAYED)
     return {
         "id": job.id,
-        "tube": house.engine.tube_of(job).name.decode("ascii"),
+        "tube": backend.engine.tube_of(job).name.decode("ascii"),
         "state": STATE_NAMES[job.state],
         "pri": job.pri,
         "age_s": max(0, now_ns - job.created_ns) / SECOND_NS,
-        "created": house.unix_s(job.created_ns),
+        "created": backend.unix_s(job.created_ns),
         "delay_s": job.delay_s,
         "ttr_s": job.ttr_s,
         "time_left_s": max(0, job.rank - now_ns) / SECOND_NS if has_deadline else None,
@@ -315,22 +315,22 @@ def growth(per_second: dict[str, dict[str, float]]) -> float:
     return per_second["put"]["m1"] - per_second["delete"]["m1"]
 
 
-def connection(house: House, channel: Channel, now_ns: int) -> Json:
+def connection(backend: Backend, channel: Channel, now_ns: int) -> Json:
     """A client of the beanstalk port."""
     client = channel.session
-    address, listener, output_bytes, queued_bytes = house.look_at(channel)
+    address, listener, output_bytes, queued_bytes = backend.look_at(channel)
     return {
         "number": client.number,
         "address": address,
         "listener": listener,
-        "connected": house.unix_s(channel.joined_ns),
+        "connected": backend.unix_s(channel.joined_ns),
         "idle_s": (now_ns - channel.heard_ns) / SECOND_NS,
         "uses": client.used.name.decode("ascii") if client.used else "",
         "watches": [tube.name.decode("ascii") for tube in islice(client.watched.values(), _WATCHES_SHOWN)],
         "watching": len(client.watched),
         "reserved": len(client.reserved),
         "waiting_s": (now_ns - client.wait_since_ns) / SECOND_NS if client.waiting else None,
-        "held_up": client.held_up and house.engine.held,
+        "held_up": client.held_up and backend.engine.held,
         "input_bytes": client.pending_bytes + queued_bytes,
         "output_bytes": output_bytes,
         "producer": client.producer,
@@ -338,9 +338,9 @@ def connection(house: House, channel: Channel, now_ns: int) -> Json:
     }
 
 
-def journal(house: House) -> Json:
+def journal(backend: Backend) -> Json:
     """The journal without its segments; of a server without one, that there is none."""
-    settings, store = house.settings, house.turn.store
+    settings, store = backend.settings, backend.turn.store
     found: Json = {
         "directory": settings.journal_shown
         if settings.shared or not settings.journal
@@ -355,7 +355,7 @@ def journal(house: House) -> Json:
         "compacting": False,
         "moved": 0,
         "refused_puts": 0,
-        "replay_s": house.replay_s,
+        "replay_s": backend.replay_s,
         "last_fsync": None,
         "fsyncs": _NO_QUANTILES,
         "commits": {"count": 0, "records": 0, "records_max": 0},
@@ -375,7 +375,7 @@ def journal(house: House) -> Json:
         "compacting": store.wants_compaction(),
         "moved": facts["binlog-records-migrated"],
         "refused_puts": facts["journal-puts-refused"],
-        "last_fsync": house.unix_s(store.synced_ns) if store.synced_ns else None,
+        "last_fsync": backend.unix_s(store.synced_ns) if store.synced_ns else None,
         "fsyncs": quantiles_of(store.fsyncs),
         "commits": {"count": store.commits, "records": store.appended, "records_max": store.commit_records_max},
     }
@@ -392,11 +392,11 @@ def segment(state: SegmentState) -> Json:
     }
 
 
-def _journal_in_short(house: House) -> Json | None:
+def _journal_in_short(backend: Backend) -> Json | None:
     """What a glance at the server needs to know of the journal."""
-    if house.turn.store is None:
+    if backend.turn.store is None:
         return None
-    found = journal(house)
+    found = journal(backend)
     names = ("policy", "bytes", "budget_bytes", "disk_free_bytes", "last_fsync", "writable")
     return {name: found[name] for name in names} | {"fsync_p99_s": found["fsyncs"]["p99"]}
 

@@ -148,9 +148,9 @@ class ClusterServer(Server):
         return self._shares
 
     def _open_journal(self) -> None:
-        house = self._house
-        if house is not None:
-            house.node = self._node
+        backend = self._backend
+        if backend is not None:
+            backend.node = self._node
         self._node.start()
 
     def _stop_accepting(self, acceptor: Acceptor) -> None:
@@ -202,9 +202,9 @@ class ClusterServer(Server):
     def take_jobs(self, count: int, seconds: float) -> None:
         engine = self._engine
         self._loaded = True
-        if self._house is not None:
-            self._house.replay_s = seconds
-            self._house.replayed = True
+        if self._backend is not None:
+            self._backend.replay_s = seconds
+            self._backend.replayed = True
         self._log.info(
             "replayed the journal: %d jobs in %.1f s (%d ready, %d delayed, %d buried)",
             *(count, seconds, engine.ready_count, engine.delayed_count, engine.buried_count),

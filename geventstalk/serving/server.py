@@ -49,7 +49,7 @@ from geventstalk.wire.session import Service, Session
 from journal import DESCRIPTORS_MAX, DESCRIPTORS_MIN, Journal, JournalError, JournalFailed, JournalLocked
 
 if TYPE_CHECKING:
-    from geventstalk.http.backend import House
+    from geventstalk.http.backend import Backend
     from geventstalk.http.site import Site
     from geventstalk.serving.fronts import Fronts
     from geventstalk.serving.link import FrontClient, Link
@@ -75,7 +75,7 @@ class Server:
         self._settings = settings
         self._listeners = listeners
         self._site = site
-        self._house: House | None = None
+        self._backend: Backend | None = None
         self._log = log
         self._trace = make_trace(settings.verbose)
         hub: Any = gevent.get_hub()
@@ -198,8 +198,8 @@ class Server:
 
     def _accepts(self) -> None:
         """The listeners accept."""
-        if self._house is not None:
-            self._house.replayed = True
+        if self._backend is not None:
+            self._backend.replayed = True
         self._manager.ready(self._status())
 
     def _open_journal(self) -> None:
@@ -227,7 +227,7 @@ class Server:
         shown_s = [begun_s]
 
         def progress(records: int) -> None:
-            if self._house is not None:
+            if self._backend is not None:
                 gevent.sleep(NEXT_TURN_S)
             if time.monotonic() - shown_s[0] > PROGRESS_EVERY_S:
                 shown_s[0] = time.monotonic()
@@ -235,8 +235,8 @@ class Server:
                 self._manager.replaying(records)
 
         count = self._turn.open(store, progress)
-        if self._house is not None:
-            self._house.replay_s = time.monotonic() - begun_s
+        if self._backend is not None:
+            self._backend.replay_s = time.monotonic() - begun_s
         engine = self._engine
         self._log.info(
             "replayed the journal: %d jobs in %.1f s (%d ready, %d delayed, %d buried)",
@@ -252,10 +252,10 @@ class Server:
         site = self._site
         if site is None:
             return []
-        from geventstalk.http.backend import House
+        from geventstalk.http.backend import Backend
         from geventstalk.http.site import CONNECTIONS_MAX
 
-        house = House(
+        backend = Backend(
             self._engine,
             self._service,
             self._turn,
@@ -266,18 +266,18 @@ class Server:
             self._facts,
             self.drain,
         )
-        house.commands = self._service.commands
-        house.tidy_up = collector.look_at_many
+        backend.commands = self._service.commands
+        backend.tidy_up = collector.look_at_many
         self._quiet = self._loop.idle()
         self._quiet_soon = self._loop.timer(_COLLECT_EVERY_S, _COLLECT_EVERY_S)
         self._quiet_soon.start(self._quiet.start, self._quiet_now, collector)
-        house.look_at = self._look_at
-        house.hang_up = self._hang_up
-        house.fronts = self._fronts
-        house.listen = [full_address_of(each) for each in self._listeners]
-        house.http = [full_address_of(each) for each in site.listeners]
-        self._house = house
-        site.open(house)
+        backend.look_at = self._look_at
+        backend.hang_up = self._hang_up
+        backend.fronts = self._fronts
+        backend.listen = [full_address_of(each) for each in self._listeners]
+        backend.http = [full_address_of(each) for each in site.listeners]
+        self._backend = backend
+        site.open(backend)
         share = Share(self._descriptors, CONNECTIONS_MAX, site.give_up_some)
         acceptors = [Acceptor(each, self._serve_guest, share, self._log) for each in site.listeners]
         for acceptor in acceptors:
@@ -509,8 +509,8 @@ class Server:
         bodies = self._engine.bodies
         if bodies is not None:
             facts |= bodies.facts()
-        if self._house is not None:
-            facts["http"] = ", ".join(self._house.http).encode()
+        if self._backend is not None:
+            facts["http"] = ", ".join(self._backend.http).encode()
         store = self._turn.store
         if store is not None:
             return facts | store.facts()

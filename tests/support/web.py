@@ -27,7 +27,7 @@ from geventstalk.core.operate import Operate
 from geventstalk.http import app
 from geventstalk.http.access import Access
 from geventstalk.http.api.document import load
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.site import Service as Site
 from geventstalk.http.tokens import Tokens
 from geventstalk.turn import Turn
@@ -100,7 +100,7 @@ class Inside(Web):
         )
         self.service = Service(self.engine, 65535, lambda: FACTS)
         log = logging.getLogger("tests.http")
-        self.house = House(
+        self.backend = Backend(
             self.engine,
             self.service,
             self.turn,
@@ -111,10 +111,10 @@ class Inside(Web):
             lambda: FACTS,
             self.drain,
         )
-        self.house.commands = self.service.commands
-        self.house.audit.unix_s = time.time
-        self.house.replayed = True
-        self.application = app.make(self.house, Access((), (), tokens, self.house.audit, log))
+        self.backend.commands = self.service.commands
+        self.backend.audit.unix_s = time.time
+        self.backend.replayed = True
+        self.application = app.make(self.backend, Access((), (), tokens, self.backend.audit, log))
         self._client = falcon.testing.TestClient(self.application)
 
     def drain(self, on: bool) -> None:
@@ -151,7 +151,7 @@ class Wired(Inside):
 
     def __init__(self, tokens: Tokens | None = None) -> None:
         super().__init__(tokens=tokens)
-        self.site = Site(self.house, self.application, self.house.log)
+        self.site = Site(self.backend, self.application, self.backend.log)
         self.greenlets: list[Any] = []
 
     def connect(self) -> Any:

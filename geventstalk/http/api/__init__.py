@@ -1,1 +1,1 @@
-"""The resources of the API, one module for each thing; each has `add(app, house)`."""
+"""The resources of the API, one module for each thing; each has `add(app, backend)`."""

@@ -8,16 +8,16 @@ from typing import Any
 import falcon
 
 from geventstalk.http.audit import Entry
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.params import Parameters
 from geventstalk.http.slices import Pace, json_list
 
 
-class Audit:
+class AuditResource:
     """GET /api/v1/audit"""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         asked = Parameters(req)
@@ -25,8 +25,8 @@ class Audit:
         before = asked.integer("before", (1 << 63) - 1, 1, (1 << 63) - 1)
         limit = asked.integer("limit", 100, 1, 1000)
         asked.end()
-        pace = Pace(self._house)
-        audit = self._house.audit
+        pace = Pace(self._backend)
+        audit = self._backend.audit
         entries = _select(list(audit.latest_first()), words, before, limit, pace)
         resp.data = json_list("entries", entries, pace, file=audit.path)
         resp.content_type = falcon.MEDIA_JSON
@@ -46,6 +46,6 @@ def _text_of(entry: Entry) -> str:
     return "\n".join(str(entry.get(name) or "") for name in ("who", "action", "filter", "tube", "from")).lower()
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/api/v1/audit", Audit(house))
+    app.add_route("/api/v1/audit", AuditResource(backend))

@@ -9,26 +9,26 @@ import falcon
 from geventstalk.filters import parse
 from geventstalk.http.access import who_sends
 from geventstalk.http.api.jobs import values_of
-from geventstalk.http.backend import House
-from geventstalk.http.bulk import RUNNING_MAX, TooMany, Work, Works
+from geventstalk.http.backend import Backend
+from geventstalk.http.bulk import RUNNING_MAX, BulkChange, BulkChanges, TooMany
 from geventstalk.http.changes import ACTIONS, Values
 from geventstalk.http.params import Fields, Parameters, wrong
 
 _JOBS_MAX: Final = 2**63 - 1
 _END_S: Final = 5.0
-"""How long a cancellation waits for the end of the work."""
+"""How long a cancellation waits for the end of the change."""
 
 
-class Bulks:
+class BulkListResource:
     """/api/v1/bulk"""
 
-    def __init__(self, house: House, works: Works) -> None:
-        self._house = house
-        self._works = works
+    def __init__(self, backend: Backend, changes: BulkChanges) -> None:
+        self._backend = backend
+        self._changes = changes
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         Parameters(req).end()
-        resp.media = {"bulk": self._works.latest_first()}
+        resp.media = {"bulk": self._changes.latest_first()}
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         fields = Fields(req)
@@ -40,25 +40,25 @@ class Bulks:
         fields.end()
         terms, who = parse(text), who_sends(req)
         if dry_run:
-            work = Work(self._house, who, text, terms, action, values, limit, 0)
-            work.count()
+            change = BulkChange(self._backend, who, text, terms, action, values, limit, 0)
+            change.count()
         else:
             try:
-                work = self._works.begin(who, text, terms, action, values, limit)
+                change = self._changes.begin(who, text, terms, action, values, limit)
             except TooMany:
                 raise falcon.HTTPConflict(
                     description=f"{RUNNING_MAX} works on many jobs are under way. Wait until one ends, or cancel one."
                 ) from None
             resp.status = falcon.HTTP_202
-            resp.location = f"/api/v1/bulk/{work.number}"
-        resp.media = work.as_json()
+            resp.location = f"/api/v1/bulk/{change.number}"
+        resp.media = change.as_json()
 
 
-class OneBulk:
+class BulkResource:
     """/api/v1/bulk/{number}"""
 
-    def __init__(self, works: Works) -> None:
-        self._works = works
+    def __init__(self, changes: BulkChanges) -> None:
+        self._changes = changes
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, number: str) -> None:
         Parameters(req).end()
@@ -66,18 +66,18 @@ class OneBulk:
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, number: str) -> None:
         Parameters(req).end()
-        work = self._find(number)
-        work.cancel()
-        work.over.wait(_END_S)
-        resp.media = work.as_json()
+        change = self._find(number)
+        change.cancel()
+        change.over.wait(_END_S)
+        resp.media = change.as_json()
 
-    def _find(self, text: str) -> Work:
+    def _find(self, text: str) -> BulkChange:
         if not text.isascii() or not text.isdecimal() or not 0 < len(text) < 20 or not int(text):
             raise wrong("a work has a number from 1 on")
-        work = self._works.find(int(text))
-        if work is None:
+        change = self._changes.find(int(text))
+        if change is None:
             raise falcon.HTTPNotFound(description="There is no such work, or not any more.")
-        return work
+        return change
 
 
 def _values(fields: Fields, action: str) -> Values:
@@ -94,8 +94,8 @@ def _values(fields: Fields, action: str) -> Values:
     return Values()
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    works = Works(house)
-    app.add_route("/api/v1/bulk", Bulks(house, works))
-    app.add_route("/api/v1/bulk/{number}", OneBulk(works))
+    changes = BulkChanges(backend)
+    app.add_route("/api/v1/bulk", BulkListResource(backend, changes))
+    app.add_route("/api/v1/bulk/{number}", BulkResource(changes))

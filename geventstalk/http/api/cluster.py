@@ -13,18 +13,18 @@ from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
 from geventstalk.http.access import who_sends
-from geventstalk.http.backend import ClusterFault, ClusterView, House
+from geventstalk.http.backend import Backend, ClusterFault, ClusterView
 from geventstalk.http.params import Fields, Parameters
 
 
-class Cluster:
+class ClusterResource:
     """/api/v1/cluster"""
 
     on_standby = True
     """A standby answers as well: it is asked to lead where the node that leads does not answer."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._turn: Any = BoundedSemaphore()
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -36,11 +36,11 @@ class Cluster:
         node = fields.text("promote")
         fields.end()
         self._ask(lambda cluster: cluster.promote(node))
-        self._house.audit.record(who_sends(req), "promote", 1, detail=node)
+        self._backend.audit.record(who_sends(req), "promote", 1, detail=node)
         resp.media = self._ask(lambda cluster: cluster.status())
 
     def _ask(self, question: Callable[[ClusterView], Any]) -> Any:
-        cluster = self._house.cluster
+        cluster = self._backend.cluster
         if cluster is None:
             raise falcon.HTTPNotFound(description="This server is no node of a cluster.")
         with self._turn:
@@ -60,6 +60,6 @@ def _ask_in_thread(question: Callable[[ClusterView], Any], cluster: ClusterView)
         return None, fault
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/api/v1/cluster", Cluster(house))
+    app.add_route("/api/v1/cluster", ClusterResource(backend))

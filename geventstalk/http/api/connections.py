@@ -12,7 +12,7 @@ from gevent import sleep
 from geventstalk.gate import Channel
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.params import Parameters, wrong
 from geventstalk.http.slices import Pace, json_list, page
 
@@ -20,14 +20,14 @@ _END_S: Final = 2.0
 """How long the answer waits for the end of a connection."""
 
 
-class Connections:
+class ConnectionsResource:
     """GET /api/v1/connections"""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._sorts: dict[str, Callable[[Channel], Any]] = {
             "number": lambda channel: channel.session.number,
-            "address": lambda channel: house.look_at(channel)[0],
+            "address": lambda channel: backend.look_at(channel)[0],
             "reserved": lambda channel: len(channel.session.reserved),
             # Who waits the longest comes last, as with the other figures, and who does not wait comes first.
             "waiting": lambda channel: -channel.session.wait_since_ns if channel.session.waiting else -(1 << 63),
@@ -42,8 +42,8 @@ class Connections:
         offset = asked.integer("offset", 0, 0, 10_000_000)
         limit = asked.integer("limit", 100, 1, 1000)
         asked.end()
-        channels = self._house.turn.channels
-        tubes = self._house.engine.tubes
+        channels = self._backend.turn.channels
+        tubes = self._backend.engine.tubes
 
         def keep(number: int) -> Any | None:
             channel = channels.get(number)
@@ -56,47 +56,47 @@ class Connections:
                     return None
             return key(channel)
 
-        pace = Pace(self._house)
+        pace = Pace(self._backend)
         numbers, total = page(list(channels), keep, pace, descending, offset, limit)
         shown = (self._view(channels[number]) for number in numbers if number in channels)
         resp.data = json_list("connections", shown, pace, total=total)
         resp.content_type = falcon.MEDIA_JSON
 
     def _view(self, channel: Channel) -> views.Json:
-        return views.connection(self._house, channel, self._house.now_ns())
+        return views.connection(self._backend, channel, self._backend.now_ns())
 
 
-class OneConnection:
+class ConnectionResource:
     """/api/v1/connections/{number}"""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, number: str) -> None:
         Parameters(req).end()
-        resp.media = views.connection(self._house, self._find(number), self._house.now_ns())
+        resp.media = views.connection(self._backend, self._find(number), self._backend.now_ns())
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, number: str) -> None:
         Parameters(req).end()
         channel = self._find(number)
-        address = self._house.look_at(channel)[0]
-        self._house.hang_up(channel)
+        address = self._backend.look_at(channel)[0]
+        self._backend.hang_up(channel)
         end_s = monotonic() + _END_S
-        while channel.session.number in self._house.turn.channels and monotonic() < end_s:
+        while channel.session.number in self._backend.turn.channels and monotonic() < end_s:
             sleep(0.002)
-        self._house.audit.record(who_sends(req), "close connection", 1, detail=f"{channel.session.number}, {address}")
+        self._backend.audit.record(who_sends(req), "close connection", 1, detail=f"{channel.session.number}, {address}")
         resp.status = falcon.HTTP_204
 
     def _find(self, text: str) -> Channel:
         if not text.isascii() or not text.isdecimal() or len(text) > 19 or not 0 < int(text) < 1 << 63:
             raise wrong("a connection has a number from 1 on")
-        channel = self._house.turn.channels.get(int(text))
+        channel = self._backend.turn.channels.get(int(text))
         if channel is None or channel.session.gone:
             raise falcon.HTTPNotFound(description="There is no such connection.")
         return channel
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/api/v1/connections", Connections(house))
-    app.add_route("/api/v1/connections/{number}", OneConnection(house))
+    app.add_route("/api/v1/connections", ConnectionsResource(backend))
+    app.add_route("/api/v1/connections/{number}", ConnectionResource(backend))

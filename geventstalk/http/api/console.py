@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import falcon
 
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 
 PAGES: Final = ("tubes", "jobs", "connections", "journal", "nodes", "audit", "help")
 """The first part of each address that is a page; the console's own script finds out which."""
@@ -93,7 +93,7 @@ def _file(name: str, data: bytes) -> File:
     return File(content_type, data, packed if len(packed) < len(data) else b"", f'"{digest}"')
 
 
-class Page:
+class PageResource:
     """GET of any page: always the same one, whose script reads the address."""
 
     public = True
@@ -105,7 +105,7 @@ class Page:
         _send(req, resp, self._files.page, "no-cache")
 
 
-class Assets:
+class AssetsResource:
     """GET /assets/HASH/NAME"""
 
     public = True
@@ -120,7 +120,7 @@ class Assets:
         _send(req, resp, file, FOR_EVER)
 
 
-class Icon:
+class IconResource:
     """GET /favicon.ico, which browsers ask for where a page names no icon."""
 
     public = True
@@ -155,13 +155,13 @@ def _takes_gzip(accepts: str) -> bool:
     return False
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
     files = load()
-    page = Page(files)
+    page = PageResource(files)
     app.add_route("/", page)
     for name in PAGES:
         app.add_route(f"/{name}", page)
         app.add_route(f"/{name}/{{rest:path}}", page)
-    app.add_route("/favicon.ico", Icon(files))
-    app.add_route("/assets/{folder}/{name:path}", Assets(files))
+    app.add_route("/favicon.ico", IconResource(files))
+    app.add_route("/assets/{folder}/{name:path}", AssetsResource(files))

@@ -9,7 +9,7 @@ from typing import Any
 import falcon
 import yaml
 
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -21,7 +21,7 @@ def load() -> dict[str, Any]:
     return document
 
 
-class Document:
+class DocumentResource:
     """GET /api/v1/openapi.json"""
 
     public = True
@@ -34,6 +34,6 @@ class Document:
         resp.content_type = falcon.MEDIA_JSON
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/api/v1/openapi.json", Document())
+    app.add_route("/api/v1/openapi.json", DocumentResource())

@@ -8,7 +8,7 @@ from typing import Any, Final
 import falcon
 
 from geventstalk.http.access import Access, who_sends
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.events import STREAMS_MAX, Events, Full, Names
 from geventstalk.http.params import Parameters, tube_name, wrong
 from geventstalk.http.wire import LINE_BYTES_MAX
@@ -18,7 +18,7 @@ _UNSENT_BYTES: Final = 1 << 16
 """What the kernel keeps for a client that does not read, or twice as much."""
 
 
-class Stream:
+class EventsResource:
     """GET /api/v1/events"""
 
     def __init__(self, events: Events, access: Access) -> None:
@@ -49,6 +49,6 @@ def _names(text: str) -> Names:
     return tuple(dict.fromkeys(names))
 
 
-def add(app: Any, house: House, access: Access) -> None:
+def add(app: Any, backend: Backend, access: Access) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/api/v1/events", Stream(Events(house), access))
+    app.add_route("/api/v1/events", EventsResource(Events(backend), access))

@@ -13,7 +13,7 @@ import falcon
 from geventstalk.core.job import Job
 from geventstalk.durable.export import fields_of, header_of_export
 from geventstalk.http.api.jobs import filter_of
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.matcher import CRLF_BYTES
 from geventstalk.http.params import Parameters
 from geventstalk.http.search import Search, SearchFailed
@@ -26,17 +26,17 @@ _FIRST_S: Final = 1.0
 """An export that fails within this time is answered with a problem."""
 
 
-class Export:
+class ExportResource:
     """GET /api/v1/export"""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         asked = Parameters(req)
         _, terms = filter_of(asked)
         asked.end()
-        pieces = self._pieces(Search(self._house, terms, last=self._house.engine.next_id - 1))
+        pieces = self._pieces(Search(self._backend, terms, last=self._backend.engine.next_id - 1))
         first = next(pieces, b"")
         resp.content_type = "application/x-ndjson"
         resp.set_header("Content-Disposition", 'attachment; filename="jobs.jsonl"')
@@ -44,12 +44,12 @@ class Export:
 
     def _pieces(self, search: Search) -> Iterator[bytes]:
         """The lines, some at a time. `jobs` is not in the first line: nobody knows how many will follow."""
-        house = self._house
-        lines = [_json(header_of_export(None, house.engine.next_id - 1)) + b"\n"]
+        backend = self._backend
+        lines = [_json(header_of_export(None, backend.engine.next_id - 1)) + b"\n"]
         size = len(lines[0])
         soon = monotonic() + _FIRST_S
         for jobs in search.pages():
-            for job, body in house.with_bodies(jobs):
+            for job, body in backend.with_bodies(jobs):
                 if not search.still(job):
                     continue
                 for part in self._line(job, body):
@@ -67,8 +67,8 @@ class Export:
 
     def _line(self, job: Job, body: bytes) -> Iterator[bytes]:
         """One line, in parts. All but the body is read at once, and the body never changes."""
-        offset_ns = round(self._house.unix_s(0) * 1e9)
-        name = self._house.engine.tube_of(job).name
+        offset_ns = round(self._backend.unix_s(0) * 1e9)
+        name = self._backend.engine.tube_of(job).name
         yield _json(fields_of(job, name, lambda ns: ns + offset_ns))[:-1] + b',"body":"'
         end = len(body) - CRLF_BYTES
         for at in range(0, end, _ENCODED_BYTES):
@@ -89,6 +89,6 @@ def _after(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
         raise ConnectionAbortedError(str(error)) from None
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/api/v1/export", Export(house))
+    app.add_route("/api/v1/export", ExportResource(backend))

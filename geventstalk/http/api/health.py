@@ -6,10 +6,10 @@ from typing import Any
 
 import falcon
 
-from geventstalk.http.backend import ACTIVE, House
+from geventstalk.http.backend import ACTIVE, Backend
 
 
-class Alive:
+class AliveResource:
     """GET /healthz: the event loop goes round."""
 
     public = True
@@ -19,7 +19,7 @@ class Alive:
         resp.content_type = falcon.MEDIA_TEXT
 
 
-class Ready:
+class ReadyResource:
     """GET /readyz: the journal is replayed and takes puts, and the server is neither draining nor stopping.
 
     A node of a cluster is also ready when it stands by and another one leads. With `?role=active` or `?role=standby` it
@@ -28,37 +28,37 @@ class Ready:
 
     public = True
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
-        house = self._house
-        why = why_not_ready(house)
-        role = ACTIVE if house.node is None else house.node.role
+        backend = self._backend
+        why = why_not_ready(backend)
+        role = ACTIVE if backend.node is None else backend.node.role
         wanted = req.get_param("role")
         if why is None and wanted is not None and wanted != role:
             why = f"the role of this node is: {role}"
         if why is not None:
             resp.status = falcon.HTTP_503
-        text = "ok" if house.node is None else f"ok: {role}"
+        text = "ok" if backend.node is None else f"ok: {role}"
         resp.text = f"{why or text}\n"
         resp.content_type = falcon.MEDIA_TEXT
 
 
-def why_not_ready(house: House) -> str | None:
+def why_not_ready(backend: Backend) -> str | None:
     """Why the server is not ready; None when it is."""
-    if not house.replayed:
+    if not backend.replayed:
         return "the journal is being replayed"
-    if house.turn.failed or house.stopping.is_set():
+    if backend.turn.failed or backend.stopping.is_set():
         return "the server is stopping"
-    node = house.node
+    node = backend.node
     if node is not None and not node.serves:
         return None if node.leader else "no node leads"
     if node is not None and node.role != ACTIVE:
         return f"the role of this node is: {node.role}"
-    if house.engine.draining:
+    if backend.engine.draining:
         return "the server is draining"
-    store = house.turn.store
+    store = backend.turn.store
     if store is not None and not store.takes_puts():
         return "the journal has no room for puts"
     if store is not None and store.behind:
@@ -66,7 +66,7 @@ def why_not_ready(house: House) -> str | None:
     return None
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/healthz", Alive())
-    app.add_route("/readyz", Ready(house))
+    app.add_route("/healthz", AliveResource())
+    app.add_route("/readyz", ReadyResource(backend))

@@ -8,36 +8,36 @@ from typing import Any
 import falcon
 
 from geventstalk.core.job import SECOND_NS
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.history import RANGES, SERIES, TUBE_RANGES, TUBE_SERIES
 from geventstalk.http.params import Parameters
 from geventstalk.http.slices import Pace
 
 
-class History:
+class HistoryResource:
     """GET /api/v1/history"""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         asked = Parameters(req)
         name = asked.choice("range", RANGES, "15m")
         tube = asked.tube("tube")
         asked.end()
-        house, pace = self._house, Pace(self._house)
+        backend, pace = self._backend, Pace(self._backend)
         pace.step()
         names: tuple[str, ...]
         if tube is None:
             names, (step_ns, size) = SERIES, RANGES[name]
-            end_ns, columns = house.history.series(name, house.now_ns())
+            end_ns, columns = backend.history.series(name, backend.now_ns())
         else:
             names, (step_ns, size) = TUBE_SERIES, TUBE_RANGES[name]
-            end_ns, columns = house.tube_history.series(tube, name, house.now_ns())
+            end_ns, columns = backend.tube_history.series(tube, name, backend.now_ns())
         head = {
             "step_s": step_ns / SECOND_NS,
-            "from": house.unix_s(end_ns - size * step_ns),
-            "to": house.unix_s(end_ns),
+            "from": backend.unix_s(end_ns - size * step_ns),
+            "to": backend.unix_s(end_ns),
         }
         pieces = []
         for series, column in zip(names, columns, strict=True):
@@ -47,6 +47,6 @@ class History:
         resp.content_type = falcon.MEDIA_JSON
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/api/v1/history", History(house))
+    app.add_route("/api/v1/history", HistoryResource(backend))

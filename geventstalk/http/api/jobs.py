@@ -14,7 +14,7 @@ from geventstalk.core.operate import KEEP
 from geventstalk.filters import Term, parse
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.changes import BODY_BYTES, OneChange, OnePut, Values, find, no_such_job
 from geventstalk.http.matcher import CRLF_BYTES, ID_MAX
 from geventstalk.http.params import Fields, Parameters, wrong
@@ -38,11 +38,11 @@ def filter_of(asked: Parameters) -> tuple[str, tuple[Term, ...]]:
     return text, parse(text)
 
 
-class Jobs:
+class JobsResource:
     """/api/v1/jobs"""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         asked = Parameters(req)
@@ -52,7 +52,7 @@ class Jobs:
         descending = asked.boolean("descending")
         body_bytes = asked.integer("body", 200, 0, 65536)
         asked.end()
-        search = Search(self._house, terms, descending, None if cursor is None else _position(cursor))
+        search = Search(self._backend, terms, descending, None if cursor is None else _position(cursor))
         jobs = self._page(search, limit, body_bytes)
         following = "null" if search.exhausted else f'"{search.position}"'
         resp.data = f'{{"jobs":[{",".join(jobs)}],"next":{following},"searched":{search.searched}}}'.encode()
@@ -63,10 +63,10 @@ class Jobs:
         shown: list[str] = []
         shown_bytes = 0
         for jobs in search.pages():
-            for job, body in self._house.with_bodies(jobs):
+            for job, body in self._backend.with_bodies(jobs):
                 if not search.still(job):
                     continue
-                view = views.job(self._house, job, self._house.now_ns(), body_bytes, body)
+                view = views.job(self._backend, job, self._backend.now_ns(), body_bytes, body)
                 shown.append(json.dumps(view, ensure_ascii=False, separators=(",", ":")))
                 shown_bytes += min(len(body), body_bytes)
                 if len(shown) == limit or shown_bytes >= _BODIES_BYTES_MAX:
@@ -85,27 +85,27 @@ class Jobs:
         delay_s = fields.integer("delay_s", 0)
         ttr_s = fields.integer("ttr_s", _TTR_S)
         fields.end()
-        put = OnePut(self._house, tube, body, pri, delay_s, ttr_s)
-        self._house.change(put)
+        put = OnePut(self._backend, tube, body, pri, delay_s, ttr_s)
+        self._backend.change(put)
         put.require_done()
-        self._house.audit.record(who_sends(req), "put", 1, tube=tube.decode("ascii"), job=put.after["id"])
+        self._backend.audit.record(who_sends(req), "put", 1, tube=tube.decode("ascii"), job=put.after["id"])
         resp.media = put.after
         resp.status = falcon.HTTP_201
         resp.location = f"/api/v1/jobs/{put.after['id']}"
 
 
-class OneJob:
+class JobResource:
     """/api/v1/jobs/{id}"""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, id: str) -> None:
         asked = Parameters(req)
         body_bytes = asked.integer("body", BODY_BYTES, 0, 1 << 20)
         asked.end()
-        for job, body in self._house.with_bodies([find(self._house, _id(id))]):
-            resp.media = views.job(self._house, job, self._house.now_ns(), body_bytes, body)
+        for job, body in self._backend.with_bodies([find(self._backend, _id(id))]):
+            resp.media = views.job(self._backend, job, self._backend.now_ns(), body_bytes, body)
             return
         raise no_such_job()
 
@@ -126,55 +126,55 @@ class OneJob:
         resp.status = falcon.HTTP_204
 
     def _change(self, req: falcon.Request, id: int, action: str, values: Values) -> OneChange:
-        return change(self._house, req, id, action, values)
+        return change(self._backend, req, id, action, values)
 
 
-class Body:
+class BodyResource:
     """GET /api/v1/jobs/{id}/body"""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, id: str) -> None:
         Parameters(req).end()
-        job = find(self._house, _id(id))
+        job = find(self._backend, _id(id))
         resp.content_type = "application/octet-stream"
         resp.set_header("Content-Disposition", f'attachment; filename="job-{job.id}"')
-        for _, body in self._house.with_bodies([job]):
+        for _, body in self._backend.with_bodies([job]):
             resp.set_stream(self._pieces(body), len(body) - CRLF_BYTES)
             return
         raise no_such_job()
 
     def _pieces(self, body: bytes) -> Iterator[bytes]:
-        pace = Pace(self._house)
+        pace = Pace(self._backend)
         end = len(body) - CRLF_BYTES
         for at in range(0, end, _PIECE_BYTES):
             yield body[at : min(end, at + _PIECE_BYTES)]
             pace.step()
 
 
-class Action:
+class ActionResource:
     """POST /api/v1/jobs/{id}/{action}"""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, id: str, action: str) -> None:
         Parameters(req).end()
         number = _id(id)
         if action not in _ACTIONS:
             raise falcon.HTTPNotFound(description=f"A job has no {action[:20]}, only {', '.join(_ACTIONS)}.")
-        resp.media = change(self._house, req, number, action, Values()).after
+        resp.media = change(self._backend, req, number, action, Values()).after
 
 
-def change(house: House, req: falcon.Request, id: int, action: str, values: Values) -> OneChange:
+def change(backend: Backend, req: falcon.Request, id: int, action: str, values: Values) -> OneChange:
     """Changes a job, and returns when that is safe. Raises HTTPError."""
-    job = find(house, id)
-    bodies = dict(house.with_bodies([] if action == "delete" else [job]))
-    one = OneChange(house, id, action, values, bodies.get(job, b""))
-    house.change(one)
+    job = find(backend, id)
+    bodies = dict(backend.with_bodies([] if action == "delete" else [job]))
+    one = OneChange(backend, id, action, values, bodies.get(job, b""))
+    backend.change(one)
     one.require_done()
-    house.audit.record(who_sends(req), action, 1, tube=one.before["tube"], job=id, detail=str(values) or None)
+    backend.audit.record(who_sends(req), action, 1, tube=one.before["tube"], job=id, detail=str(values) or None)
     return one
 
 
@@ -210,9 +210,9 @@ def _position(cursor: str) -> int:
     return int(cursor)
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/api/v1/jobs", Jobs(house))
-    app.add_route("/api/v1/jobs/{id}", OneJob(house))
-    app.add_route("/api/v1/jobs/{id}/body", Body(house))
-    app.add_route("/api/v1/jobs/{id}/{action}", Action(house))
+    app.add_route("/api/v1/jobs", JobsResource(backend))
+    app.add_route("/api/v1/jobs/{id}", JobResource(backend))
+    app.add_route("/api/v1/jobs/{id}/body", BodyResource(backend))
+    app.add_route("/api/v1/jobs/{id}/{action}", ActionResource(backend))

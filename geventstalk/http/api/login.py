@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 import falcon
 
 from geventstalk.http.access import Access
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.params import wrong
 
 _FORM_BYTES_MAX: Final = 4096
@@ -67,18 +67,18 @@ button { margin-top: .75rem; border: 0; background: var(--accent); color: var(--
 """
 
 
-class Login:
+class LoginResource:
     """GET /login, and POST /login with the fields `token` and `next`."""
 
     public = True
 
-    def __init__(self, house: House, access: Access) -> None:
-        self._house = house
+    def __init__(self, backend: Backend, access: Access) -> None:
+        self._backend = backend
         self._access = access
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         target = _local(req.get_param("next", default="/"))
-        if self._access.identify(req, self._house.now_ns()) is not None:
+        if self._access.identify(req, self._backend.now_ns()) is not None:
             raise falcon.HTTPSeeOther(target)
         self._show(req, resp, target)
 
@@ -94,7 +94,7 @@ class Login:
         target = _local(fields.get("next", ["/"])[0])
         if not self._access.asks_for_tokens:
             raise falcon.HTTPSeeOther(target)
-        cookie = self._access.log_in(req, fields.get("token", [""])[0].strip(), self._house.now_ns())
+        cookie = self._access.log_in(req, fields.get("token", [""])[0].strip(), self._backend.now_ns())
         if cookie is None:
             resp.status = falcon.HTTP_403
             self._show(req, resp, target, "This token is not known.")
@@ -111,7 +111,7 @@ class Login:
         resp.content_type = falcon.MEDIA_HTML
 
 
-class Logout:
+class LogoutResource:
     """POST /logout"""
 
     public = True
@@ -125,7 +125,7 @@ class Logout:
         raise falcon.HTTPSeeOther("/login")
 
 
-class Style:
+class StyleResource:
     """GET /login.css"""
 
     public = True
@@ -141,8 +141,8 @@ def _local(target: str) -> str:
     return target if _LOCAL.fullmatch(target) else "/"
 
 
-def add(app: Any, house: House, access: Access) -> None:
+def add(app: Any, backend: Backend, access: Access) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/login", Login(house, access))
-    app.add_route("/logout", Logout(access))
-    app.add_route("/login.css", Style())
+    app.add_route("/login", LoginResource(backend, access))
+    app.add_route("/logout", LogoutResource(access))
+    app.add_route("/login.css", StyleResource())

@@ -6,20 +6,20 @@ from typing import Any
 
 import falcon
 
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.metrics import Metrics
 
 
-class Scrape:
+class MetricsResource:
     """GET /metrics"""
 
-    def __init__(self, house: House) -> None:
-        self._metrics = Metrics(house)
+    def __init__(self, backend: Backend) -> None:
+        self._metrics = Metrics(backend)
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.data, resp.content_type = self._metrics.answer(req.get_header("Accept") or "")
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/metrics", Scrape(house))
+    app.add_route("/metrics", MetricsResource(backend))

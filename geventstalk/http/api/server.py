@@ -8,29 +8,29 @@ import falcon
 
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.params import Fields, Parameters
 
 
-class Server:
+class ServerResource:
     """/api/v1/server"""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         Parameters(req).end()
-        resp.media = views.whole(self._house)
+        resp.media = views.whole(self._backend)
 
     def on_patch(self, req: falcon.Request, resp: falcon.Response) -> None:
         fields = Fields(req)
         on = fields.boolean("draining")
         fields.end()
-        self._house.drain(on)  # at once, as by a signal: also while the journal does not keep pace and errands wait
-        self._house.audit.record(who_sends(req), "drain" if on else "end draining", 1)
-        resp.media = views.whole(self._house)
+        self._backend.drain(on)  # at once, as by a signal: also while the journal does not keep pace and errands wait
+        self._backend.audit.record(who_sends(req), "drain" if on else "end draining", 1)
+        resp.media = views.whole(self._backend)
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/api/v1/server", Server(house))
+    app.add_route("/api/v1/server", ServerResource(backend))

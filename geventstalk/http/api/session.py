@@ -7,10 +7,10 @@ from typing import Any
 import falcon
 
 from geventstalk.http.access import who_sends
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 
 
-class Session:
+class SessionResource:
     """GET /api/v1/session"""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
@@ -19,6 +19,6 @@ class Session:
         resp.media = {"role": who.role, "name": who.name, "csrf": csrf}
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/api/v1/session", Session())
+    app.add_route("/api/v1/session", SessionResource())

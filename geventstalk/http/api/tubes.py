@@ -14,7 +14,7 @@ from geventstalk.core.tube import Tube
 from geventstalk.gate import Errand
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
-from geventstalk.http.backend import House
+from geventstalk.http.backend import Backend
 from geventstalk.http.params import Fields, Parameters, tube_name
 from geventstalk.http.slices import Pace, json_list, page
 from geventstalk.trouble import GROWS
@@ -46,14 +46,14 @@ _ONLY: Final[dict[str, Callable[[Tube], object]]] = {
 class Pause(Errand):
     """Pauses a tube, or ends its pause. `found` says whether there was such a tube."""
 
-    def __init__(self, house: House, name: bytes, seconds: int) -> None:
-        self._house = house
+    def __init__(self, backend: Backend, name: bytes, seconds: int) -> None:
+        self._backend = backend
         self._name = name
         self._seconds = seconds
         self.found = False
 
     def run(self, now_ns: int) -> bool:
-        self.found = self._house.engine.pause(self._name, self._seconds, now_ns)
+        self.found = self._backend.engine.pause(self._name, self._seconds, now_ns)
         return True
 
     def done(self) -> None:
@@ -63,14 +63,14 @@ class Pause(Errand):
         pass
 
 
-class Tubes:
+class TubesResource:
     """GET /api/v1/tubes"""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._sorts: dict[str, Callable[[Tube], Any]] = {
             **_SORTS,
-            "waiting": house.engine.waiting_in,
+            "waiting": backend.engine.waiting_in,
             "oldest_ready": self._oldest_ready,
             "put_rate": lambda tube: self._rates(tube)["put"]["m1"],
             "delete_rate": lambda tube: self._rates(tube)["delete"]["m1"],
@@ -83,19 +83,19 @@ class Tubes:
         }
 
     def _rates(self, tube: Tube) -> dict[str, dict[str, float]]:
-        return views.rates(tube, self._house.now_ns())
+        return views.rates(tube, self._backend.now_ns())
 
     def _growth(self, tube: Tube) -> float:
         return views.growth(self._rates(tube))
 
     def _calm(self, tube: Tube) -> tuple[int, bytes]:
         """The smaller, the worse."""
-        return -views.trouble_of(self._house, tube).score, tube.name
+        return -views.trouble_of(self._backend, tube).score, tube.name
 
     def _oldest_ready(self, tube: Tube) -> int:
         """The age of the oldest ready job, -1 without one."""
-        created_ns = views.oldest(self._house, tube).ready
-        return -1 if created_ns is None else self._house.now_ns() - created_ns
+        created_ns = views.oldest(self._backend, tube).ready
+        return -1 if created_ns is None else self._backend.now_ns() - created_ns
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         asked = Parameters(req)
@@ -108,7 +108,7 @@ class Tubes:
         limit = asked.integer("limit", 100, 1, 1000)
         spark = asked.boolean("spark")
         asked.end()
-        tubes = self._house.engine.tubes
+        tubes = self._backend.engine.tubes
 
         def keep(name: bytes) -> Any | None:
             tube = tubes.get(name)
@@ -116,7 +116,7 @@ class Tubes:
                 return None
             return key(tube)
 
-        pace = Pace(self._house)
+        pace = Pace(self._backend)
         names, total = page(list(tubes), keep, pace, descending, offset, limit)
         # A tube that has gone meanwhile is left out.
         shown = (self._view(tubes[name], spark) for name in names if name in tubes)
@@ -124,45 +124,45 @@ class Tubes:
         resp.content_type = falcon.MEDIA_JSON
 
     def _view(self, tube: Tube, spark: bool) -> views.Json:
-        house = self._house
-        found = views.oldest(house, tube)
-        now_ns = house.now_ns()
-        view = views.tube(house, tube, now_ns, found)
+        backend = self._backend
+        found = views.oldest(backend, tube)
+        now_ns = backend.now_ns()
+        view = views.tube(backend, tube, now_ns, found)
         if spark:
-            view["spark"] = house.sparks.line(tube.name, now_ns)
+            view["spark"] = backend.sparks.line(tube.name, now_ns)
         return view
 
 
-class OneTube:
+class TubeResource:
     """/api/v1/tubes/{tube}, and /api/v1/tube?name=: browsers and proxies take `.`, `..` and `//` out of a path."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, tube: str | None = None) -> None:
         name = _name(req, tube)
         users = self._users(name)
         found = self._find(name)
-        resp.media = self._whole(found, users, views.oldest(self._house, found))
+        resp.media = self._whole(found, users, views.oldest(self._backend, found))
 
     def on_patch(self, req: falcon.Request, resp: falcon.Response, tube: str | None = None) -> None:
         name = _name(req, tube)
         fields = Fields(req)
         seconds = fields.integer("pause_s")
         fields.end()
-        pause = Pause(self._house, name, seconds)
-        self._house.change(pause)
+        pause = Pause(self._backend, name, seconds)
+        self._backend.change(pause)
         if not pause.found:
             raise falcon.HTTPNotFound(description="There is no such tube.")
         detail = f"for {seconds} s" if seconds else None
         action = "pause" if seconds else "end pause"
-        self._house.audit.record(who_sends(req), action, 1, tube=name.decode("ascii"), detail=detail)
+        self._backend.audit.record(who_sends(req), action, 1, tube=name.decode("ascii"), detail=detail)
         found = self._find(name)
-        oldest = views.oldest(self._house, found)
-        resp.media = views.tube(self._house, found, self._house.now_ns(), oldest)
+        oldest = views.oldest(self._backend, found)
+        resp.media = views.tube(self._backend, found, self._backend.now_ns(), oldest)
 
     def _find(self, name: bytes) -> Tube:
-        tube = self._house.engine.tubes.get(name)
+        tube = self._backend.engine.tubes.get(name)
         if tube is None:
             raise falcon.HTTPNotFound(description="There is no such tube.")
         return tube
@@ -170,8 +170,8 @@ class OneTube:
     def _users(self, name: bytes) -> list[int]:
         """The numbers of the connections that use the tube, the first ones. Nobody keeps a list of them."""
         found: list[int] = []
-        pace = Pace(self._house)
-        clients = self._house.engine.clients
+        pace = Pace(self._backend)
+        clients = self._backend.engine.clients
         for number in list(clients):
             pace.step()
             client = clients.get(number)
@@ -184,21 +184,21 @@ class OneTube:
     def _firsts(self, tube: Tube) -> list[tuple[str, Job | None]]:
         """The first job of each state, that is not reserved."""
         firsts = [(state, order.first()) for state, order in _orders(tube)]
-        jobs = self._house.engine.jobs
+        jobs = self._backend.engine.jobs
         return [(state, None if first == EMPTY else jobs.get(first)) for state, first in firsts]
 
     def _whole(self, tube: Tube, users: list[int], oldest: Oldest) -> views.Json:
-        house = self._house
+        backend = self._backend
         bodies: dict[int, bytes] = {}
         while missing := [each for _, each in self._firsts(tube) if each and not each.body and each.id not in bodies]:
-            bodies |= {job.id: body for job, body in house.with_bodies(missing)}
-        now_ns = house.now_ns()
+            bodies |= {job.id: body for job, body in backend.with_bodies(missing)}
+        now_ns = backend.now_ns()
         following: views.Json = {}
         for state, first in self._firsts(tube):
             body = None if first is None else first.body or bodies[first.id]
-            following[state] = None if first is None else views.job(house, first, now_ns, _BODY_BYTES, body)
+            following[state] = None if first is None else views.job(backend, first, now_ns, _BODY_BYTES, body)
         watchers = [number for number, _ in zip(tube.watchers, range(_LISTED_MAX), strict=False)]
-        return views.tube(house, tube, now_ns, oldest) | {"next": following, "users": users, "watchers": watchers}
+        return views.tube(backend, tube, now_ns, oldest) | {"next": following, "users": users, "watchers": watchers}
 
 
 def _orders(tube: Tube) -> list[tuple[str, Order]]:
@@ -231,9 +231,9 @@ def words(text: str) -> Callable[[bytes], bool]:
     return matches
 
 
-def add(app: Any, house: House) -> None:
+def add(app: Any, backend: Backend) -> None:
     """Gives the resources of this module their routes."""
-    app.add_route("/api/v1/tubes", Tubes(house))
-    one = OneTube(house)
+    app.add_route("/api/v1/tubes", TubesResource(backend))
+    one = TubeResource(backend)
     app.add_route("/api/v1/tube", one)
     app.add_route("/api/v1/tubes/{tube:path}", one)

@@ -178,7 +178,7 @@ function phrase(number, filter) {
 /** Waits for the end of work on many jobs; tells how far it is. */
 async function finished(state, update, isCancelled) {
   let asked = false;
-  dispatchEvent(new Event("work")); // works.js shows it
+  dispatchEvent(new Event("work")); // bulk.js shows it
   while (state.state === "running") {
     if (isCancelled() && !asked) {
       asked = true;

@@ -15,7 +15,7 @@ import { Nodes } from "./pages/nodes.js";
 import { Overview } from "./pages/overview.js";
 import { Tube } from "./pages/tube.js";
 import { Tubes } from "./pages/tubes.js";
-import { Works } from "./works.js";
+import { BulkChanges } from "./bulk.js";
 
 const PAGES = { "": Overview, tubes: Tubes, jobs: Jobs, connections: Connections, journal: Journal, nodes: Nodes, audit: Audit, help: Help };
 const BAR = [["", "Overview"], ["tubes", "Tubes"], ["jobs", "Jobs"], ["connections", "Connections"], ["journal", "Journal"], ["nodes", "Nodes"], ["audit", "Audit"]];
@@ -100,7 +100,7 @@ function App() {
     </header>
     <${Lost} />
     <${Standby} />
-    <${Works} />
+    <${BulkChanges} />
     <main id="main" tabindex="-1"><${Careful} key=${`${page}/${name}`} otherwise=${broken}><${Page} /></${Careful}></main>
     <${Dialogs} />`;
 }

@@ -8,8 +8,8 @@ import { jobsHref } from "./route.js";
 
 const POLL_MS = 1000;
 
-export function Works() {
-  const [works, setWorks] = useState([]);
+export function BulkChanges() {
+  const [changes, setChanges] = useState([]);
   const timer = useRef(null);
   const { returned } = useLive();
 
@@ -18,7 +18,7 @@ export function Works() {
     try {
       const { bulk } = await get("/bulk");
       const running = bulk.filter((work) => work.state === "running");
-      setWorks(running);
+      setChanges(running);
       if (running.length) timer.current = setTimeout(() => isRunning() && ask(), POLL_MS);
     } catch (problem) {
       if (!(problem instanceof Problem)) throw problem; // the page itself says that the server cannot be reached
@@ -43,8 +43,8 @@ export function Works() {
     }
     ask();
   };
-  if (!works.length) return null;
-  return html`<section class="works" aria-label="Work under way">${works.map(
+  if (!changes.length) return null;
+  return html`<section class="bulk" aria-label="Work under way">${changes.map(
     (work) => html`<p key=${work.number}>
       <b title=${work.tube}>${work.action}${work.tube ? ` to ${work.tube}` : ""}</b> <a href=${jobsHref(work.filter)} title=${work.filter}><code>${work.filter || "all jobs"}</code></a>
       <span>by ${work.by}: ${share(work.searched, work.jobs_before)}, ${count(work.done)} done</span>
