@@ -55,7 +55,7 @@ ROOMS = {
     "geventstalk/durable": ["follow", "large", "reading", "records", "store"],
     "geventstalk/front": ["frames", "front"],
     "geventstalk/serving": ["clustered", "connection", "fronts", "linger", "link", "parking", "server"],
-    "geventstalk/wire": ["commands", "protocol", "session", "stats"],
+    "geventstalk/wire": ["commands", "protocol", "session", "stats", "verbs"],
     "journal": ["liveness", "log", "packed", "plain"],
     "journal/postgres": ["compaction", "format", "log", "replay", "room", "writer"],
     "journal/sqlite": [

@@ -190,7 +190,7 @@ class LeasedTurn(Turn):
                     break
         if unsafe:
             for channel in touched:
-                if not channel.changed and shows_job(channel.session.out):
+                if not channel.changed and channel.session.shows_job:
                     channel.changed = True
 
     def release(self, pieces: int) -> None:
@@ -211,11 +211,6 @@ class LeasedTurn(Turn):
             self.release(pieces)
             if not self.gate.pieces:
                 self.awaited.clear()
-
-
-def shows_job(replies: list[bytes]) -> bool:
-    """Whether one of these replies hands out a job, or tells the number of one."""
-    return b"RESERVED " in {piece[:9] for piece in replies} or b"FOUND " in {piece[:6] for piece in replies}
 
 
 def _tell_nobody(text: str) -> None:

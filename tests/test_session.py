@@ -20,8 +20,9 @@ from geventstalk.core.job import BURIED, READY, Job, Ledger
 from geventstalk.core.places import TUBE_BYTES, TUBES_BYTES_MIN, WATCH_BYTES
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.wire import protocol as p
-from geventstalk.wire.commands import LIST_SLICE
+from geventstalk.wire.commands import LARGE_BODY
 from geventstalk.wire.session import COMMAND_SLICE, MOVE_SLICE, OUT_BYTES_MAX, Service, Session
+from geventstalk.wire.verbs import LIST_SLICE
 from tests.support.clock import SECOND, ManualClock
 from tests.support.wire import (
     FACTS,
@@ -981,3 +982,32 @@ def test_nothing_is_negative_at_a_deadline_whose_timer_is_late(house: House) -> 
     assert job is not None
     job.created_ns = house.clock.ns + 5 * SECOND  # the clock at its start was wrong
     assert b"age: 0\n" in house.feed(session, b"stats-job 1\r\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "shows"),
+    [
+        *((b"reserve", True), (b"reserve-job 1", True), (b"peek 1", True), (b"peek-ready", True)),
+        *((b"peek 2", False), (b"peek-buried", False), (b"stats-job 1", False), (b"use RESERVED", False)),
+    ],
+)
+@pytest.mark.parametrize("size", [5, LARGE_BODY])
+def test_a_session_says_whether_a_reply_shows_a_job(line: bytes, shows: bool, size: int) -> None:
+    house = House()
+    session = house.connect()
+    now_ns = house.clock.ns
+    session.receive(b"put 0 0 60 %d\r\n%b\r\n" % (size, b"x" * size), now_ns)
+    assert not session.shows_job, "its own put"
+    session.receive(line + b"\r\n", now_ns)
+    assert session.shows_job == shows
+    all_of(session)
+    assert not session.shows_job
+
+
+def test_a_session_says_that_the_end_of_its_wait_shows_a_job() -> None:
+    house = House()
+    now_ns = house.clock.ns
+    worker, producer = house.connect(), house.connect()
+    worker.receive(b"reserve\r\n", now_ns)
+    producer.receive(b"put 0 0 60 1\r\nx\r\n", now_ns)
+    assert (worker.shows_job, producer.shows_job) == (True, False)

@@ -271,7 +271,7 @@ class HalfMade(Session):
     """Something fails in the middle of a change."""
 
     def receive(self, data: bytes, now_ns: int) -> None:
-        self._reply(b"INSERTED 1\r\n")
+        self.reply(b"INSERTED 1\r\n")
         raise RuntimeError("in the middle")
 
 

@@ -30,7 +30,7 @@ from geventstalk.http import views
 from geventstalk.http.backend import ACTIVE, REPLICATIONS, Backend, Failed
 from geventstalk.http.memory import used_by
 from geventstalk.http.slices import Pace, page
-from geventstalk.wire.stats import COMMANDS
+from geventstalk.wire.verbs import COUNTED
 
 Line = tuple[str, dict[str, str], float]
 """The end of a name behind that of its family, labels, and a value."""
@@ -115,7 +115,7 @@ class Metrics:
         yield _counter(
             "beanstalkd_commands",
             "Commands of each kind.",
-            [("_total", {"cmd": key.removeprefix("cmd-")}, backend.commands[code]) for key, code in COMMANDS],
+            [("_total", {"cmd": key.removeprefix("cmd-")}, backend.commands[number]) for key, number in COUNTED],
         )
         yield _count("beanstalkd_jobs", "Jobs that were put.", engine.total_jobs)
         yield _count("beanstalkd_job_timeouts", "Reservations that a ttr ended.", engine.total_timeouts)

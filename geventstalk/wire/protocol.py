@@ -1,4 +1,4 @@
-"""The grammar of the beanstalk protocol: lines to command codes and arguments, results to reply bytes.
+"""The grammar of the beanstalk protocol: a command's arguments from their bytes, results to reply bytes.
 
 This room must not know the engine, sockets or time. Reference: upstream's doc/protocol.txt and the behaviour of its
 server, version 1.13, including what its prefix matching accepts.
@@ -36,72 +36,6 @@ _U32_DIGITS: Final = 9
 _TIMEOUT_BITS: Final = 31
 _TIMEOUT_MAX: Final = 2147483647
 """The largest timeout of reserve-with-timeout: upstream keeps it in a C int."""
-
-PUT: Final = 1
-PEEK: Final = 2
-PEEK_READY: Final = 3
-PEEK_DELAYED: Final = 4
-PEEK_BURIED: Final = 5
-RESERVE: Final = 6
-RESERVE_WITH_TIMEOUT: Final = 7
-RESERVE_JOB: Final = 8
-DELETE: Final = 9
-RELEASE: Final = 10
-BURY: Final = 11
-KICK: Final = 12
-KICK_JOB: Final = 13
-TOUCH: Final = 14
-STATS: Final = 15
-STATS_JOB: Final = 16
-STATS_TUBE: Final = 17
-USE: Final = 18
-WATCH: Final = 19
-IGNORE: Final = 20
-LIST_TUBES: Final = 21
-LIST_TUBE_USED: Final = 22
-LIST_TUBES_WATCHED: Final = 23
-QUIT: Final = 24
-PAUSE_TUBE: Final = 25
-COMMANDS: Final = 26
-"""One more than the largest command code."""
-
-# First match wins, in upstream's order. A verb that takes an argument owns the space behind it.
-_PREFIXES: Final = (
-    (b"put ", PUT),
-    (b"peek ", PEEK),
-    (b"peek-ready", PEEK_READY),
-    (b"peek-delayed", PEEK_DELAYED),
-    (b"peek-buried", PEEK_BURIED),
-    (b"reserve-with-timeout ", RESERVE_WITH_TIMEOUT),
-    (b"reserve-job ", RESERVE_JOB),
-    (b"reserve", RESERVE),
-    (b"delete ", DELETE),
-    (b"release ", RELEASE),
-    (b"bury ", BURY),
-    (b"kick ", KICK),
-    (b"kick-job ", KICK_JOB),
-    (b"touch ", TOUCH),
-    (b"stats-job ", STATS_JOB),
-    (b"stats-tube ", STATS_TUBE),
-    (b"stats", STATS),
-    (b"use ", USE),
-    (b"watch ", WATCH),
-    (b"ignore ", IGNORE),
-    (b"list-tubes-watched", LIST_TUBES_WATCHED),
-    (b"list-tube-used", LIST_TUBE_USED),
-    (b"list-tubes", LIST_TUBES),
-    (b"quit", QUIT),
-    (b"pause-tube", PAUSE_TUBE),
-)
-# Commands without arguments: nothing may follow their verb.
-_BARE: Final = frozenset(
-    {PEEK_READY, PEEK_DELAYED, PEEK_BURIED, RESERVE, STATS, LIST_TUBES, LIST_TUBE_USED, LIST_TUBES_WATCHED}
-)
-_CODE_BY_WORD: Final = {prefix.rstrip(b" "): code for prefix, code in _PREFIXES if prefix.endswith(b" ")}
-_CODE_BY_LINE: Final = {prefix: code for prefix, code in _PREFIXES if code in _BARE}
-
-_CHANGES: Final = frozenset({RESERVE_JOB, DELETE, RELEASE, BURY, KICK, KICK_JOB})
-"""Commands that may change what survives a restart. A put changes it when its body is complete."""
 
 _SEEN_PUTS: Final[dict[bytes, tuple[int, int, int, int]]] = {}
 """Arguments of earlier puts. Most producers repeat theirs: interpreted, to find them here saves a third of a put."""
@@ -160,45 +94,6 @@ def line_end(data: bytes, at: i64) -> i64:
                     return at + 1
             at += 2
     return data.find(CRLF, at)
-
-
-def command(line: bytes) -> tuple[int, bytes]:
-    """The code of a line without its CRLF, and its arguments: what stands behind the verb and its space.
-
-    Raises UnknownCommand, or BadFormat for a verb that must stand alone.
-    """
-    if _NATIVE:
-        if line.startswith(b"put "):  # these three are most of what comes
-            return PUT, line[4:]
-        if line.startswith(b"delete "):
-            return DELETE, line[7:]
-        if line.startswith(b"reserve-with-timeout "):
-            return RESERVE_WITH_TIMEOUT, line[21:]
-    verb, space, arguments = line.partition(b" ")
-    known = _CODE_BY_WORD.get(verb) if space else _CODE_BY_LINE.get(verb)
-    if known is not None:
-        return known, arguments  # whoever reads the arguments fails on a NUL in them
-    if 0 in line:
-        raise BadFormat
-    for prefix, code in _PREFIXES:
-        if line.startswith(prefix):
-            if code in _BARE and len(line) != len(prefix):
-                raise BadFormat
-            return code, line[len(prefix) :]
-    raise UnknownCommand
-
-
-def is_change(line: bytes) -> bool:
-    """Whether a line without its CRLF is a command that may change what survives a restart."""
-    try:
-        return command(line)[0] in _CHANGES
-    except ProtocolError:
-        return False
-
-
-def is_put(data: bytes, at: int) -> bool:
-    """Whether a put begins there."""
-    return data.startswith(b"put ", at)
 
 
 def _digits(word: bytes) -> i64:

@@ -20,6 +20,7 @@ from geventstalk.wire.commands import LARGE_PUT, SKIP_LINE, Commands
 from geventstalk.wire.commands import MOVE_SLICE as MOVE_SLICE
 from geventstalk.wire.commands import OUT_BYTES_MAX as OUT_BYTES_MAX
 from geventstalk.wire.commands import Service as Service
+from geventstalk.wire.verbs import changes, find, is_put
 
 COMMAND_SLICE: Final = 128
 """Units of work that one client has done before others get their turn. A plain command is one unit; what moves many
@@ -82,8 +83,8 @@ class Session(Commands):
         """
         self.eof = True
         if self.waiting:
-            self._engine.stop_waiting(self)
-            self._reply(p.R_TIMED_OUT)
+            self.engine.stop_waiting(self)
+            self.reply(p.R_TIMED_OUT)
         self.run(now_ns)
 
     def take_out(self) -> bytes:
@@ -95,11 +96,13 @@ class Session(Commands):
         if len(out) == 1:
             self.out = []
             self.out_bytes = 0
+            self.shows_job = False
             return out[0]
         if self.out_bytes > _JOIN_BYTES_MAX:
             return self._take_some(out)
         self.out = []
         self.out_bytes = 0
+        self.shows_job = False
         try:
             return b"".join(out)
         except MemoryError as error:
@@ -122,7 +125,7 @@ class Session(Commands):
 
     def give_up(self) -> None:
         """After an exception and Engine.undo(): what the client wanted is not done, and it is told so."""
-        self._engine.stop_waiting(self)
+        self.engine.stop_waiting(self)
         if not self.closed:
             self._say_goodbye()
 
@@ -131,9 +134,9 @@ class Session(Commands):
         if self.upload is not None:
             upload = self.upload
             self.upload = None
-            self._engine.abandon_put(upload)
+            self.engine.abandon_put(upload)
         self.stop_awaiting()
-        return self._engine.leave(self, now_ns, MOVE_SLICE)
+        return self.engine.leave(self, now_ns, MOVE_SLICE)
 
     def answer(self, outcome: int, job: Job | None) -> None:
         """The engine ends this client's wait."""
@@ -141,120 +144,123 @@ class Session(Commands):
             assert job is not None
             self._reserved(job)
         else:
-            self._reply(p.R_DEADLINE_SOON if outcome == DEADLINE_SOON else p.R_TIMED_OUT)
+            self.reply(p.R_DEADLINE_SOON if outcome == DEADLINE_SOON else p.R_TIMED_OUT)
         self.unfinished = len(self._inbox) > 0 or self._goes_on
 
     def run(self, now_ns: int) -> None:
         """Executes complete commands until one waits, the input or the slice is used up, or enough replies stand."""
-        engine = self._engine
-        out_bytes_max = self._service.out_bytes_max
+        engine = self.engine
+        out_bytes_max = self.service.out_bytes_max
         left = COMMAND_SLICE
         engine.work = 0
         self.unfinished = False
         try:
             while (self._inbox or self._goes_on) and not self.waiting and not self.closed:
-                if left <= engine.work or self.out_bytes >= out_bytes_max:
+                if left <= engine.work or self.out_bytes >= out_bytes_max or (engine.held and self._is_held_up()):
                     self.unfinished = True
                     return
-                if engine.held:
-                    if self._service.refuses and self.upload is not None and not self._goes_on:
-                        self._refuse_body(self.upload)
-                    self.held_up = self._changes_next()
-                    if self.held_up:
-                        self.unfinished = True
-                        return
                 left -= 1
                 engine.changing = False
                 if self._goes_on:
-                    if self._go_on(now_ns):
-                        continue
-                    self.unfinished = True
-                    return
-                if self.upload is not None:
-                    if self._take_body(now_ns):
-                        continue
-                    break
-                if self._skip_left:
-                    if self._skip_some():
-                        continue
-                    break
-                inbox, at = self._inbox, self._at
-                if at or len(inbox) > _SHORT_INPUT:
-                    end = p.line_end(inbox, at)
-                    if end < 0:
-                        self._shorten_line()
-                        break
-                    line = inbox[at:end]
-                    self._done_up_to(end + 2)
-                    if len(line) > _LINE_MAX:
-                        self._reply(p.R_BAD_FORMAT)
-                        continue
+                    goes_on = self._go_on(now_ns)
+                elif self.upload is not None:
+                    goes_on = self._take_body(now_ns)
+                elif self._skip_left:
+                    goes_on = self._skip_some()
                 else:
-                    line, ending, rest = inbox.partition(p.CRLF)
-                    if not ending:
-                        self._shorten_line()
-                        break
-                    self._inbox = rest
-                if self.trace is not None:
-                    self.trace("<", line)
-                try:
-                    self._execute(line, now_ns)
-                except p.UnknownCommand:
-                    self._reply(self._service.unknown(line))
-                except p.ProtocolError as error:
-                    self._reply(error.reply)
-                except MemoryError:
-                    if engine.changing:
-                        raise
-                    self._reply(p.R_OUT_OF_MEMORY)
-        except Exception as fault:  # not `error`: mypyc gives a name one type, and that is a ProtocolError's here
+                    goes_on = self._take_command(now_ns)
+                if not goes_on:
+                    self.unfinished = self._goes_on
+                    break
+        except Exception as error:
             if engine.changing:
                 raise
-            self._fail("a command failed in a way it must not, its connection is closed", fault)
-        if self.eof and not self.waiting and not self.unread:
+            self._fail("a command failed in a way it must not, its connection is closed", error)
+        if self.eof and not self.unfinished and not self.waiting and not self.unread:
             self.closed = True
+
+    def _take_command(self, now_ns: int) -> bool:
+        """Executes the command that comes next; returns whether all of its line has come."""
+        inbox, at = self._inbox, self._at
+        if at or len(inbox) > _SHORT_INPUT:
+            end = p.line_end(inbox, at)
+            if end < 0:
+                self._shorten_line()
+                return False
+            line = inbox[at:end]
+            self._done_up_to(end + 2)
+            if len(line) > _LINE_MAX:
+                self.reply(p.R_BAD_FORMAT)
+                return True
+        else:
+            line, ending, rest = inbox.partition(p.CRLF)
+            if not ending:
+                self._shorten_line()
+                return False
+            self._inbox = rest
+        if self.trace is not None:
+            self.trace("<", line)
+        try:
+            verb, arguments = find(line)
+            verb.run(self, arguments, now_ns)
+        except p.UnknownCommand:
+            self.reply(self.service.unknown(line))
+        except p.ProtocolError as error:
+            self.reply(error.reply)
+        except MemoryError:
+            if self.engine.changing:
+                raise
+            self.reply(p.R_OUT_OF_MEMORY)
+        return True
 
     def _fail(self, text: str, error: Exception) -> None:
         """Nothing is half done, but with this client it cannot go on."""
         self._say_goodbye()
-        self._service.tell(text, error)
+        self.service.tell(text, error)
 
     def _say_goodbye(self) -> None:
         self.closed = True
         self.unfinished = False
         self.held_up = False
         self._goes_on = False
-        self._reply(p.R_INTERNAL_ERROR)
+        self.reply(p.R_INTERNAL_ERROR)
 
     def _refuse_body(self, job: Job) -> None:
         """Ends a put whose body has not wholly come, or has come and is held."""
         self.upload = None
         self._body = None
-        self._engine.abandon_put(job)
-        self._skip(self._body_left, p.R_OUT_OF_MEMORY)
+        self.engine.abandon_put(job)
+        self.skip(self.body_left, p.R_OUT_OF_MEMORY)
+
+    def _is_held_up(self) -> bool:
+        """While changes are held back: whether what comes next is one of them. A put that is refused ends before."""
+        if self.service.refuses and self.upload is not None and not self._goes_on:
+            self._refuse_body(self.upload)
+        self.held_up = self._changes_next()
+        return self.held_up
 
     def _changes_next(self) -> bool:
         """Whether what comes next may change something that survives a restart. While the service is silent: always.
 
         A large put that has begun is left to the ledger, which may need the end of that put before it can go on.
         """
-        service = self._service
+        service = self.service
         if service.silent or service.refuses:
             plain = not self._goes_on and self.upload is None
             if plain and self._skip_left:
                 return False
-            if plain and service.refuses and p.is_put(self._inbox, self._at):
+            if plain and service.refuses and is_put(self._inbox, self._at):
                 return False
             if service.silent:
                 return True
         if self._goes_on:
-            return self._kick_left > 0
+            return self.going is not None and self.going.changes
         if self.upload is not None:
-            return self._body_left <= self.pending_bytes
+            return self.body_left <= self.pending_bytes
         if self._skip_left:
             return False
         end = self._inbox.find(p.CRLF, self._at)
-        return end >= 0 and p.is_change(self._inbox[self._at : end])
+        return end >= 0 and changes(self._inbox[self._at : end])
 
     def _done_up_to(self, at: int) -> None:
         """All of the inbox before this is done with."""
@@ -281,7 +287,7 @@ class Session(Commands):
             return False
         self._done_up_to(end + 2)
         self._skip_left = 0
-        self._reply(p.R_BAD_FORMAT)
+        self.reply(p.R_BAD_FORMAT)
         return True
 
     def _skip_some(self) -> bool:
@@ -293,14 +299,14 @@ class Session(Commands):
         self._skip_left -= skipped
         if self._skip_left:
             return False
-        self._reply(self._skip_reply)
+        self.reply(self._skip_reply)
         return True
 
     def _take_body(self, now_ns: int) -> bool:
         """Takes what has come of a put's body; returns whether that was all of it."""
         job = self.upload
         assert job is not None
-        inbox, at, left = self._inbox, self._at, self._body_left
+        inbox, at, left = self._inbox, self._at, self.body_left
         size = len(inbox) - at
         if size > left:
             size = left
@@ -311,16 +317,16 @@ class Session(Commands):
             self._inbox = b""
             self._at = 0
         if size < left or self._body is not None:
-            self._body_left = left - size
-            bodies = self._engine.bodies
-            if bodies is not None and not bodies.claim(self._engine, job.id, size, left - size):
+            self.body_left = left - size
+            bodies = self.engine.bodies
+            if bodies is not None and not bodies.claim(self.engine, job.id, size, left - size):
                 self._refuse_body(job)
                 return True
             try:
                 if self._body is None:
                     self._body = BytesIO()
                 self._body.write(part)
-                if self._body_left:
+                if self.body_left:
                     return False
                 part = self._body.getvalue()  # which copies nothing
                 size = len(part)
@@ -330,8 +336,8 @@ class Session(Commands):
                 return True
         if not part.endswith(p.CRLF):
             self.upload = None
-            self._engine.abandon_put(job)
-            self._reply(p.R_EXPECTED_CRLF)
+            self.engine.abandon_put(job)
+            self.reply(p.R_EXPECTED_CRLF)
             return True
         if size < LARGE_PUT:
             self._finish_put(job, part, now_ns)

@@ -65,7 +65,7 @@ def tube_stats(engine: Engine, tube: Tube, oldest: Oldest, now_ns: int) -> list[
 
 def server_stats(
     engine: Engine,
-    commands: list[int],
+    commands: list[tuple[str, int]],
     max_job_bytes: int,
     facts: Mapping[str, object],
     oldest: Oldest,
@@ -77,7 +77,7 @@ def server_stats(
         ("current-jobs-reserved", engine.reserved_count),
         ("current-jobs-delayed", engine.delayed_count),
         ("current-jobs-buried", engine.buried_count),
-        *[(name, commands[code]) for name, code in COMMANDS],
+        *commands,
         ("job-timeouts", engine.total_timeouts),
         ("total-jobs", engine.total_jobs),
         ("max-job-size", max_job_bytes),
@@ -142,30 +142,6 @@ _LATENCIES: Final = [f"{what}-p{percent}" for what in ("queued", "worked") for p
 _RATES: Final = [f"{event}-rate-{span_s // 60}m" for span_s in SPANS_S for event in EVENTS]
 _KEYS: Final = (*_AGES, *_LATENCIES, *_RATES)
 _FORMATS: Final = ["%d"] * len(_AGES) + ["%.6f"] * len(_LATENCIES) + ["%.3f"] * len(_RATES)
-COMMANDS: Final = (
-    ("cmd-put", p.PUT),
-    ("cmd-peek", p.PEEK),
-    ("cmd-peek-ready", p.PEEK_READY),
-    ("cmd-peek-delayed", p.PEEK_DELAYED),
-    ("cmd-peek-buried", p.PEEK_BURIED),
-    ("cmd-reserve", p.RESERVE),
-    ("cmd-reserve-with-timeout", p.RESERVE_WITH_TIMEOUT),
-    ("cmd-delete", p.DELETE),
-    ("cmd-release", p.RELEASE),
-    ("cmd-use", p.USE),
-    ("cmd-watch", p.WATCH),
-    ("cmd-ignore", p.IGNORE),
-    ("cmd-bury", p.BURY),
-    ("cmd-kick", p.KICK),
-    ("cmd-touch", p.TOUCH),
-    ("cmd-stats", p.STATS),
-    ("cmd-stats-job", p.STATS_JOB),
-    ("cmd-stats-tube", p.STATS_TUBE),
-    ("cmd-list-tubes", p.LIST_TUBES),
-    ("cmd-list-tube-used", p.LIST_TUBE_USED),
-    ("cmd-list-tubes-watched", p.LIST_TUBES_WATCHED),
-    ("cmd-pause-tube", p.PAUSE_TUBE),
-)
 _BINLOG_KEYS: Final = (
     "binlog-oldest-index",
     "binlog-current-index",

@@ -1,0 +1,443 @@
+"""The verbs of the protocol: one entry of VERBS and one handler each, from a line to calls of the engine and a reply.
+
+What finds a verb, counts it, or holds changes back reads VERBS: a new verb is one class and one entry. This module must
+not know sockets, gevent, clocks or durability.
+Invariant: a handler raises ProtocolError before it has changed or counted anything, or answers, now or in later slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from geventstalk._build import BUILD
+from geventstalk.core.ages import Search
+from geventstalk.core.job import BURIED, DELAYED, READY
+from geventstalk.core.order import EMPTY
+from geventstalk.core.tube import Tube
+from geventstalk.wire import protocol as p
+from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, VERBS_MAX, Commands, Going
+from geventstalk.wire.stats import job_stats, server_stats, tube_stats
+
+_NATIVE: Final = BUILD == "compiled"
+
+LIST_SLICE: Final = 256
+"""Tubes that one slice of a list names. A longer list is written as the client reads it."""
+_MEASURE_SLICE: Final = 10_000
+"""Names whose lengths are added up in one slice: half a millisecond."""
+_NAMES_PER_UNIT: Final = 16
+_STATS_UNITS: Final = 16
+"""What the server's statistics take, with a unit for each other command."""
+_SEARCH_UNITS: Final = 128
+"""What a slice of the search for the oldest jobs takes that is not at its end: a slice of its own."""
+_SOME_STATS_UNITS: Final = 4
+"""What the statistics of a job or a tube take."""
+
+
+class Verb:
+    """A command: the words that its lines begin with, with the space before arguments, and the key of its statistic.
+
+    `changes` says that it may change what survives a restart. A put changes that when its body is complete.
+    """
+
+    def __init__(self, words: bytes, statistic: str = "", changes: bool = False) -> None:
+        self.words = words
+        self.statistic = statistic
+        self.changes = changes
+        self.number = 0  # of its count in Service.commands
+
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        """Handles a command with these arguments, and counts it if they are right."""
+        raise NotImplementedError
+
+
+class Put(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        service = client.service
+        try:
+            pri, delay_s, ttr_s, size = p.put_arguments(arguments)
+        except p.BadFormat:
+            size = p.put_size_with_garbage(arguments)
+            if size >= 0:
+                client.counts[self.number] += 1
+            if size <= service.max_job_bytes:
+                raise
+            client.skip(size + 2, p.R_JOB_TOO_BIG)
+            return
+        client.counts[self.number] += 1
+        if size > service.max_job_bytes:
+            client.skip(size + 2, p.R_JOB_TOO_BIG)
+            return
+        if client.engine.next_id >= service.free_until and service.refuses_puts():
+            client.skip(size + 2, p.R_OUT_OF_MEMORY)
+            return
+        client.upload = client.engine.open_put(client, pri, delay_s, ttr_s or 1, now_ns)
+        client.body_left = size + 2
+
+
+class ReserveWithTimeout(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        timeout_s = p.timeout_argument(arguments)
+        client.counts[self.number] += 1
+        client.reserve(timeout_s, now_ns)
+
+
+class Delete(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        id = p.id_argument(arguments)
+        client.counts[self.number] += 1
+        client.reply(p.R_DELETED if client.engine.delete(client, id, now_ns) else p.R_NOT_FOUND)
+
+
+class Release(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        id, pri, delay_s = p.release_arguments(arguments)
+        client.counts[self.number] += 1
+        done = client.engine.release(client, id, pri, delay_s, now_ns)
+        client.reply(p.R_RELEASED if done else p.R_NOT_FOUND)
+
+
+class Bury(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        id, pri = p.bury_arguments(arguments)
+        client.counts[self.number] += 1
+        client.reply(p.R_BURIED if client.engine.bury(client, id, pri, now_ns) else p.R_NOT_FOUND)
+
+
+class Touch(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        id = p.id_argument(arguments)
+        client.counts[self.number] += 1
+        client.reply(p.R_TOUCHED if client.engine.touch(client, id, now_ns) else p.R_NOT_FOUND)
+
+
+class KickJob(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        id = p.id_argument(arguments)
+        client.counts[self.number] += 1
+        client.reply(p.R_KICKED if client.engine.kick_job(id, now_ns) else p.R_NOT_FOUND)
+
+
+class ReserveJob(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        id = p.id_argument(arguments)
+        client.counts[self.number] += 1
+        client.reserve_job(id, now_ns)
+
+
+class Peek(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        id = p.id_argument(arguments)
+        client.counts[self.number] += 1
+        client.found(client.engine.jobs.get(id))
+
+
+class StatsJob(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        id = p.id_argument(arguments)
+        client.counts[self.number] += 1
+        engine = client.engine
+        engine.work += _SOME_STATS_UNITS
+        job = engine.jobs.get(id)
+        client.reply(p.R_NOT_FOUND if job is None else p.ok(p.yaml_map(job_stats(engine, job, now_ns))))
+
+
+class Kick(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        bound = p.kick_argument(arguments)
+        client.counts[self.number] += 1
+        if bound:
+            client.begin(_Kick(client.used_tube(), bound))
+        else:
+            client.reply(p.kicked(0))
+
+
+class Quit(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        client.closed = True
+
+
+class PauseTube(Verb):
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        name, delay_s = p.pause_arguments(arguments)
+        client.counts[self.number] += 1
+        if not p.is_tube_name(name):
+            raise p.BadFormat
+        client.reply(p.R_PAUSED if client.engine.pause(name, delay_s, now_ns) else p.R_NOT_FOUND)
+
+
+class OfTube(Verb):
+    """A verb whose argument is the name of a tube."""
+
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        name = p.name_argument(arguments)
+        client.counts[self.number] += 1
+        self.do(client, name, now_ns)
+
+    def do(self, client: Commands, name: bytes, now_ns: int) -> None:
+        raise NotImplementedError
+
+
+class Use(OfTube):
+    def do(self, client: Commands, name: bytes, now_ns: int) -> None:
+        engine = client.engine
+        if engine.bodies is not None and name not in engine.tubes and not engine.takes_tubes():
+            client.reply(p.R_OUT_OF_MEMORY)
+            return
+        engine.use(client, name)
+        client.reply(p.using(name))
+
+
+class Watch(OfTube):
+    def do(self, client: Commands, name: bytes, now_ns: int) -> None:
+        engine = client.engine
+        if engine.bodies is not None and not engine.takes_tubes():
+            tube = engine.tubes.get(name)
+            if tube is None or tube.number not in client.watched:
+                client.reply(p.R_OUT_OF_MEMORY)
+                return
+        client.reply(p.watching(engine.watch(client, name)))
+
+
+class Ignore(OfTube):
+    def do(self, client: Commands, name: bytes, now_ns: int) -> None:
+        count = client.engine.ignore(client, name)
+        client.reply(p.watching(count) if count else p.R_NOT_IGNORED)
+
+
+class StatsTube(OfTube):
+    def do(self, client: Commands, name: bytes, now_ns: int) -> None:
+        tube = client.engine.tubes.get(name)
+        if tube is None:
+            client.reply(p.R_NOT_FOUND)
+        else:
+            _begin_stats(client, tube, now_ns)
+
+
+class Bare(Verb):
+    """A verb without arguments: nothing may follow its words."""
+
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        client.counts[self.number] += 1
+        self.do(client, now_ns)
+
+    def do(self, client: Commands, now_ns: int) -> None:
+        raise NotImplementedError
+
+
+class Reserve(Bare):
+    def do(self, client: Commands, now_ns: int) -> None:
+        client.reserve(FOR_EVER, now_ns)
+
+
+class PeekReady(Bare):
+    def do(self, client: Commands, now_ns: int) -> None:
+        client.found(client.engine.peek(client, READY))
+
+
+class PeekDelayed(Bare):
+    def do(self, client: Commands, now_ns: int) -> None:
+        client.found(client.engine.peek(client, DELAYED))
+
+
+class PeekBuried(Bare):
+    def do(self, client: Commands, now_ns: int) -> None:
+        client.found(client.engine.peek(client, BURIED))
+
+
+class Stats(Bare):
+    def do(self, client: Commands, now_ns: int) -> None:
+        _begin_stats(client, None, now_ns)
+
+
+class ListTubes(Bare):
+    def do(self, client: Commands, now_ns: int) -> None:
+        _begin_list(client, client.engine.tubes)
+
+
+class ListTubeUsed(Bare):
+    def do(self, client: Commands, now_ns: int) -> None:
+        client.reply(p.using(client.used_tube().name))
+
+
+class ListTubesWatched(Bare):
+    def do(self, client: Commands, now_ns: int) -> None:
+        _begin_list(client, [tube.name for tube in client.watched.values()])
+
+
+_PUT: Final = Put(b"put ", "cmd-put")
+_DELETE: Final = Delete(b"delete ", "cmd-delete", changes=True)
+_RESERVE_WITH_TIMEOUT: Final = ReserveWithTimeout(b"reserve-with-timeout ", "cmd-reserve-with-timeout")
+
+VERBS: Final[tuple[Verb, ...]] = (
+    _PUT,
+    Peek(b"peek ", "cmd-peek"),
+    PeekReady(b"peek-ready", "cmd-peek-ready"),
+    PeekDelayed(b"peek-delayed", "cmd-peek-delayed"),
+    PeekBuried(b"peek-buried", "cmd-peek-buried"),
+    Reserve(b"reserve", "cmd-reserve"),
+    _RESERVE_WITH_TIMEOUT,
+    _DELETE,
+    Release(b"release ", "cmd-release", changes=True),
+    Use(b"use ", "cmd-use"),
+    Watch(b"watch ", "cmd-watch"),
+    Ignore(b"ignore ", "cmd-ignore"),
+    Bury(b"bury ", "cmd-bury", changes=True),
+    Kick(b"kick ", "cmd-kick", changes=True),
+    Touch(b"touch ", "cmd-touch"),
+    Stats(b"stats", "cmd-stats"),
+    StatsJob(b"stats-job ", "cmd-stats-job"),
+    StatsTube(b"stats-tube ", "cmd-stats-tube"),
+    ListTubes(b"list-tubes", "cmd-list-tubes"),
+    ListTubeUsed(b"list-tube-used", "cmd-list-tube-used"),
+    ListTubesWatched(b"list-tubes-watched", "cmd-list-tubes-watched"),
+    PauseTube(b"pause-tube", "cmd-pause-tube"),  # which needs no space behind it
+    # Upstream does not count these.
+    ReserveJob(b"reserve-job ", changes=True),
+    KickJob(b"kick-job ", changes=True),
+    Quit(b"quit"),
+)
+"""All verbs. Their statistics stand in upstream's order, in which stats tells them."""
+
+for _at, _verb in enumerate(VERBS):
+    _verb.number = _at
+assert len(VERBS) <= VERBS_MAX
+COUNTED: Final = [(verb.statistic, verb.number) for verb in VERBS if verb.statistic]
+"""The keys of the statistics of verbs, and where Service.commands counts them."""
+_BY_WORD: Final = {verb.words.rstrip(b" "): verb for verb in VERBS if verb.words.endswith(b" ")}
+_BY_LINE: Final = {verb.words: verb for verb in VERBS if isinstance(verb, Bare)}
+_BY_LENGTH: Final = sorted(VERBS, key=lambda verb: -len(verb.words))
+"""So the first one with which a line begins is upstream's."""
+
+
+def find(line: bytes) -> tuple[Verb, bytes]:
+    """The verb of a line without its CRLF, and its arguments: what stands behind the verb's words.
+
+    Raises UnknownCommand, or BadFormat for a verb that must stand alone.
+    """
+    if _NATIVE:
+        if line.startswith(b"put "):  # these three are most of what comes
+            return _PUT, line[4:]
+        if line.startswith(b"delete "):
+            return _DELETE, line[7:]
+        if line.startswith(b"reserve-with-timeout "):
+            return _RESERVE_WITH_TIMEOUT, line[21:]
+    word, space, arguments = line.partition(b" ")
+    known = _BY_WORD.get(word) if space else _BY_LINE.get(word)
+    if known is not None:
+        return known, arguments  # what reads the arguments fails on a NUL in them
+    if 0 in line:
+        raise p.BadFormat
+    for verb in _BY_LENGTH:
+        if line.startswith(verb.words):
+            if isinstance(verb, Bare) and len(line) != len(verb.words):
+                raise p.BadFormat
+            return verb, line[len(verb.words) :]
+    raise p.UnknownCommand
+
+
+def changes(line: bytes) -> bool:
+    """Whether a line without its CRLF is a command that may change what survives a restart."""
+    try:
+        return find(line)[0].changes
+    except p.ProtocolError:
+        return False
+
+
+def is_put(data: bytes, at: int) -> bool:
+    """Whether a put begins there."""
+    return data.startswith(_PUT.words, at)
+
+
+# --- commands that take several slices
+
+
+class _Kick(Going):
+    def __init__(self, tube: Tube, bound: int) -> None:
+        self.changes = True
+        self._tube = tube
+        self._buried = tube.buried.first() != EMPTY
+        self._left = bound
+        self._kicked = 0
+
+    def go_on(self, client: Commands, now_ns: int) -> bool:
+        engine = client.engine
+        limit = min(self._left, MOVE_SLICE)
+        kicked = engine.kick(self._tube, self._buried, limit, now_ns)
+        engine.work += kicked
+        self._kicked += kicked
+        self._left = self._left - kicked if kicked == limit else 0
+        if self._left:
+            return False
+        client.reply(p.kicked(self._kicked))
+        return True
+
+
+def _begin_list(client: Commands, names: Collection[bytes]) -> None:
+    """Answers with the names as they are now, however long it takes the client to read them."""
+    engine = client.engine
+    if len(names) <= LIST_SLICE:
+        engine.work += len(names) // _NAMES_PER_UNIT
+        client.reply(p.ok(p.yaml_list(names)))
+    else:
+        client.begin(_List(engine.tube_names() if names is engine.tubes else [*names]))
+
+
+class _List(Going):
+    def __init__(self, names: list[bytes]) -> None:
+        self._names = names
+        self._bytes = len(p.YAML_HEAD)  # of the text of the names that were measured
+        self._measured = 0
+        self._listed = -1  # how many of them are written; -1 while they are measured
+
+    def go_on(self, client: Commands, now_ns: int) -> bool:
+        names, at = self._names, self._listed
+        client.engine.work += LIST_SLICE // _NAMES_PER_UNIT
+        if at < 0:
+            end = min(self._measured + _MEASURE_SLICE, len(names))
+            self._bytes += p.yaml_names_bytes(names[self._measured : end])
+            self._measured = end
+            if end == len(names):
+                client.reply(p.ok_line(self._bytes))
+                client.pass_on(p.YAML_HEAD)
+                self._listed = 0
+            return False
+        self._listed = at + LIST_SLICE
+        client.pass_on(p.yaml_names(names[at : self._listed]))
+        if self._listed < len(names):
+            return False
+        client.pass_on(p.CRLF)
+        return True
+
+
+def _begin_stats(client: Commands, tube: Tube | None, now_ns: int) -> None:
+    """Answers with the statistics of a tube, or of the server, once it is known which jobs are the oldest ones."""
+    stats = _Stats(Search(client.engine, tube), tube)
+    if not stats.go_on(client, now_ns):
+        client.begin(stats)
+
+
+class _Stats(Going):
+    def __init__(self, search: Search, tube: Tube | None) -> None:
+        self._search = search
+        self._tube = tube
+
+    def go_on(self, client: Commands, now_ns: int) -> bool:
+        engine, tube = client.engine, self._tube
+        oldest = self._search.go_on()
+        if oldest is None:
+            engine.work += _SEARCH_UNITS
+            return False
+        if tube is None:
+            engine.work += _STATS_UNITS
+            service = client.service
+            counts = [(key, service.commands[number]) for key, number in COUNTED]
+            stats = server_stats(engine, counts, service.max_job_bytes, service.facts(), oldest, now_ns)
+        elif engine.tube_by_number.get(tube.number) is tube:
+            engine.work += _SOME_STATS_UNITS
+            stats = tube_stats(engine, tube, oldest, now_ns)
+        else:
+            client.reply(p.R_NOT_FOUND)
+            return True
+        client.reply(p.ok(p.yaml_map(stats)))
+        return True
