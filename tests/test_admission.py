@@ -16,6 +16,7 @@ BUDGET = 5_000_000
 PATIENCE_S = 60.0
 
 
+# Bug: Puts were refused without a line in the log and without a statistic.
 def test_refusing_is_told_and_counted(tmp_path: Path) -> None:
     said: list[str] = []
     journal = Journal(str(tmp_path / "journal"), segment_bytes=200_000, budget=BUDGET, log=said.append)

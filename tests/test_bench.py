@@ -131,6 +131,7 @@ def test_a_row_is_measured_and_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert "50 connections" in capsys.readouterr().out
 
 
+# Bug: A server that was silent for a minute ended scripts/bench, and all figures measured before were gone.
 @needs_the_source
 @pytest.mark.slow
 def test_what_was_measured_is_kept_when_the_rest_fails(
@@ -429,6 +430,7 @@ def test_the_attack_finds_a_sane_client_that_waits() -> None:
     ]
 
 
+# Bug: scripts/bench threw stderr away, and the demo read stderr only when the server ended by itself.
 def test_a_traceback_of_a_measured_server_is_a_failure(tmp_path: Path) -> None:
     program = (
         "import runpy, traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()\n"

@@ -295,6 +295,7 @@ def files_of(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 
+# Bug: --check-config looked at the settings alone, not at ports, users and directories.
 def test_check_config_finds_what_a_start_would_find(tmp_path: Path, checked: Checked) -> None:
     """Each of these was once fine for --check-config, and ended a start. The exit codes are those of the start."""
     (tmp_path / "file").touch()
@@ -334,6 +335,7 @@ def test_check_config_asks_for_the_user_that_will_serve(tmp_path: Path) -> None:
     assert run("--check-config", "-u", "nobody", "-p", "0", "-b", f"{tmp_path}/data")[0] == 0
 
 
+# Bug: A file that only root could read was accepted at a start.
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as what is refused here would not be with rights of its own")
 def test_a_file_that_is_read_again_later_has_to_be_readable_for_the_user_that_serves() -> None:
     """Otherwise a token that is taken out of the file would be good for ever."""
@@ -359,6 +361,7 @@ def check_files_read_again(folder: Path) -> None:
         listen.require_readable("nobody", cli.files_of(shared, str(settings)))
 
 
+# Bug: The server gave one warning, and had none of the jobs.
 def test_the_directory_of_a_beanstalkd_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binlog.1").write_bytes(b"")
     (tmp_path / "lock").touch()

@@ -191,6 +191,7 @@ def test_put_lines(run: Run, green: Green, tube: str) -> None:
     assert ran.err == "geventstalk: the job is larger than the server takes\n"
 
 
+# Bug: `geventstalk kick tube:mail` also kicked delayed jobs, which no word had asked for.
 def test_kick(run: Run, green: Green, tube: str) -> None:
     delayed = [green.put(b"x", delay=1000) for _ in range(3)]
     for _ in range(4):

@@ -249,6 +249,7 @@ def test_facts_give_way_on_a_narrow_terminal() -> None:
         assert show.cells(show.facts_line("jobs", facts, room)) <= room
 
 
+# Bug: No tube was shown.
 @pytest.mark.parametrize("there_is", [0, 1, 4, 200])
 def test_a_low_terminal_shows_tubes_all_the_same(there_is: int) -> None:
     """The lines about the server once took all ten lines of a terminal."""

@@ -342,6 +342,7 @@ def test_the_overview_answers_the_three_questions(browser: Browser, serve: Calla
     assert browser.path() == "/tubes"
 
 
+# Bug: Another range removed the charts, and the focus with them.
 @pytest.mark.slow
 def test_another_range_keeps_the_charts_and_the_focus(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
@@ -366,6 +367,7 @@ def test_a_tube_shows_a_week_of_all_its_series(browser: Browser, serve: Callable
         assert len(browser.all(".chart canvas")) == 2, "what was drawn stays until the week is here"
 
 
+# Bug: The message of one page stayed on other pages of its kind.
 @pytest.mark.slow
 def test_a_fault_of_one_page_does_not_stay_on_another(
     browser: Browser, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
@@ -462,6 +464,7 @@ def test_rows_keep_their_places_while_the_pointer_is_among_them(browser: Browser
     browser.wait(lambda: browser.rows()[0] == before[-1], "the order of now")
 
 
+# Bug: The overview was wider than the window between a resize and the next drawing of its charts.
 @pytest.mark.slow
 def test_each_page_fits_into_every_width_at_every_moment(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
@@ -491,6 +494,7 @@ def test_each_page_fits_into_every_width_at_every_moment(browser: Browser, serve
         browser.wait(lambda: browser.run(drawn), "charts as wide as their places")
 
 
+# Bug: Long names, paths and filters, menus and suggestions were cut off or widened the page.
 @pytest.mark.slow
 def test_what_lies_over_a_page_fits_into_it(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
@@ -575,6 +579,8 @@ def test_everything_goes_by_keyboard(browser: Browser, serve: Callable[..., Serv
     assert browser.run(f"return {top} >= {edge} - 1"), "the row lies below the head of the table"
 
 
+# Bug: The focus was lost: while a dialog is open, nothing beside it can take the focus. The next key after one that
+# opens a menu went to the page.
 @pytest.mark.slow
 def test_the_focus_comes_back(browser: Browser, serve: Callable[..., Server]) -> None:
     browser.open(serve().url, "/tubes/mail")
@@ -618,6 +624,7 @@ def test_a_reader_sees_no_controls(browser: Browser, serve: Callable[..., Server
         assert not browser.all("main input[type=checkbox]"), path
 
 
+# Bug: Three tests counted on being quicker than the page. Answers now wait until the test lets them go (World.held).
 @pytest.mark.slow
 def test_each_state_is_designed(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
@@ -673,6 +680,7 @@ def test_a_lost_connection_says_so_and_comes_back(browser: Browser, serve: Calla
         again.stop()
 
 
+# Bug: The page said "All is well." beneath "The server cannot be reached".
 @pytest.mark.slow
 def test_a_server_that_stands_still_is_not_live(browser: Browser, serve: Callable[..., Server]) -> None:
     """It was called live for half a minute, and well for ever. Nothing is said of what is not known."""
@@ -692,6 +700,7 @@ def test_a_server_that_stands_still_is_not_live(browser: Browser, serve: Callabl
     assert not browser.has(".verdict.well"), "what a reader has stopped is old as well"
 
 
+# Bug: The page said that the standby took puts and had no journal, and its buttons were refused.
 @pytest.mark.slow
 def test_a_standby_says_what_it_is_and_where_the_work_is(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
@@ -808,6 +817,8 @@ def has_half_a_character(text: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
+# Bug: Suggestions for the word before stood there until new ones came, and Enter took one of them; behind a comma there
+# were none.
 @pytest.mark.slow
 def test_the_filter_line_suggests_and_says_what_is_wrong(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
@@ -867,6 +878,7 @@ def test_harm_is_asked_for_with_its_number_and_name(browser: Browser, serve: Cal
     browser.find(".blank", "No job matches.")
 
 
+# Bug: Work on several tubes that failed for one of them was reported as done.
 @pytest.mark.slow
 def test_what_failed_is_said(browser: Browser, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve()
@@ -890,6 +902,7 @@ def test_what_failed_is_said(browser: Browser, serve: Callable[..., Server], mon
     browser.find(".note.fault", "Saving failed: The server has a fault.")
 
 
+# Bug: The action "bury" promised a question for a reserved job and asked none.
 @pytest.mark.slow
 def test_a_worker_loses_its_job_only_after_a_question(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
@@ -1066,6 +1079,7 @@ def test_from_the_first_job_to_its_end(browser: Browser, real: Callable[..., Rea
     assert "console" in browser.text("td.c-from")
 
 
+# Bug: The tubes . and .. had no page.
 @pytest.mark.slow
 def test_a_tube_whose_name_means_something_in_a_path(browser: Browser, real: Callable[..., Real]) -> None:
     server = real()

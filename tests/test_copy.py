@@ -174,6 +174,7 @@ def test_a_copy_that_fails_leaves_nothing(
     assert not (tmp_path / "target").exists()
 
 
+# Bug: An import, a repair or a copy that was killed before its first thousand jobs passed for a journal without jobs.
 @pytest.mark.parametrize("job", [1, 20, 50])
 def test_a_copy_that_is_killed_passes_for_no_journal(job: int, folder: Path, tmp_path: Path) -> None:
     program = (

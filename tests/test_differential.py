@@ -1,6 +1,6 @@
 """Random commands to beanstalkd and to geventstalk give the same replies; and the comparison would notice if not.
 
-`scripts/differential` runs the same for longer. What is left out of the comparison, and why, is in tests/README.md.
+`scripts/differential` runs the same for longer. tests/support/differential.md says what is left out, and why.
 """
 
 from __future__ import annotations

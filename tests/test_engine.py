@@ -1544,6 +1544,7 @@ def test_ttrs_that_end_together_in_slices(bench: Bench) -> None:
     assert bench.state(10) == READY
 
 
+# Bug: A slice of the pure build moved 4,000 timers, which took 6 ms.
 def test_a_slice_moves_a_thousand_timers_at_most(bench: Bench) -> None:
     """10,000 timers stand in one slot of the wheel's second level. At the beginning of the slot none of them is due."""
     slot = 1 << TICK_BITS + 6
@@ -1671,6 +1672,7 @@ def test_random_commands_between_slices(seed: int) -> None:
 # --- many tubes of one client
 
 
+# Bug: A client that waited in 100,000 tubes, or left them, held up all others.
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["leave", "served", "again"])
 def test_a_client_of_thousands_of_tubes_waits_and_leaves_in_slices(bench: Bench, how: str) -> None:
@@ -1708,6 +1710,7 @@ def test_a_client_of_thousands_of_tubes_waits_and_leaves_in_slices(bench: Bench,
     check(engine)
 
 
+# Bug: 128 reserves from 10,000 tubes with jobs looked at all tubes each time, in one slice.
 def test_reserving_from_many_stocked_tubes_looks_at_all_of_them_only_now_and_then(bench: Bench) -> None:
     """Whatever happens between two reserves, the smallest job comes first."""
     many, other = bench.join("many"), bench.join("other")

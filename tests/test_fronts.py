@@ -229,6 +229,7 @@ def test_a_front_that_stands_still_does_not_outlive_the_engine(start_server: Sta
     assert time.monotonic() - begun < 15
 
 
+# Bug: The front kept the port.
 @pytest.mark.slow
 def test_a_front_that_stands_still_leaves_the_port_of_an_engine_that_was_killed(start_server: Start) -> None:
     server = start_server("--io-processes", "1")
@@ -244,6 +245,7 @@ def test_a_front_whose_engine_is_gone_already_ends() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+# Bug: /proc/PID/environ of a front showed the password of the database.
 def test_a_front_is_told_no_secret_of_the_environment(start_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPASSWORD", "a secret")
     (front,) = fronts_of(start_server("--io-processes", "1"))
@@ -490,6 +492,7 @@ def test_what_became_of_a_client_is_not_taken_for_news_of_the_next_one(tmp_path:
         assert hand.hear() == [(two, END, b"")]
 
 
+# Bug: A front kept 16 KB and more of each client in memory.
 @pytest.mark.slow
 def test_an_engine_that_does_not_read_holds_clients_back(tmp_path: Path) -> None:
     with Hand(tmp_path, "alone") as hand, hand.connect() as client:
@@ -532,6 +535,7 @@ def test_a_front_says_once_why_it_cannot_accept_and_only_when_somebody_waits(tmp
         waits.close()
 
 
+# Bug: A client that the system gave to a front without room waited until another client came.
 @pytest.mark.slow
 def test_who_waits_at_a_front_without_room_is_accepted_by_another(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--io-processes", "2", stderr=tmp_path / "log")
@@ -545,6 +549,7 @@ def test_who_waits_at_a_front_without_room_is_accepted_by_another(start_server: 
     assert (tmp_path / "log").read_text().count("cannot accept a connection: Too many open files") == 1
 
 
+# Bug: A front ended after four billion clients.
 @pytest.mark.skipif(BUILD == "compiled", reason="takes what nobody else may have")
 def test_numbers_of_clients_come_again_after_all_others() -> None:
     ours, theirs = socket.socketpair()
@@ -555,6 +560,7 @@ def test_numbers_of_clients_come_again_after_all_others() -> None:
         assert [front._next_number() for _ in range(3)] == [CLIENTS_MAX - 1, 3, 4]
 
 
+# Bug: A client for which epoll had no memory ended its front.
 @pytest.mark.skipif(BUILD == "compiled", reason="takes what nobody else may have")
 def test_a_client_for_whom_the_system_has_no_memory_is_lost_alone(tmp_path: Path) -> None:
     class Full:
@@ -633,6 +639,7 @@ def test_a_front_that_is_far_ahead_waits_for_the_others() -> None:
     fronts.finish()
 
 
+# Bug: A number of the wrong length in a frame ended the server.
 def test_a_front_that_talks_nonsense_loses_its_link_and_nothing_else() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)

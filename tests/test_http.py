@@ -133,6 +133,7 @@ def test_a_name_that_is_not_ours_is_refused(start_server: Start) -> None:
     assert web.status("GET", "/healthz", Host="evil.example") == 421
 
 
+# Bug: A page of another site could take all streams by frames.
 @pytest.mark.parametrize(
     ("headers", "get", "patch"),
     [
@@ -218,6 +219,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         server.stop()
 
 
+# Bug: A second login left the first session valid.
 def test_a_browser_logs_in_and_out(guarded: int) -> None:
     browser = Browser(guarded)
     status, headers, page = browser.ask("GET", "/login?next=/tubes")
@@ -257,6 +259,7 @@ def test_a_session_changes_something_only_with_its_csrf_token(guarded: int) -> N
     assert browser.status(*change, X_CSRF_Token=csrf) == 403
 
 
+# Bug: A login form of many fields was a fault with a traceback.
 def test_a_wrong_token_does_not_log_in_and_others_do_not_wait(guarded: int) -> None:
     browser = Browser(guarded)
     with ThreadPoolExecutor(40) as pool:
@@ -419,6 +422,7 @@ def test_few_descriptors_are_for_clients_first(start_server: Start, tmp_path: Pa
     assert (tmp_path / "log").read_text().count("there are as many HTTP connections as there may be") <= 1
 
 
+# Bug: The server closed while the body still came: clients saw a broken pipe and no 413.
 @pytest.mark.parametrize("size", [70_000, 2_000_000, 30_000_000])
 def test_usual_clients_see_that_a_body_is_too_large(web: Web, size: int, tmp_path: Path) -> None:
     """They send all of it before they look for an answer."""

@@ -54,6 +54,7 @@ def test_an_entry_has_everything(tmp_path: Path) -> None:
     assert heard == [entry] == [json.loads(line) for line in (tmp_path / "a").read_text().splitlines()]
 
 
+# Bug: An audit file with a deeply nested line stopped the start.
 def test_memory_keeps_the_latest_and_a_start_brings_them_back(tmp_path: Path) -> None:
     path = tmp_path / "a"
     audit = make(path)
@@ -131,6 +132,7 @@ def test_a_flood_of_refused_tokens_is_told_seldom(caplog: pytest.LogCaptureFixtu
     assert kept[:-1] == [("", "", "10.0.0.1:5", "refuse token", 6000), ("", "", "10.0.0.0:5", "refuse token", 1)]
 
 
+# Bug: A token that was guessed over HTTP left no trace, and a login none in the audit.
 def test_logins_and_refused_tokens_leave_a_trace(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

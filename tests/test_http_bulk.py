@@ -58,6 +58,7 @@ def end_of(web: Web, work: Any, state: str = "done") -> Any:
         gevent.sleep(0.002)
 
 
+# Bug: A dry run also counted jobs whose state the action does not fit.
 def test_every_action_does_what_the_model_does(yard: Yard) -> None:
     """To the jobs that match, and to no others; a job that it does not fit is left alone and counted, also before."""
     for number in range(30):

@@ -211,6 +211,7 @@ def flooding(port: int, request: bytes, count: int, reads: bool) -> Iterator[Cou
         thread.join()
 
 
+# Bug: 64 HTTP clients made the median of a protocol client 5 ms, and 100 unread exports 10 ms.
 @pytest.mark.parametrize(
     ("name", "request_", "count"), [("/", ROOT, 64), ("token", WRONG, 64), ("export", EXPORT, 100)]
 )

@@ -87,6 +87,7 @@ def test_files_of_others_and_what_is_no_file_are_refused(tmp_path: Path) -> None
     assert "larger than 65536 bytes" in refusal(path)
 
 
+# Bug: A chmod that opened the file of tokens to all users was not noticed.
 def test_a_changed_file_is_noticed_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
     tokens = Tokens(write(tmp_path, f"a read {GOOD}"), os.getuid())
     token = tokens.find(GOOD)

@@ -216,6 +216,7 @@ def test_a_random_mix(tmp_path: Path, seed: int, segment: int, allocate: bool) -
     life.check()
 
 
+# Bug: The directory outgrew its bound: changes waited only when they were a segment too late.
 @pytest.mark.parametrize("segment", [1 << 18, 1 << 20])
 @pytest.mark.parametrize("changes", [0, 1000])
 def test_a_device_that_does_not_keep_pace(
@@ -323,6 +324,7 @@ def test_a_slice_of_compaction_takes_no_time(tmp_path: Path, size: int) -> None:
     assert slices[-1] < 5 * SLICE_S
 
 
+# Bug: Compaction took the segment that the turn had removed, and ended.
 def test_compaction_at_leisure_looks_again_after_the_turn(tmp_path: Path) -> None:
     """The commit of another turn may remove the last segment that it wanted."""
     life = Life(tmp_path / "journal", segment=1 << 16)

@@ -258,6 +258,7 @@ def test_w10_a_kick_on_a_full_disk_counts_what_it_kicked(launch: Launch, disk: C
         assert number(client, "current-jobs-ready") == 3
 
 
+# Bug: A segment of a newer format was called damaged, and --accept-damage set it aside with all its jobs.
 def test_w11_a_segment_of_an_unknown_version_is_kept(
     launch: Launch, start_server: Callable[..., ServerProcess], folder: Path, tmp_path: Path
 ) -> None:

@@ -218,6 +218,7 @@ def body_of(house: House, id: int) -> bytes | None:
     return None if job is None else held_body(job)[:-2]
 
 
+# Bug: A body of 150 MB held up all clients for a second, and took 3.4 times its size in memory.
 def test_a_large_put_is_written_in_slices(house: House, tmp_path: Path) -> None:
     client, other = Session(house.service), Session(house.service)
     assert house.say(client, b"put 7 0 60 %d\r\n" % len(BODY) + BODY + b"\r\n") == b""

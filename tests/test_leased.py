@@ -314,6 +314,7 @@ def test_puts_are_refused_when_a_commit_does_not_arrive() -> None:
     assert three.take() == b"INSERTED 3\r\n"
 
 
+# Bug: With --put-wait 0 all puts were refused.
 def test_without_any_patience_puts_are_refused_only_while_something_waits() -> None:
     """As long as nothing had waited for 0 s, all puts were refused for ever."""
     node = Node(put_wait_ns=0)

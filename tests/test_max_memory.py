@@ -173,6 +173,7 @@ def test_without_a_journal_puts_are_refused_beyond_the_bound(launch: Launch) -> 
         assert (stats["memory-max"], stats["memory-puts-refused"]) == ("65536", "4")
 
 
+# Bug: A stop waited for ever for a body.
 @pytest.mark.slow
 def test_a_device_that_does_not_answer_does_not_hold_up_the_end(launch: Launch, tmp_path: Path) -> None:
     """To open a pipe that nobody writes to waits for ever, as a read from a lost device does."""

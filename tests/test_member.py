@@ -481,6 +481,7 @@ def test_a_cut_while_the_log_resumes_is_not_forgotten(leader: Stage) -> None:
     assert leader.answers(leader.own(2)).is_a(Claim)
 
 
+# Bug: A node stepped down because a failover of the database took back a claim of its own.
 def test_a_claim_of_its_own_that_was_taken_back_is_no_reason_to_end(leader: Stage) -> None:
     leader.member.log_is_cut()
     while leader.asked != Look():
@@ -517,6 +518,7 @@ def test_silence_is_told_and_its_end(leader: Stage) -> None:
     assert leader.events[-1] == "speaks again" and leader.member.role == ACTIVE
 
 
+# Bug: Each node logged four times a second that the database was away and back.
 def test_what_fails_is_told_once_though_something_else_succeeds(leader: Stage) -> None:
     """A primary that has no replica yet: looks succeed, heartbeats do not. It was four lines a second."""
     leader.member.log_is_cut()

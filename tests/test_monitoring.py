@@ -118,6 +118,7 @@ def test_promtool_understands_the_alerts() -> None:
     assert f"{len(RULES)} rules found" in promtool("check", "rules", str(CONF / "alerts.yaml"))
 
 
+# Bug: GeventstalkNoConsumer was silent about a backlog that does not move.
 def test_alerts_begin_and_end_when_they_should() -> None:
     assert "SUCCESS" in promtool("test", "rules", str(CONF / "alerts.test.yaml"))
 

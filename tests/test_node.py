@@ -272,6 +272,7 @@ def test_a_standby_ends_at_once_and_nobody_notices(nodes: Nodes) -> None:
     assert ask(one, b"put 0 0 60 1\r\na") == [b"INSERTED 1\r\n"]
 
 
+# Bug: A node that was to begin anew found its listening sockets closed.
 def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(
     nodes: Nodes, postgres_server: Postgres
 ) -> None:
@@ -309,6 +310,8 @@ def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(
     fence.close()
 
 
+# Bug: A request to transfer the lead that the cluster refused ended the server: gevent hands what its pool's threads
+# raise to the hub.
 def test_what_http_tells_of_a_node(nodes: Nodes) -> None:
     ports = {"one": free_port(), "other": free_port()}
     web = {name: Web(port) for name, port in ports.items()}
@@ -474,6 +477,7 @@ def test_standbys_survive_their_database(postgres_alone: Postgres, tmp_path: Pat
         nodes.close()
 
 
+# Bug: A put ended the node with code 74, and the next start made a new schema and served an empty log.
 def test_a_log_that_is_gone_is_waited_for_and_never_made(postgres_alone: Postgres, tmp_path: Path) -> None:
     """By the node that leads while clients change jobs, by the one that stands by, and by one that starts meanwhile."""
     make_shared_log(postgres_alone.url)

@@ -32,6 +32,7 @@ def hang(*_args: object, **_words: object) -> list[object]:
     return []
 
 
+# Bug: The clock of the lease stood still: a node that woke up answered clients though another one led.
 @pytest.mark.skipif(not have_psycopg(), reason="psycopg is not installed")
 def test_a_lease_runs_on_while_the_machine_is_suspended(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
@@ -81,6 +82,7 @@ def test_a_commit_that_hangs_alone_is_looked_for() -> None:
         assert bool(cuts) == doubts, (now_ns - waits_ns, now_ns - linked_ns)
 
 
+# Bug: An invalid address from another node ended a client's greenlet.
 @pytest.mark.parametrize("address", ["", "host", "/tmp/socket", "a..b:1", "127.0.0.1:99999", "127.0.0.1:x"])
 def test_an_address_that_is_none_is_not_reached(address: str) -> None:
     with pytest.raises(OSError):
@@ -88,6 +90,7 @@ def test_an_address_that_is_none_is_not_reached(address: str) -> None:
     assert node_of._knock(address, "b.1") == SILENT
 
 
+# Bug: It held up the probe of the leader, the takeover, and a connection to the database, without a limit.
 def test_a_name_server_that_is_cut_off_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gevent.socket.getaddrinfo", hang)
     monkeypatch.setattr("gevent._socketcommon.getaddrinfo", hang)

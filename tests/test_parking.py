@@ -58,6 +58,7 @@ def test_several_wake_ups_at_once_are_one_or_more_and_never_an_error(sleeper: Sl
     sleeper.end()
 
 
+# Bug: A wake-up switched into a greenlet that waited for the lock: hundreds of closed clients stayed, each with a job.
 def test_a_greenlet_that_waits_for_something_else_is_left_alone(sleeper: Sleeper) -> None:
     """The wake-up of a connection switched into its greenlet while that waited for the lock: it stayed for ever."""
     sleeper.goes_elsewhere = True

@@ -106,6 +106,7 @@ def test_the_schema_is_made_once(postgres_url: str) -> None:
     link.close()
 
 
+# Bug: It kept the node from the other host.
 def test_a_host_whose_name_is_gone_is_passed_over(postgres_server: Postgres) -> None:
     """As that of a container that has died."""
     asked: list[str] = []
@@ -140,6 +141,7 @@ def test_all_addresses_of_a_host_are_tried(postgres_server: Postgres) -> None:
     link.close()
 
 
+# Bug: The start ended, although the other host was only away.
 def test_one_host_that_refuses_is_not_the_last_word(postgres_server: Postgres) -> None:
     port = postgres_server.port
     with pytest.raises(JournalUnreachable):
@@ -148,6 +150,7 @@ def test_one_host_that_refuses_is_not_the_last_word(postgres_server: Postgres) -
         Link(Place(f"postgresql://geventstalk@127.0.0.1:{port},localhost:{port}/no_such")).connect()
 
 
+# Bug: A password that was changed while a node ran ended the node at its next connection.
 def test_a_user_that_was_known_and_is_refused_is_waited_for(postgres_server: Postgres) -> None:
     """A password changes in the database a moment before it changes in the file, or after it."""
     name = new_schema()
@@ -163,6 +166,7 @@ def test_a_user_that_was_known_and_is_refused_is_waited_for(postgres_server: Pos
     link.close()
 
 
+# Bug: idle_session_timeout cut the connection of a node that had nothing to write, and each cut cost an epoch.
 def test_no_limit_of_the_server_ends_a_session(postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     name = new_schema()
     postgres_server.ask(f"CREATE ROLE {name} LOGIN")
@@ -187,6 +191,7 @@ def test_a_session_does_not_grow(postgres_url: str) -> None:
     link.close()
 
 
+# Bug: An answer that came in drops held a heartbeat for as long as the drops came.
 def test_an_answer_in_drops(postgres_url: str) -> None:
     link = linked(postgres_url)
     drops = "SELECT repeat('x', 9000) FROM generate_series(1, 12), pg_sleep(0) WHERE pg_sleep(0.05) IS NOT NULL"
@@ -196,6 +201,7 @@ def test_an_answer_in_drops(postgres_url: str) -> None:
         link.execute(drops, seconds=0.3)
 
 
+# Bug: In transaction mode 46 acknowledged jobs were lost.
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["transaction", "statement", "session"])
 def test_a_pooler_is_refused(mode: str, postgres_server: Postgres, tmp_path: Path) -> None:
@@ -233,6 +239,7 @@ class Warned:
         return self._fields.get(field)
 
 
+# Bug: No commit counted any more.
 def test_warnings_that_are_not_about_the_commit(postgres_url: str) -> None:
     """Some weeks before its numbers of transactions run out, the database warns at each of them."""
     link = linked(postgres_url)
@@ -244,6 +251,7 @@ def test_warnings_that_are_not_about_the_commit(postgres_url: str) -> None:
     link.close()
 
 
+# Bug: A user that owned the schema could not start a node, though the message advised exactly that.
 def test_a_schema_that_somebody_made_for_a_user_who_may_not(postgres_server: Postgres) -> None:
     name = new_schema()
     postgres_server.ask(f"CREATE ROLE {name} LOGIN")
@@ -255,6 +263,7 @@ def test_a_schema_that_somebody_made_for_a_user_who_may_not(postgres_server: Pos
     link.close()
 
 
+# Bug: Two nodes gave out the same jobs.
 @pytest.mark.slow
 def test_of_two_primaries_the_newer_one_is_taken_and_never_the_older_one(postgres_pair: Pair) -> None:
     """The old one came back, and stands first in the list: it was served from, beside the new one."""

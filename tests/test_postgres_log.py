@@ -295,6 +295,7 @@ def test_a_writer_of_an_old_epoch_is_refused(postgres_url: str) -> None:
         log.close()
 
 
+# Bug: The log took its epoch for over for ever, and the node claimed fifty times a second.
 def test_a_log_whose_epoch_was_over_goes_on_under_a_newer_one(postgres_url: str) -> None:
     """The epoch that it found was this node's own: what was under way met the claim of the same node."""
     log = open_log(postgres_url)
@@ -327,6 +328,7 @@ def test_work_on_tables_that_found_its_epoch_over_goes_on_under_a_newer_one(post
     log.abandon()
 
 
+# Bug: Rows of one cluster stood in the log of another.
 @pytest.mark.parametrize("wrong", ["session", "log"])
 def test_a_row_goes_into_its_own_log_over_its_own_session_or_nowhere(wrong: str, postgres_url: str) -> None:
     """A pooler let a statement of one cluster meet a session that another one had prepared."""
@@ -346,6 +348,7 @@ def test_a_row_goes_into_its_own_log_over_its_own_session_or_nowhere(wrong: str,
     log.abandon()
 
 
+# Bug: After a failover to an asynchronous replica a node gave ids again that other jobs had had.
 def test_ids_that_a_failover_has_lost_are_not_given_again(postgres_url: str) -> None:
     """Whichever node leads next: one that knew the ids has told the database, which had lost them."""
     log = open_log(postgres_url)
@@ -723,6 +726,7 @@ def test_a_segment_is_not_dropped_while_a_node_reads(postgres_url: str) -> None:
     log.close()
 
 
+# Bug: It ended the node that led, when a table had to be made.
 def test_a_database_that_takes_no_writes_for_a_while(postgres_url: str) -> None:
     """As after ALTER SYSTEM SET default_transaction_read_only: a service does so when its disk is nearly full."""
     log = open_log(postgres_url)
@@ -733,6 +737,7 @@ def test_a_database_that_takes_no_writes_for_a_while(postgres_url: str) -> None:
     log.close()
 
 
+# Bug: A statement that was cancelled during the start ended the node.
 def test_a_start_that_somebody_cancels_may_begin_again(postgres_server: Postgres, postgres_url: str) -> None:
     open_log(postgres_url).close()
     name = table(postgres_url, 1)
@@ -772,6 +777,7 @@ def test_a_user_without_rights_is_told(postgres_server: Postgres, postgres_url: 
     log.abandon()
 
 
+# Bug: A session kept a prepared statement for each segment it ever used: in time a gigabyte of the backend's memory.
 def test_sessions_do_not_grow_with_segments(postgres_url: str) -> None:
     log = open_log(postgres_url, segment_bytes=1 << 12)
     for key in range(1, 40):
@@ -787,6 +793,7 @@ def test_sessions_do_not_grow_with_segments(postgres_url: str) -> None:
         each.abandon()
 
 
+# Bug: A segment that could not be dropped held up every new one: one segment grew without end.
 def test_while_somebody_reads_segments_come_and_the_budget_holds(
     postgres_server: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -823,6 +830,7 @@ def test_while_somebody_reads_segments_come_and_the_budget_holds(
     log.close()
 
 
+# Bug: A full database had no room for a new segment, and the old one that would have made room waited behind it.
 def test_where_there_is_no_room_for_a_new_segment_an_old_one_goes(postgres_server: Postgres, postgres_url: str) -> None:
     log = open_log(postgres_url)
     settle(log, lambda: not log._tables.busy)

@@ -623,6 +623,7 @@ def test_a_record_that_is_no_jobs_goes_and_what_stands_beside_it_stays(postgres_
 # --- places
 
 
+# Bug: The database's library named a part of the password as a port or a host.
 @pytest.mark.parametrize("mistake", ["se@cret", "se/cret", "12/cret", "se:cret", "cret?se"])
 def test_no_message_has_a_password_or_a_part_of_it(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("psycopg")
@@ -819,6 +820,7 @@ def test_a_journal_moves_into_a_cluster_changes_nodes_and_moves_out(folder: Path
     open_store(tmp_path / "out").close()
 
 
+# Bug: The node took the command for a node with an address, and each waiting client brought a traceback.
 @pytest.mark.slow
 def test_a_node_that_is_started_while_a_command_works_waits_and_so_do_its_clients(tmp_path: Path) -> None:
     require_postgres()

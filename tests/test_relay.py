@@ -91,6 +91,7 @@ def test_a_knock(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     assert node_of._knock(f"127.0.0.1:{free_port()}", "b.1") == REFUSED
 
 
+# Bug: With a wrong --advertise a standby passed clients on to itself, or to another beanstalk server, which answered.
 @pytest.mark.parametrize(
     "reply",
     [
@@ -149,6 +150,7 @@ def high(sock: Any) -> Any:
     return made
 
 
+# Bug: select takes no descriptor above 1,023.
 def test_a_client_is_passed_through_whatever_its_descriptor_is(listening: Listening, many_descriptors: None) -> None:
     """The 507th client of a standby ended it."""
     there = listening(proves("b.1"))

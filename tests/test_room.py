@@ -256,6 +256,7 @@ def admit(room: Room, capacity: int, chance: random.Random) -> tuple[int, int]:
     return live, keys
 
 
+# Bug: Between two looks at the disk only the records of puts were counted, and small segments take as much again.
 def test_what_was_admitted_fits(seed: int) -> None:
     """Also when each job is changed, and as many bytes are garbage as are live just before compaction begins."""
     full = 0
@@ -334,6 +335,8 @@ def test_excess_at_its_edges() -> None:
     assert excess(most, capacity=full - 1) == 1
 
 
+# Bug: Commits of a thousand changes passed the bound by less than a percent: what a commit itself takes was not
+# counted.
 def test_near_the_bound_at_its_edges() -> None:
     live = 100 * MIB
     large, small = room_of(USUAL, 100 * GIB), room_of(2 * 64 * KIB, 100 * GIB)

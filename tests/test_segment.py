@@ -121,6 +121,7 @@ def test_a_note_is_what_the_reader_finds(path: Path) -> None:
     assert (reader.high_water, reader.oldest) == (12345, 3)
 
 
+# Bug: The file was accepted.
 def test_a_sealed_segment_that_lacks_zeros_at_its_end_is_damaged(path: Path) -> None:
     """SQLite reads what lacks of the last page as zeros. Whoever cuts a file by one byte cuts the next one by more."""
     size = next(
@@ -525,6 +526,8 @@ def test_numbers_that_no_segment_says_of_itself_are_damage(path: Path, name: str
         read(path)
 
 
+# Bug: A pipe under a segment's name stopped a start for ever. A link to a disk that was not mounted counted as damage,
+# and accepting the damage gave its jobs up.
 @pytest.mark.parametrize("kind", ["directory", "pipe", "loop", "nowhere"])
 def test_what_is_no_file_is_told_and_never_waited_for(path: Path, kind: str) -> None:
     if kind == "directory":
@@ -541,6 +544,7 @@ def test_what_is_no_file_is_told_and_never_waited_for(path: Path, kind: str) -> 
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
+# Bug: A file without read permission passed for damage.
 def test_what_may_not_be_read_is_no_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sealed(path)
     monkeypatch.setattr(os, "access", lambda name, mode: False)
@@ -866,6 +870,7 @@ def test_a_copy_of_an_open_segment_is_a_sealed_one(path: Path, tmp_path: Path) -
     assert len(read(path)[0]) == 6
 
 
+# Bug: A snapshot opened the segment between its name and its WAL, and read damage into it once it was sealed.
 def test_a_pinned_segment_that_was_just_made_stays_empty(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,10 @@ def chunks(seeds: int, long_seeds: int) -> list[Any]:
     return [*range(0, seeds, CHUNK), *more]
 
 
+# Bug: The lives found: a clean end that removed empty segments lowest first, so that a kill left a gap; a WAL that a
+# start built on before it was synced; a loss of power around a rotation that passed for damage; compaction of very
+# small segments that never came to rest; a watermark that named a new segment before the name of its file was on the
+# device.
 @pytest.mark.slow
 @pytest.mark.parametrize("first", chunks(SEEDS, LONG_SEEDS))
 def test_lives_of_known_seeds(first: int) -> None:
@@ -537,6 +541,7 @@ def test_without_room_for_its_note_what_is_dead_stays_for_now(disk: Disk) -> Non
     journal.abandon()
 
 
+# Bug: After an operation that could not read a body the oracle put off the replies of all other clients.
 def test_an_errand_that_fails_is_over_to_the_oracle() -> None:
     """Of the tool: replies of other clients are put off while an errand's change runs, and not behind that."""
     draw = random.Random(1)

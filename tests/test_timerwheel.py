@@ -427,6 +427,7 @@ def test_firing_does_not_look_again_and_again_at_the_rest_of_a_tick() -> None:
     assert len(wheel) == 500
 
 
+# Bug: 100,000 timers of one tick were moved in one call.
 @pytest.mark.parametrize("spread_ns", [0, TICK - 1, SECOND])
 def test_no_call_moves_more_than_it_is_allowed_to(spread_ns: int) -> None:
     """However many timers stand in a slot: what is left is due at once, and nothing is lost or fires early."""

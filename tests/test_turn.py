@@ -900,6 +900,7 @@ def test_a_clean_end_is_the_end_of_errands() -> None:
 # The wall clock
 
 
+# Bug: An age could be negative.
 def test_a_step_of_the_wall_clock_is_followed() -> None:
     """The deadline of a put made after the clock was corrected was computed from the clock at start."""
     house = House()

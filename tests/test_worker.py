@@ -40,6 +40,7 @@ def failure_of(worker: Worker) -> JournalFailed:
     raise AssertionError("nobody hears of the failure")
 
 
+# Bug: The journal's thread ended unnoticed on an exception that was not a JournalError.
 @pytest.mark.parametrize(
     "error",
     [
@@ -100,6 +101,7 @@ def test_the_first_of_many_failures_stays() -> None:
     worker.abandon()
 
 
+# Bug: Giving the journal up raised a second error over the first one.
 def test_a_thread_that_cannot_be_started_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
     monkeypatch.setattr(threading.Thread, "start", lambda thread: raising(RuntimeError("can't start new thread"))())

@@ -1,7 +1,7 @@
 """The same random commands to beanstalkd and to geventstalk; every reply is compared, byte for byte.
 
 One seed decides everything that is sent. `Framing` knows where commands begin and end, hence how many replies are due,
-so nothing waits for a time to pass; `Rules` keeps out what the two may answer differently, and tests/README.md says
+so nothing waits for a time to pass; `Rules` keeps out what the two may answer differently, and differential.md says
 why. Invariant: between two steps each command was answered by both servers, or waits in a reserve on both.
 """
 

@@ -89,6 +89,7 @@ _unread: list[ServerProcess] = []
 """The servers whose end nobody has seen yet."""
 
 
+# Bug: Clients that were reset stayed for ever, and a traceback on stderr was the only sign; no test read stderr.
 def check_logs() -> None:
     """Reads what all servers wrote to stderr since the last time. Raises TracebackFound."""
     for server in list(_unread):

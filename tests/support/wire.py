@@ -2,7 +2,7 @@
 
 A transcript is read into steps (`read_transcript`) and played through a `Driver` (`play`): a real server, or
 sessions in memory. Nothing here knows which server answers or imports geventstalk. Every reply passes through
-`ReplyReader`, so a wrong byte count in a header is found wherever it appears. tests/README.md has the format.
+`ReplyReader`, so a wrong byte count in a header is found wherever it appears. The format: tests/transcripts/README.md.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The recorder takes down what the server receives and sends in the order of its o
 known which commands had come and which replies had left. Run as a program, this is a server with a planted fault.
 """
 
+# Bug: A server that did not start left the thread of Lag behind, and the tests never ended.
+
 from __future__ import annotations
 
 import bisect

@@ -204,6 +204,7 @@ class _LooksNever(LeasedTurn):
         yield Wait(Flag())
 
 
+# Bug: A turn that only misses this news looks for itself ten times a second, and no life found the fault.
 class NeverSpeaksAgain(WholeProcess):
     """Its turn is not told that the lease holds again, and does not look by itself now and then."""
 

@@ -104,6 +104,8 @@ class Backend:
     over: bool = False
 
 
+# Bug: A statement that lingered in the server went on after the server had died: an acknowledged delete came back, in
+# the simulation itself (seed 218979386).
 class Server:
     """One PostgreSQL."""
 
