@@ -734,9 +734,44 @@ def test_without_events_the_console_asks(browser: Browser, serve: Callable[..., 
     server.world.with_events = False
     browser.expected = ["events - Failed to load resource"]
     browser.open(server.url)
-    browser.find(".beat", "every 2 s")
+    browser.find(".beat", "every second")
     asked = server.world.requests.count(("GET", "/api/v1/server"))
     browser.wait(lambda: server.world.requests.count(("GET", "/api/v1/server")) > asked, "it asks again")
+
+
+@pytest.mark.slow
+def test_without_events_a_silent_server_is_told_as_soon_as_with_them(
+    browser: Browser, serve: Callable[..., Server]
+) -> None:
+    """The next request began 2 s after the last answer and had 3 s of its own, so a silent server was live for 5 s."""
+    server = serve()
+    server.world.with_events = False
+    browser.expected = ["events.* - Failed to load resource", "net::ERR"]
+    browser.open(server.url)
+    browser.find(".beat", "every second")
+    browser.run(
+        """
+        let heard = 0, limit = 0;
+        const { fetch, AbortSignal: { timeout } } = window;
+        window.told = [];
+        AbortSignal.timeout = (ms) => timeout.call(AbortSignal, (limit = ms));
+        window.fetch = async (url, options) => {
+          if (!url.endsWith("/server")) return fetch(url, options);
+          if (heard && !document.querySelector(".lost")) told.push([limit, Date.now() - heard]);
+          const answer = await fetch(url, options);
+          const text = await answer.text();
+          answer.text = async () => ((heard = Date.now()), text);
+          return answer;
+        };
+        """
+    )
+    browser.wait(lambda: browser.run("return told.length > 1"), "answers, and requests behind them")
+    with server.world.held("server"):
+        browser.find(".lost", "The server has not answered for 3 s.")
+        told = browser.run("return told")
+    late = [each for each in told if each[0] > max(1000, 3000 - each[1]) + 250]
+    assert not late, f"limits of requests, and how long after the last answer they began: {late}"
+    browser.gone(".lost")
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import { BulkChanges } from "./bulk.js";
 const PAGES = { "": Overview, tubes: Tubes, jobs: Jobs, connections: Connections, journal: Journal, nodes: Nodes, audit: Audit, help: Help };
 const BAR = [["", "Overview"], ["tubes", "Tubes"], ["jobs", "Jobs"], ["connections", "Connections"], ["journal", "Journal"], ["nodes", "Nodes"], ["audit", "Audit"]];
 const GO = { o: "/", t: "/tubes", j: "/jobs", c: "/connections", l: "/journal", n: "/nodes", a: "/audit" };
-const SAYS = { starting: "connecting", live: "live", polling: "every 2 s", lost: "no connection", paused: "paused" };
+const SAYS = { starting: "connecting", live: "live", polling: "every second", lost: "no connection", paused: "paused" };
 
 function Page() {
   const { page, name } = useRoute();

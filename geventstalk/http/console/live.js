@@ -1,10 +1,11 @@
-// What the server is doing now: one stream of events for the whole console, and asking every 2 s while there is none.
-// Nothing is asked for while the tab is hidden or the reader has paused.
+// The server's state, for the whole console: from one stream of events, or by a request every second while there is none.
+// Nothing is requested while the tab is hidden or the reader has paused.
 import { BASE, get, Problem, sit } from "./api.js";
 import { useEffect, useRef, useState } from "./dom.js";
 
-const POLL_MS = 2000;
+const POLL_MS = 1000;
 const SILENCE_MS = 3000; // a stream brings figures every second, or every two from a server that has much to count
+const PATIENCE_MS = 1000; // the least that a request may take, however late it was sent
 const RETRY_MS = 5000;
 const RETRY_MAX_MS = 60_000;
 const ADDRESS_MAX = 6000; // a server takes a request line of 8 KiB
@@ -20,7 +21,7 @@ let streamNames = "";
 let timer = null;
 let retryMs = RETRY_MS;
 let retryAt = 0;
-let lastEvent = 0;
+let heardAt = 0; // when the stream opened, or when figures came last
 let paused = false;
 
 function changed() {
@@ -51,7 +52,7 @@ function names() {
 function take(figures) {
   live.server = figures.server;
   sit(figures.server);
-  live.at = Date.now();
+  live.at = heardAt = Date.now();
   live.problem = null;
   if (figures.tubes) live.tubes = new Map(figures.tubes.map((tube) => [tube.name, tube]));
 }
@@ -63,9 +64,8 @@ function open() {
   streamNames = list.join(",");
   const query = list.length ? `?tubes=${list.map(encodeURIComponent).join(",")}` : "";
   stream = new EventSource(`${BASE}/events${query}`);
-  lastEvent = Date.now();
+  heardAt = Date.now();
   stream.addEventListener("figures", (event) => {
-    lastEvent = Date.now();
     retryMs = RETRY_MS;
     take(JSON.parse(event.data));
     setState("live");
@@ -95,23 +95,25 @@ function fallBack() {
   timer = setTimeout(beat, 0);
 }
 
-/** Once a second or so: is the stream alive? Without one: ask, and try the stream again now and then. */
+const silence = () => new Problem(0, "No answer", `The server has not answered for ${SILENCE_MS / 1000} s.`);
+
+/** Checks about once a second that the stream is alive. Without a stream, requests figures and at times reopens it. */
 async function beat() {
   clearTimeout(timer);
   if (!isRunning()) return;
+  const left = heardAt + SILENCE_MS - Date.now();
   if (stream) {
-    const left = lastEvent + SILENCE_MS - Date.now();
     if (left > 0) {
       timer = setTimeout(beat, left);
       return;
     }
-    live.problem = new Problem(0, "No answer", `The server has not answered for ${SILENCE_MS / 1000} s.`);
+    live.problem = silence();
     setState("lost");
     return fallBack();
   }
   const wasLost = live.state === "lost";
   try {
-    const server = await get("/server", {}, undefined, SILENCE_MS);
+    const server = await get("/server", {}, undefined, wasLost ? SILENCE_MS : Math.max(PATIENCE_MS, left));
     if (!isRunning()) return;
     take({ server });
     setState("polling");
@@ -119,11 +121,11 @@ async function beat() {
     if (wasLost || Date.now() >= retryAt) open();
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;
-    live.problem = problem;
+    live.problem = problem.title === "No answer" ? silence() : problem;
     if (isRunning()) setState(problem.status === 0 || problem.status >= 500 ? "lost" : "polling");
   }
   clearTimeout(timer);
-  if (isRunning()) timer = setTimeout(beat, stream ? 1000 : POLL_MS);
+  if (isRunning()) timer = setTimeout(beat, POLL_MS);
 }
 
 /** Begins. The first figures come from one request, which also says at once whether there is a server. */
