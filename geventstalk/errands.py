@@ -7,19 +7,15 @@ Invariant: while Engine.held, an errand only goes on with a large job of which t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from mypy_extensions import mypyc_attr
 
 from geventstalk.core.bodies import AHEAD_MAX
-from geventstalk.core.engine import INSERTED, OUT_OF_MEMORY, UNFINISHED
+from geventstalk.core.engine import ADMITTED, INSERTED, OUT_OF_MEMORY, UNFINISHED
 from geventstalk.core.job import Job
 from geventstalk.core.operate import Operate
 from geventstalk.gate import Errand
 from geventstalk.wire.commands import LARGE_PUT, MOVE_SLICE, PART_UNITS, Service
-
-TOO_BIG: Final = 11
-"""The outcome of a put whose body is larger than jobs may be."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -50,10 +46,9 @@ class Put(Errand):
         engine, service = self._engine, self._service
         job = self.job
         if job is None:
-            if len(self._body) > service.max_job_bytes:
-                return TOO_BIG
-            if engine.next_id >= service.free_until and service.refuses_puts():
-                return OUT_OF_MEMORY
+            outcome = service.admit(len(self._body))
+            if outcome != ADMITTED:
+                return outcome
             try:
                 self._body += b"\r\n"
             except MemoryError:

@@ -134,12 +134,6 @@ class Bodies:
 
     # --- jobs come and go
 
-    def admits(self, engine: Places, id: int, size: int) -> bool:
-        """Whether there is room for the body of a new job, which is complete. Lets others go for it."""
-        if self._claims:
-            self.unclaim(id)
-        return self._has_room(engine, size + BODY_BYTES) or self._refuse(size)
-
     def claim(self, engine: Places, id: int, size: int, left: int = 0) -> bool:
         """Some bytes of the body of a new job are there, and so many are still to come. Returns whether there is room.
 

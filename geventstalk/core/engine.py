@@ -21,12 +21,16 @@ from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns(
 from geventstalk.core.tube import Client, Tube
 from geventstalk.core.undo import rebuild
 
+ADMITTED: Final = 0
+"""A put may go on."""
 # Outcomes of a put, named as on the wire.
 INSERTED: Final = 4
 DRAINING: Final = 5
 OUT_OF_MEMORY: Final = 6
 UNFINISHED: Final = 7
 """The ledger has not yet taken all of a large body."""
+TOO_BIG: Final = 11
+"""The body is larger than jobs may be."""
 
 _SERVE_SLICE: Final = 250
 """The end of a pause by a command hands out so many jobs at once. The tube's timer hands out the others."""
@@ -170,10 +174,9 @@ class Engine(Due):
         """
         tube = self.tube_by_number[job.tube]
         if not job.body:
-            if self.draining:
-                return DRAINING
-            if not self._admits(job.id, len(body), tube.name):
-                return OUT_OF_MEMORY
+            outcome = self._admit(job, body, tube)
+            if outcome != ADMITTED:
+                return outcome
             self._begin(job, body, now_ns)
         try:
             taken = self.ledger.prepare(job, tube.name)
@@ -183,14 +186,20 @@ class Engine(Due):
             return OUT_OF_MEMORY
         return INSERTED if taken else UNFINISHED
 
-    def _admits(self, id: int, size: int, tube_name: bytes) -> bool:
-        """Whether memory and the ledger have room for another body, which counts in memory from now on."""
+    def _admit(self, job: Job, body: bytes, tube: Tube) -> int:
+        """Returns ADMITTED when a job whose body is complete may come in, or the outcome that says why not.
+
+        Each put asks here, a client's and an operator's, as it asks Service.admit() before its body comes. The body
+        counts in memory from then on.
+        """
+        if self.draining:
+            return DRAINING
         bodies = self.bodies
         if bodies is not None:
-            bodies.unclaim(id)
-            if not bodies.claim(self, id, size):
-                return False
-        return self.ledger.admits(size, tube_name)
+            bodies.unclaim(job.id)
+            if not bodies.claim(self, job.id, len(body)):
+                return OUT_OF_MEMORY
+        return ADMITTED if self.ledger.admits(len(body), tube.name) else OUT_OF_MEMORY
 
     def _begin(self, job: Job, body: bytes, now_ns: int) -> None:
         """Sets the fields of a job that is in no place yet."""
@@ -206,13 +215,10 @@ class Engine(Due):
         """Inserts a job whose body, with its CRLF, is complete. Returns INSERTED, DRAINING or OUT_OF_MEMORY."""
         tube = self.tube_by_number[job.tube]
         if not job.body:  # otherwise the ledger has most of the body, through prepare()
-            if (
-                self.draining
-                or (self.bodies is not None and not self.bodies.admits(self, job.id, len(body)))
-                or not self.ledger.admits(len(body), tube.name)
-            ):
+            outcome = self._admit(job, body, tube)
+            if outcome != ADMITTED:
                 self.abandon_put(job)
-                return DRAINING if self.draining else OUT_OF_MEMORY
+                return outcome
             if job.delay_s:
                 self._begin(job, body, now_ns)
             else:  # the same without a call

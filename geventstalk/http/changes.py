@@ -10,10 +10,10 @@ from typing import Final
 
 import falcon
 
-from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, UNFINISHED
+from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, TOO_BIG, UNFINISHED
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate, can_alter
-from geventstalk.errands import TOO_BIG, Changes, Put
+from geventstalk.errands import Changes, Put
 from geventstalk.http import views
 from geventstalk.http.backend import Backend
 

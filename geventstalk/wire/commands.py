@@ -12,7 +12,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.engine import DRAINING, INSERTED, UNFINISHED, Engine
+from geventstalk.core.engine import ADMITTED, DRAINING, INSERTED, OUT_OF_MEMORY, TOO_BIG, UNFINISHED, Engine
 from geventstalk.core.job import DELETED, ID_MAX_BITS, RESERVED, SECOND_NS, Job
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import Client, Tube
@@ -42,6 +42,8 @@ _PUTS_UNWATCHED: Final = 32
 _QUICK_ID_MAX: Final = (1 << 62) - 1
 """The compiled build compares integers up to here directly, and others by a call."""
 FOR_EVER: Final = -1
+REFUSALS: Final = {DRAINING: p.R_DRAINING, OUT_OF_MEMORY: p.R_OUT_OF_MEMORY, TOO_BIG: p.R_JOB_TOO_BIG}
+"""The replies to puts that are not admitted, by their outcome."""
 # What an awaited body is for.
 _FOR_RESERVE: Final = 1
 _FOR_RESERVE_JOB: Final = 2
@@ -88,7 +90,18 @@ class Service:
         self.refuses = refuses
         self.free_until = 0
 
-    def refuses_puts(self) -> bool:
+    def admit(self, size: int) -> int:
+        """Returns ADMITTED when a put of a body of this size may begin, or the outcome that says why not.
+
+        Once its body is complete, a put asks Engine.put() or Engine.prepare() as well.
+        """
+        if size > self.max_job_bytes:
+            return TOO_BIG
+        if self.engine.next_id >= self.free_until and self._refuses_puts():
+            return OUT_OF_MEMORY
+        return ADMITTED
+
+    def _refuses_puts(self) -> bool:
         """Whether there is no id left, or too little memory for what is there already. Says so once."""
         if self.refuses:
             return True
@@ -323,7 +336,7 @@ class Commands(Client):
         else:
             self.upload = None
             self.engine.abandon_put(job)
-            self.reply(p.R_DRAINING if outcome == DRAINING else p.R_OUT_OF_MEMORY)
+            self.reply(REFUSALS[outcome])
         return True
 
     def _finish_put(self, job: Job, body: bytes, now_ns: int) -> None:
@@ -332,7 +345,7 @@ class Commands(Client):
         if outcome == INSERTED:
             self.reply(p.inserted(job.id))
         else:
-            self.reply(p.R_DRAINING if outcome == DRAINING else p.R_OUT_OF_MEMORY)
+            self.reply(REFUSALS[outcome])
 
     def found(self, job: Job | None) -> None:
         if job is None:

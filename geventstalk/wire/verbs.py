@@ -12,11 +12,12 @@ from typing import Final
 
 from geventstalk._build import BUILD
 from geventstalk.core.ages import Search
+from geventstalk.core.engine import ADMITTED
 from geventstalk.core.job import BURIED, DELAYED, READY
 from geventstalk.core.order import EMPTY
 from geventstalk.core.tube import Tube
 from geventstalk.wire import protocol as p
-from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, VERBS_MAX, Commands, Going
+from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, REFUSALS, VERBS_MAX, Commands, Going
 from geventstalk.wire.stats import job_stats, server_stats, tube_stats
 
 _NATIVE: Final = BUILD == "compiled"
@@ -65,11 +66,9 @@ class Put(Verb):
             client.skip(size + 2, p.R_JOB_TOO_BIG)
             return
         client.counts[self.number] += 1
-        if size > service.max_job_bytes:
-            client.skip(size + 2, p.R_JOB_TOO_BIG)
-            return
-        if client.engine.next_id >= service.free_until and service.refuses_puts():
-            client.skip(size + 2, p.R_OUT_OF_MEMORY)
+        outcome = service.admit(size)
+        if outcome != ADMITTED:
+            client.skip(size + 2, REFUSALS[outcome])
             return
         client.upload = client.engine.open_put(client, pri, delay_s, ttr_s or 1, now_ns)
         client.body_left = size + 2

@@ -16,10 +16,10 @@ class Forgetful(Bodies):
         super().__init__(kept_bytes)
         self.let_gone = 0
 
-    def admits(self, engine: Places, id: int, size: int) -> bool:
-        self.unclaim(id)
-        self.make_room(engine, size)
-        return True
+    def claim(self, engine: Places, id: int, size: int, left: int = 0) -> bool:
+        if not left:
+            self.make_room(engine, size)
+        return super().claim(engine, id, size, left)
 
     def _has_room(self, engine: Places, size: int) -> bool:
         return True

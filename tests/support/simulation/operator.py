@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, UNFINISHED
+from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, TOO_BIG, UNFINISHED
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
-from geventstalk.errands import TOO_BIG, Changes, Put
+from geventstalk.errands import Changes, Put
 from geventstalk.gate import Errand
 from geventstalk.wire.commands import MOVE_SLICE, Service
 from tests.support.simulation.clients import DELAYS, PRIORITIES, TTRS, Habits
