@@ -354,4 +354,5 @@ def main() -> None:
     setup(**METADATA)
 
 
-main()
+if __name__ == "__main__":
+    main()

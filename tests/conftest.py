@@ -28,7 +28,7 @@ from tests.support.process import (
     check_logs,
     hand_down_no_ignored_signal,
 )
-from tests.support.seeds import draw_seed
+from tests.support.seeds import draw_seed, have_changed
 
 __all__ = ["postgres_alone", "postgres_pair", "postgres_server", "postgres_url"]
 
@@ -84,13 +84,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out what is long, and lets what is slow come first, so that at the end no worker is alone with it."""
-    long = [] if config.getoption("--long") else [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-    left = [item for item in items if item.get_closest_marker("long") is None or not long]
+    if not config.getoption("--long"):
+        left = [item for item in items if not item.get_closest_marker("long") and is_due(item)]
+        config.hook.pytest_deselected(items=[*({*items} - {*left})])
+        items[:] = left
     if hasattr(config, "workerinput"):
-        left.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    items[:] = left
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def is_due(item: pytest.Item) -> bool:
+    """Whether one of the files of its mark `when_changed` has changed; of tests that are named each one is due."""
+    paths = [path for mark in item.iter_markers("when_changed") for path in mark.args]
+    named = getattr(item.config, "workerinput", {}).get("named", are_named(item.config))
+    return not paths or named or have_changed(*paths)
+
+
+def are_named(config: pytest.Config) -> bool:
+    return config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker's own settings do not tell where its arguments come from."""
+    node.workerinput["named"] = are_named(node.config)
 
 
 def pytest_report_header() -> str:

@@ -27,6 +27,9 @@ from tests.support.process import beanstalkd_path
 
 TINY = Scale(seconds=0.2, jobs=2000, things=50)
 PURE = servers.pure(sys.executable)
+pytestmark = pytest.mark.when_changed(
+    *("scripts/bench", "scripts/benchmark", "scripts/soak", "scripts/attack", "tests/test_bench.py")
+)
 needs_the_source = pytest.mark.skipif(BUILD == "compiled", reason="scripts/bench measures a tree of sources")
 
 

@@ -16,6 +16,7 @@ import pytest
 from tests.support.process import ROOT, ServerProcess
 from tests.support.wire import Client
 
+pytestmark = pytest.mark.when_changed("scripts/demo", "scripts/demo.py", "tests/test_demo.py")
 PROGRAM = ROOT / "scripts" / "demo.py"
 SERVER = [sys.executable, "-m", "geventstalk"]
 RUN_LIMIT_S = 100

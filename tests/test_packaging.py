@@ -18,7 +18,16 @@ from pathlib import Path
 import pytest
 
 from tests.clients.programs import missing
-from tests.support.compiled import BuildFailed, build, check_compiled, clone, has_compiler, unpacked, wheel_names
+from tests.support.compiled import (
+    BuildFailed,
+    build,
+    check_compiled,
+    clone,
+    has_compiler,
+    unpacked,
+    wheel_names,
+    when_the_build_changed,
+)
 from tests.support.process import ROOT, ServerProcess, free_port
 
 MAKE_LIMIT_S = 600
@@ -64,6 +73,7 @@ def metadata(wheel: Path) -> email.message.Message:
         return email.parser.Parser().parsestr(archive.read(name).decode())
 
 
+@when_the_build_changed
 @pytest.mark.slow
 def test_the_wheel_holds_the_two_packages_and_nothing_else(wheel: Path) -> None:
     names = {name for name in wheel_names(wheel) if ".dist-info/" not in name}
@@ -74,6 +84,7 @@ def test_the_wheel_holds_the_two_packages_and_nothing_else(wheel: Path) -> None:
     assert names == sources | others
 
 
+@when_the_build_changed
 @pytest.mark.slow
 def test_the_wheel_says_what_it_needs(metadata: email.message.Message) -> None:
     namespace: dict[str, str] = {}
@@ -87,6 +98,7 @@ def test_the_wheel_says_what_it_needs(metadata: email.message.Message) -> None:
     assert " ".join(names) == "click falcon gevent google-re2 greenstalk mypy_extensions prometheus_client pyyaml rich"
 
 
+@when_the_build_changed
 @pytest.mark.slow
 def test_the_wheel_works_without_the_tree(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
@@ -100,6 +112,7 @@ def test_the_wheel_works_without_the_tree(wheel: Path, tmp_path: Path) -> None:
     assert run([sys.executable, "-m", "geventstalk", "-v"], cwd=tmp_path, environment=place).startswith("geventstalk ")
 
 
+@when_the_build_changed
 @pytest.mark.slow
 def test_a_source_archive_makes_the_same_wheel(wheel: Path, sdist_tree: Path, tmp_path: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -118,6 +131,7 @@ def test_a_source_archive_holds_what_compiling_needs(wheel: Path, sdist_tree: Pa
     check_compiled(compiled, wheel_names(wheel))
 
 
+@when_the_build_changed
 class TestCompileOrNot:
     """What decides whether a wheel is compiled, and what is said about it."""
 
@@ -241,6 +255,7 @@ def dockerfile() -> list[tuple[str, str]]:
     return [(name, rest.strip()) for name, _, rest in lines]
 
 
+@when_the_build_changed
 @pytest.mark.slow
 def test_the_image_is_built_from_what_its_wheel_needs(wheel: Path, tmp_path: Path) -> None:
     """The short form of test_the_image: what the Dockerfile copies is in its context and makes the wheel."""

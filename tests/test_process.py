@@ -1,4 +1,7 @@
-"""What tests start: a traceback on a server's stderr is an error, whatever the test asserts; signals and mounts."""
+"""What tests start: a traceback on a server's stderr is an error, whatever the test asserts; signals and mounts.
+
+And which tests a run leaves out.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.conftest import is_due
 from tests.support.disk import small_disk
-from tests.support.process import ServerProcess, TracebackFound, check_logs, hand_down_no_ignored_signal
+from tests.support.process import ROOT, ServerProcess, TracebackFound, check_logs, hand_down_no_ignored_signal
+from tests.support.seeds import have_changed
 
 
 @pytest.fixture
@@ -70,3 +77,34 @@ def test_a_small_disk_ends_with_the_tests_because_no_other_process_sees_it(tmp_p
         seen = subprocess.run(["cat", "/proc/self/mountinfo"], capture_output=True, text=True, check=True).stdout
         assert str(disk) in seen
         assert str(disk) not in Path(f"/proc/{os.getppid()}/mountinfo").read_text()
+
+
+EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+"""What git calls a commit of no files."""
+
+
+@pytest.mark.parametrize(
+    ("base", "paths", "named", "due"),
+    [
+        ("HEAD", ["no-such-file"], False, False),
+        ("HEAD", ["no-such-file"], True, True),
+        ("HEAD", [], False, True),
+        (EMPTY_TREE, ["no-such-file"], False, False),
+        (EMPTY_TREE, ["no-such-file", "setup.py"], False, True),
+        ("no-such-commit", ["no-such-file"], False, True),
+    ],
+)
+def test_tests_of_what_seldom_changes_are_due_when_it_has_changed(
+    monkeypatch: pytest.MonkeyPatch, base: str, paths: list[str], named: bool, due: bool
+) -> None:
+    if not (ROOT / ".git").exists():
+        due = True  # a copy of the tree does not know what has changed
+    monkeypatch.setenv("BASE", base)
+    have_changed.cache_clear()
+    marks = [pytest.mark.when_changed(*paths).mark] if paths else []
+    config = SimpleNamespace(workerinput={"named": named}, args_source=None)
+    item: Any = SimpleNamespace(iter_markers=lambda name: marks, config=config)
+    try:
+        assert is_due(item) == due
+    finally:
+        have_changed.cache_clear()

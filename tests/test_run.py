@@ -19,7 +19,16 @@ import pytest
 from scripts.build import NO_NETWORK, NO_ROOM
 from tests.clients.programs import missing
 from tests.support.clients import until
-from tests.support.compiled import PACKAGES, check_compiled, clone, has_compiler, put_on, wheel_names
+from tests.support.compiled import (
+    PACKAGES,
+    check_compiled,
+    clone,
+    compiled_rooms,
+    has_compiler,
+    put_on,
+    wheel_names,
+    when_the_build_changed,
+)
 from tests.support.disk import small_disk
 from tests.support.process import ROOT, ServerProcess, free_port
 
@@ -86,6 +95,7 @@ def tree(spaced: Path) -> Path:
     return spaced
 
 
+@when_the_build_changed
 @pytest.mark.slow
 class TestPure:
     """GEVENTSTALK_COMPILE=0. One test builds on the other."""
@@ -135,6 +145,7 @@ class TestPure:
         assert "at PYTHON=/nowhere/python" in error
 
 
+@when_the_build_changed
 @pytest.mark.slow
 class TestNotCompiled:
     """What can prevent the compiled build, when the pure one is there. These follow the tests above."""
@@ -195,6 +206,7 @@ def compilers_of(tree: Path) -> set[int]:
     return found
 
 
+@when_the_build_changed
 @pytest.mark.slow
 class TestBehind:
     """The pure build serves, and the compiled one is made behind it. These follow the tests above."""
@@ -266,6 +278,7 @@ def running(tree: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+@when_the_build_changed
 @pytest.mark.slow
 class TestCompiled:
     """What the README's first command starts. These follow the tests above."""
@@ -394,6 +407,20 @@ class TestCompiled:
         )
         assert done.stdout.startswith("geventstalk ")
         assert "making an environment" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.when_changed("setup.py", *(f"{room}.py" for room in compiled_rooms()))
+def test_the_core_can_be_translated(tmp_path: Path) -> None:
+    """The short form of compiling it, for a change of the core: mypyc understands less than mypy."""
+    if not has_compiler():
+        missing("a C compiler with Python's headers is not installed")
+    program = "import setup, sys; print(len(setup.core(sys.argv[1])))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == str(1 + len(compiled_rooms())), "its rooms, and what they share"
 
 
 class TestRunWithoutPython:

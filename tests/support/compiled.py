@@ -20,8 +20,15 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.support.process import ROOT
 
+when_the_build_changed = pytest.mark.when_changed(
+    *("setup.py", "Dockerfile", "scripts/run", "scripts/environment", "scripts/places.sh", "scripts/build.py"),
+    *("tests/test_run.py", "tests/test_packaging.py", "tests/support/compiled.py"),
+)
+"""Of tests that build wheels or environments, which takes a minute of all cores: for those files, and each night."""
 PACKAGES = ("geventstalk", "journal")
 LEFT_BEHIND = shutil.ignore_patterns(
     ".git", ".venv*", "*.egg-info", "build", "dist", "node_modules", "__pycache__", ".*_cache", ".hypothesis", "*.so"

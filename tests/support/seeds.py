@@ -1,10 +1,13 @@
-"""Seeds of random tests: drawn, but in CI the commit's own, so that the same code gets the same answer there."""
+"""What git says to the tests. Seeds of random tests are drawn, but in CI the commit's own, so that the same code gets
+the same answer there. Tests of what seldom changes are left out where it has not changed.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import subprocess
+from functools import cache
 
 import pytest
 
@@ -30,3 +33,17 @@ def _seed_of_the_commit() -> int:
     except (OSError, subprocess.CalledProcessError):
         return 1
     return int(done.stdout[:8], 16)
+
+
+@cache
+def have_changed(*paths: str) -> bool:
+    """Returns whether one of these differs from the commit $BASE, by default the one before the last.
+
+    Where git cannot tell, all have changed.
+    """
+    base = os.environ.get("BASE", "HEAD^")
+    command = ["git", "diff", "--quiet", base, "--", *paths]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode != 0
+    except OSError:
+        return True
