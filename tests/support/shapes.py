@@ -58,10 +58,10 @@ def forget() -> None:
 
 
 if __name__ == "__main__":
-    from geventstalk import config
+    from geventstalk import config, config_values
     from geventstalk.cli.main import main
 
-    config.MAX_MEMORY_BYTES_MIN = config.SEGMENT_BYTES_MIN = 1
+    config_values.MAX_MEMORY_BYTES_MIN = config.SEGMENT_BYTES_MIN = 1
     if sys.argv.pop(1) == "forgetful":
         forget()
     sys.exit(main())
