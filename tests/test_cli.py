@@ -636,9 +636,9 @@ def test_a_real_server_ends_at_once(number: signal.Signals, start_server: Callab
 
 def test_every_exit_code_is_documented() -> None:
     table = ""
-    for page, title in (("operating", "Exit codes of the server"), ("command-line", "For scripts")):
-        text = (ROOT / "docs" / f"{page}.md").read_text()
-        table += text.partition(f"## {title}")[2].partition("\n## ")[0]
+    text = (ROOT / "docs" / "reference.md").read_text()
+    for title in ("## Exit codes of the server", "### For scripts"):
+        table += text.partition(title)[2].partition("\n## ")[0]
     documented = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(", ")}
     assert documented == {code for name, code in vars(exits).items() if name.startswith("EXIT_")}
 

@@ -291,7 +291,7 @@ def reader() -> Iterator[Reader]:
 @pytest.mark.timeout(240)
 def test_the_commands_of_the_page_work(reader: Reader) -> None:
     page = (ROOT / "docs" / "cluster.md").read_text()
-    first, second = re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[:2]
+    first, second = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[:2]
     assert len(first.splitlines()) == 5
     reader.types(first)
     with reader.client("11300") as client:

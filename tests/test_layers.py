@@ -54,6 +54,15 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
+def test_the_picture_of_the_layers_is_that_of_the_contracts() -> None:
+    """The rows in docs/architecture.md name what the contract names, from the top to the bottom."""
+    contracts = re.findall(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
+    wanted = [sorted(re.findall(r"geventstalk\.([\w.]+)", row)) for row in contracts[0].splitlines()]
+    picture = re.findall(r"^┌.*?^└", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+    rows = [re.findall(r"^│ (.*?) *│", row, re.MULTILINE) for row in picture.split("├")]
+    assert [sorted(" ".join(row).split()) for row in rows] == wanted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("room", "line"),

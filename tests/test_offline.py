@@ -13,7 +13,6 @@ import io
 import json
 import os
 import random
-import re
 import shlex
 import shutil
 import signal
@@ -1379,34 +1378,3 @@ def test_ids_behind_an_empty_journal_are_kept(tmp_path: Path, tool: Callable[...
     assert tool("journal", "repair", tmp_path / "c", tmp_path / "d").code == 1
     # What was damaged may have had later ids.
     assert json.loads(tool("export", tmp_path / "d").out)["highest_id"] == 77 + LOST_KEYS
-
-
-# --- the document
-
-
-def test_the_document_is_true(tmp_path: Path) -> None:
-    """Every command in docs/journal.md runs and prints what stands there; `...` stands for anything."""
-    if shutil.which("sqlite3") is None:
-        pytest.skip("sqlite3 is not installed")
-    programs = make_folder(tmp_path / "bin")
-    program = programs / "geventstalk"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.join(GEVENTSTALK)} "$@"\n')
-    program.chmod(0o755)
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
-    text = (ROOT / "docs" / "journal.md").read_text(encoding="utf-8")
-    count = 0
-    for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        for example in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            matched = re.fullmatch(r"(.*?\n(?:> .*?\n)*)(.*)", example, re.DOTALL)
-            assert matched, "a command, and what it prints"
-            command, expected = matched.groups()
-            command = command.replace("\n> ", "\n").replace("/var/lib/beanstalkd", shlex.quote(str(DATA)))
-            environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
-            done = subprocess.run(
-                ["sh", "-c", command], cwd=tmp_path, env=environment, text=True, timeout=100, check=False,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-            pattern = ".*".join(map(re.escape, expected.rstrip("\n").split("...")))
-            assert re.fullmatch(pattern, done.stdout.rstrip("\n"), re.DOTALL), f"{command}{done.stdout}"
-            count += 1
-    assert count >= 16

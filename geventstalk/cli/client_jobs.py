@@ -62,7 +62,7 @@ def jobs(context: Context, limit: int, newest: bool, body: int, words: Sequence[
     """Show jobs that match a filter.
 
     FILTER is made of terms that must all hold, such as tube:mail state:buried,delayed 'age>1h' 'pri<10' id:100..200
-    body:word. docs/command-line.md has all of them.
+    body:word. docs/reference.md has all of them.
 
     Over the server's API. Without the API only the next ready, delayed and buried job of each tube can be seen, and
     FILTER may name tubes and states. The exit code is 1 when no job matches.
