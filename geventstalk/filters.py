@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from geventstalk.fields import COUNT, FIELDS, NUMBER, REFERENCE, SECONDS, SINCE
 from geventstalk.limits import TUBE_NAME_BYTES_MAX, TUBE_NAME_CHARACTERS, U32_MAX
 
 FILTER_CHARS_MAX: Final = 2000
@@ -73,21 +74,9 @@ _SIZE: Final = Kind(
 _COUNT: Final = Kind(_WHOLE, U32_MAX, str(U32_MAX), "is no whole number", False)
 _NUMBER_OF: Final = Kind(_WHOLE, _I64_MAX, str(_I64_MAX), "is no whole number", False)
 
-NUMBERS: Final = {
-    "age": _TIME,
-    "buries": _COUNT,
-    "delay": _TIME,
-    "holder": _NUMBER_OF,
-    "id": _NUMBER_OF,
-    "kicks": _COUNT,
-    "pri": _COUNT,
-    "releases": _COUNT,
-    "reserves": _COUNT,
-    "since": _TIME,
-    "size": _SIZE,
-    "timeouts": _COUNT,
-    "ttr": _TIME,
-}
+_KINDS: Final = {NUMBER: _COUNT, REFERENCE: _NUMBER_OF, COUNT: _COUNT, SECONDS: _TIME, SINCE: _TIME}
+NUMBERS: Final = {field.name: _KINDS[field.kind] for field in FIELDS if field.in_filters}
+NUMBERS.update(id=_NUMBER_OF, size=_SIZE)
 KEYS: Final = tuple(sorted([*NUMBERS, "body", "state", "tube"]))
 
 

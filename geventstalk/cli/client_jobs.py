@@ -18,6 +18,7 @@ from geventstalk.client.protocol import PEEKS
 from geventstalk.client.select import BadSelection, Selection
 from geventstalk.client.shapes import Shape
 from geventstalk.exits import EXIT_OK
+from geventstalk.fields import COUNTS
 from geventstalk.logs import one_line
 
 LIST_BODY_BYTES: Final = 200
@@ -214,7 +215,7 @@ def _show(job: Shape) -> None:
         ("age", age(job["age_s"])),
         ("delay", age(job["delay_s"])),
         ("time to run", age(job["ttr_s"])),
-        *[(name, count(counts[name])) for name in ("reserves", "timeouts", "releases", "buries", "kicks")],
+        *[(name, count(counts[name])) for name in COUNTS],
         ("size", plural(job["size"], "byte")),
     ]
     for name, value in facts:

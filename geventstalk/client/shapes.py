@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from geventstalk.client.errors import Nonsense
 from geventstalk.client.protocol import Facts
+from geventstalk.fields import COUNTS, FIELDS, NUMBER, SECONDS, SINCE
 
 Shape = dict[str, Any]
 
 STATES: Final = ("ready", "delayed", "reserved", "buried")
-_COUNTS: Final = ("reserves", "timeouts", "releases", "buries", "kicks")
 _RATES: Final = ("put", "reserve", "delete", "timeout", "bury")
 _TOTALS: Final = {"total-jobs": "put", "cmd-delete": "delete", "cmd-release": "release", "cmd-bury": "bury"}
 _MEMORY: Final = {
@@ -112,11 +112,12 @@ def job(facts: Facts, body: bytes | None, most: int) -> Shape:
     """A job by its stats-job, with so many bytes of its body at the most."""
     state = facts.get("state", "")
     shape: Shape = {"id": number(facts, "id"), "tube": facts.get("tube", ""), "state": state}
-    for key, name in (("pri", "pri"), ("age", "age_s"), ("delay", "delay_s"), ("ttr", "ttr_s")):
-        shape[name] = max(0, number(facts, key))
+    for field in FIELDS:
+        if field.in_stats and field.kind in (NUMBER, SECONDS, SINCE):
+            shape[field.api] = max(0, number(facts, field.name))
     left = max(0, number(facts, "time-left"))
     shape["time_left_s"] = left if state in ("delayed", "reserved") else None
-    shape["counts"] = {name: number(facts, name) for name in _COUNTS}
+    shape["counts"] = {name: number(facts, name) for name in COUNTS}
     if body is not None:
         shape["size"] = len(body)
         shape["body"] = body_shape(body, most)
@@ -130,7 +131,7 @@ def checked_job(answer: Any) -> Shape:
         known &= isinstance(answer["age_s"], (int, float)) and isinstance(answer["body"]["whole"], bool)
         known &= isinstance(answer["time_left_s"], (int, float, type(None)))
         known &= isinstance(answer["tube"], str) and answer["state"] in STATES
-        known &= all(isinstance(answer["counts"][name], int) for name in _COUNTS)
+        known &= all(isinstance(answer["counts"][name], int) for name in COUNTS)
         body_bytes(answer["body"])
     except (KeyError, TypeError, ValueError, AttributeError):
         known = False

@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from geventstalk.core.engine import Engine
+from geventstalk.core.job import DELAYED, RESERVED, Job
 from geventstalk.core.meter import NO_RATES
 from geventstalk.core.places import events
 from geventstalk.core.tube import Tube
+from geventstalk.fields import COUNT, SINCE, UNTIL, Field
 
 
 class Totals(NamedTuple):
@@ -24,6 +26,23 @@ class Totals(NamedTuple):
     bury: int
     kick: int
     timeout: int
+
+
+def has_deadline(job: Job) -> bool:
+    """Whether the job waits for a moment: the end of its delay or of its ttr."""
+    return job.state == RESERVED or job.state == DELAYED
+
+
+def field_of(job: Job, field: Field, now_ns: int) -> int:
+    """A field of a job; times that pass are in nanoseconds, and never negative."""
+    if field.kind == COUNT:
+        return 0 if job.tally is None else int(getattr(job.tally, field.source))
+    value = int(getattr(job, field.source))
+    if field.kind == SINCE:
+        return max(0, now_ns - value)
+    if field.kind == UNTIL:
+        return max(0, value - now_ns) if has_deadline(job) else 0
+    return value
 
 
 def rates(of: Engine | Tube, now_ns: int) -> list[float]:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Final
 
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job
+from geventstalk.fields import COUNTS
 
 EXPORT_FORMAT: Final = "geventstalk-jobs"
 EXPORT_VERSION: Final = 1
-COUNTS: Final = ("reserves", "timeouts", "releases", "buries", "kicks")
 
 
 def header_of_export(jobs: int | None, highest_id: int) -> dict[str, object]:

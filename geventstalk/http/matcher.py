@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Final
 
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job
+from geventstalk.fields import COUNT, FIELDS, SECONDS, SINCE
 from geventstalk.filters import FilterError, Term
 from geventstalk.http.patterns import Pattern, PatternError
 
@@ -67,9 +69,9 @@ class Matcher:
             self.at_once //= max(1, sum(glob.count for glob, _ in wanted))
             self._add_tubes(wanted)
         for term in sorted(numbers, key=lambda term: _ORDER.index(term.key)):
-            self._sieves.append(_number_sieve(self._values(term.key), _ranges(term)))
+            self._sieves.append(self._number_sieve(term))
         if self.ids != [(0, ID_MAX)]:
-            self._sieves.insert(0, _number_sieve(lambda jobs: [job.id for job in jobs], self.ids))
+            self._sieves.insert(0, _sieve(lambda jobs: [job.id for job in jobs], self.ids))
 
     def sift(self, jobs: list[Job]) -> list[Job]:
         """Those of the jobs for which all holds that is not about bodies, in the same order."""
@@ -95,39 +97,24 @@ class Matcher:
             if yes and glob.names is not None:
                 self.tubes = glob.names if self.tubes is None else self.tubes & glob.names
 
-    def _values(self, key: str) -> Callable[[list[Job]], list[int]]:
-        now_ns, size_of = self._now_ns, self._engine.size_of
-        values: dict[str, Callable[[list[Job]], list[int]]] = {
-            "pri": lambda jobs: [job.pri for job in jobs],
-            "holder": lambda jobs: [job.holder for job in jobs],
-            "delay": lambda jobs: [job.delay_s * SECOND_NS for job in jobs],
-            "ttr": lambda jobs: [job.ttr_s * SECOND_NS for job in jobs],
-            "size": lambda jobs: [size_of(job) - CRLF_BYTES for job in jobs],
-            "age": lambda jobs: [max(0, now_ns - job.created_ns) for job in jobs],
-            "since": lambda jobs: [max(0, now_ns - job.since_ns) for job in jobs],
-            "reserves": lambda jobs: [0 if (tally := job.tally) is None else tally.reserves for job in jobs],
-            "timeouts": lambda jobs: [0 if (tally := job.tally) is None else tally.timeouts for job in jobs],
-            "releases": lambda jobs: [0 if (tally := job.tally) is None else tally.releases for job in jobs],
-            "buries": lambda jobs: [0 if (tally := job.tally) is None else tally.buries for job in jobs],
-            "kicks": lambda jobs: [0 if (tally := job.tally) is None else tally.kicks for job in jobs],
-        }
-        return values[key]
+    def _number_sieve(self, term: Term) -> Sieve:
+        ranges = _ranges(term)
+        if term.key == "size":
+            size_of = self._engine.size_of
+            return _sieve(lambda jobs: [size_of(job) - CRLF_BYTES for job in jobs], ranges)
+        field, now_ns = _FIELDS[term.key], self._now_ns
+        value_of = attrgetter(field.source)
+        if field.kind == COUNT:
+            return _sieve(lambda jobs: [0 if (tally := job.tally) is None else value_of(tally) for job in jobs], ranges)
+        if field.kind == SECONDS:  # bounds are nanoseconds
+            ranges = [(-(-least // SECOND_NS), most // SECOND_NS) for least, most in ranges]
+        elif field.kind == SINCE:  # jobs know the moment; one to come counts as now
+            ranges = [(now_ns - most, now_ns - least if least else _INFINITE) for least, most in reversed(ranges)]
+        return _sieve(lambda jobs: map(value_of, jobs), ranges)
 
 
-_ORDER: Final = (
-    "pri",
-    "holder",
-    "reserves",
-    "timeouts",
-    "releases",
-    "buries",
-    "kicks",
-    "delay",
-    "ttr",
-    "size",
-    "age",
-    "since",
-)
+_FIELDS: Final = {field.name: field for field in FIELDS if field.in_filters}
+_ORDER: Final = sorted([*_FIELDS, "size"], key=lambda name: _FIELDS[name].kind if name in _FIELDS else SECONDS)
 """The cheapest first."""
 
 
@@ -203,12 +190,12 @@ def _state_sieve(states: frozenset[int]) -> Sieve:
     return lambda jobs: [job for job in jobs if job.state in states]
 
 
-def _number_sieve(values: Callable[[list[Job]], list[int]], ranges: Ranges) -> Sieve:
+def _sieve(values: Callable[[list[Job]], Iterable[int]], ranges: Ranges) -> Sieve:
     if len(ranges) == 1:
         ((least, most),) = ranges
         return lambda jobs: [job for job, value in zip(jobs, values(jobs), strict=True) if least <= value <= most]
     begins = [begin for begin, _ in ranges]
-    ends = [-1, *(end for _, end in ranges)]
+    ends = [-_INFINITE, *(end for _, end in ranges)]
     return lambda jobs: [
         job for job, value in zip(jobs, values(jobs), strict=True) if value <= ends[bisect_right(begins, value)]
     ]

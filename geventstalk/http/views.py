@@ -17,11 +17,12 @@ from geventstalk.core import figures
 from geventstalk.core.ages import Oldest, Search
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import Engine
-from geventstalk.core.figures import totals
-from geventstalk.core.job import DELAYED, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally, held_body
+from geventstalk.core.figures import field_of, has_deadline, totals
+from geventstalk.core.job import SECOND_NS, STATE_NAMES, Job, held_body
 from geventstalk.core.meter import EVENTS, NO_TIMES, Times, quantiles
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import SegmentState
+from geventstalk.fields import COUNT, FIELDS, REFERENCE, SINCE, UNTIL
 from geventstalk.gate import Channel
 from geventstalk.http.backend import ACTIVE, Backend
 from geventstalk.http.memory import resident_bytes
@@ -32,7 +33,6 @@ Json = dict[str, Any]
 
 _CRLF: Final = b"\r\n"
 _CHARACTER_BYTES_MAX: Final = 4
-_NO_COUNTS: Final = Tally()
 _NO_QUANTILES: Final[Json] = {"p50": None, "p95": None, "p99": None, "count": 0}
 _MUCH: Final = 0.9
 """This share of the memory that there may be is told as a problem."""
@@ -247,29 +247,24 @@ def job(backend: Backend, job: Job, now_ns: int, body_bytes: int, data: bytes | 
     """A job with so many bytes of its body at the most. `data` is that body, where it may not be in memory."""
     if data is None:
         data = held_body(job)
-    counts = job.tally or _NO_COUNTS
-    has_deadline = job.state in (RESERVED, DELAYED)
+    numbers: Json = {"counts": {}}
+    for field in FIELDS:
+        value = field_of(job, field, now_ns)
+        if field.kind == COUNT:
+            numbers["counts"][field.api] = value
+        elif field.kind == REFERENCE:
+            numbers[field.api] = value or None
+        elif field.kind == UNTIL and not has_deadline(job):
+            numbers[field.api] = None
+        else:
+            numbers[field.api] = value / SECOND_NS if field.kind in (SINCE, UNTIL) else value
     return {
         "id": job.id,
         "tube": backend.engine.tube_of(job).name.decode("ascii"),
         "state": STATE_NAMES[job.state],
-        "pri": job.pri,
-        "age_s": max(0, now_ns - job.created_ns) / SECOND_NS,
         "created": backend.unix_s(job.created_ns),
-        "delay_s": job.delay_s,
-        "ttr_s": job.ttr_s,
-        "time_left_s": max(0, job.rank - now_ns) / SECOND_NS if has_deadline else None,
-        "since_s": max(0, now_ns - job.since_ns) / SECOND_NS,
         "size": len(data) - len(_CRLF),
-        "counts": {
-            "reserves": counts.reserves,
-            "timeouts": counts.timeouts,
-            "releases": counts.releases,
-            "buries": counts.buries,
-            "kicks": counts.kicks,
-        },
-        "holder": job.holder or None,
-        "segment": job.segment or None,
+        **numbers,
         "body": body(data, body_bytes),
     }
 

@@ -11,8 +11,9 @@ import json
 from typing import Any, Final
 
 from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES, U32_MAX, Job, Tally, held_body
-from geventstalk.durable.export import COUNTS, EXPORT_FORMAT, EXPORT_VERSION, changeable_fields_of, fields_of
+from geventstalk.durable.export import EXPORT_FORMAT, EXPORT_VERSION, changeable_fields_of, fields_of
 from geventstalk.durable.records import Epoch, apply_change, decode_whole, fits
+from geventstalk.fields import COUNTS
 from geventstalk.limits import is_tube_name
 from geventstalk.offline.binlog import WALL_NS_MAX
 from journal import CHANGE, FULL, Record

@@ -13,34 +13,31 @@ from typing import Final
 from geventstalk._build import BUILD
 from geventstalk.core.ages import NO_JOBS, Oldest
 from geventstalk.core.engine import Engine
-from geventstalk.core.figures import rates
-from geventstalk.core.job import DELAYED, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally
+from geventstalk.core.figures import field_of, has_deadline, rates
+from geventstalk.core.job import SECOND_NS, STATE_NAMES, Job
 from geventstalk.core.meter import EVENTS, PERCENTS, SPANS_S, quantiles
 from geventstalk.core.tube import Tube
+from geventstalk.fields import FIELDS, SINCE, UNTIL, Field
 from geventstalk.wire import protocol as p
 
-_NO_COUNTS: Final = Tally()
+_JOB_FIELDS: Final = [field for field in FIELDS if field.in_stats]
 
 
 def job_stats(engine: Engine, job: Job, now_ns: int) -> list[tuple[str, object]]:
-    counts = _NO_COUNTS if job.tally is None else job.tally
-    has_deadline = job.state == RESERVED or job.state == DELAYED
     return [
         ("id", job.id),
         ("tube", p.quoted(engine.tube_of(job).name)),
         ("state", STATE_NAMES[job.state]),
-        ("pri", job.pri),
-        ("age", max(0, now_ns - job.created_ns) // SECOND_NS),
-        ("delay", job.delay_s),
-        ("ttr", job.ttr_s),
-        ("time-left", _seconds_until(job.rank, now_ns) if has_deadline else 0),
-        ("file", job.segment),
-        ("reserves", counts.reserves),
-        ("timeouts", counts.timeouts),
-        ("releases", counts.releases),
-        ("buries", counts.buries),
-        ("kicks", counts.kicks),
+        *[(field.name, _told(job, field, now_ns)) for field in _JOB_FIELDS],
     ]
+
+
+def _told(job: Job, field: Field, now_ns: int) -> int:
+    """A field as stats-job tells it: times in whole seconds."""
+    if field.kind == UNTIL:
+        return _seconds_until(job.rank, now_ns) if has_deadline(job) else 0
+    value = field_of(job, field, now_ns)
+    return value // SECOND_NS if field.kind == SINCE else value
 
 
 def tube_stats(engine: Engine, tube: Tube, oldest: Oldest, now_ns: int) -> list[tuple[str, object]]:

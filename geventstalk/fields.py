@@ -1,0 +1,55 @@
+"""The fields of a job that are numbers, in one table: what each is called, what it measures and where it comes from.
+
+stats-job, exports, the API, filters and the client's commands read FIELDS. A new field is a line here, a slot of Job or
+Tally in core/job.py, and the rule that sets it; durable/records.py says how a field gets into the journal.
+This module must not know jobs.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+# Kinds, the cheapest to read first.
+NUMBER: Final = 1
+REFERENCE: Final = 2
+"""The number of something else; 0 stands for none, which is null in the API."""
+COUNT: Final = 3
+"""How often something happened to the job; kept in its tally, and in exports."""
+SECONDS: Final = 4
+SINCE: Final = 5
+"""How long ago a moment was."""
+UNTIL: Final = 6
+"""How long it is until a deadline, of a job that has one."""
+
+
+class Field(NamedTuple):
+    """A field. `name` is its key in stats-job, exports and filters, `api` its key in the API, in `counts` for a COUNT.
+
+    `source` is the attribute of Job, or of Tally for a COUNT.
+    """
+
+    name: str
+    kind: int
+    source: str
+    api: str
+    in_stats: bool = True
+    in_filters: bool = True
+
+
+FIELDS: Final = (
+    Field("pri", NUMBER, "pri", "pri"),
+    Field("age", SINCE, "created_ns", "age_s"),
+    Field("delay", SECONDS, "delay_s", "delay_s"),
+    Field("ttr", SECONDS, "ttr_s", "ttr_s"),
+    Field("time-left", UNTIL, "rank", "time_left_s", in_filters=False),
+    Field("file", REFERENCE, "segment", "segment", in_filters=False),
+    Field("reserves", COUNT, "reserves", "reserves"),
+    Field("timeouts", COUNT, "timeouts", "timeouts"),
+    Field("releases", COUNT, "releases", "releases"),
+    Field("buries", COUNT, "buries", "buries"),
+    Field("kicks", COUNT, "kicks", "kicks"),
+    Field("since", SINCE, "since_ns", "since_s", in_stats=False),
+    Field("holder", REFERENCE, "holder", "holder", in_stats=False),
+)
+"""In the order of stats-job."""
+COUNTS: Final = tuple(field.name for field in FIELDS if field.kind == COUNT)
