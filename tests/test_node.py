@@ -28,6 +28,7 @@ from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 from tests.support.web import Web
 from tests.support.wire import Client, WireError
 from tests.test_notify import FakeManager
+from tests.test_parting import Eager
 
 if not have_psycopg():
     pytest.skip("psycopg is not installed", allow_module_level=True)
@@ -236,6 +237,17 @@ def test_what_was_done_before_a_handover_was_answered(nodes: Nodes) -> None:
     assert one.stop() == 0
     answered = sum([pump.counted() for pump in pumps])
     assert int(stats(other)["current-jobs-ready"]) == answered
+
+
+def test_a_handover_takes_no_answer_away(nodes: Nodes) -> None:
+    """To close a connection beside unread input is a reset, which took answers away that the client had not read."""
+    one = nodes.start("one")
+    other = nodes.start("other")
+    nodes.await_log("other", "one leads")
+    client = Eager(one.connect())
+    assert one.stop() == 0
+    assert client.inserted() == Eager.PUTS
+    assert stats(other)["current-jobs-ready"] == str(Eager.PUTS)
 
 
 def test_a_node_that_is_not_where_it_says_is_reached_by_no_client(nodes: Nodes) -> None:

@@ -218,6 +218,38 @@ def test_answers_that_were_sent_reach_a_client_that_goes_on_sending(listener: so
     serving.get(timeout=20)
 
 
+def test_answers_that_are_on_their_way_reach_a_client_when_another_node_leads(listener: socket.socket) -> None:
+    """The node has handed over behind its last answer, which comes a moment later than that another one leads."""
+
+    def serve() -> None:
+        with green_of(listener) as door:
+            node, _ = door.accept()
+        node.sendall(proves("b.1")(node.recv(100)[:-2]))
+        assert node.recv(100) == b"stats\r\n" and node.recv(100) == b""
+        node.sendall(b"late")
+        node.close()
+
+    host, port = listener.getsockname()
+    serving = gevent.spawn(serve)
+    gevent.sleep(0)
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    relays = relay.Relays()
+    running = gevent.spawn(relays.run, theirs, relay.connect(f"{host}:{port}", 5), "b.1", 5)
+    with green_of(ours) as client:
+        client.settimeout(20)
+        client.sendall(b"stats\r\n")
+        while not serving.ready() and not len(relays):
+            gevent.sleep(0)
+        gevent.sleep(0.01)  # it is passed on by now, or is before the end of what the node gets
+        ending = gevent.spawn(relays.part)
+        assert client.recv(100) == b"late" and client.recv(100) == b""
+    running.get(timeout=20)
+    ending.get(timeout=20)
+    serving.get(timeout=20)
+    assert len(relays) == 0
+
+
 def test_a_way_to_the_node_notices_that_it_is_lost(listener: socket.socket) -> None:
     host, port = listener.getsockname()
     with closing(relay.connect(f"{host}:{port}", 5)) as node:

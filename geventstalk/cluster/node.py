@@ -180,7 +180,7 @@ class Node(Owner):
         """Ends everything. Nothing of it is called any more."""
         gevent.killall(self._greenlets)
         self._stop_watcher()
-        self.relays.close()
+        self.relays.part()
         if self._fence is not None:
             self._fence.close()
 

@@ -13,6 +13,7 @@ import socket
 from contextlib import suppress
 from hashlib import blake2b
 from select import POLLERR, POLLHUP, POLLRDHUP, poll
+from time import monotonic
 from typing import Any, Final
 
 import gevent
@@ -23,6 +24,9 @@ CHUNK_BYTES: Final = 1 << 16
 LINGER_S: Final = 1.0
 """So long the input of a client is taken and thrown away whose node has ended: to close at once could take replies
 away from it that it has not read."""
+LAST_S: Final = 0.05
+"""So long after the end of its input what a node has sent may still come, which has ended or leads no more."""
+_LOOK_S: Final = 0.005
 IDLE_S: Final = 20
 """A connection to the node that is idle for so long is asked whether it is there, again each quarter of that."""
 LOST_S: Final = 60
@@ -90,10 +94,18 @@ class Relays:
             node.close()
             del self._open[number]
 
-    def close(self) -> None:
-        """Ends all of them, as a restart of the server would."""
+    def close(self, last_s: float = LAST_S) -> None:
+        """Ends all of them, as a restart of the server would. What their node has answered by then is passed on."""
         for relay in list(self._open.values()):
-            relay.end()
+            relay.end(socket.SHUT_WR)
+            gevent.spawn_later(last_s, relay.end)
+
+    def part(self) -> None:
+        """As close(), and waits for the end of them: their node executes what it was sent, and answers."""
+        self.close(LINGER_S)
+        end_s = monotonic() + 2 * LINGER_S
+        while self._open and monotonic() < end_s:
+            gevent.sleep(_LOOK_S)
 
 
 class _Relay:
@@ -132,9 +144,9 @@ class _Relay:
         with suppress(OSError):
             self._node.shutdown(how)
 
-    def end(self) -> None:
+    def end(self, how: int = socket.SHUT_RDWR) -> None:
         with suppress(OSError):
-            self._node.shutdown(socket.SHUT_RDWR)
+            self._node.shutdown(how)
 
 
 def greet(node: Any, incarnation: str, seconds: float) -> None:

@@ -12,11 +12,12 @@ import os
 import resource
 import select
 import socket
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final
 
 from geventstalk.ends import own_end_of, peer_of
 from geventstalk.front import frames as f
+from geventstalk.front.parting import let_read
 
 READ_BYTES: Final = 1 << 16
 """The most that one read takes from a client."""
@@ -131,9 +132,12 @@ class Front:
         """The engine is gone: what it said still reaches whoever takes it at once."""
         for listener in self._listeners.values():
             listener.close()  # first: another server may want the address
-        for client in list(self._by_fd.values()):
+        clients = list(self._by_fd.values())
+        for client in clients:
             if client.out:
                 self._write(client)
+        let_read([client.sock for client in clients], sleep)
+        for client in clients:
             client.sock.close()
 
     # --- the link

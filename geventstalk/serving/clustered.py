@@ -243,6 +243,7 @@ class ClusterServer(Server):
             turn.finish()
         turn.step_down()
         self._over = True
+        self._send_rest(turn.speaks)
         self._node.finish()
 
     def _await_sync(self) -> None:
@@ -297,9 +298,10 @@ class ClusterServer(Server):
 
     def _finish(self) -> int:
         self._node.stop()
-        for channel in list(self._turn.channels.values()):
+        for channel in self._turn.channels.values():
             assert isinstance(channel, Connection)
-            channel.close()
+            channel.rest()
+        self._part()
         if self._exit_code != EXIT_OK:
             self.begins_anew = False
         elif self._stops:

@@ -249,6 +249,16 @@ class Connection(Channel):
         except OSError:
             return  # the client was quicker
 
+    def rest(self) -> None:
+        """Reads and executes nothing any more. What its client has not taken leaves by flush()."""
+        self._become(OVER)
+        self._poke.stop()
+
+    def flush(self) -> int:
+        """After rest(): sends what the client takes now. Returns how many bytes are left."""
+        Connection._write(self)
+        return sum([len(piece) for piece in self._unsent])
+
     def close(self) -> None:
         """Closes the socket if it is open. serve() must have returned, or must never run again."""
         self._state = OVER

@@ -33,6 +33,7 @@ from geventstalk.core.operate import Operate
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
+from geventstalk.front.parting import let_read, send_rest
 from geventstalk.gate import Channel
 from geventstalk.logs import Trace, make_trace
 from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
@@ -60,6 +61,8 @@ before it looks at any socket."""
 PROGRESS_EVERY_S = 2.0
 _END_OF_WORK_S = 3.0
 """How long a stop waits for a thread that reads: a device that does not answer does not hold up the end."""
+_ACTIVE_NS = 1_000_000_000
+"""A client that has sent nothing for so long has read what was said to it."""
 _COLLECT_EVERY_S = 1.0
 _GUESTS_AT_ONCE = 2
 """So many connections of HTTP are accepted before clients have their turn, and those that give way to them are gone."""
@@ -321,16 +324,34 @@ class Server:
         for thread in self._work_threads:
             thread.wait(_END_OF_WORK_S)  # it may have a segment open
         self._turn.finish()
-        for channel in list(self._turn.channels.values()):
-            if isinstance(channel, Connection):
-                channel.close()
-            else:
-                _client_of_front(channel).close()
+        self._send_rest(lambda: True)
+        self._part()
         if self._fronts is not None:
             self._fronts.finish()
         if self._exit_code == EXIT_OK and self._stopped_by:
             self._log.info("%s", self._stopped_by)
         return self._exit_code
+
+    def _send_rest(self, may: Callable[[], bool]) -> None:
+        """Sends what clients have not taken yet, while it may be sent and they take some of it."""
+        connections = [each for each in self._turn.channels.values() if isinstance(each, Connection)]
+        for each in connections:
+            each.rest()
+        send_rest(lambda: sum([each.flush() for each in connections]), may, gevent.sleep)
+
+    def _part(self) -> None:
+        """Closes all clients, behind what was said to them. One that was silent for long has nothing on its way."""
+        active_ns = monotonic_ns() - _ACTIVE_NS
+        channels = list(self._turn.channels.values())
+        let_read(
+            [each.socket for each in channels if isinstance(each, Connection) and each.heard_ns >= active_ns],
+            gevent.sleep,
+        )
+        for channel in channels:
+            if isinstance(channel, Connection):
+                channel.close()
+            else:
+                _client_of_front(channel).close()
 
     def _show_life(self) -> None:
         """Tells the manager's watchdog that the event loop goes round."""
