@@ -232,7 +232,7 @@ class Settings:
         """The journal without a password, for people."""
         if self.journal is None or not self.shared:
             return self.journal
-        from geventstalk.places import without_password  # here: most runs have none
+        from geventstalk.dsn import without_password  # here: most runs have none
 
         return without_password(self.journal)
 
@@ -261,7 +261,7 @@ def load(
 
 
 def _refuse_password(journal: str) -> None:
-    from geventstalk.places import has_password  # here: most runs have none
+    from geventstalk.dsn import has_password  # here: most runs have none
 
     if has_password(journal):
         raise ConfigError(

@@ -23,7 +23,7 @@ from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import DELETED, Job
 from geventstalk.durable.records import make_plausible
 from geventstalk.durable.store import Store
-from geventstalk.gate import Channel, Errand, ReplyGate
+from geventstalk.replies import Channel, Errand, ReplyGate
 from geventstalk.tasks import NEXT_TURN, Flag, Task, Wait
 from geventstalk.upkeep import Upkeep
 from geventstalk.wire.session import MOVE_SLICE

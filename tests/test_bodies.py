@@ -27,7 +27,7 @@ from geventstalk.core.job import READY, RESERVED, Job, Ledger
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, Operate
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
-from geventstalk.errands import Changes
+from geventstalk.operations import Changes
 from geventstalk.serving.connection import Unsent
 from geventstalk.tasks import Wait, Work
 from geventstalk.turn import Turn

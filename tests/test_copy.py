@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from geventstalk.dsn import has_password, without_password
 from geventstalk.offline import move
-from geventstalk.places import has_password, without_password
 from journal.errors import JournalUnreachable
 from journal.sqlite.builder import SegmentBuilder
 from journal.sqlite.lock import DirectoryLock

@@ -13,7 +13,7 @@ from geventstalk.core.check import check
 from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, TOO_BIG, UNFINISHED
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Ledger, held_body
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
-from geventstalk.errands import Changes, Put
+from geventstalk.operations import Changes, Put
 from geventstalk.wire.commands import LARGE_PUT, MOVE_SLICE
 from geventstalk.wire.session import Service, Session
 from tests.support.clock import SECOND, ManualClock

@@ -17,7 +17,7 @@ from geventstalk.core.bodies import Bodies
 from geventstalk.core.check import check
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, READY, Job, Ledger
-from geventstalk.core.places import TUBE_BYTES, TUBES_BYTES_MIN, WATCH_BYTES
+from geventstalk.core.state import TUBE_BYTES, TUBES_BYTES_MIN, WATCH_BYTES
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.wire import protocol as p
 from geventstalk.wire.commands import LARGE_BODY

@@ -15,7 +15,7 @@ from geventstalk.core.job import READY, Job
 from geventstalk.core.jobtable import JobTable
 from geventstalk.durable.records import Epoch, encode_whole
 from geventstalk.durable.store import Store
-from geventstalk.gate import Channel, Errand
+from geventstalk.replies import Channel, Errand
 from geventstalk.tasks import NEXT_TURN, Task, Wait
 from geventstalk.turn import Turn
 from geventstalk.upkeep import CATCH_UP_SLICES, REPACK_PAGES

@@ -26,7 +26,7 @@ from geventstalk.core.job import Job, Ledger
 from geventstalk.core.meter import NO_TIMES, Times
 from geventstalk.core.operate import DONE, KEEP, Operate
 from geventstalk.core.tube import Tube
-from geventstalk.errands import Put
+from geventstalk.operations import Put
 from geventstalk.wire.commands import LARGE_BODY
 from geventstalk.wire.session import Service, Session
 from tests.support.alone import alone
@@ -36,7 +36,7 @@ from tests.support.wire import FACTS
 PACKAGE = os.path.dirname(os.path.dirname(engine_module.__file__))
 POINTS_MAX = 3_000
 CLEAN_ENOUGH = 15
-LAST_STEPS = [("meter.py", "add"), ("places.py", "_measure_work"), ("jobtable.py", "add")]
+LAST_STEPS = [("meter.py", "add"), ("state.py", "_measure_work"), ("jobtable.py", "add")]
 MANY = 1000
 TOTALS = (
     "total_jobs",

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from geventstalk.cli.serve import Unusable, holds_binlog
 from geventstalk.config import ConfigError, Settings
+from geventstalk.dsn import is_shared
 from geventstalk.exits import EXIT_DAMAGE
-from geventstalk.places import is_shared
 from geventstalk.serving import listen
 from journal import JournalError, JournalLocked, JournalUnreachable, tools_for
 from journal.tools import Owner

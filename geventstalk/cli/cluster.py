@@ -21,9 +21,9 @@ from geventstalk.cli.client_show import Column, age, count, echo_table, time_of
 from geventstalk.cli.ending import Failed
 from geventstalk.cli.places import PLACE
 from geventstalk.config import ConfigError, load
+from geventstalk.dsn import is_shared
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK, EXIT_USAGE
 from geventstalk.offline.cluster import Handover, NotDone, Status, Watch, init, watch
-from geventstalk.places import is_shared
 
 _TIMEOUT_S: Final = 10.0
 _COLUMNS: Final = (

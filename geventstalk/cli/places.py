@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from geventstalk.places import has_password, without_password
+from geventstalk.dsn import has_password, without_password
 
 if TYPE_CHECKING:
     _TextType = click.ParamType[str]

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job
-from geventstalk.core.places import Places
+from geventstalk.core.state import Places
 from geventstalk.core.tube import NO_ID, Tube
 
 _STATES: Final = (READY, DELAYED, RESERVED, BURIED)

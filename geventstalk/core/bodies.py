@@ -22,7 +22,7 @@ from geventstalk.core.job import DELETED, READY, Job
 from geventstalk.core.jobtable import JobTable
 
 if TYPE_CHECKING:
-    from geventstalk.core.places import Places
+    from geventstalk.core.state import Places
 
 BODY_BYTES: Final = 48
 """What a body takes in memory beside its bytes: Python's header, and what the allocator rounds up to."""

@@ -10,7 +10,7 @@ from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MAX
 from geventstalk.core.meter import NO_TIMES, Times
 from geventstalk.core.order import EMPTY
-from geventstalk.core.places import events
+from geventstalk.core.state import events
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
 
 

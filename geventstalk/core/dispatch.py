@@ -1,6 +1,6 @@
 """Who waits for a job, and who gets one: the search among watched tubes, and the lines of those who wait.
 
-This room must not know commands, nor when a wait or a ttr ends. See places.py for how the rooms of the engine stand.
+This room must not know commands, nor when a wait or a ttr ends. See state.py for how the rooms of the engine stand.
 Invariant: no unpaused tube has both a ready job and a waiting client, except between two slices of work that is not
 finished yet. Then the tube is `behind`, and its timer is armed.
 """
@@ -14,7 +14,7 @@ from mypy_extensions import i64
 
 from geventstalk.core.job import READY, SECOND_NS, Job
 from geventstalk.core.order import EMPTY
-from geventstalk.core.places import SMALL_STEPS, TUBE_STEPS, Places
+from geventstalk.core.state import SMALL_STEPS, TUBE_STEPS, Places
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, RESERVED_JOB, Client, Tube
 

@@ -1,6 +1,6 @@
 """What time brings: the ends of ttrs, delays, pauses and waits.
 
-This room must not read a clock: time comes in as an argument. See places.py for how the rooms of the engine stand.
+This room must not read a clock: time comes in as an argument. See state.py for how the rooms of the engine stand.
 Invariant: whatever has to happen at some moment has a timer that is armed for that moment or earlier. A timer that
 fires too early finds nothing due and is armed anew.
 """

@@ -1,6 +1,6 @@
 """The engine's door: what clients do to tubes and jobs, each in one call. check.py proves that all of it stays true.
 
-The engine is one object in five rooms, each a class that derives from the one below: places (where each job is, the
+The engine is one object in five rooms, each a class that derives from the one below: state (where each job is, the
 counters), dispatch (who waits, who gets a job), due (what time brings), this one, and operate (what an operator does).
 This room must not know clocks, sockets, the grammar or the journal: time comes in as monotonic integer nanoseconds,
 changes go out to a ledger, answers to waiting clients through Client.answer(). No call here ever yields.
@@ -16,7 +16,7 @@ from typing import Final
 from geventstalk.core.due import Due
 from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, SECOND_NS, Job
 from geventstalk.core.order import EMPTY
-from geventstalk.core.places import SMALL_STEPS, TUBE_STEPS
+from geventstalk.core.state import SMALL_STEPS, TUBE_STEPS
 from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
 from geventstalk.core.tube import Client, Tube
 from geventstalk.core.undo import rebuild

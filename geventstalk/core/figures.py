@@ -11,7 +11,7 @@ from typing import NamedTuple
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import DELAYED, RESERVED, Job
 from geventstalk.core.meter import NO_RATES
-from geventstalk.core.places import events
+from geventstalk.core.state import events
 from geventstalk.core.tube import Tube
 from geventstalk.fields import COUNT, SINCE, UNTIL, Field
 

@@ -23,10 +23,10 @@ from geventstalk.config import Settings
 from geventstalk.core.job import DELETED, Job
 from geventstalk.core.operate import Operate
 from geventstalk.durable.reading import JournalError, Reading
-from geventstalk.gate import Channel, Errand
 from geventstalk.http.audit import Audit
 from geventstalk.http.history import History, Sparks, TubeHistory
 from geventstalk.http.memory import memory_limit_bytes
+from geventstalk.replies import Channel, Errand
 from geventstalk.turn import Turn
 from geventstalk.upkeep import LACKING_NS
 from geventstalk.wire.session import Service

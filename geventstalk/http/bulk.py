@@ -21,12 +21,12 @@ from gevent.event import Event
 from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED
 from geventstalk.core.job import Job
 from geventstalk.core.operate import DONE, WRONG_STATE, Operate
-from geventstalk.errands import Changes
 from geventstalk.filters import Term
 from geventstalk.http.audit import Author
 from geventstalk.http.backend import Backend, Failed
 from geventstalk.http.changes import Values, change_of, fitting
 from geventstalk.http.search import Search, SearchFailed
+from geventstalk.operations import Changes
 
 KEPT_MAX: Final = 100
 RUNNING_MAX: Final = 4

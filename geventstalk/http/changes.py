@@ -13,9 +13,9 @@ import falcon
 from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, TOO_BIG, UNFINISHED
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate, can_alter
-from geventstalk.errands import Changes, Put
 from geventstalk.http import views
 from geventstalk.http.backend import Backend
+from geventstalk.operations import Changes, Put
 
 ACTIONS: Final = ("delete", "kick", "bury", "release", "move", "change")
 BODY_BYTES: Final = 65536

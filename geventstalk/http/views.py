@@ -23,10 +23,10 @@ from geventstalk.core.meter import EVENTS, NO_TIMES, Times, quantiles
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import SegmentState
 from geventstalk.fields import COUNT, FIELDS, REFERENCE, SINCE, UNTIL
-from geventstalk.gate import Channel
 from geventstalk.http.backend import ACTIVE, Backend
 from geventstalk.http.memory import resident_bytes
 from geventstalk.http.slices import Pace, page
+from geventstalk.replies import Channel
 from geventstalk.trouble import CALM, Trouble, trouble
 
 Json = dict[str, Any]

@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
+from geventstalk.dsn import is_shared, without_password
 from geventstalk.offline.inspect import survey_all
 from geventstalk.offline.lines import examine
-from geventstalk.places import is_shared, without_password
 from journal import JournalLocked, tools_for
 from journal.tools import LogTools, rewrite
 

@@ -23,7 +23,7 @@ from geventstalk.cluster.relay import answer_to
 from geventstalk.config import ConfigError, Settings
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK
-from geventstalk.leased import LeasedTurn
+from geventstalk.leader import LeasedTurn
 from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, Final
 
 from geventstalk.core.job import SMALL_BYTES
-from geventstalk.gate import Channel
+from geventstalk.replies import Channel
 from geventstalk.serving.parking import Parking
 from geventstalk.turn import Turn
 from geventstalk.wire.session import OUT_BYTES_MAX, Service, Session

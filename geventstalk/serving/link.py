@@ -19,7 +19,7 @@ from gevent.event import Event
 from mypy_extensions import mypyc_attr
 
 from geventstalk.front import frames as f
-from geventstalk.gate import Channel
+from geventstalk.replies import Channel
 from geventstalk.serving.connection import (
     AHEAD_BYTES_MAX,
     AHEAD_BYTES_MIN,

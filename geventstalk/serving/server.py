@@ -34,8 +34,8 @@ from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
 from geventstalk.front.parting import let_read, send_rest
-from geventstalk.gate import Channel
 from geventstalk.logs import Trace, make_trace
+from geventstalk.replies import Channel
 from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors, Share

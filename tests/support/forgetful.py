@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from geventstalk.core.bodies import Bodies, _Page
 from geventstalk.core.job import RESERVED, Job
-from geventstalk.core.places import Places
+from geventstalk.core.state import Places
 from geventstalk.wire.commands import _FOR_PEEK
 from geventstalk.wire.session import Session
 

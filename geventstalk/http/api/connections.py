@@ -9,12 +9,12 @@ from typing import Any, Final
 import falcon
 from gevent import sleep
 
-from geventstalk.gate import Channel
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
 from geventstalk.http.backend import Backend
 from geventstalk.http.params import Parameters, wrong
 from geventstalk.http.slices import Pace, json_list, page
+from geventstalk.replies import Channel
 
 _END_S: Final = 2.0
 """How long the answer waits for the end of a connection."""

@@ -11,12 +11,12 @@ from geventstalk.core.ages import Oldest
 from geventstalk.core.job import Job
 from geventstalk.core.order import EMPTY, Order
 from geventstalk.core.tube import Tube
-from geventstalk.gate import Errand
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
 from geventstalk.http.backend import Backend
 from geventstalk.http.params import Fields, Parameters, tube_name
 from geventstalk.http.slices import Pace, json_list, page
+from geventstalk.replies import Errand
 from geventstalk.trouble import GROWS
 
 _LISTED_MAX: Final = 100

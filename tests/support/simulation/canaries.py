@@ -10,7 +10,7 @@ from geventstalk.core.tube import RESERVED_JOB
 from geventstalk.durable.reading import Reading
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
-from geventstalk.gate import Channel
+from geventstalk.replies import Channel
 from geventstalk.tasks import Task, Wait
 from geventstalk.wire.commands import _FOR_PEEK
 from journal import FULL, Journal, JournalError, SyncPoint

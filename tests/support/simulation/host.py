@@ -17,7 +17,7 @@ from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.operate import Operate
 from geventstalk.durable.store import Store
-from geventstalk.gate import Channel
+from geventstalk.replies import Channel
 from geventstalk.tasks import Sync, Wait
 from geventstalk.turn import Turn
 from geventstalk.wire.session import Service, Session

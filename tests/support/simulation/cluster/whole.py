@@ -17,8 +17,8 @@ from geventstalk.core.operate import Operate
 from geventstalk.durable.follow import Follower
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
-from geventstalk.gate import Channel
-from geventstalk.leased import LeasedTurn
+from geventstalk.leader import LeasedTurn
+from geventstalk.replies import Channel
 from geventstalk.wire.session import Service, Session
 from journal.log import Log, PayloadOf, SyncPoint
 from journal.log import Row as JournalRow

@@ -16,7 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from geventstalk.core.engine import Engine
 from geventstalk.durable.store import Store
-from geventstalk.gate import Channel, Errand
+from geventstalk.replies import Channel, Errand
 from geventstalk.tasks import Flag, Task, Wait
 from geventstalk.turn import Turn
 from geventstalk.wire.protocol import R_OUT_OF_MEMORY

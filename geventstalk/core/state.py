@@ -1,6 +1,6 @@
 """Where each job is, which tubes there are, and the counters of both: what every change of a job goes through.
 
-The engine is one object in five rooms, each a class that derives from the one below: places, dispatch, due, engine,
+The engine is one object in five rooms, each a class that derives from the one below: state, dispatch, due, engine,
 operate.
 This room must not know who waits for a job, nor what time it is.
 Invariant: a job is in exactly one place, the one its state names, and each counter says how many are there.

@@ -1,4 +1,4 @@
-"""Errands that every operator needs: one that puts a job, and one that does the same to many jobs. See gate.py.
+"""Errands that every operator needs: one that puts a job, and one that does the same to many jobs. See replies.py.
 
 This room must not know who the operator is, nor how an operator is answered: whoever derives from these says that.
 Invariant: while Engine.held, an errand only goes on with a large job of which the ledger has some parts.
@@ -14,7 +14,7 @@ from geventstalk.core.bodies import AHEAD_MAX
 from geventstalk.core.engine import ADMITTED, INSERTED, OUT_OF_MEMORY, UNFINISHED
 from geventstalk.core.job import Job
 from geventstalk.core.operate import Operate
-from geventstalk.gate import Errand
+from geventstalk.replies import Errand
 from geventstalk.wire.commands import LARGE_PUT, MOVE_SLICE, PART_UNITS, Service
 
 

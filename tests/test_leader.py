@@ -8,8 +8,8 @@ from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
 from geventstalk.durable.records import Epoch
 from geventstalk.durable.store import Store
-from geventstalk.gate import Errand
-from geventstalk.leased import LeasedTurn
+from geventstalk.leader import LeasedTurn
+from geventstalk.replies import Errand
 from geventstalk.tasks import Task, Wait
 from geventstalk.wire.session import Service, Session
 from journal.errors import JournalFailed
