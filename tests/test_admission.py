@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from geventstalk.core.job import READY, Job
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from journal import Journal
 from journal.sqlite.room import Room
@@ -20,7 +20,7 @@ PATIENCE_S = 60.0
 def test_refusing_is_told_and_counted(tmp_path: Path) -> None:
     said: list[str] = []
     journal = Journal(str(tmp_path / "journal"), segment_bytes=200_000, budget=BUDGET, log=said.append)
-    store = Store(journal, None, Epoch(0, 0))
+    store = Store(journal, None, ClockOffset(0, 0))
     assert list(store.replay()) == []
     jobs: dict[int, Job] = {}
     store.start(lambda id: (jobs[id], b"default"))

@@ -25,7 +25,7 @@ from geventstalk.core.check import check
 from geventstalk.core.engine import INSERTED, OUT_OF_MEMORY, UNFINISHED
 from geventstalk.core.job import READY, RESERVED, Job, Ledger
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, Operate
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.operations import Changes
 from geventstalk.serving.connection import Unsent
@@ -70,7 +70,7 @@ class House:
         self.pending: Work | None = None
         if directory is not None:
             self.journal = Journal(str(directory), segment_bytes=segment_bytes)
-            self.store = Store(self.journal, fsync_ms, Epoch(WALL_NS, self.clock.ns))
+            self.store = Store(self.journal, fsync_ms, ClockOffset(WALL_NS, self.clock.ns))
             try:
                 self.turn.open(self.store)
             except JournalError:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pytest
 
 from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, Job, held_body
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from journal import Journal, JournalDamaged, JournalError, JournalNewer
 from journal.sqlite.files import ASIDE_SUFFIX
@@ -97,7 +97,7 @@ class Teller:
         self.store = self.open()
 
     def open(self) -> Store:
-        store = Store(Journal(str(self.folder), segment_bytes=1 << 20, compact=False), None, Epoch(0, 0))
+        store = Store(Journal(str(self.folder), segment_bytes=1 << 20, compact=False), None, ClockOffset(0, 0))
         for job, _ in store.replay():
             self.jobs[job.id] = job
         store.start(lambda id: (self.jobs[id], tube_of(id)))
@@ -199,7 +199,7 @@ def start(folder: Path, *, accept: bool = False) -> Outcome:
     said: list[str] = []
     jobs: dict[int, tuple[Job, bytes]] = {}
     journal = Journal(str(folder), segment_bytes=1 << 20, compact=False, accept_damage=accept, log=said.append)
-    store = Store(journal, None, Epoch(0, 0))
+    store = Store(journal, None, ClockOffset(0, 0))
     try:
         for job, tube in store.replay():
             jobs[job.id] = job, tube
@@ -231,7 +231,7 @@ def replay(folder: Path, story: Story) -> Outcome:
     """What a start would find, but the directory stays as it is. Whatever comes back was put once."""
     reading = _Reading(folder)
     try:
-        store = Store(reading, None, Epoch(0, 0))
+        store = Store(reading, None, ClockOffset(0, 0))
         jobs = {job.id: (held_body(job), tube, job.state) for job, tube in store.replay()}
     except (JournalDamaged, JournalNewer) as error:
         assert "\n" not in str(error), error

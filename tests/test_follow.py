@@ -17,7 +17,7 @@ from geventstalk.core.job import DELAYED, READY, SECOND_NS, Job
 from geventstalk.core.operate import KEEP, Operate
 from geventstalk.core.tube import Client
 from geventstalk.durable.follow import Follower
-from geventstalk.durable.records import Epoch, encode_change, encode_whole, stamp_of
+from geventstalk.durable.records import ClockOffset, encode_change, encode_whole, stamp_of
 from geventstalk.durable.store import Store
 from geventstalk.turn import Turn
 from journal.errors import JournalDamaged
@@ -66,7 +66,7 @@ class Leader:
         self.wall_step_ns = 0
         self.engine = Operate(clock.ns)
         self.log = MemoryLog()
-        self.store = Store(self.log, 0, Epoch(self.wall_ns(), clock.ns))
+        self.store = Store(self.log, 0, ClockOffset(self.wall_ns(), clock.ns))
         self.turn = Turn(self.engine, lambda: clock.ns, self.wall_ns, lambda: None, self.fails)
         self.turn.open(self.store)
         self.clients = [self.come() for _ in range(3)]
@@ -133,7 +133,7 @@ class Standby:
         self.at = len(rows)
         self.engine = Operate(clock.ns)
         self.engine.bodies = Bodies(1 << 30)  # counted as they come and go: a takeover counts nothing
-        self.store = Store(MemoryLog(list(rows)), 0, Epoch(WALL_NS + clock.ns, clock.ns))
+        self.store = Store(MemoryLog(list(rows)), 0, ClockOffset(WALL_NS + clock.ns, clock.ns))
         self.follower = Follower(self.engine, self.store)
         self.follower.load(lambda: clock.ns)
 
@@ -147,13 +147,13 @@ class Standby:
             pass
 
 
-def picture(engine: Operate, epoch: Epoch) -> dict[str, object]:
+def picture(engine: Operate, offset: ClockOffset) -> dict[str, object]:
     """All that anybody can see of the jobs, and all that a next journal would have."""
     search = Search(engine, None)
     jobs = {
         job.id: (
             engine.tube_of(job).name,
-            encode_whole(job, b"", epoch) if job.state != 3 else encode_whole(job, b"", epoch)[17:],
+            encode_whole(job, b"", offset) if job.state != 3 else encode_whole(job, b"", offset)[17:],
             job.state,
             job.rank if job.state != 3 else 0,
             job.segment,
@@ -186,7 +186,7 @@ def restarted(leader: Leader) -> tuple[Operate, Store]:
     """What a restart makes of the log."""
     engine = Operate(leader.clock.ns)
     turn = Turn(engine, lambda: leader.clock.ns, leader.wall_ns, lambda: None, leader.fails)
-    store = Store(MemoryLog(list(leader.log.rows)), 0, Epoch(WALL_NS + leader.clock.ns, leader.clock.ns))
+    store = Store(MemoryLog(list(leader.log.rows)), 0, ClockOffset(WALL_NS + leader.clock.ns, leader.clock.ns))
     turn.open(store)
     return engine, store
 
@@ -211,12 +211,12 @@ def test_following_and_replaying_come_to_the_same(round: int, seed: int) -> None
     other, store = restarted(leader)
     while not other.advance(leader.clock.ns, 100):
         pass
-    expected = picture(other, store.epoch)
+    expected = picture(other, store.offset)
     for standby in standbys:
         standby.read(leader.log.rows, len(leader.log.rows))
         standby.pass_time()
         check(standby.engine)
-        assert picture(standby.engine, standby.store.epoch) == expected
+        assert picture(standby.engine, standby.store.offset) == expected
         turn = Turn(standby.engine, lambda: leader.clock.ns, leader.wall_ns, lambda: None, leader.fails)
         assert isinstance(standby.store._log, MemoryLog)
         standby.store._log.high_water = leader.log.high_water
@@ -259,7 +259,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.epoch = Epoch(WALL_NS + self.clock.ns, self.clock.ns)
+        self.offset = ClockOffset(WALL_NS + self.clock.ns, self.clock.ns)
         self.standby = Standby(self.clock, [])
 
     def job(self, id: int, age_s: float) -> Job:
@@ -268,7 +268,7 @@ class Writer:
         return job
 
     def put(self, id: int, age_s: float, tube: bytes = b"default") -> None:
-        self.apply(id, FULL, encode_whole(self.job(id, age_s), tube, self.epoch))
+        self.apply(id, FULL, encode_whole(self.job(id, age_s), tube, self.offset))
 
     def apply(self, id: int, kind: int, payload: bytes = b"") -> None:
         self.standby.follower.apply(1, [(id, id, kind, 0, payload)], self.clock.ns)
@@ -329,7 +329,7 @@ def test_the_moment_of_a_delay_is_that_of_the_leader() -> None:
     writer = Writer()
     job = writer.job(1, 5)
     job.state, job.delay_s, job.rank = DELAYED, 10, writer.clock.ns + 4 * SECOND_NS
-    writer.apply(1, FULL, encode_whole(job, b"default", writer.epoch))
+    writer.apply(1, FULL, encode_whole(job, b"default", writer.offset))
     assert writer.standby.engine.delayed_count == 1
     writer.clock.pass_s(4)
     writer.standby.pass_time()
@@ -342,7 +342,7 @@ def test_a_change_that_does_not_fit_its_job_is_left_out_and_made_good_in_the_end
     writer.put(1, 5)
     job = writer.job(1, 5)
     job.pri = 77
-    writer.apply(1, CHANGE, encode_change(job, writer.epoch) + stamp_of(b"elsewhere", 1))
+    writer.apply(1, CHANGE, encode_change(job, writer.offset) + stamp_of(b"elsewhere", 1))
     engine, store = writer.standby.engine, writer.standby.store
     found = engine.jobs.get(1)
     assert found is not None and found.pri == 0 and store.unfit == {1}

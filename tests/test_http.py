@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import pytest
 
 from geventstalk.core.job import READY, Job
-from geventstalk.durable.records import Epoch, encode_whole
+from geventstalk.durable.records import ClockOffset, encode_whole
 from geventstalk.http import wire
 from geventstalk.http.tokens import Tokens
 from journal import Journal
@@ -466,7 +466,7 @@ def write_jobs(folder: Path, count: int) -> None:
     job = Job(1, 0, 0, 0, 60)
     job.body = b"x\r\n"
     job.state = READY
-    payload = encode_whole(job, b"t", Epoch(0, 0))
+    payload = encode_whole(job, b"t", ClockOffset(0, 0))
     for id in range(1, count + 1):
         journal.append(id, FULL, payload)
         if id % 1000 == 0:

@@ -9,7 +9,7 @@ import pytest
 from geventstalk._build import BUILD
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import RESERVED, U32_MAX, Job, Tally
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from tests.support.bench import Worker
 
 ID_LAST = 2**63 - 1
@@ -78,7 +78,7 @@ def test_the_numbers_of_tubes_begin_again_and_leave_out_those_that_are_there() -
 @pytest.mark.parametrize("wall_ns", [-(2**63), -(2**62), 0, 2**62, 2**63 - 1])
 def test_whatever_a_file_says_a_moment_fits_into_a_job(wall_ns: int) -> None:
     job = Job(1, 0, 0, 0, 0)
-    for epoch in Epoch(0, 0), Epoch(1_750_000_000 * 10**9, 5), Epoch(0, 10**18):
+    for epoch in ClockOffset(0, 0), ClockOffset(1_750_000_000 * 10**9, 5), ClockOffset(0, 10**18):
         job.created_ns = found_ns = epoch.to_monotonic(wall_ns)
         assert -(2**63) < found_ns < 2**63 and job.created_ns == found_ns
         if abs(wall_ns) < 2**61:

@@ -19,7 +19,7 @@ import pytest
 
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, Job
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.tasks import NEXT_TURN
 from geventstalk.turn import Turn
@@ -102,7 +102,7 @@ class Life:
 
     def open(self) -> Store:
         self.journal = TimedJournal(self.folder, self.segment, self.slices, allocate=self.allocate)
-        store = Store(self.journal, None, Epoch(0, 0))
+        store = Store(self.journal, None, ClockOffset(0, 0))
         found = {job.id: job for job, _ in store.replay()}
         assert found.keys() == self.jobs.keys()
         store.start(self.find)

@@ -18,7 +18,7 @@ import pytest
 
 from geventstalk._build import BUILD
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job, Tally, held_body
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from journal import Journal
 from journal.sqlite.format import APPLICATION_ID, FORMAT_VERSION
@@ -45,10 +45,10 @@ def write_journal(scratch: Path, into: Path) -> None:
     """Two segments: one sealed, one that is left as `kill -9` leaves it."""
     folder = scratch / "running"
     scratch.mkdir(exist_ok=True)
-    epoch = Epoch(WALL, 0)
+    offset = ClockOffset(WALL, 0)
 
     def opened() -> Store:
-        store = Store(Journal(str(folder), segment_bytes=1 << 20), None, epoch)
+        store = Store(Journal(str(folder), segment_bytes=1 << 20), None, offset)
         kept = {job.id: (job, tube) for job, tube in store.replay()}
         store.start(kept.get)
         return store
@@ -92,7 +92,7 @@ def content(folder: Path) -> dict[str, object]:
     """What the present code finds in a journal. May change the folder."""
     journal = Journal(str(folder), segment_bytes=1 << 20)
     jobs = []
-    for job, tube in Store(journal, None, Epoch(0, 0)).replay():
+    for job, tube in Store(journal, None, ClockOffset(0, 0)).replay():
         tally = job.tally
         counts = tally and [tally.reserves, tally.timeouts, tally.releases, tally.buries, tally.kicks]
         times = {"created_ns": job.created_ns, "rank": job.rank}

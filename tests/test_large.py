@@ -19,7 +19,7 @@ from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED, Engine
 from geventstalk.core.job import BURIED, Job, held_body
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, Operate
 from geventstalk.durable.large import LARGE_BYTES
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.wire.session import Service, Session
 from journal import Journal, make_shared_log
@@ -77,7 +77,7 @@ class House:
         if isinstance(place, str):
             make_shared_log(place)
         self.journal = counted(place, segment_bytes=1 << 16, **options)
-        self.store = Store(self.journal, 50, Epoch(1_700_000_000 * SECOND, self.clock.ns))
+        self.store = Store(self.journal, 50, ClockOffset(1_700_000_000 * SECOND, self.clock.ns))
         self.engine = Operate(self.clock.ns)
         for job, name in self.store.replay(self.engine.jobs):
             self.engine.restore(job, name, self.clock.ns)

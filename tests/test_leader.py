@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.leader import LeasedTurn
 from geventstalk.replies import Errand
@@ -76,7 +76,7 @@ class Node:
         )
         self.turn.waits = self.told.append
         self.journal = NetworkedJournal()
-        store = Store(self.journal, 50, Epoch(WALL_NS + self.clock.ns, self.clock.ns))
+        store = Store(self.journal, 50, ClockOffset(WALL_NS + self.clock.ns, self.clock.ns))
         self.turn.write_to(store)
         self.waits: dict[Task, Wait | None] = dict.fromkeys(self.turn.tasks())
         self.run()

@@ -34,7 +34,7 @@ import journal.sqlite.moment
 from geventstalk._build import BUILD
 from geventstalk.cli.main import COMMANDS
 from geventstalk.cli.program import ALL, CLUSTER, LIVE, OFFLINE, leaves, main
-from geventstalk.durable.records import Epoch, encode_whole
+from geventstalk.durable.records import ClockOffset, encode_whole
 from geventstalk.offline import inspect, transfer
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
 from journal.sqlite.backup import backup
@@ -360,7 +360,7 @@ def test_stats_agree_with_the_jobs(folder: Path, tool: Callable[..., Ran]) -> No
 def test_a_large_journal_is_dumped_without_holding_it(tmp_path: Path) -> None:
     builder = SegmentBuilder(str(make_folder(tmp_path / "large")))
     for id in range(1, 1001):
-        builder.append(id, encode_whole(make_job(id, body=bytes(100_000)), b"t", Epoch(0, 0)))
+        builder.append(id, encode_whole(make_job(id, body=bytes(100_000)), b"t", ClockOffset(0, 0)))
     builder.finish()
     program = (
         "import sys; from geventstalk.cli.program import main\n"

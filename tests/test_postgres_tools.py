@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from geventstalk.core.job import BURIED, DELAYED, Tally
-from geventstalk.durable.records import Epoch, encode_change, encode_whole
+from geventstalk.durable.records import ClockOffset, encode_change, encode_whole
 from geventstalk.offline import move
 from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalUnreachable, Record, tools_for
 from journal.fence import Identity, View
@@ -39,7 +39,7 @@ from tests.support.process import ROOT
 from tests.support.shared_log import claim, open_log, take_over
 from tests.support.tools import SECOND, Jobs, Ran, exported, fill, make_job, open_store, prints, run_tool
 
-WALL = Epoch(0, 0)
+WALL = ClockOffset(0, 0)
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from geventstalk.core.job import (
     Tally,
 )
 from geventstalk.durable.records import (
+    ClockOffset,
     Encoder,
-    Epoch,
     apply_change,
     decode_whole,
     encode_change,
@@ -32,9 +32,9 @@ from tests.support.clock import BOOT_NS, SECOND
 
 WALL_NS = 1_750_000_000 * SECOND
 ID_LAST = 2**63 - 1
-EPOCH = Epoch(WALL_NS, BOOT_NS)
-LATER = Epoch(WALL_NS + 3_600 * SECOND, 77 * SECOND)
-"""An hour later, after the machine was started anew: its monotonic clock is younger than that of the first epoch."""
+EPOCH = ClockOffset(WALL_NS, BOOT_NS)
+LATER = ClockOffset(WALL_NS + 3_600 * SECOND, 77 * SECOND)
+"""An hour later, after the machine was started anew: its monotonic clock is younger than that of the first offset."""
 
 Facts = tuple[object, ...]
 
@@ -230,7 +230,7 @@ def test_any_job_comes_back(
     job.state, job.body, job.created_ns = state, body + b"\r\n", 5
     job.rank = 0 if state == READY else rank
     job.tally = None if tally is None else Tally(*tally)
-    other = Epoch(shift, 0)
+    other = ClockOffset(shift, 0)
     again, _ = decode_whole(1, encode_whole(job, b"t", other), other)
     assert facts(again) == facts(job)
 
@@ -239,9 +239,9 @@ def test_a_job_of_a_wrong_clock_is_made_plausible() -> None:
     """A machine without a clock of its own wrote it in another year."""
     now_ns = 77 * SECOND
     for years in (-56, 56):
-        early = Epoch(WALL_NS + years * 31_536_000 * SECOND, BOOT_NS)
+        early = ClockOffset(WALL_NS + years * 31_536_000 * SECOND, BOOT_NS)
         job = job_of(DELAYED, BOOT_NS + 5 * SECOND)
-        found, _ = decode_whole(42, encode_whole(job, b"t", early), Epoch(WALL_NS, now_ns))
+        found, _ = decode_whole(42, encode_whole(job, b"t", early), ClockOffset(WALL_NS, now_ns))
         make_plausible(found, now_ns)
         assert found.created_ns <= now_ns, "no age is negative"
         assert found.rank <= now_ns + job.delay_s * SECOND, "no delay is longer than it was"

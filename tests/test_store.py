@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import MS_NS, Store
 from journal import CHANGE, FULL, Journal, JournalDamaged
 from journal.log import Log, Row
@@ -44,7 +44,7 @@ class Jobs:
         self.jobs: dict[int, Job] = {}
         self.names: dict[int, bytes] = {}
         self.journal = journal_at(place, segment_bytes=segment_bytes)
-        self.store = Store(self.journal, fsync_ms, Epoch(WALL_NS, NOW_NS))
+        self.store = Store(self.journal, fsync_ms, ClockOffset(WALL_NS, NOW_NS))
         try:
             for job, name in self.store.replay():
                 self.jobs[job.id] = job
@@ -223,7 +223,7 @@ class Rows(Log):
 def found_in(records: list[tuple[int, int, bytes]]) -> tuple[dict[int, tuple[bytes, int, int]], Rows]:
     """Tube, ttr and priority of each job that a start finds, and the log after that start."""
     log = Rows(list(records))
-    store = Store(log, None, Epoch(WALL_NS, NOW_NS))
+    store = Store(log, None, ClockOffset(WALL_NS, NOW_NS))
     jobs = {job.id: (job, name) for job, name in store.replay()}
     store.start(jobs.get)
     return {id: (name, job.ttr_s, job.pri) for id, (job, name) in jobs.items()}, log
@@ -235,7 +235,7 @@ def test_a_job_is_never_a_mixture_of_what_it_was_and_what_it_became(large: bool)
     """A loss of power takes the job's record with another tube and ttr, and leaves a change in the next segment."""
     names: dict[int, tuple[Job, bytes]] = {}
     log = Rows([])
-    store = Store(log, None, Epoch(WALL_NS, NOW_NS))
+    store = Store(log, None, ClockOffset(WALL_NS, NOW_NS))
     list(store.replay())
     store.start(names.get)
     if large:

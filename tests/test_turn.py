@@ -13,7 +13,7 @@ from geventstalk._build import BUILD
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import READY, Job
 from geventstalk.core.jobtable import JobTable
-from geventstalk.durable.records import Epoch, encode_whole
+from geventstalk.durable.records import ClockOffset, encode_whole
 from geventstalk.durable.store import Store
 from geventstalk.replies import Channel, Errand
 from geventstalk.tasks import NEXT_TURN, Task, Wait
@@ -137,7 +137,7 @@ class House:
         self.turn = Turn(self.engine, lambda: self.clock.ns, self.wall_ns, self._begins, self.failures.append)
         self.journal = FakeJournal()
         if durable:
-            self.turn.open(Store(self.journal, fsync_ms, Epoch(self.wall_ns(), self.clock.ns)))
+            self.turn.open(Store(self.journal, fsync_ms, ClockOffset(self.wall_ns(), self.clock.ns)))
 
     def wall_ns(self) -> int:
         return WALL_NS + self.clock.ns + self.wall_step_ns
@@ -176,7 +176,7 @@ def test_ages_that_contradict_ids_are_sorted_out_before_clients_come() -> None:
 
     house = House(durable=False)
     house.journal = Restored()
-    epoch = Epoch(house.wall_ns(), house.clock.ns)
+    epoch = ClockOffset(house.wall_ns(), house.clock.ns)
     assert house.turn.open(Store(house.journal, None, epoch)) == 3
     assert not house.engine.unsorted and house.engine.strays == [1]
 

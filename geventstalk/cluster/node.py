@@ -41,7 +41,7 @@ from geventstalk.core.engine import NEVER
 from geventstalk.core.jobtable import JobTable
 from geventstalk.core.operate import Operate
 from geventstalk.durable.follow import Follower
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.tasks import NEXT_TURN, Wait
 from geventstalk.wire.protocol import R_UNKNOWN_COMMAND
@@ -382,7 +382,7 @@ class Node(Owner):
             self._open_log()
             shared = self.shared
         assert shared is not None
-        store = Store(shared, 0 if self._syncs else None, Epoch(self._wall_clock(), monotonic_ns()))
+        store = Store(shared, 0 if self._syncs else None, ClockOffset(self._wall_clock(), monotonic_ns()))
         follower = Follower(self._engine, store)
 
         def progress(count: int) -> None:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job
-from geventstalk.core.state import Places
+from geventstalk.core.state import EngineState
 from geventstalk.core.tube import NO_ID, Tube
 
 _STATES: Final = (READY, DELAYED, RESERVED, BURIED)
@@ -104,7 +104,7 @@ def _first(engine: Engine, tube: Tube | None, state: int) -> Job | None:
     """The job of this state that has the smallest id and is no stray, None when there is none, or _UNFINISHED."""
     if not _count(engine, tube, state):
         return None
-    where: Places | Tube = engine if tube is None else tube
+    where: EngineState | Tube = engine if tube is None else tube
     low = _low(where, state)
     job = engine.jobs.get(low)
     if job is not None and _is_there(engine, tube, state, job):
@@ -166,7 +166,7 @@ def _held_by_watchers(tube: Tube) -> list[int] | None:
     return ids if len(ids) == tube.reserved else None
 
 
-def _low(where: Places | Tube, state: int) -> int:
+def _low(where: EngineState | Tube, state: int) -> int:
     if state == READY:
         return where.low_ready
     if state == DELAYED:
@@ -174,7 +174,7 @@ def _low(where: Places | Tube, state: int) -> int:
     return where.low_reserved if state == RESERVED else where.low_buried
 
 
-def _raise_low(where: Places | Tube, state: int, id: int) -> None:
+def _raise_low(where: EngineState | Tube, state: int, id: int) -> None:
     if state == READY:
         where.low_ready = id
     elif state == DELAYED:

@@ -22,7 +22,7 @@ from geventstalk.core.job import DELETED, READY, Job
 from geventstalk.core.jobtable import JobTable
 
 if TYPE_CHECKING:
-    from geventstalk.core.state import Places
+    from geventstalk.core.state import EngineState
 
 BODY_BYTES: Final = 48
 """What a body takes in memory beside its bytes: Python's header, and what the allocator rounds up to."""
@@ -134,7 +134,7 @@ class Bodies:
 
     # --- jobs come and go
 
-    def claim(self, engine: Places, id: int, size: int, left: int = 0) -> bool:
+    def claim(self, engine: EngineState, id: int, size: int, left: int = 0) -> bool:
         """Some bytes of the body of a new job are there, and so many are still to come. Returns whether there is room.
 
         They count until the job comes, or unclaim() is called.
@@ -152,7 +152,7 @@ class Bodies:
         """What came of the body of this job does not count any more."""
         self.claimed_bytes -= self._claims.pop(id, 0)
 
-    def _has_room(self, engine: Places, size: int) -> bool:
+    def _has_room(self, engine: EngineState, size: int) -> bool:
         if self.held_bytes + self.claimed_bytes + size <= self.max_bytes:
             return True
         if not self._tried:
@@ -273,12 +273,12 @@ class Bodies:
             return f"a body of {size} bytes is larger than the {most} bytes of memory that bodies may take"
         return f"bodies take {self.taken_bytes} of {most} bytes of memory"
 
-    def keep_bound(self, engine: Places) -> None:
+    def keep_bound(self, engine: EngineState) -> None:
         """Bodies have come back: others go, if need be."""
         if self.taken_bytes > self.max_bytes:
             self.make_room(engine, 0)
 
-    def make_room(self, engine: Places, size: int) -> None:
+    def make_room(self, engine: EngineState, size: int) -> None:
         """Lets bodies go until so many bytes have room, and some more; a millisecond's work at the most.
 
         First those that are not about to be reserved, then any that nobody waits for.
@@ -293,7 +293,7 @@ class Bodies:
             left -= 1
             self._look_at(engine, False, least)
 
-    def _look_at(self, engine: Places, keeps: bool, least: int) -> None:
+    def _look_at(self, engine: EngineState, keeps: bool, least: int) -> None:
         """Lets bodies of the next page go."""
         number = self._ring.popleft()
         page = self._pages.get(number)
@@ -367,7 +367,7 @@ class Bodies:
                 self._trigger_of.pop(tube, None)
                 self._ahead[tube] = None
 
-    def next_fetch(self, engine: Places) -> list[Job]:
+    def next_fetch(self, engine: EngineState) -> list[Job]:
         """The jobs whose bodies are to be fetched now, in one go. fetch_ended() follows.
 
         Those that are wanted come first. While there is no room for a tube, that tube waits for the next call.
@@ -389,7 +389,7 @@ class Bodies:
             left = self._fetch_ahead(engine, number, left)
         return list(self.fetching.values())
 
-    def _fetch_ahead(self, engine: Places, number: int, left: int) -> int:
+    def _fetch_ahead(self, engine: EngineState, number: int, left: int) -> int:
         """Adds bodies of jobs of a tube that will be reserved next, up to `left` bytes. Returns what is left then."""
         tube = engine.tube_by_number.get(number)
         if tube is None:
@@ -479,7 +479,7 @@ class Bodies:
         assert sum(self._claims.values()) <= self.claimed_bytes and not any(map(jobs.get, self._claims))
 
 
-def _is_near(engine: Places, job: Job) -> bool:
+def _is_near(engine: EngineState, job: Job) -> bool:
     """Whether a job is about to be reserved."""
     if job.state != READY:
         return False

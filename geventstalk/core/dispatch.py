@@ -14,7 +14,7 @@ from mypy_extensions import i64
 
 from geventstalk.core.job import READY, SECOND_NS, Job
 from geventstalk.core.order import EMPTY
-from geventstalk.core.state import SMALL_STEPS, TUBE_STEPS, Places
+from geventstalk.core.state import SMALL_STEPS, TUBE_STEPS, EngineState
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, RESERVED_JOB, Client, Tube
 
@@ -27,7 +27,7 @@ _SCAN_MAX: Final = 64
 changed."""
 
 
-class Dispatch(Places):
+class Dispatch(EngineState):
     """Brings ready jobs and clients together."""
 
     # --- the search

@@ -35,7 +35,7 @@ TUBES_BYTES_MIN: Final = 1 << 22
 """Where memory has a bound, tubes and watch lists may take a quarter of it beside bodies, and so much in any case."""
 
 
-class Places:
+class EngineState:
     """All tubes and jobs of a server, and each job's place. Counters are per process, as upstream."""
 
     def __init__(self, now_ns: int, ledger: Ledger | None = None) -> None:
@@ -320,7 +320,7 @@ class Places:
         del self.tube_by_number[tube.number]
 
 
-def events(of: Places | Tube) -> list[int]:
+def events(of: EngineState | Tube) -> list[int]:
     """How often each of meter.EVENTS has come."""
     queued = of.queued
     reserves = of.reserved_unready if queued is None else of.reserved_unready + queued.count()

@@ -50,14 +50,14 @@ class Follower:
 
     def apply(self, segment: int, rows: list[Row], now_ns: int) -> None:
         """What the other node did, in its order. Raises JournalDamaged."""
-        mirror, epoch, unfit = self._mirror, self._store.epoch, self._store.unfit
+        mirror, offset, unfit = self._mirror, self._store.offset, self._store.unfit
         assert mirror is not None, "load() comes first"
         engine = self._engine
         jobs = engine.jobs
         for _, key, kind, _, payload in rows:
             try:
                 if kind == FULL:
-                    job, name = decode_whole(key, payload, epoch)
+                    job, name = decode_whole(key, payload, offset)
                     job.segment = segment
                     make_plausible(job, now_ns)
                     before = jobs.get(key)
@@ -74,7 +74,7 @@ class Follower:
                     tube = engine.tube_of(changed)
                     if fits(payload, tube.name, changed.ttr_s):
                         mirror.lift(changed)
-                        apply_change(changed, payload, epoch)
+                        apply_change(changed, payload, offset)
                         make_plausible(changed, now_ns)
                         changed.since_ns = now_ns
                         mirror.place(changed, tube, now_ns)

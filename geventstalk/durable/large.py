@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from geventstalk.core.job import Job, held_body
-from geventstalk.durable.records import Epoch, encode_head
+from geventstalk.durable.records import ClockOffset, encode_head
 
 LARGE_BYTES: Final = 1 << 20
 """A job with a body of so many bytes is written in parts. To write it at once would take several milliseconds."""
@@ -30,12 +30,14 @@ class LargeRecord:
 
     __slots__ = ("_at", "_end", "_part_bytes", "head", "job", "purpose", "ttr_s", "tube_name")
 
-    def __init__(self, job: Job, tube_name: bytes, ttr_s: int, epoch: Epoch, part_bytes: int, purpose: int) -> None:
+    def __init__(
+        self, job: Job, tube_name: bytes, ttr_s: int, offset: ClockOffset, part_bytes: int, purpose: int
+    ) -> None:
         self.job = job
         self.tube_name = tube_name
         self.ttr_s = ttr_s
         self.purpose = purpose
-        self.head = encode_head(job, tube_name, ttr_s, epoch)
+        self.head = encode_head(job, tube_name, ttr_s, offset)
         self._at = 0
         self._end = part_bytes
         self._part_bytes = part_bytes

@@ -37,7 +37,7 @@ _LAST_NS: Final = (1 << 63) - 1
 """The longest delay is 136 years. make_plausible() corrects what is later."""
 
 
-class Epoch:
+class ClockOffset:
     """Turns monotonic nanoseconds of this process into wall-clock nanoseconds and back.
 
     The wall clock may be wrong at the start and step later. After follow(), new records have the clock's new time.
@@ -92,11 +92,11 @@ def make_plausible(job: Job, now_ns: int) -> None:
             job.rank = latest_ns
 
 
-def encode_change(job: Job, epoch: Epoch) -> bytes:
+def encode_change(job: Job, offset: ClockOffset) -> bytes:
     """The fields of a job that can change. A reserved job is written as ready, which a restart makes of it."""
     state, rank = job.state, 0
     if state == DELAYED:
-        rank = epoch.to_wall(job.rank)
+        rank = offset.to_wall(job.rank)
     elif state == BURIED:
         rank = job.rank
     elif state == RESERVED:
@@ -113,15 +113,15 @@ def encode_change(job: Job, epoch: Epoch) -> bytes:
     )
 
 
-def encode_whole(job: Job, tube_name: bytes, epoch: Epoch) -> bytes:
+def encode_whole(job: Job, tube_name: bytes, offset: ClockOffset) -> bytes:
     """All of a job."""
-    return encode_head(job, tube_name, job.ttr_s, epoch) + held_body(job)
+    return encode_head(job, tube_name, job.ttr_s, offset) + held_body(job)
 
 
-def encode_head(job: Job, tube_name: bytes, ttr_s: int, epoch: Epoch) -> bytes:
+def encode_head(job: Job, tube_name: bytes, ttr_s: int, offset: ClockOffset) -> bytes:
     """All of a job that stands before its body."""
-    rest = _WHOLE.pack(ttr_s, epoch.to_wall(job.created_ns), len(tube_name))
-    return b"".join((encode_change(job, epoch), rest, tube_name))
+    rest = _WHOLE.pack(ttr_s, offset.to_wall(job.created_ns), len(tube_name))
+    return b"".join((encode_change(job, offset), rest, tube_name))
 
 
 class Encoder:
@@ -131,20 +131,20 @@ class Encoder:
     nothing else. In a pipeline that is 8 % of a durable put.
     """
 
-    def __init__(self, epoch: Epoch) -> None:
-        self._epoch = epoch
+    def __init__(self, offset: ClockOffset) -> None:
+        self._offset = offset
         self._created_ns = self._pri = self._delay_s = self._ttr_s = -1
         self._name = b""
         self._head = b""
 
     def forget(self) -> None:
-        """The epoch has changed, so the same moment is written in another way."""
+        """The offset has changed, so the same moment is written in another way."""
         self._created_ns = -1
 
     def whole(self, job: Job, tube_name: bytes) -> bytes:
         """All of a job."""
         if job.state != READY or job.tally is not None:
-            return encode_whole(job, tube_name, self._epoch)
+            return encode_whole(job, tube_name, self._offset)
         if (
             job.created_ns != self._created_ns
             or job.pri != self._pri
@@ -152,7 +152,7 @@ class Encoder:
             or job.ttr_s != self._ttr_s
             or tube_name != self._name
         ):
-            created = self._epoch.to_wall(job.created_ns)
+            created = self._offset.to_wall(job.created_ns)
             head = _READY.pack(READY, job.pri, job.delay_s, 0, job.ttr_s, created, len(tube_name))
             self._created_ns, self._pri, self._delay_s, self._ttr_s = job.created_ns, job.pri, job.delay_s, job.ttr_s
             self._name = tube_name
@@ -177,7 +177,7 @@ def fits(payload: bytes, tube_name: bytes, ttr_s: int) -> bool:
     return payload.endswith(stamp_of(tube_name, ttr_s))
 
 
-def apply_change(job: Job, payload: bytes, epoch: Epoch) -> int:
+def apply_change(job: Job, payload: bytes, offset: ClockOffset) -> int:
     """Sets what a change says. Returns where its bytes end. Raises ValueError when they are not a change."""
     if len(payload) < _HEAD.size:
         raise ValueError("record is too short")
@@ -195,14 +195,14 @@ def apply_change(job: Job, payload: bytes, epoch: Epoch) -> int:
     job.state = state
     job.pri = pri
     job.delay_s = delay_s
-    job.rank = epoch.to_monotonic(rank) if state == DELAYED else rank
+    job.rank = offset.to_monotonic(rank) if state == DELAYED else rank
     return at
 
 
-def decode_whole(id: int, payload: bytes, epoch: Epoch) -> tuple[Job, bytes]:
+def decode_whole(id: int, payload: bytes, offset: ClockOffset) -> tuple[Job, bytes]:
     """The job, not yet in a tube, and the name of its tube. Raises ValueError when the bytes are not a whole job."""
     job = Job(id, 0, 0, 0, 0)
-    name_at, body_at = _decode_head(job, payload, epoch)
+    name_at, body_at = _decode_head(job, payload, offset)
     name = payload[name_at:body_at]
     body = payload[body_at:]
     job.body = body
@@ -211,17 +211,17 @@ def decode_whole(id: int, payload: bytes, epoch: Epoch) -> tuple[Job, bytes]:
     return job, name
 
 
-def decode_head(id: int, payload: bytes, size: int, epoch: Epoch) -> tuple[Job, bytes, int]:
+def decode_head(id: int, payload: bytes, size: int, offset: ClockOffset) -> tuple[Job, bytes, int]:
     """The same from the beginning of `size` bytes, which holds all but the body, and how large the body is."""
     job = Job(id, 0, 0, 0, 0)
-    name_at, body_at = _decode_head(job, payload, epoch)
+    name_at, body_at = _decode_head(job, payload, offset)
     if body_at > len(payload) or body_at + 2 > size:
         raise ValueError("record is too short")
     job.body = None
     return job, payload[name_at:body_at], size - body_at
 
 
-def _decode_head(job: Job, payload: bytes, epoch: Epoch) -> tuple[int, int]:
+def _decode_head(job: Job, payload: bytes, offset: ClockOffset) -> tuple[int, int]:
     """All but the tube and the body. Returns where the tube's name and the body begin. Raises ValueError."""
     created: int
     length: int
@@ -231,10 +231,10 @@ def _decode_head(job: Job, payload: bytes, epoch: Epoch) -> tuple[int, int]:
         job.state = READY
         at = _READY_BYTES
     else:
-        at = apply_change(job, payload, epoch)
+        at = apply_change(job, payload, offset)
         if len(payload) < at + _WHOLE.size:
             raise ValueError("record is too short")
         job.ttr_s, created, length = _WHOLE.unpack_from(payload, at)
         at += _WHOLE.size
-    job.created_ns = epoch.to_monotonic(created)
+    job.created_ns = offset.to_monotonic(created)
     return at, at + length

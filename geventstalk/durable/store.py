@@ -19,8 +19,8 @@ from geventstalk.durable.large import LARGE_BYTES, MOVE, PART_BYTES, PUT, REWRIT
 from geventstalk.durable.reading import Reading, wanted_of
 from geventstalk.durable.records import (
     WHOLE_BYTES,
+    ClockOffset,
     Encoder,
-    Epoch,
     apply_change,
     decode_head,
     decode_whole,
@@ -49,12 +49,12 @@ _PROGRESS_MASK: Final = (1 << 15) - 1
 class Store(Ledger):
     """The engine's ledger over a log. `fsync_ms` is None for never, 0 for before each reply, else a period."""
 
-    def __init__(self, log: Log, fsync_ms: int | None, epoch: Epoch) -> None:
+    def __init__(self, log: Log, fsync_ms: int | None, offset: ClockOffset) -> None:
         self._log = log
         self.bodies: Bodies | None = None  # those of the engine, when memory has a bound
         self._fsync_ms = fsync_ms
-        self.epoch = epoch
-        self._encoder = Encoder(epoch)
+        self.offset = offset
+        self._encoder = Encoder(offset)
         self._find: Callable[[int], tuple[Job, bytes] | None] = _nothing
         self.large_bytes = LARGE_BYTES  # tests make do with less
         self.part_bytes = PART_BYTES
@@ -182,7 +182,7 @@ class Store(Ledger):
     def _begin(self, job: Job, tube_name: bytes, ttr_s: int, purpose: int) -> LargeRecord:
         if self.bodies is not None and purpose != PUT:
             self.bodies.hold(job)
-        large = self._large = LargeRecord(job, tube_name, ttr_s, self.epoch, self.part_bytes, purpose)
+        large = self._large = LargeRecord(job, tube_name, ttr_s, self.offset, self.part_bytes, purpose)
         return large
 
     def _end(self, large: LargeRecord) -> None:
@@ -221,12 +221,12 @@ class Store(Ledger):
             if counts:
                 bodies.came(job)
         job.segment = self._log.current
-        change = encode_change(job, self.epoch)
+        change = encode_change(job, self.offset)
         if not large.head.startswith(change):
             self._log.append(job.id, CHANGE, change)  # in the same segment: it needs no stamp
 
     def change(self, job: Job) -> None:
-        change = encode_change(job, self.epoch)
+        change = encode_change(job, self.offset)
         if self._rewritten and self._is_rewritten(job.id):
             change += stamp_of(self._found(job.id)[1], job.ttr_s)
         self._log.append(job.id, CHANGE, change)
@@ -267,11 +267,11 @@ class Store(Ledger):
                     if kind in (FULL, HEAD):
                         if kind == HEAD:
                             assert bodies is not None, "asked for by keep_bodies() only"
-                            job, name, body_bytes = decode_head(key, payload, length, self.epoch)
+                            job, name, body_bytes = decode_head(key, payload, length, self.offset)
                             self._leaves(bodies, jobs, key)
                             bodies.came_without(job, place, body_bytes)
                         else:
-                            job, name = decode_whole(key, payload, self.epoch)
+                            job, name = decode_whole(key, payload, self.offset)
                             if bodies is not None:
                                 self._replayed(bodies, jobs, job, len(payload), place, readable)
                         job.segment = segment
@@ -287,7 +287,7 @@ class Store(Ledger):
                         changed = jobs.get(key)
                         assert changed is not None, "the journal gives back changes of live keys only"
                         if fits(payload, names[changed.tube], changed.ttr_s):
-                            apply_change(changed, payload, self.epoch)
+                            apply_change(changed, payload, self.offset)
                             self.unfit.discard(key)
                         else:
                             self.unfit.add(key)
@@ -327,7 +327,7 @@ class Store(Ledger):
         for id in sorted(self.unfit):
             found = find(id)
             if found is not None:  # otherwise compaction would take this change for the one that counts
-                self._log.append(id, CHANGE, encode_change(found[0], self.epoch))
+                self._log.append(id, CHANGE, encode_change(found[0], self.offset))
         self.unfit.clear()
         return self._log.high_water + 1
 
@@ -360,7 +360,7 @@ class Store(Ledger):
 
     def follow_wall_clock(self, wall_clock: Callable[[], int], clock: Callable[[], int]) -> None:
         """Has the journal's times follow a step of the wall clock; to be called before each turn's first change."""
-        if self.epoch.follow(wall_clock, clock):
+        if self.offset.follow(wall_clock, clock):
             self._encoder.forget()
 
     def commit(self, now_ns: int) -> None:

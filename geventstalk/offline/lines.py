@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES, U32_MAX, Job, Tally, held_body
 from geventstalk.durable.export import EXPORT_FORMAT, EXPORT_VERSION, changeable_fields_of, fields_of
-from geventstalk.durable.records import Epoch, apply_change, decode_whole, fits
+from geventstalk.durable.records import ClockOffset, apply_change, decode_whole, fits
 from geventstalk.fields import COUNTS
 from geventstalk.limits import is_tube_name
 from geventstalk.offline.binlog import WALL_NS_MAX
 from journal import CHANGE, FULL, Record
 
-WALL: Final = Epoch(0, 0)
+WALL: Final = ClockOffset(0, 0)
 """Nothing is timed here: the journal's wall clock stays what it is."""
 _CRLF: Final = b"\r\n"
 _I64_MAX: Final = 2**63 - 1

@@ -30,7 +30,7 @@ from geventstalk.config import Settings
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
 from geventstalk.front.parting import let_read, send_rest
@@ -225,7 +225,7 @@ class Server:
         mode = stat.S_IMODE(os.stat(directory).st_mode)
         if mode & stat.S_IRWXO:
             self._log.warning("mode %04o of %s lets every user of this host in: chmod 750 is fine", mode, directory)
-        store = Store(journal, self._settings.fsync_ms, Epoch(self._wall_clock(), monotonic_ns()))
+        store = Store(journal, self._settings.fsync_ms, ClockOffset(self._wall_clock(), monotonic_ns()))
         begun_s = time.monotonic()
         shown_s = [begun_s]
 

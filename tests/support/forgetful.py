@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from geventstalk.core.bodies import Bodies, _Page
 from geventstalk.core.job import RESERVED, Job
-from geventstalk.core.state import Places
+from geventstalk.core.state import EngineState
 from geventstalk.wire.commands import _FOR_PEEK
 from geventstalk.wire.session import Session
 
@@ -16,12 +16,12 @@ class Forgetful(Bodies):
         super().__init__(kept_bytes)
         self.let_gone = 0
 
-    def claim(self, engine: Places, id: int, size: int, left: int = 0) -> bool:
+    def claim(self, engine: EngineState, id: int, size: int, left: int = 0) -> bool:
         if not left:
             self.make_room(engine, size)
         return super().claim(engine, id, size, left)
 
-    def _has_room(self, engine: Places, size: int) -> bool:
+    def _has_room(self, engine: EngineState, size: int) -> bool:
         return True
 
     def _refuse(self, size: int) -> bool:

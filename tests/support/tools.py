@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from geventstalk.cli.program import main
 from geventstalk.core.job import BURIED, DELAYED, READY, Job, Tally
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from journal import Journal
 from tests.support.faults import wants_compaction
@@ -65,7 +65,7 @@ def make_job(id: int, state: int = READY, body: bytes = b"body", rank: int = 0, 
 
 def open_store(folder: Path, *, accept_damage: bool = False) -> Store:
     journal = Journal(str(folder), segment_bytes=1 << 15, compact=False, accept_damage=accept_damage)
-    store = Store(journal, None, Epoch(0, 0))
+    store = Store(journal, None, ClockOffset(0, 0))
     jobs = {job.id: (job, tube) for job, tube in store.replay()}
     store.start(jobs.get)
     return store

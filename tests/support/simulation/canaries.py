@@ -8,7 +8,7 @@ from geventstalk.core.bodies import Bodies
 from geventstalk.core.job import BURIED, DELETED, READY, Job
 from geventstalk.core.tube import RESERVED_JOB
 from geventstalk.durable.reading import Reading
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.replies import Channel
 from geventstalk.tasks import Task, Wait
@@ -238,8 +238,8 @@ class ForgetsMoves(Store):
 
 
 class KeepsMonotonicDeadlines(Store):
-    def __init__(self, journal: Journal, fsync_ms: int | None, epoch: Epoch) -> None:
-        super().__init__(journal, fsync_ms, Epoch(0, 0))
+    def __init__(self, journal: Journal, fsync_ms: int | None, epoch: ClockOffset) -> None:
+        super().__init__(journal, fsync_ms, ClockOffset(0, 0))
 
 
 class CompactionDropsAKey(FaultyJournal):

@@ -21,7 +21,7 @@ import geventstalk.durable.store as store_room
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import SECOND_NS
 from geventstalk.durable.large import LARGE_BYTES
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.wire.session import MOVE_SLICE, Session
 from journal import Journal, JournalError, JournalFull
@@ -325,7 +325,7 @@ class Simulation:
             allocate=scenario.fsync_ms == 0,
             log=self.note,
         )
-        store = self.parts.store(self.journal, scenario.fsync_ms, Epoch(self.clock_ns, self.now_ns()))
+        store = self.parts.store(self.journal, scenario.fsync_ms, ClockOffset(self.clock_ns, self.now_ns()))
         if scenario.operates:
             store.large_bytes, store.part_bytes = scenario.large_bytes, scenario.large_bytes // 2
             self.disk.cut_max = scenario.large_bytes

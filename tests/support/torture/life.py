@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Thread
 
 from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, SECOND_NS, Job, held_body
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from journal import Journal, JournalError
 from tests.support.faults import fetch, keep_pace, wants_compaction
@@ -108,7 +108,7 @@ class Keeper:
             accept_damage=accept_damage,
             log=(lambda text: None) if said is None else said.append,
         )
-        self.store = Store(journal, period, Epoch(0, 0))
+        self.store = Store(journal, period, ClockOffset(0, 0))
         self.bodies = Forgetful(0) if forgets else None
         if self.bodies is not None:
             self.store.keep_bodies(self.bodies)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from geventstalk.core.job import held_body
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.tasks import Task, Wait
 from geventstalk.turn import Turn
@@ -262,7 +262,7 @@ def _replies(client: socket.socket, count: int) -> list[bytes]:
 
 def _read(image: Path) -> dict[int, bytes]:
     said: list[str] = []
-    store = Store(Journal(str(image), segment_bytes=SEGMENT_BYTES, log=said.append), None, Epoch(0, 0))
+    store = Store(Journal(str(image), segment_bytes=SEGMENT_BYTES, log=said.append), None, ClockOffset(0, 0))
     try:
         return {job.id: held_body(job)[:-2] for job, _ in store.replay()}
     except JournalError as error:

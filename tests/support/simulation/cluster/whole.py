@@ -15,7 +15,7 @@ from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, held_body
 from geventstalk.core.operate import Operate
 from geventstalk.durable.follow import Follower
-from geventstalk.durable.records import Epoch
+from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.leader import LeasedTurn
 from geventstalk.replies import Channel
@@ -244,7 +244,7 @@ class WholeProcess(Process):
         self.service = Service(self.engine, 65535, dict)
         self.turn = self.make_turn()
         self.shared = SimulatedLog(self)
-        self.store = Store(self.shared, 0, Epoch(self.wall_clock(), self.clock()))
+        self.store = Store(self.shared, 0, ClockOffset(self.wall_clock(), self.clock()))
         self.follower = Follower(self.engine, self.store)
         self.talks: list[Talk] = []
 
@@ -345,7 +345,7 @@ class WholeProcess(Process):
     def _replayed(self) -> Engine:
         """What a new node makes of the log."""
         engine = Operate(self.clock())
-        store = Store(SimulatedLog(self), 0, Epoch(self.wall_clock(), self.clock()))
+        store = Store(SimulatedLog(self), 0, ClockOffset(self.wall_clock(), self.clock()))
         follower = Follower(engine, store)
         follower.load(self.clock)
         for row in self.rows():
