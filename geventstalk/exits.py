@@ -1,6 +1,6 @@
 """How the process ends: which signals stop it, and what its exit codes say.
 
-This room must not import anything that takes time: the handlers of early signals need it. docs/reference.md tells an
+This module must not import anything that takes time: the handlers of early signals need it. docs/reference.md tells an
 operator what to do on each exit code.
 """
 

@@ -141,7 +141,7 @@ def test_work_that_ends_early(fake: FakeApi, run: Run) -> None:
     fake.spoil["GET", "/bulk/1"] = f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
     ran = run("kick", "age>1h")
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err == "stopped: kicked 4 jobs; 1 was left alone\ngeventstalk: the work ended early: no room\n"
+    assert ran.err == "stopped: kicked 4 jobs; 1 was left alone\ngeventstalk: the change ended early: no room\n"
 
 
 def test_a_reader_may_look_and_not_change(fake: FakeApi, run: Run) -> None:

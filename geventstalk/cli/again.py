@@ -1,8 +1,8 @@
-"""The process begins anew: the same command in the same process, with its listening sockets.
+"""Replaces the running program by a new one: the same command in the same process, with its listening sockets.
 
-So no client is refused meanwhile, whoever started the process sees no end of it, and ports and paths that only root may
-open stay open. This room must not know why that is done.
-Invariant: what is handed over is named in one variable of the environment, which only this process takes at its word.
+So no client is refused meanwhile, the parent process sees no exit, and ports and paths that only root may open stay
+open. This module must not know the reason. Invariant: one variable of the environment names the sockets, and only this
+process trusts it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def begin_anew(
     environment: MutableMapping[str, str],
     **left: object,
 ) -> NoReturn:
-    """`left` is for taken_over(). Signals wait until the program handles them again.
+    """Starts the program anew; taken_over() returns `left` there. Signals wait until the program handles them again.
 
     Raises OSError when the program cannot be started.
     """
@@ -45,7 +45,7 @@ def begin_anew(
 
 
 def _keep(listener: socket.socket) -> list[int]:
-    """A socket's descriptor, and that of the file of a unix socket that this process made."""
+    """Returns a socket's descriptor, and that of the file of a unix socket that this process made."""
     fds = [listener.fileno(), getattr(listener, "pin", -1)]
     for fd in fds:
         if fd >= 0:
@@ -54,7 +54,7 @@ def _keep(listener: socket.socket) -> list[int]:
 
 
 def taken_over(environment: MutableMapping[str, str]) -> Mapping[str, Any] | None:
-    """What the last program of this process has left: its sockets, and what it wanted. None when there was none."""
+    """Returns the sockets and the state that the last program of this process left. None when there was none."""
     text = environment.pop(SOCKETS, None)
     if text is None:
         return None
@@ -65,5 +65,5 @@ def taken_over(environment: MutableMapping[str, str]) -> Mapping[str, Any] | Non
 
 
 def let_signals_come() -> None:
-    """Once they are handled again."""
+    """Delivers waiting signals, once the program handles them again."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

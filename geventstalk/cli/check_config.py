@@ -1,7 +1,7 @@
 """--check-config: finds what a start would find before it serves, and changes nothing.
 
-Addresses and ports are resolved and bound for a moment, but never listened on. What another process holds now, such as
-the server that runs with these very settings, is a warning and no error: it may be gone at the next start.
+Addresses and ports are resolved and bound for a moment, but never listened on. A resource that another process holds
+now, such as the server with these very settings, is a warning and no error: it may be free at the next start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from journal.tools import Owner
 
 
 def check(settings: Settings, log: logging.Logger, files: Mapping[str, str | None]) -> None:
-    """Raises ConfigError, ListenError, UserError or Unusable, each with the exit code that a start would end with."""
+    """Checks the settings. Raises ConfigError, ListenError, UserError or Unusable, each with the exit code of a
+    start.
+    """
     if settings.http:
         check_http(settings)
     for warning in listen.check_listeners(settings):
@@ -34,7 +36,7 @@ def check(settings: Settings, log: logging.Logger, files: Mapping[str, str | Non
 
 
 def check_journal(place: str, owner: Owner | None, log: logging.Logger) -> None:
-    """The directory, or the database and what this node would be in its cluster. Raises ConfigError or Unusable."""
+    """Checks the directory, or the database and this node's role in its cluster. Raises ConfigError or Unusable."""
     try:
         log_tools = tools_for(place)
         log_tools.require_usable(owner)
@@ -65,7 +67,7 @@ def refuse_binlog(place: str) -> None:
 
 
 def role_in_cluster(place: str) -> str:
-    """What a start would find in the rows of the cluster."""
+    """Returns the role that a start would find in the rows of the cluster."""
     from geventstalk.offline.cluster import watch
 
     try:
@@ -74,14 +76,14 @@ def role_in_cluster(place: str) -> str:
     except JournalLocked:
         return "there is no log: this node would wait for one; `geventstalk cluster init` makes it where none ever was"
     except JournalError as error:
-        return f"nobody can say which node leads: {error}"
+        return f"which node leads is unknown: {error}"
     if status.leader:
         return f"node {status.leader} leads, epoch {status.epoch}: this one would stand by"
     return "no node leads: this one would take over, if no other one is quicker"
 
 
 def check_http(settings: Settings) -> None:
-    """The file of tokens and the audit file. The addresses are looked at with the others.
+    """Checks the file of tokens and the audit file. The addresses are checked with the others.
 
     Raises ConfigError or UserError.
     """

@@ -1,7 +1,8 @@
-"""What all commands against a running server share: how they find it, their exit codes, and what they print.
+"""Shared by all commands for a running server: connections, exit codes, output.
 
-Exit codes: 0 done; 1 refused, or nothing there; 5 usage; 69 the server cannot be reached, went away or does not answer
-in time; 76 what answers does not speak the protocol; 77 the API wants another token; 128 and the number of a signal.
+Exit codes: 0 done; 1 refused, or nothing there; 5 usage; 69 the server cannot be reached, closed the connection or does
+not answer in time; 76 the peer does not speak the protocol; 77 the API wants another token; 128 and the number of a
+signal.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _UNITS: Final = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 class Context:
-    """The running server, as a command sees it: connections are made when they are needed."""
+    """The running server of a command. Connections are made when they are needed."""
 
     def __init__(self, listen: str | None, port: str | None, config: str | None, **options: Any) -> None:
         """Raises ConfigError."""
@@ -65,12 +66,12 @@ class Context:
         return self._servers[0] if self._servers else self.another()
 
     def another(self) -> Beanstalk:
-        """One more connection to the port."""
+        """Opens one more connection to the port."""
         self._servers.append(Beanstalk(self.address, self.timeout_s))
         return self._servers[-1]
 
     def find_api(self) -> Api | None:
-        """The API that --api names, or the one that the server says it has; None without one."""
+        """Returns the API that --api names, or the one of the server's facts; None without one."""
         if self._api is None and self._api_where != _WITHOUT:
             where = self._api_where
             if where is None:
@@ -101,7 +102,7 @@ class Context:
         raise NotAllowed(f"the token for the API at {api.where} may only read; --api none does without the API")
 
     def need_api(self, what: str) -> Api:
-        """The API, or an error that says what needs it and what the server would need."""
+        """Returns the API, or raises an error that says what needs it and what the server would need."""
         api = self.find_api()
         if api is not None:
             return api
@@ -139,13 +140,13 @@ class Context:
         click.echo(json.dumps(fact, separators=(",", ":")))
 
     def say(self, text: str) -> None:
-        """Prints a sentence for people. With --json there are objects only."""
+        """Prints a sentence for people. --json prints objects only."""
         if not self.json:
             click.echo(one_line(text))
 
 
 def note(text: str) -> None:
-    """Says on stderr what a reader of the result should know."""
+    """Prints a note to stderr."""
     click.echo(f"note: {one_line(text)}", err=True)
 
 
@@ -170,7 +171,7 @@ def client_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
                 raise click.UsageError(str(error)) from None
             except BrokenPipeError:
                 raise
-            except OSError as error:  # what goes wrong with servers and files is told by those who use them
+            except OSError as error:  # servers and files have errors of their own
                 raise Failed(f"cannot write to stdout: {error.strerror or error}", EXIT_DAMAGE) from None
             finally:
                 context.close()
@@ -183,7 +184,7 @@ def client_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
 
 
 def exit_code(error: ClientError) -> int:
-    """The exit code that stands for this error."""
+    """Returns the exit code of this error."""
     return _EXITS.get(type(error), EXIT_NOTHING)
 
 
@@ -228,7 +229,7 @@ class Whole(click.IntRange):
 
 
 class Number(click.FloatRange):
-    """The same for any number."""
+    """A number within bounds."""
 
     name = "number"
 
@@ -269,16 +270,16 @@ class Seconds(_NumberType):
 
 
 def interactive() -> bool:
-    """Whether somebody can be asked."""
+    """Returns whether there is a terminal to ask on."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Asks before harm. Raises Failed when the answer is no, UsageError when nobody can be asked."""
+    """Asks before harm. Raises Failed when the answer is no, UsageError when there is no terminal to ask on."""
     if yes:
         return
     if not interactive():
-        raise click.UsageError("nobody can be asked here; --yes does it without a question, --dry-run only counts")
+        raise click.UsageError("no terminal to ask on; --yes does it without a question, --dry-run only counts")
     try:
         agreed = click.confirm(one_line(question), default=False, err=True)
     except click.Abort:
@@ -291,12 +292,12 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 job`, `1,204 jobs`."""
+    """Returns `1 job`, `1,204 jobs`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def names(tubes: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
+    """Returns the first names, and how many more there are."""
     known = list(tubes)
     more = f" and {plural(len(known) - 3, 'more tube')}" if len(known) > 3 else ""
     return ", ".join(known[:3]) + more

@@ -1,7 +1,8 @@
-"""geventstalk kick, bury, delete, release, move, flush: something is done to jobs, by their ids or by a filter.
+"""geventstalk kick, bury, delete, release, move, flush: change jobs, by their ids or by a filter.
 
-The API does it where the server has one: jobs that others have reserved as well, in one go, and known to the audit.
-Otherwise the protocol does what it can, job by job. Invariant: a signal never tears one job, and what was done is said.
+Where the server has an API, the API makes the change: also to jobs that others have reserved, in one go, and recorded
+in the audit. Otherwise the protocol changes job by job. Invariant: a signal interrupts no single change, and the
+command reports what was done.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from geventstalk.logs import one_line
 
 _DONE: Final = {"delete": "deleted", "kick": "kicked", "bury": "buried", "release": "released", "move": "moved"}
 _FITTING: Final = {"kick": "buried,delayed", "bury": "ready,delayed,reserved", "release": "reserved"}
-"""The states out of which an action takes jobs, where that is not each state."""
+"""The states out of which an action takes jobs, for actions that do not fit each state."""
 _LOOK_S: Final = (0.02, 0.5)
-"""How often the progress of the server's own work is looked at: at first, and where the work takes long."""
+"""The pause between requests for the progress of the server's own work: at first, and at the longest."""
 _PROBLEMS_SHOWN: Final = 10
 
 
 @dataclass
 class Outcome:
-    """What became of it."""
+    """The counts of a change."""
 
     action: str
     filter: str | None = None
@@ -77,7 +78,7 @@ def _bounds(function: Callable[..., int]) -> Callable[..., int]:
 @_bounds
 @_words
 def kick(context: Context, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
-    """Make buried jobs ready, and delayed ones that are asked for.
+    """Make buried jobs ready, or chosen delayed ones.
 
     WHAT is ids, or a filter such as tube:mail. A filter that names no state is for buried jobs; state:delayed kicks
     delayed ones. Over the protocol alone, a filter may name tubes and states only. The exit code is 1 when nothing
@@ -106,10 +107,11 @@ def bury(context: Context, words: Sequence[str], limit: int | None, dry_run: boo
 @_bounds
 @_words
 def release(context: Context, words: Sequence[str], limit: int | None, dry_run: bool) -> int:
-    """Make jobs ready that somebody holds.
+    """Make reserved jobs ready.
 
-    WHAT is ids, or a filter such as tube:mail 'age>1h'. Whoever holds a job loses it. Over the server's API: the
-    protocol lets nobody else do that. The exit code is 1 when nothing matched or a job could not be released.
+    WHAT is ids, or a filter such as tube:mail 'age>1h'. The worker that holds a job loses it. Needs the server's API:
+    over the protocol a client can only release its own jobs. The exit code is 1 when nothing matched or a job could not
+    be released.
     """
     return _change(context, "release", selection(words, bare_words=False), limit, dry_run)
 
@@ -121,9 +123,9 @@ def release(context: Context, words: Sequence[str], limit: int | None, dry_run: 
 def delete(context: Context, words: Sequence[str], limit: int | None, dry_run: bool, yes: bool) -> int:
     """Delete jobs.
 
-    WHAT is ids, or a filter such as tube:mail state:buried 'age>1d'. With a filter the command asks first; where
-    nobody can be asked, --yes is needed. Over the protocol alone, a filter may name tubes and states only, and jobs
-    that others have reserved cannot be deleted. The exit code is 1 when nothing matched or a job could not be deleted.
+    WHAT is ids, or a filter such as tube:mail state:buried 'age>1d'. With a filter the command asks first; without a
+    terminal, --yes is needed. Over the protocol alone, a filter may name tubes and states only, and jobs that others
+    have reserved cannot be deleted. The exit code is 1 when nothing matched or a job could not be deleted.
     """
     wanted = selection(words, bare_words=False)
     return _change(context, "delete", wanted, limit, dry_run, ask=not wanted.ids and not yes)
@@ -158,8 +160,8 @@ def move(context: Context, words: Sequence[str], limit: int | None, dry_run: boo
 def flush(context: Context, tube: str, states: str, limit: int | None, dry_run: bool, yes: bool) -> int:
     """Delete all jobs of a tube.
 
-    The command asks first; where nobody can be asked, --yes is needed. TUBE may hold `*`, which stands for anything.
-    Reserved jobs can be deleted over the API only. The exit code is 1 when there was no such job.
+    The command asks first; without a terminal, --yes is needed. TUBE may hold `*`, which stands for anything. Reserved
+    jobs can be deleted over the API only. The exit code is 1 when there was no such job.
     """
     wanted = selection([f"tube:{tube}", f"state:{states}"], bare_words=False)
     return _change(context, "delete", wanted, limit, dry_run, ask=not yes)
@@ -177,42 +179,55 @@ def _change(
 ) -> int:
     if wanted.ids and limit is not None:
         raise click.UsageError("--limit is for a filter, not for ids")
-    way = _OverApi if (api := context.allowed_api("admin")) else _OverProtocol
-    if api is None and wanted.beyond is not None:
-        context.need_api(f"looking for {wanted.beyond}")
-    if api is None and action not in bulk.FITTING:
-        context.need_api("releasing jobs of others")
-        raise NotDone("the protocol alone cannot release jobs of others")
-    work = way(context, action, wanted, limit, target)
+    change = _begin(context, action, wanted, limit, target)
     outcome = Outcome(action, wanted.filter or None, target, dry_run=dry_run)
     if dry_run or ask:
-        outcome.matched = work.count()
-        if outcome.matched and not dry_run:
-            confirm(_question(action, outcome.matched, wanted, target), yes=False)
-    if not dry_run and (outcome.matched != 0 or not ask):
-        try:
-            work.run(outcome)
-        except (Stopped, ClientError) as error:
-            outcome.stopped = True
-            if outcome.done or outcome.failed or isinstance(error, Stopped):
-                _tell(context, outcome)
-            raise
+        outcome.matched = change.count()
+    if not dry_run and outcome.matched != 0:
+        _run(context, change, outcome)
     _tell(context, outcome)
     if dry_run:
         return EXIT_OK if outcome.matched else EXIT_NOTHING
     return EXIT_OK if outcome.done and not (wanted.ids and outcome.failed) else EXIT_NOTHING
 
 
-def _question(action: str, count: int, wanted: Selection, target: str | None) -> str:
-    to = f" to {target}" if target else ""
-    return f"{action.capitalize()} {plural(count, 'job')} that match {wanted.filter}{to}?"
+def _run(context: Context, change: _OverApi | _OverProtocol, outcome: Outcome) -> None:
+    """Makes the change. Asks first where the number of jobs is known."""
+    if outcome.matched is not None:
+        to = f" to {outcome.tube}" if outcome.tube else ""
+        jobs = f"{plural(outcome.matched, 'job')} that match {outcome.filter}"
+        confirm(f"{outcome.action.capitalize()} {jobs}{to}?", yes=False)
+    try:
+        change.run(outcome)
+    except (Stopped, ClientError) as error:
+        outcome.stopped = True
+        if outcome.done or outcome.failed or isinstance(error, Stopped):
+            _tell(context, outcome)
+        raise
+
+
+def _begin(
+    context: Context, action: str, wanted: Selection, limit: int | None, target: str | None
+) -> _OverApi | _OverProtocol:
+    """Returns the change, over the API where there is one. Raises NotDone where the protocol alone cannot do it."""
+    if context.allowed_api("admin") is not None:
+        return _OverApi(context, action, wanted, limit, target)
+    if wanted.beyond is not None:
+        context.need_api(f"looking for {wanted.beyond}")
+    if action not in bulk.FITTING:
+        context.need_api("releasing jobs of others")
+        raise NotDone("the protocol alone cannot release jobs of others")
+    return _OverProtocol(context, action, wanted, limit, target)
 
 
 def _tell(context: Context, outcome: Outcome) -> None:
     if context.json:
-        said = {key: value for key, value in vars(outcome).items() if value is not None}
-        context.write(said)
-        return
+        context.write({key: value for key, value in vars(outcome).items() if value is not None})
+    else:
+        _print(outcome)
+
+
+def _print(outcome: Outcome) -> None:
     for problem in outcome.problems[:_PROBLEMS_SHOWN]:
         click.echo(one_line(problem), err=True)
     if len(outcome.problems) > _PROBLEMS_SHOWN:
@@ -234,7 +249,7 @@ def _tell(context: Context, outcome: Outcome) -> None:
 
 
 class _OverProtocol:
-    """The protocol alone."""
+    """Changes jobs over the protocol alone."""
 
     def __init__(self, context: Context, action: str, wanted: Selection, limit: int | None, target: str | None) -> None:
         self._context = context
@@ -245,7 +260,7 @@ class _OverProtocol:
         self._plan: bulk.Plan | None = None
 
     def count(self) -> int:
-        """To how many jobs it would be done."""
+        """Returns the number of jobs that would change."""
         if self._wanted.ids:
             return sum(1 for _ in self._context.server.job_stats(self._wanted.ids))
         total = self._planned().jobs
@@ -266,8 +281,7 @@ class _OverProtocol:
                         outcome.add(step)
                 if step is None:
                     return
-                at += step.done + step.failed
-                bar.reach(at)
+                bar.reach(at := at + step.done + step.failed)
 
     def _planned(self) -> bulk.Plan:
         if self._plan is None:
@@ -290,7 +304,7 @@ class _OverProtocol:
 
 
 class _OverApi:
-    """The server's API."""
+    """Changes jobs over the server's API."""
 
     def __init__(self, context: Context, action: str, wanted: Selection, limit: int | None, target: str | None) -> None:
         self._api = context.need_api("this")
@@ -298,9 +312,9 @@ class _OverApi:
         self._ids = wanted.ids
         filter = wanted.filter
         if wanted.states == frozenset(STATES) and action in _FITTING:
-            filter = f"{filter} state:{_FITTING[action]}"  # the others would count as left alone
+            filter = f"{filter} state:{_FITTING[action]}"  # jobs in other states would count as left alone
         if target is not None:
-            filter = f"{filter} -tube:{target}"  # where they are they stay
+            filter = f"{filter} -tube:{target}"  # jobs of the target stay as they are
         self._order: dict[str, object] = {"filter": filter, "action": action}
         if limit is not None:
             self._order["limit"] = limit
@@ -309,7 +323,7 @@ class _OverApi:
         self._target = target
 
     def count(self) -> int:
-        """How many jobs match."""
+        """Returns the number of jobs that match."""
         if self._ids:
             return sum(self._is_there(id) for id in self._ids)
         answer = self._api.post_patiently("/bulk", {**self._order, "dry_run": True})
@@ -367,7 +381,7 @@ class _OverApi:
                 raise
         _take(outcome, state)
         if state.get("state") != "done":
-            raise NotDone(f"the work ended early: {state.get('error') or state.get('state')}")
+            raise NotDone(f"the change ended early: {state.get('error') or state.get('state')}")
 
 
 def _take(outcome: Outcome, state: Mapping[str, Any]) -> None:

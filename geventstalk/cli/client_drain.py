@@ -1,4 +1,4 @@
-"""geventstalk drain: the server takes no more jobs, and serves what it has."""
+"""geventstalk drain: the server refuses puts, and serves the jobs it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""geventstalk jobs, geventstalk job: jobs that match a filter, and all about one."""
+"""geventstalk jobs, geventstalk job: jobs that match a filter, and all about one job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from geventstalk.logs import one_line
 LIST_BODY_BYTES: Final = 200
 ONE_BODY_BYTES: Final = 65536
 _API_BODY_BYTES_MAX: Final = 1 << 20
-"""So many bytes of a body the API tells of one job."""
+"""The bytes of a body that the API returns with a job."""
 _COLUMNS: Final = (
     Column("ID", right=True),
     Column("TUBE", flexible=True, rank=1),
@@ -39,7 +39,7 @@ _COLUMNS: Final = (
 
 
 def selection(words: Sequence[str], *, bare_words: bool) -> Selection:
-    """What the words select. Raises UsageError."""
+    """Returns the selection of the words. Raises UsageError."""
     try:
         return select.parse(words, bare_words=bare_words)
     except BadSelection as error:
@@ -111,7 +111,7 @@ def _by_id(context: Context, ids: Sequence[int], body: int) -> Iterator[Shape]:
         try:
             yield shapes.job(facts, context.server.peek(shapes.number(facts, "id")), body)
         except Absent:
-            continue  # somebody was faster
+            continue  # a client was faster
 
 
 def _next_jobs(
@@ -184,7 +184,7 @@ def job(context: Context, raw: bool, body: int, ids: Sequence[int]) -> int:
 
 
 def _over_api(context: Context, api: Api, id: int, most: int) -> Shape:
-    """The job's shape, with who holds it. What is longer than the API tells of a body comes over the protocol."""
+    """Returns the job's shape, with its holder. A body that is longer than the API returns comes over the protocol."""
     found = api.job(id, min(most, _API_BODY_BYTES_MAX))
     if most > _API_BODY_BYTES_MAX and not found["body"]["whole"]:
         found["body"] = shapes.body_shape(context.server.peek(id), most)
@@ -192,7 +192,7 @@ def _over_api(context: Context, api: Api, id: int, most: int) -> Shape:
 
 
 def _over_protocol(context: Context, id: int, most: int) -> tuple[Shape, bytes]:
-    """The job's shape, and its whole body."""
+    """Returns the job's shape, and its whole body."""
     content = context.server.peek(id)
     for facts in context.server.job_stats([id]):
         return shapes.job(facts, content, most), content

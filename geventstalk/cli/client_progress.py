@@ -1,4 +1,6 @@
-"""Long work: a bar on the terminal's stderr, or a count where nobody knows the end. Quiet elsewhere."""
+"""Progress of long work: a bar on the terminal's stderr, or a count where the end is unknown. Quiet without a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ if TYPE_CHECKING:
     from click._termui_impl import ProgressBar
 
 _SHOWN_AFTER_S: Final = 0.5
-"""Work that is done sooner shows nothing."""
+"""Work that ends sooner shows nothing."""
 _COUNT_EVERY_S: Final = 0.1
 
 
 class Progress:
-    """How far the work is. `total` is 0 where nobody knows."""
+    """The progress of some work. `total` is 0 where the end is unknown."""
 
     def __init__(self, label: str, total: int) -> None:
         self.total: Final = total
@@ -31,7 +33,7 @@ class Progress:
         self._at = 0
 
     def reach(self, at: int) -> None:
-        """So much is done."""
+        """Sets how much is done."""
         step, self._at = at - self._at, at
         if self._bar is not None:
             self._bar.update(step)
@@ -55,7 +57,7 @@ class Progress:
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Progress]:
-    """Shows how far the work is until it ends, whatever the end is."""
+    """Shows the progress until the work ends, also with an exception."""
     made = Progress(label, total)
     try:
         yield made

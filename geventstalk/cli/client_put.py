@@ -1,4 +1,4 @@
-"""geventstalk put: jobs into a tube."""
+"""geventstalk put: puts jobs into a tube."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _told(context: Context, tube: str, done: int, first: int, last: int, *, stop
 
 
 def _stdin_size() -> int:
-    """Bytes that come, 0 when that is not known."""
+    """Returns the number of bytes that come, 0 when that is unknown."""
     try:
         return os.fstat(sys.stdin.fileno()).st_size
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""How things look in a terminal: tables, ages, bodies.
+"""Text for a terminal: tables, ages, bodies.
 
-This room must not ask a server. Invariant: whatever a tube or a body is called, only printable characters leave this
-room, so that nobody's job can move another's cursor.
+This module must not send requests. Invariant: it returns printable characters only, so that no name of a tube and no
+body can move the cursor.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from geventstalk.logs import one_line
 
 _GAP: Final = "  "
 _ROOM_MIN: Final = 12
-"""Columns that the flexible cell keeps before other columns give way."""
+"""Columns that the flexible cell keeps before other columns are left out."""
 _ROOM_FOR_LABELS: Final = 60
-"""On a terminal as wide as this, what stands behind labels is aligned."""
+"""On a terminal as wide as this, the text behind labels is aligned."""
 _HEX_COLUMNS: Final = 16
 NO_VALUE: Final = "-"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. `rank` says how soon it gives way on a narrow terminal: the highest first, 0 never."""
+    """A column of a table. On a narrow terminal the column with the highest `rank` is left out first, one with 0
+    never.
+    """
 
     title: str
     right: bool = False
@@ -39,14 +41,14 @@ class Column:
 
 
 def cells(text: str) -> int:
-    """How many cells of a terminal the text takes."""
+    """Returns the width of the text in cells of a terminal."""
     if text.isascii():
         return len(text)
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.combining(c) else 1 for c in text)
 
 
 def cut(text: str, room: int) -> str:
-    """The text, in so many cells at the most."""
+    """Returns the text, cut to this many cells."""
     if cells(text) <= room:
         return text
     while text and cells(text) > room - 1:
@@ -55,7 +57,9 @@ def cut(text: str, room: int) -> str:
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], room: int | None) -> list[str]:
-    """The lines of a table, the first of them the titles. `room` is the width of the terminal, None for any width."""
+    """Returns the lines of a table, the first of them the titles. `room` is the terminal's width, None for any
+    width.
+    """
     safe = [[one_line(cell) for cell in row] for row in rows]
     widths = [
         max([cells(column.title), *(cells(row[at]) for row in safe)]) if safe else cells(column.title)
@@ -69,7 +73,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], room: int | 
 
 
 def _fitted(columns: Sequence[Column], widths: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Widths and columns that fit: columns give way by rank until the flexible ones can do with what is left."""
+    """Returns the widths and the columns that fit: columns are left out by rank until the flexible ones fit."""
     kept = list(range(len(columns)))
 
     def least() -> int:
@@ -96,7 +100,7 @@ def _line(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int], 
 
 
 def facts_line(label: str, facts: Sequence[tuple[str, int]], room: int | None) -> str:
-    """Facts behind a label, in one line. Each has a rank, as a column has, by which it gives way to the others."""
+    """Returns a line of facts behind a label. Facts are left out by rank, as columns are."""
     begin = f"{label:<8}" if room is None or room >= _ROOM_FOR_LABELS else label
     line = begin + _GAP + (_GAP + " ").join(text for text, _ in facts)
     if room is None or cells(line) <= room:
@@ -108,7 +112,7 @@ def facts_line(label: str, facts: Sequence[tuple[str, int]], room: int | None) -
 
 
 def echo_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table, cut to the terminal. What is not a terminal gets all of it."""
+    """Prints a table, cut to the terminal's width. A file or a pipe gets all of it."""
     lines = table(columns, rows, width())
     click.echo(click.style(lines[0], bold=True) if colours() else lines[0])
     for line in lines[1:]:
@@ -116,24 +120,24 @@ def echo_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None
 
 
 def width() -> int | None:
-    """Columns of the terminal; None where stdout is none."""
+    """Returns the columns of the terminal; None where stdout is none."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     return max(20, shutil.get_terminal_size().columns)
 
 
 def colours() -> bool:
-    """Whether stdout shows bold text and colours."""
+    """Returns whether stdout shows bold text and colours."""
     return width() is not None and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def count(number: int | None) -> str:
-    """`1,204`; `-` for none."""
+    """Returns `1,204`; `-` for none."""
     return NO_VALUE if number is None else f"{number:,}"
 
 
 def age(seconds: float | None) -> str:
-    """`45 s`, `12 min 5 s`, `3 h 12 min`, `2 d 4 h`; `-` for none."""
+    """Returns `45 s`, `12 min 5 s`, `3 h 12 min`, `2 d 4 h`; `-` for none."""
     if seconds is None:
         return NO_VALUE
     whole = max(0, int(seconds))
@@ -145,7 +149,7 @@ def age(seconds: float | None) -> str:
 
 
 def time_of(seconds: float | None) -> str:
-    """`850 µs`, `12 ms`, `1.5 s`, `3 min 20 s`; `-` for none."""
+    """Returns `850 µs`, `12 ms`, `1.5 s`, `3 min 20 s`; `-` for none."""
     if seconds is None:
         return NO_VALUE
     if seconds < 0.0095:
@@ -156,7 +160,7 @@ def time_of(seconds: float | None) -> str:
 
 
 def size(count: int | None) -> str:
-    """`812 B`, `64.0 kB`, `1.2 MB`; `-` for none."""
+    """Returns `812 B`, `64.0 kB`, `1.2 MB`; `-` for none."""
     if count is None:
         return NO_VALUE
     if count < 1000:
@@ -170,7 +174,7 @@ def size(count: int | None) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """`0.25`, `12.0`, `1,204`; `-` for none."""
+    """Returns `0.25`, `12.0`, `1,204`; `-` for none."""
     if per_second is None:
         return NO_VALUE
     if per_second == 0:
@@ -179,7 +183,7 @@ def rate(per_second: float | None) -> str:
 
 
 def body_line(body: Mapping[str, Any] | None) -> str:
-    """A body in one line."""
+    """Returns a body in one line."""
     if body is None:
         return ""
     more = "" if body["whole"] else "…"
@@ -189,7 +193,7 @@ def body_line(body: Mapping[str, Any] | None) -> str:
 
 
 def body_lines(body: Mapping[str, Any]) -> list[str]:
-    """A body as it is read best: text line by line, or bytes in hexadecimal."""
+    """Returns the lines of a body: its text, or its bytes in hexadecimal."""
     if body["encoding"] == "text":
         return [_escaped(line) for line in str(body["data"]).split("\n")]
     data = body_bytes(body)

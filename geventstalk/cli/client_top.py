@@ -1,7 +1,7 @@
 """geventstalk top: the server and its tubes, live in the terminal.
 
-A thread asks the server, so that keys and resizing work while the server is slow. What is not a terminal gets plain
-lines. Invariant: whatever ends the command, the terminal is as it was.
+A thread sends the requests, so that keys and resizing work while the server is slow. A file or a pipe gets plain lines.
+Invariant: however the command ends, it restores the terminal.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _TICK_S: Final = 0.2
-"""How soon a new size of the terminal is noticed."""
+"""The delay until a new size of the terminal is noticed."""
 _ROWS_LEAST: Final = 5
-"""On a low terminal lines about the server give way until so many lines are left for tubes, ..."""
+"""On a low terminal, lines about the server are left out until this many lines are left for tubes, ..."""
 _HEAD_LEAST: Final = 2
-"""... but for these."""
+"""... except for these."""
 _HEIGHT_WITH_GAPS: Final = 16
-"""A terminal with so many lines has room for empty ones."""
+"""The least height of a terminal with empty lines between the parts."""
 SORTS: Final = ("trouble", "name", "ready", "buried", "in", "out")
 _COLUMNS: Final = (
     Column("TUBE", flexible=True),
@@ -106,7 +106,7 @@ def _plain(context: Context, interval: float, most: int, sort: str) -> int:
 def lines(
     server: Address, sample: Sample, sort: str, room: int | None, height: int | None = None
 ) -> tuple[list[str], list[str]]:
-    """What is said of the server, and the table of its tubes. `height` is how many lines both may have together."""
+    """Returns the lines about the server, and the table of its tubes. `height` is the most lines of both together."""
     head = _head(server, sample, room)
     tubes = sorted(sample.tubes, key=_ORDERS[sort])
     shown = len(tubes)
@@ -122,7 +122,7 @@ def lines(
 
 
 def _head(at: Address, sample: Sample, room: int | None) -> list[str]:
-    """What is said of the server, the most important line first."""
+    """Returns the lines about the server, the most important first."""
     server: dict[str, Any] = sample.server
     jobs, clients, rates = server["jobs"], server["connections"], server["per_s"] or {}
     build = f" ({server['build']})" if "build" in server else ""
@@ -140,16 +140,7 @@ def _head(at: Address, sample: Sample, room: int | None) -> list[str]:
         times = (f"queued {queued[0]}", *queued[1:], f"at work {worked[0]}", *worked[1:])
         facts.append(("times", list(zip(times, (0, 1, 2, 1, 1, 2), strict=True))))
     if memory := server.get("memory"):
-        bodies = memory["bodies"]
-        places = [
-            (f"{size(bodies['bytes'])} of {size(bodies['max_bytes'])} in memory", 0),
-            (f"{size(bodies['bytes_on_disk'])} on disk", 0),
-            (plural(bodies["jobs_on_disk"], "job") + " there", 2),
-            (f"{count(bodies['loads'])} came back", 3),
-        ]
-        if bodies["refused_puts"]:
-            places.append((plural(bodies["refused_puts"], "put") + " refused", 1))
-        facts.append(("bodies", places))
+        facts.append(("bodies", _bodies(memory["bodies"])))
     peers = [
         (count(clients["open"]), 0),
         (plural(clients["producers"], "producer"), 2),
@@ -160,6 +151,17 @@ def _head(at: Address, sample: Sample, room: int | None) -> list[str]:
     facts.append(("clients", peers))
     head = [facts_line(str(at), title, room)]
     return [one_line(line) for line in head + [facts_line(label, parts, room) for label, parts in facts]]
+
+
+def _bodies(bodies: dict[str, int]) -> list[tuple[str, int]]:
+    facts = [
+        (f"{size(bodies['bytes'])} of {size(bodies['max_bytes'])} in memory", 0),
+        (f"{size(bodies['bytes_on_disk'])} on disk", 0),
+        (plural(bodies["jobs_on_disk"], "job") + " there", 2),
+        (f"{count(bodies['loads'])} came back", 3),
+    ]
+    refused = bodies["refused_puts"]
+    return [*facts, (plural(refused, "put") + " refused", 1)] if refused else facts
 
 
 def _quantiles(times: Shape) -> list[str]:
@@ -199,7 +201,7 @@ _ORDERS: Final[dict[str, Callable[[Shape], tuple[Any, ...]]]] = {
 
 
 class _Asking:
-    """A thread that asks the server. `sample` is the latest answer, `problem` why there is no newer one."""
+    """A thread that takes samples. `sample` is the latest, `problem` is the reason why there is no newer one."""
 
     def __init__(self, context: Context, interval: float, sample: Sample) -> None:
         self.sample = sample
@@ -236,7 +238,7 @@ class _Asking:
 
 
 class _Screen:
-    """What is on the screen, and what the keys changed about it."""
+    """The content of the screen, and the state that keys change."""
 
     def __init__(self, context: Context, asking: _Asking, sort: str) -> None:
         self._context: Final = context
@@ -253,7 +255,7 @@ class _Screen:
         return key in ("q", "Q", "\x04")
 
     def state(self) -> object:
-        """Changes when the picture does."""
+        """A value that changes when the picture does."""
         return (id(self._held or self._asking.sample), self._asking.problem, self._sort, bool(self._held), _size())
 
     def picture(self) -> RenderableType:
@@ -318,7 +320,7 @@ def _screen(context: Context, interval: float, most: int | None, sort: str) -> i
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], Sequence[str]]]:
-    """A function that waits so long for keys, which are not shown while they are typed."""
+    """Returns a function that waits for keys for some seconds. The terminal does not echo them."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
 
@@ -342,7 +344,7 @@ def _keys() -> Iterator[Callable[[float], Sequence[str]]]:
 
 @contextlib.contextmanager
 def _stop_key() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-Z was typed since the last time."""
+    """Returns whether Ctrl-Z was typed since the last call."""
     typed = []
     before = signal.signal(signal.SIGTSTP, lambda *_: typed.append(True))
 

@@ -1,4 +1,4 @@
-"""geventstalk tubes, geventstalk pause: what is in which tube; and nobody gets a job of a tube for a while."""
+"""geventstalk tubes, geventstalk pause: shows tubes, and pauses them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tubes(context: Context, sort: str, wanted: Sequence[str]) -> int:
 
 
 def tube_shapes(context: Context, wanted: Sequence[str]) -> list[Shape]:
-    """The tubes that one of the patterns fits, or all."""
+    """Returns the tubes that match one of the patterns, or all."""
     known = context.server.tubes()
     if wanted:
         known = [name for name in known if any(select.matches(name, pattern) for pattern in wanted)]
@@ -85,18 +85,18 @@ def _row(tube: Shape) -> list[str]:
 
 
 def state_cells(tube: Shape) -> list[str]:
-    """The cells of STATE_COLUMNS."""
+    """Returns the cells of STATE_COLUMNS."""
     return [count(tube["jobs"][state]) for state in ("ready", "reserved", "delayed", "buried")]
 
 
 def oldest(tube: Shape) -> float | None:
-    """Age of the oldest ready job, where there is one and the server tells."""
+    """Returns the age of the oldest ready job, where there is one and the server tells it."""
     found: float | None = tube.get("ages", {}).get("ready")
     return found
 
 
 def paused(tube: Shape) -> str:
-    """For how long the tube is still paused."""
+    """Returns the rest of the tube's pause."""
     return age(tube["pause_left_s"]) if tube["paused_s"] else NO_VALUE
 
 
@@ -104,7 +104,7 @@ def paused(tube: Shape) -> str:
 @click.argument("tube", type=TubeName(many=True))
 @click.argument("time", type=Seconds())
 def pause(context: Context, tube: str, time: int) -> int:
-    """Let nobody reserve a job of a tube for a while.
+    """Pause a tube: no client can reserve a job of it for a while.
 
     TUBE may hold `*`, which stands for anything. TIME is 90, 90s, 15min, 2h or 1d; 0 ends a pause. Over the API where
     the server has one, so that its audit knows, otherwise over the protocol. The exit code is 1 when there is no such

@@ -1,4 +1,4 @@
-"""geventstalk watch: prints what happens to the jobs of a tube."""
+"""geventstalk watch: prints the events of the jobs of a tube."""
 
 from __future__ import annotations
 

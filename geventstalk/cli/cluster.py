@@ -1,6 +1,6 @@
-"""geventstalk cluster: a new journal for nodes, who leads, and that another node leads.
+"""geventstalk cluster: makes a journal for nodes, shows the leader, and changes it.
 
-Exit codes: 0 a node leads, or leads now as it was asked for, or the journal is there; 1 none does, or another; 5 usage;
+Exit codes: 0 a node leads, or the right one leads now, or the journal exists; 1 none leads, or the wrong one; 5 usage;
 10 no cluster is there; 69 the database cannot be reached; 128 and the number of a signal.
 """
 

@@ -1,8 +1,8 @@
-"""geventstalk completion: what a shell needs to complete words of the command line, and its questions.
+"""geventstalk completion: the script for a shell that completes words, and the answers to its requests.
 
-A shell asks the program itself, with a variable in the environment, as click has it. Names of tubes come from the
-running server, if there is one that answers at once, and names of nodes from the cluster's database.
-Invariant: a question of a shell never fails aloud.
+A shell runs the program itself, with a variable in the environment, as click defines it. Names of tubes come from the
+running server, if it answers at once, and names of nodes from the cluster's database. Invariant: a request of a shell
+fails silently.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def completion(shell: str) -> int:
 
 
 def answer(environment: MutableMapping[str, str]) -> int:
-    """Answers a shell's question, which the environment holds. Returns the exit code."""
+    """Answers a shell's request, which the environment holds. Returns the exit code."""
     shell, _, instruction = environment.pop(COMPLETES, "").partition("_")
     found = get_completion_class(shell)
     if found is None or instruction != "complete":
@@ -49,7 +49,7 @@ def answer(environment: MutableMapping[str, str]) -> int:
 
 
 def _root() -> click.Group:
-    """The commands, with the flags of the server beside them."""
+    """Returns the commands, with the flags of the server beside them."""
     from geventstalk.cli.program import make_group
     from geventstalk.cli.serve import command_of_server
 
@@ -57,40 +57,43 @@ def _root() -> click.Group:
 
 
 def tubes(context: click.Context, incomplete: str) -> list[CompletionItem]:
-    """Names of the server's tubes that begin so."""
+    """Returns the names of the server's tubes that begin with this."""
     return [CompletionItem(name) for name in _tubes(context, incomplete)]
 
 
 def states(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """States behind commas."""
+    """Returns the states that complete the last of several."""
     return [CompletionItem(found) for found in _listed(incomplete, lambda begin: _beginning(STATES, begin))]
 
 
 def terms(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Terms of a filter about tubes and states. bash splits words at colons, and wants only what is behind the last."""
+    """Returns terms about tubes and states. bash splits words at colons, and wants only the part behind the last
+    colon.
+    """
     before: list[str] = list(context.params.get("words") or ())
     split = ""
     if incomplete == ":" and before:
         split, incomplete = f"{before[-1]}:", ""
     elif len(before) > 1 and before[-1] == ":":
         split = f"{before[-2]}:"
-    key, _, value = (split + incomplete).partition(":")
-    if split + incomplete == key:
-        wanted = [f"state:{state}" for state in STATES]
-        if "tube:".startswith(key):
-            wanted += [f"tube:{name}" for name in _tubes(context, "")]
-        found = _beginning(wanted, key)
-    elif key == "state":
-        found = [f"state:{state}" for state in _listed(value, lambda begin: _beginning(STATES, begin))]
-    else:
-        found = (
-            [f"tube:{name}" for name in _listed(value, lambda begin: _tubes(context, begin))] if key == "tube" else []
-        )
+    found = _terms(context, split + incomplete)
     return [CompletionItem(term.removeprefix(split)) for term in found]
 
 
+def _terms(context: click.Context, word: str) -> list[str]:
+    key, colon, value = word.partition(":")
+    if not colon:
+        tubes = _tubes(context, "") if "tube:".startswith(key) else []
+        return _beginning([*(f"state:{state}" for state in STATES), *(f"tube:{name}" for name in tubes)], key)
+    if key == "state":
+        return [f"state:{states}" for states in _listed(value, lambda begin: _beginning(STATES, begin))]
+    if key == "tube":
+        return [f"tube:{names}" for names in _listed(value, lambda begin: _tubes(context, begin))]
+    return []
+
+
 def nodes(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of the cluster's nodes that begin so."""
+    """Returns the names of the cluster's nodes that begin with this."""
     from geventstalk.config import ConfigError, load
     from geventstalk.offline.cluster import names
 
@@ -104,7 +107,7 @@ def nodes(context: click.Context, _parameter: click.Parameter, incomplete: str) 
 
 
 def _listed(value: str, known: Callable[[str], Iterable[str]]) -> list[str]:
-    """What the last of the words between commas can be, with those before it."""
+    """Returns the values that complete the last of several, with those before it."""
     before, comma, last = value.rpartition(",")
     return [before + comma + name for name in known(last)]
 

@@ -1,4 +1,4 @@
-"""geventstalk copy: a whole journal to another place, from a directory to a database or back."""
+"""geventstalk copy: copies a whole journal, from a directory to a database or back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def copy(source: str, target: str, accept_damage: bool, as_json: bool) -> int:
 
 
 class _Steps:
-    """One progress behind the other."""
+    """Shows one progress after the other."""
 
     def __init__(self) -> None:
         self._what = ""

@@ -1,7 +1,7 @@
-"""The first thing a process does: see to its descriptors, handle signals until the server does; and how it ends.
+"""The first steps of a process: opens missing standard descriptors, handles signals until the server does; and its end.
 
-This room must not import anything that takes time: a signal that comes before the handlers are set kills the process,
-and passes a process with pid 1 by.
+This module must not import anything that takes time: a signal that comes before the handlers are set kills the process,
+and a process with pid 1 ignores it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DRAIN_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 def fill_standard_descriptors() -> None:
     """Opens /dev/null as stdin, stdout and stderr where the process was started without.
 
-    Otherwise a file of the journal or a client gets their number, and whatever a library prints on stderr goes there.
+    Otherwise a file of the journal or a client gets their number, and a library that prints to stderr writes there.
     """
     try:
         while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -36,7 +36,7 @@ def fill_standard_descriptors() -> None:
 
 def end(code: int) -> NoReturn:
     """Ends the process at once."""
-    # Taking a million jobs apart one by one takes the interpreter longer than a stop may last.
+    # Freeing a million jobs one by one takes the interpreter longer than a stop may last.
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -77,5 +77,5 @@ def _remember(number: int, _frame: FrameType | None) -> None:
 
 
 def drains() -> bool:
-    """Whether puts are to be refused, by the drain signals that came before the server handled them itself."""
+    """Returns whether to refuse puts, by the drain signals that came before the server handled them itself."""
     return _last_drain_signal == signal.SIGUSR1

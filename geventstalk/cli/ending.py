@@ -1,8 +1,7 @@
-"""How a command beside the server ends before its work is done: by a failure with an exit code, or by a signal.
+"""Ends a command before its work is done: by a failure with an exit code, or by a signal.
 
-A signal is an exception that nobody swallows, at a moment that does no harm.
-
-This room must not know any command. Invariant: within `whole()` nothing is torn; a second signal does not wait.
+A signal raises an exception, at a moment that does no harm, and no handler swallows it. This module must not know any
+command. Invariant: a signal does not interrupt a block of `whole()`; a second signal does.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ class Failed(Exception):
 
 
 class Stopped(BaseException):
-    """A signal asked for the end; what was begun is cleared away on the way out."""
+    """A signal asked for the end; the command removes its unfinished work on the way out."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 class _Held:
-    """Whether signals wait, and for which of them the end is due."""
+    """Whether signals wait, and the signal that waits."""
 
     depth = 0
     number = 0
@@ -39,7 +38,7 @@ class _Held:
 
 @contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """Within, a signal to stop ends the command with its clean-up. SIGUSR1 and SIGUSR2 are for servers."""
+    """Within the block, a signal to stop ends the command with its clean-up. SIGUSR1 and SIGUSR2 are for servers."""
     _Held.depth = _Held.number = 0
     before = {}
     for number in _NUMBERS:
@@ -62,7 +61,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def whole() -> Iterator[None]:
-    """Within, a signal waits for the end of the block. A second signal does not wait."""
+    """Within the block, a signal waits for its end. A second signal does not wait."""
     _Held.depth += 1
     try:
         yield

@@ -1,4 +1,4 @@
-"""geventstalk export: every job of a journal as a line of JSON."""
+"""geventstalk export: prints every job of a journal as a line of JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""geventstalk import-binlog: the jobs of a beanstalkd that is stopped, into a journal without jobs."""
+"""geventstalk import-binlog: reads the jobs of a stopped beanstalkd into a journal without jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""geventstalk import: what `export` printed, into a journal without jobs."""
+"""geventstalk import: reads the output of `export` into a journal without jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""geventstalk journal: look at a journal, copy it, repair it."""
+"""geventstalk journal: checks, prints, copies and repairs a journal."""
 
 from __future__ import annotations
 
@@ -108,5 +108,5 @@ def _repair(directory: str, target: str | None, in_place: bool) -> int:
         click.echo(f"set aside {path} as {name}; what is intact in it is written anew")
     for id in repaired.lost:
         click.echo(f"lost: job {id}")
-    click.echo("what else the findings name is lost as well, and nobody can say of which jobs it was")
+    click.echo("what else the findings name is lost as well, and it is unknown of which jobs it was")
     return EXIT_DAMAGE

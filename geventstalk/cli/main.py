@@ -1,8 +1,8 @@
-"""The program begins here: early signals first, then the command that the first word names, or the server.
+"""The program's entry: handles early signals, then runs the command that the first word names, or the server.
 
-This room must not import what takes time before the signals are handled. From the first line of `main` on, a stop
-signal ends the process with exit code 0. So that this line comes 15 ms after the start and not 50, every other room is
-imported where it is used.
+This module must not import what takes time before the signals are handled. From the first line of `main` on, a stop
+signal ends the process with exit code 0. So that this line comes 15 ms after the start and not 50, every other module
+is imported where it is used.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ COMMANDS = (
     "copy",
     "cluster",
 )
-"""The first words of a command line that is not the server's. The list is here so that a start of the server imports
-none of these commands."""
+"""The first words of command lines that are not the server's. With the list here, a start of the server imports none of
+these commands.
+"""
 SOCKETS = "_GEVENTSTALK_SOCKETS"
-"""The variable with which a server that begins anew hands its sockets to itself, see again.py."""
+"""The variable by which a server that begins anew keeps its sockets, see again.py."""
 COMPLETES = "_GEVENTSTALK_COMPLETE"
-"""The variable with which a shell asks what could come next on a command line."""
+"""The variable by which a shell requests completions of a command line."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

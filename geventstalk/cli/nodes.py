@@ -1,6 +1,6 @@
-"""The nodes of a cluster, for the console: what `geventstalk cluster` says and does, in the process of a server.
+"""The nodes of a cluster, for the console: status and changes of `geventstalk cluster`, within a server's process.
 
-Each method waits for the database, and runs in a thread. It imports what it needs when it is asked.
+Each method waits for the database, and runs in a thread. The module imports what it needs at the first request.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _PROMOTE_S: Final = 10.0
 _ASK_S: Final = 1.0
-"""So long the node that leads is asked where its console is."""
+"""The timeout of the request for the address of the leader's console."""
 
 
 class Nodes:
-    """`place` is the journal that the nodes share."""
+    """The nodes that share the journal `place`."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -49,7 +49,7 @@ class Nodes:
 
 
 def _console(at: str) -> str | None:
-    """The address of the console of the node at this address, as its `stats` say it; None when it has none."""
+    """Returns the address of the console of the node at this address, from its `stats`; None when it has none."""
     from geventstalk.client import address
     from geventstalk.client.errors import ClientError
     from geventstalk.client.protocol import Beanstalk

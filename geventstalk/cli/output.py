@@ -1,4 +1,4 @@
-"""What the commands beside the server print, and how: findings on stderr, objects as lines of JSON on stdout."""
+"""Output of the commands beside the server: findings on stderr, objects as lines of JSON on stdout."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from journal.errors import JournalDamaged
 
 
 def refuse_damage(findings: list[str], accept: bool) -> None:
-    """Says what was found. Raises JournalDamaged when that is not accepted."""
+    """Prints the findings. Raises JournalDamaged when the damage is not accepted."""
     report(findings)
     if findings and not accept:
         raise JournalDamaged(f"{len(findings)} findings; nothing was written, --accept-damage takes what is intact")
 
 
 def report(findings: list[str]) -> int:
-    """Says what was found, on stderr. Returns the exit code for it."""
+    """Prints the findings to stderr. Returns their exit code."""
     for finding in findings:
         click.echo(f"finding: {finding}", err=True)
     return EXIT_DAMAGE if findings else EXIT_OK
@@ -31,7 +31,7 @@ def report(findings: list[str]) -> int:
 
 @contextlib.contextmanager
 def output() -> Iterator[Callable[[dict[str, object]], None]]:
-    """A function that writes an object as a line of JSON to stdout."""
+    """Yields a function that writes an object as a line of JSON to stdout."""
     stream: IO[str] | None = sys.stdout
     if stream is None:
         raise OSError(errno.EBADF, "stdout is closed")

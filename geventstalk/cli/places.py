@@ -1,7 +1,7 @@
-"""Where a journal is, as a word of a command: a directory, or a database.
+"""The argument of a command that names a journal: a directory, or a database.
 
-This room must not ask the place. Invariant: a password never comes from the command line, where all of the host can
-read it, and none is printed.
+This module must not open the journal. Invariant: a password never comes from the command line, where every user of the
+host can read it, and none is printed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ else:
     _TextType = click.ParamType  # before click 8.4 it cannot be subscripted
 
 NO_PASSWORD = (
-    "a password on the command line can be read by everybody on this host; "
+    "a password on the command line can be read by every user of this host; "
     "give it in PGPASSWORD, in ~/.pgpass (PGPASSFILE), or in a service file"
 )
 

@@ -1,9 +1,9 @@
-"""The commands beside the server as one group, and how one of them runs: signals, exit codes, one line for each error.
+"""The commands beside the server as one group; runs one of them: signals, exit codes, one line for each error.
 
-Each command is imported when it is the one that runs: what looks after a journal takes 0.1 s, and a running server is
-asked without it. Exit codes: 0 fine, 1 damage or failure, 5 usage, or a library that is missing, 10 a place that is
-missing, locked or not to be used, 69 a database that cannot be reached, 70 an unexpected error, which is a bug; 128 and
-the number of a signal that ended it. `cli/client.py` has those of a server that cannot be reached.
+Only the command that runs is imported: commands for a journal take 0.1 s, those for a running server do not need them.
+Exit codes: 0 fine, 1 damage or failure, 5 usage, or a library that is missing, 10 a place that is missing, locked or
+not to be used, 69 a database that cannot be reached, 70 an unexpected error, which is a bug; 128 and the number of a
+signal that ended it. `cli/client.py` has those of a server that cannot be reached.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OFFLINE = {
     "import-binlog": "import_binlog:import_binlog",
     "copy": "copy_jobs:copy",
 }
-"""The commands that look after a journal, and where each of them is."""
+"""The commands for a journal, and the module and function of each."""
 LIVE = {
     "top": "client_top:top",
     "tubes": "client_tubes:tubes",
@@ -47,29 +47,25 @@ LIVE = {
     "watch": "client_watch:watch",
     "completion": "completion:completion",
 }
-"""The commands that talk to a running server."""
+"""The commands for a running server."""
 CLUSTER = {"cluster": "cluster:cluster"}
 """The commands for nodes that share a journal in a database."""
 ALL = {**LIVE, **OFFLINE, **CLUSTER}
 
 
 class _Verbosity:
-    """How often -V was given to a command."""
+    """The number of -V that a command was given."""
 
     def __init__(self) -> None:
         self.level = 0
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one of the commands with these words, the first of them the name of a command. Returns the exit code."""
+    """Runs one of the commands with these words, the first of them its name. Returns the exit code."""
     verbosity = _Verbosity()
     try:
         with signals():
-            _allow_many_files()
-            code = make_group().main(arguments, prog_name=PROGRAM, standalone_mode=False, obj=verbosity)
-            if sys.stdout is not None:
-                sys.stdout.flush()
-            return int(code or 0)
+            return _run(arguments, verbosity)
     except click.ClickException as error:
         return _fail(_usage_text(error), EXIT_USAGE)
     except Failed as failed:
@@ -87,6 +83,14 @@ def main(arguments: list[str]) -> int:
         return _fail_by(error, verbosity.level)
 
 
+def _run(arguments: list[str], verbosity: _Verbosity) -> int:
+    _allow_many_files()
+    code = make_group().main(arguments, prog_name=PROGRAM, standalone_mode=False, obj=verbosity)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return int(code or 0)
+
+
 def _fail_by(error: Exception, verbosity: int) -> int:
     from geventstalk.offline.lines import Unreadable  # slow, with all of the journal
     from journal.errors import JournalError, JournalLocked, JournalUnreachable
@@ -99,7 +103,7 @@ def _fail_by(error: Exception, verbosity: int) -> int:
         return _fail(str(error), EXIT_UNREACHABLE)
     if isinstance(error, (JournalError, Unreadable)):
         return _fail(str(error), EXIT_DAMAGE)
-    if verbosity >= 2:  # whatever it is, its user gets one line
+    if verbosity >= 2:  # its user gets one line
         import traceback
 
         traceback.print_exception(error)
@@ -108,7 +112,7 @@ def _fail_by(error: Exception, verbosity: int) -> int:
 
 
 class _Commands(click.Group):
-    """A group whose commands are imported when they are asked for."""
+    """A group that imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(ALL)
@@ -124,12 +128,12 @@ class _Commands(click.Group):
 
 
 def command(name: str) -> click.Command | None:
-    """The command of this name, with all that every command has."""
+    """Returns the command of this name, with the options that every command has."""
     where = ALL.get(name)
     if where is None:
         return None
-    room, _, attribute = where.partition(":")
-    found: click.Command = getattr(importlib.import_module(f"geventstalk.cli.{room}"), attribute)
+    module, _, attribute = where.partition(":")
+    found: click.Command = getattr(importlib.import_module(f"geventstalk.cli.{module}"), attribute)
     for _, leaf in _leaves_of(name, found):
         if not any(parameter.name == "verbose" for parameter in leaf.params):
             leaf.params.append(_verbose_option())
@@ -137,7 +141,7 @@ def command(name: str) -> click.Command | None:
 
 
 def make_group(beside: Sequence[click.Parameter] = ()) -> click.Group:
-    """The commands as one group; a shell that completes words is also told of the flags `beside` them."""
+    """Returns the commands as one group, with `beside` as the flags that a shell completes beside them."""
     return _Commands(
         PROGRAM,
         params=list(beside),
@@ -148,7 +152,7 @@ def make_group(beside: Sequence[click.Parameter] = ()) -> click.Group:
 
 
 def leaves(names: Iterable[str] = tuple(ALL)) -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, with its words. They are imported for that."""
+    """Returns every command that does something, with its words. Imports them all."""
     for name in names:
         found = command(name)
         if found is not None:
@@ -181,7 +185,7 @@ def _verbose_option() -> click.Option:
 
 
 def _usage_text(error: click.ClickException) -> str:
-    """click's message as one that goes on after `geventstalk: `, and where help is."""
+    """Returns click's message as the rest of a line that begins with `geventstalk: `, and where help is."""
     text = error.format_message().rstrip(".")
     text = text[:1].lower() + text[1:]
     if isinstance(error, click.UsageError) and error.ctx is not None:
@@ -190,7 +194,7 @@ def _usage_text(error: click.ClickException) -> str:
 
 
 def _without_stdout(code: int) -> int:
-    """Returns the code. What Python still holds for stdout goes nowhere, so that it does not fail again at the end."""
+    """Returns the code. Discards what Python still holds for stdout, so that it does not fail again at the end."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
@@ -202,7 +206,7 @@ def _fail(text: str, code: int) -> int:
 
 
 def _allow_many_files() -> None:
-    """A snapshot holds every segment open."""
+    """Raises the limit of open files: a snapshot holds every segment open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,11 +1,12 @@
 """The server's command line: words to settings, settings to sockets, sockets to the server; exit codes.
 
-It must not import gevent, nor the server before the sockets listen: clients may come 0.1 s after the start. Nobody ever
-sees a traceback who did not ask for it with -VV. Everything that takes time to import is imported where it is used.
+It must not import gevent, nor the server before the sockets listen: clients may come 0.1 s after the start. A traceback
+is printed with -VV only. Everything that takes time to import is imported where it is used.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     import click
 
     from geventstalk.config import CommandLine, Option, Settings
+    from geventstalk.http.site import Site
+    from geventstalk.http.tokens import Tokens
 
 
 class Unusable(Exception):
-    """The journal cannot be used, which --check-config found."""
+    """The journal cannot be used, as --check-config found."""
 
     def __init__(self, text: str, exit_code: int = EXIT_LOCKED) -> None:
         super().__init__(text)
@@ -47,7 +50,7 @@ class StdoutError(Exception):
 
 
 def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
-    """Serves as these words say, and returns the exit code. Sockets that it opens are added to `listeners`."""
+    """Serves with the settings of these words, and returns the exit code. Adds the sockets it opens to `listeners`."""
     from geventstalk import config, logs
     from geventstalk.serving import listen
     from geventstalk.serving.descriptors import TooFewError
@@ -73,7 +76,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
         logs.print_error(str(error), settings.log_format)
         listen.close_listeners(listeners)
         return error.exit_code
-    except Exception as error:  # whatever it is, its user gets one line
+    except Exception as error:  # its user gets one line
         if settings.verbose >= 2:
             import traceback
 
@@ -85,7 +88,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
 
 
 def files_of(settings: Settings, config_file: str | None) -> dict[str, str | None]:
-    """By option, each file that is read again while the server runs; a node of a cluster begins anew with all of it."""
+    """Returns by option each file that is read again while the server runs, or when a node of a cluster begins anew."""
     from geventstalk.config import ENV_CONFIG
 
     tokens = settings.http_tokens if settings.http else None
@@ -96,8 +99,38 @@ def files_of(settings: Settings, config_file: str | None) -> dict[str, str | Non
 def _serve(
     settings: Settings, listeners: list[socket.socket], log: logging.Logger, files: Mapping[str, str | None]
 ) -> NoReturn:
-    from geventstalk import logs
     from geventstalk.cli import again
+    from geventstalk.serving import listen
+
+    left = again.taken_over(os.environ)
+    served, http, tokens = _open(settings, listeners, log, files, left)
+    site = _site(settings, http, tokens, log)
+    if settings.shared:
+        from geventstalk.serving.clustered import ClusterServer
+
+        node = ClusterServer(settings, served, log, site, left["seen"] if left else None)
+        code = node.run(drains if left is None or not left["drains"] else lambda: True)
+        if node.begins_anew:
+            again.begin_anew(served, http, node.environment(os.environ), drains=node.draining, seen=node.seen)
+    else:
+        from geventstalk.serving.server import Server
+
+        code = Server(settings, served, log, site).run(drains)
+    for number in STOP_SIGNALS + DRAIN_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not turn a clean end into another
+    listen.close_listeners(listeners)
+    end(code)
+
+
+def _open(
+    settings: Settings,
+    listeners: list[socket.socket],
+    log: logging.Logger,
+    files: Mapping[str, str | None],
+    left: Mapping[str, Any] | None,
+) -> tuple[list[socket.socket], list[socket.socket], Tokens | None]:
+    """Returns the listening sockets of beanstalk and of HTTP, and the tokens. Becomes the user of the settings."""
+    from geventstalk import logs
     from geventstalk.serving import descriptors, listen
 
     if settings.journal is not None and holds_binlog(settings.journal):
@@ -112,12 +145,7 @@ def _serve(
         trace.started()
     if settings.user is not None:
         listen.require_readable(settings.user, files)
-    tokens = None
-    if settings.http and settings.http_tokens is not None:
-        from geventstalk.http.tokens import Tokens
-
-        tokens = Tokens(settings.http_tokens, listen.user_id(settings))
-    left = again.taken_over(os.environ)
+    tokens = _tokens(settings)
     served = listen.open_listeners(settings, log) if left is None else listen.take_over(left["served"])
     listeners.extend(served)
     http = listen.open_http_listeners(settings, log) if left is None else listen.take_over(left["http"])
@@ -128,37 +156,40 @@ def _serve(
             trace.bind(listener.fileno(), listen.address_of(listener))
     if settings.user is not None:
         listen.drop_privileges(settings.user)
+    return served, http, tokens
+
+
+def _tokens(settings: Settings) -> Tokens | None:
+    if not settings.http or settings.http_tokens is None:
+        return None
+    from geventstalk.http.tokens import Tokens
+    from geventstalk.serving.listen import user_id
+
+    return Tokens(settings.http_tokens, user_id(settings))
+
+
+def _site(settings: Settings, http: list[socket.socket], tokens: Tokens | None, log: logging.Logger) -> Site | None:
+    """Loads the server and HTTP. Raises UserError where the user of the settings cannot read them."""
+    from geventstalk.serving import listen
 
     try:
-        from geventstalk.serving.server import Server  # slow: gevent; clients wait in the backlog meanwhile
+        importlib.import_module("geventstalk.serving.server")  # slow: gevent; clients wait in the backlog meanwhile
 
-        site = None
-        if http:
-            from geventstalk.http.site import Site
+        if not http:
+            return None
+        from geventstalk.http.site import Site
 
-            site = Site(settings, http, tokens, log)
-            if settings.shared:
-                from geventstalk.cli.nodes import Nodes
+        site = Site(settings, http, tokens, log)
+        if settings.shared:
+            from geventstalk.cli.nodes import Nodes
 
-                site.cluster = Nodes(str(settings.journal))
+            site.cluster = Nodes(str(settings.journal))
+        return site
     except ImportError as error:
         if settings.user is None:
             raise
         # Typically an installation below root's home, which that user may not enter.
         raise listen.UserError(f"user {settings.user} cannot load the server: {error}", EXIT_USER) from error
-    if settings.shared:
-        from geventstalk.serving.clustered import ClusterServer
-
-        node = ClusterServer(settings, served, log, site, left["seen"] if left else None)
-        code = node.run(drains if left is None or not left["drains"] else lambda: True)
-        if node.begins_anew:
-            again.begin_anew(served, http, node.environment(os.environ), drains=node.draining, seen=node.seen)
-    else:
-        code = Server(settings, served, log, site).run(drains)
-    for number in STOP_SIGNALS + DRAIN_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # a second signal must not turn a clean end into another
-    listen.close_listeners(listeners)
-    end(code)
 
 
 def holds_binlog(directory: str) -> bool:
@@ -203,7 +234,7 @@ def parse(arguments: Sequence[str]) -> CommandLine | None:
 
 
 def _hint(word: str, arguments: Sequence[str]) -> str:
-    """What whoever wrote an unknown word may have wanted."""
+    """Returns a hint for an unknown word, as the end of a sentence."""
     from geventstalk.cli.main import COMMANDS
     from geventstalk.config import OPTIONS, did_you_mean
     from geventstalk.logs import PROGRAM
@@ -250,7 +281,7 @@ def command_of_server() -> click.Command:
 
 
 def _command_class() -> type[click.Command]:
-    """The server's command, whose help lists the other commands too."""
+    """Returns the server's command, whose help lists the other commands too."""
     import click
 
     class ServerCommand(click.Command):

@@ -1,1 +1,1 @@
-"""What the commands against a running server do: a client of its port, a client of its API. No engine, no gevent."""
+"""Clients of a running server's port and of its API, for the commands. Imports neither the engine nor gevent."""

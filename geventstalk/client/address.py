@@ -1,6 +1,7 @@
-"""Addresses: where the server's port is, and where its API is.
+"""Addresses of the server's port and of its API.
 
-This room must not connect to anything. Invariant: a token never goes to another host than the one that the user named.
+This module must not connect to anything. Invariant: a token never goes to another host than the one that the user
+named.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 UNIX = "unix:"
 _HERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
-"""What stands for every address of a host, and how a client on that host connects to it."""
+"""The spellings of "every address of a host", and how a client on that host connects to it."""
 
 
 class Address(NamedTuple):
@@ -25,7 +26,7 @@ class Address(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Whether only processes of this host can be behind it."""
+        """Returns whether only processes of this host can listen there."""
         return self.is_unix or self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     def __str__(self) -> str:
@@ -35,7 +36,7 @@ class Address(NamedTuple):
 
 
 def of_server(listen: Sequence[str], port: str) -> Address:
-    """Where a client of this host finds the server that listens so; of several addresses the first."""
+    """Returns where a client of this host reaches the server that listens there; of several addresses the first."""
     first = listen[0] if listen else "127.0.0.1"
     if first.startswith(UNIX):
         return Address(first[len(UNIX) :], None)
@@ -43,9 +44,9 @@ def of_server(listen: Sequence[str], port: str) -> Address:
 
 
 def of_api(said: str, server: Address) -> Address | None:
-    """Where the API is by what the server says of itself, `127.0.0.1:8080` or `unix:/run/web,[::]:8080`.
+    """Returns the address of the API from the server's own facts, `127.0.0.1:8080` or `unix:/run/web,[::]:8080`.
 
-    None when the server says nothing, or names only what is not on the host of its port.
+    Returns None when the facts name no API, or none on the host of the server's port.
     """
     for one in filter(None, said.replace(",", " ").split()):
         if one.startswith(UNIX):

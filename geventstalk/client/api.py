@@ -1,11 +1,12 @@
 """A client of the server's HTTP API (http/openapi.yaml) over http.client, on TCP, TLS or a unix socket.
 
-Invariant: whatever is answered, what leaves this room is the answer or an error of errors.py. Redirects are not
-followed: the token is for the address that it was given for.
+Invariant: each call returns an answer or raises an error of errors.py. Redirects are not followed: the token is for the
+address that it was given for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
-from geventstalk.client.address import UNIX, Address
+from geventstalk.client.address import UNIX
 from geventstalk.client.errors import Absent, Nonsense, NotAllowed, NotDone, Unreachable
 from geventstalk.client.shapes import checked_job
 
@@ -27,7 +28,7 @@ Answer = dict[str, Any]
 
 
 class BadAddress(Exception):
-    """What was given is no address of an API. The text is for the user."""
+    """The text is no address of an API. The message is for the user."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -45,7 +46,7 @@ class Api:
     """The API of one server. `where` is `unix:PATH`, `HOST:PORT` or a URL."""
 
     def __init__(self, where: str, token: str | None, timeout_s: float, program: str) -> None:
-        """Connects at the first question. `program` is the name of this client. Raises BadAddress."""
+        """Connects at the first request. `program` is the name of this client. Raises BadAddress."""
         self.where: Final = where
         self._timeout_s: Final = timeout_s
         self._headers: Final = {"User-Agent": program, "Accept": "application/json", "X-Geventstalk-Via": "cli"}
@@ -53,17 +54,13 @@ class Api:
             self._headers["Authorization"] = f"Bearer {token}"
         self._connection, self._root = _connection(where, timeout_s)
 
-    @classmethod
-    def at(cls, address: Address, token: str | None, timeout_s: float, program: str) -> Api:
-        return cls(str(address), token, timeout_s, program)
-
     def close(self) -> None:
         self._connection.close()
 
-    # Questions
+    # Requests
 
     def get(self, path: str, **query: object) -> Answer:
-        """What is at the path. Values that are None or empty are left out of the query."""
+        """Returns the resource. Values that are None or empty are left out of the query."""
         words = {key: _word(value) for key, value in query.items() if value is not None and value != ""}
         return self._ask("GET", f"{path}?{urlencode(words)}" if words else path)
 
@@ -71,7 +68,7 @@ class Api:
         return self._ask("POST", path, content)
 
     def post_patiently(self, path: str, content: Mapping[str, object]) -> Answer:
-        """As post, for what the server answers only when it has looked at each job."""
+        """As post(), for requests that the server answers only after it has looked at each job."""
         self._wait(max(self._timeout_s, _PATIENCE_S))
         try:
             return self._ask("POST", path, content)
@@ -90,7 +87,7 @@ class Api:
         return self._ask("DELETE", path)
 
     def jobs(self, filter: str, *, newest_first: bool, body: int, most: int | None) -> Iterator[Answer]:
-        """The jobs that match, page by page behind the scenes."""
+        """Yields the jobs that match, a page a request."""
         cursor: str | None = None
         while most is None or most > 0:
             limit = PAGE if most is None else min(PAGE, most)
@@ -105,21 +102,33 @@ class Api:
                 return
 
     def job(self, id: int, body: int) -> Answer:
-        """A job with so many bytes of its body. Raises Absent."""
+        """Returns a job with at most `body` bytes of its body. Raises Absent."""
         return checked_job(self.get(f"/jobs/{id}", body=body))
 
     def _ask(self, method: str, path: str, content: Mapping[str, object] | None = None) -> Answer:
         data = None if content is None else json.dumps(content).encode()
         headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
-        try:
+        with self._guard():
             try:
                 status, text = self._exchange(method, path, data, headers)
             except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-                # A connection that was kept may have been closed meanwhile. A change may have been done: not again.
+                # The server may have closed an idle connection. It may have made a change: only a GET is sent again.
                 self._connection.close()
                 if method != "GET":
                     raise
                 status, text = self._exchange(method, path, data, headers)
+        if 200 <= status < 300 and not text:
+            return {}
+        answer = self._decoded(text, status)
+        if 200 <= status < 300:
+            return answer
+        raise self._problem(status, answer)
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Turns the exceptions of sockets and http.client into errors of errors.py."""
+        try:
+            yield
         except TimeoutError:
             raise self._unreachable(f"did not answer within {self._timeout_s:g} s") from None
         except ConnectionRefusedError:
@@ -130,14 +139,8 @@ class Api:
             raise self._nonsense() from None
         except OSError as error:
             raise Unreachable(f"cannot reach the API at {self.where}: {error.strerror or error}") from None
-        except (UnicodeError, ValueError) as error:  # a name that cannot be asked for
+        except (UnicodeError, ValueError) as error:  # the name cannot be encoded
             raise Unreachable(f"cannot reach the API at {self.where}: {error}") from None
-        if status in (204, 304) or (200 <= status < 300 and not text):
-            return {}
-        answer = self._decoded(text, status)
-        if 200 <= status < 300:
-            return answer
-        raise self._problem(status, answer)
 
     def _exchange(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
         try:
@@ -147,7 +150,7 @@ class Api:
             if response.length:
                 raise http.client.IncompleteRead(text)
         except BaseException:
-            self._connection.close()  # what is left of the answer must not be taken for the next one
+            self._connection.close()  # the rest of this answer must not be taken for the next one
             raise
         return response.status, text
 
@@ -183,7 +186,7 @@ class Api:
 
 
 def field(answer: Answer, key: str, kind: type) -> Any:
-    """A field that the API promises. Raises Nonsense."""
+    """Returns a field that the API promises. Raises Nonsense."""
     value = answer.get(key)
     if not isinstance(value, kind):
         raise Nonsense(f"the API's answer has no {key}")
@@ -191,7 +194,7 @@ def field(answer: Answer, key: str, kind: type) -> Any:
 
 
 def tube_path(name: str) -> str:
-    """Where the tube is in the API, whatever its name."""
+    """Returns the path of a tube, for any name."""
     return f"/tube?{urlencode({'name': name})}"
 
 

@@ -1,8 +1,7 @@
-"""Changes of many jobs over the protocol alone: one job after the other, looked for anew each time.
+"""Changes of many jobs over the protocol alone: one job after the other, each found anew.
 
-Each function is an iterator that does a part of the work in each step. So whoever drives it can stop between two
-steps, with everything whole. Invariant: never more jobs than were there at the beginning, so that an end comes also
-when others put jobs meanwhile.
+Each function is an iterator that does a part of the work in each step, so that its caller can stop between two steps.
+Invariant: a change never takes more jobs than there were at its beginning, so it ends even when clients go on putting.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ from geventstalk.client.shapes import number
 
 _KICK_AT_ONCE: Final = 500
 _MISSES_MAX: Final = 1000
-"""How often in a row a job may be gone before it could be touched; then workers are faster than this."""
+"""The most jobs in a row that may be gone before the command reaches them. Beyond it, workers are faster than the
+command.
+"""
 _FAR_S: Final = (1 << 32) - 1
 
 FITTING: Final = {
@@ -33,7 +34,7 @@ FITTING: Final = {
 
 @dataclass(frozen=True)
 class Part:
-    """Jobs of one tube in one state, and how many they were at the beginning."""
+    """Jobs of one tube in one state, and how many there were at the beginning."""
 
     tube: str
     state: str
@@ -42,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an action would be done to, and how many jobs match but are beyond the protocol: others hold them."""
+    """The jobs of an action, and how many more match but are reserved by others, beyond the reach of the protocol."""
 
     parts: tuple[Part, ...]
     held: int
@@ -54,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step did. `problem` says why a job was left alone."""
+    """The result of one step. `problem` says why a job was left alone."""
 
     done: int = 0
     failed: int = 0
@@ -62,27 +63,31 @@ class Step:
 
 
 def plan(server: Beanstalk, action: str, selection: Selection, target: str | None) -> Plan:
-    """What the action would be done to, without jobs of `target`. Raises NotDone when the protocol cannot do it."""
+    """Returns the jobs of the action, without those of `target`. Raises NotDone when the protocol cannot do it."""
+    states = _states(action, selection)
+    exact = selection.exact_tubes
+    names = selection.matching(server.tubes()) if exact is None else exact
+    asks_for_held = "reserved" in selection.states and action != "kick"
+    tubes = list(server.tube_stats(name for name in names if name != target))
+    parts = [Part(tube["name"], state, number(tube, f"current-jobs-{state}")) for tube in tubes for state in states]
+    held = sum(number(tube, "current-jobs-reserved") for tube in tubes) if asks_for_held else 0
+    return Plan(tuple(part for part in parts if part.jobs), held)
+
+
+def _states(action: str, selection: Selection) -> list[str]:
     if selection.beyond is not None:
         raise NotDone(f"the protocol alone cannot look for {selection.beyond}")
     states = [state for state in FITTING[action] if state in selection.states]
     if not states and selection.states:
         wanted = " or ".join(sorted(selection.states))
         raise NotDone(f"the protocol alone cannot {action} jobs that are {wanted}")
-    exact = selection.exact_tubes
-    names = selection.matching(server.tubes()) if exact is None else exact
-    asks_for_held = "reserved" in selection.states and action != "kick"
-    parts, held = [], 0
-    for facts in server.tube_stats(name for name in names if name != target):
-        parts += [Part(facts["name"], state, number(facts, f"current-jobs-{state}")) for state in states]
-        held += number(facts, "current-jobs-reserved") if asks_for_held else 0
-    return Plan(tuple(part for part in parts if part.jobs), held)
+    return states
 
 
 def change(
     server: Beanstalk, action: str, parts: Iterable[Part], most: int | None, target: Beanstalk | None
 ) -> Iterator[Step]:
-    """Does it, `most` times at the most. `target` is another connection, which uses the tube that jobs move to."""
+    """Changes at most `most` jobs. `target` is another connection, which uses the tube that jobs move to."""
     for part in parts:
         wanted = part.jobs if most is None else min(part.jobs, most)
         for step in _part(server, action, part, wanted, target):
@@ -98,7 +103,7 @@ def _part(server: Beanstalk, action: str, part: Part, wanted: int, target: Beans
 
 
 def _kick(server: Beanstalk, wanted: int) -> Iterator[Step]:
-    # Where the last buried job goes at this moment, a kick takes delayed ones: so look before each of them.
+    # Without a buried job a kick takes delayed ones: so look before each kick.
     while wanted > 0 and server.peek_next("buried") is not None:
         kicked = server.kick(min(wanted, _KICK_AT_ONCE))
         wanted -= kicked
@@ -126,7 +131,7 @@ def _each(server: Beanstalk, part: Part, wanted: int, act: Callable[[Beanstalk, 
 
 
 def change_ids(server: Beanstalk, action: str, ids: Iterable[int], target: Beanstalk | None) -> Iterator[Step]:
-    """Does it to these jobs."""
+    """Changes the jobs with these ids."""
     act = _one(action, target)
     for id in ids:
         try:
@@ -161,7 +166,7 @@ def _move(server: Beanstalk, id: int, target: Beanstalk) -> None:
     """Puts the job anew and deletes the old one. A job that cannot be put stays where and as it was."""
     facts = _facts(server, id)
     if facts.get("state") not in PEEKS:
-        raise Absent("somebody has reserved the job")
+        raise Absent("a worker has reserved the job")
     buried = facts["state"] == "buried"
     pri, ttr_s = number(facts, "pri"), number(facts, "ttr")
     delay_s = number(facts, "time-left") if facts["state"] == "delayed" else 0
@@ -170,7 +175,7 @@ def _move(server: Beanstalk, id: int, target: Beanstalk) -> None:
         # A buried job must not be ready in between, or a worker gets it.
         new = target.put(body, pri, _FAR_S if buried else delay_s, ttr_s)
         if buried:
-            with contextlib.suppress(Absent):  # somebody was faster, and has the job
+            with contextlib.suppress(Absent):  # a worker has reserved it meanwhile
                 target.reserve(new)
                 target.bury(new, pri)
     except BaseException:

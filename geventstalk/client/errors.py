@@ -1,22 +1,22 @@
-"""Why a command against a running server ends without having done its work. Each kind has an exit code."""
+"""The errors of commands for a running server. Each kind has an exit code, each text is one sentence for the user."""
 
 from __future__ import annotations
 
 
 class ClientError(Exception):
-    """The text is one sentence for the user."""
+    """The command could not do its work."""
 
 
 class Unreachable(ClientError):
-    """The server cannot be reached, went away, or does not answer in time."""
+    """The server cannot be reached, closed the connection, or does not answer in time."""
 
 
 class Nonsense(ClientError):
-    """What answers does not speak the protocol."""
+    """The peer does not speak the protocol."""
 
 
 class NotAllowed(ClientError):
-    """The API wants a token, or another one."""
+    """The API wants a token, or another token."""
 
 
 class NotDone(ClientError):
@@ -24,4 +24,4 @@ class NotDone(ClientError):
 
 
 class Absent(NotDone):
-    """There is no such job or tube, or the job is in a state that does not fit."""
+    """There is no such job or tube, or the job is in another state."""

@@ -1,8 +1,8 @@
-"""A client of the server's port, for any beanstalkd: greenstalk for the commands, statistics read by ourselves.
+"""A client of the port of any beanstalkd: greenstalk sends the commands, this module reads the statistics.
 
 greenstalk reads statistics one by one, and takes the tube `007` of beanstalkd 1.12 for the number 7. So both readers
 share the socket. That is safe, because replies come to commands only, and each reader takes all of its replies.
-Invariant: whatever the server sends, what leaves this room is an answer or an error of errors.py.
+Invariant: each call returns an answer or raises an error of errors.py.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from geventstalk.client.address import Address
 from geventstalk.client.errors import Absent, Nonsense, NotDone, Unreachable
 
 Facts = dict[str, str]
-"""Statistics as the server words them."""
+"""Statistics in the server's words."""
 
 _AT_ONCE: Final = 100
-"""So many commands are sent before their replies are read. All of them fit into the buffers of a socket."""
+"""The number of commands sent before their replies are read. All of them fit into the buffers of a socket."""
 _LINE_BYTES_MAX: Final = 1024
 _ANSWER_BYTES_MAX: Final = 1 << 28  # a million tubes with the longest names
 _REFUSALS: Final = {
@@ -55,7 +55,7 @@ class Beanstalk:
             with self._guard():
                 self._client: Final = greenstalk.Client(self._socket, encoding=None)
             self.facts: Facts = self.stats()
-            """The server's statistics when the connection was made. They prove that this is a server."""
+            """The server's statistics at the time of the connection. They prove that this is a server."""
         except BaseException:
             self._socket.close()
             raise
@@ -64,7 +64,7 @@ class Beanstalk:
         self._reader.close()
         self._client.close()
 
-    # What the server says of itself
+    # Statistics
 
     def stats(self) -> Facts:
         self._send([b"stats"])
@@ -81,13 +81,13 @@ class Beanstalk:
         return [line[2:] for line in text.split("\n")[1:] if line.startswith("- ")]
 
     def tube_stats(self, names: Iterable[str]) -> Iterator[Facts]:
-        """The statistics of these tubes, without those that are gone. Each has its name as it was asked for."""
+        """Yields the statistics of the tubes that exist. `name` is as it was given."""
         for facts, name in self._many(b"stats-tube ", names):
             if facts is not None:
                 yield {**facts, "name": name}
 
     def job_stats(self, ids: Iterable[int]) -> Iterator[Facts]:
-        """The statistics of these jobs, without those that are gone."""
+        """Yields the statistics of the jobs that exist."""
         for facts, _ in self._many(b"stats-job ", map(str, ids)):
             if facts is not None:
                 yield facts
@@ -96,7 +96,7 @@ class Beanstalk:
         rest = iter(words)
         while batch := list(islice(rest, _AT_ONCE)):
             self._send([command + _encode(word) for word in batch])
-            # All replies are read before the first is handed on: who gets it may send a command.
+            # All replies are read before the first is yielded: its receiver may send a command.
             yield from list(zip([self._facts() for _ in batch], batch, strict=True))
 
     # Jobs
@@ -113,12 +113,12 @@ class Beanstalk:
             return self._client.put(body, pri, delay_s, ttr_s)
 
     def peek(self, id: int) -> bytes:
-        """The body of a job."""
+        """Returns the body of a job."""
         with self._guard():
             return self._client.peek(id).body
 
     def peek_next(self, state: str) -> tuple[int, bytes] | None:
-        """Id and body of the next job of the used tube in this state, one of PEEKS."""
+        """Returns id and body of the next job of the used tube in this state, one of PEEKS."""
         peeks = {
             "ready": self._client.peek_ready,
             "delayed": self._client.peek_delayed,
@@ -149,7 +149,7 @@ class Beanstalk:
             self._client.bury(greenstalk.Job(id, b""), pri)
 
     def kick(self, most: int) -> int:
-        """Kicks so many jobs of the used tube at the most: buried ones, or if there are none, delayed ones."""
+        """Kicks at most so many jobs of the used tube: buried ones, or if there are none, delayed ones."""
         with self._guard():
             return self._client.kick(most)
 
@@ -180,7 +180,7 @@ class Beanstalk:
         return facts
 
     def _answer(self) -> str | None:
-        """The text behind an OK; None for NOT_FOUND."""
+        """Returns the text behind an OK; None for NOT_FOUND."""
         with self._guard():
             line = self._reader.readline(_LINE_BYTES_MAX)
             if not line:
@@ -205,7 +205,7 @@ class Beanstalk:
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
-        """Turns what sockets and greenstalk raise into errors of errors.py."""
+        """Turns the exceptions of sockets and greenstalk into errors of errors.py."""
         try:
             yield
         except greenstalk.NotFoundError:
@@ -236,7 +236,7 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
         return made
     try:
         made = socket.create_connection((address.host, _port(address.port)), timeout_s)
-    except UnicodeError:  # a name that cannot be asked for
+    except UnicodeError:  # the name cannot be encoded
         raise OSError("there is no such host") from None
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made

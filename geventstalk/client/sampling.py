@@ -1,8 +1,8 @@
-"""The server and its tubes at a moment, and rates from two such moments.
+"""Samples of the server and its tubes, and rates from two samples.
 
-geventstalk has rates of its own, which fade over one minute or fifteen. They are in a sample as `rates`. A live picture
-shows `per_s`, from the counters: it follows a change within one look, and means the same beside any beanstalkd.
-Invariant: a server that answers slowly is asked more rarely, so that looking at it is never what keeps it busy.
+geventstalk has rates of its own, averages over one minute or fifteen; a sample has them as `rates`. The terminal shows
+`per_s`, from the counters: it follows a change at once, and means the same for any beanstalkd. Invariant: a server that
+answers slowly gets fewer requests, so that samples never keep it busy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from geventstalk.client.shapes import Shape
 from geventstalk.trouble import Trouble, trouble
 
 _REST: Final = 4
-"""So many times as long as an answer took is the pause behind it, at the least."""
+"""The pause after an answer is at least so many times as long as the answer took."""
 _UNTOLD_S: Final = 60
 _SERVER_RATES: Final = ("put", "reserve", "delete", "timeout")
 _TUBE_RATES: Final = ("put", "delete", "bury")
@@ -25,7 +25,7 @@ _TUBE_RATES: Final = ("put", "delete", "bury")
 
 @dataclass(frozen=True)
 class Sample:
-    """A moment. `per_s` of the server and of each tube are None before there are two moments."""
+    """The server at one time. `per_s` of the server and of each tube are None in the first sample."""
 
     at: float
     took_s: float
@@ -33,12 +33,12 @@ class Sample:
     tubes: list[Shape]
 
     def rest_s(self, interval_s: float) -> float:
-        """How long to wait for the next one."""
+        """Returns the time until the next sample."""
         return max(interval_s, _REST * self.took_s)
 
 
 def take(server: Beanstalk, before: Sample | None) -> Sample:
-    """Asks the server. Raises ClientError."""
+    """Takes a sample of the server. Raises ClientError."""
     began = time.monotonic()
     whole = shapes.server(server.stats())
     tubes = [shapes.tube(facts, asker_in=DEFAULT) for facts in server.tube_stats(server.tubes())]
@@ -62,10 +62,10 @@ def _rates(before: Shape | None, now: Shape, past_s: float, keys: tuple[str, ...
 
 
 def trouble_of(tube: Shape) -> Trouble:
-    """How much the tube needs a person, as the server's console says it.
+    """Returns how much the tube needs an operator, by the rule of the server's console.
 
-    Of a server that tells no ages and no rates, as beanstalkd, a job that waits where no connection watches is taken
-    for one that has waited for a while, and the rates since the last look count.
+    beanstalkd tells no ages and no rates. There, a ready job in a tube without a watcher counts as one that has waited
+    for a while, and the rates since the last sample count.
     """
     jobs, now, rates = tube["jobs"], tube.get("per_s") or {}, tube.get("rates")
     put, delete, bury = (rates[key]["m1"] if rates else now.get(key, 0.0) for key in ("put", "delete", "bury"))

@@ -1,8 +1,7 @@
-"""What a command is to be done to: ids, or a filter, of which the protocol alone can follow some.
+"""The selection of jobs for a command: ids, or a filter, of which the protocol alone can follow a part.
 
-The grammar is the server's own, from the one room of the HTTP floor that knows neither HTTP nor jobs. Here it is looked
-through for what the protocol can do as well: tubes and states. Invariant: a word that could mean more than its author
-thinks is refused.
+The grammar is the server's own. This module finds the parts that the protocol can do as well: tubes and states.
+Invariant: an ambiguous word is refused.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class BadSelection(Exception):
 class Selection:
     """Jobs by their ids, or by a filter.
 
-    `tubes` are the filter's terms about tubes, `states` what its terms about states leave. `names_states` says
-    whether one of those asks for states. `beyond` is the first term that the protocol alone cannot follow.
+    `tubes` are the filter's terms about tubes, `states` are those that its terms about states leave, and `names_states`
+    says whether a term asks for states. `beyond` is the first term that the protocol alone cannot follow.
     """
 
     ids: tuple[int, ...] = ()
@@ -38,7 +37,7 @@ class Selection:
     beyond: str | None = None
 
     def matching(self, names: Iterable[str]) -> list[str]:
-        """Which of the tubes the filter means."""
+        """Returns the tubes that the filter matches."""
         return [name for name in names if all(_fits(name, term) for term in self.tubes)]
 
     @property
@@ -54,27 +53,28 @@ def _fits(name: str, term: filters.Term) -> bool:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether the name fits the pattern, in which `*` stands for anything."""
+    """Returns whether the name fits the pattern, in which `*` stands for anything."""
     return fnmatch.fnmatchcase(name, pattern)  # no name can hold `[` or `?`, and no pattern either
 
 
 def parse(words: Sequence[str], *, bare_words: bool) -> Selection:
-    """Reads ids, or the terms of a filter. `bare_words` says whether a word without a key may look for bodies."""
+    """Reads ids, or the terms of a filter. `bare_words` says whether a word without a key may search bodies."""
     if words and all(word.isascii() and word.isdecimal() for word in words):
-        ids = tuple(int(word[:20]) for word in words)
-        if not all(0 < id <= _ID_MAX for id in ids):
+        ids = dict.fromkeys(int(word[:20]) for word in words)
+        if min(ids) == 0 or max(ids) > _ID_MAX:
             raise BadSelection(f"ids go from 1 to {_ID_MAX}")
-        return Selection(ids=tuple(dict.fromkeys(ids)))
+        return Selection(ids=tuple(ids))
     text = " ".join(words).strip()
     try:
         terms = filters.parse(text)
     except filters.FilterError as error:
         raise BadSelection(f"{str(error).rstrip('.')} (character {error.at + 1} of {text})") from None
     if not bare_words:
-        if not terms:
-            raise BadSelection("say which jobs, by ids or by terms such as tube:mail or state:buried")
-        for term in terms:
-            _refuse_bare(text[term.begin : term.end])
+        _refuse_bare([text[term.begin : term.end] for term in terms])
+    return _selection(text, terms)
+
+
+def _selection(text: str, terms: Sequence[filters.Term]) -> Selection:
     states = frozenset(filters.STATES)
     for term in terms:
         if term.key == "state":
@@ -85,10 +85,13 @@ def parse(words: Sequence[str], *, bare_words: bool) -> Selection:
     return Selection(filter=text, tubes=tubes, states=states, names_states=named, beyond=beyond[0] if beyond else None)
 
 
-def _refuse_bare(term: str) -> None:
-    key, colon, _ = term.removeprefix("-").replace("<", ":").replace(">", ":").partition(":")
-    if colon and key.lower() in filters.KEYS:
-        return
-    if is_tube_name(term.encode("utf-8", "surrogateescape")):
-        raise BadSelection(f"{term} could mean anything; write tube:{term}, or body:{term}, or ids alone")
-    raise BadSelection(f"{term} could mean anything; write body:{term} to look for it")
+def _refuse_bare(terms: Sequence[str]) -> None:
+    if not terms:
+        raise BadSelection("say which jobs, by ids or by terms such as tube:mail or state:buried")
+    for term in terms:
+        key, colon, _ = term.removeprefix("-").replace("<", ":").replace(">", ":").partition(":")
+        if colon and key.lower() in filters.KEYS:
+            continue
+        if is_tube_name(term.encode("utf-8", "surrogateescape")):
+            raise BadSelection(f"{term} could mean anything; write tube:{term}, or body:{term}, or ids alone")
+        raise BadSelection(f"{term} could mean anything; write body:{term} to look for it")

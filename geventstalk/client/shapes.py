@@ -1,7 +1,7 @@
 """The server's statistics in the shapes of the API (http/openapi.yaml), so that `--json` says the same either way.
 
-This room must not ask the server. Invariant: what the server does not say is left out, never made up; a number that
-is no number is an error.
+This module must not send requests. Invariant: a fact that the server does not tell is left out, never made up; a
+malformed number is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEMORY: Final = {
 
 
 def number(facts: Facts, key: str) -> int:
-    """Raises Nonsense."""
+    """Returns a whole number of the statistics. Raises Nonsense."""
     text = facts.get(key, "")
     digits = text.removeprefix("-")
     if not digits.isascii() or not digits.isdecimal() or len(digits) > 20:
@@ -40,13 +40,15 @@ def number(facts: Facts, key: str) -> int:
 
 
 def _figures(facts: Facts) -> Shape:
-    """What geventstalk tells beyond beanstalkd: how old the oldest jobs are, what jobs' times are like, and rates."""
+    """Returns the facts that geventstalk tells beyond beanstalkd: ages of the oldest jobs, quantiles of jobs' times,
+    rates.
+    """
     shape: Shape = {}
     if "oldest-ready-age" in facts:
         there = {state: number(facts, f"current-jobs-{state}") > 0 for state in STATES}
         shape["ages"] = {state: number(facts, f"oldest-{state}-age") if there[state] else None for state in STATES}
     if "queued-p50" in facts:
-        # No time at all stands for no job yet: the least that is told is a microsecond.
+        # 0 stands for no job yet: the least time that is told is a microsecond.
         shape["latency"] = {
             part: {quantile: _decimal(facts, f"{part}-{quantile}") or None for quantile in ("p50", "p95", "p99")}
             for part in ("queued", "worked")
@@ -60,7 +62,7 @@ def _figures(facts: Facts) -> Shape:
 
 
 def _decimal(facts: Facts, key: str) -> float:
-    """Raises Nonsense."""
+    """Returns a number of the statistics. Raises Nonsense."""
     text = facts.get(key, "")
     if not text.isascii() or not text.replace(".", "", 1).isdecimal() or len(text) > 30:  # nan, inf, -1, 1e9
         raise Nonsense(f"the server's statistics have no number for {key}")
@@ -68,7 +70,7 @@ def _decimal(facts: Facts, key: str) -> float:
 
 
 def tube(facts: Facts, *, asker_in: str) -> Shape:
-    """A tube by its stats-tube, without the connection that asked, which uses and watches one tube."""
+    """Returns a tube from its stats-tube, without the connection that asked, which uses and watches one tube."""
     shape: Shape = {"name": facts["name"], "jobs": _jobs(facts)}
     shape["totals"] = {name: number(facts, key) for key, name in _TOTALS.items() if key in facts}
     for key in ("using", "watching", "waiting"):
@@ -80,7 +82,7 @@ def tube(facts: Facts, *, asker_in: str) -> Shape:
 
 
 def server(facts: Facts) -> Shape:
-    """The server by its stats, without the connection that asked."""
+    """Returns the server from its stats, without the connection that asked."""
     reserves = number(facts, "cmd-reserve") + number(facts, "cmd-reserve-with-timeout")
     totals = {name: number(facts, key) for key, name in _TOTALS.items()}
     shape: Shape = {
@@ -109,7 +111,7 @@ def server(facts: Facts) -> Shape:
 
 
 def job(facts: Facts, body: bytes | None, most: int) -> Shape:
-    """A job by its stats-job, with so many bytes of its body at the most."""
+    """Returns a job from its stats-job, with at most `most` bytes of its body."""
     state = facts.get("state", "")
     shape: Shape = {"id": number(facts, "id"), "tube": facts.get("tube", ""), "state": state}
     for field in FIELDS:
@@ -125,7 +127,7 @@ def job(facts: Facts, body: bytes | None, most: int) -> Shape:
 
 
 def checked_job(answer: Any) -> Shape:
-    """A job as an API tells it. Raises Nonsense where something is missing that is shown."""
+    """Returns a job from an answer of the API. Raises Nonsense where a field that is shown is missing."""
     try:
         known = all(isinstance(answer[key], int) for key in ("id", "pri", "delay_s", "ttr_s", "size"))
         known &= isinstance(answer["age_s"], (int, float)) and isinstance(answer["body"]["whole"], bool)
@@ -141,7 +143,7 @@ def checked_job(answer: Any) -> Shape:
 
 
 def body_shape(body: bytes, most: int) -> Shape:
-    """At most so many bytes of the body. A character that is cut in two at the end does not make text binary."""
+    """Returns at most `most` bytes of the body. A character that is cut in two at the end does not make text binary."""
     shown = body[:most]
     whole = len(shown) == len(body)
     try:
@@ -152,7 +154,7 @@ def body_shape(body: bytes, most: int) -> Shape:
 
 
 def body_bytes(shape: Mapping[str, Any]) -> bytes:
-    """The bytes that a body's shape shows."""
+    """Returns the bytes of a body's shape."""
     data = str(shape["data"])
     return (
         base64.b64decode(data, validate=True)

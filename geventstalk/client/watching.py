@@ -1,8 +1,8 @@
-"""What happens to the jobs of a tube, by looking at them again and again, over the API or over the protocol alone.
+"""Events of the jobs of a tube, found by comparing two looks at them, over the API or over the protocol alone.
 
-The counts of a job (reserves, releases, ...) tell what happened between two looks, not only where the job is now. What
-was put and deleted between two looks is told as a number, from the counters of the tube.
-Invariant: a look costs the server a bounded number of jobs, however many the tube has.
+The counts of a job (reserves, releases, ...) tell what happened between two looks. Jobs that were put and deleted
+between two looks are told as a number, from the counters of the tube. Invariant: a look costs the server a bounded
+number of jobs, however many the tube has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from geventstalk.client.protocol import DEFAULT, PEEKS, Beanstalk
 from geventstalk.client.shapes import Shape
 
 _FOLLOWED_MAX: Final = 500
-"""Jobs that are asked for one by one at each look."""
+"""The most jobs that a look requests one by one."""
 EACH_END: Final = 250
 """Jobs with the smallest and with the largest ids that a look over the API takes: some milliseconds of the server."""
 _COUNTED: Final = {
@@ -33,70 +33,64 @@ _COUNTED: Final = {
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a job; or, without an id, to `jobs` jobs that no look has seen."""
+    """An event of a job; or, without an id, of `jobs` jobs that no look has seen."""
 
     event: str
     id: int | None = None
     job: Shape | None = None
     jobs: int = 1
     tube: str | None = None
-    """Where a job moved to."""
+    """The tube that a job moved to."""
 
 
 @dataclass
 class Look:
-    """Jobs of the tube at a moment. `covers` says of an id whether the job would be here if it were in the tube."""
+    """The jobs of the tube at one time. `covers` returns whether it holds a job of this id, if the tube does."""
 
     jobs: dict[int, Shape] = field(default_factory=dict)
     covers: Callable[[int], bool] = lambda _id: False
     put: int = 0
     deleted: int = 0
     fresh: frozenset[int] = frozenset()
-    """Jobs that were put since the last look, where the way of looking knows that."""
+    """Jobs that were put since the last look, where the source knows that."""
 
 
 class Source(Protocol):
-    """A way of looking."""
+    """A way of looking at a tube."""
 
     def look(self) -> Look: ...
 
     def where(self, id: int) -> str | None:
-        """The tube of a job; None when it is gone."""
+        """Returns the tube of a job; None when it is gone."""
 
 
 def compare(before: Look, now: Look, where: Callable[[int], str | None]) -> Iterator[Event]:
-    """What happened between two looks, in the order of ids."""
-    put = deleted = looked_up = 0
+    """Yields the events between two looks, in the order of ids."""
+    put = deleted = missing = 0
     for id in sorted(before.jobs.keys() | now.jobs.keys()):
         old, new = before.jobs.get(id), now.jobs.get(id)
-        if new is None and old is not None:
+        if new is None:
             if not now.covers(id):
                 continue
-            looked_up += 1
-            tube = where(id) if looked_up <= _FOLLOWED_MAX else None
-            if tube is None:
-                deleted += 1
-                yield Event("deleted", id, old)
-            else:
-                yield Event("moved", id, old, tube=tube)
-        elif new is not None and old is None:
-            if id in now.fresh:
-                put += 1
-                yield Event("put", id, new)
-                yield from _happened(dict.fromkeys(_COUNTED, 0), new, new["state"])
-        elif new is not None and old is not None:
+            missing += 1
+            tube = where(id) if missing <= _FOLLOWED_MAX else None
+            deleted += tube is None
+            yield Event("deleted" if tube is None else "moved", id, old, tube=tube)
+        elif old is not None:
             yield from _happened(old["counts"], new, old["state"])
+        elif id in now.fresh:
+            put += 1
+            yield Event("put", id, new)
+            yield from _happened(dict.fromkeys(_COUNTED, 0), new, new["state"])
     # A tube that went with its last job begins to count at 0.
-    unseen_put = max(0, now.put - before.put) - put
-    unseen_deleted = max(0, now.deleted - before.deleted) - deleted
-    if unseen_put > 0:
-        yield Event("put", jobs=unseen_put)
-    if unseen_deleted > 0:
-        yield Event("deleted", jobs=unseen_deleted)
+    for event, unseen in (("put", now.put - before.put), ("deleted", now.deleted - before.deleted)):
+        unseen = max(0, unseen) - (put if event == "put" else deleted)
+        if unseen > 0:
+            yield Event(event, jobs=unseen)
 
 
 def _happened(counts: dict[str, int], new: Shape, state_before: str) -> Iterator[Event]:
-    """What the counts of a job tell. A job that is reserved now was reserved last."""
+    """Returns the events that the counts of a job tell. A job that is reserved now was reserved last."""
     found = [name for key, name in _COUNTED.items() if new["counts"][key] > counts[key]]
     if len(found) > 1 and new["state"] == "reserved" and found[0] == "reserved":
         found = [*found[1:], found[0]]
@@ -107,7 +101,7 @@ def _happened(counts: dict[str, int], new: Shape, state_before: str) -> Iterator
 
 
 class OverApi:
-    """The jobs of the tube with the smallest and with the largest ids, by the API."""
+    """Looks at the jobs of the tube with the smallest and with the largest ids, over the API."""
 
     def __init__(self, api: Api, tube: str, body: int) -> None:
         self._api: Final = api
@@ -139,7 +133,7 @@ class OverApi:
             return None
 
     def _page(self, *, newest_first: bool) -> tuple[dict[int, Shape], bool]:
-        """A page of jobs, and whether these are all."""
+        """Returns a page of jobs, and whether these are all."""
         jobs: dict[int, Shape] = {}
         cursor: str | None = None
         # A page may end early, where the server has searched long enough for one answer.
@@ -167,7 +161,7 @@ class OverApi:
 
 
 class OverProtocol:
-    """The next job of each state, and what becomes of those that were seen, by the protocol."""
+    """Looks at the next job of each state, and follows the jobs that were seen, over the protocol."""
 
     def __init__(self, server: Beanstalk, tube: str, body: int) -> None:
         self._server: Final = server
@@ -178,15 +172,7 @@ class OverProtocol:
 
     def look(self) -> Look:
         facts = next(self._server.tube_stats([self._tube]), None)
-        new: set[int] = set()
-        if facts is not None:
-            self._server.use(self._tube)  # only a tube that is there: `use` would make it
-            for state in PEEKS:
-                found = self._server.peek_next(state)
-                if found is not None and found[0] not in self._followed:
-                    self._followed[found[0]] = found[1]
-                    new.add(found[0])
-            self._server.use(DEFAULT)  # the tube can go when its last job goes
+        new = set() if facts is None else self._peek()
         asked = set(self._followed)
         jobs = {}
         for job_facts in self._server.job_stats(list(self._followed)):
@@ -204,8 +190,20 @@ class OverProtocol:
             fresh=fresh,
         )
 
+    def _peek(self) -> set[int]:
+        """Follows the next job of each state; returns the ids that are new."""
+        new = set()
+        self._server.use(self._tube)  # `use` would create a tube that does not exist
+        for state in PEEKS:
+            found = self._server.peek_next(state)
+            if found is not None and found[0] not in self._followed:
+                self._followed[found[0]] = found[1]
+                new.add(found[0])
+        self._server.use(DEFAULT)  # the tube can go when its last job goes
+        return new
+
     def _follow(self, jobs: dict[int, Shape]) -> None:
-        """Goes on with what is still there; of too many with the latest."""
+        """Follows the jobs that are still there; of too many the latest."""
         kept = sorted(jobs)[-_FOLLOWED_MAX:]
         self._followed = {id: self._followed[id] for id in kept}
 

@@ -1,6 +1,6 @@
 """Who may do what over HTTP: the names that requests may call the server by, tokens, roles, and pages of other sites.
 
-This room must not know what is asked for, only whether it changes something. Nothing here says why a token is wrong.
+This module must not know what is asked for, only whether it changes something. Nothing here says why a token is wrong.
 Invariant: a request whose `Host` is unknown, or that another site's page sends, never reaches a resource. Without
 tokens only this host can connect (see serving/listen.py), and everybody there is an admin.
 """

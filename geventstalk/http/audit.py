@@ -1,6 +1,6 @@
 """Who changed what, logged in, or gave a wrong token: the file of `--audit`, JSON lines, and the latest in memory.
 
-This room must not import gevent or falcon: --check-config uses it, too. An entry is appended when its change is safe.
+This module must not import gevent or falcon: --check-config uses it, too. An entry is appended when its change is safe.
 The file may be renamed at any time: the next entry goes to a new file of the old name.
 Invariant: a file that cannot be written stops no change. The log says so once, and how many entries are missing.
 A flood of wrong tokens makes a line of the log each minute, and an entry each ten minutes, so it pushes out few others.

@@ -1,6 +1,6 @@
 """All that HTTP sees of the server: the engine to look at, errands to change it, and a turn to breathe in.
 
-This room must not know HTTP. Whoever reads the engine reads it between turns and needs no lock, as long as nothing in
+This module must not know HTTP. Whoever reads the engine reads it between turns and needs no lock, as long as nothing in
 between yields. Whatever is large is read in slices of a millisecond, with breathe() in between.
 Invariant: of all that goes on for HTTP, about one such slice runs each time the event loop goes round, so the clients
 of the beanstalk port wait for one slice and not for one of each request. While they send commands, HTTP has a quarter

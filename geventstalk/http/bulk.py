@@ -1,6 +1,6 @@
 """Work on all jobs that match a filter: it goes on in slices when whoever began it is gone, and can be cancelled.
 
-This room must not know requests. Search and changes take turns: some hundred jobs are found, then changed by one errand
+This module must not know requests. Search and changes take turns: some hundred jobs are found, then changed by one errand
 of the turn, and counted when that is safe. A job in a state that the
 action does not fit is counted and left alone.
 Invariant: what `done` counts is as safe as an answer is. A job that was put after the beginning is never touched, nor

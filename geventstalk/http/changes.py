@@ -1,6 +1,6 @@
 """What operators do to jobs, as errands, and what is said of each outcome.
 
-This room must not know requests. Invariant: a job that no longer is what the operator saw is left alone.
+This module must not know requests. Invariant: a job that no longer is what the operator saw is left alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Streams of server-sent events: the figures once a second, and what happens to interest everybody.
 
-This room must not know sockets: a stream is an iterator that the connection writes from. It tells a client what there
+This module must not know sockets: a stream is an iterator that the connection writes from. It tells a client what there
 is by the time the client can take it: newer figures replace those that it has not taken.
 Invariant: what is told to all is made once, nothing is made while nobody listens, and a stream takes bounded memory
 and ends in bounded time when its client does not read, may no longer read, or the server stops.

@@ -1,6 +1,6 @@
 """Figures over time, for charts: of the server and of busy tubes over four ranges, and how many jobs a tube had ready.
 
-This room must not know where figures come from, nor what time it is: each comes in with its moment.
+This module must not know where figures come from, nor what time it is: each comes in with its moment.
 A range has steps of one length. A point is what was read first after the end of its step, and what happened since the
 reading before. Invariant: a range keeps as many points as it has steps, whatever comes, and tells nothing of a step
 behind which nothing was read.

@@ -1,6 +1,6 @@
 """A filter's terms as checks of jobs: what is cheap first, for a list of jobs at once; bodies last, one by one.
 
-This room must not know gevent or HTTP, and never yields: jobs must not change within a call.
+This module must not know gevent or HTTP, and never yields: jobs must not change within a call.
 Invariant: what sift() and the bodies' checks say together is what the terms say. No sieve holds the matcher: the server
 has no collector of cycles.
 """

@@ -1,7 +1,7 @@
 """All statistics as Prometheus reads them, in its own text format and in OpenMetrics.
 
 prometheus_client knows both formats, and writes a whole registry at once. Thousands of tubes would hold everybody else
-up meanwhile, so this room gives it small pieces of one family after the other.
+up meanwhile, so this module gives it small pieces of one family after the other.
 A name begins with `beanstalkd_` where exporters of beanstalkd have the same figure, and with `geventstalk_` where they
 have none. Invariant: what is told of a tube was true at one moment, and a name and its labels stand in one line only.
 """

@@ -1,6 +1,6 @@
 """What a request asks for: its parameters and its JSON, checked against what the API's document allows.
 
-This room must not know what the values mean. Whatever does not fit is a problem that names the parameter: nothing is
+This module must not know what the values mean. Whatever does not fit is a problem that names the parameter: nothing is
 guessed, and nothing that is not known is passed over.
 """
 

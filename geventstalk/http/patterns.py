@@ -1,6 +1,6 @@
 """Regular expressions over bodies, run by RE2: in time that grows with pattern times body, and in bounded memory.
 
-This room must not know jobs. The engines that go back and try again can be made to take hours, or all memory, by a
+This module must not know jobs. The engines that go back and try again can be made to take hours, or all memory, by a
 pattern of ten characters; a time limit does not stop them inside of their inner loops. RE2 has no such pattern. It
 lets other threads run while it searches. What it does not know is looking around and referring back.
 Invariant: a pattern that is refused is refused when it is read, in some milliseconds at the most.

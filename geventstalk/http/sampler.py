@@ -1,6 +1,6 @@
 """Reads figures for charts from the engine, every few seconds, as long as HTTP is served.
 
-This room must not change anything of the engine. A reading is taken between turns. What there is to read of tubes is
+This module must not change anything of the engine. A reading is taken between turns. What there is to read of tubes is
 read in slices. Invariant: what is remembered of tubes is bounded by TUBES_MAX and BUSY_MAX, however many there are.
 """
 

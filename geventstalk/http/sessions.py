@@ -1,6 +1,6 @@
 """Browsers that have logged in: a random cookie stands for a token, so that no script ever sees the token.
 
-This room must not know HTTP. Sessions live in memory and end with the process, with their token, or when nobody uses
+This module must not know HTTP. Sessions live in memory and end with the process, with their token, or when nobody uses
 them. Invariant: there are never more than SESSIONS_MAX; the one that was used the longest ago makes room.
 """
 

@@ -1,6 +1,6 @@
 """Long lists in short slices: selecting, sorting and writing that let everybody else have a turn in between.
 
-This room must not know what is in the lists. Invariant: nothing here takes longer than a millisecond or two between two
+This module must not know what is in the lists. Invariant: nothing here takes longer than a millisecond or two between two
 breaths, however long the list.
 """
 

@@ -1,6 +1,6 @@
 """Who may use HTTP: the file of `--http-tokens`, lines `NAME ROLE TOKEN`.
 
-This room must not import gevent or falcon: --check-config reads the file, too. A fault of the file is a ConfigError
+This module must not import gevent or falcon: --check-config reads the file, too. A fault of the file is a ConfigError
 that names the line, never a token. Invariant: a token is compared in constant time, and kept as its hash only.
 """
 

@@ -1,6 +1,6 @@
 """The engine's things as the API's JSON: the server, tubes, jobs, connections, the journal.
 
-This room must not change anything. Each function here reads without a yield, so what it gives was true at one moment.
+This module must not change anything. Each function here reads without a yield, so what it gives was true at one moment.
 Times are seconds; moments are Unix time.
 """
 

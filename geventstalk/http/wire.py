@@ -1,6 +1,6 @@
 """HTTP/1.1 on one connection: gevent's pywsgi, with every limit that a server among strangers needs.
 
-This room must not know what is asked for. pywsgi writes the responses and reads the bodies; the heads of requests are
+This module must not know what is asked for. pywsgi writes the responses and reads the bodies; the heads of requests are
 read and judged here, strictly: what two programs could understand in two ways is refused. Requests that are wrong cost
 an answer, at most a line of the log, and never a traceback.
 Invariant: whatever a client does or leaves undone, its connection ends in bounded time and takes bounded memory, and

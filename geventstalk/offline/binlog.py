@@ -1,6 +1,6 @@
 """Reads beanstalkd's binlog: the bytes of its files in, jobs out. Version 7, and 5 of beanstalkd 1.4.6 and before.
 
-This room must not know files or clocks: it is given bytes, and gives jobs with times in nanoseconds of the wall clock.
+This module must not know files or clocks: it is given bytes, and gives jobs with times in nanoseconds of the wall clock.
 What comes out is what beanstalkd would have after a restart, but for its faults: a restart does not count as a burying,
 and a torn rewrite of a job does not lose it. A file that ends in a torn record is what a crash leaves (`notes`);
 everything else that beanstalkd did not write is damage (`findings`), and the rest of that file is not read.

@@ -1,6 +1,6 @@
 """A job as a JSON object, and back: the lines of `export`, `import` and `dump`.
 
-This room must not know files, journals or click: it is given lines and records, and gives objects and jobs. Whatever
+This module must not know files, journals or click: it is given lines and records, and gives objects and jobs. Whatever
 stands in a line that was not written by `export`, reading it gives a job that the server can hold, or Unreadable.
 """
 

@@ -1,6 +1,6 @@
 """The console's files: read, compressed and named once, when the server starts.
 
-This room must not know what a page shows. The pages themselves ask the API, with what the browser may.
+This module must not know what a page shows. The pages themselves ask the API, with what the browser may.
 Invariant: the address of a file holds a hash of all files, so whatever a browser keeps of the console fits together,
 and is kept for ever. The page that names the hash is asked for anew each time.
 """
