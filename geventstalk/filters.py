@@ -1,7 +1,6 @@
-"""What a person writes to choose jobs, such as `tube:mail state:buried age>1h "user 42"`, read into terms.
+"""Parses filters such as `tube:mail state:buried age>1h "user 42"` into terms.
 
-This module must not know jobs, gevent or HTTP. The console reads the same grammar in JavaScript, with the same sentences
-for what is wrong; `tests/data/filters.json` holds the examples that both are tested on. A position counts characters
+This module must not know jobs, gevent or HTTP. `tests/data/filters.json` holds examples. A position counts characters
 (code points) from 0. Invariant: each bound is a whole number, of nanoseconds, of bytes, or as it stands.
 """
 

@@ -237,9 +237,7 @@ def test_delete_asks_before_harm(run: Run, green: Green, tube: str) -> None:
     ids = [green.put(b"x") for _ in range(4)]
     assert run("delete", str(ids[0])) == (0, "deleted 1 job\n", "")
     ran = run("delete", f"tube:{tube}", "state:ready")
-    assert (ran.code, ran.out) == (EXIT_USAGE, "") and ran.err.startswith(
-        "geventstalk: no terminal to ask on; --yes"
-    )
+    assert (ran.code, ran.out) == (EXIT_USAGE, "") and ran.err.startswith("geventstalk: no terminal to ask on; --yes")
     assert run("delete", f"tube:{tube}", "--dry-run") == (0, "3 jobs would be deleted\n", "")
     assert run("delete", f"tube:{tube}", "--yes", "--limit", "2") == (0, "deleted 2 jobs\n", "")
     assert run("flush", tube, "--yes", "--state", "buried").code == 1

@@ -1,10 +1,9 @@
-"""Work on all jobs that match a filter: it goes on in slices when whoever began it is gone, and can be cancelled.
+"""Changes all jobs that match a filter, in slices; a change goes on when its client is gone, and can be cancelled.
 
-This module must not know requests. Search and changes take turns: some hundred jobs are found, then changed by one errand
-of the turn, and counted when that is safe. A job in a state that the
-action does not fit is counted and left alone.
-Invariant: what `done` counts is as safe as an answer is. A job that was put after the beginning is never touched, nor
-one that no longer matches when its change comes.
+This module must not know requests. Search and changes take turns: a search finds some hundred jobs, one operation of
+the turn changes them, and they count as done when the change is safe. A job in another state than the action takes is
+counted and left alone. Invariant: `done` counts changes that are as safe as an answer is. A change never touches a job
+that was put after its beginning, nor one that no longer matches when its turn comes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Long lists in short slices: selecting, sorting and writing that let everybody else have a turn in between.
+"""Selects, sorts and writes long lists in short slices. Other requests and clients have their turn between two slices.
 
-This module must not know what is in the lists. Invariant: nothing here takes longer than a millisecond or two between two
-breaths, however long the list.
+This module must not know the items of the lists. Invariant: no slice takes longer than a millisecond or two, however
+long the list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the commands beside the server do: look at a journal, repair it, move jobs in and out.
+"""The work of the commands for a journal: checks, repairs and copies journals, moves jobs in and out.
 
-They need neither the server nor gevent, and reach a journal only through journal/tools.py.
+This package needs neither the server nor gevent, and reaches a journal only through journal/tools.py.
 """

@@ -1,9 +1,9 @@
 """Reads beanstalkd's binlog: the bytes of its files in, jobs out. Version 7, and 5 of beanstalkd 1.4.6 and before.
 
-This module must not know files or clocks: it is given bytes, and gives jobs with times in nanoseconds of the wall clock.
-What comes out is what beanstalkd would have after a restart, but for its faults: a restart does not count as a burying,
-and a torn rewrite of a job does not lose it. A file that ends in a torn record is what a crash leaves (`notes`);
-everything else that beanstalkd did not write is damage (`findings`), and the rest of that file is not read.
+This module must not know files or clocks: it takes bytes, and returns jobs with times in nanoseconds of the wall clock.
+The jobs are those that beanstalkd would have after a restart, without its faults: a restart does not count as a
+burying, and a torn rewrite of a job does not lose it. A torn record at the end of a file is normal after a crash
+(`notes`); everything else that beanstalkd did not write is damage (`findings`), and the rest of that file is not read.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from geventstalk.limits import TUBE_NAME_BYTES_MAX, is_tube_name
 
 Data = bytes | mmap
 ID_MAX: Final = 2**63 - 2
-"""The largest id that may come in. SQLite's integers end one later, so that at least one more put finds an id."""
+"""The largest id that an import takes. SQLite's integers end one later, so at least one more put finds an id."""
 WALL_NS_MAX: Final = 8 * 10**18
-"""The latest moment that may come in, in the year 2223. A put can name one 136 years from now, and 38 years are left up
-to 2**63, by which the clock of a machine may be set wrong."""
+"""The latest time that an import takes, in the year 2223. A put can name one 136 years from now, and 38 years are left
+up to 2**63, by which the clock of a machine may be set wrong.
+"""
 
 _INVALID: Final = 0  # the state of a deleted job
 _VERSION: Final = Struct("<i")
@@ -30,7 +31,7 @@ _CHUNK: Final = 1 << 20
 
 
 class _Layout(NamedTuple):
-    """How one version writes a record: length of the tube's name, the name, the fields, the body."""
+    """The record format of a version: length of the tube's name, the name, the fields, the body."""
 
     length: Struct
     fields: Struct
@@ -44,7 +45,7 @@ _LAYOUTS: Final = {
 
 
 class _Kept(NamedTuple):
-    """A job without its body, and where that is."""
+    """A job without its body, and the place of its body."""
 
     job: Job
     tube: bytes
@@ -62,7 +63,7 @@ class _Damaged(Exception):
 
 
 class Binlog:
-    """What the files add up to. They are read one after the other, in the order of their numbers."""
+    """The jobs of all files. The files are read one after the other, in the order of their numbers."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -75,7 +76,7 @@ class Binlog:
         return len(self._kept)
 
     def read(self, name: str, data: Data) -> None:
-        """Reads one file. `name` is for messages; `data` has to stay until jobs() is done."""
+        """Reads one file. `name` is for messages; `data` must stay until jobs() has ended."""
         if len(data) < _VERSION.size or _zeros(data, 0):
             self.notes.append(f"{name} has no records yet")
             return
@@ -99,9 +100,10 @@ class Binlog:
                 self.findings.append(f"{name} is damaged at byte {at}: {error}; the rest of the file is not read")
 
     def jobs(self) -> Iterator[tuple[Job, bytes]]:
-        """Every job with the name of its tube, in the order in which beanstalkd restores them; one body at a time.
+        """Yields every job with the name of its tube, in the order in which beanstalkd restores them; one body at a
+        time.
 
-        Buried jobs are numbered in that order, so that they are kicked in it.
+        Buried jobs are numbered in that order, which is the order of their kicks.
         """
         buryings = 0
         for job, tube, data, at, end in self._kept.values():
@@ -113,7 +115,7 @@ class Binlog:
             job.body = b""
 
     def _record(self, data: Data, at: int, layout: _Layout) -> int:
-        """Takes in the record at a place. Returns where it ends."""
+        """Reads the record at a place. Returns its end."""
         if len(data) - at < layout.length.size:
             raise _Torn("the length of the tube's name is cut off")
         (length,) = layout.length.unpack_from(data, at)
@@ -157,7 +159,7 @@ class Binlog:
 
 
 def _is_last(data: Data, at: int, layout: _Layout) -> bool:
-    """Whether there are only zeros behind the fields of the record at a place: nobody wrote on after it."""
+    """Returns whether there are only zeros behind the fields of the record at a place: it is the last one written."""
     (length,) = layout.length.unpack_from(data, at)
     at += layout.length.size
     if 0 <= length <= TUBE_NAME_BYTES_MAX:
@@ -166,7 +168,7 @@ def _is_last(data: Data, at: int, layout: _Layout) -> bool:
 
 
 def _decode(data: Data, at: int, layout: _Layout) -> tuple[Job, int, int]:
-    """The job in the fields at a place, the state they name, and the size of the body with its CRLF."""
+    """Returns the job in the fields at a place, the state they name, and the size of the body with its CRLF."""
     id, pri, delay, ttr, size, created, deadline, *counts, state = layout.fields.unpack_from(data, at)
     if not id:
         raise _Damaged("a record has the id 0")
@@ -188,7 +190,7 @@ def _decode(data: Data, at: int, layout: _Layout) -> tuple[Job, int, int]:
 
 
 def _zeros(data: Data, at: int, size: int | None = None) -> bool:
-    """Whether there are only zeros from a place on, or up to the end of the data, or nothing at all."""
+    """Returns whether there are only zeros from a place on, or up to the end of the data, or nothing at all."""
     end = len(data) if size is None else min(len(data), at + size)
     while at < end:
         upto = min(end, at + _CHUNK)

@@ -1,7 +1,7 @@
-"""What an operator asks of a cluster: who leads and who stands by, and that another node leads.
+"""The operator's view of a cluster: finds the leader and the standbys, and has another node lead.
 
-It must not know SQL or click. It sees what the nodes have written into the rows that they share, and asks no node.
-Invariant: what is told as done was seen as done; a wish that was not fulfilled is taken back.
+It must not know SQL or click. It reads the rows that the nodes share, and sends no requests to nodes. Invariant: a
+change is reported when the rows show it; a transfer request that was not fulfilled is withdrawn.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from journal import JournalError, JournalLocked, JournalUnreachable, fence_for, 
 from journal.fence import Fence, MemberFacts, View
 
 ANY: Final = "*"
-"""A wish for any other node than the one that leads."""
+"""A request that any other node than the leader lead."""
 GONE: Final = "gone"
-"""The role of a node that has told nothing for some leases."""
+"""The role of a node that has reported nothing for some leases."""
 _POLL_S: Final = 0.005
 _RETRY_S: Final = 0.1
 _LOOKS: Final = 20
-"""So often in a lease somebody looks whether a node that leads is alive. It has five heartbeats in that time."""
+"""The number of looks in a lease for signs of life of the leader, which has five heartbeats in that time."""
 
 
 class NotDone(Exception):
-    """No other node leads, or there is nobody to lead. The text is one line for the operator."""
+    """The leader did not change. The text is one line for the operator."""
 
 
 class Node(NamedTuple):
-    """A node as the others know it. `lag` is how many rows of the log it has not read; None where nobody can tell."""
+    """A node as its rows show it. `lag` is the number of rows of the log it has not read; None where that is
+    unknown.
+    """
 
     node: str
     address: str
@@ -41,9 +43,10 @@ class Node(NamedTuple):
 
 
 class Status(NamedTuple):
-    """A cluster as it is now. `leader` is "" when no node leads, `last` the node that led last then.
+    """The present state of a cluster. `leader` is "" when no node leads; `last` is then the node that led last.
 
-    `claims` is who has the epoch and does not serve: a node that takes over, or a command with the journal to itself.
+    `claims` names the holder of the epoch that does not serve: a node that takes over, or a command with the journal to
+    itself.
     """
 
     leader: str
@@ -57,7 +60,7 @@ class Status(NamedTuple):
 
 
 class Handover(NamedTuple):
-    """Which node leads now, which led before, and how long none did, as far as the rows show it. 0 without a change."""
+    """The leader, its predecessor, and how long no node led, as far as the rows show it. 0 without a change."""
 
     before: str
     leader: str
@@ -66,12 +69,12 @@ class Handover(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """Whether another node leads than before."""
+        """Returns whether the leader changed."""
         return self.before != self.leader
 
 
 class Watch:
-    """Looks at a cluster through its fence."""
+    """Watches a cluster through its fence."""
 
     def __init__(
         self, fence: Fence, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -81,13 +84,13 @@ class Watch:
         self._sleep = sleep
 
     def close(self) -> None:
-        """Gives the connection up."""
+        """Closes the connection."""
         self._fence.close()
 
     # --- looking
 
     def status(self) -> Status:
-        """Takes up to a lease when no node leads: only a heartbeat that comes says that one does."""
+        """Returns the present state. Takes up to a lease when no node leads: only a heartbeat proves that one does."""
         view, alive = self._look_closely()
         members = self._fence.members()
         leads = next((each.place for each in members if each.node == view.node), 0)
@@ -101,7 +104,7 @@ class Watch:
         return Status(leader, last, claims, view.epoch, view.lease_ms / 1000, view.wish, view.replication, order)
 
     def _look_closely(self) -> tuple[View, bool]:
-        """The rows, and whether the node of the last epoch is alive."""
+        """Returns the rows, and whether the node of the last epoch is alive."""
         first = view = self._fence.look()
         end = self._clock() + view.lease_ms / 1000
         while not view.released and view.epoch and self._clock() < end:
@@ -124,7 +127,7 @@ class Watch:
         return self._hand_over(node, timeout_s)
 
     def demote(self, node: str | None, timeout_s: float) -> Handover:
-        """Has another node lead than this one, or than the one that leads, and waits until it does. Raises NotDone."""
+        """Has another node lead than this one, or than the leader, and waits until it does. Raises NotDone."""
         status = self._need_leader()
         if node is not None and status.leader != node:
             _find(status, node)
@@ -156,7 +159,7 @@ class Watch:
         return found
 
     def _await_leader(self, before: View, wished: str, end: float, timeout_s: float) -> Handover:
-        """Until the wish is fulfilled. Raises NotDone when it is refused, or not fulfilled in time."""
+        """Waits until the request is fulfilled. Raises NotDone when it is refused, or not fulfilled in time."""
         led_until = self._clock()
         for view in self._looks(end):
             now = self._clock()
@@ -176,7 +179,7 @@ class Watch:
         raise NotDone(f"{what} after {timeout_s:g} s; the wish is withdrawn")
 
     def _looks(self, end: float) -> Iterator[View]:
-        """Looks until the end. A database that fails over meanwhile is asked again."""
+        """Yields the rows until the end of the time. Asks a database that fails over meanwhile again."""
         while self._clock() < end:
             try:
                 yield self._fence.look()
@@ -194,7 +197,7 @@ def init(place: str) -> bool:
 
 
 def watch(place: str) -> Watch:
-    """The cluster whose log is at this place. Raises a JournalError."""
+    """Returns the cluster whose log is at this place. Raises a JournalError."""
     log = tools_for(place)
     if not log.exists():
         raise JournalLocked(f"{log.place} has no journal in it: `geventstalk cluster init` makes one")
@@ -202,7 +205,7 @@ def watch(place: str) -> Watch:
 
 
 def names(place: str) -> list[str]:
-    """The names of the nodes, for a shell that completes words. None where they cannot be had."""
+    """Returns the names of the nodes, for a shell that completes words; none where the database does not answer."""
     try:
         with contextlib.closing(fence_for(place)) as fence:
             return sorted(each.node for each in fence.members())
@@ -211,7 +214,7 @@ def names(place: str) -> list[str]:
 
 
 def _node(told: MemberFacts, view: View, alive: bool, place: int) -> Node:
-    """What a node has told, as it is to be read now. `place` is that of the node that leads, as far as it has told."""
+    """Returns the present state of a node. `place` is that of the leader, as far as it is known."""
     role = told.role
     leads = told.node == view.node and not view.released
     if leads and alive:
@@ -226,14 +229,14 @@ def _node(told: MemberFacts, view: View, alive: bool, place: int) -> Node:
 
 
 def _role_of_leader(told: str, view: View) -> str:
-    """A node tells its role once in a lease; the rows know more of the one that leads."""
+    """Returns the role of the leader. A node writes its role once in a lease; other rows are more recent."""
     if view.owed_ms:
         return CLAIMING
     return told if told in (SILENT, LEAVING) else ACTIVE
 
 
 def _find(status: Status, node: str) -> Node:
-    """Raises NotDone when nobody has heard of the node."""
+    """Returns the node of this name. Raises NotDone when there is none."""
     for each in status.nodes:
         if each.node == node:
             return each

@@ -1,6 +1,6 @@
-"""Looks at a journal: what is wrong with it, what is in it, what it consists of.
+"""Checks and describes a journal: its damage, its records, its segments.
 
-It must not know the engine, gevent or SQLite. Looking takes no lock and changes no record.
+It must not know the engine, gevent or SQLite. Reading takes no lock and changes no record.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from journal.tools import Survey
 
 
 class Checked(NamedTuple):
-    """What a look at all of a journal gives."""
+    """The result of a check."""
 
     findings: list[str]
     notes: list[str]
@@ -34,12 +34,12 @@ def check(directory: str) -> Checked:
 
 
 def open_survey(directory: str) -> Survey:
-    """A survey of what this process may read; its caller closes it. Raises JournalLocked when it may not."""
+    """Returns a survey of the records that this process may read; its caller closes it. Raises JournalLocked."""
     return tools_for(directory).survey(examine)
 
 
 def survey_all(directory: str) -> Survey:
-    """A survey that has read everything and holds nothing open."""
+    """Returns a survey that has read everything and holds nothing open."""
     survey = open_survey(directory)
     try:
         for _ in survey.read():
@@ -50,7 +50,7 @@ def survey_all(directory: str) -> Survey:
 
 
 def dump(directory: str, bodies: bool, complain: Callable[[str], None]) -> Iterator[dict[str, object]]:
-    """Every record, dead ones too, in the order they were written, as an object. What is damaged is complained of."""
+    """Writes every record, dead ones too, in the order they were written, as an object. Reports damage."""
     for seq, record in tools_for(directory).every_record(complain):
         facts: dict[str, object] = {"segment": record.segment, "seq": seq, "id": record.key}
         try:
@@ -62,7 +62,7 @@ def dump(directory: str, bodies: bool, complain: Callable[[str], None]) -> Itera
 
 
 def stats(directory: str) -> tuple[dict[str, object], list[str]]:
-    """What a journal consists of, and what is wrong with it."""
+    """Returns the segments and jobs of a journal, and its damage."""
     survey = open_survey(directory)
     try:
         tubes = _count(survey.read())
@@ -96,7 +96,7 @@ def stats(directory: str) -> tuple[dict[str, object], list[str]]:
 
 
 def _count(records: Iterable[Record]) -> dict[bytes, dict[int, int]]:
-    """How many jobs each tube has in each state. About 100 bytes a live job."""
+    """Counts the jobs of each tube in each state. Takes about 100 bytes a live job."""
     tubes: list[bytes] = []
     number_of: dict[bytes, int] = {}
     places: dict[int, int] = {}

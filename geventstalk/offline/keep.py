@@ -1,6 +1,6 @@
-"""Keeps a journal: a copy of it while its server runs, and what is intact of a damaged one written anew.
+"""Copies a journal while its server runs, and writes the intact records of a damaged one anew.
 
-It must not know the engine, gevent or SQLite. What is written is complete before anything refers to it.
+It must not know the engine, gevent or SQLite. A file is complete before anything refers to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from journal.tools import LogTools, rewrite
 
 
 class Copied(NamedTuple):
-    """What a backup has, and what is wrong with it."""
+    """The jobs of a backup, and its damage."""
 
     segments: int
     jobs: int
@@ -36,7 +36,7 @@ def backup(directory: str, target: str) -> Copied:
 
 
 class Repaired(NamedTuple):
-    """How many jobs there are, what was wrong, what was set aside under which name, which jobs are known to be lost."""
+    """The number of jobs, the damage, the files set aside and their new names, the jobs that are known to be lost."""
 
     jobs: int
     findings: list[str]
@@ -45,9 +45,9 @@ class Repaired(NamedTuple):
 
 
 def repair(directory: str, target: str | None, report: Callable[[list[str]], object]) -> Repaired:
-    """Writes what is intact to the target; without one, makes the damage good where it is.
+    """Writes the intact records to the target; without one, repairs the journal in place.
 
-    A journal without findings is left as it is. `report` is given the findings before anything is written.
+    A journal without findings is left as it is. `report` gets the findings before anything is written.
     """
     log = tools_for(directory)
     survey = log.survey(examine)
@@ -66,7 +66,7 @@ def repair(directory: str, target: str | None, report: Callable[[list[str]], obj
 
 
 def _repair_to(log: LogTools, target: str | None) -> tuple[int, list[tuple[str, str]]]:
-    """Returns how many jobs there are then, and what was set aside under which name."""
+    """Returns the number of jobs, and the files set aside with their new names."""
     if target is None:
         return log.mend(examine)
     survey = log.survey(examine)

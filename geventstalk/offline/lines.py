@@ -1,7 +1,7 @@
 """A job as a JSON object, and back: the lines of `export`, `import` and `dump`.
 
-This module must not know files, journals or click: it is given lines and records, and gives objects and jobs. Whatever
-stands in a line that was not written by `export`, reading it gives a job that the server can hold, or Unreadable.
+This module must not know files, journals or click: it takes lines and records, and returns objects and jobs. Any line,
+also one that `export` has not written, becomes a job that the server can hold, or raises Unreadable.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from geventstalk.offline.binlog import WALL_NS_MAX
 from journal import CHANGE, FULL, Record
 
 WALL: Final = ClockOffset(0, 0)
-"""Nothing is timed here: the journal's wall clock stays what it is."""
+"""No offset: an export keeps the journal's wall clock."""
 _CRLF: Final = b"\r\n"
 _I64_MAX: Final = 2**63 - 1
 """The last id that a server gives. Its job can be exported, so it can be imported; puts find no id behind it."""
 _BODY_BYTES_MAX: Final = 1 << 30
 """As with -z. A server holds each body in memory."""
 LINE_BYTES_MAX: Final = (_BODY_BYTES_MAX + 2) // 3 * 4 + (1 << 16)
-"""A body in base64, and as much beside it as the fields of a job can take several times over."""
+"""The size of the largest body in base64, and room for the fields of a job several times over."""
 HEADER_BYTES_MAX: Final = 1 << 16
 _SHOWN_CHARS: Final = 60
 _STATES: Final = {STATE_NAMES[state]: state for state in (READY, DELAYED, BURIED)}
 
 
 class Unreadable(Exception):
-    """What was given to `import` is no export."""
+    """The input of `import` is no export."""
 
 
 def header_of(line: bytes) -> tuple[int | None, int]:
-    """How many jobs follow, None when the line does not say, and the highest id there ever was."""
+    """Returns the number of jobs that follow, None when the line does not say, and the highest id there ever was."""
     fields = _object_of(line, 1, "the first line of an export")
     if fields.get("format") != EXPORT_FORMAT:
         raise Unreadable(f"line 1: not the first line of an export: format is not {EXPORT_FORMAT}")
@@ -49,7 +49,7 @@ def header_of(line: bytes) -> tuple[int | None, int]:
 
 
 def job_of(line: bytes, number: int) -> tuple[Job, bytes]:
-    """The job in a line, and the name of its tube. Raises Unreadable."""
+    """Returns the job in a line, and the name of its tube. Raises Unreadable."""
     fields = _object_of(line, number, "a job")
     name = _text(fields, "tube", number).encode("ascii", "replace")  # a "?" is in no name
     if not is_tube_name(name):

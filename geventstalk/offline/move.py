@@ -1,7 +1,7 @@
-"""Copies a journal as a whole to another place, which may be of another kind.
+"""Copies a whole journal to another place, which may be of another kind.
 
-It must not know the engine, gevent or SQLite, nor what kinds of places there are. Neither place has a server meanwhile.
-Invariant: the target gets all of the jobs or nothing. It is read again and compared before anybody is told.
+It must not know the engine, gevent or SQLite, nor the kinds of journals. No server uses either place meanwhile.
+Invariant: the target gets all of the jobs or nothing. It is read again and compared before the copy is reported.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from journal.errors import JournalUnreachable
 from journal.tools import Builder, Examine, Survey
 
 Step = Callable[[str, int, int], None]
-"""Hears how far the work is: what is being done, how many are done, and of how many. 0 where nobody knows."""
+"""Takes the progress: the name of the step, how many are done, and of how many; 0 where that is unknown."""
 
 _EVERY: Final = 1000
-"""A step is told after so many."""
+"""The number of records between two reports of progress."""
 _SUM_MASK: Final = (1 << 64) - 1
 
 
 class _Seen:
-    """What two readings of the same jobs have in common, whatever the order of the jobs."""
+    """A sum of jobs that does not depend on their order, to compare two readings."""
 
     def __init__(self) -> None:
         self.jobs = 0
         self.sum = 0
 
     def add(self, record: Record, change: bytes | None) -> None:
-        """One job more."""
+        """Adds a job."""
         crc = crc32(record.payload, crc32(b"%d" % record.key))
         if change is not None:
             crc = crc << 32 | crc32(change, crc)
@@ -42,9 +42,9 @@ class _Seen:
 
 
 def copy(source: str, target: str, judge: Callable[[list[str]], None], step: Step) -> Imported:
-    """Copies every job with all that belongs to it, and the next id, to a place that has no log.
+    """Copies every job with its state, counts and times, and the next id, to a place that has no log.
 
-    `judge` is given the findings before anything is written, and may raise. Raises a JournalError.
+    `judge` gets the findings before anything is written, and may raise. Raises a JournalError.
     """
     origin, goal = tools_for(source), tools_for(target)
     goal.require_empty()
@@ -100,7 +100,7 @@ def _read_again(survey: Survey, high_water: int) -> _Seen:
 
 
 def _counting(what: str, step: Step) -> Examine:
-    """Examines records, and tells of each thousandth."""
+    """Examines records, and reports the progress."""
     count = 0
 
     def examined(record: Record) -> None:

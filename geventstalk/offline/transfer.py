@@ -36,7 +36,7 @@ _BINLOG_LOCK: Final = "lock"
 
 
 class Imported(NamedTuple):
-    """How many jobs came, from how many files, and the id that comes next."""
+    """The number of jobs and of files, and the next id."""
 
     jobs: int
     next_id: int
@@ -44,14 +44,14 @@ class Imported(NamedTuple):
 
     @property
     def what_follows(self) -> str:
-        """The id of the next put, for a person."""
+        """Returns a sentence with the id of the next put."""
         if self.next_id > ID_MAX + 1:
             return "no id is left, and every put will be refused"
         return f"the next id is {self.next_id}"
 
 
 def export(directory: str, judge: Callable[[list[str]], None]) -> Iterator[dict[str, object]]:
-    """The header, then each job, as objects. `judge` is given the findings before that, and may raise."""
+    """Writes the header, then each job, as objects. `judge` gets the findings before that, and may raise."""
     survey = open_survey(directory)
     try:
         found = survey.live_records()
@@ -67,7 +67,7 @@ def export(directory: str, judge: Callable[[list[str]], None]) -> Iterator[dict[
 
 
 def import_lines(stream: IO[bytes], directory: str) -> Imported:
-    """Reads what `export` printed into a journal that has no jobs yet."""
+    """Reads the output of `export` into a journal that has no jobs yet."""
     header = stream.readline(HEADER_BYTES_MAX + 1)
     if len(header) > HEADER_BYTES_MAX:
         raise Unreadable("line 1: not the first line of an export: it has no end")
@@ -88,7 +88,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 def import_binlog(binlogs: str, directory: str, judge: Callable[[list[str], list[str]], None]) -> Imported:
     """Reads the binlog of a beanstalkd that is stopped into a journal that has no jobs yet.
 
-    `judge` is given the notes and the findings before anything is written, and may raise.
+    `judge` gets the notes and the findings before anything is written, and may raise.
     """
     with contextlib.ExitStack() as held:
         _lock_binlog(binlogs, held)
@@ -108,7 +108,7 @@ def import_binlog(binlogs: str, directory: str, judge: Callable[[list[str], list
 
 
 def _lock_binlog(directory: str, held: contextlib.ExitStack) -> None:
-    """Keeps beanstalkd from starting on the directory while it is read. Raises JournalLocked when one runs on it."""
+    """Keeps beanstalkd from starting on the directory meanwhile. Raises JournalLocked when one runs on it."""
     path = os.path.join(directory, _BINLOG_LOCK)
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -135,7 +135,7 @@ def _binlog_files(directory: str) -> list[tuple[int, str]]:
 
 
 def _map(path: str, held: contextlib.ExitStack) -> bytes | mmap.mmap:
-    """The file's content, without reading it into memory."""
+    """Maps the file's content, which is not read into memory."""
     # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         facts = os.fstat(file.fileno())
@@ -147,7 +147,7 @@ def _map(path: str, held: contextlib.ExitStack) -> bytes | mmap.mmap:
 
 
 def _fill(directory: str, jobs: Iterable[tuple[Job, bytes]], high_water: int, expected: int | None) -> tuple[int, int]:
-    """Writes jobs to a journal that has none, all or nothing. Returns how many, and the next id."""
+    """Writes jobs to a journal that has none, all or nothing. Returns their number, and the next id."""
     log = tools_for(directory)
     with log.writing():
         if log.exists():
