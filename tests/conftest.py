@@ -63,8 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """What `-n auto` means: one more than there are cores, because many tests wait for a process or for a moment."""
-    return min(len(os.sched_getaffinity(0)) + 1, WORKERS_MAX)
+    """What `-n auto` means: more than there are cores, because many tests wait for a process or for a moment."""
+    return min(2 * len(os.sched_getaffinity(0)) + 1, WORKERS_MAX)
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist carries no types
@@ -118,6 +118,12 @@ def pytest_report_header() -> str:
 def seed(request: pytest.FixtureRequest) -> int:
     """The seed of a random test; shown with the captured output when the test fails, and repeated by --seed."""
     return draw_seed(request.config)
+
+
+@pytest.fixture
+def times(request: pytest.FixtureRequest) -> int:
+    """How many times as much a random test does as a change has time for: 1, and 4 with --long."""
+    return 4 if request.config.getoption("--long") else 1
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,12 +17,12 @@ from tests.support.simulation.cluster.process import Process
 from tests.support.simulation.cluster.whole import WholeProcess
 from tests.support.simulation.cluster.world import FAULTS
 
-SEEDS = 40
+SEEDS = 20
 """The known lives of every run, and beside them so many drawn ones."""
 LONG_SEEDS = 2_000
 """The same with --long."""
 CHUNK = 20
-OUTAGES = 10
+OUTAGES = 4
 HEARTBEATS = 0.4
 """So many leases standbys give the node that leads."""
 CANARY_SEEDS = 400
@@ -131,9 +131,9 @@ class Outage(Life):
 
 
 @pytest.mark.parametrize("leases", [1.2, 2.5, 5])
-def test_who_leads_still_leads_when_the_database_confirms_commits_again(leases: float) -> None:
+def test_who_leads_still_leads_when_the_database_confirms_commits_again(leases: float, times: int) -> None:
     """Standbys see a heartbeat that stands still, and looks succeed: they claimed as soon as a claim could succeed."""
-    for seed in range(1, OUTAGES + 1):
+    for seed in range(1, OUTAGES * times + 1):
         outage = Outage(seed, leases)
         assert outage.takeovers == outage.before
         assert outage.waited is not None and outage.waited < HEARTBEATS
@@ -155,10 +155,10 @@ def test_a_node_that_asks_for_no_commit_takes_over_from_one_that_is_well() -> No
 
 @pytest.mark.parametrize("leases", [1.2, 2.5, 5])
 @pytest.mark.parametrize("strike", ["_freeze_for_good", "_kill"])
-def test_who_dies_while_the_database_confirms_nothing_is_followed(leases: float, strike: str) -> None:
+def test_who_dies_while_the_database_confirms_nothing_is_followed(leases: float, strike: str, times: int) -> None:
     """Its last heartbeat may hang, and is seen when commits are confirmed again. From then on a lease runs. Clocks are
     up to a tenth slow here, and a look takes a tenth of a lease."""
-    for seed in range(1, OUTAGES + 1):
+    for seed in range(1, OUTAGES * times + 1):
         outage = Outage(seed, leases, strike=strike)
         assert outage.waited is not None and outage.waited < 2
 

@@ -35,7 +35,7 @@ from tests.support.seeds import draw_seed
 from tests.support.wire import Client
 
 SECOND = 1_000_000_000
-FLIPS = 1_500
+FLIPS = 500
 LONG_FLIPS = 10_000
 CYCLE_EVERY = 125  # of so many flips, one is accepted with --accept-damage and started again
 START_TIMEOUT_S = 20.0

@@ -133,9 +133,9 @@ class Jobs:
 
 SHAPES = [
     pytest.param(MIB, 10_485_760, 200, id="1M"),
-    pytest.param(4 * MIB, 65_536, 10, id="4M-small-segments"),
+    pytest.param(2 * MIB, 65_536, 10, id="2M-small-segments"),
     pytest.param(3 * MIB, 1_000_000, 1000, id="3M"),
-    pytest.param(12 * MIB, 10_485_760, 990, id="12M-many-segments"),
+    pytest.param(12 * MIB, 10_485_760, 990, id="12M-many-segments", marks=pytest.mark.long),
     pytest.param(16 * MIB, 10_485_760, 30_000, id="16M-large-bodies"),
 ]
 

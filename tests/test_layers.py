@@ -64,6 +64,7 @@ def test_the_picture_of_the_layers_is_that_of_the_contracts() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.when_changed("pyproject.toml", "tests/test_layers.py")
 @pytest.mark.parametrize(
     ("room", "line"),
     [
@@ -128,6 +129,7 @@ def test_a_wrong_import_is_found(copy: Path, room: str, line: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.when_changed("pyproject.toml", "tests/test_layers.py")
 def test_the_copy_is_sound(copy: Path) -> None:
     result = lint(copy)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -64,7 +64,9 @@ def take_all(client: Client, jobs: dict[int, bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [ServerProcess.stop, ServerProcess.kill], ids=["stop", "kill"])
+@pytest.mark.parametrize(
+    "end", [pytest.param(ServerProcess.stop, marks=pytest.mark.long), ServerProcess.kill], ids=["stop", "kill"]
+)
 def test_a_backlog_of_twenty_times_the_bound(
     launch: Launch, tmp_path: Path, end: Callable[[ServerProcess], object]
 ) -> None:

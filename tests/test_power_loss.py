@@ -29,12 +29,12 @@ from tests.support.faults import (
 pytestmark = pytest.mark.skipif(bool(strace_problem()), reason=strace_problem() or "strace works")
 
 LIVES = 2
-POINTS = 80
+POINTS = 40
 
 
 @pytest.mark.parametrize("sync_share", [1.0, 0.3, 0.03], ids=["f0", "f-short", "f-long"])
 @pytest.mark.slow
-def test_what_was_synced_survives_the_loss_of_power(tmp_path: Path, seed: int, sync_share: float) -> None:
+def test_what_was_synced_survives_the_loss_of_power(tmp_path: Path, seed: int, times: int, sync_share: float) -> None:
     """The first life finds an empty directory, the second what a kill or a clean end left, both synced by then."""
     draw = random.Random(seed)
     directory = tmp_path / "journal"
@@ -54,7 +54,7 @@ def test_what_was_synced_survives_the_loss_of_power(tmp_path: Path, seed: int, s
         told = recording.record(life, tmp_path / "trace")
         assert told.committed == life.batches, told
         assert len(recording.moments) > 20, "nothing was recorded"
-        for count, point in enumerate(recording.points(draw, POINTS)):
+        for count, point in enumerate(recording.points(draw, POINTS * times)):
             into = tmp_path / f"lost-{number}-{count}"
             into.mkdir()
             recording.rebuild(point, draw, into)

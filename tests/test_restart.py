@@ -370,7 +370,11 @@ class Load:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("flags", [[], ["-n"], ["-f0"]], ids=lambda flags: " ".join(flags) or "-c")
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param([], marks=pytest.mark.long), pytest.param(["-n"], marks=pytest.mark.long), ["-f0"]],
+    ids=lambda flags: " ".join(flags) or "-c",
+)
 @pytest.mark.slow
 def test_small_segments_under_mixed_load(launch: Launch, journal: Path, flags: list[str], seed: int) -> None:
     load = Load(random.Random(seed))

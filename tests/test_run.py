@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
-from scripts.build import NO_NETWORK, NO_ROOM
+from scripts import build
+from scripts.build import BUSY, EXPECTED_S, NO_NETWORK, NO_ROOM, Progress
 from tests.clients.programs import missing
 from tests.support.clients import until
 from tests.support.compiled import (
@@ -421,6 +423,64 @@ def test_the_core_can_be_translated(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == str(1 + len(compiled_rooms())), "its rooms, and what they share"
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("network", [0.2, 1.0, 2.0])
+def test_the_bar_is_right_within_a_fifth(monkeypatch: pytest.MonkeyPatch, slower: float, network: float) -> None:
+    """On a machine that is slower or busier, and with another network or a full cache of pip's."""
+    took_s = {name: s * slower * (network if "fetching" in name else 1) for name, s in EXPECTED_S.items()}
+    now_s = 100.0
+    monkeypatch.setattr(build.time, "monotonic", lambda: now_s)
+    progress = Progress()
+    progress.expected_s = EXPECTED_S
+    shown = []
+    for name, s in took_s.items():
+        progress.step(name)
+        for _ in range(10):
+            shown.append((progress.share(), (now_s - 100) / sum(took_s.values())))
+            now_s += s / 10
+    assert all(abs(share - true) < 0.2 for share, true in shown), shown
+    assert shown[-1][0] > 0.95 and all(before[0] <= after[0] for before, after in pairwise(shown))
+
+
+class TestLock:
+    """Of an environment: one process makes it, and one that a person waits for goes before one behind a server."""
+
+    def run(self, lock: Path, program: str, *words: str) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            ROOT / "scripts" / "build.py",
+            "locked",
+            lock,
+            "/bin/sh",
+            "-c",
+            program,
+            "sh",
+            *words,
+        ]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+
+    @pytest.mark.parametrize("behind", [["--no-wait"], []], ids=["behind", "beside"])
+    def test_a_start_that_waits_takes_over_from_a_build_behind_another(self, tmp_path: Path, behind: list[str]) -> None:
+        at_work = tmp_path / "at-work"
+        with self.run(tmp_path / "lock", f"touch '{at_work}'; sleep 60 & wait", *behind) as first:
+            until(at_work.exists, "it has the lock")
+            third = self.run(tmp_path / "lock", "echo never", "--no-wait")
+            assert (third.communicate()[0], third.returncode) == ("", BUSY)
+            second = self.run(tmp_path / "lock", "echo mine")
+            assert second.stderr is not None
+            said = second.stderr.readline()
+            if not behind:
+                assert "waiting for another start that makes the environment" in said
+                assert second.poll() is None
+                os.killpg(first.pid, signal.SIGTERM)
+            else:
+                assert "taking over from one at the lowest priority" in said
+            assert (second.communicate()[0], second.returncode) == ("mine\n", 0)
+            assert first.wait(20) == -signal.SIGTERM
+        with self.run(tmp_path / "lock", "echo again") as last:
+            assert last.communicate() == ("again\n", ""), "what is left in the lock means nothing"
 
 
 class TestRunWithoutPython:

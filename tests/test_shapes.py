@@ -87,7 +87,7 @@ def test_a_backlog_beyond_the_bound_on_a_full_disk(tmp_path: Path, seed: int) ->
             fill_up(disk / "filler")
             assert not fill(client, jobs, 200, 0.3), "there is no room"
             check(client, jobs)
-            run_through(client, jobs, 4)
+            run_through(client, jobs, 2)
         server.kill()
         server = launch(*flags)
         with Client(server.connect()) as client:

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(bool(recorder_problem()), reason=recorder_proble
 needs_the_source = pytest.mark.skipif(BUILD == "compiled", reason="a fault cannot be planted in compiled code")
 
 SEEDS = (1, 2, 3, 4)
-CUTS = 40
+CUTS = 20
 LONG_TORMENTS = 24
 TORMENTS = 20
 """In so many, of 60 cuts each, a planted fault must show."""
@@ -57,17 +57,17 @@ QUICK = ("delete unrecorded in compaction", "no sync of the directory", "moved j
 # journal.
 @pytest.mark.parametrize("seed_of_torment", SEEDS)
 @pytest.mark.slow
-def test_what_was_promised_survives(seed_of_torment: int) -> None:
-    outcome = Torment(seed_of_torment).run(CUTS)
+def test_what_was_promised_survives(seed_of_torment: int, times: int) -> None:
+    outcome = Torment(seed_of_torment).run(CUTS * times)
     assert not outcome.failure
-    assert outcome.cuts == CUTS
+    assert outcome.cuts == CUTS * times
 
 
 @pytest.mark.parametrize("sizes", [(300, 9000), pytest.param((10, 200, 900), marks=pytest.mark.long)])
 @pytest.mark.slow
-def test_what_was_promised_survives_with_bodies_on_disk(seed: int, sizes: tuple[int, ...]) -> None:
+def test_what_was_promised_survives_with_bodies_on_disk(seed: int, times: int, sizes: tuple[int, ...]) -> None:
     orders = {"forgets": True, "sizes": sizes, "segment_bytes": 1 << 15}
-    outcome = Torment(seed, kind="plain", orders=orders).run(30, lives=3)
+    outcome = Torment(seed, kind="plain", orders=orders).run(15 * times, lives=3)
     assert not outcome.failure
 
 
