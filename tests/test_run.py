@@ -17,7 +17,6 @@ from types import MappingProxyType
 
 import pytest
 
-from scripts import build
 from scripts.build import BUSY, EXPECTED_S, NO_NETWORK, NO_ROOM, Progress
 from tests.clients.programs import missing
 from tests.support.clients import until
@@ -431,7 +430,7 @@ def test_the_bar_is_right_within_a_fifth(monkeypatch: pytest.MonkeyPatch, slower
     """On a machine that is slower or busier, and with another network or a full cache of pip's."""
     took_s = {name: s * slower * (network if "fetching" in name else 1) for name, s in EXPECTED_S.items()}
     now_s = 100.0
-    monkeypatch.setattr(build.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     progress = Progress()
     progress.expected_s = EXPECTED_S
     shown = []
@@ -459,7 +458,9 @@ class TestLock:
             "sh",
             *words,
         ]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
 
     @pytest.mark.parametrize("behind", [["--no-wait"], []], ids=["behind", "beside"])
     def test_a_start_that_waits_takes_over_from_a_build_behind_another(self, tmp_path: Path, behind: list[str]) -> None:
