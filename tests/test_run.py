@@ -449,9 +449,9 @@ class TestLock:
     def run(self, lock: Path, program: str, *words: str) -> subprocess.Popen[str]:
         command = [
             sys.executable,
-            ROOT / "scripts" / "build.py",
+            str(ROOT / "scripts" / "build.py"),
             "locked",
-            lock,
+            str(lock),
             "/bin/sh",
             "-c",
             program,
