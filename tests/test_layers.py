@@ -63,6 +63,14 @@ def test_the_picture_of_the_layers_is_that_of_the_contracts() -> None:
     assert [sorted(" ".join(row).split()) for row in rows] == wanted
 
 
+def test_the_files_that_the_architecture_names_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    paths = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?|[a-z_]+\.py)`", page)
+    assert len(paths) > 20
+    for path in paths:
+        assert any((ROOT / at / path).exists() for at in ("", "geventstalk", "journal/sqlite")), path
+
+
 @pytest.mark.slow
 @pytest.mark.when_changed("pyproject.toml", "tests/test_layers.py")
 @pytest.mark.parametrize(
