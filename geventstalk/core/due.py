@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from geventstalk.core.dispatch import Dispatch
-from geventstalk.core.job import READY
+from geventstalk.core.job import READY, Job
 from geventstalk.core.order import EMPTY
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, DEADLINE_SOON, TIMED_OUT, Client, Tube
@@ -76,22 +76,7 @@ class Due(Dispatch):
         while moved < limit and EMPTY < deadlines.first_rank() <= now_ns:
             job = self.jobs.get(deadlines.first())
             assert job is not None
-            tally = job.counts()
-            tube = self._leave_place(job)
-            self._place_ready(tube, job.pri, job.id)
-            if not tube.active:
-                self._wake(tube, now_ns)
-            total, of_tube, timeouts = self.total_timeouts + 1, tube.total_timeouts + 1, tally.timeouts + 1
-            self._measure_work(tube, now_ns - job.since_ns)
-            self.total_timeouts = total
-            tube.total_timeouts = of_tube
-            tally.timeouts = timeouts
-            job.state = READY
-            job.rank = job.pri
-            job.holder = 0
-            job.since_ns = now_ns
-            if tube.line.entries:
-                self._serve(tube, now_ns, 1)
+            self._time_out(job, now_ns)
             moved += 1
         if client.waiting and client.absent and moved < limit:
             moved += self._stand_in_more_lines(client, now_ns, limit - moved)
@@ -100,15 +85,37 @@ class Due(Dispatch):
                 self._answer(client, DEADLINE_SOON, None)
             elif client.wait_until_ns != NEVER and client.wait_until_ns <= now_ns:
                 self._answer(client, TIMED_OUT, None)
-        first_ns = deadlines.first_rank()
-        if first_ns != EMPTY:
-            margin = DEADLINE_MARGIN_NS if client.waiting else 0
-            self._arm(client, first_ns - margin)
-        if client.waiting and client.wait_until_ns != NEVER:
-            self._arm(client, client.wait_until_ns)
+        self._arm_client(client)
         if client.waiting and client.absent:
             self._arm(client, now_ns)
         return moved
+
+    def _time_out(self, job: Job, now_ns: int) -> None:
+        """Takes a job from its worker, at the end of its ttr, and makes it ready."""
+        tally = job.counts()
+        tube = self._leave_place(job)
+        self._place_ready(tube, job.pri, job.id)
+        if not tube.active:
+            self._wake(tube, now_ns)
+        total, of_tube, timeouts = self.total_timeouts + 1, tube.total_timeouts + 1, tally.timeouts + 1
+        self._measure_work(tube, now_ns - job.since_ns)
+        self.total_timeouts = total
+        tube.total_timeouts = of_tube
+        tally.timeouts = timeouts
+        job.state = READY
+        job.rank = job.pri
+        job.holder = 0
+        job.since_ns = now_ns
+        if tube.line.entries:
+            self._serve(tube, now_ns, 1)
+
+    def _arm_client(self, client: Client) -> None:
+        """Arms its timer for its first deadline, with the margin while it waits, and for the end of its wait."""
+        first_ns = client.deadlines.first_rank()
+        if first_ns != EMPTY:
+            self._arm(client, first_ns - (DEADLINE_MARGIN_NS if client.waiting else 0))
+        if client.waiting and client.wait_until_ns != NEVER:
+            self._arm(client, client.wait_until_ns)
 
     def _unpause(self, tube: Tube) -> None:
         if tube.ready.first() != EMPTY:

@@ -13,7 +13,7 @@ from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, URGE
 from geventstalk.core.line import Line
 from geventstalk.core.order import Order
 from geventstalk.core.timerwheel import NEVER, TimerWheel
-from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
+from geventstalk.core.tube import Client, Tube
 
 if TYPE_CHECKING:
     from geventstalk.core.engine import Engine
@@ -31,18 +31,23 @@ def rebuild(engine: Engine) -> None:
         _stand_alone(client)
     _join_clients(engine)
     _place_jobs(engine)
+    _find_tubes(engine)
+    events = {tube.number: tube for tube in engine.settling + engine.active}  # also of tubes that are gone
+    engine.settling = []
+    engine.active = [tube for tube in events.values() if tube.active]
+    for tube in engine.tubes.values():
+        _arm_tube(engine, tube)
+    for client in engine.clients.values():
+        engine._arm_client(client)
+
+
+def _find_tubes(engine: Engine) -> None:
+    """Keeps the tubes that something refers to."""
     tubes = {tube.number: tube for tube in [*engine.tube_by_number.values(), *engine.tubes.values()]}
     alive = [tube for tube in tubes.values() if tube.jobs or tube.using or tube.watchers or tube is engine.default]
     engine.tubes = {tube.name: tube for tube in alive}
     engine.tube_by_number = {tube.number: tube for tube in alive}
     engine.stocked = {tube.number: tube for tube in alive if tube.ready.first() >= 0 and not tube.paused_until_ns}
-    events = {tube.number: tube for tube in engine.settling + engine.active}  # also of tubes that are gone
-    engine.settling = []
-    engine.active = [tube for tube in events.values() if tube.active]
-    for tube in alive:
-        _arm_tube(engine, tube)
-    for client in engine.clients.values():
-        _arm_client(engine, client)
 
 
 def _empty(tube: Tube) -> None:
@@ -128,14 +133,3 @@ def _arm_tube(engine: Engine, tube: Tube) -> None:
         tube.behind = True
     if moments:
         engine.wheel.add(tube, min(moments))
-
-
-def _arm_client(engine: Engine, client: Client) -> None:
-    """For its first deadline, with the margin while it waits, and for the end of its wait."""
-    moments = []
-    if client.deadlines.first() >= 0:
-        moments.append(client.deadlines.first_rank() - (DEADLINE_MARGIN_NS if client.waiting else 0))
-    if client.waiting and client.wait_until_ns != NEVER:
-        moments.append(client.wait_until_ns)
-    if moments:
-        engine.wheel.add(client, min(moments))

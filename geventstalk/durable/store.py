@@ -29,7 +29,7 @@ from geventstalk.durable.records import (
     stamp_of,
 )
 from journal.errors import JournalDamaged
-from journal.log import CHANGE, DELETE, FULL, HEAD, PAYLOAD_MAX, PAYLOAD_MIN, Log, Scan, SyncPoint
+from journal.log import CHANGE, DELETE, FULL, HEAD, PAYLOAD_MAX, PAYLOAD_MIN, Log, Row, Scan, SyncPoint
 from journal.log import SegmentState as SegmentState
 
 ALWAYS: Final = 0
@@ -259,51 +259,54 @@ class Store(Ledger):
         names: list[bytes] = []
         numbers: dict[bytes, int] = {}  # until a job is in its tube, it knows the name's place in `names`
         count = 0
-        bodies = self.bodies
         for segment, rows in self._log.batches():
-            readable = bodies is not None and self._log.reads_back(segment)
-            for place, key, kind, length, payload in rows:
-                try:
-                    if kind in (FULL, HEAD):
-                        if kind == HEAD:
-                            assert bodies is not None, "asked for by keep_bodies() only"
-                            job, name, body_bytes = decode_head(key, payload, length, self.offset)
-                            self._leaves(bodies, jobs, key)
-                            bodies.came_without(job, place, body_bytes)
-                        else:
-                            job, name = decode_whole(key, payload, self.offset)
-                            if bodies is not None:
-                                self._replayed(bodies, jobs, job, len(payload), place, readable)
-                        job.segment = segment
-                        number = numbers.get(name)
-                        if number is None:
-                            number = numbers[name] = len(names)
-                            names.append(name)
-                        job.tube = number
-                        jobs.set(job)
-                        if self.unfit:
-                            self.unfit.discard(key)
-                    elif kind == CHANGE:
-                        changed = jobs.get(key)
-                        assert changed is not None, "the journal gives back changes of live keys only"
-                        if fits(payload, names[changed.tube], changed.ttr_s):
-                            apply_change(changed, payload, self.offset)
-                            self.unfit.discard(key)
-                        else:
-                            self.unfit.add(key)
-                    else:
-                        if bodies is not None:
-                            self._leaves(bodies, jobs, key)
-                        jobs.remove(key)
-                except ValueError as error:
-                    where = f"segment {segment}, job {key}"
-                    raise JournalDamaged(f"journal record is not a job's ({where}): {error}") from error
+            self._replay_rows(segment, rows, jobs, names, numbers)
             before = count
             count += len(rows)
             if before ^ count > _PROGRESS_MASK:
                 progress(count)
         for job in jobs.in_order():
             yield job, names[job.tube]
+
+    def _replay_rows(
+        self, segment: int, rows: list[Row], jobs: JobTable, names: list[bytes], numbers: dict[bytes, int]
+    ) -> None:
+        bodies, offset, unfit = self.bodies, self.offset, self.unfit
+        readable = bodies is not None and self._log.reads_back(segment)
+        for place, key, kind, length, payload in rows:
+            try:
+                if kind in (FULL, HEAD):
+                    if bodies is not None and kind == HEAD:
+                        job, name, body_bytes = decode_head(key, payload, length, offset)
+                        self._leaves(bodies, jobs, key)
+                        bodies.came_without(job, place, body_bytes)
+                    else:
+                        job, name = decode_whole(key, payload, offset)
+                        if bodies is not None:
+                            self._replayed(bodies, jobs, job, len(payload), place, readable)
+                    job.segment = segment
+                    number = numbers.get(name)
+                    if number is None:
+                        number = numbers[name] = len(names)
+                        names.append(name)
+                    job.tube = number
+                    jobs.set(job)
+                    unfit.discard(key)
+                elif kind == CHANGE:
+                    changed = jobs.get(key)
+                    assert changed is not None, "the journal gives back changes of live keys only"
+                    if fits(payload, names[changed.tube], changed.ttr_s):
+                        apply_change(changed, payload, offset)
+                        unfit.discard(key)
+                    else:
+                        unfit.add(key)
+                else:
+                    if bodies is not None:
+                        self._leaves(bodies, jobs, key)
+                    jobs.remove(key)
+            except ValueError as error:
+                where = f"segment {segment}, job {key}"
+                raise JournalDamaged(f"journal record is not a job's ({where}): {error}") from error
 
     def _replayed(self, bodies: Bodies, jobs: JobTable, job: Job, size: int, place: int, readable: bool) -> None:
         """A replay has come to a whole record. What is beyond the bound is not kept where it can be read back."""

@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import socket
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import Final
 
@@ -105,17 +106,15 @@ class Front:
                 if client is not None:
                     self._attend(client, event)
                 elif fd == self._link_fd:
-                    if event & _OUT:
-                        self._send_left()
-                    if event & ~_OUT:
-                        self._hear()
+                    self._attend_link(event)
                 elif fd in self._listeners:  # and not of a client that is gone
                     asked.append(fd)
-            if asked:  # after all others: a descriptor that was closed meanwhile may have an event of its old client
-                for fd in asked:
-                    if self._looks:
-                        self._accept(fd)
-                asked.clear()
+            for (
+                fd
+            ) in asked:  # after all others: a descriptor that was closed meanwhile may have an event of its old client
+                if self._looks:
+                    self._accept(fd)
+            asked.clear()
             if self._resume_s and monotonic() >= self._resume_s:
                 self._resume_s = 0.0
                 self._look()
@@ -167,10 +166,7 @@ class Front:
         poll.register(self._link_fd, _IN | _OUT)
         while self._left is not None and self._held_bytes() >= CLOG_BYTES and not self._over:
             for _, event in poll.poll():
-                if event & _OUT:
-                    self._send_left()
-                if event & ~_OUT:
-                    self._hear()
+                self._attend_link(event)
 
     def _held_bytes(self) -> int:
         return self._out_bytes + (0 if self._left is None else len(self._left))
@@ -192,6 +188,12 @@ class Front:
             self._left = None
             self._epoll.modify(self._link_fd, _IN)
 
+    def _attend_link(self, event: int) -> None:
+        if event & _OUT:
+            self._send_left()
+        if event & ~_OUT:
+            self._hear()
+
     def _hear(self) -> None:
         try:
             data = os.read(self._link_fd, LINK_BYTES)
@@ -209,15 +211,7 @@ class Front:
             kind = cutter.kind
             client = by_number.get(cutter.client)
             if client is None:
-                if kind == f.ACCEPT:
-                    self._accepts = True
-                    self._look_again()
-                elif kind == f.REST:
-                    self._accepts = False
-                    self._look()
-                elif kind == f.MORE and not cutter.client:
-                    self._may_accept += f.count_of(cutter.data)
-                    self._look()
+                self._hear_of_accepting(kind)
             elif kind == f.REPLY:
                 self._reply(client, cutter.data)
             elif kind == f.MORE:
@@ -228,10 +222,21 @@ class Front:
                 if not client.out:
                     self._drop(client)
             elif kind == f.SHUT:
-                try:
+                with suppress(OSError):  # the client was quicker
                     client.sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    continue  # the client was quicker
+
+    def _hear_of_accepting(self, kind: int) -> None:
+        """Obeys a frame without a client, or of a client that is gone."""
+        cutter = self._cutter
+        if kind == f.ACCEPT:
+            self._accepts = True
+            self._look_again()
+        elif kind == f.REST:
+            self._accepts = False
+            self._look()
+        elif kind == f.MORE and not cutter.client:
+            self._may_accept += f.count_of(cutter.data)
+            self._look()
 
     # --- clients
 
