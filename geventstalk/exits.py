@@ -1,4 +1,4 @@
-"""How the process ends: which signals stop it, and what its exit codes say.
+"""The signals that stop the process, and its exit codes.
 
 This module must not import anything that takes time: the handlers of early signals need it. docs/reference.md tells an
 operator what to do on each exit code.
@@ -24,13 +24,13 @@ EXIT_USER = 34
 EXIT_UNREACHABLE = 69
 """EX_UNAVAILABLE of sysexits.h: a server cannot be reached, went away, or does not answer in time."""
 EXIT_UNEXPECTED = 70
-"""EX_SOFTWARE of sysexits.h: geventstalk has a fault, and nobody knows what else is wrong."""
+"""EX_SOFTWARE of sysexits.h: geventstalk has a fault of unknown extent."""
 EXIT_DESCRIPTORS = 71
 """EX_OSERR of sysexits.h: the limit of open files leaves none for a client."""
 EXIT_JOURNAL = 74
 """EX_IOERR of sysexits.h: the journal could not be written. Nothing after the last commit was acknowledged."""
 EXIT_NONSENSE = 76
-"""EX_PROTOCOL of sysexits.h: what answers a command is no beanstalkd, or not the API."""
+"""EX_PROTOCOL of sysexits.h: the peer of a command is no beanstalkd, or not the API."""
 EXIT_NOT_ALLOWED = 77
 """EX_NOPERM of sysexits.h: the API wants a token, or another one."""
 EXIT_LISTEN = 111

@@ -21,16 +21,16 @@ _SECOND_NS: Final = 10**9
 _SHOWN_CHARS: Final = 40
 _SPACE: Final = " \t\r\n"
 _LONELY: Final = re.compile(r"[:=<>]|[<>]=|[<>]=?[0-9].*|:[A-Za-z0-9].*", re.DOTALL)
-"""What stands behind a key, and is a word of its own because of a space."""
+"""A word behind a key that a space cut off, such as `>1h`."""
 _TUBE_CHARS: Final = frozenset(TUBE_NAME_CHARACTERS.decode("ascii") + "*")
 _KEY: Final = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)(<=|>=|[:<>=])")
 _NUMBER: Final = re.compile(r"([0-9]+)(?:\.([0-9]{1,3}))?([A-Za-z]*)")
 _DECIMALS: Final = 1000
-"""A number has so many parts of one at the most: three digits behind its point."""
+"""The parts of one that a number is counted in: it has three decimals at the most."""
 
 
 class FilterError(Exception):
-    """The filter cannot be understood. The text says why to a person; `at` is where."""
+    """The filter cannot be understood. The text tells the user why; `at` is the place."""
 
     def __init__(self, text: str, at: int) -> None:
         super().__init__(text)
@@ -38,7 +38,7 @@ class FilterError(Exception):
 
 
 class Kind(NamedTuple):
-    """What a number of a key means: its units, the most it can be, and what is said of one that is none."""
+    """The numbers of a key: their units, the largest one, and the message for a malformed one."""
 
     units: dict[str, int]
     most: int
@@ -80,7 +80,7 @@ KEYS: Final = tuple(sorted([*NUMBERS, "body", "state", "tube"]))
 
 
 class Term(NamedTuple):
-    """One condition. `names` are tubes or states; `ranges` are bounds that belong to it, None where it is open."""
+    """One condition. `names` are tubes or states; `ranges` are inclusive bounds, None where it is open."""
 
     key: str
     negated: bool
@@ -93,7 +93,7 @@ class Term(NamedTuple):
     ignore_case: bool = False
 
     def as_json(self) -> dict[str, object]:
-        """The form that the examples have. Bounds are strings: JavaScript's numbers are not exact enough."""
+        """Returns the form of the examples. Bounds are strings: JavaScript's numbers are not exact enough."""
         found: dict[str, object] = {"key": self.key, "not": self.negated, "at": [self.begin, self.end]}
         if self.text is not None:
             found["text"] = self.text
@@ -108,7 +108,7 @@ class Term(NamedTuple):
 
 
 def parse(text: str) -> tuple[Term, ...]:
-    """The terms of a filter; none stands for all jobs. Raises FilterError."""
+    """Returns the terms of a filter; none stands for all jobs. Raises FilterError."""
     if len(text) > FILTER_CHARS_MAX:
         raise FilterError(
             f"A filter has at most {FILTER_CHARS_MAX} characters; this one has {len(text)}.", FILTER_CHARS_MAX
@@ -142,11 +142,11 @@ class _Reader:
             terms.append(self._term())
 
     def _next(self) -> str:
-        """The next character; empty at the end."""
+        """Returns the next character; empty at the end."""
         return self._text[self._at : self._at + 1]
 
     def _word(self) -> str:
-        """All up to the next space."""
+        """Returns all up to the next space."""
         begin = self._at
         while self._next() not in _SPACE:
             self._at += 1
@@ -219,7 +219,7 @@ class _Reader:
         return Term("body", False, 0, 0, text=text)
 
     def _quotes(self) -> str:
-        """The text between two quotes, of which the first is next. \\" and \\\\ stand for a quote and a backslash."""
+        """Returns the text between two quotes, of which the first is next. A backslash quotes a quote and itself."""
         begin = self._at
         found: list[str] = []
         self._at += 1
@@ -257,7 +257,7 @@ class _Reader:
         return Term("body", False, 0, 0, pattern=pattern, ignore_case=flags == "i")
 
     def _list(self) -> list[tuple[str, int]]:
-        """What stands between the commas of the next word, and where."""
+        """Returns the items between the commas of the next word, and the place of each."""
         found: list[tuple[str, int]] = []
         at = self._at
         for item in self._word().split(","):

@@ -1,8 +1,7 @@
-"""What the process tells people: log lines on stderr, one-line errors, and the trace of `-V` on stdout.
+"""The output of the process: log lines on stderr, one-line errors, and the trace of `-V` on stdout.
 
-It must not know the server or the protocol; the trace prints what it is handed. Whatever a message contains,
-it leaves as one line, so that no tube name or path can forge another. A stream that went away never stops the
-server.
+It must not know the server or the protocol. Every message becomes one line, so that no tube name or path can forge
+another. A closed stream never stops the server.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ PROGRAM = "geventstalk"
 
 
 def one_line(text: str) -> str:
-    """The text with every character that could end or disturb a line written as an escape."""
+    """Returns the text with every character that could end or disturb a line as an escape."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def make_logger(log_format: Literal["text", "json"] = "text", verbose: int = 0) -> logging.Logger:
-    """The program's logger, writing to stderr from level INFO, from `-VV` on also DEBUG.
+    """Returns the program's logger, writing to stderr from level INFO, from `-VV` on also DEBUG.
 
-    Calling it again replaces the handler, so the last call decides about the format.
+    Another call replaces the handler, so the last call sets the format.
     """
     log = logging.getLogger(PROGRAM)
     handler = _StderrHandler()
@@ -44,7 +43,7 @@ def make_logger(log_format: Literal["text", "json"] = "text", verbose: int = 0) 
 
 
 def print_error(text: str, log_format: Literal["text", "json"] = "text") -> None:
-    """Writes why the program ends: `geventstalk: <text>` on stderr, or the same as a JSON log line."""
+    """Writes the reason of an exit: `geventstalk: <text>` on stderr, or the same as a JSON log line."""
     if log_format == "json":
         make_logger("json").error(text)
         return
@@ -55,9 +54,9 @@ def print_error(text: str, log_format: Literal["text", "json"] = "text") -> None
 
 
 class Trace:
-    """Prints what happens on connections to stdout, in the lines of upstream's `-V`.
+    """Prints events of connections to stdout, in the lines of upstream's `-V`.
 
-    `wire` says whether commands, replies and jobs are wanted too (`-VV`); check it before calling those four.
+    `wire` says whether to print commands, replies and jobs, too (`-VV`); check it before calling those four.
     """
 
     def __init__(self, stream: TextIO, wire: bool) -> None:
@@ -65,35 +64,35 @@ class Trace:
         self.wire = wire
 
     def started(self) -> None:
-        """This process's pid."""
+        """Prints the pid."""
         self._print(f"pid {os.getpid()}")
 
     def bind(self, fd: int, address: str) -> None:
-        """A listening socket."""
+        """Prints a listening socket."""
         self._print(f"bind {fd} {one_line(address)}")
 
     def accept(self, fd: int) -> None:
-        """A connection that came."""
+        """Prints a new connection."""
         self._print(f"accept {fd}")
 
     def close(self, fd: int) -> None:
-        """A connection that went."""
+        """Prints the end of a connection."""
         self._print(f"close {fd}")
 
     def command(self, fd: int, name: str | bytes) -> None:
-        """A command that was read, by its name."""
+        """Prints the name of a command."""
         self._print(f"<{fd} command {_text(name)}")
 
     def reply(self, fd: int, line: str | bytes) -> None:
-        """A reply's first line, without its CRLF."""
+        """Prints a reply's first line, without its CRLF."""
         self._print(f">{fd} reply {_text(line)}")
 
     def job_in(self, fd: int, job_id: int) -> None:
-        """A job whose body was read."""
+        """Prints a job whose body was read."""
         self._print(f"<{fd} job {job_id}")
 
     def job_out(self, fd: int, job_id: int) -> None:
-        """A job whose body was sent."""
+        """Prints a job whose body was sent."""
         self._print(f">{fd} job {job_id}")
 
     def _print(self, line: str) -> None:
@@ -104,7 +103,7 @@ class Trace:
 
 
 def make_trace(verbose: int) -> Trace | None:
-    """The trace for this verbosity; None when nobody asked, so that `if trace:` is all that silence costs."""
+    """Returns the trace for this verbosity; None without -V, so that `if trace:` is the only cost."""
     if verbose < 1 or sys.stdout is None:
         return None
     return Trace(sys.stdout, wire=verbose >= 2)
@@ -138,7 +137,7 @@ class _TextFormatter(logging.Formatter):
 class _JsonFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__()
-        import json  # only who asks for JSON pays for it at start
+        import json  # slow; only JSON needs it at a start
 
         self._encode = json.JSONEncoder().encode
 

@@ -235,7 +235,7 @@ def test_who_has_the_epoch_and_does_not_serve(run: Callable[..., Ran]) -> None:
     rows = two()
     rows.lead(8, "command 5 on h", address="", owed_ms=1)
     ran = run(rows, "promote", "b")
-    assert ran.err == "geventstalk: no node leads, command 5 on h is at it: there is nobody to hand over\n"
+    assert ran.err == "geventstalk: no node leads, command 5 on h is at it: there is no node to hand over\n"
     rows = two()
     rows.lead(8, "command 5 on h", address="", owed_ms=1, released=True)
     ran = run(rows, "status")
@@ -300,8 +300,8 @@ def test_what_cannot_be_is_not_asked_for(run: Callable[..., Ran]) -> None:
     assert refused(alone, "demote") == "a leads on: there is no standby that could take over"
     rows = two()
     rows.beats = False
-    assert refused(rows, "promote", "b") == "no node leads, a was the last one: there is nobody to hand over"
-    assert refused(Rows(view(0, "")), "demote") == "no node leads: there is nobody to hand over"
+    assert refused(rows, "promote", "b") == "no node leads, a was the last one: there is no node to hand over"
+    assert refused(Rows(view(0, "")), "demote") == "no node leads: there is no node to hand over"
 
 
 def test_a_wish_that_is_not_fulfilled_in_time_is_taken_back(run: Callable[..., Ran]) -> None:

@@ -1,1 +1,1 @@
-"""The floor of HTTP: metrics, health, API and console, off until `--http` asks for it and imported only then."""
+"""HTTP: metrics, health, API and console. Off by default; imported only with `--http`."""

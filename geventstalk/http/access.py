@@ -1,8 +1,8 @@
-"""Who may do what over HTTP: the names that requests may call the server by, tokens, roles, and pages of other sites.
+"""Access over HTTP: the server's names, tokens, roles, and protection from pages of other sites.
 
-This module must not know what is asked for, only whether it changes something. Nothing here says why a token is wrong.
+This module must not know resources, only whether a request changes something. No message says why a token is wrong.
 Invariant: a request whose `Host` is unknown, or that another site's page sends, never reaches a resource. Without
-tokens only this host can connect (see serving/listen.py), and everybody there is an admin.
+tokens only this host can connect (see serving/listen.py), and every client is an admin.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _IP_LITERAL: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}|\[[0-9A-Fa-f:.]+\]")
 _GUESS_DELAY_S: Final = 0.5
 _DELAYED_MAX: Final = 16
-"""So many wrong guesses wait at a time. Further ones are refused at once, and do not use up the connections."""
+"""The number of wrong tokens that are answered late at a time. Further ones are refused at once, so that they do not
+use up the connections.
+"""
 _LOOK_EVERY_NS: Final = 2_000_000_000
-"""How often the file of tokens is looked at."""
+"""The interval between checks of the file of tokens."""
 
 
 @dataclass(frozen=True)
 class Who:
-    """Who sends a request."""
+    """The sender of a request."""
 
     name: str
     role: Role | Literal[""]  # none where a token is refused
@@ -44,7 +46,9 @@ class Who:
 
 
 class Access:
-    """`hosts` are the names at which the server listens, `proxies` further ones, both in lower case."""
+    """Checks requests. `hosts` are the names at which the server listens, `proxies` further ones, both in lower
+    case.
+    """
 
     def __init__(
         self,
@@ -67,10 +71,10 @@ class Access:
     def asks_for_tokens(self) -> bool:
         return self._tokens is not None
 
-    # --- where a request comes from
+    # --- origins
 
     def require_known_host(self, req: falcon.Request) -> None:
-        """Keeps out a page that reaches this server by a name of its own (DNS rebinding). Raises HTTPError.
+        """Refuses a page that reaches this server by a name of its own (DNS rebinding). Raises HTTPError.
 
         Such a page needs a name: with an address in `Host` the page came from that very address.
         """
@@ -87,9 +91,9 @@ class Access:
         return name in self._hosts or _IP_LITERAL.fullmatch(name) is not None or name.endswith(".localhost")
 
     def require_own_page(self, req: falcon.Request) -> None:
-        """Keeps out what pages of other sites make a browser send. Following a link is fine. Raises HTTPError.
+        """Refuses requests of other sites' pages, except for links to follow. Raises HTTPError.
 
-        A frame within such a page is none: a page could have a hundred of them, and each a search.
+        A frame in such a page is refused: a page could have a hundred of them, each with a search.
         """
         site = req.get_header("Sec-Fetch-Site")
         safe = req.method in SAFE_METHODS
@@ -104,7 +108,7 @@ class Access:
         raise falcon.HTTPForbidden(description="A page of another site sends this request.")
 
     def _is_own_origin(self, origin: str | None, host: str | None) -> bool:
-        """Whether the page of this origin is ours. Its scheme may be a proxy's."""
+        """Returns whether the page of this origin is ours. Its scheme may be a proxy's."""
         if origin is None:
             return True  # no browser
         found = re.fullmatch(r"https?://([^/@]+)", origin.lower())
@@ -113,10 +117,12 @@ class Access:
         name = re.sub(r":\d*$", "", found[1])
         return found[1] == (host or "").lower() or name in self._proxies
 
-    # --- who sends it
+    # --- senders
 
     def identify(self, req: falcon.Request, now_ns: int) -> Who | None:
-        """Who sends the request; None when the request does not say. Raises HTTPError when it says it wrongly."""
+        """Returns the sender of the request; None when the request names none. Raises HTTPError when the name is
+        wrong.
+        """
         address, via = _address(req), _via(req)
         if self._tokens is None:
             return Who("local", "admin", address, via)
@@ -131,7 +137,7 @@ class Access:
         return Who(token.name, token.role, address, via)
 
     def still_knows(self, req: falcon.Request, who: Who, now_ns: int) -> bool:
-        """Whether the sender of this request, which was let in earlier, would be let in again. Never waits."""
+        """Returns whether the sender of this request would be admitted again. Never waits."""
         if self._tokens is None:
             return True
         self._follow_file(self._tokens, now_ns)
@@ -141,7 +147,7 @@ class Access:
         return token is not None and token.name == who.name
 
     def _find_token(self, text: str, address: str, via: str, now_ns: int) -> Token | None:
-        """The token with this text. Guessing takes its time, and nobody else's, and leaves a trace."""
+        """Returns the token with this text. A wrong guess takes time, delays no other request, and is logged."""
         found = None if self._tokens is None else self._tokens.find(text)
         if found is None:
             self._audit.refuse_token(Who("", "", address, via), now_ns)
@@ -156,7 +162,7 @@ class Access:
     # --- sessions
 
     def _session_of(self, req: falcon.Request, tokens: Tokens, now_ns: int) -> LoginSession | None:
-        """The session whose cookie the request has, as long as its token is in the file."""
+        """Returns the session of the request's cookie, as long as its token is in the file."""
         cookie = _cookie(req)
         session = self._sessions.find(cookie, now_ns)
         if session is not None and not tokens.holds(session.token):
@@ -165,7 +171,7 @@ class Access:
         return session
 
     def log_in(self, req: falcon.Request, text: str, now_ns: int) -> tuple[str, str] | None:
-        """Begins a session for this token. Returns name and value of its cookie; None for a token that is not known."""
+        """Begins a session for this token. Returns name and value of its cookie; None for an unknown token."""
         if self._tokens is not None:
             self._follow_file(self._tokens, now_ns)
         address = _address(req)
@@ -174,7 +180,7 @@ class Access:
             return None
         self._log.info("%s logged in over HTTP from %s", token.name, address)
         self._audit.record(Who(token.name, token.role, address, "console"), "log in", 1)
-        self.log_out(req)  # or the browser forgets a session that goes on
+        self.log_out(req)  # or the browser forgets a session that has not ended
         return _cookie_name(req), self._sessions.begin(token, now_ns)
 
     def log_out(self, req: falcon.Request) -> str:
@@ -185,7 +191,7 @@ class Access:
     # --- tokens
 
     def _follow_file(self, tokens: Tokens, now_ns: int) -> None:
-        """Reads the file of tokens again soon after it was changed. A file that is not right changes nothing."""
+        """Reads the file of tokens again soon after it was changed. A faulty file changes nothing."""
         if now_ns - self._looked_ns < _LOOK_EVERY_NS:
             return
         self._looked_ns = now_ns
@@ -198,7 +204,7 @@ class Access:
                 self._log.info("read the file of tokens again")
 
     def require(self, who: Who | None, req: falcon.Request) -> None:
-        """Raises HTTPError when they may not send such a request."""
+        """Raises HTTPError when the sender may not send such a request."""
         if who is None:
             raise falcon.HTTPUnauthorized(description="A token is needed.", challenges=("Bearer",))
         if req.method in SAFE_METHODS:
@@ -211,15 +217,17 @@ class Access:
 
 
 def _cookie_name(req: falcon.Request) -> str:
-    """Browsers do not tell the ports of a host apart, and two servers there must not take each other's cookie."""
+    """Returns the cookie's name. Browsers share cookies among the ports of a host, so each server has a name of its
+    own.
+    """
     port = (req.get_header("Host") or "").rpartition(":")[2]
     return f"{COOKIE}-{port}" if port.isdecimal() else COOKIE
 
 
 def _cookie(req: falcon.Request) -> str:
-    """The cookie of a session, or an empty text.
+    """Returns the cookie of a session, or an empty text.
 
-    Not falcon's cookies: they unquote every value, which takes Python before 3.11.10 a second for one of 16 kB.
+    falcon unquotes every cookie, which takes Python before 3.11.10 a second for one of 16 kB.
     """
     name = _cookie_name(req)
     pairs = (pair.strip().partition("=") for pair in (req.get_header("Cookie") or "").split(";"))
@@ -247,7 +255,7 @@ SECURITY_HEADERS: Final[dict[str, str]] = {
 
 
 def who_sends(req: falcon.Request) -> Who:
-    """Who sends a request that has come to a resource."""
+    """Returns the sender of a request that has come to a resource."""
     who: Any = req.context.who
     assert isinstance(who, Who)
     return who

@@ -1,9 +1,8 @@
-"""The application: middleware, the routes of all resources, problems as RFC 9457 wants them, the API's own document.
+"""The WSGI application: middleware, the routes of all resources, problems as in RFC 9457.
 
-Each module of http/api has `add(app, backend)`, which gives its resources their routes. A resource says by
-`public = True` that it asks nobody who he is.
-Resources raise falcon's HTTPError: its description becomes the detail of a problem, which people read.
-Invariant: whatever a handler raises, its client gets a problem without the text of an exception.
+Each module of http/api has `add(app, backend)`, which gives its resources their routes. A resource with `public = True`
+needs no token. Resources raise falcon's HTTPError: its description becomes the detail of a problem, which people read.
+Invariant: for any exception of a handler, the client gets a problem without the exception's text.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ _ROOMS: Final = (
 
 
 def make(backend: Backend, access: Access) -> falcon.App[falcon.Request, falcon.Response]:
-    """The WSGI application."""
-    app = falcon.App(middleware=[_Gate(backend, access)])
+    """Returns the WSGI application."""
+    app = falcon.App(middleware=[_Middleware(backend, access)])
     app.req_options.strip_url_path_trailing_slash = False
     app.req_options.auto_parse_qs_csv = False
     app.req_options.keep_blank_qs_values = True
@@ -79,8 +78,8 @@ def make(backend: Backend, access: Access) -> falcon.App[falcon.Request, falcon.
     return app
 
 
-class _Gate:
-    """What every request passes on its way in, and every response on its way out."""
+class _Middleware:
+    """The middleware that every request and every response passes."""
 
     def __init__(self, backend: Backend, access: Access) -> None:
         self._backend = backend
@@ -116,12 +115,12 @@ class _Gate:
 
 
 def phrase(status: int) -> str:
-    """The words of a status."""
+    """Returns the words of a status."""
     return HTTPStatus(status).phrase
 
 
 def problem(status: int, detail: str | None, **others: object) -> bytes:
-    """The body of a problem."""
+    """Returns the body of a problem."""
     content: dict[str, object] = {"type": "about:blank", "title": phrase(status), "status": status, **others}
     if detail:
         content["detail"] = detail
@@ -152,7 +151,7 @@ def _search_failed(req: falcon.Request, resp: falcon.Response, error: SearchFail
 
 
 def _change_failed(req: falcon.Request, resp: falcon.Response, error: Failed, params: dict[str, Any]) -> None:
-    _answer(resp, 500, "The change was given up, and nobody knows how far it came.")
+    _answer(resp, 500, "The change was given up; how far it came is unknown.")
 
 
 def _too_many_changes(req: falcon.Request, resp: falcon.Response, error: Busy, params: dict[str, Any]) -> None:
@@ -161,15 +160,15 @@ def _too_many_changes(req: falcon.Request, resp: falcon.Response, error: Busy, p
 
 
 def _refuse(req: falcon.Request, resp: falcon.Response, refused: Refused, params: dict[str, Any]) -> None:
-    """A body that is not right: what follows on the connection cannot be told from the rest of the body."""
+    """Refuses a malformed body, and closes: the end of the body is unknown."""
     resp.set_header("Connection", "close")
     _answer(resp, refused.status or 400, refused.why)
 
 
 class _Fault:
-    """What a handler raises and nobody expects: the log has it, the client does not, and the server goes on.
+    """Answers for an unexpected exception: the log has it, the client does not, and the server goes on.
 
-    No handler changes anything itself. An errand of the turn does, and the turn sees to what fails there.
+    No handler changes jobs itself. Operations of the turn do, and the turn handles their failures.
     """
 
     def __init__(self, backend: Backend) -> None:

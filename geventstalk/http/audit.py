@@ -1,9 +1,9 @@
-"""Who changed what, logged in, or gave a wrong token: the file of `--audit`, JSON lines, and the latest in memory.
+"""The audit of changes, logins and wrong tokens: the file of `--audit`, JSON lines, and the latest in memory.
 
 This module must not import gevent or falcon: --check-config uses it, too. An entry is appended when its change is safe.
-The file may be renamed at any time: the next entry goes to a new file of the old name.
-Invariant: a file that cannot be written stops no change. The log says so once, and how many entries are missing.
-A flood of wrong tokens makes a line of the log each minute, and an entry each ten minutes, so it pushes out few others.
+The file may be renamed at any time: the next entry goes to a new file of the old name. Invariant: a file that cannot be
+written stops no change. The log says so once, and how many entries are missing. A flood of wrong tokens makes a line of
+the log each minute, and an entry each ten minutes, so few other entries are lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 
 
 class Author(Protocol):
-    """Who makes a change, as access.py has them."""
+    """The author of a change, as access.py has it."""
 
     @property
     def name(self) -> str: ...
@@ -49,7 +49,7 @@ class Author(Protocol):
 
 
 class _Seldom:
-    """Counts what happens often, and is told seldom."""
+    """Counts frequent events, and reports them rarely."""
 
     def __init__(self, every_ns: int) -> None:
         self._every_ns = every_ns
@@ -57,7 +57,7 @@ class _Seldom:
         self._untold = 0
 
     def due(self, now_ns: int) -> int:
-        """Counts one more. Returns how many are to be told now, this one among them, or 0."""
+        """Counts one more. Returns the number to report now, this one among them, or 0."""
         self._untold += 1
         if now_ns - self._told_ns < self._every_ns:
             return 0
@@ -66,7 +66,9 @@ class _Seldom:
 
 
 class Audit:
-    """Without a path only the latest changes are kept. `listeners` hear of each entry, in no greenlet of their own."""
+    """The audit. Without a path only the latest changes are kept. `listeners` are called for each entry, in its
+    greenlet.
+    """
 
     def __init__(self, path: str | None, log: logging.Logger) -> None:
         """Raises ConfigError when the file cannot be opened."""
@@ -81,7 +83,7 @@ class Audit:
         self._number = 0
         self._fd = -1
         self._file = (0, 0)
-        self._is_torn = False  # the last line in the file has no end
+        self._is_torn = False  # the last line in the file has no newline
         self._fails = False
         if self.path is not None:
             self._begin(self.path)
@@ -120,7 +122,7 @@ class Audit:
             listener(entry)
 
     def refuse_token(self, who: Author, now_ns: int) -> None:
-        """Counts a token that is not known. The log and the audit have the address of the latest one only."""
+        """Counts an unknown token. The log and the audit have the address of the latest one only."""
         self.refused_tokens += 1
         if count := self._to_log.due(now_ns):
             more = f"; {count - 1} more since the last such line" if count > 1 else ""
@@ -129,13 +131,13 @@ class Audit:
             self.record(who, "refuse token", count)
 
     def latest_first(self) -> Iterator[Entry]:
-        """The entries in memory. The caller must not yield to others while it looks at them."""
+        """Returns the entries in memory. The caller must not yield while it reads them."""
         return reversed(self._entries)
 
     # --- the file
 
     def _begin(self, path: str) -> None:
-        """Opens the file, and remembers what stands at its end."""
+        """Opens the file, and reads the entries at its end."""
         try:
             self._open(path)
             with open(path, "rb") as file:
@@ -192,12 +194,12 @@ class Audit:
 
 
 def _fits(entry: Entry) -> bool:
-    """Whether the values are of the kinds that record() writes."""
+    """Returns whether the values are of the kinds that record() writes."""
     return all(isinstance(entry[name], kinds) and not isinstance(entry[name], bool) for name, kinds in _KINDS.items())
 
 
 def check(path: str) -> None:
-    """Finds what would keep a start from opening the file, and makes no file. Raises ConfigError."""
+    """Raises ConfigError for what would keep a start from opening the file. Makes no file."""
     folder = os.path.dirname(os.path.abspath(path))
     found = path if os.path.exists(path) else folder
     try:

@@ -1,10 +1,9 @@
-"""All that HTTP sees of the server: the engine to look at, errands to change it, and a turn to breathe in.
+"""The interface of HTTP to the server: the engine to read, operations to change it, and breathe() to yield.
 
-This module must not know HTTP. Whoever reads the engine reads it between turns and needs no lock, as long as nothing in
-between yields. Whatever is large is read in slices of a millisecond, with breathe() in between.
-Invariant: of all that goes on for HTTP, about one such slice runs each time the event loop goes round, so the clients
-of the beanstalk port wait for one slice and not for one of each request. While they send commands, HTTP has a quarter
-of the time.
+This module must not know HTTP. The engine is read between turns and without a lock, as long as the reader does not
+yield. Large data is read in slices of a millisecond, with breathe() in between. Invariant: about one slice of all
+requests together runs each time the event loop goes round, so the clients of the beanstalk port wait for one slice and
+not for one of each request. While they send commands, HTTP has a quarter of the time.
 """
 
 from __future__ import annotations
@@ -33,29 +32,29 @@ from geventstalk.wire.session import Service
 
 ACTIVE: Final = "active"
 REPLICATIONS: Final = ("synchronous", "asynchronous", "none")
-"""The role of a node that leads and may answer. A server alone has it, too."""
+"""The role of a node that leads and may answer, and of a server alone."""
 SLICE_NS: Final = 1_000_000
-"""How long the slices take that run each time the event loop goes round. At least one runs."""
+"""The time of all slices in one round of the event loop. At least one runs."""
 WAITING_MAX: Final = 128
-"""So many requests wait for their changes. The other connections stay for looking when changes do not get on."""
+"""The most requests that wait for their changes. The other connections stay free for reading when changes are stuck."""
 _GROUP_BYTES: Final = 1 << 22
-"""So much of bodies that are not in memory is read at once for a request."""
+"""The bytes of bodies on disk that are read at once for a request."""
 _RESTS: Final = 3
-"""After slices between which clients sent commands, HTTP rests so many times as long as the slices took."""
+"""After slices in which clients sent commands, HTTP rests this many times as long as the slices took."""
 NEXT_TURN_S: Final = 1e-9
-"""A timer of this length lets every socket have its turn before."""
+"""A timer of this length fires after every socket has had its turn."""
 
 
 class Failed(Exception):
-    """A change was given up: nobody knows how far it came."""
+    """A change was given up: how far it came is unknown."""
 
 
 class Busy(Exception):
-    """So many changes wait that no other is taken. This one was not begun."""
+    """Too many changes wait. This one was not begun."""
 
 
 class _Awaited(Errand):
-    """An errand whose sender sleeps until it is over."""
+    """An operation whose sender sleeps until it is over."""
 
     def __init__(self, errand: Errand) -> None:
         self._errand = errand
@@ -80,63 +79,63 @@ class _Awaited(Errand):
 
 
 class NodeView(Protocol):
-    """What HTTP sees of the node that this server is in a cluster."""
+    """This server as a node of a cluster."""
 
     serves: bool
 
     @property
     def role(self) -> str:
-        """In a word, such as `active` or `standby`."""
+        """A word such as `active` or `standby`."""
 
     @property
     def leader(self) -> str:
-        """The node that leads, and where; empty when there is none that is known."""
+        """The leader's name and address; empty when none is known."""
 
     @property
     def epoch(self) -> int:
-        """How often a node has claimed to lead."""
+        """The number of claims to lead."""
 
     @property
     def lag(self) -> int:
-        """How many records it has yet to take in."""
+        """The number of records that the node has not read."""
 
     @property
     def replication(self) -> str:
-        """How the database replicates the log, in a word; empty when that is not known."""
+        """The database's replication of the log, in a word; empty when that is unknown."""
 
     @property
     def passed(self) -> int:
-        """How many connections it passes through."""
+        """The number of connections that the node relays."""
 
 
 class ClusterFault(Exception):
-    """The nodes cannot be asked, or refuse. The text is for the operator."""
+    """The nodes do not answer, or refuse. The text is for the operator."""
 
 
 class ClusterView(Protocol):
-    """The nodes as `geventstalk cluster` sees them. Each method may take seconds, and runs in a thread.
+    """The nodes as `geventstalk cluster` shows them. Each method may take seconds, and runs in a thread.
 
     Raises ClusterFault.
     """
 
     def status(self) -> dict[str, Any]:
-        """The facts of `geventstalk cluster status`, and the address of the console of the node that leads."""
+        """Returns the facts of `geventstalk cluster status`, and the address of the leader's console."""
 
     def promote(self, node: str) -> None:
         """Has this node lead, and waits until it does."""
 
 
 class FrontsView(Protocol):
-    """What HTTP sees of front-end processes."""
+    """The front-end processes."""
 
     restarts: int
 
     def seen(self) -> list[tuple[int, int, int]]:
-        """Of each front-end process that there is: its place, from 1 on, its pid, and how many clients it has."""
+        """Returns of each front-end process its place, from 1 on, its pid, and the number of its clients."""
 
 
 class Backend:
-    """`facts` gives the server's facts, as `stats` has them; `drain` begins or ends draining."""
+    """The server for HTTP. `facts` returns the server's facts, as `stats` has them; `drain` begins or ends draining."""
 
     def __init__(
         self,
@@ -165,31 +164,32 @@ class Backend:
         self.node: NodeView | None = None  # with a journal that several nodes share
         self.cluster: ClusterView | None = None
         self.fronts: FrontsView | None = None  # with front-end processes
-        self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # they hear of progress of work on many jobs
-        self.needy, self.needy_until_ns = "", 0  # what is said of tubes that need a person, and until when
+        self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # called with the progress of bulk changes
+        self.needy, self.needy_until_ns = "", 0  # the sentence about tubes that need an operator, and its end
         self.history: Final = History()
         self.tube_history: Final = TubeHistory()
         self.sparks: Final = Sparks()
         self.memory_limit_bytes = memory_limit_bytes()
         self.replay_s = 0.0
         self.look_at: Callable[[Channel], tuple[str, str, int, int]] = _nothing
-        """A client's address, where it came in, how many bytes of replies it has not taken, and how many that it sent
-        have not come to its session."""
+        """Returns a client's address, its listener, the bytes of replies it has not read, and those it sent that its
+        session has not read.
+        """
         self.hang_up: Callable[[Channel], None] = _nothing
         """Ends a connection as if its client had hung up."""
-        self.replayed = False  # until then the engine has only some of the jobs, and is nobody's to look at
-        self.stopping: Any = Event()  # what goes on for long ends when this is set
+        self.replayed = False  # until then the engine has only some of the jobs, and must not be read
+        self.stopping: Any = Event()  # long work ends when this is set
         self._wall_clock = wall_clock
         self._waiting = 0
         self.tidy_up: Callable[[], object] = _nothing_to_tidy_up
         """Called now and then while there are requests, from the event loop itself."""
         self._line: deque[Any] = deque()
-        self._next: Any = None  # a timer, while somebody waits in breathe()
+        self._next: Any = None  # a timer, while a greenlet waits in breathe()
         self._rest_until_s = 0.0
         self._served = 0  # how many commands clients had sent at the last slices
 
     def unix_s(self, ns: int) -> float:
-        """The Unix time of a monotonic moment, by what the wall clock says now."""
+        """Returns the Unix time of a monotonic time, by the wall clock of now."""
         return (self._wall_clock() - self.now_ns() + ns) / 1e9
 
     def change(self, errand: Errand) -> None:
@@ -203,7 +203,7 @@ class Backend:
             self._waiting -= 1
 
     def carry_out(self, errand: Errand) -> None:
-        """Has the turn run the errand, and returns when all that it changed is safe. Raises Failed."""
+        """Has the turn run the operation, and returns when its changes are safe. Raises Failed."""
         awaited = _Awaited(errand)
         self.turn.accept(awaited)
         awaited.over.wait()
@@ -213,9 +213,9 @@ class Backend:
     # --- bodies
 
     def with_bodies(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, bytes]]:
-        """The jobs with their bodies, without those that are gone by then. Raises Failed.
+        """Yields the jobs with their bodies, without those that are gone by then. Raises Failed.
 
-        Others may have a turn before each of them, when a body is not in memory. It is read, and not kept there.
+        May yield to the event loop before each job whose body is not in memory. Such a body is read, and not kept.
         """
         group: list[Job] = []
         size = 0
@@ -248,7 +248,7 @@ class Backend:
             raise Failed from error
 
     def breathe(self) -> None:
-        """Lets everybody else have a turn. Whoever breathes comes back in the order in which they came here."""
+        """Yields to the event loop. Greenlets resume in the order of their calls."""
         waiter: Any = Waiter()
         self._line.append(waiter)
         self._arm()
@@ -262,7 +262,7 @@ class Backend:
             self._next.start(loop.run_callback, self._run_slices)
 
     def _run_slices(self) -> None:
-        """The event loop calls this each time it goes round, or after a rest, while breathe() is waited for."""
+        """Resumes greenlets that wait in breathe(). The event loop calls this in each round, or after a rest."""
         line = self._line
         begun_s = thread_time()
         end_ns = perf_counter_ns() + SLICE_NS
@@ -281,7 +281,7 @@ class Backend:
             self._arm()
 
     def stop(self) -> None:
-        """Whatever goes on for long is to end."""
+        """Ends streams and other long work."""
         self.stopping.set()
 
 

@@ -30,21 +30,21 @@ from geventstalk.operations import Changes
 KEPT_MAX: Final = 100
 RUNNING_MAX: Final = 4
 _BATCH_MAX: Final = 500
-"""So many jobs are changed by one errand, and wait for one sync."""
+"""The most jobs that one operation changes; they share one sync."""
 _BATCH_S: Final = 0.25
-"""A search for them takes no longer than that before they are changed."""
+"""The longest search for the jobs of an operation."""
 _TELL_S: Final = 0.5
-"""How often Backend.bulk_listeners hear of progress."""
+"""The interval between reports of progress to Backend.bulk_listeners."""
 
 Json = dict[str, Any]
 
 
 class TooMany(Exception):
-    """So much work is under way that no more is begun."""
+    """Too many bulk changes are running; no other is begun."""
 
 
 class BulkChange:
-    """One such change, from its beginning on. `terms` are its filter, `limit` is how many jobs it takes at the most."""
+    """One bulk change. `terms` are its filter, `limit` is the most jobs it changes."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class BulkChange:
         }
 
     def count(self) -> None:
-        """Only counts what matches, and what of that would be left alone. Raises SearchFailed."""
+        """Counts the matching jobs, and those that would be left alone. Raises SearchFailed."""
         left = self._limit
         for jobs in self._search.pages():
             taken = len(self._take(jobs, left))
@@ -113,13 +113,13 @@ class BulkChange:
         self._ended = monotonic()
 
     def cancel(self) -> None:
-        """No further job is changed. The work is over soon."""
+        """Ends the change soon, before its next jobs."""
         self.cancelled = True
         if self._changes is not None:
             self._changes.cancelled = True
 
     def run(self, tell: Callable[[], None]) -> None:
-        """The change. `tell` is called when there is progress."""
+        """Runs the change. Calls `tell` when there is progress."""
         try:
             self._run(tell)
         except SearchFailed as error:
@@ -164,7 +164,7 @@ class BulkChange:
         self._change(ids)
 
     def _take(self, jobs: list[Job], most: int | None) -> list[int]:
-        """The ids of those to which it can be done, `most` at the most. Counts those that it passes over."""
+        """Returns the ids of at most `most` jobs that fit the action. Counts the others."""
         ids: list[int] = []
         for job in jobs:
             if job.state in self._fitting:
@@ -200,9 +200,9 @@ class BulkChange:
 
 
 class _Doer:
-    """Does it to a job that still matches. `is_full` is set where there was no room.
+    """Changes a job that still matches. Sets `is_full` when memory or the journal is full.
 
-    The errand holds this, and this does not hold the errand: the server has no collector of cycles.
+    The operation holds this object and not the reverse: the server has no collector of cycles.
     """
 
     def __init__(self, engine: Operate, search: Search, do: Callable[[int, int], int]) -> None:
@@ -213,7 +213,7 @@ class _Doer:
 
     def __call__(self, id: int, now_ns: int) -> int:
         if self.is_full:
-            return UNFINISHED  # until the slice ends, and the errand with it
+            return UNFINISHED  # until the slice ends, and the operation with it
         job = self._engine.jobs.get(id)
         if job is None or not self._search.still(job):
             self._engine.abandon_alter(id)  # if it was begun
@@ -224,7 +224,7 @@ class _Doer:
 
 
 class _Batch(Changes):
-    """Changes some jobs, each if it still matches. It stops where there is no room."""
+    """Changes some jobs, each if it still matches. Stops when memory or the journal is full."""
 
     def __init__(self, backend: Backend, search: Search, ids: list[int], do: Callable[[int, int], int]) -> None:
         self._doer = _Doer(backend.engine, search, do)
@@ -245,7 +245,7 @@ class _Batch(Changes):
 
 
 class BulkChanges:
-    """All works of a server: those under way, and those that ended lately."""
+    """The bulk changes of a server: running, and ended lately."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -269,7 +269,7 @@ class BulkChanges:
         self._kept.append(change)
         if len(self._kept) > KEPT_MAX:
             self._kept.remove(next(old for old in self._kept if old.state != "running"))
-        # If the server dies, the work has its beginning in the audit.
+        # If the server dies, the audit has the beginning.
         self._backend.audit.record(who, f"begin bulk {action}", 0, filter=text, detail=f"work {change.number}")
         spawn(_supervised, change, _Teller(self._backend, change).tell, self._backend.log)
         return change
@@ -282,7 +282,7 @@ class BulkChanges:
 
 
 class _Teller:
-    """Tells the listeners: of the end, and of progress now and then."""
+    """Reports the end to the listeners, and progress now and then."""
 
     def __init__(self, backend: Backend, change: BulkChange) -> None:
         self._listeners = backend.bulk_listeners

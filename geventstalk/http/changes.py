@@ -1,6 +1,6 @@
-"""What operators do to jobs, as errands, and what is said of each outcome.
+"""Operators' changes of single jobs, as operations, and the answer for each outcome.
 
-This module must not know requests. Invariant: a job that no longer is what the operator saw is left alone.
+This module must not know requests. Invariant: a job that changed since the operator saw it is left alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from geventstalk.operations import Changes, Put
 
 ACTIONS: Final = ("delete", "kick", "bury", "release", "move", "change")
 BODY_BYTES: Final = 65536
-"""So much of a body is shown with its job."""
+"""The bytes of a body that are shown with its job."""
 NO_ROOM: Final = "There is no room for it: memory or the journal is full."
 _UNFIT: Final = {
     "kick": "The job is {state}. Only a buried or a delayed job can be kicked.",
@@ -30,7 +30,7 @@ _UNFIT: Final = {
 
 
 class Values:
-    """The new values of a job: KEEP, and no tube, leave it as it is."""
+    """The new values of a job: KEEP, and no tube, leave the old ones."""
 
     def __init__(self, pri: int = KEEP, delay_s: int = KEEP, ttr_s: int = KEEP, tube: bytes = b"") -> None:
         self.pri = pri
@@ -50,7 +50,7 @@ class Values:
 
 
 def change_of(engine: Operate, action: str, values: Values) -> Callable[[int, int], int]:
-    """The call that does it to the job of an id."""
+    """Returns a function that changes the job of an id."""
     if action == "delete":
         return engine.delete_by_force
     if action == "kick":
@@ -64,7 +64,7 @@ def change_of(engine: Operate, action: str, values: Values) -> Callable[[int, in
 
 
 def fitting(action: str, values: Values) -> frozenset[int]:
-    """The states in which it can be done to a job."""
+    """Returns the states of jobs that the action fits."""
     if action == "kick":
         return frozenset((DELAYED, BURIED))
     if action == "bury":
@@ -79,10 +79,10 @@ def fitting(action: str, values: Values) -> frozenset[int]:
 
 
 class _Doer:
-    """Does it to one job, and remembers what the job was and is: afterwards it may be gone already.
+    """Changes one job, and keeps its views before and after: afterwards it may be gone already.
 
-    `body` is that of the job, which may not be in memory.
-    The errand holds this, and this does not hold the errand: the server has no collector of cycles.
+    `body` is that of the job, which may not be in memory. The operation holds this object and not the reverse: the
+    server has no collector of cycles.
     """
 
     def __init__(self, backend: Backend, action: str, values: Values, body: bytes) -> None:
@@ -106,7 +106,7 @@ class _Doer:
 
 
 class OneChange(Changes):
-    """Changes one job. `before` and `after` are what the job was and is then."""
+    """Changes one job. `before` and `after` are its views."""
 
     def __init__(self, backend: Backend, id: int, action: str, values: Values, body: bytes) -> None:
         self._action = action
@@ -140,7 +140,7 @@ class OneChange(Changes):
 
 
 class OnePut(Put):
-    """Puts a job. `after` is what it is then; afterwards it may be gone already."""
+    """Puts a job. `after` is its view; later it may be gone already."""
 
     def __init__(self, backend: Backend, tube: bytes, body: bytes, pri: int, delay_s: int, ttr_s: int) -> None:
         super().__init__(backend.engine, backend.service, tube, body, pri, delay_s, ttr_s)
@@ -177,7 +177,7 @@ def no_such_job() -> falcon.HTTPError:
 
 
 def find(backend: Backend, id: int) -> Job:
-    """The job of an id. Raises HTTPError."""
+    """Returns the job of an id. Raises HTTPError."""
     job = backend.engine.jobs.get(id)
     if job is None:
         raise no_such_job()

@@ -1,9 +1,9 @@
-"""Streams of server-sent events: the figures once a second, and what happens to interest everybody.
+"""Streams of server-sent events: the figures once a second, and events of the audit and of bulk changes.
 
-This module must not know sockets: a stream is an iterator that the connection writes from. It tells a client what there
-is by the time the client can take it: newer figures replace those that it has not taken.
-Invariant: what is told to all is made once, nothing is made while nobody listens, and a stream takes bounded memory
-and ends in bounded time when its client does not read, may no longer read, or the server stops.
+This module must not know sockets: a stream is an iterator that the connection writes from. It sends a slow client the
+newest state: newer figures replace those that the client has not taken. Invariant: events for all streams are made
+once, and none without a stream. A stream takes bounded memory, and ends in bounded time when its client does not read,
+may no longer read, or the server stops.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from geventstalk.http.backend import Backend
 from geventstalk.http.slices import Pace
 
 STREAMS_MAX: Final = 64
-"""A quarter of the connections of HTTP, so that others find room beside them."""
+"""The most streams: a quarter of the connections of HTTP."""
 PERIOD_NS: Final = SECOND_NS
 _PERIOD_MAX_NS: Final = 2 * SECOND_NS
 _SHARE: Final = 5
-"""Making figures takes a fifth of the time at the most. If it takes longer, they come seldomer, down to one in two
-seconds: a page takes three seconds of silence for a server that does not answer."""
+"""Making figures takes at most one part in so many of the time. Otherwise they come less often, down to one in two
+seconds: a page takes three seconds of silence for a server that does not answer.
+"""
 HEARTBEAT_S: Final = 15.0
 SLOW_NS: Final = 10 * SECOND_NS
-"""How long a client may take for what it is sent at once."""
+"""The most time a client may take for one piece."""
 CHECK_NS: Final = 5 * SECOND_NS
-"""How often a stream is checked for whether its client may still read."""
+"""The interval between checks that a stream's client may still read."""
 _PENDING_MAX: Final = 256
-"""So many events wait for a client that does not read. With more its stream ends, and the client begins anew."""
+"""The most events that wait for a client. With more its stream ends, and the client connects again."""
 _HELLO: Final = b"retry: 2000\n\n"
 _HEARTBEAT: Final = b":\n\n"
 
@@ -43,13 +44,13 @@ Names = tuple[bytes, ...]
 
 
 class Full(Exception):
-    """There are as many streams as there may be."""
+    """There are too many streams."""
 
 
 class Stream:
-    """What one client is told. Iterating it blocks the greenlet of its connection; close() has to be called.
+    """The stream of one client. Iterating it blocks the greenlet of its connection; close() must be called.
 
-    `may_read` says whether the client may still read at this moment, `hang_up` ends its connection.
+    `may_read` returns whether the client may still read, `hang_up` ends its connection.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Stream:
         self.may_read: Final = may_read
         self.hang_up: Final = hang_up
         self.checked_ns = events.backend.now_ns()
-        self.sending_ns = 0  # since when the connection writes what it has got here; 0 while it does not
+        self.sending_ns = 0  # the time since which the connection writes a piece; 0 while it does not
         self.over = False
         self._events = events
         self._begun = False
@@ -87,13 +88,13 @@ class Stream:
             if not self._wake.wait(HEARTBEAT_S):
                 return _HEARTBEAT
             self._wake.clear()
-        self._events.backend.breathe()  # all streams wake at once, and each of them has some writing to do
+        self._events.backend.breathe()  # all streams wake at once, and each has a piece to write
         data = b"".join(self._pending.values())
         self._pending.clear()
         return data
 
     def tell(self, key: Hashable, event: bytes) -> None:
-        """Has the client told of an event. It replaces one with the same key that still waits."""
+        """Adds an event. It replaces one with the same key that still waits."""
         if self.over:
             return
         self._pending[key] = event
@@ -102,7 +103,7 @@ class Stream:
             self.end()
 
     def end(self) -> None:
-        """Nothing more is told. The stream ends when the client has taken what is being written."""
+        """Adds no more events. The stream ends when the client has taken the piece that is being written."""
         self.over = True
         self._pending.clear()
         self._wake.set()
@@ -126,7 +127,7 @@ class Events:
         backend.bulk_listeners.append(self._tell_bulk)
 
     def join(self, names: Names, may_read: Callable[[int], bool], hang_up: Callable[[], None]) -> Stream:
-        """A new stream, which also tells of the tubes with these names. Raises Full."""
+        """Adds a stream, which also has the figures of the tubes with these names. Raises Full."""
         if len(self.streams) >= STREAMS_MAX:
             raise Full
         stream = Stream(self, names, may_read, hang_up)
@@ -142,7 +143,7 @@ class Events:
         self.streams.discard(stream)
 
     def tell(self, kind: str, value: object, key: Hashable = None) -> None:
-        """Tells all streams of an event. Does not yield. One of the same kind and key replaces one that still waits."""
+        """Adds an event to all streams. Does not yield. It replaces one of the same kind and key that still waits."""
         if not self.streams:
             return
         if key is None:
@@ -161,7 +162,7 @@ class Events:
     # --- figures
 
     def first_figures(self, names: Names) -> bytes:
-        """The figures of now, or of less than a period ago. Breathes."""
+        """Returns the present figures, or some of less than a period ago. Breathes."""
         pace = Pace(self.backend)
         pace.step()
         figures = self._figures
@@ -199,7 +200,7 @@ class Events:
                 stream.tell("figures", figures.event(stream.names, pace))
 
     def _lasts(self, stream: Stream) -> bool:
-        """Ends the stream of a client that does not read, or may not."""
+        """Ends the stream of a client that does not read, or may not. Returns whether it goes on."""
         now_ns = self.backend.now_ns()
         if stream.sending_ns and now_ns - stream.sending_ns > SLOW_NS:
             stream.end()
@@ -212,7 +213,7 @@ class Events:
 
 
 class _Figures:
-    """The figures of one moment and what was made of them: the server's, those of tubes, and whole events."""
+    """The figures of one time, and the events made of them: the server's, those of tubes, and whole ones."""
 
     def __init__(self, backend: Backend, server: views.Json) -> None:
         self.made_ns: Final = backend.now_ns()
@@ -222,7 +223,7 @@ class _Figures:
         self._events: dict[Names, bytes] = {}
 
     def event(self, names: Names, pace: Pace) -> bytes:
-        """The event for a client who wants these tubes. Those that are not there are left out."""
+        """Returns the event with the figures of these tubes. Tubes that do not exist are left out."""
         event = self._events.get(names)
         if event is None:
             tubes = ",".join(filter(None, [self._tube(name, pace) for name in names]))
@@ -244,7 +245,7 @@ class _Figures:
 
 
 def _json(value: object) -> str:
-    """On one line, as events want it."""
+    """Returns JSON on one line, as events need it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -1,9 +1,8 @@
-"""Figures over time, for charts: of the server and of busy tubes over four ranges, and how many jobs a tube had ready.
+"""Figures over time, for charts: of the server and of busy tubes over four ranges, and ready jobs of tubes over 15 min.
 
-This module must not know where figures come from, nor what time it is: each comes in with its moment.
-A range has steps of one length. A point is what was read first after the end of its step, and what happened since the
-reading before. Invariant: a range keeps as many points as it has steps, whatever comes, and tells nothing of a step
-behind which nothing was read.
+This module must not know the source of figures, nor the time: each comes with its time. A range has steps of one
+length. A point is the first reading after the end of its step, and the events since the reading before. Invariant: a
+range keeps as many points as it has steps, and a step without a reading behind it has no figures.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ RANGES: Final = {
     "1d": (300 * SECOND_NS, 288),
     "1w": (1800 * SECOND_NS, 336),
 }
-"""The length of a step, and how many there are. A point takes 136 bytes: all of them 134 kB."""
+"""The length of a step, and the number of steps. A point takes 136 bytes: all of them 134 kB."""
 TUBE_RANGES: Final = {
     "15m": (30 * SECOND_NS, 30),
     "1h": (60 * SECOND_NS, 60),
     "1d": (600 * SECOND_NS, 144),
     "1w": (3600 * SECOND_NS, 168),
 }
-"""The same for a tube. A point takes 36 bytes: all of them 14.5 kB, with what is about them 16 kB."""
+"""The same for a tube. A point takes 36 bytes: all of them 14.5 kB, with the objects about them 16 kB."""
 RATES: Final = ("put", "reserve", "delete", "timeout", "bury")
 LEVELS: Final = ("ready", "reserved", "delayed", "buried", "memory_bytes", "journal_bytes")
 _TIMES: Final = ("queued_p50", "queued_p95", "queued_p99", "worked_p50", "worked_p95", "worked_p99")
@@ -49,7 +48,7 @@ _UNKNOWN: Final = -1
 
 
 class Reading(NamedTuple):
-    """What was read at a moment. `counts` are of RATES since the server or the tube began, `levels` of LEVELS.
+    """A reading of figures. `counts` are of RATES since the server or the tube began, `levels` of LEVELS.
 
     `times` are the counts of the engine's Times: queued and worked. Of a tube there are the levels of jobs alone.
     """
@@ -61,18 +60,18 @@ class Reading(NamedTuple):
 
 
 class History:
-    """All ranges of the server. Begins to know something with the second reading."""
+    """All ranges of the server. Has figures from the second reading on."""
 
     def __init__(self) -> None:
         self._ranges = {name: _Range(*steps, len(SERIES), "d") for name, steps in RANGES.items()}
 
     def add(self, reading: Reading) -> None:
-        """Takes a reading. Readings come in order of their moments."""
+        """Adds a reading. Readings come in order of time."""
         for each in self._ranges.values():
             each.add(reading)
 
     def series(self, name: str, now_ns: int) -> tuple[int, Iterator[list[Value]]]:
-        """When the last step ended, and a list of points for each of SERIES."""
+        """Returns the end of the last step, and a list of points for each of SERIES."""
         return self._ranges[name].series(now_ns)
 
 
@@ -107,7 +106,7 @@ class _Range:
             self._append(blank * min(count * self._width, len(self._points)))
 
     def series(self, now_ns: int) -> tuple[int, Iterator[list[Value]]]:
-        """The columns are of this moment, whenever they are taken."""
+        """Returns columns of this time, whenever they are read."""
         # The reading of the step that has just ended may still come.
         number = max(self._number, now_ns // self._step_ns - 1)
         self._skip(number - self._number)
@@ -123,7 +122,7 @@ def _value(number: float) -> Value:
 
 
 def _point(before: Reading, now: Reading) -> tuple[float, ...]:
-    """What is told of the time between two readings. Three digits behind the point are more than a chart shows."""
+    """Returns the point between two readings. Three decimals are more than a chart shows."""
     elapsed_s = (now.at_ns - before.at_ns) / SECOND_NS
     rates = [round((late - early) / elapsed_s, 3) for late, early in zip(now.counts, before.counts, strict=True)]
     times = [_seconds(early, late) for early, late in zip(before.times, now.times, strict=True)]
@@ -131,7 +130,7 @@ def _point(before: Reading, now: Reading) -> tuple[float, ...]:
 
 
 def _seconds(before: list[int], now: list[int]) -> list[float]:
-    """Quantiles of the times that came between two readings."""
+    """Returns quantiles of the times between two readings."""
     counts = [late - early for late, early in zip(now, before, strict=True)]
     if not any(counts):
         return [nan, nan, nan]
@@ -151,14 +150,14 @@ class TubeHistory:
         return list(self._courses)
 
     def rank(self, name: bytes, activity: float, now_ns: int) -> float:
-        """How active the tube is, or was at its best: that counts for half after RANK_HALVES_NS."""
+        """Returns the tube's activity, now or at its best: that halves after RANK_HALVES_NS."""
         course = self._courses.get(name)
         if course is None:
             return activity
         return max(activity, course.rank * pow(0.5, (now_ns - course.at_ns) / RANK_HALVES_NS))
 
     def add(self, name: bytes, rank: float, number: int, reading: Reading) -> None:
-        """Takes a reading of a tube, and its number: another tube of the same name counts from 0."""
+        """Adds a reading of a tube, and its number: another tube of the same name counts from 0."""
         course = self._courses.get(name)
         if course is None:
             course = self._courses[name] = _Course(number)
@@ -168,7 +167,7 @@ class TubeHistory:
         self._courses.pop(name, None)
 
     def series(self, name: bytes, span: str, now_ns: int) -> tuple[int, Iterator[list[Value]]]:
-        """As History.series(), for each of TUBE_SERIES. All is None when nothing is known of the tube."""
+        """As History.series(), for each of TUBE_SERIES. All values are None for an unknown tube."""
         course = self._courses.get(name)
         return (_Course(0) if course is None else course).ranges[span].series(now_ns)
 
@@ -205,7 +204,7 @@ class Sparks:
         return list(self._lines)
 
     def has_shape(self, name: bytes) -> bool:
-        """Whether the tube had any ready job lately."""
+        """Returns whether the tube had a ready job lately."""
         line = self._lines.get(name)
         return line is not None and max(line.points) > 0
 
@@ -222,7 +221,7 @@ class Sparks:
         self._lines.pop(name, None)
 
     def line(self, name: bytes, now_ns: int) -> list[int | None] | None:
-        """The points of a tube, the latest last; None when nothing is known of the tube."""
+        """Returns the points of a tube, the latest last; None for an unknown tube."""
         line = self._lines.get(name)
         if line is None:
             return None
@@ -238,7 +237,7 @@ class _Line:
         self.points = array("q", [_UNKNOWN]) * SPARK_POINTS
 
     def skip_to(self, number: int) -> None:
-        """Makes the line end right before the point with this number, or where it does when that is later."""
+        """Moves the end of the line to the point before this number, if that is later."""
         missed = min(number - self.number - 1, SPARK_POINTS)
         if missed > 0:
             del self.points[:missed]

@@ -1,8 +1,7 @@
-"""A filter's terms as checks of jobs: what is cheap first, for a list of jobs at once; bodies last, one by one.
+"""A filter's terms as checks of jobs: cheap ones first, for a list of jobs at once; bodies last, one by one.
 
-This module must not know gevent or HTTP, and never yields: jobs must not change within a call.
-Invariant: what sift() and the bodies' checks say together is what the terms say. No sieve holds the matcher: the server
-has no collector of cycles.
+This module must not know gevent or HTTP, and never yields: jobs must not change within a call. Invariant: sift() and
+the checks of bodies together are the terms. No sieve holds the matcher: the server has no collector of cycles.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ Ranges = list[tuple[int, int]]
 
 _INFINITE: Final = 2**64
 _GLOBS_A_SLICE: Final = 1024
-"""Names are compared with so many globs in less than a millisecond or two."""
+"""Comparing a name with so many globs takes less than a millisecond or two."""
 
 
 class Matcher:
-    """`words` and `patterns` are what bodies must have (True) or must not have (False).
+    """The checks. `words` and `patterns` are texts that bodies must have (True) or must not have (False).
 
-    `ids` are the ranges in which ids lie, `tubes` the names of which the tube is one, None for any.
+    `ids` are the ranges of ids, `tubes` the names of tubes, None for any.
     """
 
     def __init__(self, terms: Iterable[Term], engine: Engine, now_ns: int) -> None:
@@ -43,7 +42,7 @@ class Matcher:
         self.states = frozenset(_STATES.values())
         self.words: list[tuple[bytes, bool]] = []
         self.patterns: list[tuple[Pattern, bool]] = []
-        self.at_once = _GLOBS_A_SLICE  # so many jobs may be sifted before others have a turn
+        self.at_once = _GLOBS_A_SLICE  # so many jobs may be sifted before a yield
         self._engine = engine
         self._now_ns = now_ns
         self._sieves: list[Sieve] = []
@@ -74,17 +73,19 @@ class Matcher:
             self._sieves.insert(0, _sieve(lambda jobs: [job.id for job in jobs], self.ids))
 
     def sift(self, jobs: list[Job]) -> list[Job]:
-        """Those of the jobs for which all holds that is not about bodies, in the same order."""
+        """Returns the jobs that pass all checks but those of bodies, in the same order."""
         for sieve in self._sieves:
             if not jobs:
                 break
             jobs = sieve(jobs)
         return jobs
 
-    # --- what the sieves are
+    # --- sieves
 
     def _add_tubes(self, wanted: list[tuple[Glob, bool]]) -> None:
-        """Jobs know their tube by its number only. Numbers are never used again, so what was found stays true."""
+        """Adds the terms about tubes. Jobs know their tube by its number, and no number is used again, so a verdict
+        stays true.
+        """
         engine = self._engine  # not its tubes: undo() makes their table anew
 
         def judge(number: int) -> bool:
@@ -108,7 +109,7 @@ class Matcher:
             return _sieve(lambda jobs: [0 if (tally := job.tally) is None else value_of(tally) for job in jobs], ranges)
         if field.kind == SECONDS:  # bounds are nanoseconds
             ranges = [(-(-least // SECOND_NS), most // SECOND_NS) for least, most in ranges]
-        elif field.kind == SINCE:  # jobs know the moment; one to come counts as now
+        elif field.kind == SINCE:  # jobs know the time; a future one counts as now
             ranges = [(now_ns - most, now_ns - least if least else _INFINITE) for least, most in reversed(ranges)]
         return _sieve(lambda jobs: map(value_of, jobs), ranges)
 
@@ -119,7 +120,7 @@ _ORDER: Final = sorted([*_FIELDS, "size"], key=lambda name: _FIELDS[name].kind i
 
 
 class Glob:
-    """Names in which a `*` stands for anything, of `count` ones. `names` are they when none has a `*`, else None."""
+    """Names in which a `*` stands for anything; `count` of them have one. `names` are all, None when one has a `*`."""
 
     def __init__(self, names: Iterable[str]) -> None:
         plain = [name.encode("ascii") for name in names]
@@ -129,7 +130,7 @@ class Glob:
         self.count: Final = len(self._parts)
 
     def matches(self, name: bytes) -> bool:
-        """Whether it is one of them, in time that grows with the length of the names only."""
+        """Returns whether the name is one of them, in time that grows with the length of the names only."""
         return name in self._plain or any(_fits(name, parts) for parts in self._parts)
 
 
@@ -147,7 +148,7 @@ def _fits(name: bytes, parts: list[bytes]) -> bool:
 
 
 class _Verdicts(dict[int, bool]):
-    """What was found of tubes, by number; what is not known yet is found out."""
+    """Verdicts about tubes, by number. A missing one is computed."""
 
     def __init__(self, judge: Callable[[int], bool]) -> None:
         self._judge = judge
@@ -166,7 +167,7 @@ def _pattern(term: Term) -> Pattern:
 
 
 def _ranges(term: Term) -> Ranges:
-    """What lies in one of the term's ranges, or outside of all of them: in order, without touching."""
+    """Returns the numbers in one of the term's ranges, or outside of all of them: in order, without touching."""
     found: Ranges = []
     for least, most in sorted((least or 0, _INFINITE if most is None else most) for least, most in term.ranges):
         if found and least <= found[-1][1] + 1:
@@ -181,7 +182,7 @@ def _ranges(term: Term) -> Ranges:
 
 
 def _meet(ours: Ranges, theirs: Ranges) -> Ranges:
-    """What lies in both."""
+    """Returns the numbers in both."""
     pairs = ((max(a, c), min(b, d)) for a, b in ours for c, d in theirs)
     return [(least, most) for least, most in pairs if least <= most]
 

@@ -1,4 +1,4 @@
-"""How much memory a process takes, and how much this one may take; what the system counts of another one."""
+"""The memory that processes use, and the limit of this one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Used(NamedTuple):
-    """What a process has used and uses."""
+    """The processor time and memory of a process."""
 
     processor_s: float
     resident_bytes: int
 
 
 def used_by(pid: int) -> Used | None:
-    """None when there is no such process any more."""
+    """Returns None when there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()
@@ -28,7 +28,7 @@ def used_by(pid: int) -> Used | None:
 
 
 def resident_bytes() -> int:
-    """The memory that the process takes now."""
+    """Returns the memory that the process takes now."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
@@ -37,7 +37,7 @@ def resident_bytes() -> int:
 
 
 def memory_limit_bytes() -> int | None:
-    """The least of what limits the memory of the process; None without a limit."""
+    """Returns the lowest limit of the process's memory; None without a limit."""
     limits = [resource.getrlimit(resource.RLIMIT_AS)[0]]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

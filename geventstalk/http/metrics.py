@@ -1,9 +1,9 @@
-"""All statistics as Prometheus reads them, in its own text format and in OpenMetrics.
+"""All statistics for Prometheus, in its own text format and in OpenMetrics.
 
-prometheus_client knows both formats, and writes a whole registry at once. Thousands of tubes would hold everybody else
-up meanwhile, so this module gives it small pieces of one family after the other.
-A name begins with `beanstalkd_` where exporters of beanstalkd have the same figure, and with `geventstalk_` where they
-have none. Invariant: what is told of a tube was true at one moment, and a name and its labels stand in one line only.
+prometheus_client knows both formats, and writes a whole registry at once. That would block other clients with thousands
+of tubes, so this module gives it small pieces of one family after the other. A name begins with `beanstalkd_` where
+exporters of beanstalkd have the same figure, and with `geventstalk_` where they have none. Invariant: the figures of a
+tube are of one time, and a name and its labels stand in one line only.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Line = tuple[str, dict[str, str], float]
 """The end of a name behind that of its family, labels, and a value."""
 
 _PIECE: Final = 64
-"""So many lines are written at once."""
+"""The number of lines that are written at once."""
 _FRESH_NS: Final = SECOND_NS // 2
-"""An answer that is no older serves others who ask meanwhile."""
+"""Scrapes within this time share one response."""
 _TUBE_BOUNDS: Final = range(6, len(BOUNDS_NS) - 6, 3)
-"""Of the buckets of a tube every third one is told, from 1 ms to 4.7 hours: a thousand tubes have many lines."""
+"""Every third bucket of a tube is written, from 1 ms to 4.7 hours: a thousand tubes have many lines."""
 STATES: Final = ("urgent", "ready", "reserved", "delayed", "buried")
 
 
@@ -52,9 +52,9 @@ class Metrics:
         self._answers: dict[str, _Answer] = {}
 
     def answer(self, accept: str) -> tuple[bytes, str]:
-        """The metrics in the format that the header `Accept` wants, and its content type.
+        """Returns the metrics in the format of the header `Accept`, and their content type.
 
-        Breathes. Who asks for the same while it is written, or in the half second behind that, gets the same.
+        Breathes. Scrapes within 0.5 s share one response.
         """
         encode, content_type = choose_encoder(_known(accept))
         answer = self._answers.get(content_type)
@@ -69,7 +69,7 @@ class Metrics:
                 answer.over.set()
         answer.over.wait()
         if not answer.data:
-            raise Failed  # who made it has told the log why
+            raise Failed  # its maker has logged the reason
         return answer.data, content_type
 
     def _write(self, encode: Callable[[_One], bytes]) -> Iterator[bytes]:
@@ -247,7 +247,7 @@ class Metrics:
             tube = tubes.get(name)
             return None if tube is None else tube.total_jobs
 
-        # Those with the most jobs since they began: jobs come and go, and these tubes stay the same.
+        # The tubes with the most jobs since they began, a choice that rarely changes.
         names, count = page(list(tubes), size, pace, True, 0, most)
         truncated = count > most
         yield _value("beanstalkd_tube_series_truncated", "Whether there are tubes of which nothing is told.", truncated)
@@ -302,7 +302,7 @@ class Metrics:
 
 
 def _known(accept: str) -> str:
-    """A header `Accept` for one of two formats, whatever stands in this one: an answer is kept for each format."""
+    """Returns a header `Accept` for one of two formats: an answer is kept for each."""
     for kind in accept.split(","):
         name = kind.partition(";")[0].strip().lower()
         if name == _OPENMETRICS:
@@ -325,7 +325,7 @@ class _Answer:
 
 
 class _Family:
-    """Lines with one name. Its lines may be made while they are written."""
+    """The lines of one name. They may be made while they are written."""
 
     def __init__(self, name: str, text: str, kind: str, lines: Iterable[Line]) -> None:
         self.name = name
@@ -358,7 +358,7 @@ _BINLOG: Final = (
 
 
 def _without_head(text: bytes) -> bytes:
-    """Only the samples: the lines that say what they are came before."""
+    """Returns the samples alone, without the lines that describe them."""
     at = 0
     while text.startswith(b"#", at):
         at = text.index(b"\n", at) + 1
@@ -416,7 +416,7 @@ def _events(counts: dict[str, int]) -> list[Line]:
 
 
 def _buckets(labels: dict[str, str], times: Times | None, told: range) -> list[Line]:
-    """A histogram of times: of its buckets those with these numbers. None where nothing was ever timed."""
+    """Returns a histogram of times with the buckets of these numbers; None where nothing was timed."""
     if times is None:
         return []
     sums = list(accumulate(times.counts))
@@ -427,7 +427,7 @@ def _buckets(labels: dict[str, str], times: Times | None, told: range) -> list[L
 
 
 def _cumulative(labels: dict[str, str], ends: list[float], counts: list[int]) -> list[Line]:
-    """A histogram without its sum. `counts` has one more than `ends`: of what is longer than all of them."""
+    """Returns a histogram without its sum. `counts` has one more than `ends`: of all that is longer."""
     sums = list(accumulate(counts))
     names = [*map(str, ends), "+Inf"]
     lines: list[Line] = [("_bucket", labels | {"le": le}, count) for le, count in zip(names, sums, strict=True)]

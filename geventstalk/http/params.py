@@ -1,7 +1,7 @@
-"""What a request asks for: its parameters and its JSON, checked against what the API's document allows.
+"""Reads the parameters and the JSON of a request, as the API's document allows them.
 
-This module must not know what the values mean. Whatever does not fit is a problem that names the parameter: nothing is
-guessed, and nothing that is not known is passed over.
+This module must not know the meaning of the values. A faulty value is a problem that names its parameter: nothing is
+guessed, and no unknown name is ignored.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TUBE_NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 
 
 def wrong(detail: str) -> falcon.HTTPError:
-    """The problem of a request that is not understood."""
+    """Returns the problem of a request that is not understood."""
     return falcon.HTTPBadRequest(description=detail)
 
 
 class Parameters:
-    """The parameters behind the `?`. Asks for each that is known, then calls end()."""
+    """The parameters behind the `?`. Read each known one, then call end()."""
 
     def __init__(self, req: falcon.Request) -> None:
         self._values: dict[str, Any] = dict(req.params)
@@ -38,7 +38,7 @@ class Parameters:
         return value
 
     def optional(self, name: str, most: int = 200) -> str | None:
-        """The text, or None when the parameter is not there."""
+        """Returns the text, or None without the parameter."""
         return self.text(name, most=most) if name in self._values else None
 
     def integer(self, name: str, default: int, least: int, most: int) -> int:
@@ -60,32 +60,32 @@ class Parameters:
         return text
 
     def choices(self, name: str, choices: Collection[str]) -> frozenset[str]:
-        """Several words with commas between them."""
+        """Returns several words with commas between them."""
         found = frozenset(filter(None, self.text(name).split(",")))
         if not found <= set(choices):
             raise wrong(f"{name} holds something else than {', '.join(choices)}")
         return found
 
     def tube(self, name: str) -> bytes | None:
-        """The name of a tube, or None when the parameter is not there."""
+        """Returns the name of a tube, or None without the parameter."""
         text = self.optional(name)
         return None if text is None else tube_name(text)
 
     def end(self) -> None:
-        """Refuses what nobody has asked for: a word that is spelt wrong must not be passed over."""
+        """Refuses unknown parameters: a misspelt word must not be ignored."""
         if self._values:
             raise wrong(f"there is no parameter {next(iter(self._values))}")
 
 
 def tube_name(text: str) -> bytes:
-    """The name of a tube as the engine has it."""
+    """Returns the name of a tube as the engine has it."""
     if not TUBE_NAME.fullmatch(text):
         raise wrong("this cannot be the name of a tube")
     return text.encode("ascii")
 
 
 class Fields:
-    """The JSON object in a request's body. Asks for each field that is known, then calls end()."""
+    """The JSON object in a request's body. Read each known field, then call end()."""
 
     def __init__(self, req: falcon.Request) -> None:
         kind = (req.content_type or "").partition(";")[0].strip().lower()
@@ -134,13 +134,13 @@ class Fields:
         return tube_name(self.text(name))
 
     def end(self) -> None:
-        """Refuses what nobody has asked for."""
+        """Refuses unknown fields."""
         if self._values:
             raise wrong(f"there is no field {next(iter(self._values))[:100]}")
 
 
 def _read(req: falcon.Request) -> bytes:
-    """The body, which is within its limit."""
+    """Returns the body, which is within its limit."""
     # Not falcon's bounded stream: that takes a body in chunks for an empty one.
     return b"".join(iter(lambda: req.stream.read(_READ_BYTES), b""))
 

@@ -1,9 +1,8 @@
 """Regular expressions over bodies, run by RE2: in time that grows with pattern times body, and in bounded memory.
 
-This module must not know jobs. The engines that go back and try again can be made to take hours, or all memory, by a
-pattern of ten characters; a time limit does not stop them inside of their inner loops. RE2 has no such pattern. It
-lets other threads run while it searches. What it does not know is looking around and referring back.
-Invariant: a pattern that is refused is refused when it is read, in some milliseconds at the most.
+This module must not know jobs. A pattern of ten characters can make a backtracking engine take hours, or all memory; a
+time limit does not stop its inner loops. RE2 has no such pattern, and lets other threads run while it searches. It has
+no lookaround and no backreferences. Invariant: a pattern is refused when it is read, in some milliseconds at the most.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 try:
-    import re2  # here, not at the first pattern: that would hold up everybody
+    import re2  # here, not at the first pattern: that would block other clients
 except ImportError:  # there are no wheels of it for musl
     re2 = None
 
 MEMORY_BYTES_MAX: Final = 1 << 20
-"""What RE2 may take for one pattern: its program, and what it remembers of bodies."""
+"""RE2's memory for one pattern: its program, and its cache."""
 _COST_MAX: Final = 3000
-"""About so many instructions a pattern may have. To read so many takes up to 5 ms."""
+"""The most instructions of a pattern, about. Compiling so many takes up to 5 ms."""
 _CLASS_COST: Final = 12
 """A dot, a class or a letter beyond ASCII: bodies are UTF-8, so each is several instructions."""
 _PROPERTY_COST: Final = 1200
@@ -27,11 +26,13 @@ _PROPERTY_COST: Final = 1200
 
 
 class PatternError(Exception):
-    """The pattern cannot be used; the text says why to a person."""
+    """The pattern cannot be used; the text tells the user why."""
 
 
 class Pattern:
-    """`matches` says whether there is a match in bytes, or in a view of them. `cost` is what each byte may cost."""
+    """A pattern. `matches` returns whether there is a match in bytes, or in a view of them. `cost` is the most a byte
+    costs.
+    """
 
     def __init__(self, text: str, ignore_case: bool) -> None:
         if re2 is None:
@@ -50,13 +51,13 @@ class Pattern:
         except re2.error as error:
             raise PatternError(f"The regular expression cannot be used: {_reason(error)}.") from None
         finally:
-            re2.purge()  # or the module keeps the last 128, with all that they remember
+            re2.purge()  # or the module keeps the last 128, with their caches
         self.cost: Final[int] = compiled.programsize
         self.matches: Final[Callable[[Any], bool]] = _matcher(compiled)
 
 
 def _matcher(compiled: Any) -> Callable[[Any], bool]:
-    """Its search() makes objects for groups that nobody asks for, and takes three times as long."""
+    """Returns the match function. re2's search() makes unused objects for groups, and takes three times as long."""
     try:
         match, anchor, nowhere = compiled._regexp.Match, re2._re2.RE2.Anchor.UNANCHORED, [(-1, -1)]
         match(anchor, b"", 0, 0)
@@ -71,7 +72,9 @@ def _reason(error: Exception) -> str:
 
 
 def _cost(text: str) -> int:
-    """About how many instructions a pattern becomes, rather too many than too few; for what is no pattern, anything."""
+    """Returns about how many instructions a pattern becomes, rather too many than too few; for a malformed one,
+    anything.
+    """
     open_groups = [0]
     last = at = 0
     while at < len(text):
@@ -106,7 +109,7 @@ def _cost(text: str) -> int:
 
 
 def _times(text: str) -> int:
-    """How often at the most a repetition repeats; 0 when it is none."""
+    """Returns the most repetitions of a quantifier; 0 when it is none."""
     ends = text.split(",")
     if len(ends) > 2 or not all(end.isdecimal() and len(end) < 6 for end in ends if end) or not ends[0]:
         return 0

@@ -1,7 +1,7 @@
 """Reads figures for charts from the engine, every few seconds, as long as HTTP is served.
 
-This module must not change anything of the engine. A reading is taken between turns. What there is to read of tubes is
-read in slices. Invariant: what is remembered of tubes is bounded by TUBES_MAX and BUSY_MAX, however many there are.
+This module must not change the engine. A reading is taken between turns; tubes are read in slices. Invariant: the
+memory for tubes is bounded by TUBES_MAX and BUSY_MAX.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from geventstalk.http.memory import resident_bytes
 from geventstalk.http.slices import Pace, page
 
 TUBES_MAX: Final = 2000
-"""So many tubes have a sparkline: those with the most jobs."""
+"""The most tubes with a sparkline: those with the most jobs."""
 BUSY_MAX: Final = 500
-"""So many tubes have charts, the busiest of late, in 16 kB each: 8 MB."""
+"""The most tubes with charts, the busiest of late, in 16 kB each: 8 MB."""
 _IDLE_JOBS: Final = 1_000_000
-"""So many jobs that lie in a tube are as much as one event in a second."""
+"""So many jobs that lie in a tube count as much as one event in a second."""
 _LOOK_EVERY_S: Final = 0.2
-"""How often to look whether the journal is replayed."""
+"""The interval between checks that the journal is replayed."""
 
 
 class Sampler:
-    """Call run() in a greenlet of its own."""
+    """Reads figures. Call run() in a greenlet of its own."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._spark_number = -1
 
     def run(self) -> None:
-        """Takes samples until the server stops. A fault ends that, and the charts with it, but not the server."""
+        """Takes samples until the server stops. A fault ends the charts, not the server."""
         backend = self._backend
         wait_s = 0.0
         try:
@@ -51,7 +51,7 @@ class Sampler:
             backend.log.error("the charts of HTTP end here", exc_info=error)
 
     def sample(self) -> None:
-        """Takes one reading, and, when the time has come, one of the tubes."""
+        """Takes a reading of the server, and, when it is time, of the tubes."""
         now_ns = self._backend.now_ns()
         self._backend.history.add(self._read(now_ns))
         number = now_ns // SPARK_STEP_NS
@@ -79,7 +79,7 @@ class Sampler:
         )
 
     def _read_tubes(self, number: int) -> None:
-        """Goes on with the sparklines of the tubes that have jobs, or had some that still show. Breathes."""
+        """Continues the sparklines of the tubes that have jobs, or had some that still show. Breathes."""
         tubes, sparks, pace = self._backend.engine.tubes, self._backend.sparks, Pace(self._backend)
 
         def jobs(name: bytes) -> int | None:
@@ -99,10 +99,9 @@ class Sampler:
             sparks.add(name, number, 0 if tube is None else len(tube.ready))
 
     def _read_busy(self) -> None:
-        """Goes on with the charts of the busiest tubes. Breathes.
+        """Continues the charts of the busiest tubes. Breathes.
 
-        A tube that is gone keeps its chart until others need the room. What happened to it since the last reading
-        is not known.
+        A tube that is gone keeps its chart until other tubes replace it, without the events since its last reading.
         """
         backend, charts, pace = self._backend, self._backend.tube_history, Pace(self._backend)
         tubes = backend.engine.tubes
@@ -129,6 +128,6 @@ class Sampler:
 
 
 def _counts(of: Engine | Tube) -> tuple[int, ...]:
-    """What RATES are the rates of."""
+    """Returns the counts of RATES."""
     happened = totals(of)
     return happened.put, happened.reserve, happened.delete, happened.timeout, happened.bury

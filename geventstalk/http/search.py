@@ -1,8 +1,8 @@
-"""Finds the jobs that match a filter, in order of id, in slices between which everybody else has a turn.
+"""Finds the jobs that match a filter, in order of id, in slices; other requests and clients run in between.
 
-A search stands at an id, not at a job: what happens to other jobs meanwhile never makes it miss one or see one twice.
-What takes a while with one body goes on in a thread, where it holds up nobody.
-Invariant: jobs match at the moment they are given out. Whoever lets others have a turn then asks still().
+A search continues at an id, not at a job: changes of other jobs never make it miss a job or return one twice. Matching
+a large body runs in a thread. Invariant: jobs match when pages() yields them. A caller that yields to others then calls
+still().
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from geventstalk.http.matcher import CRLF_BYTES, ID_MAX, Matcher
 from geventstalk.http.patterns import Pattern
 
 _WORK_NS: Final = 200_000_000
-"""How long a search works for one answer."""
+"""The most time that a search works for one answer."""
 _WAIT_NS: Final = 1_000_000_000
-"""How long one answer takes, beside the work of others."""
+"""The most time that one answer takes, other work included."""
 _HUB_COST_MAX: Final = 100_000
-"""A pattern's cost times the bytes of a body: so much takes a millisecond at the very most."""
+"""The most that a pattern's cost times the bytes of a body may be on the hub: about a millisecond."""
 _BATCH_COST_MAX: Final = 30_000_000
-"""What a thread is given at once."""
+"""The most cost of a thread's task."""
 _COST_MAX: Final = 2_000_000_000
-"""More would take a thread longer than twenty seconds at the worst."""
+"""The most cost of one body. More would take a thread longer than twenty seconds at the worst."""
 _READ_BYTES_MAX: Final = 1 << 22
-"""So much of bodies that are not in memory is matched at once, or one body: they take memory beside its bound."""
+"""The bytes of bodies on disk that are matched at once, or one body: they take memory beside its bound."""
 _WINDOW_BYTES: Final = 1 << 16
-"""Words are looked for in so much of a body at once."""
+"""The bytes of a body that are searched for words at once."""
 _LISTED_MAX: Final = 8000
-"""So many ids, tubes and clients are listed in one slice."""
+"""The most ids, tubes and clients that are listed in one slice."""
 _WORTH: Final = 8
 """A list of ids is better than the table when it has so many times fewer jobs."""
 
 _GONE: Final = b"\r\n"
-"""For the body of a job that is gone: nobody sees the verdict."""
+"""The body of a job that is gone; its verdict is ignored."""
 
 _one_at_a_time: Any = BoundedSemaphore(1)
 """Threads that match patterns leave the other core to the server, and the other threads of the pool to its fsyncs."""
 
 
 class SearchFailed(Exception):
-    """The search cannot go on; the text says why to a person."""
+    """The search cannot continue; the text tells the user why."""
 
 
 class Search:
-    """One pass over the jobs, from `at` on. `position` is the id at which another one would go on."""
+    """One pass over the jobs, from `at` on. `position` is the id at which another search continues."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class Search:
         at: int | None = None,
         last: int = ID_MAX,
     ) -> None:
-        """`last` is the last id that is looked at. Raises FilterError for a regular expression that cannot be used."""
+        """`last` is the last id to look at. Raises FilterError for a regular expression that cannot be used."""
         self._backend = backend
         self._jobs = backend.engine.jobs
         self._matcher = Matcher(terms, backend.engine, backend.now_ns())
         self._descending = descending
         self._began_ns = self._slice_ns = perf_counter_ns()
         self._worked_ns = 0
-        self._turns = 0  # how often others had a turn
+        self._turns = 0  # the number of yields
         self._searched = 0
-        self._seen: list[Job] = []  # jobs of the page at which it stands
+        self._seen: list[Job] = []  # jobs of the present page
         ids = self._matcher.ids
         self._first = ids[0][0] if ids else 1
         self._last = min(last, ids[-1][1]) if ids else 0
@@ -82,13 +82,13 @@ class Search:
 
     @property
     def searched(self) -> int:
-        """How many jobs were looked at."""
+        """The number of jobs that were looked at."""
         at = self.position
         return self._searched + sum((job.id > at) if self._descending else (job.id < at) for job in self._seen)
 
     @property
     def is_long_enough(self) -> bool:
-        """Whether the search has taken as long as one answer may take."""
+        """Returns whether the search has taken as long as one answer may take."""
         now_ns = perf_counter_ns()
         return self._worked_ns + now_ns - self._slice_ns >= _WORK_NS or now_ns - self._began_ns >= _WAIT_NS
 
@@ -102,19 +102,19 @@ class Search:
             self._slice_ns = perf_counter_ns()
 
     def stop_behind(self, job: Job) -> None:
-        """The caller takes no job behind this one: another search goes on there."""
+        """Ends the page behind this job: another search continues there."""
         self.position = job.id - 1 if self._descending else job.id + 1
 
     def let_go(self) -> None:
-        """The search does not go on: it keeps its figures, and no job."""
+        """Ends the search. It keeps its figures, and no job."""
         self._searched, self._seen = self.searched, []
 
     def still(self, job: Job) -> bool:
-        """Whether a job that was given out is there and matches, after others had a turn. Its body never changes."""
+        """Returns whether a job that was found still exists and matches. Its body never changes."""
         return self._jobs.get(job.id) is job and bool(self._matcher.sift([job]))
 
     def pages(self) -> Iterator[list[Job]]:
-        """The jobs that match, some at a time. Between them `position` is behind all that was looked at."""
+        """Yields the jobs that match, some at a time. Between them `position` is behind all that was looked at."""
         matcher = self._matcher
         step = -1 if self._descending else 1
         listed = self._list()
@@ -139,7 +139,7 @@ class Search:
             self.step()
 
     def _page(self) -> list[Job]:
-        """The next jobs of the table."""
+        """Returns the next jobs of the table."""
         at = self.position
         if self._descending:
             jobs = self._jobs.down_from(at) if at >= 0 else []
@@ -148,7 +148,7 @@ class Search:
         return jobs if not jobs or jobs[-1].id <= self._last else [job for job in jobs if job.id <= self._last]
 
     def _page_of(self, ids: list[int]) -> list[Job]:
-        """The next jobs of those that are listed."""
+        """Returns the next jobs of the list."""
         get = self._jobs.get
         while True:
             if self._descending:
@@ -166,9 +166,9 @@ class Search:
     # --- a better way than the whole table
 
     def _list(self) -> list[int] | None:
-        """The ids of all jobs that can match, in order, where these are few beside all jobs; else None.
+        """Returns the ids of all jobs that can match, in order, where these are few beside all jobs; else None.
 
-        The jobs that are there all the time are in the list or in the table, whichever this or the next answer uses.
+        Jobs that exist all the time are in the list and in the table, whichever this or the next answer uses.
         """
         matcher = self._matcher
         if sum(most - least + 1 for least, most in matcher.ids) <= _LISTED_MAX:
@@ -205,7 +205,7 @@ class Search:
     # --- bodies
 
     def _parts(self, jobs: list[Job]) -> Iterator[list[Job]]:
-        """The jobs, in parts that are matched at once. Raises SearchFailed."""
+        """Yields the jobs, in parts that are matched at once. Raises SearchFailed."""
         cost = sum([pattern.cost for pattern, _ in self._matcher.patterns])
         engine = self._backend.engine
         part: list[Job] = []
@@ -229,7 +229,7 @@ class Search:
             yield part
 
     def _match(self, jobs: list[Job]) -> list[bool]:
-        """Whether their bodies are as they should be."""
+        """Returns for each job whether its body matches."""
         words, patterns = self._matcher.words, self._matcher.patterns
         if any(job.body is None for job in jobs):
             self._worked_ns += perf_counter_ns() - self._slice_ns
@@ -273,7 +273,7 @@ class Search:
         return True
 
     def _has(self, body: bytes, word: bytes, end: int) -> bool:
-        """As find(), which would not let go of a large body."""
+        """As find(), in windows: find() of a large body would block other clients."""
         for at in range(0, end, _WINDOW_BYTES):
             if body.find(word, at, min(end, at + _WINDOW_BYTES + len(word) - 1)) >= 0:
                 return True
@@ -291,5 +291,5 @@ def _fits(body: Any, patterns: list[tuple[Pattern, bool]]) -> bool:
 
 
 def _all_fit(bodies: list[Any], patterns: list[tuple[Pattern, bool]]) -> list[bool]:
-    """Runs in a thread. RE2 lets go of the interpreter while it searches."""
+    """Matches bodies in a thread. RE2 releases the interpreter's lock while it searches."""
     return [_fits(body, patterns) for body in bodies]

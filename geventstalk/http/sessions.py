@@ -1,7 +1,7 @@
-"""Browsers that have logged in: a random cookie stands for a token, so that no script ever sees the token.
+"""Sessions of browsers: a random cookie stands for a token, so that no script ever sees the token.
 
-This module must not know HTTP. Sessions live in memory and end with the process, with their token, or when nobody uses
-them. Invariant: there are never more than SESSIONS_MAX; the one that was used the longest ago makes room.
+This module must not know HTTP. Sessions live in memory. A session ends with the process, with its token, or when it is
+not used. Invariant: there are at most SESSIONS_MAX; a new one replaces the one that was used the longest ago.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from geventstalk.http.tokens import Token
 
 SESSIONS_MAX: Final = 1000
 IDLE_NS: Final = 12 * 3600 * 1_000_000_000
-"""A session that nobody uses for so long ends."""
+"""A session ends when it is not used for so long."""
 LIFE_NS: Final = 7 * 24 * 3600 * 1_000_000_000
-"""And so does one that is so old."""
+"""The longest life of a session."""
 
 
 class LoginSession:
-    """One browser. Its changes carry `csrf`, which a page of another site cannot know."""
+    """The session of one browser. Its changes carry `csrf`, which a page of another site cannot know."""
 
     def __init__(self, token: Token, now_ns: int) -> None:
         self.token: Final = token
@@ -46,7 +46,7 @@ class Sessions:
         return id
 
     def find(self, id: str, now_ns: int) -> LoginSession | None:
-        """The session of this cookie if it has not ended. It is in use now."""
+        """Returns the session of this cookie if it has not ended. Marks it as used."""
         session = self._sessions.pop(id, None)
         if session is None or now_ns - session.used_ns > IDLE_NS or now_ns - session.began_ns > LIFE_NS:
             return None

@@ -1,9 +1,8 @@
-"""HTTP's place in the server: its listening sockets, its connections, and the application behind them.
+"""HTTP in the server: its listening sockets, its connections, and the application behind them.
 
 The server imports this module and the backend only where `--http` is given. The server accepts the connections. This
-module serves them, chooses those that close to admit others, and ends them.
-Invariant: connections of HTTP take a small share of what beanstalk's clients may have, and one that only rests gives
-way to one that comes.
+module serves them, closes idle connections to admit new ones, and ends them. Invariant: connections of HTTP take a
+small share of what beanstalk's clients may have.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from geventstalk.http.tokens import Tokens
 CONNECTIONS_MAX: Final = 256
 _GIVE_UP_AT_ONCE: Final = 16
 _END_S: Final = 1.0
-"""How long requests that are under way may take at a stop."""
+"""The time that open requests have at a stop."""
 _TELL_EVERY_S: Final = 10.0
 _PUT_BYTES_MAX: Final = 1 << 22
-"""The largest request that puts a job: to read more would hold up everybody else for longer than 5 ms."""
+"""The largest request that puts a job: reading more would block other clients for longer than 5 ms."""
 
 
 class Site:
@@ -49,7 +48,7 @@ class Site:
         self.cluster: ClusterView | None = None
 
     def open(self, backend: Backend) -> None:
-        """Makes the application. From now on connections can be served."""
+        """Makes the application. serve() can be called then."""
         self._audit.unix_s = lambda: backend.unix_s(backend.now_ns())
         backend.audit = self._audit
         backend.cluster = self.cluster
@@ -62,18 +61,18 @@ class Site:
         self._service.serve(sock, peer)
 
     def give_up_some(self) -> None:
-        """Closes connections that have rested the longest, so that others can come."""
+        """Closes the connections that have been idle the longest, to admit new ones."""
         if self._service is not None:
             self._service.give_up(_GIVE_UP_AT_ONCE)
 
     def stop(self) -> None:
-        """Ends all connections: those that rest at once, the others when their requests are answered, or soon."""
+        """Ends all connections: idle ones at once, the others after their requests or soon."""
         if self._service is not None:
             self._service.stop()
 
 
 class Service:
-    """What the handlers of all connections share; to pywsgi it is the server."""
+    """The state that the handlers of all connections share; for pywsgi it is the server."""
 
     def __init__(self, backend: Backend, application: Any, log: logging.Logger) -> None:
         self.application = application
@@ -107,17 +106,17 @@ class Service:
             own.close()
 
     def rests(self, handler: wire.Handler) -> None:
-        """The connection waits for a request, or for its end."""
+        """Notes that the connection waits for a request, or for its end."""
         self._forget(handler)
         self._resting[handler] = None
 
     def sends(self, handler: wire.Handler) -> None:
-        """The connection waits for its client to take what it is sent."""
+        """Notes that the connection waits for its client to read."""
         self._forget(handler)
         self._sending[handler] = None
 
     def works(self, handler: wire.Handler) -> None:
-        """The connection has a request that is under way."""
+        """Notes that the connection has an open request."""
         self._forget(handler)
         self._working.add(handler)
 
@@ -145,7 +144,7 @@ class Service:
     # --- for the handlers
 
     def get_environ(self) -> dict[str, Any]:
-        """What the environment of every request holds."""
+        """Returns the environment that all requests share."""
         return {
             "SCRIPT_NAME": "",
             "SERVER_NAME": "localhost",
@@ -159,19 +158,19 @@ class Service:
         }
 
     def body_bytes_max(self, method: str, path: str) -> int:
-        """The largest body that such a request may have."""
+        """Returns the size of the largest body that such a request may have."""
         puts = method == "POST" and path.partition("?")[0] == "/api/v1/jobs"
         return self._put_bytes_max if puts else wire.BODY_BYTES_MAX
 
     def refusal(self, status: int, why: str) -> bytes:
-        """A whole response to a request that did not reach the application."""
+        """Returns a whole response to a request that did not reach the application."""
         body = app.problem(status, why)
         title = app.phrase(status)
         start = f"HTTP/1.1 {status} {title}\r\nContent-Length: {len(body)}\r\n".encode()
         return start + self._head_end + b"\r\n" + body
 
     def log_refused(self, peer: str, refused: wire.Refused) -> None:
-        """A line in the log, not more often than every ten seconds."""
+        """Logs a refused request, at most one in ten seconds."""
         now_s = monotonic()
         if now_s - self._told_s < _TELL_EVERY_S:
             self._untold += 1
@@ -181,12 +180,12 @@ class Service:
         self._log.warning("refused an HTTP request of %s: %s%s", peer, refused.why, more)
 
     def tell_fault(self, what: str, error: BaseException) -> None:
-        """Something that nobody expects. The server goes on."""
+        """Logs an unexpected exception. The server goes on."""
         self._log.error("an HTTP request failed: %s", what, exc_info=error)
 
 
 class _Nowhere:
-    """Falcon's own log, which gets nothing that our log does not get."""
+    """falcon's own log, which drops all messages."""
 
     def write(self, text: str) -> None:
         pass

@@ -17,9 +17,9 @@ from geventstalk.http.backend import SLICE_NS, Backend
 _T = TypeVar("_T")
 _Entry = tuple[Any, int, _T]
 _RUN: Final = 512
-"""So many entries are sorted at once."""
+"""The number of entries that are sorted at once."""
 _FIRST_MAX: Final = 2048
-"""Up to so many of the first entries are kept in order while all are looked at."""
+"""The most first entries that are kept in order while all are read."""
 
 
 class Pace:
@@ -30,7 +30,7 @@ class Pace:
         self._end_ns = 0
 
     def step(self) -> bool:
-        """Breathes when a slice is over. Returns whether others had a turn, so that everything may have changed."""
+        """Breathes when a slice is over. Returns whether it did, so that everything may have changed."""
         if perf_counter_ns() < self._end_ns:
             return False
         self._backend.breathe()
@@ -41,9 +41,9 @@ class Pace:
 def page(
     things: Iterable[_T], key: Callable[[_T], Any | None], pace: Pace, descending: bool, offset: int, limit: int
 ) -> tuple[list[_T], int]:
-    """Those that come at `offset` and behind it when things are sorted by their keys, and how many there are in all.
+    """Returns the things from `offset` on when things are sorted by their keys, and the number of all.
 
-    `key` looks at a thing once, and gives None for one that is left out. `things` must not change under the iteration.
+    `key` is called once for each thing, and returns None to leave it out. `things` must not change meanwhile.
     """
     wanted = offset + limit
     runs: list[list[_Entry[_T]]] = [[]]
@@ -71,7 +71,7 @@ def page(
             pace.step()
     while runs:
         pace.step()
-        runs.pop()  # one by one: to let go of a hundred thousand entries at once takes ten milliseconds
+        runs.pop()  # one by one: freeing a hundred thousand entries at once takes ten milliseconds
     return chosen, count
 
 
@@ -88,7 +88,7 @@ def _add(runs: list[list[_Entry[_T]]], run: list[_Entry[_T]], wanted: int, desce
 
 
 def json_list(name: str, values: Iterable[object], pace: Pace, **others: object) -> bytes:
-    """A JSON object with this long list in it. `values` may be made while it is written."""
+    """Yields a JSON object with this long list in it. `values` may be made while it is written."""
     pieces = []
     for value in values:
         pieces.append(json.dumps(value, ensure_ascii=False, separators=(",", ":")))

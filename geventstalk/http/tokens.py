@@ -1,7 +1,7 @@
-"""Who may use HTTP: the file of `--http-tokens`, lines `NAME ROLE TOKEN`.
+"""Reads the file of `--http-tokens`, with lines `NAME ROLE TOKEN`.
 
 This module must not import gevent or falcon: --check-config reads the file, too. A fault of the file is a ConfigError
-that names the line, never a token. Invariant: a token is compared in constant time, and kept as its hash only.
+that names the line, never a token. Invariant: a token is compared in constant time, and only its hash is kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Token:
 
 
 class Tokens:
-    """The file as it was when it was last read well."""
+    """The tokens of the file, as of its last correct reading."""
 
     def __init__(self, path: str, owner: int) -> None:
         """`owner` is the user who may own the file beside root. Raises ConfigError."""
@@ -47,7 +47,7 @@ class Tokens:
         self.read_again()
 
     def find(self, text: str) -> Token | None:
-        """The line with this token. Takes as long for a token that is nearly right as for any other."""
+        """Returns the line with this token. Takes as long for a token that is nearly right as for any other."""
         digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
         found = None
         for token in self._tokens:
@@ -56,18 +56,18 @@ class Tokens:
         return found
 
     def holds(self, token: Token) -> bool:
-        """Whether the file still has this very line."""
+        """Returns whether the file still has this line."""
         return token in self._tokens
 
     def has_changed(self) -> bool:
-        """Whether the file was changed since it was last read, well or not."""
+        """Returns whether the file was changed since it was last read, correct or not."""
         try:
             return _mark(os.stat(self._path)) != self._seen
         except OSError:
             return self._seen is not None
 
     def read_again(self) -> None:
-        """Reads the file. Raises ConfigError; then the tokens that were there stay."""
+        """Reads the file. Raises ConfigError; then the old tokens stay."""
         self._seen = None
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -129,5 +129,5 @@ def _parsed(words: list[str]) -> Token:
 
 
 def _mark(status: os.stat_result) -> tuple[int, ...]:
-    """What is another after any change, also of the mode or the owner."""
+    """Returns a value that any change of the file changes, also one of its mode or owner."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,7 +1,7 @@
-"""The engine's things as the API's JSON: the server, tubes, jobs, connections, the journal.
+"""The engine's objects as the API's JSON: the server, tubes, jobs, connections, the journal.
 
-This module must not change anything. Each function here reads without a yield, so what it gives was true at one moment.
-Times are seconds; moments are Unix time.
+This module must not change the engine. Each function reads without a yield, so its result is of one time. Durations are
+seconds; times are Unix time.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _CRLF: Final = b"\r\n"
 _CHARACTER_BYTES_MAX: Final = 4
 _NO_QUANTILES: Final[Json] = {"p50": None, "p95": None, "p99": None, "count": 0}
 _MUCH: Final = 0.9
-"""This share of the memory that there may be is told as a problem."""
+"""The share of the memory limit from which on it is a problem."""
 _WATCHES_SHOWN: Final = 20
 _NEEDY_SHOWN: Final = 2
-"""So many tubes are named in the sentence about the work."""
+"""The most tubes that the sentence about the work names."""
 
 
 def oldest(backend: Backend, tube: Tube | None) -> Oldest:
-    """The oldest jobs of a tube, or with None of the server, for tube() or server(). Breathes where that takes long."""
+    """Returns the oldest jobs of a tube, or with None of the server, for tube() or server(). May breathe."""
     search = Search(backend.engine, tube)
     while (found := search.go_on()) is None:
         backend.breathe()
@@ -50,7 +50,7 @@ def oldest(backend: Backend, tube: Tube | None) -> Oldest:
 
 
 def ages(found: Oldest, now_ns: int) -> Json:
-    """How old the oldest jobs are."""
+    """Returns the ages of the oldest jobs."""
     return {
         state: None if created_ns is None else max(0, now_ns - created_ns) / SECOND_NS
         for state, created_ns in found._asdict().items()
@@ -58,15 +58,15 @@ def ages(found: Oldest, now_ns: int) -> Json:
 
 
 def whole(backend: Backend) -> Json:
-    """The server as a whole, as it is when all tubes were looked at. Breathes."""
+    """Returns the server as a whole, of the time when all tubes were read. Breathes."""
     needy = _needy(backend)
     return server(backend, oldest(backend, None), needy)
 
 
 def _needy(backend: Backend) -> str:
-    """A sentence about the tubes that need a person, or "". Breathes.
+    """Returns a sentence about the tubes that need an operator, or "". Breathes.
 
-    Looks at all tubes once a second at the most, and not for more than a tenth of the time.
+    Reads all tubes once a second at the most, and not for more than a tenth of the time.
     """
     if backend.node is not None and not backend.node.serves:
         return ""  # the consumers are at the node that leads
@@ -89,7 +89,7 @@ def _needy(backend: Backend) -> str:
 
 
 def trouble_of(backend: Backend, tube: Tube) -> Trouble:
-    """How much a tube needs a person. Breathes where it takes long to find its oldest job."""
+    """Returns how much a tube needs an operator. Breathes where it takes long to find its oldest job."""
     if not tube.jobs:
         return CALM
     found = oldest(backend, tube)
@@ -111,7 +111,7 @@ def _trouble(backend: Backend, tube: Tube, per_second: dict[str, dict[str, float
 
 
 def server(backend: Backend, found: Oldest, needy: str) -> Json:
-    """The server as a whole, with its oldest jobs, and what is to be said of tubes that need a person."""
+    """Returns the server as a whole, with its oldest jobs, and the sentence about tubes that need an operator."""
     engine, facts, now_ns = backend.engine, backend.facts(), backend.now_ns()
     problems = _problems(backend)
     if needy:
@@ -153,7 +153,7 @@ def server(backend: Backend, found: Oldest, needy: str) -> Json:
 
 
 def node_of(backend: Backend) -> Json | None:
-    """What this server is among the nodes that share its journal; None of a server alone."""
+    """Returns this server's role among the nodes that share its journal; None for a server alone."""
     node = backend.node
     if node is None:
         return None
@@ -161,7 +161,7 @@ def node_of(backend: Backend) -> Json | None:
 
 
 def memory_of(bodies: Bodies) -> Json:
-    """Where bodies are, when memory has a bound for them."""
+    """Returns the places of bodies, when memory has a bound for them."""
     return {
         "max_bytes": bodies.max_bytes,
         "bytes": bodies.taken_bytes,
@@ -177,7 +177,7 @@ def _problem(about: str, text: str, page: str = "") -> Json:
 
 
 def _problems(backend: Backend) -> list[Json]:
-    """What is not well of the server, its journal, or the nodes that share it, in sentences."""
+    """Returns the problems of the server, its journal, or the nodes that share it, in sentences."""
     problems: list[Json] = []
     if backend.engine.draining:
         problems.append(_problem("server", "The server is draining: it refuses puts.", "overview"))
@@ -201,7 +201,7 @@ def _problems(backend: Backend) -> list[Json]:
 
 
 def tube(backend: Backend, tube: Tube, now_ns: int, found: Oldest) -> Json:
-    """A tube, with its oldest jobs. Looks at each of its watchers."""
+    """Returns a tube, with its oldest jobs. Reads each of its watchers."""
     per_second = rates(tube, now_ns)
     waits = ages(found, now_ns)
     return {
@@ -222,7 +222,7 @@ def tube(backend: Backend, tube: Tube, now_ns: int, found: Oldest) -> Json:
 
 
 def jobs(engine: Engine) -> dict[str, int]:
-    """How many jobs there are in each state. Urgent jobs are ready ones, too."""
+    """Returns the number of jobs in each state. Urgent jobs are ready ones, too."""
     return {
         "urgent": engine.urgent_count,
         "ready": engine.ready_count,
@@ -233,7 +233,7 @@ def jobs(engine: Engine) -> dict[str, int]:
 
 
 def jobs_in(tube: Tube) -> dict[str, int]:
-    """The same of a tube."""
+    """Returns the same of a tube."""
     return {
         "urgent": tube.urgent,
         "ready": len(tube.ready),
@@ -244,7 +244,7 @@ def jobs_in(tube: Tube) -> dict[str, int]:
 
 
 def job(backend: Backend, job: Job, now_ns: int, body_bytes: int, data: bytes | None = None) -> Json:
-    """A job with so many bytes of its body at the most. `data` is that body, where it may not be in memory."""
+    """Returns a job with at most `most` bytes of its body. `data` is that body, where it may not be in memory."""
     if data is None:
         data = held_body(job)
     numbers: Json = {"counts": {}}
@@ -270,7 +270,7 @@ def job(backend: Backend, job: Job, now_ns: int, body_bytes: int, data: bytes | 
 
 
 def body(data: bytes, most: int) -> Json:
-    """A body without its CRLF: as text if what is shown of it is UTF-8, else in base64."""
+    """Returns a body without its CRLF: as text if the part that is shown is UTF-8, else in base64."""
     size = len(data) - len(_CRLF)
     shown = data[: min(size, most)]
     whole = len(shown) == size
@@ -284,7 +284,7 @@ def body(data: bytes, most: int) -> Json:
 
 
 def quantiles_of(times: Times | None) -> Json:
-    """Quantiles of times, in seconds."""
+    """Returns quantiles of times, in seconds."""
     counts = NO_TIMES.counts if times is None else times.counts
     p50, p95, p99 = (each / SECOND_NS for each in quantiles(counts))
     count = sum(counts)
@@ -292,12 +292,12 @@ def quantiles_of(times: Times | None) -> Json:
 
 
 def latency(of: Engine | Tube) -> Json:
-    """How long jobs were ready, and how long they were reserved."""
+    """Returns quantiles of how long jobs were ready, and how long they were reserved."""
     return {"queued": quantiles_of(of.queued), "worked": quantiles_of(of.worked)}
 
 
 def rates(of: Engine | Tube, now_ns: int) -> dict[str, dict[str, float]]:
-    """How many jobs a second were put, reserved and so on, over a minute and over fifteen."""
+    """Returns how many jobs a second were put, reserved and so on, over a minute and over fifteen."""
     found = figures.rates(of, now_ns)
     return {
         event: {"m1": minute, "m15": quarter}
@@ -306,12 +306,12 @@ def rates(of: Engine | Tube, now_ns: int) -> dict[str, dict[str, float]]:
 
 
 def growth(per_second: dict[str, dict[str, float]]) -> float:
-    """How many more jobs a second come in than leave, over a minute."""
+    """Returns how many more jobs a second came than left, over a minute."""
     return per_second["put"]["m1"] - per_second["delete"]["m1"]
 
 
 def connection(backend: Backend, channel: Channel, now_ns: int) -> Json:
-    """A client of the beanstalk port."""
+    """Returns a client of the beanstalk port."""
     client = channel.session
     address, listener, output_bytes, queued_bytes = backend.look_at(channel)
     return {
@@ -334,7 +334,7 @@ def connection(backend: Backend, channel: Channel, now_ns: int) -> Json:
 
 
 def journal(backend: Backend) -> Json:
-    """The journal without its segments; of a server without one, that there is none."""
+    """Returns the journal without its segments; of a server without one, that there is none."""
     settings, store = backend.settings, backend.turn.store
     found: Json = {
         "directory": settings.journal_shown
@@ -377,7 +377,7 @@ def journal(backend: Backend) -> Json:
 
 
 def segment(state: SegmentState) -> Json:
-    """A segment of the journal."""
+    """Returns a segment of the journal."""
     return {
         "number": state.number,
         "state": state.state,
@@ -388,7 +388,7 @@ def segment(state: SegmentState) -> Json:
 
 
 def _journal_in_short(backend: Backend) -> Json | None:
-    """What a glance at the server needs to know of the journal."""
+    """Returns the facts of the journal for the overview."""
     if backend.turn.store is None:
         return None
     found = journal(backend)
@@ -401,7 +401,7 @@ def _policy(fsync_ms: int | None) -> str:
 
 
 def free_bytes(directory: str) -> int:
-    """What the disk of this directory has left; 0 when it cannot say."""
+    """Returns the free bytes of this directory's disk; 0 when they are unknown."""
     try:
         found = os.statvfs(directory)
     except OSError:

@@ -1,10 +1,9 @@
-"""HTTP/1.1 on one connection: gevent's pywsgi, with every limit that a server among strangers needs.
+"""HTTP/1.1 on one connection: gevent's pywsgi, with limits for everything that a client sends.
 
-This module must not know what is asked for. pywsgi writes the responses and reads the bodies; the heads of requests are
-read and judged here, strictly: what two programs could understand in two ways is refused. Requests that are wrong cost
-an answer, at most a line of the log, and never a traceback.
-Invariant: whatever a client does or leaves undone, its connection ends in bounded time and takes bounded memory, and
-the work for a head grows with its length only.
+This module must not know resources. pywsgi writes the responses and reads the bodies; this module reads the heads of
+requests strictly: an ambiguous head is refused. A malformed request costs an answer, at most a line of the log, and
+never a traceback. Invariant: for any behaviour of a client, its connection ends in bounded time and takes bounded
+memory, and the work for a head grows with its length only.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import gevent
 from gevent import pywsgi
 
 IDLE_S: Final = 60.0
-"""How long a connection may stay without a request."""
+"""The most time without a request."""
 HEAD_S: Final = 10.0
-"""How long the head of a request may take from its first byte on."""
+"""The most time for the head of a request, from its first byte on."""
 BODY_S: Final = 10.0
-"""How long a body may take, and a second more for each BODY_BYTES_A_SECOND."""
+"""The most time for a body, and a second more for each BODY_BYTES_A_SECOND."""
 BODY_BYTES_A_SECOND: Final = 1 << 14
 SEND_S: Final = 30.0
-"""How long a client may take for one piece of a response."""
+"""The most time for one piece of a response."""
 HEAD_BYTES_MAX: Final = 1 << 14
 HEADERS_MAX: Final = 64
 LINE_BYTES_MAX: Final = 1 << 13
@@ -36,23 +35,23 @@ BODY_BYTES_MAX: Final = 1 << 16
 """The largest body of a request that puts no job."""
 _READ_BYTES: Final = 1 << 14
 DISCARD_S: Final = 1.0
-"""How long the rest of a body may take that nobody wants, to keep its connection."""
+"""The most time for the rest of an unread body, to keep its connection."""
 LINGER_S: Final = 10.0
-"""How long what a client still sends is read and dropped behind the last answer, LINGER_BYTES at the most."""
+"""The most time to read and drop what a client sends after the last answer, LINGER_BYTES at the most."""
 LINGER_BYTES: Final = 1 << 26
 LINGER_IDLE_S: Final = 2.0
-"""How long a client may send nothing meanwhile."""
+"""The longest pause of the client meanwhile."""
 _READS_A_SLICE: Final = 256
 """Chunks of a body are read byte by byte. So many reads take less than a millisecond."""
 
 _DROPPED: Final = bytearray(1 << 16)
-"""Whatever is dropped is read to here."""
+"""The buffer for dropped bytes."""
 
 # Why no library parses heads here, as measured in 2026: h11 0.16 takes time that grows with the square of a header
 # (1.3 s for one of 16 kB) and of a chunk's extension, and accepts bare LF, folded lines, control characters, and a
 # length beside chunks, so it would need all the checks below before it. pywsgi's own parser is that of email, which
 # accepts more still. llhttp (httptools 0.9) is strict and linear, but a compiled package more; it runs on through all
-# requests that one read brings, where this server reads a body only when it is wanted, and it knows no limit for a
+# requests that one read brings, where this server reads a body only when it needs it, and it knows no limit for a
 # head. The half page below stays, and pywsgi goes on reading chunks, which it does strictly and byte by byte.
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,16}) ([!-~]+) HTTP/(1\.[01])")
 _NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -62,7 +61,7 @@ _ONCE: Final = frozenset({"host", "content-length", "content-type", "authorizati
 
 
 class Refused(Exception):
-    """A request that is not answered by the application. With status 0 nobody is left to answer."""
+    """A request that does not reach the application. With status 0 it gets no answer."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -71,26 +70,26 @@ class Refused(Exception):
 
 
 class Input:
-    """What a client sends, as pywsgi wants to read it: from the socket, against the clock, within limits."""
+    """A client's bytes, as pywsgi reads them: from the socket, against the clock, within limits."""
 
     closed = False
 
     def __init__(self, sock: Any, breathe: Callable[[], None]) -> None:
         self._socket = sock
         self._breathe = breathe
-        self._buffer = b""  # empty when all of it is taken
-        self._at = 0  # so much of it is taken
+        self._buffer = b""  # empty when all of it is read
+        self._at = 0  # so much of it is read
         self._end_s = 0.0
         self._left = 0
         self._reads = 0
 
     def expect(self, seconds: float, size: int) -> None:
-        """What comes now has so many seconds and so many bytes."""
+        """Sets the time and the bytes of the next part."""
         self._end_s = monotonic() + seconds
         self._left = size
 
     def hurry(self, seconds: float) -> None:
-        """What comes now has no more than so many seconds."""
+        """Shortens the time of the next part."""
         self._end_s = min(self._end_s, monotonic() + seconds)
 
     def wait(self, seconds: float) -> bool:
@@ -102,7 +101,7 @@ class Input:
             return False
 
     def _fill(self) -> bool:
-        """Reads what the client has sent. Returns False at the end of what it sends."""
+        """Reads from the socket. Returns False at the end."""
         left_s = self._end_s - monotonic()
         if left_s <= 0:
             raise Refused(408, "the request took too long")
@@ -126,7 +125,7 @@ class Input:
         return data
 
     def read_head(self) -> bytes:
-        """All lines of a request's head with their CRLF, without the empty one."""
+        """Returns all lines of a request's head with their CRLF, without the empty one."""
         looked = 0
         while True:
             while self._left > 0 and self._buffer.startswith(
@@ -154,7 +153,7 @@ class Input:
     # --- for pywsgi, which reads bodies and their chunks
 
     def read(self, size: int) -> bytes:
-        """So many bytes, less only at the end of what the client sends. Breathes now and then."""
+        """Returns so many bytes, less only at the end. Breathes now and then."""
         self._reads += 1
         if not self._reads % _READS_A_SLICE:
             self._breathe()
@@ -168,7 +167,7 @@ class Input:
         return b"".join(pieces)
 
     def drop(self) -> None:
-        """Reads what the client still sends, within limits: with something unread its kernel drops the answer."""
+        """Reads the rest, within limits: with unread bytes the client's kernel drops the answer."""
         self._buffer, self._at = b"", 0
         self.expect(LINGER_S, LINGER_BYTES)
         with suppress(OSError):
@@ -182,7 +181,7 @@ class Input:
 
 
 class Headers:
-    """The headers of a request, as pywsgi wants to ask for them; names are in lower case."""
+    """The headers of a request, with pywsgi's interface; names are in lower case."""
 
     status = ""
 
@@ -203,7 +202,7 @@ class Headers:
 
 
 def parse_head(head: bytes) -> tuple[str, str, str, Headers]:
-    """Method, target, version and headers. Raises Refused."""
+    """Returns method, target, version and headers. Raises Refused."""
     lines = head.split(b"\r\n")
     found = _REQUEST_LINE.fullmatch(lines[0])
     if found is None:
@@ -229,7 +228,7 @@ def _parse_header(line: bytes) -> tuple[str, str]:
 
 
 def _without_origin(target: str) -> str:
-    """The path of a target that names its server, too, as for a proxy."""
+    """Returns the path of a target that names its server, too, as for a proxy."""
     found = re.fullmatch(r"(?i:https?://[^/?#]+)(/.*)?", target)
     if found is None:
         raise Refused(400, "the address of the request is not right")
@@ -237,7 +236,7 @@ def _without_origin(target: str) -> str:
 
 
 def _require_one_meaning(headers: Headers, version: str) -> None:
-    """Refuses what a proxy could take for something else, so that nobody can hide a request in a request."""
+    """Refuses a head that a proxy could read differently, so that no request can hide in another."""
     names = [name for name, _ in headers.pairs]
     for name in _ONCE:
         if names.count(name) > 1:
@@ -253,16 +252,16 @@ def _require_one_meaning(headers: Headers, version: str) -> None:
 
 
 class Body(pywsgi.Input):
-    """The body of one request, `left` bytes at the most. Whatever is wrong with it is Refused."""
+    """The body of one request, `left` bytes at the most. Raises Refused for a malformed body."""
 
     left = 0
-    handler: ref[Handler]  # the handler holds this body, and nobody collects cycles
+    handler: ref[Handler]  # weak: the handler holds this body, and there is no collector of cycles
 
     def read(self, length: int | None = None) -> bytes:
         base: Any = super()
         handler: Any = self.handler()
         service = handler.server
-        service.rests(handler)  # it gives way to others as long as its request is not whole
+        service.rests(handler)  # it may be closed for others until its request is whole
         try:
             data: bytes = base.read(length)
         except OSError as error:
@@ -276,7 +275,7 @@ class Body(pywsgi.Input):
 
     def _discard(self) -> None:
         this: Any = self
-        if this.socket is None:  # otherwise the client waits to be asked for the body, and nobody has asked
+        if this.socket is None:  # otherwise the client waits for a 100 Continue that was not sent
             this.rfile.hurry(DISCARD_S)
             base: Any = super()
             base._discard()
@@ -305,7 +304,7 @@ class Handler(pywsgi.WSGIHandler):
             service.breathe()
             self.input.expect(HEAD_S, HEAD_BYTES_MAX + 4)
             head = self.input.read_head()
-            service.works(self)  # from now on only: whoever sends half a request gives way to others
+            service.works(self)  # only now: a connection with half a request may be closed for others
             this.command, this.path, this.request_version, this.headers = parse_head(head)
             self._expect_body()
             this.environ = self.get_environ()
@@ -341,7 +340,7 @@ class Handler(pywsgi.WSGIHandler):
         base: Any = super()
         environ: dict[str, Any] = base.get_environ()
         environ["geventstalk.peer"] = self._peer
-        environ["geventstalk.connection"] = proxy(self)  # nobody collects cycles
+        environ["geventstalk.connection"] = proxy(self)  # weak: there is no collector of cycles
         self.head = environ["REQUEST_METHOD"] == "HEAD"
         if self.head:
             environ["REQUEST_METHOD"] = "GET"
@@ -375,7 +374,7 @@ class Handler(pywsgi.WSGIHandler):
                 sock.shutdown(2)
 
     def keep_unsent(self, size: int) -> None:
-        """Has the kernel keep about so many bytes that the client has not taken, so that others wait for the client."""
+        """Has the kernel keep about so many bytes that the client has not read, so that this greenlet waits less."""
         this: Any = self
         this.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
@@ -406,16 +405,16 @@ class Handler(pywsgi.WSGIHandler):
         this: Any = self
         this.socket.settimeout(SEND_S)
         base: Any = super()
-        this.server.sends(self)  # who does not read gives way to others
+        this.server.sends(self)  # a client that does not read may be closed for others
         try:
             base._sendall(data)
         finally:
             this.server.works(self)
 
-    # --- what goes wrong
+    # --- failures
 
     def handle_error(self, kind: Any, error: Any, trace: Any) -> None:
-        """pywsgi calls this in the middle of a response, for whatever the application did not answer itself."""
+        """Handles exceptions that the application did not answer. pywsgi calls this in the middle of a response."""
         this: Any = self
         this.close_connection = True
         if isinstance(error, Refused):
@@ -427,13 +426,13 @@ class Handler(pywsgi.WSGIHandler):
                 self._answer(Refused(500, "The server has a fault; its log says which."))
 
     def log_request(self) -> None:
-        """Nothing: a server that is asked every second would fill its log."""
+        """Does nothing: the log would fill."""
 
     def log_error(self, message: str, *arguments: object) -> None:
-        """Nothing: what pywsgi finds in a body has become Refused."""
+        """Does nothing: malformed bodies raise Refused."""
 
     def _refuse(self, refused: Refused) -> None:
-        """Answers a request that does not get an answer of the application. The connection ends behind that."""
+        """Answers a request that does not reach the application. The connection ends then."""
         this: Any = self
         if not refused.status:
             return
@@ -448,7 +447,7 @@ class Handler(pywsgi.WSGIHandler):
             this.socket.sendall(data)
 
     def _linger(self) -> None:
-        """Nothing more is answered. Waits until the client has seen that, and gives way to others meanwhile."""
+        """Waits until the client has read the last answer. The connection may be closed to admit others."""
         this: Any = self
         this.server.rests(self)
         with suppress(OSError):

@@ -126,7 +126,7 @@ class Binlog:
         at += length
         if len(data) - at < layout.fields.size:
             raise _Torn(f"the {'name of the tube' if len(data) < at else 'job'} is cut off")
-        if _zeros(data, at, layout.fields.size) and _zeros(data, at):  # where nothing was written yet
+        if _zeros(data, at, layout.fields.size) and _zeros(data, at):  # not written yet
             raise _Torn("the job is cut off")
         if length and not is_tube_name(name):
             raise _Damaged(f"a tube cannot be called {name!r}")
@@ -155,7 +155,7 @@ class Binlog:
             if known.body_end - known.body_at != size:
                 raise _Damaged(f"the body of job {job.id} changes its size")
             self._kept[job.id] = known._replace(job=job)
-        # Else a whole record stood in a file that is gone: the job was deleted, or comes again further on.
+        # Else its whole record was in a file that is gone: the job was deleted, or comes again later.
 
 
 def _is_last(data: Data, at: int, layout: _Layout) -> bool:

@@ -141,7 +141,7 @@ class Watch:
         if not status.leader:
             last = f", {status.last} was the last one" if status.last and not status.claims else ""
             now = f", {status.claims} is at it" if status.claims else last
-            raise NotDone(f"no node leads{now}: there is nobody to hand over")
+            raise NotDone(f"no node leads{now}: there is no node to hand over")
         return status
 
     def _hand_over(self, wished: str, timeout_s: float) -> Handover:

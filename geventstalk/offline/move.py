@@ -58,7 +58,7 @@ def copy(source: str, target: str, judge: Callable[[list[str]], None], step: Ste
                 try:
                     found = _read_again(goal.survey(_counting("comparing", step)), builder.high_water)
                 except JournalUnreachable as error:
-                    # What is there is whole, and another attempt would be refused: the place is not empty any more.
+                    # Another attempt would be refused: the place is not empty any more, and its jobs are complete.
                     raise JournalUnreachable(f"{error}; all jobs were written, but not compared") from error
                 if (found.jobs, found.sum) != (written.jobs, written.sum):
                     raise JournalDamaged(f"what was written to {goal.place} is not what was read: do not use it")

@@ -136,7 +136,7 @@ def _binlog_files(directory: str) -> list[tuple[int, str]]:
 
 def _map(path: str, held: contextlib.ExitStack) -> bytes | mmap.mmap:
     """Maps the file's content, which is not read into memory."""
-    # Without O_NONBLOCK, opening a pipe would wait for somebody to write to it.
+    # Without O_NONBLOCK, opening a pipe would wait for its writer.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):

@@ -1,1 +1,1 @@
-"""The resources of the API, one module for each thing; each has `add(app, backend)`."""
+"""The resources of the API, one module for each thing. `add(app, backend)` of each gives its resources their routes."""

@@ -1,4 +1,4 @@
-"""Changes that people made."""
+"""The audit: changes, logins and wrong tokens."""
 
 from __future__ import annotations
 
@@ -47,5 +47,4 @@ def _text_of(entry: Entry) -> str:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/audit", AuditResource(backend))

@@ -1,4 +1,4 @@
-"""Work on all jobs that match a filter: counting them, beginning, looking at and cancelling it."""
+"""Changes of all jobs that match a filter: counts, begins, shows and cancels them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from geventstalk.http.params import Fields, Parameters, wrong
 
 _JOBS_MAX: Final = 2**63 - 1
 _END_S: Final = 5.0
-"""How long a cancellation waits for the end of the change."""
+"""The most time that a cancellation waits for the end of the change."""
 
 
 class BulkListResource:
@@ -95,7 +95,6 @@ def _values(fields: Fields, action: str) -> Values:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     changes = BulkChanges(backend)
     app.add_route("/api/v1/bulk", BulkListResource(backend, changes))
     app.add_route("/api/v1/bulk/{number}", BulkResource(changes))

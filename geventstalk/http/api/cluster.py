@@ -1,6 +1,6 @@
-"""The nodes that share a journal: who leads, how far each is, and that another one leads.
+"""The nodes that share a journal: the leader, the progress of each, and a change of the leader.
 
-The database is asked in a thread, for one request at a time: an answer takes up to a lease when no node leads.
+A thread reads the database, for one request at a time: an answer takes up to a lease when no node leads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ClusterResource:
     """/api/v1/cluster"""
 
     on_standby = True
-    """A standby answers as well: it is asked to lead where the node that leads does not answer."""
+    """A standby answers, too: it takes the request to lead where the leader does not answer."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -53,7 +53,7 @@ class ClusterResource:
 
 
 def _ask_in_thread(question: Callable[[ClusterView], Any], cluster: ClusterView) -> tuple[Any, Exception | None]:
-    """Returns the answer, or what went wrong: an exception that leaves a thread of the pool ends the server."""
+    """Returns the answer, or the exception: one that leaves a thread of the pool ends the server."""
     try:
         return question(cluster), None
     except Exception as fault:
@@ -61,5 +61,4 @@ def _ask_in_thread(question: Callable[[ClusterView], Any], cluster: ClusterView)
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/cluster", ClusterResource(backend))

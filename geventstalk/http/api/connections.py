@@ -17,7 +17,7 @@ from geventstalk.http.slices import Pace, json_list, page
 from geventstalk.replies import Channel
 
 _END_S: Final = 2.0
-"""How long the answer waits for the end of a connection."""
+"""The most time that the answer waits for the end of a connection."""
 
 
 class ConnectionsResource:
@@ -29,7 +29,7 @@ class ConnectionsResource:
             "number": lambda channel: channel.session.number,
             "address": lambda channel: backend.look_at(channel)[0],
             "reserved": lambda channel: len(channel.session.reserved),
-            # Who waits the longest comes last, as with the other figures, and who does not wait comes first.
+            # The client that waits the longest comes last, as with the other figures.
             "waiting": lambda channel: -channel.session.wait_since_ns if channel.session.waiting else -(1 << 63),
             "connected": lambda channel: channel.joined_ns,
         }
@@ -97,6 +97,5 @@ class ConnectionResource:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/connections", ConnectionsResource(backend))
     app.add_route("/api/v1/connections/{number}", ConnectionResource(backend))

@@ -1,8 +1,8 @@
-"""The console's files: read, compressed and named once, when the server starts.
+"""The console's files, read and compressed once, when the server starts.
 
-This module must not know what a page shows. The pages themselves ask the API, with what the browser may.
-Invariant: the address of a file holds a hash of all files, so whatever a browser keeps of the console fits together,
-and is kept for ever. The page that names the hash is asked for anew each time.
+This module must not know the pages. The pages request the API, with the rights of the browser. Invariant: the address
+of a file holds a hash of all files, so the console's files in a browser fit together and are kept for ever. The page
+that names the hash is requested anew each time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import falcon
 from geventstalk.http.backend import Backend
 
 PAGES: Final = ("tubes", "jobs", "connections", "journal", "nodes", "audit", "help")
-"""The first part of each address that is a page; the console's own script finds out which."""
+"""The first part of each address that is a page; the console's own script reads the rest."""
 FOR_EVER: Final = "public, max-age=31536000, immutable"
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
@@ -29,7 +29,7 @@ _TYPES: Final = {
 }
 _PAGE: Final = "index.html"
 _PLAIN_SCRIPTS: Final = ("theme.js",)
-"""Scripts that are no modules and so are not loaded ahead as such."""
+"""Scripts that are no modules and so are not preloaded as modules."""
 
 
 class File(NamedTuple):
@@ -58,13 +58,13 @@ class Files:
             for name in sorted(sources)
             if name.endswith(".js") and name not in _PLAIN_SCRIPTS
         ]
-        # All modules are asked for at once, instead of each when the one that imports it has come.
+        # All modules are requested at once, instead of each when the one that imports it has come.
         page = page.replace("@preload@", "\n".join(ahead)).replace("@assets@", base)
         self.page: Final = _file(_PAGE, page.encode())
         self.icon: Final = self._files["icon.svg"]
 
     def find(self, folder: str, name: str) -> File | None:
-        """The file at this address; None for another version's."""
+        """Returns the file at this address; None for another version's."""
         return self._files.get(name) if folder == self.folder else None
 
     def names(self) -> list[str]:
@@ -72,7 +72,7 @@ class Files:
 
 
 def load() -> Files:
-    """The files of the console, which lie in the package."""
+    """Loads the files of the console from the package."""
     return Files(Path(__file__).resolve().parents[1] / "console")
 
 
@@ -94,7 +94,7 @@ def _file(name: str, data: bytes) -> File:
 
 
 class PageResource:
-    """GET of any page: always the same one, whose script reads the address."""
+    """GET of any page: the same document, whose script reads the address."""
 
     public = True
 
@@ -121,7 +121,7 @@ class AssetsResource:
 
 
 class IconResource:
-    """GET /favicon.ico, which browsers ask for where a page names no icon."""
+    """GET /favicon.ico, which browsers request where a page names no icon."""
 
     public = True
 
@@ -156,7 +156,6 @@ def _takes_gzip(accepts: str) -> bool:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     files = load()
     page = PageResource(files)
     app.add_route("/", page)

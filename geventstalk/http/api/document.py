@@ -15,7 +15,7 @@ _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load() -> dict[str, Any]:
-    """The document."""
+    """Returns the document."""
     text = files("geventstalk.http").joinpath("openapi.yaml").read_text(encoding="utf-8")
     document: dict[str, Any] = yaml.load(text, _FAST_LOADER)
     return document
@@ -27,7 +27,7 @@ class DocumentResource:
     public = True
 
     def __init__(self) -> None:
-        self._content = json.dumps(load()).encode()  # at the start: later it would hold up everybody
+        self._content = json.dumps(load()).encode()  # at the start: later it would block other clients
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.data = self._content
@@ -35,5 +35,4 @@ class DocumentResource:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/openapi.json", DocumentResource())

@@ -15,7 +15,7 @@ from geventstalk.http.wire import LINE_BYTES_MAX
 
 TUBES_MAX: Final = 200
 _UNSENT_BYTES: Final = 1 << 16
-"""What the kernel keeps for a client that does not read, or twice as much."""
+"""The bytes that the kernel keeps for a client that does not read, or twice as many."""
 
 
 class EventsResource:
@@ -50,5 +50,4 @@ def _names(text: str) -> Names:
 
 
 def add(app: Any, backend: Backend, access: Access) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/events", EventsResource(Events(backend), access))

@@ -19,11 +19,11 @@ from geventstalk.http.params import Parameters
 from geventstalk.http.search import Search, SearchFailed
 
 _PIECE_BYTES: Final = 1 << 15
-"""A client gets so much at once. A slow client has no more than that in memory."""
+"""The bytes of a piece. A slow client has no more than that in memory."""
 _ENCODED_BYTES: Final = 3 << 14
-"""So much of a body is encoded at once; a multiple of 3."""
+"""The bytes of a body that are encoded at once; a multiple of 3."""
 _FIRST_S: Final = 1.0
-"""An export that fails within this time is answered with a problem."""
+"""An export that fails within this time gets a problem as its answer."""
 
 
 class ExportResource:
@@ -43,7 +43,7 @@ class ExportResource:
         resp.stream = _after(first, pieces)
 
     def _pieces(self, search: Search) -> Iterator[bytes]:
-        """The lines, some at a time. `jobs` is not in the first line: nobody knows how many will follow."""
+        """Yields the lines, some at a time. The first line has no `jobs`: their number is unknown."""
         backend = self._backend
         lines = [_json(header_of_export(None, backend.engine.next_id - 1)) + b"\n"]
         size = len(lines[0])
@@ -66,7 +66,7 @@ class ExportResource:
         yield b"".join(lines)
 
     def _line(self, job: Job, body: bytes) -> Iterator[bytes]:
-        """One line, in parts. All but the body is read at once, and the body never changes."""
+        """Yields one line, in parts. All but the body is read at once, and the body never changes."""
         offset_ns = round(self._backend.unix_s(0) * 1e9)
         name = self._backend.engine.tube_of(job).name
         yield _json(fields_of(job, name, lambda ns: ns + offset_ns))[:-1] + b',"body":"'
@@ -85,10 +85,9 @@ def _after(first: bytes, pieces: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from pieces
     except SearchFailed as error:
-        # Too late for a problem. Without the end of the response its client knows that there is more.
+        # Too late for a problem. The response has no end, so its client knows that it is incomplete.
         raise ConnectionAbortedError(str(error)) from None
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/export", ExportResource(backend))

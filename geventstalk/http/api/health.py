@@ -1,4 +1,4 @@
-"""Whether the server is alive, and whether it is ready for more work. For load balancers, which have no token."""
+"""Liveness and readiness of the server, for load balancers, which have no token."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ReadyResource:
 
 
 def why_not_ready(backend: Backend) -> str | None:
-    """Why the server is not ready; None when it is."""
+    """Returns why the server is not ready; None when it is."""
     if not backend.replayed:
         return "the journal is being replayed"
     if backend.turn.failed or backend.stopping.is_set():
@@ -67,6 +67,5 @@ def why_not_ready(backend: Backend) -> str | None:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/healthz", AliveResource())
     app.add_route("/readyz", ReadyResource(backend))

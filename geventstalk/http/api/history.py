@@ -48,5 +48,4 @@ class HistoryResource:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/history", HistoryResource(backend))

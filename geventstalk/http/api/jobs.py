@@ -25,7 +25,7 @@ _ID: Final = re.compile(r"[0-9]{1,19}")
 _FILTER_TEXT_MAX: Final = 1 << 16
 """Longer than any filter: a filter that is too long gets a sentence of its own."""
 _BODIES_BYTES_MAX: Final = 1 << 20
-"""So much of bodies is in one answer; then a page ends."""
+"""The bytes of bodies in one answer; then a page ends."""
 _PRI: Final = 1 << 16
 _TTR_S: Final = 60
 _PIECE_BYTES: Final = 1 << 16
@@ -33,7 +33,7 @@ _ACTIONS: Final = ("kick", "bury", "release")
 
 
 def filter_of(asked: Parameters) -> tuple[str, tuple[Term, ...]]:
-    """The filter of a request, as it is written and as it is read. Raises FilterError."""
+    """Returns the filter of a request, as text and as terms. Raises FilterError."""
     text = asked.text("filter", most=_FILTER_TEXT_MAX)
     return text, parse(text)
 
@@ -59,7 +59,7 @@ class JobsResource:
         resp.content_type = falcon.MEDIA_JSON
 
     def _page(self, search: Search, limit: int, body_bytes: int) -> list[str]:
-        """The jobs' JSON. Where others had a turn since a job was found, it is looked at again."""
+        """Returns the jobs' JSON. After a yield, a job is checked again."""
         shown: list[str] = []
         shown_bytes = 0
         for jobs in search.pages():
@@ -179,7 +179,7 @@ def change(backend: Backend, req: falcon.Request, id: int, action: str, values: 
 
 
 def values_of(fields: Fields) -> Values:
-    """The numbers of a job that are to be changed."""
+    """Returns the new numbers of a job."""
     pri, delay_s, ttr_s = (fields.integer(name) if fields.has(name) else KEEP for name in ("pri", "delay_s", "ttr_s"))
     return Values(pri, delay_s, ttr_s)
 
@@ -211,7 +211,6 @@ def _position(cursor: str) -> int:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/jobs", JobsResource(backend))
     app.add_route("/api/v1/jobs/{id}", JobResource(backend))
     app.add_route("/api/v1/jobs/{id}/body", BodyResource(backend))

@@ -30,5 +30,4 @@ class JournalResource:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/journal", JournalResource(backend))

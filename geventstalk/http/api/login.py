@@ -1,4 +1,4 @@
-"""The page that asks for a token and sets the cookie of a session. It works without scripts."""
+"""The login page, which takes a token and sets the cookie of a session. It works without scripts."""
 
 from __future__ import annotations
 
@@ -137,12 +137,11 @@ class StyleResource:
 
 
 def _local(target: str) -> str:
-    """An address of this server; a link to another one must not hide behind a login."""
+    """Returns the address, or / for one of another server: its link must not hide behind a login."""
     return target if _LOCAL.fullmatch(target) else "/"
 
 
 def add(app: Any, backend: Backend, access: Access) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/login", LoginResource(backend, access))
     app.add_route("/logout", LogoutResource(access))
     app.add_route("/login.css", StyleResource())

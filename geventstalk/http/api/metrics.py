@@ -21,5 +21,4 @@ class MetricsResource:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/metrics", MetricsResource(backend))

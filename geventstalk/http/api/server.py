@@ -26,11 +26,10 @@ class ServerResource:
         fields = Fields(req)
         on = fields.boolean("draining")
         fields.end()
-        self._backend.drain(on)  # at once, as by a signal: also while the journal does not keep pace and errands wait
+        self._backend.drain(on)  # at once, as by a signal, also while the journal is too slow and operations wait
         self._backend.audit.record(who_sends(req), "drain" if on else "end draining", 1)
         resp.media = views.whole(self._backend)
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/server", ServerResource(backend))

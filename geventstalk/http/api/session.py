@@ -1,4 +1,4 @@
-"""Who asks, and what they may do."""
+"""The sender of the request, and its rights."""
 
 from __future__ import annotations
 
@@ -20,5 +20,4 @@ class SessionResource:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/session", SessionResource())

@@ -20,7 +20,7 @@ from geventstalk.replies import Errand
 from geventstalk.trouble import GROWS
 
 _LISTED_MAX: Final = 100
-"""So many connections are named that use or watch a tube."""
+"""The most connections that are named as users or watchers of a tube."""
 _BODY_BYTES: Final = 200
 
 _SORTS: Final[dict[str, Callable[[Tube], Any]]] = {
@@ -89,11 +89,11 @@ class TubesResource:
         return views.growth(self._rates(tube))
 
     def _calm(self, tube: Tube) -> tuple[int, bytes]:
-        """The smaller, the worse."""
+        """Returns a key for sorting: the worst tube has the smallest."""
         return -views.trouble_of(self._backend, tube).score, tube.name
 
     def _oldest_ready(self, tube: Tube) -> int:
-        """The age of the oldest ready job, -1 without one."""
+        """Returns the age of the oldest ready job, -1 without one."""
         created_ns = views.oldest(self._backend, tube).ready
         return -1 if created_ns is None else self._backend.now_ns() - created_ns
 
@@ -168,7 +168,7 @@ class TubeResource:
         return tube
 
     def _users(self, name: bytes) -> list[int]:
-        """The numbers of the connections that use the tube, the first ones. Nobody keeps a list of them."""
+        """Returns the numbers of the first connections that use the tube. The engine has no list of them."""
         found: list[int] = []
         pace = Pace(self._backend)
         clients = self._backend.engine.clients
@@ -182,7 +182,7 @@ class TubeResource:
         return found
 
     def _firsts(self, tube: Tube) -> list[tuple[str, Job | None]]:
-        """The first job of each state, that is not reserved."""
+        """Returns the first job of each state, except reserved."""
         firsts = [(state, order.first()) for state, order in _orders(tube)]
         jobs = self._backend.engine.jobs
         return [(state, None if first == EMPTY else jobs.get(first)) for state, first in firsts]
@@ -206,7 +206,7 @@ def _orders(tube: Tube) -> list[tuple[str, Order]]:
 
 
 def _name(req: falcon.Request, tube: str | None) -> bytes:
-    """The name of the tube that is asked for, in the path or behind it."""
+    """Returns the name of the tube, from the path or the query."""
     asked = Parameters(req)
     text = asked.text("name") if tube is None else tube
     asked.end()
@@ -214,7 +214,7 @@ def _name(req: falcon.Request, tube: str | None) -> bytes:
 
 
 def words(text: str) -> Callable[[bytes], bool]:
-    """Whether each of the words is in a name, in capitals or not; `*` stands for anything."""
+    """Returns a check for whether each of the words is in a name, in capitals or not; `*` stands for anything."""
     wanted = [word.encode("utf-8").lower().split(b"*") for word in text.split()]
 
     def matches(name: bytes) -> bool:
@@ -232,7 +232,6 @@ def words(text: str) -> Callable[[bytes], bool]:
 
 
 def add(app: Any, backend: Backend) -> None:
-    """Gives the resources of this module their routes."""
     app.add_route("/api/v1/tubes", TubesResource(backend))
     one = TubeResource(backend)
     app.add_route("/api/v1/tube", one)
