@@ -164,7 +164,7 @@ class _Reader:
                 raise FilterError("Nothing stands behind this -.", begin)
             if self._next() == "-":
                 raise FilterError(
-                    "One - turns a term round; to look for two of them, put the text in quotes.", self._at
+                    "A leading - negates a term; to look for two of them, put the text in quotes.", self._at
                 )
         term = self._condition()
         return term._replace(negated=negated, begin=begin, end=self._at)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import chain
 from time import perf_counter_ns
 from typing import Any, Final
 
@@ -124,19 +125,22 @@ class Search:
             if not page:
                 self.exhausted = True
                 return
-            sifted, turns = matcher.sift(page), self._turns
-            if sifted and (matcher.words or matcher.patterns):
-                for part in self._parts(sifted):
-                    found = [job for job, matches in zip(part, self._match(part), strict=True) if matches]
-                    if turns != self._turns:
-                        found = [job for job in found if self.still(job)]
-                    self.position = part[-1].id + step
-                    yield found
-            elif sifted:
-                self.position = page[-1].id + step
-                yield sifted
+            turns = self._turns
+            for part, found in self._matching(matcher.sift(page)):
+                if turns != self._turns:
+                    found = [job for job in found if self.still(job)]
+                self.position = part[-1].id + step
+                yield found
             self.position = page[-1].id + step
             self.step()
+
+    def _matching(self, jobs: list[Job]) -> Iterator[tuple[list[Job], list[Job]]]:
+        """Yields parts of the jobs, and of each part the jobs whose bodies match."""
+        if self._matcher.words or self._matcher.patterns:
+            for part in self._parts(jobs):
+                yield part, [job for job, matches in zip(part, self._match(part), strict=True) if matches]
+        elif jobs:
+            yield jobs, jobs
 
     def _page(self) -> list[Job]:
         """Returns the next jobs of the table."""
@@ -170,37 +174,42 @@ class Search:
 
         Jobs that exist all the time are in the list and in the table, whichever this or the next answer uses.
         """
-        matcher = self._matcher
-        if sum(most - least + 1 for least, most in matcher.ids) <= _LISTED_MAX:
-            return [id for least, most in matcher.ids for id in range(least, min(most, self._last) + 1)]
-        if matcher.tubes is None and RESERVED in matcher.states and READY in matcher.states:
+        ids = self._matcher.ids
+        if sum(most - least + 1 for least, most in ids) <= _LISTED_MAX:
+            return [id for least, most in ids for id in range(least, min(most, self._last) + 1)]
+        tubes = self._tubes()
+        return None if tubes is None else self._list_of(tubes)
+
+    def _tubes(self) -> list[Tube] | None:
+        """Returns the tubes that can match; None for too many, or where too many of their jobs match."""
+        tubes, matcher = self._backend.engine.tubes, self._matcher
+        if matcher.tubes is not None:
+            return [tube for name in matcher.tubes if (tube := tubes.get(name)) is not None]
+        if len(tubes) > _LISTED_MAX // 8 or {RESERVED, READY} <= matcher.states:
             return None
+        return list(tubes.values())
+
+    def _list_of(self, tubes: list[Tube]) -> list[int] | None:
         engine = self._backend.engine
-        if matcher.tubes is None:
-            tubes = list(engine.tubes.values()) if len(engine.tubes) <= _LISTED_MAX // 8 else None
-        else:
-            tubes = [tube for name in matcher.tubes if (tube := engine.tubes.get(name)) is not None]
-        if tubes is None:
-            return None
-        states = matcher.states
-        orders = [order for tube in tubes for order in _orders(tube, states)]
-        count = sum(map(len, orders))
-        reserved = RESERVED in states and any(tube.reserved for tube in tubes)
-        if reserved:
-            count += sum(tube.reserved for tube in tubes)
-            if engine.reserved_count > _LISTED_MAX or len(engine.clients) > _LISTED_MAX // 4:
-                return None
+        orders = [order for tube in tubes for order in _orders(tube, self._matcher.states)]
+        listed = sum(map(len, orders))
         all_jobs = engine.ready_count + engine.delayed_count + engine.buried_count + engine.reserved_count
-        if count > _LISTED_MAX or count * _WORTH > all_jobs:
+        most = min(_LISTED_MAX, all_jobs // _WORTH)
+        reserved = self._reserved_in(tubes) if listed <= most else None
+        if reserved is None or listed + len(reserved) > most:
             return None
-        ids = [id for order in orders for id in order.smallest(_LISTED_MAX)]
-        if reserved:
-            numbers = {tube.number for tube in tubes}
-            for client in engine.clients.values():
-                ids += [job.id for job in client.reserved.values() if job.tube in numbers]
-                ids += [job.id for job in client.leaving if job.tube in numbers]
-        ids.sort()
-        return ids
+        return sorted(chain(reserved, *(order.smallest(_LISTED_MAX) for order in orders)))
+
+    def _reserved_in(self, tubes: list[Tube]) -> list[int] | None:
+        """Returns the ids of reserved jobs that can match; None for too many jobs or clients."""
+        engine = self._backend.engine
+        numbers = {tube.number for tube in tubes if tube.reserved}
+        if RESERVED not in self._matcher.states or not numbers:
+            return []
+        if engine.reserved_count > _LISTED_MAX or len(engine.clients) > _LISTED_MAX // 4:
+            return None
+        held = (chain(client.reserved.values(), client.leaving) for client in engine.clients.values())
+        return [job.id for job in chain.from_iterable(held) if job.tube in numbers]
 
     # --- bodies
 
@@ -231,22 +240,12 @@ class Search:
     def _match(self, jobs: list[Job]) -> list[bool]:
         """Returns for each job whether its body matches."""
         words, patterns = self._matcher.words, self._matcher.patterns
-        if any(job.body is None for job in jobs):
-            self._worked_ns += perf_counter_ns() - self._slice_ns
-            self._turns += 1
-            there = {job.id: body for job, body in self._backend.with_bodies(jobs)}
-            self._slice_ns = perf_counter_ns()
-            bodies = [there.get(job.id, _GONE) for job in jobs]
-        else:
-            bodies = [held_body(job) for job in jobs]
+        bodies = self._bodies(jobs)
         verdicts = [self._has_words(body) for body in bodies] if words else [True] * len(jobs)
-        if not patterns:
-            return verdicts
         cost = sum([pattern.cost for pattern, _ in patterns])
         large: list[int] = []
-        for number, body in enumerate(bodies):
-            if not verdicts[number]:
-                continue
+        for number in [number for number, verdict in enumerate(verdicts) if verdict and patterns]:
+            body = bodies[number]
             if cost * len(body) <= _HUB_COST_MAX:
                 verdicts[number] = _fits(body[:-CRLF_BYTES], patterns)
                 self.step()
@@ -256,12 +255,23 @@ class Search:
             views = [memoryview(bodies[number])[:-CRLF_BYTES] for number in large]
             with _one_at_a_time:
                 found = get_hub().threadpool.apply(_all_fit, (views, patterns))
-            self._worked_ns += perf_counter_ns() - self._slice_ns
-            self._slice_ns = perf_counter_ns()
-            self._turns += 1
+            self._resume()
             for number, verdict in zip(large, found, strict=True):
                 verdicts[number] = verdict
         return verdicts
+
+    def _bodies(self, jobs: list[Job]) -> list[bytes]:
+        if all(job.body is not None for job in jobs):
+            return [held_body(job) for job in jobs]
+        there = {job.id: body for job, body in self._backend.with_bodies(jobs)}
+        self._resume()
+        return [there.get(job.id, _GONE) for job in jobs]
+
+    def _resume(self) -> None:
+        """Begins a new slice, after a wait."""
+        self._worked_ns += perf_counter_ns() - self._slice_ns
+        self._slice_ns = perf_counter_ns()
+        self._turns += 1
 
     def _has_words(self, body: bytes) -> bool:
         end = len(body) - CRLF_BYTES

@@ -24,6 +24,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from geventstalk.client.sampling import trouble_of
 from geventstalk.core.job import SECOND_NS
+from geventstalk.filters import FilterError, parse
 from geventstalk.http.api.console import FOR_EVER, PAGES, Files, load
 from geventstalk.http.history import RANGES, TUBE_RANGES
 
@@ -331,6 +332,11 @@ class World:
         return found
 
     def job_page(self, query: dict[str, str]) -> Answer:
+        try:
+            parse(query.get("filter", ""))
+        except FilterError as error:
+            detail = f"Filter, character {error.at + 1}: {error}"
+            return 400, {"title": "Bad Request", "detail": detail, "status": 400, "at": error.at}
         found = self.selected(query.get("filter", ""))
         if query.get("descending") == "true":
             found.reverse()

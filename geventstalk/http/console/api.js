@@ -3,13 +3,14 @@
 export const BASE = "/api/v1";
 const LIMIT_MS = 30_000;
 
-/** What the server (status > 0) or the way to the server (status 0) has against a request. */
+/** The server's refusal of a request (status > 0), or a failure on the way to it (status 0). */
 export class Problem extends Error {
-  constructor(status, title, detail) {
+  constructor(status, title, detail, at) {
     super(detail || title);
     this.status = status;
     this.title = title;
     this.detail = detail;
+    this.at = at; // of a filter: the place of the fault, in code points
   }
 }
 
@@ -70,7 +71,7 @@ async function call(method, where, { params, body, signal, limitMs = LIMIT_MS } 
   } catch {
     // Not one of our answers, but perhaps that of a proxy: its status has to do.
   }
-  throw new Problem(answer.status, said.title || `Status ${answer.status}`, said.detail);
+  throw new Problem(answer.status, said.title || `Status ${answer.status}`, said.detail, said.at);
 }
 
 export const get = (where, params, signal, limitMs) => call("GET", where, { params, signal, limitMs });

@@ -1,27 +1,22 @@
-// The line in which a filter is typed: coloured by its grammar, with suggestions as one types, and what is wrong with it.
+// The input of a filter: its terms in colours, suggestions, and the server's word on what is wrong with it.
 import { get } from "./api.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./dom.js";
-import { KEYS, parse, suggest } from "./filter.js";
+import { suggest, terms } from "./filter.js";
 
 const SUGGESTED_MAX = 8;
 
-/** value: the filter that holds; onChange(filter): another one was entered. */
-export function FilterLine({ value, onChange }) {
+/** value: the present filter; problem: the server's about it; onChange(filter): another one was entered. */
+export function FilterLine({ value, problem, onChange }) {
   const [text, setText] = useState(value);
-  const [caret, setCaret] = useState(null); // where one types, while one types
+  const [caret, setCaret] = useState(null); // null without the focus
   const [tubes, setTubes] = useState([]);
   const [chosen, setChosen] = useState(-1);
-  const [touched, setTouched] = useState(false);
   const input = useRef(null);
   const colours = useRef(null);
   const wanted = useRef(null);
 
-  useEffect(() => {
-    setText(value);
-    setTouched(false);
-  }, [value]);
+  useEffect(() => setText(value), [value]);
 
-  const { terms, wrong } = parse(text);
   const found = caret === null ? null : suggest(text, caret, tubes);
   const items = found?.items.slice(0, SUGGESTED_MAX) ?? [];
   const word = found ? text.slice(found.from, caret) : "";
@@ -58,7 +53,6 @@ export function FilterLine({ value, onChange }) {
     setText(event.target.value);
     setCaret(event.target.selectionStart);
     setChosen(-1);
-    setTouched(true);
   };
   const take = (item) => {
     const open = item.open || /[:<>=]$/.test(item.text);
@@ -68,15 +62,13 @@ export function FilterLine({ value, onChange }) {
     setText(next);
     setCaret(at);
     setChosen(-1);
-    setTouched(true);
     wanted.current = at;
     input.current.focus();
   };
   const enter = (next) => {
-    if (parse(next).wrong) return setTouched(true);
     setCaret(null);
     setChosen(-1);
-    return onChange(next.trim());
+    onChange(next.trim());
   };
   const onKeyDown = (event) => {
     if (event.key === "Enter") {
@@ -90,15 +82,15 @@ export function FilterLine({ value, onChange }) {
     event.preventDefault();
   };
 
-  const showWrong = wrong && touched && (caret === null || !items.length);
+  const wrong = problem?.at !== undefined && text.trim() === value ? problem : null;
   return html`<div class="filter-line">
-    <div class="filter-box ${showWrong ? "is-wrong" : ""}">
+    <div class="filter-box ${wrong ? "is-wrong" : ""}">
       <svg viewBox="0 0 16 16" aria-hidden="true"><path d="M2 3.500h12M4.5 8h7M6.5 12.500h3" stroke="currentColor" stroke-width="1.6" stroke-linecap="round" /></svg>
       <div class="filter-text">
-        <div class="colours" ref=${colours} aria-hidden="true">${coloured(text, terms, showWrong ? wrong : null)}</div>
+        <div class="colours" ref=${colours} aria-hidden="true">${coloured(text, wrong)}</div>
         <input
           id="filter" ref=${input} data-filter type="text" role="combobox" aria-autocomplete="list" aria-label="Filter of jobs" aria-expanded=${items.length > 0} aria-controls="filter-list"
-          aria-activedescendant=${chosen >= 0 ? `filter-item-${chosen}` : undefined} aria-invalid=${showWrong ? "true" : undefined} aria-describedby="filter-wrong"
+          aria-activedescendant=${chosen >= 0 ? `filter-item-${chosen}` : undefined} aria-invalid=${wrong ? "true" : undefined} aria-describedby="filter-wrong"
           autocomplete="off" autocapitalize="off" spellcheck=${false} maxlength="2000" placeholder="All jobs. Type tube: state: age> body: or a word   /"
           value=${text} onInput=${typed} onKeyDown=${onKeyDown}
           onClick=${(event) => setCaret(event.target.selectionStart)} onFocus=${(event) => setCaret(event.target.selectionStart)}
@@ -108,7 +100,7 @@ export function FilterLine({ value, onChange }) {
       ${text && html`<button type="button" class="small quiet-button" aria-label="Empty the filter" onClick=${() => { setText(""); enter(""); }}>×</button>`}
       <button type="button" class="small primary" onClick=${() => enter(text)}>Search</button>
     </div>
-    <p id="filter-wrong" class="fault-text" role="status">${showWrong ? wrong.text : ""}</p>
+    <p id="filter-wrong" class="fault-text" role="status">${wrong ? wrong.message : ""}</p>
     <ul id="filter-list" class="suggestions" role="listbox" aria-label="Suggestions" hidden=${!items.length}>${items.map(
       (item, at) => html`<li
         key=${item.text} id="filter-item-${at}" role="option" aria-selected=${at === chosen}
@@ -118,22 +110,18 @@ export function FilterLine({ value, onChange }) {
   </div>`;
 }
 
-/** The text in pieces that have their colours; what is typed lies over it. */
-function coloured(text, terms, wrong) {
+/** The text in coloured pieces, which lie under the input. From a fault on, all of it is wrong. */
+function coloured(text, wrong) {
   const pieces = [];
+  const end = wrong ? [...text].slice(0, wrong.at).join("").length : text.length; // the server counts code points
   let at = 0;
-  const plain = (to) => {
-    if (to > at) pieces.push(wrong ? html`<span class="t-wrong">${text.slice(at, to)}</span>` : text.slice(at, to));
-    at = to;
-  };
-  for (const term of terms) {
-    if (term.from > at) pieces.push(text.slice(at, term.from));
-    const head = /^-?([a-z]+)(:|<=?|>=?)/.exec(text.slice(term.from, term.to));
-    const split = head && KEYS[head[1]] ? term.from + head[0].length : term.from;
-    if (split > term.from) pieces.push(html`<span class="t-key">${text.slice(term.from, split)}</span>`);
-    pieces.push(html`<span class="t-value">${text.slice(split, term.to)}</span>`);
+  for (const term of terms(text)) {
+    if (term.to > end || (wrong && term.to === text.length)) break;
+    pieces.push(text.slice(at, term.from));
+    pieces.push(html`<span class="t-key">${text.slice(term.from, term.valueAt)}</span>`);
+    pieces.push(html`<span class="t-value">${text.slice(term.valueAt, term.to)}</span>`);
     at = term.to;
   }
-  plain(text.length);
-  return pieces;
+  const rest = text.slice(at);
+  return [...pieces, wrong ? html`<span class="t-wrong">${rest}</span>` : rest];
 }

@@ -15,13 +15,13 @@ const WORDS = [
   ["ready", "A worker may get it."],
   ["reserved", "A worker holds it. When its time to run is over it becomes ready again."],
   ["delayed", "It becomes ready when its delay is over."],
-  ["buried", "A worker has put it aside. It stays until somebody kicks or deletes it."],
+  ["buried", "A worker has set it aside. It stays until a client kicks or deletes it."],
 ];
 const EXAMPLES = [
   ["tube:mail state:buried", "the buried jobs of mail"],
   ["state:ready age>1h", "ready jobs that have waited for more than an hour"],
   ['tube:mail* body:"user 42"', "jobs of all tubes that begin with mail, whose body has these words"],
-  ["body:/order-[0-9]{6}/ -state:buried", "a regular expression; a minus turns a term round"],
+  ["body:/order-[0-9]{6}/ -state:buried", "a regular expression; a leading - negates a term"],
   ["timeouts>3", "jobs whose workers are too slow, or die"],
   ["id:100..200 pri<1024 size>1k", "several terms must all hold"],
 ];

@@ -110,6 +110,7 @@ export function Jobs() {
   const descending = query.order === "new";
   const found = useJobs(filter, descending);
   const { jobs } = found;
+  const isWrong = found.problem?.at !== undefined;
   const [selected, setSelected] = useState(new Map());
   const lastSelected = useRef(null);
   const [held, setHeld] = useState(false);
@@ -155,7 +156,7 @@ export function Jobs() {
       : html`<b>the first ${counted(jobs.length, "job")}</b>`;
   return html`<div>
     <h1 class="offscreen">Jobs</h1>
-    <${FilterLine} value=${filter} onChange=${(next) => setQuery({ filter: next }, { replace: false })} />
+    <${FilterLine} value=${filter} problem=${found.problem} onChange=${(next) => setQuery({ filter: next }, { replace: false })} />
     <div class="tool-line">
       <span class="quiet"><span role="status">${status}${!found.waiting && `, ${counted(found.searched, "job")} searched`}</span>${!found.waiting && found.at ? `, at ${clock(found.at / 1000)}` : ""}</span>
       ${found.busy && jobs.length === 0 && !found.waiting && html`<button type="button" class="link" onClick=${found.stop}>Stop</button>`}
@@ -187,8 +188,10 @@ export function Jobs() {
       selected=${selected} onSelect=${session.mayChange ? toggle : undefined} onSelectAll=${toggleAll}
       onRange=${(first, last) => last >= jobs.length && found.more()} onHold=${(now) => { found.hold(now); setHeld(now); }}
       onOpen=${(job) => navigate(jobHref(job.id))}
-      problem=${found.problem} reload=${found.reload} loading=${found.waiting || (found.busy && !jobs.length)}
-      empty=${found.next !== null
+      problem=${isWrong ? null : found.problem} reload=${found.reload} loading=${found.waiting || (found.busy && !jobs.length)}
+      empty=${isWrong
+        ? html`<${Empty} title="The server does not understand this filter." />`
+        : found.next !== null
         ? html`<${Empty} title="No job so far."><p>${counted(found.searched, "job")} searched.</p><p><button type="button" onClick=${found.more}>Search on</button></p></${Empty}>`
         : filter
           ? html`<${Empty} title="No job matches."><p><button type="button" onClick=${() => setQuery({ filter: "" })}>Show all jobs</button></p></${Empty}>`
