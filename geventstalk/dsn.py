@@ -1,6 +1,6 @@
-"""What the text of a place says without anybody being asked: whether it is a database's, and whether it has a password.
+"""The place of a journal as text: a directory, or the DSN of a database, which may hold a password.
 
-This room must not know how a database is reached. Text is read as libpq reads it; what libpq refuses counts as well.
+This module must not know how a database is reached. Text is read as libpq reads it; what libpq refuses counts as well.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _HIDDEN: Final = "***"
 
 
 def is_shared(place: str) -> bool:
-    """Whether several nodes may share the log there: it is in a database."""
+    """Returns whether the log is in a database, so that several nodes may share it."""
     return _SHARED.match(place) is not None
 
 
 def has_password(place: str) -> bool:
-    """Whether the place tells a secret. `passfile` tells only where one is."""
+    """Returns whether the text holds a secret. `passfile` only names a file with one."""
     return without_password(place) != place
 
 
 def without_password(place: str) -> str:
-    """The place as it may be shown."""
+    """Returns the text as it may be shown."""
     if not is_shared(place):
         return place
 

@@ -1,10 +1,10 @@
 """A turn on a node of a cluster. It begins without a ledger, and leads under a lease that may run out.
 
-This room must not know nodes, heartbeats or databases: `holds` says whether the lease holds at a moment, and `renewed`
-is set by whoever renewed it.
-Invariant: no reply of any kind leaves, and no errand is done, at a moment at which the lease does not hold. The one
-exception promises nothing: a put is refused. Reservations write nothing, so no fence of the log holds them back: the
-lease alone keeps two nodes from handing out the same job.
+This module must not know nodes, heartbeats or databases: `holds` says whether the lease holds at a moment, and
+`renewed` is set when it was renewed.
+Invariant: no reply leaves, and no operation is done, while the lease does not hold. The one exception promises nothing:
+a put is refused. Reservations write nothing, so no fence of the log holds them back: the lease alone keeps two nodes
+from handing out the same job.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from geventstalk.wire.protocol import R_OUT_OF_MEMORY
 from geventstalk.wire.session import Service
 
 _PATIENCE_NS: Final = 1_000_000_000
-"""A wait that is longer is told to the operator."""
+"""A longer wait is logged."""
 _LOOK_NS: Final = 100_000_000
-"""So often it is looked how long replies have waited."""
+"""The time between two looks at how long replies have waited."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LeasedTurn(Turn):
-    """write_to() has it lead. `waits` is told what replies wait for when that takes long, and "" when it is over."""
+    """A turn that leads from write_to() on. `waits` gets what replies wait for, if that takes long; in the end ""."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class LeasedTurn(Turn):
     ) -> None:
         super().__init__(engine, clock, wall_clock, begins, fails)
         self.renewed = Flag()  # the lease may hold again
-        self.silent = False  # the lease did not hold when it was last asked for, and nobody has gone on since
-        self.waits: Callable[[str], None] = _tell_nobody
+        self.silent = False  # the lease did not hold at the last look, and nothing has gone on since
+        self.waits: Callable[[str], None] = _tell_nothing
         self._service = service
         self._holds = holds
         self._put_wait_ns = put_wait_ns
@@ -57,11 +57,11 @@ class LeasedTurn(Turn):
         return [*super().tasks_of(store), self.keep_patience()]
 
     def take_no_more(self) -> None:
-        """Before finish(), and after the end of all tasks: what clients still send is not executed."""
+        """Executes no more commands; called before finish(), and after the end of all tasks."""
         self._service.silent = self.engine.held = True
 
     def step_down(self) -> None:
-        """Another node leads, or will: from now on no reply leaves. No failure, and nothing is told of it."""
+        """Stops all replies, since another node leads, or will. That is no failure."""
         if not self.failed:
             self.failed = True
             self._give_up_errands()
@@ -69,7 +69,7 @@ class LeasedTurn(Turn):
     # --- silence
 
     def speaks(self) -> bool:
-        """Whether replies may leave now. If not, everybody waits from here on, until the lease was renewed."""
+        """Returns whether replies may leave now. If not, all clients wait until the lease was renewed."""
         now_ns = self._clock()
         if self._holds(now_ns):
             return not self.silent
@@ -82,7 +82,7 @@ class LeasedTurn(Turn):
         return False
 
     def keep_pace(self, store: Store) -> Task:
-        """As that of any turn, and it also ends the silence."""
+        """Does what Turn.keep_pace() does, and ends the silence."""
         while True:
             yield Wait(self.late)
             self.late.clear()
@@ -99,12 +99,12 @@ class LeasedTurn(Turn):
             self.let_changes_go_on()
 
     def keep_patience(self) -> Task:
-        """Says so when replies wait for long, and then has puts refused: a client may have another server."""
+        """Reports replies that wait for long, and then refuses puts: a client may have another server."""
         told = False
         while True:
             yield Wait(at_ns=self._clock() + _LOOK_NS)
             if not self.speaks() and self._holds(self._clock()):
-                self.renewed.set()  # the lease came back so quickly that nobody else has seen it away
+                self.renewed.set()  # the lease came back before anything else saw it away
             begun_ns = self._waiting_since_ns()
             waited_ns = self._clock() - begun_ns if begun_ns else 0
             if waited_ns >= _PATIENCE_NS and not told:
@@ -120,14 +120,14 @@ class LeasedTurn(Turn):
                     self._let_puts_be_refused()
 
     def _waiting_since_ns(self) -> int:
-        """Since when nothing gets on; 0 when all does."""
+        """Returns since when replies wait; 0 when they do not."""
         if self.silent:
             return self._silent_since_ns
         sync = self.sync
         return 0 if sync is None or sync.over else sync.begun_ns
 
     def _let_puts_be_refused(self) -> None:
-        """Wakes those who wait with a put. Whoever has something else to do finds that it is held."""
+        """Wakes clients that wait. All but puts find that they are still held."""
         held_up, self._held_up = self._held_up, {}
         for channel in held_up.values():
             channel.session.held_up = False
@@ -149,7 +149,7 @@ class LeasedTurn(Turn):
     def settle_errands(self) -> None:
         if not self.speaks():
             for errand in self._finished:
-                errand.changed = True  # it waits at the gate, as if it had made a change
+                errand.changed = True  # it waits with the replies, as if it had made a change
         super().settle_errands()
 
     def flush_durably(self, touched: list[Channel]) -> None:
@@ -177,9 +177,9 @@ class LeasedTurn(Turn):
             self.awaited.set()
 
     def _hold_what_shows_jobs(self, touched: list[Channel]) -> None:
-        """What is not committed yet, a takeover undoes. A job that was shown is then another's number.
+        """Holds replies that show a job until all that has happened so far is committed.
 
-        So whoever is handed a job, or sees one, hears of it when all that has happened so far is committed.
+        A takeover undoes what is not committed, and the id of a job that was shown is then another job's.
         """
         sync = self.sync
         unsafe = self.gate.pieces or (sync is not None and not sync.over)
@@ -198,7 +198,7 @@ class LeasedTurn(Turn):
             super().release(pieces)
 
     def sync_for_replies(self, store: Store) -> Task:
-        """As that of any turn. What has no change to wait for still waits for the lease."""
+        """Does what Turn.sync_for_replies() does. Replies without a change still wait for the lease."""
         while True:
             yield Wait(self.awaited)
             pieces = self.gate.pieces
@@ -213,5 +213,5 @@ class LeasedTurn(Turn):
                 self.awaited.clear()
 
 
-def _tell_nobody(text: str) -> None:
+def _tell_nothing(text: str) -> None:
     return

@@ -1,7 +1,7 @@
-"""Errands that every operator needs: one that puts a job, and one that does the same to many jobs. See replies.py.
+"""Operations that every operator needs: one that puts a job, and one that changes many jobs. See replies.py.
 
-This room must not know who the operator is, nor how an operator is answered: whoever derives from these says that.
-Invariant: while Engine.held, an errand only goes on with a large job of which the ledger has some parts.
+This module must not know how an operator is answered: the classes that derive from these do.
+Invariant: while Engine.held, an operation only goes on with a large job of which the ledger has some parts.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Put(Errand):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Changes(Errand):
-    """Does the same to many jobs, one after the other. `counts` says how often that had which outcome.
+    """Makes the same change to many jobs, one after the other. `counts` holds the outcomes.
 
-    `change` gets an id and the time, and returns what the call of Operate returned that it made. It is called again for
-    the same id after UNFINISHED. `next` says how many jobs are done with. With `cancelled`, no other job follows.
+    `change` gets an id and the time, and returns the outcome of its call of Operate. It is called again for the same id
+    after UNFINISHED. `next` is the number of jobs that are done with. With `cancelled`, no other job follows.
     """
 
     def __init__(self, engine: Operate, ids: list[int], change: Callable[[int, int], int]) -> None:
@@ -82,7 +82,7 @@ class Changes(Errand):
         self._engine = engine
         self._ids = ids
         self._change = change
-        self._kept: list[Job] = []  # whose bodies are to come, and to stay in memory until they are done with
+        self._kept: list[Job] = []  # their bodies are to come, and to stay until the jobs are done with
 
     def run(self, now_ns: int) -> bool:
         engine, ids = self._engine, self._ids
@@ -108,7 +108,7 @@ class Changes(Errand):
         return True
 
     def _await(self, job: Job) -> None:
-        """Has the body of this job fetched, and those of the next ones."""
+        """Has the body of this job fetched, and those of the next jobs."""
         jobs, bodies = self._engine.jobs, self._engine.bodies
         assert bodies is not None
         self._let_be()

@@ -1,7 +1,7 @@
-"""Who takes part in turns, clients and errands, and the gate at which replies wait until what they say is safe.
+"""The participants of turns (clients and operations), and the replies that wait until what they say is safe.
 
-This room must not know when that is, nor how it comes about: turn.py holds and releases.
-Invariant: what is held leaves in the order in which it came, and whoever has something here is counted once.
+This module must not know when that is: turn.py holds and releases.
+Invariant: what is held leaves in the order in which it came, and each client with replies here is counted once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from geventstalk.wire.session import Session
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Channel:
-    """The way to one client, as a turn sees it. Its owner derives from it and feeds it through Turn.step()."""
+    """A client, as a turn sees it. Its owner derives from it and feeds it through Turn.step()."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -28,22 +28,22 @@ class Channel:
         self.heard_ns = 0  # when it last sent something; at first when it joined
 
     def send(self, data: bytes) -> None:
-        """The replies are true and leave now."""
+        """Sends replies, which are safe now."""
         raise NotImplementedError
 
     def goes_on(self) -> None:
-        """The turn is over for this client; what did not fit into it may go on in the next one."""
+        """Hears that the turn is over for this client; what did not fit may go on in the next one."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Errand:
-    """A change that an operator wants. Its owner derives from it, and hears either done() or failed() once.
+    """An operation: a change of an operator. Its owner derives from it, and hears done() or failed() once.
 
-    A slice ends when Engine.work is MOVE_SLICE, after about two milliseconds: there it counts what it does beyond one
-    move. `begun` says that the ledger has some parts of a large job of this errand. Then slices are run while
-    Engine.held, too, and do nothing but go on with this job. While the body of the job `awaited` is not in memory, no
-    slice is run: whoever says so has it fetched.
+    A slice ends when Engine.work, where it counts what it does beyond one move, is MOVE_SLICE: after about two
+    milliseconds. `begun` says that the ledger has some parts of a large job of this operation. Then slices are run
+    while Engine.held, too, and only go on with this job. While the body of the job `awaited`, which the operation has
+    fetched, is not in memory, no slice is run.
     """
 
     changed: bool = False  # whether it made a change that done() has to wait for; the turn sets it
@@ -51,20 +51,20 @@ class Errand:
     awaited: Job | None = None
 
     def run(self, now_ns: int) -> bool:
-        """One slice of the change. Returns whether it was the last one. Never yields."""
+        """Runs a slice of the change. Returns whether it was the last one. Never yields."""
         raise NotImplementedError
 
     def done(self) -> None:
-        """All that it changed is safe: committed, and under `-f0` synced."""
+        """Hears that all that it changed is safe: committed, and under `-f0` synced."""
         raise NotImplementedError
 
     def failed(self) -> None:
-        """It is given up: nobody knows how far its last slice came."""
+        """Hears that it is given up, after an unknown part of its last slice."""
         raise NotImplementedError
 
 
 class ReplyGate:
-    """The replies and the errands that wait for a sync, in the order in which they will leave."""
+    """The replies and operations that wait for a sync, in the order in which they will leave."""
 
     def __init__(self) -> None:
         self.clients = 0  # how many have replies here
@@ -73,7 +73,7 @@ class ReplyGate:
 
     @property
     def pieces(self) -> int:
-        """How many replies and errands wait; a client that goes on sending has several of them."""
+        """The number of replies and operations that wait; a client that goes on sending has several replies."""
         return len(self._held)
 
     def hold(self, channel: Channel, data: bytes) -> None:
@@ -88,7 +88,7 @@ class ReplyGate:
         self._held.append((None, b""))
 
     def release(self, pieces: int) -> None:
-        """So many of them leave, the oldest first."""
+        """Lets so many of them leave, the oldest first."""
         leaving, self._held = self._held[:pieces], self._held[pieces:]
         for channel, data in leaving:
             if channel is None:
@@ -102,7 +102,7 @@ class ReplyGate:
             channel.goes_on()
 
     def clients_that_also_wait(self) -> int:
-        """How many of the clients with replies here have a reserve that waits for a job."""
+        """Returns how many of the clients with replies here have a reserve that waits for a job."""
         return len(
             {channel.session.number for channel, _ in self._held if channel is not None and channel.session.waiting}
         )

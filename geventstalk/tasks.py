@@ -1,7 +1,7 @@
-"""What a task is, and what it waits for. A task is a generator: it yields a Wait and is resumed when that is over.
+"""Tasks and their waits. A task is a generator: it yields a Wait and is resumed when that is over.
 
-This room must not know who drives tasks: the server does it with greenlets and threads, the simulation with a clock of
-its own. Nor does it know what they are for.
+This module must not know what drives tasks (the server with greenlets and threads, the simulation with a clock of its
+own), nor what they are for.
 Invariant: a task that waits for a flag is resumed after the flag is set, also when it was set before.
 """
 
@@ -13,11 +13,11 @@ from typing import Final, Protocol
 from geventstalk.core.timerwheel import NEVER
 
 NEXT_TURN: Final = 0
-"""A moment that is over as soon as everybody else had a turn."""
+"""A moment that is over when all others had a turn."""
 
 
 class Flag:
-    """Something that one task waits for. `raised` is called when it is set; whoever drives the task puts it in."""
+    """A flag that one task waits for. `raised`, which the driver of the task sets, is called when the flag is set."""
 
     __slots__ = ("is_set", "raised")
 
@@ -36,7 +36,7 @@ class Flag:
 
 
 class Point(Protocol):
-    """What a sync covers, and how to wait for it. See SyncPoint in journal/log.py."""
+    """The part of SyncPoint in journal/log.py that a sync needs."""
 
     error: BaseException | None
 
@@ -48,7 +48,7 @@ class Point(Protocol):
 
 
 class Sync:
-    """One sync: run() in any thread, or begin() without a thread. Whatever goes wrong is kept in `error`."""
+    """One sync: run() in any thread, or begin() without a thread. An exception is kept in `error`."""
 
     def __init__(self, point: Point, clock: Callable[[], int]) -> None:
         self._point = point
@@ -68,7 +68,7 @@ class Sync:
         self._end()
 
     def begin(self, over: Callable[[], None]) -> bool:
-        """Returns whether it has begun; `over` is called in the end. Otherwise the caller calls run() in a thread."""
+        """Returns whether it has begun; then `over` is called at its end. Otherwise the caller calls run()."""
         self.begun_ns = self._clock()
         self._tell = over
         return self._point.begin(self._ended)
@@ -85,14 +85,14 @@ class Sync:
 
 
 class Work(Protocol):
-    """What a task has done where it may wait for a device."""
+    """Work of a task that may wait for a device."""
 
     def run(self) -> None:
         """Called once, in any thread."""
 
 
 class Wait:
-    """What a task waits for: a flag or a moment, whichever comes first, or the end of a sync or of work in a thread."""
+    """A wait: for a flag or a moment, the first of them, or for the end of a sync or of work in a thread."""
 
     def __init__(
         self, flag: Flag | None = None, at_ns: int = NEVER, sync: Sync | None = None, work: Work | None = None

@@ -1,11 +1,11 @@
-"""How old the oldest job of each state is, in one tube or in all: exact, in slices, at next to no cost for commands.
+"""Finds the oldest job of each state, in one tube or in all: exactly, in slices, at next to no cost for commands.
 
-This room must not know clocks: it finds jobs, and when they were put.
-A job that was put later has a greater id. So the oldest job of a state is that with the smallest id, but for strays:
-jobs of a restored journal whose times contradict their ids, because a clock was wrong or an import brought them so.
+This module must not know clocks. A job that was put later has a greater id, so the oldest job of a state is the one
+with the smallest id. Strays are the exceptions: jobs of a restored journal whose times contradict their ids, because a
+clock was wrong or an import brought them.
 Invariant: no job of a state, but a stray, has a smaller id than the `low_...` of its tube and of the engine. A job that
-comes into a state lowers these bounds; only a reading raises them, up to the first job that is there. So a reading goes
-on where the last one ended, whatever has happened in between, and looks once at each id that is gone.
+comes into a state lowers these bounds; only a search raises them, up to the first job that is there. So a search goes
+on where the last one ended, and looks once at each id that is gone.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _STATES: Final = (READY, DELAYED, RESERVED, BURIED)
 _PAGES: Final = 64
 """Pages of the job table that a slice searches for each state: a quarter of a millisecond, in pure Python."""
 _FEW: Final = 256
-"""Among so many jobs of a tube and a state the smallest id is searched directly."""
+"""Among this many jobs of a tube and a state the smallest id is searched directly."""
 _LOOKS: Final = 4096
-"""So many clients and jobs are looked at for the few reserved jobs of a tube."""
+"""Clients and jobs that are looked at for the few reserved jobs of a tube."""
 _STRAYS: Final = 4096
-"""So many strays are looked at in a slice."""
+"""Strays that a slice looks at."""
 
 
 class Oldest(NamedTuple):
@@ -45,9 +45,9 @@ NO_JOBS: Final = Oldest(None, None, None, None)
 
 
 class Search:
-    """Looks for the oldest jobs of a tube, or with None of the server. Call go_on() until it returns the answer.
+    """Searches for the oldest jobs of a tube, or with None of the server. go_on() is called until it returns them.
 
-    The answer is true at the moment at which it is given. Only among more than 4096 strays can a job be overlooked that
+    The result is true when it is returned. Only among more than 4096 strays can a job be overlooked that
     came into its state while the search was under way.
     """
 
@@ -101,7 +101,7 @@ _UNFINISHED: Final = Job(0, 0, 0, 0, 0)
 
 
 def _first(engine: Engine, tube: Tube | None, state: int) -> Job | None:
-    """The job of this state that has the smallest id and is no stray, None when there is none, or _UNFINISHED."""
+    """Returns the job of this state with the smallest id that is no stray, None, or _UNFINISHED."""
     if not _count(engine, tube, state):
         return None
     where: EngineState | Tube = engine if tube is None else tube
@@ -147,7 +147,7 @@ def _count(engine: Engine, tube: Tube | None, state: int) -> int:
 
 
 def _ids(tube: Tube, state: int) -> list[int] | None:
-    """Of few jobs. None when it would take long to find them."""
+    """Returns the ids of few jobs, or None when to find them would take long."""
     if state == RESERVED:
         return _held_by_watchers(tube)
     order = tube.ready if state == READY else tube.delayed if state == DELAYED else tube.buried
@@ -155,7 +155,7 @@ def _ids(tube: Tube, state: int) -> list[int] | None:
 
 
 def _held_by_watchers(tube: Tube) -> list[int] | None:
-    """The reserved jobs of a tube. None when they are not all with clients that watch it, or those hold many jobs."""
+    """Returns the reserved jobs of a tube, or None unless few clients that watch the tube hold all of them."""
     ids = []
     looks = len(tube.watchers)
     for client in tube.watchers.values() if looks <= _LOOKS else ():
@@ -186,7 +186,7 @@ def _raise_low(where: EngineState | Tube, state: int, id: int) -> None:
 
 
 def find_strays(engine: Engine) -> None:
-    """Finds, after a restart, as few jobs as possible without which ages fit ids. Takes as long as there are jobs."""
+    """Finds, after a restart, the fewest jobs without which ages fit ids. O(jobs)."""
     jobs = [*engine.jobs.in_order()]
     ends: list[int] = []  # when the last job of a chain was put that fits, by the chain's length
     lengths = []  # of the longest chain that ends with each job

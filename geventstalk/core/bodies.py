@@ -1,12 +1,11 @@
-"""What of the jobs is in memory, when memory has a bound: how much, what may go, and what has to come back.
+"""Bounds the memory that job bodies use.
 
-This room must not know what a journal is: `reads_back` says whether the ledger can read the whole records of a segment
-back, and the ledger says where a job's record stands in its segment. The engine tells of jobs that come and go.
-Only bodies leave memory, and only those that the ledger can read back at any time: a job without a body is in a segment
-of which `reads_back` is true. All else of a job stays.
-Uploads that have begun and replies that clients do not take count beside them, in `claimed_bytes`.
-Invariant: `held_bytes` and `gone_bytes` are those of all jobs in the table, by whether they have their body. Whoever
-hands a body out waits until it is there. A body never changes, so one that comes late is right.
+This module must not know the journal: `reads_back` says whether the ledger can read whole records of a segment, and the
+ledger says where a job's record stands in its segment. The engine tells of jobs that come and go.
+Only bodies leave memory, and only while the ledger can read them back. Uploads that have begun, and replies that
+clients do not take, count beside them in `claimed_bytes`.
+Invariant: `held_bytes` and `gone_bytes` are those of all jobs in the table, with and without their body. A body is
+handed out only once it is in memory. A body never changes, so one that comes late is right.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
     from geventstalk.core.state import EngineState
 
 BODY_BYTES: Final = 48
-"""What a body takes in memory beside its bytes: Python's header, and what the allocator rounds up to."""
+"""Memory of a body beside its bytes: Python's header, and what the allocator rounds up to."""
 AHEAD_MAX: Final = 64
-"""So many bodies of a tube that is reserved from are fetched at once, before somebody asks for them."""
+"""Bodies of a tube with reserving workers that are fetched at once, before they are needed."""
 AHEAD_BYTES_MAX: Final = 1 << 20
-"""And no more than so many bytes, nor an eighth of the bound."""
+"""Their bytes, if that is less than an eighth of the bound."""
 FETCH_MAX: Final = 128
-"""So many bodies are fetched in one go, but no more bytes than AHEAD_BYTES_MAX and one body."""
+"""Bodies of one fetch, which takes no more bytes than AHEAD_BYTES_MAX and one body."""
 _NEAR: Final = 4 * AHEAD_MAX
-"""A ready job whose id is so close behind that of its tube's first job is about to be reserved."""
+"""A ready job whose id is this close behind its tube's first job is about to be reserved."""
 _PAGE_BITS: Final = 6
 _PAGE_SLOTS: Final = 1 << _PAGE_BITS
 _PAGE_MASK: Final = _PAGE_SLOTS - 1
@@ -42,17 +41,17 @@ _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
 SIZE_MAX: Final = _SIZE_MASK
 _PLACE_MAX: Final = (1 << 40) - 1
 _PAGES_KEPT: Final = 128
-"""So many pages are looked at for bodies that are not about to be reserved; one takes some microseconds."""
+"""Pages that are searched for bodies that are not about to be reserved; one takes some microseconds."""
 _PAGES_TAKEN: Final = 256
-"""So many when that did not give room enough: then any body may go."""
+"""Pages that are searched if that does not suffice: then any body may leave."""
 _TRIGGERS_MAX: Final = 4096
 _SEALED_MIN: Final = 1 << 12
-"""What was written last is not sealed for the sake of fewer bytes: its files take some room of their own."""
+"""The newest segment is not sealed for fewer bytes than this: its files take some space of their own."""
 _ZEROS: Final = array("Q", bytes(8 * _PAGE_SLOTS))
 
 
 class _Page:
-    """Where the records of 64 sequential ids stand: `place << 24 | size of the body`, 0 for what is not read back."""
+    """The positions of the records of 64 sequential ids: `place << 24 | size of the body`, 0 if not readable."""
 
     __slots__ = ("count", "held", "stored")
 
@@ -97,7 +96,7 @@ class Bodies:
     # --- what the ledger says
 
     def stands(self, id: int, place: int, size: int) -> None:
-        """The whole record of a job stands there now. 0: it cannot be read back. came() follows for a new job.
+        """Notes where the whole record of a job stands; 0: it cannot be read back. For a new job came() follows.
 
         Raises MemoryError having changed nothing.
         """
@@ -120,12 +119,12 @@ class Bodies:
         page.count = count
 
     def place_of(self, job: Job) -> int:
-        """Where its record stands; 0 when it cannot be read back."""
+        """Returns where the job's record stands; 0 when it cannot be read back."""
         page = self._pages.get(job.id >> _PAGE_BITS)
         return 0 if page is None else page.stored[job.id & _PAGE_MASK] >> _SIZE_BITS
 
     def size_of(self, job: Job) -> int:
-        """How large the body of a job is, wherever it is; 0 when it is gone with its job."""
+        """Returns the size of a job's body, in memory or not; 0 when the job is gone."""
         body = job.body
         if body is not None:
             return len(body)
@@ -135,7 +134,7 @@ class Bodies:
     # --- jobs come and go
 
     def claim(self, engine: EngineState, id: int, size: int, left: int = 0) -> bool:
-        """Some bytes of the body of a new job are there, and so many are still to come. Returns whether there is room.
+        """Counts bytes of a new job's body that have come, if it fits with `left` more. Returns whether it does.
 
         They count until the job comes, or unclaim() is called.
         """
@@ -149,7 +148,7 @@ class Bodies:
         return True
 
     def unclaim(self, id: int) -> None:
-        """What came of the body of this job does not count any more."""
+        """Ends the claim of a job."""
         self.claimed_bytes -= self._claims.pop(id, 0)
 
     def _has_room(self, engine: EngineState, size: int) -> bool:
@@ -169,7 +168,7 @@ class Bodies:
         return False
 
     def came(self, job: Job) -> None:
-        """A job is new, and its body is in memory."""
+        """Counts a new job whose body is in memory."""
         body = job.body
         assert body is not None
         if self._claims:
@@ -182,7 +181,7 @@ class Bodies:
             self._enter(number)
 
     def came_without(self, job: Job, place: int, size: int) -> None:
-        """A job is new, and its body, of this size, is in the ledger only: it can be read back."""
+        """Counts a new job whose body, of this size, only the ledger has."""
         self.stands(job.id, place, size)
         self.gone_bytes += size
         self.gone += 1
@@ -211,7 +210,7 @@ class Bodies:
             del self._pages[number]
 
     def recount(self, jobs: JobTable, uploads: Iterable[Job] = ()) -> None:
-        """Makes all numbers anew, with these uploads under way: O(jobs)."""
+        """Computes all numbers anew, with these uploads under way: O(jobs)."""
         under_way = {job.id for job in uploads}
         for id in [id for id in self._claims if id not in under_way]:
             self.unclaim(id)
@@ -235,7 +234,7 @@ class Bodies:
                 self._tidy()
 
     def _tidy(self) -> None:
-        """Forgets pages that hold nothing any more. There are at least as many of them as of others."""
+        """Forgets pages that hold nothing any more, which are at least half of all."""
         self._ring = deque([number for number in self._ring if self._holds(number)])
         self._ringed = set(self._ring)
 
@@ -246,7 +245,7 @@ class Bodies:
     # --- bodies go
 
     def turn_ends(self) -> bool:
-        """In the next turn there may be room again. Returns whether next_fetch() has something."""
+        """Ends a turn: the next one may have memory again. Returns whether next_fetch() has something."""
         self._tried = False
         room = self.max_bytes - self.taken_bytes
         if self.is_full and room >= self.max_bytes // 8:
@@ -255,9 +254,9 @@ class Bodies:
         return len(self.wanted) > 0 or len(self._ahead) > 0
 
     def seal_at(self) -> int:
-        """With how many bytes what was written last is to be sealed, so that bodies can leave memory. 0: not now.
+        """Returns the size from which the newest segment is to be sealed, so that bodies can leave; 0: not now.
 
-        It is asked for before puts have to be refused, and for a large body also where little was written.
+        That happens before puts have to be refused, and for a large body also where little was written.
         """
         if self._refused_bytes:
             return max(_SEALED_MIN, min(self.max_bytes // 8, self.max_bytes - self._refused_bytes))
@@ -265,7 +264,7 @@ class Bodies:
         return max(_SEALED_MIN, self.max_bytes // 8) if crowded else 0
 
     def refused_text(self) -> str:
-        """Why a body was refused within this turn, for the operator. "" when none was."""
+        """Returns why a body was refused within this turn, for the operator; "" when none was."""
         size, most = self._refused_bytes, self.max_bytes
         if not size:
             return ""
@@ -274,14 +273,14 @@ class Bodies:
         return f"bodies take {self.taken_bytes} of {most} bytes of memory"
 
     def keep_bound(self, engine: EngineState) -> None:
-        """Bodies have come back: others go, if need be."""
+        """Lets bodies go after others have come back, if need be."""
         if self.taken_bytes > self.max_bytes:
             self.make_room(engine, 0)
 
     def make_room(self, engine: EngineState, size: int) -> None:
-        """Lets bodies go until so many bytes have room, and some more; a millisecond's work at the most.
+        """Lets bodies go until this many bytes fit, and some more; a millisecond's work at most.
 
-        First those that are not about to be reserved, then any that nobody waits for.
+        First go those that are not about to be reserved, then any that no client waits for.
         """
         least = self.max_bytes - self.claimed_bytes - size
         left = min(len(self._ring), _PAGES_KEPT)
@@ -328,7 +327,7 @@ class Bodies:
         job.body = None
 
     def let_go_at_once(self, job: Job) -> None:
-        """At a start: a body beyond the bound goes, if its record can be read back from the segment that is read."""
+        """Lets a body beyond the bound go at a start, if its record can be read back."""
         page = self._pages.get(job.id >> _PAGE_BITS)
         if page is not None and page.stored[job.id & _PAGE_MASK]:
             self._let_go(job, page, page.stored[job.id & _PAGE_MASK])
@@ -341,16 +340,16 @@ class Bodies:
             self.wanted[job.id] = job
 
     def wait_for(self, job: Job) -> None:
-        """A client, or an errand, waits for a body: it stays in memory until let_be()."""
+        """Has a body fetched for a client or an operation; it stays in memory until let_be()."""
         self.hold(job)
         self.want(job)
 
     def hold(self, job: Job) -> None:
-        """The body of a job stays in memory until let_be(), once it is there."""
+        """Keeps the body of a job in memory until let_be(), once it is there."""
         self._pins[job.id] = self._pins.get(job.id, 0) + 1
 
     def let_be(self, job: Job) -> None:
-        """One of those who wait for a body, or hold it, does so no longer."""
+        """Ends one wait_for() or hold()."""
         pins = self._pins[job.id] - 1
         if pins:
             self._pins[job.id] = pins
@@ -358,7 +357,7 @@ class Bodies:
             del self._pins[job.id]
 
     def handed_out(self, job: Job) -> None:
-        """A worker gets this job. Others of the same tube may be next."""
+        """Notes that a worker gets this job: other jobs of the tube may be next."""
         if job.body is None:
             self._ahead[job.tube] = None
         elif self._triggers:
@@ -368,9 +367,9 @@ class Bodies:
                 self._ahead[tube] = None
 
     def next_fetch(self, engine: EngineState) -> list[Job]:
-        """The jobs whose bodies are to be fetched now, in one go. fetch_ended() follows.
+        """Returns the jobs whose bodies are to be fetched now, in one go. fetch_ended() follows.
 
-        Those that are wanted come first. While there is no room for a tube, that tube waits for the next call.
+        Those that are wanted come first. A tube that does not fit waits for the next call.
         """
         wanted = self.wanted
         left = AHEAD_BYTES_MAX
@@ -390,7 +389,7 @@ class Bodies:
         return list(self.fetching.values())
 
     def _fetch_ahead(self, engine: EngineState, number: int, left: int) -> int:
-        """Adds bodies of jobs of a tube that will be reserved next, up to `left` bytes. Returns what is left then."""
+        """Adds jobs of a tube that will be reserved next, up to `left` bytes of bodies. Returns what is left then."""
         tube = engine.tube_by_number.get(number)
         if tube is None:
             return left
@@ -418,15 +417,15 @@ class Bodies:
 
     @property
     def ahead_bytes(self) -> int:
-        """So many bytes of bodies, and one more body, are fetched before somebody asks for them."""
+        """Bytes of bodies that are fetched before they are needed, beside one more body."""
         return min(AHEAD_BYTES_MAX, max(self.max_bytes // 8, 1))
 
     def fetch_ended(self) -> None:
-        """Whatever was under way has come, or will be wanted again."""
+        """Ends the fetch: each body has come, or will be wanted again."""
         self.fetching.clear()
 
     def take(self, job: Job, body: bytes) -> None:
-        """The body of a job that had none is in memory again. Nothing happens when it is there, or the job is gone."""
+        """Puts a body into memory again, unless it is there or the job is gone."""
         if job.body is not None or job.state == DELETED:
             return
         number = job.id >> _PAGE_BITS
@@ -440,7 +439,7 @@ class Bodies:
         self._enter(number)
 
     def facts(self) -> dict[str, int]:
-        """Statistics by their key."""
+        """Returns statistics by their key."""
         return {
             "memory-max": self.max_bytes,
             "memory-bytes": self.taken_bytes,

@@ -1,6 +1,5 @@
-"""The proof: what is always true of an engine, by a recount of everything.
+"""Proves what is always true of an engine, by a recount of everything: for tests.
 
-This room must not change anything. It costs as much as the engine is large: it is for tests.
 Invariant: whatever command, slice or end of a deadline came last, check() finds nothing wrong.
 """
 
@@ -15,7 +14,7 @@ from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
 
 
 def check(engine: Engine) -> None:
-    """Asserts every invariant by a recount: O(everything), for tests."""
+    """Asserts every invariant."""
     engine.wheel.check()
     if engine.bodies is not None:
         engine.bodies.check(engine.jobs)
@@ -95,7 +94,7 @@ def _check_tube(engine: Engine, tube: Tube) -> None:
 
 
 def _check_ages(engine: Engine) -> None:
-    """The bounds are bounds, and with them, ids and strays the oldest jobs are found."""
+    """The bounds hold, and with them, ids and strays the oldest jobs are found."""
     strays = {id: job for id in engine.strays if (job := engine.jobs.get(id)) is not None}
     assert {*engine.strays} == engine.stray_ids
     assert [*strays.values()] == sorted(strays.values(), key=lambda job: job.created_ns)
@@ -117,7 +116,7 @@ def _check_ages(engine: Engine) -> None:
 
 
 def _check_rates(engine: Engine) -> None:
-    """Whose rates do not know all that has happened is active, and will be settled."""
+    """Each tube whose rates lack events is active, and will be settled."""
     active = [tube.number for tube in engine.active + engine.settling]
     assert len(active) == len(set(active))
     for tube in engine.tubes.values():
@@ -132,7 +131,7 @@ def lows(of: Engine | Tube) -> dict[int, int]:
 
 
 def _check_times(total: Times, parts: list[Times | None]) -> None:
-    """The total holds what these tubes hold, and what tubes held that are gone."""
+    """The total holds what these tubes hold, and what former tubes held."""
     there = [part for part in parts if part is not None]
     assert total.sum_ns >= sum(part.sum_ns for part in there)
     assert all(part.sum_ns >= 0 and min(part.counts) >= 0 for part in there)

@@ -1,8 +1,8 @@
-"""Who waits for a job, and who gets one: the search among watched tubes, and the lines of those who wait.
+"""Brings ready jobs and waiting clients together: the search among watched tubes, and the waiting lines.
 
-This room must not know commands, nor when a wait or a ttr ends. See state.py for how the rooms of the engine stand.
-Invariant: no unpaused tube has both a ready job and a waiting client, except between two slices of work that is not
-finished yet. Then the tube is `behind`, and its timer is armed.
+This module must not know commands, nor when a wait or a ttr ends. state.py lists the parts of the engine.
+Invariant: no unpaused tube has both a ready job and a waiting client, except between two slices of unfinished work.
+Then the tube is `behind`, and its timer is armed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, RESERVED_JOB, Client, Tube
 
 _LOOKS: Final = 256
-"""A search for a waiter drops so many outdated entries of a line at most. Then the tube's timer goes on."""
+"""Outdated entries of a line that a search for a waiting client drops. Then the tube's timer goes on."""
 _LINES: Final = 512
-"""wait() enters so many lines at most. The client's timer enters the other lines later."""
+"""Lines that wait() enters. The client's timer enters the others later."""
 _SCAN_MAX: Final = 64
-"""A client with more tubes than this looks at all of them once. Its next reserve looks only at those that may have
-changed."""
+"""A client with more tubes looks at all of them once, and then only at those that may have changed."""
 
 
 class Dispatch(EngineState):
@@ -33,7 +32,7 @@ class Dispatch(EngineState):
     # --- the search
 
     def _best_tube(self, client: Client) -> Tube | None:
-        """The watched, unpaused tube whose first ready job is the smallest. Searches the smaller of two sets."""
+        """Returns the watched, unpaused tube with the smallest first job. Searches the smaller of two sets."""
         watched = client.watched
         if len(watched) == 1:
             for number in watched:
@@ -57,10 +56,10 @@ class Dispatch(EngineState):
         return best
 
     def _best_candidate(self, client: Client) -> Tube | None:
-        """Does what _best_tube() does, for a client that has looked at all tubes. No job has become ready since then.
+        """Does what _best_tube() does, for a client that has looked at all tubes since a job last became ready.
 
-        So the first job of a tube can only have been replaced by a later job. A heap with the first job that each tube
-        had then shows which tube to look at again.
+        So a tube's first job can only have been replaced by a later one. A heap of the first jobs of then shows which
+        tube to look at again.
         """
         heap, stocked = client.candidates, self.stocked
         if not heap:
@@ -85,7 +84,7 @@ class Dispatch(EngineState):
     # --- a job turns ready
 
     def _make_ready(self, job: Job, tube: Tube, now_ns: int) -> None:
-        """A job that is in no place becomes ready. The ledger is not told."""
+        """Makes a job ready that is in no place. The ledger is not told."""
         pri = job.pri
         self._place_ready(tube, pri, job.id)
         if job.holder:
@@ -98,9 +97,9 @@ class Dispatch(EngineState):
             self._serve(tube, now_ns, 1)
 
     def _serve(self, tube: Tube, now_ns: int, limit: int) -> int:
-        """Hands up to `limit` ready jobs of a tube that is not paused to clients in its line, first come, first served.
+        """Hands up to `limit` ready jobs of a tube that is not paused to its line, first come, first served.
 
-        Does nothing while the tube is paused. Returns how many jobs were handed over.
+        Returns how many jobs were handed over.
         """
         line = tube.line
         served = 0
@@ -124,9 +123,7 @@ class Dispatch(EngineState):
         return served
 
     def _hand_over(self, tube: Tube, client: Client, now_ns: int) -> None:
-        """Reserves the tube's first job for a client that waits, and answers the client. After an exception the job is
-        ready.
-        """
+        """Reserves the tube's first job for a waiting client, and answers. After an exception the job is ready."""
         job = self._take_first(tube)
         since_ns = job.since_ns
         self._hold(client, job, tube, now_ns)
@@ -155,7 +152,7 @@ class Dispatch(EngineState):
     # --- waiting
 
     def wait(self, client: Client, now_ns: int, timeout_s: int) -> None:
-        """Puts the client at the end of the line of each tube that it watches. A `timeout_s` of -1 means for ever.
+        """Puts the client at the end of the line of each watched tube. A `timeout_s` of -1 means for ever.
 
         The wait ends through Client.answer(), or silently through stop_waiting().
         """
@@ -199,19 +196,19 @@ class Dispatch(EngineState):
         return 1 + lines // TUBE_STEPS
 
     def stop_waiting(self, client: Client) -> None:
-        """The client stops waiting and gets no answer. Nothing happens when the client does not wait."""
+        """Ends the wait of a client without an answer, if it waits."""
         if client.waiting:
             self.changing = True
             client.waiting = False
             self.waiting_count -= 1
 
     def deadline_soon(self, client: Client, now_ns: int) -> bool:
-        """Whether a job of the client has no more time left than the margin before its deadline."""
+        """Returns whether a job of the client has no more time left than the margin before its deadline."""
         first_ns = client.deadlines.first_rank()
         return first_ns != EMPTY and now_ns >= first_ns - DEADLINE_MARGIN_NS
 
     def waiting_in(self, tube: Tube) -> int:
-        """How many clients wait for a job of this tube. Looks at each watcher, and counts that as work."""
+        """Returns how many clients wait for a job of this tube. Looks at each watcher, and counts that as work."""
         waiting = 0
         for client in tube.watchers.values():
             waiting += client.waiting
@@ -220,5 +217,5 @@ class Dispatch(EngineState):
 
 
 def _candidate(tube: Tube) -> tuple[int, int, Tube]:
-    """What stands in a heap for a tube with ready jobs: priority and id of the first one, and the tube."""
+    """Returns a tube's entry in such a heap: priority and id of its first job, and the tube."""
     return tube.ready.first_rank(), tube.ready.first(), tube

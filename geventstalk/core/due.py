@@ -1,6 +1,6 @@
-"""What time brings: the ends of ttrs, delays, pauses and waits.
+"""Ends ttrs, delays, pauses and waits when their time has come.
 
-This room must not read a clock: time comes in as an argument. See state.py for how the rooms of the engine stand.
+This module must not read a clock: time comes in as an argument. state.py lists the parts of the engine.
 Invariant: whatever has to happen at some moment has a timer that is armed for that moment or earlier. A timer that
 fires too early finds nothing due and is armed anew.
 """
@@ -16,15 +16,15 @@ from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, DEADLINE_SOON, TIMED_OUT, Client, Tube
 
 _TIMER_STEPS: Final = 4
-"""So many timers may change their slot in the wheel for each unit of work that a slice allows. The pure build takes 1.4
-us for each, and a slice of 250 units should stay below 2 ms."""
+"""Timers that may change their slot in the wheel for each unit of work of a slice. The pure build takes 1.4 us for
+each, and a slice of 250 units should stay below 2 ms."""
 
 
 class Due(Dispatch):
-    """Does what is due."""
+    """The part of the engine with the deadlines."""
 
     def next_deadline_ns(self) -> int:
-        """When advance() is due, or NEVER. Nothing has to happen before that time."""
+        """Returns when advance() is due, or NEVER."""
         return self.wheel.next_ns()
 
     def advance(self, now_ns: int, limit: int) -> bool:

@@ -1,10 +1,9 @@
-"""The engine's door: what clients do to tubes and jobs, each in one call. check.py proves that all of it stays true.
+"""The commands of clients on tubes and jobs, each in one call. check.py proves that all of it stays true.
 
-The engine is one object in five rooms, each a class that derives from the one below: state (where each job is, the
-counters), dispatch (who waits, who gets a job), due (what time brings), this one, and operate (what an operator does).
-This room must not know clocks, sockets, the grammar or the journal: time comes in as monotonic integer nanoseconds,
-changes go out to a ledger, answers to waiting clients through Client.answer(). No call here ever yields.
-Whatever can be large takes a limit and says whether more is left, so that the caller can give others a turn.
+state.py lists the parts of the engine. This module must not know clocks, sockets, the grammar or the journal: time
+comes in as monotonic integer nanoseconds, changes go out to a ledger, answers to waiting clients through
+Client.answer(). No call here ever yields. Whatever can be large takes a limit and says whether more is left, so that
+others have a turn.
 Invariant: a change sets what is true (the fields of a job or a client, the job table) in its last step, by assignments
 that cannot fail. An exception before that leaves only orders, lines, counters and timers wrong; undo() makes them anew.
 """
@@ -33,7 +32,7 @@ TOO_BIG: Final = 11
 """The body is larger than jobs may be."""
 
 _SERVE_SLICE: Final = 250
-"""The end of a pause by a command hands out so many jobs at once. The tube's timer hands out the others."""
+"""Jobs that a command hands out when it ends a pause. The tube's timer hands out the others."""
 
 # What _record() counts.
 _RELEASED: Final = 1
@@ -47,7 +46,7 @@ class Engine(Due):
     # --- clients and tubes
 
     def join(self, client: Client) -> None:
-        """Takes in a new client. The client uses and watches the default tube."""
+        """Takes in a new client, which uses and watches the default tube."""
         self.total_clients += 1
         client.number = self.total_clients
         client.used = self.default
@@ -91,7 +90,7 @@ class Engine(Due):
         return True
 
     def use(self, client: Client, name: bytes) -> None:
-        """Directs the client's puts, kicks and peeks to this tube. Makes the tube when it does not exist."""
+        """Directs the client's puts, kicks and peeks to this tube, which is made if need be."""
         self.changing = True
         tube = self._tube(name)
         before = client.used
@@ -121,7 +120,7 @@ class Engine(Due):
         return len(client.watched)
 
     def pause(self, name: bytes, delay_s: int, now_ns: int) -> bool:
-        """Lets nobody reserve from the tube for `delay_s` seconds; 0 ends a pause. Returns whether the tube exists."""
+        """Stops reserves from a tube for `delay_s` seconds; 0 ends a pause. Returns whether the tube exists."""
         tube = self.tubes.get(name)
         if tube is None:
             return False
@@ -170,7 +169,7 @@ class Engine(Due):
         """Gives the ledger a slice of a large body that is complete, so that put() has little left to do.
 
         Returns INSERTED when the caller may call put(), and UNFINISHED when the caller has to call prepare() again.
-        After DRAINING or OUT_OF_MEMORY the caller has to call abandon_put(). Meanwhile nobody sees the job.
+        After DRAINING or OUT_OF_MEMORY the caller has to call abandon_put(). Meanwhile no client sees the job.
         """
         tube = self.tube_by_number[job.tube]
         if not job.body:
@@ -309,7 +308,7 @@ class Engine(Due):
     # --- what a worker does with a job
 
     def delete(self, client: Client, id: int, now_ns: int) -> bool:
-        """Deletes a job that the client holds or that nobody holds. Returns whether there was such a job."""
+        """Deletes a job that the client holds or that no client holds. Returns whether there was such a job."""
         job = self.jobs.get(id)
         if job is None or (job.state == RESERVED and job.holder != client.number):
             return False
@@ -408,7 +407,7 @@ class Engine(Due):
     def _record(
         self, job: Job, tube: Tube, state: int, rank: int, pri: int, delay_s: int, what: int, now_ns: int
     ) -> None:
-        """Sets the new fields of a job that nobody holds any more, tells the ledger, counts. Does all or nothing."""
+        """Sets the new fields of a job that has left its worker, tells the ledger, counts. Does all or nothing."""
         tally = job.tally
         if tally is None:
             tally = job.counts()
@@ -453,11 +452,11 @@ class Engine(Due):
     # --- questions
 
     def tube_of(self, job: Job) -> Tube:
-        """The tube of a job that exists."""
+        """Returns the tube of a job that exists."""
         return self.tube_by_number[job.tube]
 
     def size_of(self, job: Job) -> int:
-        """How large the body of a job is, with its CRLF, wherever it is."""
+        """Returns the size of a job's body with its CRLF, in memory or not."""
         body = job.body
         if body is not None:
             return len(body)
@@ -465,7 +464,7 @@ class Engine(Due):
         return self.bodies.size_of(job)
 
     def peek(self, client: Client, state: int) -> Job | None:
-        """The first READY, DELAYED or BURIED job of the tube that the client uses. The job stays in its place."""
+        """Returns the first READY, DELAYED or BURIED job of the tube that the client uses."""
         tube = client.used
         assert tube is not None
         first = (tube.ready if state == READY else tube.delayed if state == DELAYED else tube.buried).first()
@@ -474,9 +473,9 @@ class Engine(Due):
     # --- after an exception
 
     def undo(self) -> None:
-        """Undoes what is half done after an exception out of any call here. All else stays as it is.
+        """Undoes what is half done after an exception out of any call here. O(everything).
 
-        Takes as long as the engine is large. A job that was handed over or given back before the exception stays so.
+        A job that was handed over or given back before the exception stays so.
         """
         rebuild(self)
         if self.bodies is not None:

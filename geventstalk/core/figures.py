@@ -1,6 +1,6 @@
-"""What the engine has counted and measured, for whoever tells it to people and programs.
+"""Counts and measurements of the engine, for statistics, metrics and the API.
 
-This room must not change anything that can be seen, and knows neither clocks nor formats.
+This module must not change anything that can be seen, and knows neither clocks nor formats.
 Invariant: no reading takes longer than its docstring says, however much there is to read.
 """
 
@@ -17,7 +17,7 @@ from geventstalk.fields import COUNT, SINCE, UNTIL, Field
 
 
 class Totals(NamedTuple):
-    """How often each thing happened to a job, since the server or the tube began."""
+    """Counts of what happened to jobs, since the server or the tube began."""
 
     put: int
     reserve: int
@@ -29,12 +29,12 @@ class Totals(NamedTuple):
 
 
 def has_deadline(job: Job) -> bool:
-    """Whether the job waits for a moment: the end of its delay or of its ttr."""
+    """Returns whether a job waits for the end of its delay or of its ttr."""
     return job.state == RESERVED or job.state == DELAYED
 
 
 def field_of(job: Job, field: Field, now_ns: int) -> int:
-    """A field of a job; times that pass are in nanoseconds, and never negative."""
+    """Returns a field of a job; times that pass are in nanoseconds, and never negative."""
     if field.kind == COUNT:
         return 0 if job.tally is None else int(getattr(job.tally, field.source))
     value = int(getattr(job, field.source))
@@ -46,12 +46,12 @@ def field_of(job: Job, field: Field, now_ns: int) -> int:
 
 
 def rates(of: Engine | Tube, now_ns: int) -> list[float]:
-    """How many there are in a second of each of meter.EVENTS: over one minute, then over fifteen."""
+    """Returns how many of each of meter.EVENTS come in a second: over one minute, then over fifteen."""
     return NO_RATES if of.rates is None else of.rates.now(events(of), now_ns)
 
 
 def totals(of: Engine | Tube) -> Totals:
-    """Of the server, with the tubes that are gone, or of one tube. Takes no longer for more jobs."""
+    """Returns those of the server, with former tubes, or of one tube. O(1)."""
     queued = of.queued
     return Totals(
         of.total_jobs,

@@ -1,6 +1,6 @@
 """A job, its states and its numeric limits, and the ledger that hears of every change to one.
 
-This room must not know where jobs are kept, what time it is, or how anything is written down.
+This module must not know where jobs are kept, clocks, or how anything is written down.
 Invariant: `rank` is the key that orders a job in the place its state names.
 """
 
@@ -31,17 +31,14 @@ SECOND_NS: Final = 1_000_000_000
 
 
 SMALL_BYTES: Final = 512 - 33
-"""Larger bodies are the C library's, which gives back the pages between those that stay. Smaller ones are Python's."""
+"""The C library allocates larger bodies, and gives back the pages between those that stay; Python the smaller ones."""
 _BIAS: Final = 1 << 31
-"""An unsigned number of 32 bits is kept less this: mypyc knows signed ones only."""
+"""Subtracted from unsigned numbers of 32 bits: mypyc knows signed ones only."""
 
 
 @mypyc_attr(acyclic=True)
 class Tally:
-    """What most jobs of a backlog do without, so that it takes no memory in each of them.
-
-    How often the job was reserved, timed out, released, buried and kicked, and who has it reserved now.
-    """
+    """The counts of a job, and the number of the client that has it reserved. Most jobs of a backlog need none."""
 
     __slots__ = ("buries", "holder", "kicks", "releases", "reserves", "timeouts")
 
@@ -63,12 +60,11 @@ class Job:
     delay and ttr are the seconds the client gave.
 
     `rank` is the priority of a ready job, the deadline (monotonic ns) of a delayed or reserved one, and the number of
-    its burying for a buried one. `holder` is the number of the client that has it reserved, 0 for nobody. `segment`
-    is the journal segment that holds its whole record, 0 for none. `tube` is a number too: this room knows no tubes.
+    its burying for a buried one. `holder` is the number of the client that has it reserved, 0 for none. `segment`
+    is the journal segment that holds its whole record, 0 for none. `tube` is a number too: this module knows no tubes.
     `created_ns` is when its put began, `since_ns` when it came into its state, or to this process.
 
-    Compiled, a job takes 96 bytes beside its body, and 93 of them are used. The allocator counts in sixteens. What few
-    jobs have belongs into the tally.
+    Compiled, a job takes 96 bytes beside its body, of which 93 are used. Fields that few jobs need belong in the tally.
     """
 
     __slots__ = (
@@ -161,14 +157,14 @@ class Job:
             self.counts().holder = number
 
     def counts(self) -> Tally:
-        """The job's tally, made now when it had none."""
+        """Returns the job's tally, made now when it had none."""
         tally = self.tally
         if tally is None:
             tally = self.tally = Tally()
         return tally
 
     def moved(self) -> Job:
-        """The same job in other memory, and what belongs to it, but for a large body."""
+        """Returns the same job in other memory, and what belongs to it, but for a large body."""
         job = Job(self.id, self.tube, self.pri, self.delay_s, self.ttr_s)
         job.rank = self.rank
         job.created_ns = self.created_ns
@@ -191,7 +187,7 @@ if BUILD == "pure":
 
 
 def held_body(job: Job) -> bytes:
-    """The body of a job that has it in memory."""
+    """Returns the body of a job that has it in memory."""
     body = job.body
     assert body is not None, "a body is asked for that is not in memory"
     return body
@@ -201,42 +197,42 @@ def held_body(job: Job) -> bytes:
 class Ledger:
     """Hears of every change of a job that must outlive the process. This one keeps nothing: jobs live in memory only.
 
-    The engine calls it before anybody is told of the change. When a call raises, the ledger has kept nothing of it.
+    The engine calls it before any client is told of the change. When a call raises, the ledger has kept nothing of it.
     """
 
     def admits(self, body_bytes: int, tube_name: bytes) -> bool:
-        """Whether there is room for a job of this size and for all that may still happen to it."""
+        """Returns whether a job of this size fits, with all that may still happen to it."""
         return True
 
     def put(self, job: Job, tube_name: bytes) -> None:
-        """The job is new: all of it must be kept."""
+        """Keeps all of a new job."""
 
     def prepare(self, job: Job, tube_name: bytes) -> bool | None:
-        """Before the put() of a large job: keeps a slice of it. Returns whether put() may follow; else call again.
+        """Keeps a slice of a large job, before its put(). Returns whether put() may follow; else it is called again.
 
-        None says that there is no room for it after all. A slice takes about a millisecond.
+        None says that the job does not fit after all. A slice takes about a millisecond.
         """
         return True
 
     def unprepare(self, job: Job) -> None:
-        """The put() of this job does not come, whether it was prepared or not."""
+        """Gives up the put() of this job, whether it was prepared or not."""
 
     def prepare_rewrite(self, job: Job, tube_name: bytes, ttr_s: int) -> bool | None:
-        """Before a rewrite() of a job, which is to have this tube and ttr by then. Answers as prepare()."""
+        """Does and returns what prepare() does, before a rewrite() of a job with this tube and ttr."""
         return True
 
     def rewrite(self, job: Job, tube_name: bytes) -> None:
-        """The job's tube or ttr changed, and perhaps more: all of it must be kept anew. prepare_rewrite() said True."""
+        """Keeps a job anew whose tube or ttr changed, and perhaps more. prepare_rewrite() returned True."""
 
     def abandon_rewrite(self, job: Job) -> None:
-        """The rewrite() of this job does not come, whether it was prepared or not."""
+        """Gives up the rewrite() of this job, whether it was prepared or not."""
 
     def has_begun(self, job: Job) -> bool:
-        """Whether prepare() or prepare_rewrite() has kept some of the job, and its end is still to come."""
+        """Returns whether prepare() or prepare_rewrite() has kept a part of the job, but not all."""
         return False
 
     def change(self, job: Job) -> None:
-        """State, priority, delay, order or counts of the job changed."""
+        """Keeps the state, priority, delay, order and counts of a job."""
 
     def delete(self, job: Job) -> None:
-        """The job is gone."""
+        """Forgets a job."""

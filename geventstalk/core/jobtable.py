@@ -1,6 +1,6 @@
 """All jobs of a server by their ids, in whatever state.
 
-This room must not know what a job is for. Invariant: a page is there while it holds a job; the newest page always is.
+Invariant: a page is there while it holds a job; the newest page always is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAGE_BITS: Final = 6
 _PAGE_SLOTS: Final = 1 << _PAGE_BITS
 _PAGE_MASK: Final = _PAGE_SLOTS - 1
 _FREE_LISTS: Final = 100
-"""Python keeps 80 lists that were freed for whoever wants the next one, wherever they lie."""
+"""More than the 80 freed lists that Python keeps for later lists, wherever they lie."""
 
 
 class _Page:
@@ -32,9 +32,9 @@ class _Page:
 class JobTable:
     """Jobs by id, in pages of 64 sequential ids.
 
-    A dict of millions of entries stops everything while it is resized. The dict here has one entry for each page of 64
-    ids. One old job keeps its whole page, so larger pages would cost memory when most jobs are short-lived.
-    The newest page stays while it is empty: where each job leaves before the next comes, each would make a page.
+    A dict of millions of entries stops everything while it is resized; this one has an entry for each page. One old job
+    keeps its whole page, so larger pages would cost memory when most jobs are short-lived. The newest page stays while
+    it is empty: where each job leaves before the next comes, each would make a page.
     """
 
     __slots__ = ("_newest", "_newest_page", "_numbers", "_pages", "_spare", "count", "most")
@@ -124,16 +124,16 @@ class JobTable:
         return iter([job for page in self._pages.values() for job in page.slots if job is not None])
 
     def in_order(self) -> Iterator[Job]:
-        """All jobs in order of id, without making a list. No job may be added or removed meanwhile."""
+        """Yields all jobs in order of id. No job may be added or removed meanwhile."""
         for number in sorted(self._pages):
             for job in self._pages[number].slots:
                 if job is not None:
                     yield job
 
-    # --- a look at some of them, for whoever comes back for more later; jobs may come and go meanwhile
+    # --- some of the jobs; jobs may come and go between two calls
 
     def up_from(self, id: int) -> list[Job]:
-        """Up to 64 jobs of this id and later ones, in order; no job lies between them. Empty when there is none."""
+        """Returns up to 64 jobs of this id and later ones, in order; no job lies between them."""
         first = id >> _PAGE_BITS
         number = self._numbers.at_least(0, first)
         while number != EMPTY:
@@ -145,7 +145,7 @@ class JobTable:
         return []
 
     def down_from(self, id: int) -> list[Job]:
-        """Up to 64 jobs of this id and earlier ones, the latest first; no job lies between them."""
+        """Returns up to 64 jobs of this id and earlier ones, the latest first; no job lies between them."""
         first = id >> _PAGE_BITS
         number = self._numbers.at_most(0, first)
         while number != EMPTY:
@@ -165,12 +165,10 @@ class JobTable:
         """Moves jobs into other memory, those of some pages from this id on. Returns where to go on, or EMPTY.
 
         Python gives a mebibyte back when nothing lies in it any more. Where few jobs are left of many, each may hold
-        one. Moved, they lie side by side, in the gaps of others. A job that somebody refers to stays where it is.
+        one. Moved, they lie side by side. A job with other references stays where it is.
         Raises MemoryError; then the page under way is as it was.
         """
-        aside: list[object] = [
-            [] for _ in range(_FREE_LISTS)
-        ]  # and what is freed here, for the next pages would take it
+        aside: list[object] = [[] for _ in range(_FREE_LISTS)]  # with what is freed here: the next pages would take it
         number = int(self._numbers.at_least(0, id >> _PAGE_BITS))
         while number != EMPTY and pages > 0:
             pages -= 1
@@ -194,12 +192,12 @@ class JobTable:
 
 
 def _holders(slots: list[Job | None], at: int) -> int:
-    """How often a job of a page is referred to, as seen from here."""
+    """Returns the references to a job of a page, as seen from here."""
     return getrefcount(slots[at])
 
 
 _PAGE_ALONE: Final = _holders([Job(0, 0, 0, 0, 0)], 0)
-"""What _holders() says of a job that nobody but its page refers to."""
+"""The result of _holders() for a job that only its page refers to."""
 
 
 def _moved(slots: list[Job | None], at: int) -> Job | None:

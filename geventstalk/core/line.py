@@ -1,8 +1,8 @@
-"""The waiting line of one tube: who is served next, first come, first served.
+"""The waiting line of one tube: first come, first served.
 
-This room must not know clients, only their numbers, and the numbers of their waits, which grow with each wait.
-A client that watches many tubes cannot leave all their lines whenever its wait ends. So an entry may be out of date:
-its client does not wait any more, or has begun a later wait. Whoever takes such an entry out adds the client again,
+This module must not know clients, only their numbers, and the numbers of their waits, which grow with each wait.
+A client that watches many tubes cannot leave all their lines whenever its wait ends. So an entry may be outdated: its
+client does not wait any more, or has begun a later wait. The caller that takes out such an entry adds the client again
 at the place of its later wait, if it has one.
 Invariant: a client has at most one entry, and no entry is later than its client's true place.
 """
@@ -28,23 +28,23 @@ class Line:
         return client in self.entries
 
     def add(self, client: int, wait: int) -> None:
-        """A client that has no entry stands in line since this wait."""
+        """Adds a client that has no entry, with its wait."""
         self._order.push(wait, client)
         self.entries[client] = wait
 
     def take_first(self) -> tuple[int, int]:
-        """Takes the first entry out; there is one. Returns its client and the wait it is for."""
+        """Takes the first entry out; there is one. Returns its client and wait."""
         client = int(self._order.pop())
         return client, self.entries.pop(client)
 
     def remove(self, client: int) -> None:
-        """The client's entry goes, wherever it stands; nothing happens when it has none."""
+        """Removes the client's entry, if it has one."""
         wait = self.entries.pop(client, None)
         if wait is not None:
             self._order.discard(wait, client)
 
     def waits(self) -> dict[int, int]:
-        """Of every entry the client and its wait, in order of the line. O(n): for check()."""
+        """Returns the client and the wait of every entry, in order of the line. O(n): for check()."""
         entries = self._order.entries(len(self.entries) + 1)
         assert sorted([(wait, client) for client, wait in self.entries.items()]) == entries
         self._order.check()

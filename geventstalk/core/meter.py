@@ -1,8 +1,8 @@
-"""How long things took, in histograms with fixed buckets, and how often they happen, in rates that fade.
+"""Histograms of times with fixed buckets, and rates of events that fade.
 
-This room must not know what is measured, nor what time it is: it is arithmetic.
-The buckets are octaves. The first one ends at 15.625 microseconds, each other at twice the end of the one before, so
-that ends lie at 1, 2, 4 ms and so on. Invariant: each time that was added is counted in exactly one bucket.
+This module must not know clocks, nor what is measured. The buckets are octaves: the first one ends at 15.625
+microseconds, each other at twice the end of the one before, so that ends lie at 1, 2, 4 ms and so on.
+Invariant: each time that was added is counted in exactly one bucket.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 UNIT_NS: Final = 15_625
-"""Where the first bucket ends. 64 of it are a millisecond."""
+"""The end of the first bucket: a 64th of a millisecond."""
 _BUCKETS: Final = 50
 """The last one ends after 278 years, beyond what 63 bits of nanoseconds hold."""
 BOUNDS: Final = 37
-"""So many buckets are told one by one, up to 12.4 days. All longer times are told as one."""
+"""Buckets that are told one by one, up to 12.4 days. All longer times are told as one."""
 BOUNDS_NS: Final = tuple([UNIT_NS << at for at in range(BOUNDS)])
-"""Where these buckets end. A time is counted in the first bucket whose end is greater."""
+"""The ends of these buckets. A time is counted in the first bucket whose end is greater."""
 _ENDS_NS: Final = [UNIT_NS << at for at in range(_BUCKETS)]
 _WIDTHS_NS: Final = [UNIT_NS, *_ENDS_NS[:-1]]
 PERCENTS: Final = (50, 95, 99)
@@ -32,7 +32,7 @@ PERCENTS: Final = (50, 95, 99)
 
 @mypyc_attr(acyclic=True)
 class Times:
-    """How many times of each length there were, and their sum."""
+    """A histogram of times, and their sum."""
 
     __slots__ = ("counts", "sum_ns")
 
@@ -41,7 +41,7 @@ class Times:
         self.sum_ns = 0
 
     def add(self, ns: int, total: Times) -> None:
-        """Counts a time here and in the total of all; without memory for a number, in neither."""
+        """Counts a time here and in the total, or, without memory for a number, in neither."""
         at = (ns // UNIT_NS).bit_length()
         counts = self.counts
         of_all = total.counts
@@ -54,40 +54,40 @@ class Times:
         counts[at] = count
 
     def take_back(self, ns: int, total: Times) -> None:
-        """As if this time had not been added."""
+        """Undoes add()."""
         at = (ns // UNIT_NS).bit_length()
         for times in self, total:
             times.counts[at] -= 1
             times.sum_ns -= ns
 
     def add_here(self, ns: int) -> None:
-        """Counts a time of what has no total."""
+        """Counts a time that no total includes."""
         self.counts[(ns // UNIT_NS).bit_length()] += 1
         self.sum_ns += ns
 
     def count(self) -> int:
-        """How many times were added."""
+        """Returns how many times were added."""
         return sum(self.counts)
 
     def buckets(self) -> list[int]:
-        """How many times each bucket holds that ends at BOUNDS_NS, and behind those, how many were longer."""
+        """Returns the counts of the buckets that end at BOUNDS_NS, then how many times were longer."""
         counts = self.counts
         return [*counts[:BOUNDS], sum(counts[BOUNDS:])]
 
 
 EVENTS: Final = ("put", "reserve", "delete", "timeout", "bury")
-"""What happens to jobs, as far as its rates are known."""
+"""The events whose rates are known."""
 SPANS_S: Final = (60, 900)
-"""Over how many seconds."""
+"""The spans of the rates."""
 NO_RATES: Final = [0.0] * (len(EVENTS) * len(SPANS_S))
 _SECOND_NS: Final = 1_000_000_000
 
 
 class Rates:
-    """How many of each of EVENTS there are in a second, over each of SPANS_S, as the load averages of Unix.
+    """The rates of EVENTS over each of SPANS_S, in the manner of Unix's load averages.
 
-    An event counts for less and less: for 1/e of it when its span is over. Those since the last settle() count as if
-    they had come evenly since then, so that call comes every few seconds while there are events.
+    The weight of an event fades: to 1/e when its span is over. Events since the last settle() count as if they had
+    come evenly, so settle() is called every few seconds while there are events.
     """
 
     __slots__ = ("_at_ns", "_rates", "_seen")
@@ -98,7 +98,7 @@ class Rates:
         self._seen = array("q", [0] * len(EVENTS))
 
     def now(self, counts: list[int], now_ns: int) -> list[float]:
-        """Of each event over the first span, then of each over the next. `counts` are all events that ever were."""
+        """Returns the rates over the first span, then over the next. `counts` are all events since the start."""
         since_s = (now_ns - self._at_ns) / _SECOND_NS
         new = [*map(sub, counts, self._seen)]
         found: list[float] = []
@@ -110,7 +110,7 @@ class Rates:
         return found
 
     def is_settled(self, counts: list[int]) -> bool:
-        """Whether no event has come since the last settle()."""
+        """Returns whether no event has come since the last settle()."""
         return [*self._seen] == counts
 
     def settle(self, counts: list[int], now_ns: int) -> None:
@@ -121,19 +121,18 @@ class Rates:
         self._at_ns = now_ns
 
     def rest(self, now_ns: int) -> None:
-        """There was no event since the last settle()."""
+        """Lets the rates fade: there was no event since the last settle()."""
         self.settle([*self._seen], now_ns)
 
 
 NO_TIMES: Final = Times()
-"""What there is of a tube whose jobs nobody has reserved. Nothing is added to it."""
+"""Stands for the times of a tube whose jobs were never reserved. Nothing is added to it."""
 
 
 def quantiles(counts: list[int]) -> list[int]:
-    """The nanoseconds that so many percent of the times do not exceed, for each of PERCENTS. 0 where nothing was added.
+    """Returns the quantiles of a Times, or of the difference of two readings, for PERCENTS, in nanoseconds; 0 of none.
 
-    `counts` are those of a Times, or the differences of two readings of one. A quantile is interpolated within its
-    bucket: it is at most 15.625 microseconds, or a factor of two, away from that of the times themselves.
+    A quantile is interpolated within its bucket: it is at most 15.625 microseconds, or a factor of two, wrong.
     """
     sums = list(accumulate(counts))
     count = sums[-1]

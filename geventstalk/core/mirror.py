@@ -1,7 +1,7 @@
-"""What another node has done to its jobs, done to an engine that nobody is served from: the engine of a follower.
+"""Applies the changes of another node to the engine of a follower, which serves no client.
 
-This room must not know clocks, nor how a change is written down. Nobody waits here for a job, so no job is handed out,
-and nothing is counted but what is there: the totals are those of this process.
+This module must not know clocks, nor how a change is written down. No client waits for a job, so no job is handed out;
+the totals are those of this process.
 Invariant: after each call the engine is as if all of its jobs had been restored just now, but for the moments since
 which they are in their states; check.py proves it, ages included. So a follower that is to lead has nothing left to do.
 """
@@ -18,15 +18,15 @@ from geventstalk.core.tube import Tube
 
 _LONG_AGO_NS: Final = -(1 << 62)
 _PAGES: Final = 4
-"""So many pages of jobs are searched for a neighbour whose age fits. Without one the job counts as a stray."""
+"""Pages of jobs that are searched for a neighbour whose age fits. Without one the job counts as a stray."""
 _STRAYS: Final = 4096
-"""With more new strays than this, and an eighth of all jobs, it is worth while to find fewer."""
+"""With more new strays than this, and an eighth of all jobs, a search for fewer pays."""
 _SAME_NS: Final = SECOND_NS
-"""A job that is written again was put when it was put. The clocks of two nodes say so with a small difference."""
+"""Two records of one job may differ by this in the time of its put, as the clocks of two nodes do."""
 
 
 class Mirror:
-    """To be made when the engine has been filled, if at all. All jobs change through it until somebody is served."""
+    """Made when the engine has been filled. All jobs change through it until clients are served."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -39,7 +39,7 @@ class Mirror:
         self._look_at_all()
 
     def add(self, job: Job, tube_name: bytes, now_ns: int) -> None:
-        """A job that is new: READY, or DELAYED or BURIED with its rank."""
+        """Adds a new job: READY, or DELAYED or BURIED with its rank."""
         engine = self.engine
         tube = engine._tube(tube_name)
         tube.jobs += 1
@@ -57,7 +57,7 @@ class Mirror:
             self._find_age(job)
 
     def replace(self, before: Job, job: Job, tube_name: bytes, now_ns: int) -> None:
-        """A job that is there is written anew, perhaps in another tube."""
+        """Replaces a job, perhaps in another tube."""
         engine = self.engine
         left = engine._leave_place(before)
         tube = engine._tube(tube_name)
@@ -100,7 +100,7 @@ class Mirror:
             job.rank = job.pri
 
     def remove(self, job: Job) -> None:
-        """A job is gone."""
+        """Removes a job."""
         engine = self.engine
         tube = engine._leave_place(job)
         tube.jobs -= 1
@@ -112,13 +112,13 @@ class Mirror:
     # --- ages
 
     def _find_age(self, job: Job) -> None:
-        """Finds out whether the age of a job fits its id; if not, it is a stray, see ages.py."""
+        """Makes a job a stray if its age does not fit its id, see ages.py."""
         engine = self.engine
         before = self._neighbour(job.id, up=False)
         after = self._neighbour(job.id, up=True)
         if before is not None and after is not None:
-            fits = (before is _NOBODY or before.created_ns <= job.created_ns) and (
-                after is _NOBODY or job.created_ns <= after.created_ns
+            fits = (before is _NOTHING or before.created_ns <= job.created_ns) and (
+                after is _NOTHING or job.created_ns <= after.created_ns
             )
             if fits:
                 self._newest_id = max(self._newest_id, job.id)
@@ -132,14 +132,14 @@ class Mirror:
             self._sort_strays()
 
     def _neighbour(self, id: int, *, up: bool) -> Job | None:
-        """The nearest job in this direction that is no stray, _NOBODY when there is none, None when it is far away."""
+        """Returns the nearest job in this direction that is no stray, _NOTHING for none, None when it is far away."""
         jobs, strays = self.engine.jobs, self.engine.stray_ids
         step = 1 if up else -1
         id += step
         for _ in range(_PAGES):
             found = jobs.up_from(id) if up else jobs.down_from(id)
             if not found:
-                return _NOBODY
+                return _NOTHING
             for job in found:
                 if job.id not in strays:
                     return job
@@ -147,7 +147,7 @@ class Mirror:
         return None
 
     def _sort_strays(self) -> None:
-        """There are many strays. Forgets those that are gone; when most are there, finds as few as possible."""
+        """Forgets strays that are gone; when most are there, finds as few as possible."""
         engine = self.engine
         there = [id for id in engine.strays if engine.jobs.get(id) is not None]
         if len(there) * 8 > len(engine.jobs) + 8 * _STRAYS:
@@ -159,7 +159,7 @@ class Mirror:
         self._take_strays()
 
     def _look_at_all(self) -> None:
-        """After the strays were found: as long as there are jobs."""
+        """Finds the newest job, after the strays were found. O(jobs)."""
         engine = self.engine
         self._newest_id, self._newest_ns = 0, _LONG_AGO_NS
         for job in engine.jobs:
@@ -177,5 +177,5 @@ class Mirror:
         self._strays_max = 2 * len(self._strays_ns) + _STRAYS
 
 
-_NOBODY: Final = Job(0, 0, 0, 0, 0)
+_NOTHING: Final = Job(0, 0, 0, 0, 0)
 """Stands for a neighbour where there is none."""

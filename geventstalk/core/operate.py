@@ -1,7 +1,8 @@
-"""What an operator does to a job, by its id, whoever holds it: the top room of the engine, see engine.py.
+"""Changes that an operator makes to a job, by its id, whichever client holds it. state.py lists the parts of the
+engine.
 
-This room must not know who the operator is, nor how many jobs an operator's work is about.
-A worker from whom a job is taken finds no such job when it comes back to it, as after the end of the job's ttr.
+This module must not know operators, nor how many jobs an operation is about.
+A worker from which a job is taken gets NOT_FOUND for it, as after the end of the job's ttr.
 Invariant: that of engine.py. What the ledger alone may refuse comes before the first change of an order or a counter.
 """
 
@@ -20,21 +21,21 @@ _Numbers = tuple[int, int, int, int, int]
 DONE: Final = 8
 NOT_FOUND: Final = 9
 WRONG_STATE: Final = 10
-"""The job is there, but in a state in which this cannot be done to it. Nothing has changed."""
+"""The job is in a state that does not allow this. Nothing has changed."""
 
 KEEP: Final = -1
 """A number that alter() leaves as it is."""
 _PART_BYTES: Final = 1 << 18
-"""The ledger takes no more of a large job at once, see durable/large.py."""
+"""Bytes of a large job that the ledger takes at once, see durable/large.py."""
 _UNIT_BITS: Final = 10
-"""To write a job anew is one unit of work more than to change it, and one more for each 2**10 bytes of its body. So a
-part is a slice of its own. It takes a millisecond or two with its commit."""
-_NOBODY: Final = Client()
-"""Stands for the holder of a job that nobody holds."""
+"""To write a job anew takes a unit of work more than to change it, and one for each 2**10 bytes of its body. So a part
+is a slice of its own, of a millisecond or two with its commit."""
+_NO_CLIENT: Final = Client()
+"""Stands for the holder of a job that is not reserved."""
 
 
 class Operate(Engine):
-    """An engine that an operator can steer. Each call is at least one unit of `work`."""
+    """The engine with the changes of an operator. Each call is at least one unit of `work`."""
 
     def kick_one(self, id: int, now_ns: int) -> int:
         """Makes a buried or delayed job ready."""
@@ -50,7 +51,7 @@ class Operate(Engine):
         job = self.jobs.get(id)
         if job is None:
             return NOT_FOUND
-        self.delete(self.clients.get(job.holder, _NOBODY), id, now_ns)
+        self.delete(self.clients.get(job.holder, _NO_CLIENT), id, now_ns)
         return DONE
 
     def release_by_force(self, id: int, now_ns: int) -> int:
@@ -109,8 +110,8 @@ class Operate(Engine):
         the order of burying, the counts and the age of the job stay, and no total counts it.
 
         After UNFINISHED the caller calls again with the same arguments, or calls abandon_alter(). A large job with
-        another ttr or tube has that, and a job whose body has to be in memory first: the caller sees to that. Meanwhile
-        the job is as it was, and serves everybody.
+        another ttr or tube has that, and a job whose body the caller has to bring into memory first. Meanwhile the job
+        is as it was.
         """
         self.work += 1
         job = self.jobs.get(id)
@@ -147,7 +148,7 @@ class Operate(Engine):
             self.ledger.abandon_rewrite(job)
 
     def _prepare(self, job: Job, name: bytes, ttr_s: int) -> int:
-        """Has the ledger see to it that it can keep all of the job anew. Returns DONE when it can."""
+        """Has the ledger prepare to keep all of the job anew. Returns DONE when it has."""
         if job.body is None:
             return UNFINISHED
         self.work += 1 + (min(self.size_of(job), _PART_BYTES) >> _UNIT_BITS)
@@ -158,7 +159,7 @@ class Operate(Engine):
         return OUT_OF_MEMORY if taken is None else DONE if taken else UNFINISHED
 
     def _tell(self, job: Job, name: bytes, anew: bool, new: _Numbers) -> None:
-        """Tells the ledger of a job with other numbers. Afterwards the job is as it was before."""
+        """Tells the ledger of a job with other numbers, and leaves the job as it was."""
         self.changing = True
         state, rank, pri, delay_s, ttr_s = job.state, job.rank, job.pri, job.delay_s, job.ttr_s
         try:
@@ -183,7 +184,7 @@ class Operate(Engine):
         _set(job, new)
 
     def _move(self, job: Job, before: Tube, name: bytes, new: _Numbers, now_ns: int) -> None:
-        """From one place to another, perhaps of another tube."""
+        """Moves a job from one place to another, perhaps of another tube."""
         self._leave_place(job)
         tube = self._tube(name)
         before.jobs -= 1
@@ -209,14 +210,14 @@ class Operate(Engine):
 
 
 def can_alter(state: int, pri: int, delay_s: int, moves: bool) -> bool:
-    """Whether a job in this state can be altered so."""
+    """Returns whether a job in this state can be altered so."""
     if state == RESERVED:
         return pri == KEEP and delay_s == KEEP and not moves
     return state != BURIED or delay_s == KEEP
 
 
 def _altered(job: Job, pri: int, delay_s: int, ttr_s: int, now_ns: int) -> _Numbers:
-    """The numbers that a job is to have."""
+    """Returns the numbers that a job is to have."""
     state, rank = job.state, job.rank
     if pri == KEEP:
         pri = job.pri

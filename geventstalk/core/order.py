@@ -1,4 +1,4 @@
-"""Pairs of integers in order, a rank and an id each: which of two classes of the same interface keeps them.
+"""Pairs of integers in order, a rank and an id each.
 
 Compiled, they stand in packed memory. Interpreted, that would take a step of Python for each entry that moves.
 """
@@ -15,4 +15,4 @@ else:
     from geventstalk.core.plain import Order as Order  # type: ignore[assignment]  # same interface; the tests run on both
 
 EMPTY: Final = -1
-"""What first(), first_rank() and pop() return when nothing is there; ranks and ids are never negative."""
+"""The result of first(), first_rank() and pop() for an empty order; ranks and ids are never negative."""

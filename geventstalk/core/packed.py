@@ -1,9 +1,9 @@
 """Pairs of integers in order, for the compiled build: any of them can leave, and no single step takes long.
 
-This room must not know what its entries mean: a rank, and the id of what has it. plain.py has the same interface.
-Entries stand sorted in runs of at most _RUN_MAX, in packed memory: 16 bytes for each, and no object. A run has room in
+A pair is a rank and an id, which mean nothing here. plain.py has the same interface.
+Entries stand sorted in runs of at most _RUN_MAX, in packed memory: 16 bytes for each, and no object. A run has space in
 front and behind. A push or a discard finds its run and its place by bisection and moves entries of this run alone.
-Nothing is put off, so there is never a debt that one unlucky call has to pay.
+Nothing is put off, so no unlucky call has to catch up.
 Invariant: runs are sorted, no run but an only one is empty, and a run's memory is no more than some times its entries.
 """
 
@@ -16,10 +16,10 @@ from mypy_extensions import i64, mypyc_attr
 
 _EMPTY: Final = -1
 _RUN_MAX: Final = 512
-"""To insert among so many moves 4 KB in the mean, which is a third of a microsecond."""
-_ROOM_MIN: Final = 4
+"""To insert into a full run moves 4 KB in the mean, which takes a third of a microsecond."""
+_SPACE_MIN: Final = 4
 _SPARSE_MIN: Final = 32
-"""A run with room for more entries than this gives memory back, or joins a neighbour, when an eighth of it is used."""
+"""A run with space for more entries gives memory back, or joins a neighbour, when an eighth of it is used."""
 
 
 @mypyc_attr(acyclic=True)
@@ -28,8 +28,8 @@ class _Run:
 
     __slots__ = ("begin", "end", "items")
 
-    def __init__(self, room: int) -> None:
-        self.items: vec[i64] = vec[i64]([0] * (2 * room))
+    def __init__(self, space: int) -> None:
+        self.items: vec[i64] = vec[i64]([0] * (2 * space))
         self.begin: i64 = 0
         self.end: i64 = 0
 
@@ -60,7 +60,7 @@ class Order:
             self._insert(rank, id)
             return
         if end == len(items):
-            tail = self._with_room(tail)
+            tail = self._with_space(tail)
             items = tail.items
             end = tail.end
         items[end] = rank
@@ -182,10 +182,10 @@ class Order:
             assert len(runs) > 1 and runs[0] is self._head and runs[-1] is self._tail
             assert all(run.begin < run.end for run in runs)
         for run in runs:
-            room = len(run.items)
-            assert 0 <= run.begin <= run.end <= room <= 2 * _RUN_MAX
-            assert not (run.begin | run.end | room) & 1
-            needed = run is self._tail or room <= 2 * _SPARSE_MIN or run.end - run.begin > room >> 3
+            space = len(run.items)
+            assert 0 <= run.begin <= run.end <= space <= 2 * _RUN_MAX
+            assert not (run.begin | run.end | space) & 1
+            needed = run is self._tail or space <= 2 * _SPARSE_MIN or run.end - run.begin > space >> 3
             assert needed, "memory that is not needed"
         entries = self.entries(len(self) + 1)
         assert entries == sorted(set(entries)) and len(entries) == len(self)
@@ -223,10 +223,10 @@ class Order:
         items[place] = rank
         items[place + 1] = id
 
-    def _with_room(self, tail: _Run) -> _Run:
-        """The last run, with room behind; or a new last run."""
-        used, room = tail.end - tail.begin, len(tail.items)
-        if used == 2 * _RUN_MAX or (room == 2 * _RUN_MAX and used > _RUN_MAX):
+    def _with_space(self, tail: _Run) -> _Run:
+        """Returns the last run, with space behind, or a new last run."""
+        used, space = tail.end - tail.begin, len(tail.items)
+        if used == 2 * _RUN_MAX or (space == 2 * _RUN_MAX and used > _RUN_MAX):
             new = _Run(_RUN_MAX)
             runs = self._runs
             if runs is None:
@@ -235,7 +235,7 @@ class Order:
                 runs.append(new)
             self._tail = new
             return new
-        if used > room >> 1 or not room:
+        if used > space >> 1 or not space:
             _widen(tail)
         else:
             items = tail.items
@@ -272,8 +272,8 @@ class Order:
 
     def _left(self, run: _Run, at: i64) -> None:
         """After an entry has left a run: the run may be empty, or have memory that it does not need."""
-        used, room = run.end - run.begin, len(run.items)
-        if used and (room <= 2 * _SPARSE_MIN or used > room >> 3):
+        used, space = run.end - run.begin, len(run.items)
+        if used and (space <= 2 * _SPARSE_MIN or used > space >> 3):
             return
         # The entry has left all the same, and the next one that does comes here again.
         try:  # noqa: SIM105  # suppress() takes memory, too
@@ -282,7 +282,7 @@ class Order:
             pass
 
     def _tidy(self, run: _Run, at: i64) -> None:
-        used, room = run.end - run.begin, len(run.items)
+        used, space = run.end - run.begin, len(run.items)
         runs = self._runs
         if runs is not None:
             if not used:
@@ -295,12 +295,12 @@ class Order:
                     return
         elif not used:
             run.begin = run.end = 0
-            if room <= 2 * _SPARSE_MIN:
+            if space <= 2 * _SPARSE_MIN:
                 return
         _resize(run, used)
 
     def _drop(self, runs: list[_Run], at: i64) -> None:
-        """Removes a run that nobody needs; it is not the only one."""
+        """Removes an empty run; it is not the only one."""
         del runs[at]
         self._head = runs[0]
         self._tail = runs[-1]
@@ -357,22 +357,22 @@ def _join(run: _Run, after: _Run) -> None:
 
 
 def _widen(run: _Run) -> None:
-    """More room behind the entries of a run."""
+    """Makes space behind the entries of a run."""
     used = run.end - run.begin
-    room: i64 = 2 * used
-    if room > 2 * _RUN_MAX:
-        room = 2 * _RUN_MAX
-    if room < 2 * _ROOM_MIN:
-        room = 2 * _ROOM_MIN
-    _resize(run, room)
+    space: i64 = 2 * used
+    if space > 2 * _RUN_MAX:
+        space = 2 * _RUN_MAX
+    if space < 2 * _SPACE_MIN:
+        space = 2 * _SPACE_MIN
+    _resize(run, space)
 
 
-def _resize(run: _Run, room: i64) -> None:
-    """Exactly this room, which is enough for its entries."""
+def _resize(run: _Run, space: i64) -> None:
+    """Gives a run exactly this space, which is enough for its entries."""
     before = run.items
     begin = run.begin
     used = run.end - begin
-    items = vec[i64]([0] * int(room))
+    items = vec[i64]([0] * int(space))
     here: i64 = 0
     while here < used:
         items[here] = before[begin + here]

@@ -1,9 +1,8 @@
 """Pairs of integers in order, for the pure build: any of them can leave, and no single step takes long.
 
-This room must not know what its entries mean: a rank, and the id of what has it. packed.py has the same interface.
-A pair is an integer here, the rank in its high bits.
-Entries stand sorted in runs of at most _RUN_MAX. A push or a discard finds its run by bisection and moves entries of
-this run alone, all in C. Nothing is put off, so there is never a debt that one unlucky call has to pay.
+A pair is a rank and an id, which mean nothing here, in one integer with the rank in its high bits. packed.py has the
+same interface. Entries stand sorted in runs of at most _RUN_MAX. A push or a discard finds its run by bisection and
+moves entries of this run alone, all in C. Nothing is put off, so no unlucky call has to catch up.
 Invariant: runs are sorted, no run but an only one is empty, and each entry of a run is at least the run's start.
 """
 
@@ -17,7 +16,7 @@ _ID_BITS: Final = 64
 _ID_MASK: Final = (1 << _ID_BITS) - 1
 _NONE: Final[list[int]] = []
 _RUN_MAX: Final = 512
-"""Taking the first of so many entries moves 4 KB, which is less work than the call that does it."""
+"""To take the first entry of a full run moves 4 KB, which is less work than the call that does it."""
 
 
 class Order:

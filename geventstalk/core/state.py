@@ -1,13 +1,11 @@
-"""Where each job is, which tubes there are, and the counters of both: what every change of a job goes through.
+"""The state of the engine: the place of each job, the tubes and clients, and their counters.
 
-The engine is one object in five rooms, each a class that derives from the one below: state, dispatch, due, engine,
-operate.
-This room must not know who waits for a job, nor what time it is.
-Invariant: a job is in exactly one place, the one its state names, and each counter says how many are there.
-A method takes a job out of its place, or gives a job a place. It changes orders and counters first, and the job's own
-fields last, by assignments that cannot fail. engine.py says what an exception before that means.
-What has happened to jobs, and how long that took, cannot be found out again, as where jobs are can. So it is counted in
-that last step, too: whatever takes memory for that comes before.
+The engine is one class in five modules, each derived from the one before: state, dispatch (which client gets a job),
+due (deadlines), engine (the commands of clients), operate (the changes of an operator). This one must not know clocks.
+Invariant: a job is in exactly one place, the one its state names, and each counter says how many are there. A method
+takes a job out of its place, or gives a job a place. It changes orders and counters first, and the job's own fields
+last, by assignments that cannot fail. Totals and times cannot be recounted, so they change in that last step, too.
+engine.py says what an exception means.
 """
 
 from __future__ import annotations
@@ -23,16 +21,16 @@ from geventstalk.core.timerwheel import NEVER, Timer, TimerWheel
 from geventstalk.core.tube import NO_ID, Client, Tube
 
 SMALL_STEPS: Final = 16
-"""So many small steps count as one unit of work. To move one job is one unit of work."""
+"""Small steps that count as one unit of work. To move one job is one unit."""
 TUBE_STEPS: Final = 2
-"""To enter or leave so many lines counts as one unit of work. A client that leaves a line may end the line's tube."""
+"""Lines that are entered or left in one unit of work. A client that leaves a line may end the line's tube."""
 DEFAULT_TUBE: Final = b"default"
 TUBE_BYTES: Final = 1200
-"""About what a tube takes in memory, with its name and without its jobs."""
+"""About the memory of a tube with its name, without its jobs."""
 WATCH_BYTES: Final = 300
-"""About what it takes that a client watches one tube more."""
+"""About the memory for one tube more that a client watches."""
 TUBES_BYTES_MIN: Final = 1 << 22
-"""Where memory has a bound, tubes and watch lists may take a quarter of it beside bodies, and so much in any case."""
+"""Where memory has a bound, tubes and watch lists may take a quarter of it beside bodies, and this in any case."""
 
 
 class EngineState:
@@ -82,7 +80,7 @@ class EngineState:
         self.tube_by_number: dict[int, Tube] = {}
         self.stocked: dict[int, Tube] = {}  # unpaused tubes with ready jobs, by number
         self._tube_number = 0
-        self._names: list[bytes] = []  # of all tubes, when somebody asked last
+        self._names: list[bytes] = []  # of all tubes, at the last tube_names()
         self._named = 0, 0  # the last number of a tube, and how many tubes there were then
         self._wait_number = 0
         self._bury_number = 0
@@ -92,7 +90,7 @@ class EngineState:
     # --- from place to place
 
     def _leave_place(self, job: Job) -> Tube:
-        """Takes the job out of the place that its state names. The caller gives it a new place. Returns its tube."""
+        """Takes the job out of its place; the caller gives it a new one. Returns its tube."""
         self.changing = True
         tube = self.tube_by_number[job.tube]
         state = job.state
@@ -118,7 +116,7 @@ class EngineState:
         return tube
 
     def _take_first(self, tube: Tube) -> Job:
-        """Takes the first ready job out of its place. The tube must have a ready job."""
+        """Takes the first ready job, which there is, out of its place."""
         job = self.jobs.get(tube.ready.pop())
         assert job is not None
         self._left_ready(tube, job.pri)
@@ -133,7 +131,7 @@ class EngineState:
             self.stocked.pop(tube.number, None)
 
     def _place_ready(self, tube: Tube, pri: int, id: int) -> None:
-        """The caller serves the clients in the tube's line afterwards, when the job is completely ready."""
+        """Places a ready job. When it is completely ready, the caller serves the tube's line."""
         tube.ready.push(pri, id)
         if not tube.paused_until_ns:
             self.stocked[tube.number] = tube
@@ -157,7 +155,7 @@ class EngineState:
         self._arm(tube, deadline_ns)
 
     def _place_buried(self, tube: Tube, number: int, id: int) -> None:
-        """The number of the burying orders the tube's buried jobs."""
+        """Places a buried job. The number of the burying orders the tube's buried jobs."""
         tube.buried.push(number, id)
         if id < tube.low_buried:
             tube.low_buried = id
@@ -166,7 +164,7 @@ class EngineState:
         self.buried_count += 1
 
     def _hold(self, client: Client, job: Job, tube: Tube, now_ns: int) -> None:
-        """The client reserves a job that is in no place; its state still names the last one."""
+        """Reserves a job that is in no place for a client; the job's state still names its last place."""
         if not tube.active:
             self._wake(tube, now_ns)
         tally = job.tally
@@ -201,7 +199,7 @@ class EngineState:
         job.since_ns = now_ns
 
     def _hold_failed(self, job: Job, tube: Tube, state: int, rank: int, since_ns: int) -> None:
-        """After _hold() something else failed: the job is as it was. undo() gives it its place."""
+        """Undoes _hold() after a failure behind it; undo() gives the job its place."""
         if state == READY:
             assert tube.queued is not None
             tube.queued.take_back(job.since_ns - since_ns, self.queued)
@@ -213,7 +211,7 @@ class EngineState:
         job.counts().reserves -= 1
 
     def _measure_work(self, tube: Tube, ns: int) -> None:
-        """How long a job of the tube was reserved. Counted wholly or not at all."""
+        """Counts the time for which a job was reserved, wholly or not at all."""
         worked = tube.worked
         if worked is None:
             worked = tube.worked = Times()
@@ -222,7 +220,7 @@ class EngineState:
     # --- rates
 
     def _wake(self, tube: Tube, now_ns: int) -> None:
-        """Something happens to a job of a tube to which nothing has happened since rates were settled."""
+        """Makes a tube active: the first event since its rates were settled."""
         if not self.active and not self.settling:
             self.rates.rest(now_ns)
         if tube.rates is None:
@@ -233,9 +231,9 @@ class EngineState:
         tube.active = True
 
     def settle_rates(self, now_ns: int, limit: int) -> bool:
-        """Takes into the rates what has happened, of so many tubes at most. Returns whether that was all.
+        """Takes the events of up to `limit` tubes into the rates. Returns whether that was all.
 
-        To be called every few seconds while there are `active` tubes.
+        Called every few seconds while there are `active` tubes.
         """
         if not self.settling:
             self.settling, self.active = self.active, []
@@ -257,7 +255,7 @@ class EngineState:
     def _arm(self, timer: Timer, deadline_ns: int) -> None:
         """Makes the timer fire at this deadline or earlier. A timer that fires too early is armed anew.
 
-        So the timer of a worker is armed once a ttr, and not once a job.
+        So the timer of a worker is armed once a ttr, not once a job.
         """
         if timer.slot < 0 or deadline_ns < timer.deadline_ns:
             self.wheel.add(timer, deadline_ns)
@@ -274,7 +272,7 @@ class EngineState:
         return tube
 
     def takes_tubes(self) -> bool:
-        """Whether memory has room for another tube, or for a client that watches one tube more."""
+        """Returns whether memory has room for another tube, or for a client that watches one tube more."""
         if self.bodies is None:
             return True
         watches = self.watch_count - len(self.clients)  # to watch one tube is a part of a connection
@@ -282,7 +280,7 @@ class EngineState:
         return len(self.tubes) * TUBE_BYTES + watches * WATCH_BYTES < most
 
     def tube_names(self) -> list[bytes]:
-        """The names of all tubes, in order of creation. Those who ask share the list while no tube comes or goes."""
+        """Returns the names of all tubes, in order of creation. Calls share the list while no tube comes or goes."""
         now = self._tube_number, len(self.tubes)
         if self._named != now:
             self._names = [*self.tubes]
@@ -290,7 +288,7 @@ class EngineState:
         return self._names
 
     def _free_number(self, number: int) -> int:
-        """This number for a tube, or a later one. They begin again after 2**32 - 1, which is all a job has room for."""
+        """Returns this number for a tube, or the next free one. They begin again after 2**32 - 1."""
         while number > U32_MAX or number in self.tube_by_number:
             number = 1 if number > U32_MAX else number + 1
         return number
@@ -321,7 +319,7 @@ class EngineState:
 
 
 def events(of: EngineState | Tube) -> list[int]:
-    """How often each of meter.EVENTS has come."""
+    """Returns how often each of meter.EVENTS has come."""
     queued = of.queued
     reserves = of.reserved_unready if queued is None else of.reserved_unready + queued.count()
     return [of.total_jobs, reserves, of.total_deletes, of.total_timeouts, of.total_buries]

@@ -1,10 +1,10 @@
 """A hierarchical timer wheel: add, cancel and re-arm in O(1), whatever the number of timers.
 
-This room must not read a clock: time comes in as integer nanoseconds of whatever clock the caller keeps.
+This module must not read a clock: time comes in as integer nanoseconds of any clock.
 Eight levels of 64 slots; a slot of the lowest level is a tick of 2**20 ns (1.05 ms), the highest spans 9,000 years.
 A timer stands on the level of the highest digit in which its tick differs from the wheel's. When the wheel reaches a
-slot, the slot's timers move to lower levels, and from the lowest into a heap of what is near. A call moves only as many
-as it is allowed to. Invariant: no slot that the wheel has passed holds a timer.
+slot, the slot's timers move to lower levels, and from the lowest into a heap. A call moves only as many timers as it is
+allowed to. Invariant: no slot that the wheel has passed holds a timer.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NO_SLOT: Final = -1
 _EXACT_MAX: Final = 64
 """Among more timers in one slot the earliest is not searched: the slot's beginning is at most a tick too early."""
 NEVER: Final = -1
-"""What next_ns() returns when no timer is armed."""
+"""The result of next_ns() when no timer is armed."""
 ANY_NUMBER: Final = 1 << 60
 """An allowance that is never used up."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Timer:
-    """Something with a deadline. Subclass it, or own one; a wheel does the rest."""
+    """Has a deadline."""
 
     __slots__ = ("_place", "deadline_ns", "slot")
 
@@ -40,7 +40,7 @@ class Timer:
         self._place = 0  # index in the slot's list, or the number of its entry in the heap
 
     def forget(self) -> None:
-        """The wheel that held this timer is gone."""
+        """Disarms the timer of a wheel that is gone."""
         self.slot = _NO_SLOT
 
     @property
@@ -51,7 +51,7 @@ class Timer:
 class TimerWheel:
     """Holds armed timers and gives them back when their deadline has come, never before it.
 
-    `allowance` is how many timers pop_due() may still move from slot to slot. Its caller sets it anew now and then.
+    `allowance` is how many timers pop_due() may still move from slot to slot; the caller sets it.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -71,7 +71,7 @@ class TimerWheel:
 
     @property
     def now_ns(self) -> int:
-        """About when pop_due() was last called; never later."""
+        """About when pop_due() was last called, never later."""
         return self._tick << TICK_BITS
 
     def add(self, timer: Timer, deadline_ns: int) -> None:
@@ -104,7 +104,7 @@ class TimerWheel:
             self._next_known = False
 
     def next_ns(self) -> int:
-        """When to call pop_due() next: never later than the earliest deadline, or NEVER."""
+        """Returns when to call pop_due() next: never later than the earliest deadline, or NEVER."""
         if not self._next_known:
             self._next_ns = self._earliest()
             self._next_known = True

@@ -1,7 +1,6 @@
-"""What the engine keeps of a tube and of a client: data, no rules.
+"""The data that the engine keeps of a tube and of a client.
 
-This room must not know when anything changes, or why: the engine alone does.
-Invariant: the engine proves all of it, see check.py.
+This module must not know the rules by which they change. Invariant: check.py proves all of it.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from geventstalk.core.order import Order
 from geventstalk.core.timerwheel import NEVER, Timer
 
 NO_ID: Final = 1 << 61
-"""A lower bound for the ids of no jobs at all. It is one for ids beyond it, too."""
+"""A lower bound for the ids of no jobs at all, also for ids beyond it."""
 DEADLINE_MARGIN_NS: Final = SECOND_NS
-"""A reserve is refused with DEADLINE_SOON when a job of the client has no more time left than this."""
+"""A reserve gets DEADLINE_SOON when a job of the client has no more time left than this."""
 
 # How a client's wait ends, named as on the wire.
 RESERVED_JOB: Final = 1
@@ -30,11 +29,11 @@ DEADLINE_SOON: Final = 3
 class Tube(Timer):
     """A named set of jobs, and the line of clients that wait for one. Its timer is for its delays and its pause.
 
-    `ready`, `delayed` and `buried` hold ranks and ids. `behind` says that more jobs could be handed to those who wait
-    than one slice may, and that the tube's timer goes on with that. `queued` and `worked` say how long jobs were
-    ready until they were reserved, and reserved until that ended; None until somebody reserves a job. `low_...` are
-    lower bounds of ids, see ages.py. `rates` are None before the first event, and `active` says that
-    one has come since they were settled.
+    `ready`, `delayed` and `buried` hold ranks and ids. `behind` says that more jobs could be handed to waiting
+    clients than one slice may, and that the tube's timer goes on with that. `queued` and `worked` say how long jobs
+    were ready until they were reserved, and reserved until that ended; None before the first reservation. `low_...` are
+    lower bounds of ids, see ages.py. `rates` are None before the first event; `active` says that an event has come
+    since they were settled.
     """
 
     __slots__ = (
@@ -103,7 +102,7 @@ class Tube(Timer):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Client(Timer):
-    """What the engine keeps of a connection. Its timer is for the deadlines of its jobs and the end of its wait.
+    """A connection, as the engine sees it. Its timer is for the deadlines of its jobs and the end of its wait.
 
     `reserved` is in order of reservation. `deadlines` holds deadlines and ids of the same jobs, and of those of
     `leaving` that are still held. The client has an entry in the line of each watched tube that is not in `absent`.

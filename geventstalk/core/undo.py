@@ -1,8 +1,8 @@
 """Makes an engine whole again after an exception in the middle of a change.
 
-This room must not decide what is true: the fields of jobs, clients and tubes are, and the job table. Everything that
-follows from them (orders, lines, counters, timers, who exists) is thrown away and made anew.
-Invariant: afterwards check() holds, and whatever was true is still true.
+The fields of jobs, clients and tubes, and the job table, are true. All that follows from them (orders, lines, counters,
+timers, the existence of tubes) is thrown away and made anew.
+Invariant: afterwards check() holds, and what was true is still true.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def rebuild(engine: Engine) -> None:
-    """Raises MemoryError when there is no room for that; then the engine cannot be used any more."""
+    """Rebuilds the engine. After a MemoryError out of here it cannot be used any more."""
     engine.jobs.recount()
     for job in [job for job in engine.jobs.in_order() if job.state == DELETED]:
         engine.jobs.remove(job.id)
@@ -124,7 +124,7 @@ def _place_jobs(engine: Engine) -> None:
 
 
 def _arm_tube(engine: Engine, tube: Tube) -> None:
-    """For its first delay, the end of its pause, and for those who wait although there is a job."""
+    """Arms a tube for its first delay, the end of its pause, and for clients that wait although there is a job."""
     moments = [tube.paused_until_ns] if tube.paused_until_ns else []
     if tube.delayed.first() >= 0:
         moments.append(tube.delayed.first_rank())

@@ -1,6 +1,6 @@
 """A job as the line of an export, which `geventstalk import` reads: from a journal, or from a running server.
 
-This room must not know where jobs are, nor the line's bytes. Times in a line are of the wall clock.
+This module must not know where jobs are, nor the line's bytes. Times in a line are of the wall clock.
 Invariant: the body comes last, so that a long one can be written piece by piece.
 """
 
@@ -17,13 +17,13 @@ EXPORT_VERSION: Final = 1
 
 
 def header_of_export(jobs: int | None, highest_id: int) -> dict[str, object]:
-    """The first line. `jobs` says how many follow, None when nobody knows."""
+    """Returns the first line. `jobs` is how many follow, None when that is unknown."""
     known = {} if jobs is None else {"jobs": jobs}
     return {"format": EXPORT_FORMAT, "version": EXPORT_VERSION, **known, "highest_id": highest_id}
 
 
 def fields_of(job: Job, tube_name: bytes, to_wall: Callable[[int], int]) -> dict[str, object]:
-    """All of the line but the body. Nobody holds an exported job: a reserved one is ready, as after a restart."""
+    """Returns all of the line but the body. A reserved job is exported as ready, as a restart makes it."""
     return {
         "id": job.id,
         "tube": tube_name.decode("ascii"),
@@ -34,7 +34,7 @@ def fields_of(job: Job, tube_name: bytes, to_wall: Callable[[int], int]) -> dict
 
 
 def changeable_fields_of(job: Job, to_wall: Callable[[int], int]) -> dict[str, object]:
-    """What of a job a change record holds, too."""
+    """Returns the fields that a change record holds, too."""
     state = READY if job.state == RESERVED else job.state
     fields: dict[str, object] = {"state": STATE_NAMES[state], "pri": job.pri, "delay": job.delay_s}
     if state == DELAYED:

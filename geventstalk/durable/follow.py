@@ -1,6 +1,6 @@
-"""Following: what another node writes to the log is done to this node's engine, record by record.
+"""Applies the records that another node writes to the log to this node's engine.
 
-This room must not know gevent, sockets or databases, nor who leads. Its owner reads the log and hands the records in.
+This module must not know gevent, sockets, databases or the lease: its owner reads the log and hands the records in.
 Invariant: the engine is at any moment as a restart would make it from the records so far. So a node that is to lead
 only has to begin to write.
 """
@@ -21,7 +21,7 @@ _PROGRESS_MASK: Final = (1 << 13) - 1
 
 
 class Follower:
-    """load() first, then apply() again and again. After that Turn.write_to() makes the store the engine's ledger."""
+    """load() comes first, then apply() for new records. Turn.write_to() makes the store the engine's ledger."""
 
     def __init__(self, engine: Engine, store: Store) -> None:
         self.applied = 0  # records
@@ -30,9 +30,9 @@ class Follower:
         self._mirror: Mirror | None = None
 
     def load(self, clock: Callable[[], int], progress: Callable[[int], None] = lambda records: None) -> int:
-        """Brings the jobs in that the log holds by now. Returns how many there are. Raises JournalError.
+        """Loads the jobs that the log holds by now. Returns how many there are. Raises JournalError.
 
-        `progress` hears now and then how many records or jobs are done with, and may let others have a turn.
+        `progress` gets the number of records or jobs so far now and then, and may let others have a turn.
         """
         engine = self._engine
         count = 0
@@ -44,12 +44,12 @@ class Follower:
             if not count & _PROGRESS_MASK:
                 progress(count)
         if engine.bodies is not None:
-            engine.bodies.recount(engine.jobs)  # now, while nobody waits for this node
+            engine.bodies.recount(engine.jobs)  # now, while no client waits for this node
         self._mirror = Mirror(engine)
         return count
 
     def apply(self, segment: int, rows: list[Row], now_ns: int) -> None:
-        """What the other node did, in its order. Raises JournalDamaged."""
+        """Applies records of the other node, in its order. Raises JournalDamaged."""
         mirror, offset, unfit = self._mirror, self._store.offset, self._store.unfit
         assert mirror is not None, "load() comes first"
         engine = self._engine

@@ -1,7 +1,7 @@
 """A job too large to be written at once, on its way to the log part by part.
 
-This room must not know the log. Invariant: the parts in order are the whole record as it was when the first part was
-made. A change of the job after that is a record of its own.
+Invariant: the parts in order are the whole record as it was when the first part was made. A change of the job after
+that is a record of its own.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from geventstalk.core.job import Job, held_body
 from geventstalk.durable.records import ClockOffset, encode_head
 
 LARGE_BYTES: Final = 1 << 20
-"""A job with a body of so many bytes is written in parts. To write it at once would take several milliseconds."""
+"""A job with a larger body is written in parts. To write it at once would take several milliseconds."""
 PART_BYTES: Final = 1 << 18
-"""Bytes that one slice writes. Checksum, copy and SQLite take a millisecond for so many bytes."""
+"""Bytes that one slice writes. Checksum, copy and SQLite take a millisecond for them."""
 
 
 PUT: Final = 0
@@ -23,9 +23,9 @@ MOVE: Final = 2
 
 
 class LargeRecord:
-    """One job, and how many bytes of its record are written.
+    """A job, and the part of its record that is due.
 
-    `purpose` is PUT, or MOVE when compaction moves the job, or REWRITE when it gets this tube and ttr in the end.
+    `purpose` is PUT, MOVE when compaction moves the job, or REWRITE when it gets this tube and ttr in the end.
     """
 
     __slots__ = ("_at", "_end", "_part_bytes", "head", "job", "purpose", "ttr_s", "tube_name")
@@ -44,15 +44,15 @@ class LargeRecord:
 
     @property
     def is_last(self) -> bool:
-        """Whether the part that is due is the last one."""
+        """True when the part that is due is the last one."""
         return self._end >= len(held_body(self.job))
 
     def part(self) -> bytes:
-        """The part that is due."""
+        """Returns the part that is due."""
         piece = held_body(self.job)[self._at : self._end]
         return self.head + piece if not self._at else piece
 
     def advance(self) -> None:
-        """The part that was due is written; the next one is due."""
+        """Goes to the next part."""
         self._at = self._end
         self._end += self._part_bytes

@@ -1,6 +1,6 @@
-"""Bodies of jobs that only the log has, on their way back.
+"""Reads bodies of jobs back that only the log has.
 
-This room must not know the engine. A Reading waits for a device only in run(), which may be run in any thread.
+A Reading waits for a device only in run(), which may be run in any thread.
 Invariant: body_of() gives no body but the one with which the job was put.
 """
 
@@ -14,7 +14,7 @@ from journal.log import Payloads, Wanted
 
 
 class Reading:
-    """Reads the bodies of jobs that have none in memory. First run(), then body_of() for each of `jobs`."""
+    """Reads the bodies of jobs that have none in memory: run(), then body_of() for each of `jobs`."""
 
     def __init__(self, jobs: list[Job], bodies: Bodies, payloads: Payloads) -> None:
         self.jobs = jobs
@@ -27,11 +27,11 @@ class Reading:
 
     @property
     def lacking(self) -> bool:
-        """Whether some bodies were not read for a lack of descriptors, memory or room: ask again somewhat later."""
+        """True when some bodies were not read for a lack of descriptors, memory or space: a later Reading may."""
         return self._payloads.lacking
 
     def body_of(self, job: Job) -> bytes | None:
-        """None when the record has gone from where it stood, because the job was moved or is gone itself, or `lacking`.
+        """Returns the body, or None when the job was moved or is gone meanwhile, or `lacking`.
 
         Raises JournalDamaged, or JournalFailed when the record cannot be read although it still stands there.
         """
@@ -56,5 +56,5 @@ class Reading:
 
 
 def wanted_of(jobs: list[Job], bodies: Bodies) -> list[Wanted]:
-    """Where the records of jobs stand whose bodies are not in memory."""
+    """Returns where the records of those jobs stand whose bodies are not in memory."""
     return [(job.segment, bodies.place_of(job), job.id) for job in jobs if job.body is None]

@@ -1,8 +1,8 @@
-"""Durability: hears of every change, writes it to the journal in batches, and brings the jobs back after a restart.
+"""Durability: writes every change to the log in batches, and brings the jobs back after a restart.
 
-This room must not know gevent, sockets or SQLite. It decides when something is safe to acknowledge; who waits for that,
-and where, is the server's business. Invariant: what commit() returned from survives the end of the process, and what
-was committed before a SyncPoint that has run survives the loss of power.
+This module must not know gevent, sockets or SQLite. It decides when a change is safe to acknowledge; the turn waits.
+Invariant: a change survives the end of the process once commit() has returned, and the loss of power once a SyncPoint
+that was made after that commit has run.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ ALWAYS: Final = 0
 """The fsync period of `-f0`: before each reply."""
 MS_NS: Final = 1_000_000
 COMMIT_BOUNDS: Final = tuple([1 << at for at in range(15)])
-"""Commits are counted by their records: a commit in the first of these classes that is not smaller."""
+"""Commits are counted by their records, in the first of these classes that is not smaller."""
 _MOVE_BYTES: Final = 1 << 17
-"""So much of bodies is read at once before they are moved. A slice of compaction moves as much."""
+"""Bytes of bodies that are read at once before they are moved. A slice of compaction moves as much."""
 _DIGEST_MIN: Final = 1 << 18
-"""A digest in the making may take so many bytes of memory, or a 32nd of the bound. There are few of them."""
+"""Bytes of memory for a digest in the making, if that is more than a 32nd of the bound."""
 _PAGE_BITS: Final = 6
 _PAGE_MASK: Final = (1 << _PAGE_BITS) - 1
 _PROGRESS_MASK: Final = (1 << 15) - 1
@@ -63,7 +63,7 @@ class Store(Ledger):
         self.unfit: set[int] = set()  # jobs whose last change in the log does not fit what is left of them
         self._move_waits = False  # compaction has a large job to move, which comes before the next large put
         self._sync_due_ns = 0  # 0: nothing is committed that is not on the device
-        self._refused = 0  # puts, for want of room
+        self._refused = 0  # puts, for lack of space
         self._counted = 0  # records at the last commit
         self.fsyncs = Times()
         self.synced_ns = 0  # when the last sync ended, which the turn sets; 0 before the first one
@@ -80,7 +80,7 @@ class Store(Ledger):
         return False
 
     def takes_puts(self) -> bool:
-        """Whether a small put would find room now. Not counted as one that was refused."""
+        """Returns whether a small put would be admitted now, without counting it."""
         return self._log.admits(WHOLE_BYTES)
 
     def put(self, job: Job, tube_name: bytes) -> None:
@@ -101,7 +101,7 @@ class Store(Ledger):
                 return  # the record is there, whatever comes now: the body only stays in memory
 
     def _stands(self, bodies: Bodies, job: Job, size: int, place: int) -> None:
-        """The whole record of a job, of this size, was written."""
+        """Notes where the whole record of a job, of this size, was written."""
         bodies.stands(job.id, place if PAYLOAD_MIN <= size <= PAYLOAD_MAX else 0, len(held_body(job)))
 
     def prepare(self, job: Job, tube_name: bytes) -> bool | None:
@@ -173,7 +173,7 @@ class Store(Ledger):
         return self._large is not None and self._large.job is job
 
     def _may_begin(self) -> bool:
-        """Whether another large job may be begun, by a client or an operator, while there is none."""
+        """Returns whether a client or an operator may begin a large job, while there is none."""
         if self._move_waits or not self._log.takes_parts or self.behind:
             self._move_waits = False  # compaction had its turn to begin
             return False
@@ -186,28 +186,28 @@ class Store(Ledger):
         return large
 
     def _end(self, large: LargeRecord) -> None:
-        """No other part of it is to be written."""
+        """Ends a large record: no other part is to be written."""
         self._large = None
         if self.bodies is not None and large.purpose != PUT:
             self.bodies.let_be(large.job)
 
     def _hurry(self, large: LargeRecord) -> None:
-        """Somebody waits until the large record is whole, and asks in each turn.
+        """Moves a part of the large record, for a caller that waits for its end.
 
-        Compaction may be asleep, or wait for the device, when it has moved half of a job. So who waits moves the rest.
+        Compaction may sleep, or wait for the device, when it has moved half of a job. So the callers move the rest.
         """
         if large.purpose == MOVE and self._append_part(large):
             self._finish_large(large)
 
     def _append_part(self, large: LargeRecord) -> bool:
-        """Returns whether only the last part is left."""
+        """Writes the part that is due, unless it is the last. Returns whether only that is left."""
         if not large.is_last:
             self._log.append_part(large.job.id, large.part())
             large.advance()
         return large.is_last
 
     def _finish_large(self, large: LargeRecord) -> None:
-        """The last part, and what has changed since the first one was written."""
+        """Writes the last part, and what has changed since the first one."""
         job = large.job
         self._log.append_last(job.id, large.part(), moved=large.purpose == MOVE)
         self._end(large)
@@ -251,9 +251,9 @@ class Store(Ledger):
     def replay(
         self, jobs: JobTable | None = None, progress: Callable[[int], None] = lambda records: None
     ) -> Iterator[tuple[Job, bytes]]:
-        """Every job that the journal kept, with the name of its tube, in order of id. Raises JournalDamaged.
+        """Yields every job of the journal, and the name of its tube, in order of id. Raises JournalDamaged.
 
-        They stand in `jobs` by then. `progress` hears now and then how many records have been read.
+        They stand in `jobs` by then. `progress` gets the number of records that were read now and then.
         """
         jobs = JobTable() if jobs is None else jobs
         names: list[bytes] = []
@@ -309,7 +309,7 @@ class Store(Ledger):
                 raise JournalDamaged(f"journal record is not a job's ({where}): {error}") from error
 
     def _replayed(self, bodies: Bodies, jobs: JobTable, job: Job, size: int, place: int, readable: bool) -> None:
-        """A replay has come to a whole record. What is beyond the bound is not kept where it can be read back."""
+        """Notes a whole record of a replay. A body beyond the bound goes where it can be read back."""
         self._leaves(bodies, jobs, job.id)
         self._stands(bodies, job, size, place)
         bodies.came(job)
@@ -323,7 +323,7 @@ class Store(Ledger):
             before.state = DELETED
 
     def start(self, find: Callable[[int], tuple[Job, bytes] | None]) -> int:
-        """Ready to write. `find` gives a job and its tube's name by id. Returns the first id that was never used."""
+        """Makes the log ready. `find` gives a job and its tube's name by id. Returns the first unused id."""
         self._find = find
         self._log.start()
         self._log.heal(self._whole_of)
@@ -338,38 +338,38 @@ class Store(Ledger):
 
     @property
     def dirty(self) -> bool:
-        """Whether something happened that commit() has not written yet."""
+        """True while there are changes that commit() has not written."""
         return self._log.dirty
 
     @property
     def appended(self) -> int:
-        """Counts changes; two equal readings mean that nothing changed between them."""
+        """The number of changes so far."""
         return self._log.appended
 
     @property
     def syncs_before_replies(self) -> bool:
-        """Whether a reply to a change has to wait for a SyncPoint."""
+        """True when a reply to a change has to wait for a SyncPoint."""
         return self._fsync_ms == ALWAYS or not self._log.safe_after_commit
 
     @property
     def syncs_here(self) -> bool:
-        """Whether a SyncPoint waits for a device only, and needs no thread when every client waits."""
+        """True when a SyncPoint waits for a device only, and needs no thread when every client waits."""
         return self._log.safe_after_commit
 
     @property
     def syncs_when_due(self) -> bool:
-        """Whether a sync has to follow some time after a commit."""
+        """True when a sync has to follow some time after a commit."""
         return self._fsync_ms is not None and self._fsync_ms != ALWAYS
 
     def follow_wall_clock(self, wall_clock: Callable[[], int], clock: Callable[[], int]) -> None:
-        """Has the journal's times follow a step of the wall clock; to be called before each turn's first change."""
+        """Follows a step of the wall clock; called before each turn's first change."""
         if self.offset.follow(wall_clock, clock):
             self._encoder.forget()
 
     def commit(self, now_ns: int) -> None:
-        """Writes all changes since the last time in one transaction. Raises JournalFailed: then none is safe.
+        """Writes all changes since the last commit in one transaction. Raises JournalFailed: then none is safe.
 
-        Never waits. The caller asks `behind` afterwards.
+        Never waits. The caller reads `behind` afterwards.
         """
         self._log.commit()
         appended = self._log.appended
@@ -382,14 +382,14 @@ class Store(Ledger):
 
     @property
     def behind(self) -> bool:
-        """Whether changes have to wait until the journal has caught up with those that were committed.
+        """True while changes have to wait until the journal has caught up with those that were committed.
 
-        The caller then holds changes back and calls catch_up() again and again.
+        The caller then holds changes back and calls catch_up() repeatedly.
         """
         return self._log.behind
 
     def catch_up(self, now_ns: int) -> bool:
-        """While `behind`: does what can be done here and now, a millisecond at the most. Raises JournalFailed.
+        """While `behind`: catches up for a millisecond at most. Raises JournalFailed.
 
         Returns whether to call again at once; otherwise another thread is at work, for some milliseconds.
         """
@@ -404,40 +404,40 @@ class Store(Ledger):
 
     @property
     def sync_due_ns(self) -> int:
-        """When the policy wants a sync of what was committed; 0 when it wants none."""
+        """When the policy wants a sync; 0 when it wants none."""
         return self._sync_due_ns
 
     def sync_point(self) -> SyncPoint | None:
-        """What is to be synced now, by the caller, wherever it may wait; None when there is nothing."""
+        """Returns the sync that is needed now, for the caller to run; None when there is nothing to sync."""
         point = self._log.sync_point()
         self._sync_due_ns = 0
         return point
 
     def sync_took(self, took_ns: int) -> None:
-        """A SyncPoint has run, and took so long."""
+        """Counts the time of a SyncPoint that has run."""
         self.fsyncs.add_here(took_ns)
 
     # --- compaction
 
     def tend(self) -> None:
-        """Hears how the journal's own work got on, and begins what has to be done next. Raises JournalFailed."""
+        """Takes in the journal's work in threads, and begins the next. Raises JournalFailed."""
         self._log.tend()
 
     def wants_compaction(self) -> bool:
-        """Whether compact_slice() has something to do. Only asks: tend() comes before it."""
+        """Returns whether compact_slice() has something to do. tend() comes before it."""
         return self._log.wants_compaction()
 
     @property
     def settling(self) -> bool:
-        """Whether segments are being made, sealed or removed, so that wants_compaction() may change by itself."""
+        """True while segments are made, sealed or removed, so that wants_compaction() may change by itself."""
         return self._log.settling
 
     def scan(self) -> Scan | None:
-        """What is to be run where it may wait, and then given to scanned(), before the next to_move()."""
+        """Returns a scan to be run where it may wait, and given to scanned() before the next to_move()."""
         return self._log.scan()
 
     def scanned(self, scan: Scan) -> None:
-        """Takes in what a scan has found. Raises JournalFailed, for damage too."""
+        """Takes in the result of a scan. Raises JournalFailed, for damage too."""
         self._log.scanned(scan)
 
     def compact_slice(self, now_ns: int) -> None:
@@ -446,7 +446,7 @@ class Store(Ledger):
         self._want_sync(now_ns)
 
     def _payload_of(self, id: int) -> bytes | None:
-        """The payload of a job that compaction moves.
+        """Returns the payload of a job that compaction moves.
 
         None when its body is not in memory, and while a large job is moved in parts, one with each call.
         """
@@ -470,7 +470,7 @@ class Store(Ledger):
         return None
 
     def _whole_of(self, id: int) -> bytes:
-        """What the log is about to append as its next record. Until its segment is sealed the body is in memory."""
+        """Returns the payload that the log is about to append. Until its segment is sealed the body is in memory."""
         job, name = self._found(id)
         payload = self._encoder.whole(job, name)
         bodies = self.bodies
@@ -489,27 +489,27 @@ class Store(Ledger):
     # --- bodies that only the log has
 
     def seal_early(self, size: int) -> bool:
-        """Has what was written last sealed if it has so many bytes, so that its bodies can leave memory.
+        """Seals the newest segment if it has so many bytes, so that its bodies can leave memory.
 
-        To be called between a commit and the next change. Returns whether it is on its way. Raises JournalFailed.
+        Called between a commit and the next change. Returns whether it is under way. Raises JournalFailed.
         """
         return self._log.seal_early(size)
 
     def keep_bodies(self, bodies: Bodies) -> None:
-        """The engine's bodies may leave memory where the log can give them back. To be called before replay()."""
+        """Lets the engine's bodies leave memory where the log can give them back. Called before replay()."""
         self.bodies = bodies
         bodies.reads_back = self._log.reads_back
         self._log.leave_payloads(max(bodies.max_bytes >> 5, _DIGEST_MIN))
 
     def reading(self, jobs: list[Job]) -> Reading:
-        """Reads bodies that are not in memory."""
+        """Returns a reading of bodies that are not in memory."""
         assert self.bodies is not None
         return Reading(jobs, self.bodies, self._log.payloads(wanted_of(jobs, self.bodies)))
 
     def to_move(self) -> list[Job]:
-        """Jobs that compaction moves next, as far as their bodies are not in memory: about as many as a slice moves.
+        """Returns jobs that compaction moves next and whose bodies are not in memory: about as many as a slice moves.
 
-        The caller has asked wants_compaction(). It reads their bodies, or the slice ends where one is missing.
+        The caller has called wants_compaction(). It reads the bodies, or the slice ends where one is missing.
         """
         bodies = self.bodies
         if bodies is None or not bodies.gone:
@@ -528,7 +528,7 @@ class Store(Ledger):
     # --- numbers and end
 
     def facts(self) -> dict[str, object]:
-        """Statistics by their key."""
+        """Returns statistics by their key."""
         facts = self._log.facts()
         return {
             "binlog-oldest-index": facts.oldest,
@@ -542,7 +542,7 @@ class Store(Ledger):
         }
 
     def segments(self, most: int) -> list[SegmentState]:
-        """The log's newest segments, so many at the most."""
+        """Returns up to `most` of the log's newest segments."""
         return self._log.segments(most)
 
     def close(self) -> None:

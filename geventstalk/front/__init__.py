@@ -1,1 +1,1 @@
-"""Processes that do the socket work of clients, and what they and the server's process say to each other."""
+"""Processes that do the socket work of clients, and their link to the server's process."""

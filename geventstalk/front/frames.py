@@ -1,8 +1,8 @@
-"""What goes over the link between a front-end process and the engine's process: frames of a client, a kind and bytes.
+"""The frames on the link between a front-end process and the engine's process: a client, a kind and bytes.
 
-This room must not know sockets nor jobs: it makes frames, and cuts what has come into frames.
-A client is a number that its front gives it, the same one again after four billion others; 0 is no client. Both ways
-a client may have only so many bytes under way as the receiver allowed, so no client can fill the link.
+This module must not know sockets nor jobs. A client is a number that its front gives it, and reuses after four billion
+others; 0 is no client. In both directions a client may have only as many bytes under way as the receiver allowed, so no
+client can fill the link.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ END: Final = 4  # a client sends nothing more, and all that it sent has been han
 HANGUP: Final = 5  # the same, but there is more that it sent before, for which the engine gave no room yet
 GONE: Final = 6  # a client is lost, or its connection is closed
 TAKEN: Final = 7  # so many more bytes of replies went into a client's socket
-REFUSED: Final = 8  # somebody who waits cannot be accepted; the reason follows when it was not told before
+REFUSED: Final = 8  # a connection that waits cannot be accepted; the reason follows when it was not told before
 # From the engine to a front.
-ACCEPT: Final = 9  # accept connections; look whether somebody waits
+ACCEPT: Final = 9  # accept connections, also those that wait already
 REST: Final = 10  # accept no more
 REPLY: Final = 11  # bytes for a client
 MORE: Final = 12  # the client may send so many more bytes; without a client: so many more may be accepted
@@ -37,45 +37,44 @@ CLOSE: Final = 13  # close the client's connection once all replies have gone in
 SHUT: Final = 14  # shut the connection down, as if the client had hung up
 
 ACCEPTS: Final = 4
-"""How many clients one of several fronts may accept from its beginning on; each that has come gives another one."""
+"""Clients that one of several fronts may accept at first; each that has come allows another one."""
 IN_BYTES: Final = 1 << 14
-"""How many bytes a client may have under way to the engine from its beginning on."""
+"""Bytes that a client may have under way to the engine at first."""
 IN_BYTES_MAX: Final = 1 << 16
 """The same for a client that uses all of that."""
 OUT_BYTES_MAX: Final = 1 << 15
-"""How many bytes of replies a client may have under way that have not gone into its socket. Its front tells of
-those that have when they are half as many."""
+"""Bytes of a client's replies that may be under way to its socket. Its front reports each half of it."""
 
 
 class FrameError(Exception):
-    """What has come is no frame."""
+    """The input is no frame."""
 
 
 def head(client: i64, kind: i64, count: i64) -> bytes:
-    """What comes before so many bytes. `kind` is less than 128: compiled, the head is a signed integer."""
+    """Returns the head of so many bytes. `kind` is less than 128: compiled, the head is a signed integer."""
     whole: int = kind << 56 | count << 32 | client
     return whole.to_bytes(HEAD_BYTES, "little")
 
 
 def frame(client: int, kind: int, data: bytes = b"") -> bytes:
-    """A whole frame."""
+    """Returns a whole frame."""
     return head(client, kind, len(data)) + data
 
 
 def count_frame(client: int, kind: int, count: int) -> bytes:
-    """A frame that tells a number."""
+    """Returns a frame with a number."""
     return head(client, kind, _COUNT_BYTES) + count.to_bytes(_COUNT_BYTES, "little")
 
 
 def count_of(data: bytes) -> int:
-    """The number that a frame tells. Raises FrameError."""
+    """Returns the number of a frame. Raises FrameError."""
     if len(data) != _COUNT_BYTES:
         raise FrameError(f"a number of {len(data)} bytes")
     return int.from_bytes(data, "little")
 
 
 class Cutter:
-    """Cuts a stream into frames: feed() it, then take() each frame from `client`, `kind` and `data`."""
+    """Cuts a stream into frames: after feed(), each take() sets `client`, `kind` and `data`."""
 
     def __init__(self) -> None:
         self.client = 0
@@ -85,13 +84,13 @@ class Cutter:
         self._at: i64 = 0
 
     def feed(self, stream: bytes) -> None:
-        """More has come. All whole frames of what came before must have been taken."""
+        """Adds input. All whole frames before it must have been taken."""
         left = self._stream[self._at :]
         self._stream = left + stream if left else stream
         self._at = 0
 
     def take(self) -> bool:
-        """Whether there is another whole frame. Raises FrameError."""
+        """Takes the next whole frame. Returns whether there was one. Raises FrameError."""
         stream = self._stream
         at = self._at
         begin = at + HEAD_BYTES

@@ -1,8 +1,8 @@
 """A front-end process: it accepts clients and does all their socket work; the link to the engine has the rest.
 
-This room must not know the protocol, gevent or jobs, and imports little: a front is started again when it dies.
-Invariant: a client is read from only while the engine gives it room and has taken none of its replies in vain: who does
-not read is not read from. At the end of the link the process ends, whatever its clients do.
+This module must not know the protocol, gevent or jobs, and imports little: a front is started again when it dies.
+Invariant: it reads only from clients that accept their replies, and only as much as the engine allows. At the end of
+the link the process ends, whatever its clients do.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from geventstalk.front.parting import let_read
 READ_BYTES: Final = 1 << 16
 """The most that one read takes from a client."""
 SHORT_BYTES: Final = 960
-"""How much a read asks for when the client's last piece was shorter than this."""
+"""Bytes that a read asks for when the client's last piece was shorter than this."""
 LINK_BYTES: Final = 1 << 18
-"""What one read takes from the link."""
+"""The most that one read takes from the link."""
 ACCEPTS_MAX: Final = 32
-"""So many connections are accepted at once by a front that is the only one."""
+"""Connections that a front accepts at once when it is the only one."""
 ACCEPT_RETRY_S: Final = 0.1
 CLOG_BYTES: Final = 1 << 20
-"""While more than this waits for the engine to read it, no client is read from."""
+"""While more bytes than this wait for the engine, no client is read from."""
 _EVENTS_MAX: Final = 256
-"""So many sockets have their turn at once. What one turn takes from them is 16 MB at most."""
+"""Sockets of one turn, which takes 16 MB from them at most."""
 _TELL_HALF: Final = f.OUT_BYTES_MAX // 2
 _SPARE_DESCRIPTORS: Final = 4
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -85,14 +85,14 @@ class Front:
         self._last_number = 0
         self._accepts = False  # whether it is to accept at all
         self._may_accept = f.ACCEPTS  # how many, when it is not alone
-        self._looks = False  # whether it looks for those who wait
+        self._looks = False  # whether it looks for connections
         self._resume_s = 0.0  # when accepting goes on that pauses
         self._refused = False
         self._over = False
         self._own = 0  # descriptors that are no client's
 
     def run(self) -> None:
-        """Returns at the end of the link."""
+        """Serves, and returns at the end of the link."""
         self._own = len(os.listdir("/proc/self/fd")) + _SPARE_DESCRIPTORS
         self._link.setblocking(False)
         self._epoll.register(self._link_fd, _IN)
@@ -128,7 +128,7 @@ class Front:
         return -1.0 if not self._resume_s else max(0.0, self._resume_s - monotonic())
 
     def _end(self) -> None:
-        """The engine is gone: what it said still reaches whoever takes it at once."""
+        """Sends what clients take at once of their last replies. The engine is gone."""
         for listener in self._listeners.values():
             listener.close()  # first: another server may want the address
         clients = list(self._by_fd.values())
@@ -161,7 +161,7 @@ class Front:
             self._epoll.modify(self._link_fd, _IN | _OUT)
 
     def _wait_for_engine(self) -> None:
-        """While the engine does not keep pace with what clients send, there is the link alone."""
+        """Attends to the link alone while the engine does not keep pace with the clients."""
         poll = select.poll()
         poll.register(self._link_fd, _IN | _OUT)
         while self._left is not None and self._held_bytes() >= CLOG_BYTES and not self._over:
@@ -262,7 +262,7 @@ class Front:
             self._look_for(client)
 
     def _look_for(self, client: Client) -> None:
-        """What is to be known of the client's socket now."""
+        """Registers the client's socket for what matters now."""
         if client.out:
             mask = _OUT
         elif client.ended or client.closing:
@@ -350,7 +350,7 @@ class Front:
         client.taken = taken
 
     def _lose(self, client: Client) -> None:
-        """The client is gone."""
+        """Drops a client that is gone."""
         if client.number in self._by_number:
             if not client.closing:
                 self._say(f.frame(client.number, f.GONE))
@@ -368,7 +368,7 @@ class Front:
     # --- listeners
 
     def _look(self) -> None:
-        """Looks whether somebody waits, or does not, as it is to be now."""
+        """Registers or unregisters the listeners, as it is to be now."""
         looks = self._accepts and not self._resume_s and (self._alone or self._may_accept > 0)
         if looks == self._looks:
             return
@@ -380,7 +380,7 @@ class Front:
                 self._epoll.unregister(fd)
 
     def _look_again(self) -> None:
-        """Finds somebody who waits although another front was told of him, and is the last one to be told from now."""
+        """Re-registers the listeners, to find connections that another front was woken for, and to be woken last."""
         if self._looks:
             for fd in self._listeners:
                 self._epoll.unregister(fd)
@@ -398,7 +398,7 @@ class Front:
             self._look_again()
 
     def _accept_one(self, listener: socket.socket, another: bool) -> bool:
-        """Returns whether there was somebody. With `another`, there may be nobody."""
+        """Accepts a connection. Returns whether there was one; with `another`, there need not be."""
         if len(self._by_fd) >= _limit() - self._own:
             if not another:
                 self._refuse(os.strerror(errno.EMFILE))
@@ -419,7 +419,7 @@ class Front:
         return True
 
     def _next_number(self) -> int:
-        """Another number than that of any client, and than that of any that was here in the last four billion."""
+        """Returns a number that no client has, nor had among the last four billion."""
         number = self._last_number % f.CLIENTS_MAX + 1
         while number in self._by_number:
             number = number % f.CLIENTS_MAX + 1

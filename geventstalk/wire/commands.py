@@ -28,10 +28,10 @@ LARGE_PUT: Final = 1 << 20
 """A body of this size or more goes to the ledger in slices: to write as much at once takes several milliseconds."""
 
 OUT_BYTES_MAX: Final = 1 << 18
-"""With so many bytes of replies unsent, a client's further commands wait."""
+"""Unsent bytes of replies from which a client's further commands wait."""
 
 SKIP_LINE: Final = -1
-"""All up to the end of the line is to be thrown away."""
+"""Stands for all bytes up to the end of the line."""
 
 VERBS_MAX: Final = 32
 """More than there are verbs."""
@@ -50,14 +50,14 @@ _FOR_RESERVE_JOB: Final = 2
 _FOR_PEEK: Final = 3
 
 PART_UNITS: Final = 128
-"""What a part of a large body takes: a slice of its own."""
+"""The work of a part of a large body: a slice of its own."""
 
 
 class Service:
-    """What all sessions of a server share.
+    """The state that all sessions of a server share.
 
-    `facts` gives the statistics that are not of the engine, by their key. `tell` is for the owner's log: it hears what
-    the operator must know, and the exception, if there was one that should not have been.
+    `facts` gives the statistics that are not of the engine, by their key. `tell` logs text for the
+    operator, with the exception if one was unexpected.
     """
 
     def __init__(
@@ -71,22 +71,22 @@ class Service:
         self.max_job_bytes = max_job_bytes
         self.facts = facts
         self.tell = tell if tell is not None else _raise_again
-        self.out_bytes_max = OUT_BYTES_MAX  # whoever sends the replies lowers it while too many of them wait
+        self.out_bytes_max = OUT_BYTES_MAX  # lower while too many replies of all clients wait
         self.commands = [0] * VERBS_MAX  # how often each command was given, by Verb.number; every session counts here
         self.free_until = _QUICK_ID_MAX  # a put whose job would get this id, or a later one, may be refused
-        self.silent = False  # with Engine.held: nobody's commands are executed, whatever they are
+        self.silent = False  # with Engine.held: no commands are executed, whatever they are
         self.refuses = False  # puts, also while Engine.held; see refuse()
         self.unknown: Callable[[bytes], bytes] = _unknown  # the reply to a line that is no command
         self._has_memory: Callable[[], bool] | None = None
         self._refusing = False
 
     def watch_memory(self, has_memory: Callable[[], bool]) -> None:
-        """Has puts refused while there is too little: `has_memory` is asked now and then."""
+        """Refuses puts while `has_memory`, which is called now and then, returns False."""
         self._has_memory = has_memory
         self.free_until = 0
 
     def refuse(self, refuses: bool) -> None:
-        """Has all puts refused, or ends that. The owner tells the operator why."""
+        """Refuses all puts, or ends that. The caller tells the operator why."""
         self.refuses = refuses
         self.free_until = 0
 
@@ -102,7 +102,7 @@ class Service:
         return ADMITTED
 
     def _refuses_puts(self) -> bool:
-        """Whether there is no id left, or too little memory for what is there already. Says so once."""
+        """Returns whether no id is left, or too little memory for what is there already. Logs it once."""
         if self.refuses:
             return True
         next_id = self.engine.next_id
@@ -142,8 +142,8 @@ class Going:
 class Commands(Client):
     """A client, as its verbs see it. Its replies stand in `out`, `out_bytes` long, for the owner to send.
 
-    `awaited` is a job that the reply to its last command has to show, and whose body is not in memory. The owner lets
-    the client go on when the body has come.
+    `awaited` is a job that the reply to its last command has to show, and whose body is not in memory. When the body
+    has come, the owner calls run().
     """
 
     __slots__ = (
@@ -189,7 +189,7 @@ class Commands(Client):
         self.trace: Callable[[str, bytes], None] | None = None
 
     def skip(self, size: int, reply: bytes) -> None:
-        """Has so many bytes of a refused body thrown away as they come, and then the client told why."""
+        """Throws away so many bytes of a refused body as they come, and then replies."""
         self._skip_left = size
         self._skip_reply = reply
         if not size:
@@ -202,7 +202,7 @@ class Commands(Client):
         self.out.append(reply)
 
     def pass_on(self, piece: bytes) -> None:
-        """A piece of a reply that has begun."""
+        """Appends a piece of a reply that has begun."""
         self.out_bytes += len(piece)
         self.out.append(piece)
 
@@ -213,7 +213,7 @@ class Commands(Client):
         self.out += pieces
 
     def _reserved(self, job: Job) -> None:
-        """Tells the client of a job that is reserved for it by now: nothing here may need much memory."""
+        """Replies with a job that is reserved for the client already: nothing here may need much memory."""
         if self.engine.bodies is not None:
             self.engine.bodies.handed_out(job)
         body = job.body
@@ -262,7 +262,7 @@ class Commands(Client):
     # --- a body that is not in memory
 
     def _await(self, job: Job, what_for: int) -> None:
-        """The command is answered when the body of this job is in memory."""
+        """Puts the answer off until the body of this job is in memory."""
         bodies = self.engine.bodies
         assert bodies is not None
         bodies.wait_for(job)
@@ -271,7 +271,7 @@ class Commands(Client):
         self._goes_on = True
 
     def stop_awaiting(self) -> None:
-        """The client does not wait for a body any more, if it did."""
+        """Ends the client's wait for a body, if there is one."""
         job = self.awaited
         if job is not None:
             self.awaited = None
@@ -282,8 +282,8 @@ class Commands(Client):
     def _awaits_body(self, job: Job, now_ns: int) -> bool:
         """Answers if the body has come. Returns whether the client still waits for one.
 
-        A reservation that has ended meanwhile is none: then the command begins anew, and perhaps awaits another body.
-        The ttr begins when the client is told of the job. How long the body took is not the client's time.
+        If the reservation has ended meanwhile, the command begins anew, and perhaps awaits another body. The ttr begins
+        with the answer: how long the body took is not the client's time.
         """
         engine, what_for = self.engine, self._await_for
         if what_for != _FOR_PEEK and (job.state != RESERVED or job.holder != self.number):
@@ -318,7 +318,7 @@ class Commands(Client):
             self._await_for = _FOR_RESERVE_JOB
 
     def _begin_large_put(self, body: bytes, now_ns: int) -> None:
-        """All of a body of LARGE_PUT bytes or more is there. It goes to the ledger in slices."""
+        """Gives a complete body of LARGE_PUT bytes or more to the ledger in slices."""
         self._put_body = body
         self._goes_on = not self._put_slice(now_ns)
 

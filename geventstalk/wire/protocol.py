@@ -1,7 +1,7 @@
 """The grammar of the beanstalk protocol: a command's arguments from their bytes, results to reply bytes.
 
-This room must not know the engine, sockets or time. Reference: upstream's doc/protocol.txt and the behaviour of its
-server, version 1.13, including what its prefix matching accepts.
+This module must not know the engine, sockets or time. Reference: upstream's doc/protocol.txt and the behaviour of its
+server, version 1.13.
 Invariant: whatever the bytes, a function here returns or raises ProtocolError, nothing else.
 """
 
@@ -28,17 +28,17 @@ YAML_HEAD: Final = b"---\n"
 _MAP_LINE: Final = "%s: %s\n"
 
 _NATIVE: Final = BUILD == "compiled"
-"""Compiled, a loop over some bytes takes a fraction of what a method of `bytes` takes. Interpreted, many times that."""
+"""Compiled, a loop over some bytes is much faster than a method of `bytes`; interpreted, much slower."""
 _SHORT_DIGITS: Final = 18
-"""So many digits fit into 63 bits."""
+"""Digits that fit into 63 bits."""
 _U32_DIGITS: Final = 9
-"""So many fit into 32 bits."""
+"""Digits that fit into 32 bits."""
 _TIMEOUT_BITS: Final = 31
 _TIMEOUT_MAX: Final = 2147483647
 """The largest timeout of reserve-with-timeout: upstream keeps it in a C int."""
 
 _SEEN_PUTS: Final[dict[bytes, tuple[int, int, int, int]]] = {}
-"""Arguments of earlier puts. Most producers repeat theirs: interpreted, to find them here saves a third of a put."""
+"""Arguments of earlier puts. Most producers repeat theirs, which saves a third of an interpreted put."""
 _SEEN_PUTS_MAX: Final = 1024
 
 _SPACES_OF_KICK: Final = b" \t\n\v\f\r"  # what C's strtoul skips
@@ -64,7 +64,7 @@ R_DEADLINE_SOON: Final = b"DEADLINE_SOON\r\n"
 
 
 class ProtocolError(Exception):
-    """What the client sent cannot be a command. `reply` is what it is told; the connection lives on."""
+    """The client's input is no command. `reply` says so; the connection lives on."""
 
     reply: ClassVar[bytes] = R_INTERNAL_ERROR  # as an attribute of the instance, mypyc would lose it for an exception
 
@@ -82,7 +82,7 @@ class UnknownCommand(ProtocolError):
 
 
 def line_end(data: bytes, at: i64) -> i64:
-    """Where the first CRLF from there on begins, or -1."""
+    """Returns where the first CRLF from `at` on begins, or -1."""
     if _NATIVE:
         last: i64 = min(len(data) - 1, at + LINE_BYTES_MAX)
         # Every other byte is enough: one of CRLF is among them. LINE_BYTES_MAX is even, so no CR is passed at the end.
@@ -97,7 +97,7 @@ def line_end(data: bytes, at: i64) -> i64:
 
 
 def _digits(word: bytes) -> i64:
-    """The value of some digits; -1 when there are none, too many of them, or other characters."""
+    """Returns the value of some digits; -1 for none, too many, or other characters."""
     size: i64 = len(word)
     if size > _SHORT_DIGITS or not size:
         return -1
@@ -113,7 +113,7 @@ def _digits(word: bytes) -> i64:
 
 
 def _number(word: bytes, bits: int) -> int:
-    """Digits, behind any number of spaces: an unsigned number of so many bits."""
+    """Reads an unsigned number of so many bits, behind any number of spaces."""
     value = int(_digits(word)) if _NATIVE else -1
     if value < 0:
         if not word.isdigit():
@@ -127,7 +127,7 @@ def _number(word: bytes, bits: int) -> int:
 
 
 def _words(arguments: bytes, count: int) -> list[bytes]:
-    """Any number of spaces may stand between the arguments, none behind the last."""
+    """Splits arguments. Any number of spaces may stand between them, none behind the last."""
     words = arguments.split(b" ")
     if len(words) != count:
         words = [word for word in words if word]
@@ -183,7 +183,7 @@ def put_arguments(arguments: bytes) -> tuple[int, int, int, int]:
 
 
 def _four_numbers(words: bytes) -> tuple[i64, i64, i64, i64]:
-    """Four numbers of nine digits at most, each with one space before the next. Four times -1 for anything else."""
+    """Reads four numbers of nine digits at most, with one space between them. Anything else is four times -1."""
     first: i64 = 0
     second: i64 = 0
     third: i64 = 0
@@ -212,7 +212,7 @@ def _four_numbers(words: bytes) -> tuple[i64, i64, i64, i64]:
 
 
 def put_size_with_garbage(arguments: bytes) -> int:
-    """The size of a put that has something behind its size; -1 when it is wrong before that.
+    """Returns the size of a put with more words behind it; -1 when it is wrong before that.
 
     Upstream counts such a put, and for a size over the limit it even skips the body.
     """
@@ -286,12 +286,12 @@ def found(id: int, body: bytes) -> bytes:
 
 
 def reserved_line(id: int, body: bytes) -> bytes:
-    """What stands before the body of reserved()."""
+    """Returns the part of reserved() before the body."""
     return b"RESERVED %d %d\r\n" % (id, len(body) - 2)
 
 
 def found_line(id: int, body: bytes) -> bytes:
-    """What stands before the body of found()."""
+    """Returns the part of found() before the body."""
     return b"FOUND %d %d\r\n" % (id, len(body) - 2)
 
 
@@ -313,30 +313,30 @@ def ok(text: bytes) -> bytes:
 
 
 def ok_line(size: int) -> bytes:
-    """What stands before a text of this size; CRLF stands behind the text."""
+    """Returns the line before a text of this size; CRLF stands behind the text."""
     return b"OK %d\r\n" % size
 
 
 def yaml_list(names: Iterable[bytes]) -> bytes:
-    """Names as a YAML list, unquoted as upstream."""
+    """Returns names as a YAML list, unquoted as upstream."""
     return YAML_HEAD + yaml_names(names)
 
 
 def yaml_names(names: Iterable[bytes]) -> bytes:
-    """A part of a YAML list."""
+    """Returns a part of a YAML list."""
     return b"".join([b"- %b\n" % name for name in names])
 
 
 def yaml_names_bytes(names: list[bytes]) -> int:
-    """How many bytes yaml_names() makes of them."""
+    """Returns the size of yaml_names()."""
     return sum(map(len, names)) + len(b"- \n") * len(names)
 
 
 def yaml_map(items: Iterable[tuple[str, object]]) -> bytes:
-    """Keys and values as a YAML map. Text goes as it is: see quoted()."""
+    """Returns keys and values as a YAML map. Text stays as it is: see quoted()."""
     return YAML_HEAD + "".join(map(_MAP_LINE.__mod__, items)).encode("latin-1")
 
 
 def quoted(value: object) -> object:
-    """A value as a YAML map has it: bytes are quoted, as upstream quotes what is not a number."""
+    """Returns a value as a YAML map has it: bytes are quoted, as upstream quotes all but numbers."""
     return f'"{value.decode("latin-1")}"' if isinstance(value, bytes) else value

@@ -1,7 +1,7 @@
-"""One client's input: bytes in, complete commands out to commands.py, in slices.
+"""One client's input: bytes in, complete commands to the verbs, in slices.
 
-This room must not know sockets, gevent, clocks or durability: whoever owns the session feeds it bytes and time, sends
-what it puts into `out`, and sees to it that what was promised there is kept first.
+This module must not know sockets, gevent, clocks or durability: the session's owner feeds it bytes and time, sends
+`out`, and keeps what is promised there before.
 Invariant: while a reserve waits, nothing further of the input is executed; replies stand in the order of the commands.
 """
 
@@ -23,24 +23,22 @@ from geventstalk.wire.commands import Service as Service
 from geventstalk.wire.verbs import changes, find, is_put
 
 COMMAND_SLICE: Final = 128
-"""Units of work that one client has done before others get their turn. A plain command is one unit; what moves many
-jobs, looks at many tubes or writes a long reply is more: see Engine.work.
-"""
+"""Units of work of one client before others get their turn. A plain command is one unit; one that moves many jobs,
+looks at many tubes or writes a long reply is more: see Engine.work."""
 
 _JOIN_BYTES_MAX: Final = 1 << 17
-"""Replies of more bytes do not leave in one piece: to copy them would take longer than another system call."""
+"""Replies of more bytes leave in several pieces: to copy them would take longer than another system call."""
 _LINE_MAX: Final = p.LINE_BYTES_MAX - len(p.CRLF)
 _SHORT_INPUT: Final = _LINE_MAX if BUILD == "pure" else -1
-"""Interpreted, so much is cut at its first CRLF at less cost than searched. No line in it is too long."""
+"""Interpreted, to cut input of this size at its first CRLF costs less than to search it. No line in it is too long."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Session(Commands):
-    """One connection. Feed it with receive() and hang_up(), let it go on with run(), send and empty `out`.
+    """One connection. The owner calls receive(), hang_up() and run(), sends and empties `out`, and calls leave() last.
 
     `unfinished` says that run() has more to do once others had their turn and `out` was sent; `held_up`, that run()
-    can do that only once Engine.held is False; `closed`, that the connection ends once `out` is sent. After that call
-    Engine.leave().
+    can do that only once Engine.held is False; `closed`, that the connection ends once `out` is sent.
     """
 
     __slots__ = ("_at", "_inbox", "held_up", "unfinished", "unread")
@@ -62,8 +60,8 @@ class Session(Commands):
     def receive(self, data: bytes, now_ns: int) -> None:
         """Takes what the client sent and executes as much as one slice allows.
 
-        An exception comes out of here, run(), hang_up() and leave() only when a change may be half made. Whoever owns
-        the session then ends the process, or calls Engine.undo() and give_up().
+        An exception comes out of here, run(), hang_up() and leave() only when a change may be half made. The owner then
+        ends the process, or calls Engine.undo() and give_up().
         """
         if not self._inbox:
             self._inbox = data
@@ -77,9 +75,10 @@ class Session(Commands):
         self.run(now_ns)
 
     def hang_up(self, now_ns: int) -> None:
-        """The client will send nothing more: a wait ends at once, complete commands run, then the connection closes.
+        """Handles the end of the input: ends a wait, runs complete commands, then closes the connection.
 
-        With `unread` set before, the connection stays open for what is still to be read; call again behind that.
+        With `unread` set before, the connection stays open for the input that is still to be read. The owner calls
+        again behind that.
         """
         self.eof = True
         if self.waiting:
@@ -88,9 +87,10 @@ class Session(Commands):
         self.run(now_ns)
 
     def take_out(self) -> bytes:
-        """The replies that stand, as one piece; they are the caller's to send now.
+        """Returns the replies in `out` as one piece, which the caller has to send.
 
-        Among many bytes it is only the first ones, so that a large body is never copied: call again while `out` lasts.
+        Of many bytes it is only the first ones, so that a large body is never copied: the caller calls again while
+        there is `out`.
         """
         out = self.out
         if len(out) == 1:
@@ -111,7 +111,7 @@ class Session(Commands):
             return b""
 
     def _take_some(self, out: list[bytes]) -> bytes:
-        """A large piece alone, or the small ones that stand before the next large one."""
+        """Returns a large piece alone, or the small ones before the next large one."""
         count = size = 0
         while count < len(out) and size + len(out[count]) <= _JOIN_BYTES_MAX:
             size += len(out[count])
@@ -124,13 +124,13 @@ class Session(Commands):
         return data
 
     def give_up(self) -> None:
-        """After an exception and Engine.undo(): what the client wanted is not done, and it is told so."""
+        """Tells the client, after an exception and Engine.undo(), that its command is not done."""
         self.engine.stop_waiting(self)
         if not self.closed:
             self._say_goodbye()
 
     def leave(self, now_ns: int) -> bool:
-        """The connection is gone. Gives back what it held, in slices: returns whether that is done."""
+        """Gives back, in slices, what a connection held that is gone. Returns whether that is done."""
         if self.upload is not None:
             upload = self.upload
             self.upload = None
@@ -139,7 +139,7 @@ class Session(Commands):
         return self.engine.leave(self, now_ns, MOVE_SLICE)
 
     def answer(self, outcome: int, job: Job | None) -> None:
-        """The engine ends this client's wait."""
+        """Replies to the reserve whose wait the engine ends."""
         if outcome == RESERVED_JOB:
             assert job is not None
             self._reserved(job)
@@ -214,7 +214,7 @@ class Session(Commands):
         return True
 
     def _fail(self, text: str, error: Exception) -> None:
-        """Nothing is half done, but with this client it cannot go on."""
+        """Closes a connection that cannot go on; nothing is half done."""
         self._say_goodbye()
         self.service.tell(text, error)
 
@@ -240,9 +240,9 @@ class Session(Commands):
         return self.held_up
 
     def _changes_next(self) -> bool:
-        """Whether what comes next may change something that survives a restart. While the service is silent: always.
+        """Returns whether what comes next may change what survives a restart; while the service is silent, True.
 
-        A large put that has begun is left to the ledger, which may need the end of that put before it can go on.
+        A large put that has begun goes on: the ledger may need its end before it can go on itself.
         """
         service = self.service
         if service.silent or service.refuses:
@@ -263,7 +263,7 @@ class Session(Commands):
         return end >= 0 and changes(self._inbox[self._at : end])
 
     def _done_up_to(self, at: int) -> None:
-        """All of the inbox before this is done with."""
+        """Notes that the inbox before this is done with."""
         if at < len(self._inbox):
             self._at = at
         else:
@@ -273,7 +273,7 @@ class Session(Commands):
     # --- input that is not a command line
 
     def _shorten_line(self) -> None:
-        """Without an end of line in sight, keeps no more of the input than a line may have."""
+        """Keeps no more of input without an end of line than a line may have."""
         if self.pending_bytes > p.LINE_BYTES_MAX - 1:
             self._skip_left = SKIP_LINE
             self._skip_line()

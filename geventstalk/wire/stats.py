@@ -1,6 +1,6 @@
-"""The three statistics: of a job, of a tube, of the server. Their keys stand in upstream's order.
+"""The statistics of a job, of a tube and of the server. Their keys stand in upstream's order.
 
-This room must not change anything, and knows neither clients nor clocks.
+This module must not change anything, and knows neither clients nor clocks.
 Invariant: no number that is told is negative.
 """
 
@@ -96,7 +96,7 @@ def server_stats(
 
 
 def _figures(of: Engine | Tube, oldest: Oldest, now_ns: int) -> list[tuple[str, object]]:
-    """The keys that stats and stats-tube share, behind upstream's."""
+    """Returns the keys that stats and stats-tube share, behind upstream's."""
     values: list[object] = [*_NO_AGES]
     if oldest is not NO_JOBS:
         values = [0 if put_ns is None else max(0, now_ns - put_ns) // SECOND_NS for put_ns in oldest]
@@ -107,9 +107,9 @@ def _figures(of: Engine | Tube, oldest: Oldest, now_ns: int) -> list[tuple[str, 
 
 
 def _seconds_until(deadline_ns: int, now_ns: int) -> int:
-    """Whole seconds left; 0 for a deadline that has come and whose timer is still on its way.
+    """Returns the whole seconds left; 0 for a deadline that has come and whose timer is still on its way.
 
-    Commands that came together share one reading of the clock. Time passes between them all the same, so right after
+    Commands that came together share one reading of the clock, but time passes between them. So right after
     `pause-tube a 10` there are 9 whole seconds left, as upstream says.
     """
     return max(0, deadline_ns - now_ns - 1) // SECOND_NS

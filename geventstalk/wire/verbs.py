@@ -25,14 +25,14 @@ _NATIVE: Final = BUILD == "compiled"
 LIST_SLICE: Final = 256
 """Tubes that one slice of a list names. A longer list is written as the client reads it."""
 _MEASURE_SLICE: Final = 10_000
-"""Names whose lengths are added up in one slice: half a millisecond."""
+"""Names that one slice measures: half a millisecond."""
 _NAMES_PER_UNIT: Final = 16
 _STATS_UNITS: Final = 16
-"""What the server's statistics take, with a unit for each other command."""
+"""The work of the server's statistics, beside the unit of each command."""
 _SEARCH_UNITS: Final = 128
-"""What a slice of the search for the oldest jobs takes that is not at its end: a slice of its own."""
+"""The work of a slice of the search for the oldest jobs that is not at its end: a slice of its own."""
 _SOME_STATS_UNITS: Final = 4
-"""What the statistics of a job or a tube take."""
+"""The work of the statistics of a job or a tube."""
 
 
 class Verb:
@@ -229,19 +229,13 @@ class Reserve(Bare):
         client.reserve(FOR_EVER, now_ns)
 
 
-class PeekReady(Bare):
+class PeekFirst(Bare):
+    def __init__(self, words: bytes, statistic: str, state: int) -> None:
+        super().__init__(words, statistic)
+        self._state = state
+
     def do(self, client: Commands, now_ns: int) -> None:
-        client.found(client.engine.peek(client, READY))
-
-
-class PeekDelayed(Bare):
-    def do(self, client: Commands, now_ns: int) -> None:
-        client.found(client.engine.peek(client, DELAYED))
-
-
-class PeekBuried(Bare):
-    def do(self, client: Commands, now_ns: int) -> None:
-        client.found(client.engine.peek(client, BURIED))
+        client.found(client.engine.peek(client, self._state))
 
 
 class Stats(Bare):
@@ -271,9 +265,9 @@ _RESERVE_WITH_TIMEOUT: Final = ReserveWithTimeout(b"reserve-with-timeout ", "cmd
 VERBS: Final[tuple[Verb, ...]] = (
     _PUT,
     Peek(b"peek ", "cmd-peek"),
-    PeekReady(b"peek-ready", "cmd-peek-ready"),
-    PeekDelayed(b"peek-delayed", "cmd-peek-delayed"),
-    PeekBuried(b"peek-buried", "cmd-peek-buried"),
+    PeekFirst(b"peek-ready", "cmd-peek-ready", READY),
+    PeekFirst(b"peek-delayed", "cmd-peek-delayed", DELAYED),
+    PeekFirst(b"peek-buried", "cmd-peek-buried", BURIED),
     Reserve(b"reserve", "cmd-reserve"),
     _RESERVE_WITH_TIMEOUT,
     _DELETE,
@@ -336,7 +330,7 @@ def find(line: bytes) -> tuple[Verb, bytes]:
 
 
 def changes(line: bytes) -> bool:
-    """Whether a line without its CRLF is a command that may change what survives a restart."""
+    """Returns whether a line without its CRLF is a command that may change what survives a restart."""
     try:
         return find(line)[0].changes
     except p.ProtocolError:
@@ -344,7 +338,7 @@ def changes(line: bytes) -> bool:
 
 
 def is_put(data: bytes, at: int) -> bool:
-    """Whether a put begins there."""
+    """Returns whether a put begins at this position."""
     return data.startswith(_PUT.words, at)
 
 
