@@ -37,6 +37,12 @@ NONE: Final = "none"
 none that the database knows of."""
 
 
+TIMES: Final = 3
+"""An answer may take so many times what answers have taken lately."""
+FADE: Final = 7 / 8
+"""What is left of the longest one with each that is quicker."""
+
+
 class View(NamedTuple):
     """What one look shows. It may show what a failover of the database takes back. Nobody has led where `epoch` is 0.
 
@@ -74,6 +80,33 @@ class MemberFacts(NamedTuple):
     epoch: int
     place: int
     age_s: float
+
+
+class Told(NamedTuple):
+    """What the database knows when a node tells of itself: its own clock, in seconds since 1970, and a namesake.
+
+    `namesake` is the address of another process that has told under the same name since this one did; "" is none.
+    `older` says that this other process has begun to tell before this one did.
+    """
+
+    clock_s: float
+    namesake: str = ""
+    older: bool = False
+
+
+class Patience:
+    """How long an answer is waited for, by how long answers have taken lately. One that did not come took its time."""
+
+    def __init__(self) -> None:
+        self._lately_s = 0.0
+
+    def took(self, seconds: float) -> None:
+        """An answer has come, or is waited for no longer."""
+        self._lately_s = max(seconds, self._lately_s * FADE)
+
+    def between(self, least_s: float, most_s: float) -> float:
+        """How long to wait for the next one, within these bounds."""
+        return min(max(least_s, TIMES * self._lately_s), most_s)
 
 
 class Fence:
@@ -132,12 +165,16 @@ class Fence:
         """The wish is fulfilled, or not to be fulfilled."""
         raise NotImplementedError
 
-    def tell(self, facts: MemberFacts) -> None:
+    def tell(self, facts: MemberFacts) -> Told:
         """Tells the others of this node. `age_s` does not count."""
         raise NotImplementedError
 
     def members(self) -> list[MemberFacts]:
         """What all nodes have told, also those that are gone."""
+        raise NotImplementedError
+
+    def takeover_age_s(self) -> float | None:
+        """How long ago the process of the last epoch has claimed its first one. None when nobody knows."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -44,6 +44,7 @@ class Rows(Fence):
         self.wishes: list[str] = []
         self.obeys: Callable[[str], None] = lambda node: None
         self.down_until = 0.0
+        self.taken_s: float | None = None
         self._next_beat = self.now
         self.closed = False
 
@@ -86,6 +87,10 @@ class Rows(Fence):
     def members(self) -> list[MemberFacts]:
         self._trip()
         return list(self.told)
+
+    def takeover_age_s(self) -> float | None:
+        self._trip()
+        return self.taken_s
 
     def wish(self, node: str) -> None:
         self._trip()
@@ -163,16 +168,23 @@ def test_status_for_people(run: Callable[..., Ran]) -> None:
     )
 
 
+def test_status_says_since_when_a_node_leads(run: Callable[..., Ran]) -> None:
+    rows = two()
+    rows.taken_s = 7500.0
+    assert run(rows, "status").out.startswith("a leads, epoch 7, lease 1.0 s, for 2 h 5 min\n")
+
+
 def test_status_for_scripts(run: Callable[..., Ran]) -> None:
     rows = two()
     rows.change(wish="b", replication="asynchronous")
+    rows.taken_s = 7500.0
     ran = run(rows, "status", "--json")
     a, b = (
         {"node": node, "address": f"{node}:11300", "role": role, "epoch": 7, "lag": lag, "seen_s": 0.3}
         for node, role, lag in (("a", "active", 0), ("b", "standby", 2))
     )
     facts = {"leader": "a", "last": "a", "claims": None, "epoch": 7, "lease_s": 1.0, "wish": "b", "nodes": [a, b]}
-    assert ran.code == 0 and json.loads(ran.out) == {**facts, "replication": "asynchronous"}
+    assert ran.code == 0 and json.loads(ran.out) == {**facts, "replication": "asynchronous", "takeover_s": 7500.0}
 
 
 def test_no_node_leads(run: Callable[..., Ran]) -> None:

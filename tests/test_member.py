@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from geventstalk.cluster.lease import MARGIN, MS_NS, Lease
-from geventstalk.cluster.member import ACTIVE, BEATS, ENDED, LOOKS, STANDBY, Member
+from geventstalk.cluster.member import ACTIVE, BEATS, ENDED, LOOKS, SETTLED, STANDBY, Member
 from geventstalk.cluster.wants import (
     OPEN,
     REFUSED,
@@ -30,8 +30,8 @@ from geventstalk.cluster.wants import (
     Unwish,
 )
 from geventstalk.tasks import Wait
-from journal.errors import JournalError, JournalForked, JournalUnreachable
-from journal.fence import FenceUnreachable, Identity, MemberFacts, View
+from journal.errors import JournalError, JournalForked, JournalLocked, JournalUnreachable
+from journal.fence import FenceUnreachable, Identity, MemberFacts, Told, View
 
 LEASE_MS = 1000
 LOOK_MS = LEASE_MS // LOOKS
@@ -64,6 +64,7 @@ class Stage(Owner):
 
     def __init__(self) -> None:
         self.now_ns = 5 * 10**9
+        self.told = Told(0.0)  # what each telling is answered
         self.events: list[str] = []
         self.member = Member(Identity("a", "a:1", "a.1", LEASE_MS), lambda: self.now_ns, self)
         self.role, self.log, self.watch = self.member.tasks()
@@ -83,7 +84,9 @@ class Stage(Owner):
         while self.asked.is_a(Wait, Tell):
             if self.asked.is_a(Wait):
                 self._wait(self.asked.want)
-            self.asked = self._send(self.role, None)
+                self.asked = self._send(self.role, None)
+            else:
+                self.asked = self._send(self.role, self.told)
         return self.asked
 
     def log_answers(self, answer: Any) -> Asked:
@@ -550,6 +553,61 @@ def test_a_standby_that_cannot_claim_says_so_once(stage: Stage) -> None:
         stage.answers(FenceUnreachable("commits wait for the replica"))
         follow(stage, OTHER, 2 * LEASE_MS)
     assert len([line for line in stage.events if "claim" in line]) == 1
+
+
+# --- two processes of one name
+
+
+def moving(stage: Stage, view: View, told: Told, leases: int) -> None:
+    """The node that leads has its heartbeats for so long. Each telling is answered so."""
+    stage.told = told
+    for _ in range(MARGIN * leases):
+        seen = OTHER if stage.member.view is None else stage.member.view
+        follow(stage, view._replace(beat=(view.epoch, seen.beat[1] + 1)), LEASE_MS // MARGIN)
+
+
+OLDER, YOUNGER = Told(0.0, "b:1", True), Told(0.0, "b:1", False)
+
+
+def test_the_second_process_of_a_name_ends_at_its_start(stage: Stage) -> None:
+    with pytest.raises(JournalLocked, match="another process is node a as well, at b:1: give each its own name"):
+        moving(stage, OTHER, OLDER, SETTLED)
+
+
+def test_the_first_process_of_a_name_says_so_and_goes_on(stage: Stage) -> None:
+    moving(stage, OTHER, YOUNGER, 4)
+    said = [line for line in stage.events if "two processes are one node" in line]
+    assert len(said) == 1 and "b:1" in said[0] and stage.member.role == STANDBY
+    moving(stage, OTHER, Told(0.0), 2)
+    assert stage.events[-1] == "no other process has the name of this node any more"
+
+
+def test_who_follows_a_node_of_its_own_name_ends_though_it_began_first(stage: Stage) -> None:
+    with pytest.raises(JournalLocked):
+        moving(stage, OTHER._replace(node="a"), YOUNGER, SETTLED)
+
+
+def test_a_node_that_has_its_name_keeps_it_from_one_that_comes_back(stage: Stage) -> None:
+    """The other one was away from the database for days, and has begun first."""
+    moving(stage, OTHER, Told(0.0), SETTLED + 1)
+    moving(stage, OTHER, OLDER, 4)
+    assert stage.member.role == STANDBY
+
+
+def test_what_a_process_sent_before_its_end_is_no_second_process(stage: Stage) -> None:
+    """One statement of the process before, which was killed, came late."""
+    for _ in range(3):
+        moving(stage, OTHER, OLDER, 1)
+        moving(stage, OTHER, Told(0.0), 2)
+    assert stage.member.role == STANDBY and not any("two processes" in line for line in stage.events)
+
+
+def test_a_node_that_leads_does_not_end_for_its_name(leader: Stage) -> None:
+    leader.told = OLDER
+    for _ in range(5 * SETTLED):
+        leader.answers(leader.own(1))
+    assert leader.member.role == ACTIVE
+    assert len([line for line in leader.events if "two processes are one node" in line]) == 1
 
 
 # --- to hand over

@@ -19,6 +19,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import yaml
 
 from journal import fence_for, make_shared_log
 from journal.fence import Fence
@@ -40,6 +41,9 @@ pytestmark = pytest.mark.slow
 
 PATIENCE_S = 30.0
 LEASE_S = 0.5
+CALM = ("--lease", "3")
+"""For tests of handovers: on a busy machine a node with the lease above may take over by itself, or tell others of
+itself so seldom that it does not count as a standby that is there."""
 
 
 class Nodes:
@@ -277,6 +281,18 @@ def test_a_greeting_of_anything_else_is_no_command(nodes: Nodes) -> None:
             assert client.ask(greeting) == b"UNKNOWN_COMMAND\r\n"
 
 
+def test_a_second_process_of_a_name_ends_and_a_restart_does_not(nodes: Nodes) -> None:
+    one = nodes.start("one")
+    second = nodes.begin("one")
+    assert second.process.wait(PATIENCE_S) == 10
+    said = f"another process is node one as well, at 127.0.0.1:{one.port}: give each its own name (--node)"
+    assert nodes.log("one").count(said) >= 1
+    one.kill()
+    again = nodes.start("one")
+    time.sleep(4 * LEASE_S)
+    assert again.process.poll() is None and stats(again)["cluster-epoch"] == "2"
+
+
 def test_a_standby_ends_at_once_and_nobody_notices(nodes: Nodes) -> None:
     one = nodes.start("one")
     other = nodes.start("other")
@@ -289,8 +305,8 @@ def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(
     nodes: Nodes, postgres_server: Postgres
 ) -> None:
     path = nodes.folder / "beside"
-    one = nodes.start("one", "-l", f"unix:{path}")
-    other = nodes.start("other")
+    one = nodes.start("one", *CALM, "-l", f"unix:{path}")
+    other = nodes.start("other", *CALM)
     nodes.await_log("other", "one leads")
     fence = fence_for(nodes.url)
     refused = 0
@@ -327,7 +343,7 @@ def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(
 def test_what_http_tells_of_a_node(nodes: Nodes) -> None:
     ports = {"one": free_port(), "other": free_port()}
     web = {name: Web(port) for name, port in ports.items()}
-    started = {name: nodes.start(name, "--http", str(port)) for name, port in ports.items()}
+    started = {name: nodes.start(name, *CALM, "--http", str(port)) for name, port in ports.items()}
     nodes.await_log("other", "one leads")
     nodes.await_log("other", "replayed")
     where = f"one (127.0.0.1:{started['one'].port})"
@@ -358,9 +374,13 @@ def test_what_http_tells_of_a_node(nodes: Nodes) -> None:
         f"This node stands by: {where} leads. Change nothing here."
     ]
     assert server["node"] == {"serves": False, "role": "standby", "leader": where, "epoch": 1, "lag": 0}
+    document = yaml.safe_load((ROOT / "geventstalk" / "http" / "openapi.yaml").read_text())
+    documented_cluster = document["components"]["schemas"]["Cluster"]["properties"]
     for each in web.values():
         known = each.get("/cluster")
         assert (known["leader"], [one["node"] for one in known["nodes"]]) == ("one", ["one", "other"])
+        assert known["replication"] == "none" and 0 <= known["takeover_s"] < 600
+        assert known.keys() == documented_cluster.keys()
         assert known["console"] == f"http://127.0.0.1:{web['one'].port}/"
     status, _, body = web["other"].ask("POST", "/api/v1/cluster", {"promote": "nobody"})
     assert status == 503 and json.loads(body)["detail"].startswith("there is no node nobody")
@@ -567,11 +587,12 @@ def test_a_newer_schema_ends_the_start(nodes: Nodes, postgres_server: Postgres) 
     assert "newer geventstalk" in nodes.log("one")
 
 
+# Bug: On a busy machine the third node led before it was asked to, and was waited for as a standby.
 def test_what_the_manager_hears(nodes: Nodes, tmp_path: Path) -> None:
     manager = FakeManager(str(tmp_path / "notify"))
     env = {"NOTIFY_SOCKET": manager.address}
-    other = nodes.start("other")
-    one = nodes.begin("one", env=env)
+    other = nodes.start("other", *CALM)
+    one = nodes.begin("one", *CALM, env=env)
     heard: list[dict[str, str]] = []
 
     def hears(name: str, value: str) -> None:
@@ -583,7 +604,7 @@ def test_what_the_manager_hears(nodes: Nodes, tmp_path: Path) -> None:
     other.kill()
     hears("STATUS", "Serving: ")
     fence = fence_for(nodes.url)
-    nodes.start("third")
+    nodes.start("third", *CALM)
     wish(fence, "third")
     hears("RELOADING", "1")
     assert heard[-1]["MONOTONIC_USEC"].isdecimal()

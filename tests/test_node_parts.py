@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import socket
 import time
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ import pytest
 
 from geventstalk.cluster import node as node_of
 from geventstalk.cluster import relay
+from geventstalk.cluster.clocks import Clocks
 from geventstalk.cluster.member import Member
 from geventstalk.cluster.wants import SILENT
 from geventstalk.config import load
-from journal.fence import Identity
+from journal.fence import TIMES, Identity, Patience
 from tests.support.postgres import have_psycopg
 
 
@@ -102,3 +104,46 @@ def test_a_name_server_that_is_cut_off_holds_nobody_up(monkeypatch: pytest.Monke
         node_of.resolve("somewhere")
     assert node_of._knock("somewhere:11300", "b.1") == SILENT
     assert time.monotonic() - begun_s < 30
+
+
+def test_a_wall_clock_that_is_off_is_told_once_and_so_is_its_end() -> None:
+    clocks = Clocks()
+    said = [
+        clocks.compare(database_s, before_s, after_s)
+        for database_s, before_s, after_s in (
+            (1000.0, 1000.5, 1001.0),  # nobody sets clocks better than this
+            (1001.0, 8201.0, 8201.2),
+            (1002.0, 8202.0, 8202.2),
+            (1003.0, 8204.5, 8204.5),  # it drifts
+            (1004.0, 1004.1, 1004.2),
+            (1004.5, 8204.5, 8204.5),
+            (1005.0, 995.0, 995.1),
+            (1006.0, 1000.0, 1020.0),  # the question took long: nobody knows
+        )
+    ]
+    assert [line.partition(" the database")[0] for line in said if line] == [
+        "the wall clock of this host is 7200.1 s ahead of",
+        "the wall clock of this host agrees with",
+        "the wall clock of this host is 7200.0 s ahead of",
+        "the wall clock of this host is 10.0 s behind",
+    ]
+    assert round(clocks.ahead_s, 2) == -9.95
+
+
+def test_patience_follows_what_answers_took_within_its_bounds() -> None:
+    """Whatever they took: never less than today's, never more than the lease allows, and back when they are quick."""
+    draw = random.Random(7)
+    for _ in range(300):
+        patience, least_s = Patience(), draw.uniform(0.05, 5)
+        most_s = least_s * draw.choice((1, 1.5, 3))
+        assert patience.between(least_s, most_s) == least_s
+        for _ in range(30):
+            took_s = draw.choice((0.0, 0.001, least_s, 10.0)) * draw.random()
+            patience.took(took_s)
+            found = patience.between(least_s, most_s)
+            assert least_s <= found <= most_s and found >= min(TIMES * took_s, most_s)
+            patience.took(0.0)
+            assert patience.between(least_s, most_s) <= found
+        for _ in range(60):
+            patience.took(0.001)
+        assert patience.between(least_s, most_s) == least_s

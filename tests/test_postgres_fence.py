@@ -10,14 +10,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from journal.fence import FenceStale, FenceUnreachable, Identity, MemberFacts, View
+from journal.fence import FenceStale, FenceUnreachable, Identity, MemberFacts, Patience, View
 from tests.support.postgres import Pair, Postgres, have_psycopg, new_schema
 
 if not have_psycopg():
     pytest.skip("psycopg is not installed", allow_module_level=True)
 
 from journal.postgres import schema
-from journal.postgres.fence import PostgresFence
+from journal.postgres.fence import LATE, PostgresFence
 from journal.postgres.link import CONNECT_S, Link, Refused
 from journal.postgres.place import Place
 
@@ -66,6 +66,24 @@ def test_nobody_has_led_a_new_log(url: str, fences: Make) -> None:
     view = fences(url).look()
     assert (view.epoch, view.node, view.incarnation, view.owed_ms, view.wish) == (0, "", "", 0, "")
     assert view.timeline == 1 and view.system > 0
+
+
+def test_a_takeover_is_dated_and_a_newer_epoch_of_the_same_process_is_none(
+    postgres_server: Postgres, url: str, fences: Make
+) -> None:
+    one, other = fences(url, "one"), fences(url, "other")
+    assert one.takeover_age_s() is None
+    claim(one)
+    age_s = other.takeover_age_s()
+    assert age_s is not None and 0 <= age_s < 30
+    back = f"UPDATE {Place(url).schema}.meta SET value = value - 7200 * 1000000::bigint WHERE name = 'claimed'"
+    postgres_server.ask(back)
+    assert claim(one).epoch == 2 and not other.claim(one.look()._replace(epoch=1), 0)
+    age_s = other.takeover_age_s()
+    assert age_s is not None and 7200 <= age_s < 7230
+    claim(other)
+    age_s = one.takeover_age_s()
+    assert age_s is not None and 0 <= age_s < 30
 
 
 def test_of_two_that_claim_one_gets_it(url: str, fences: Make) -> None:
@@ -162,6 +180,37 @@ def test_nodes_tell_of_themselves(url: str, fences: Make) -> None:
     one.tell(MemberFacts("one", "one:1", "active", 1, 9, 0.0))
     (facts,) = operator.members()
     assert facts[:5] == ("one", "one:1", "active", 1, 9) and 0 <= facts.age_s < 30
+
+
+def test_two_processes_of_one_name_hear_of_each_other(postgres_server: Postgres, url: str, fences: Make) -> None:
+    """What a process told that has ended says nothing, and neither does a failover that takes back what was told."""
+    facts = MemberFacts("one", "one:1", "standby", 0, 7, 0.0)
+    before = fences(url, "one")
+    before.tell(facts._replace(address="before:1"))
+    one, other = fences(url, "one"), fences(url, "one")
+    told = one.tell(facts)
+    (((now,),)) = postgres_server.ask("SELECT extract(epoch FROM clock_timestamp())")
+    assert told.namesake == "" and abs(told.clock_s - float(now or 0)) < 30
+    assert other.tell(facts._replace(address="other:1")).namesake == "", "it may be a new process of that node"
+    assert one.tell(facts)[1:] == ("other:1", False)
+    assert one.tell(facts).namesake == ""
+    assert other.tell(facts)[1:] == ("one:1", True)
+    schema = Place(url).schema
+    postgres_server.ask(f"UPDATE {schema}.meta SET value = 1 WHERE name = 'process of one'")
+    postgres_server.ask(f"UPDATE {schema}.member SET seen = seen - interval '1 hour'")
+    assert one.tell(facts).namesake == ""
+
+
+def test_answers_are_waited_for_by_how_long_they_took_lately(url: str, fences: Make) -> None:
+    one = fences(url, "one", lease_ms=2000)
+    for lately_s, waits_s, lock in ((0.0, 2.0, b"500"), (1.2, 3.6, b"1500"), (50.0, 6.0, b"1500")):
+        one._patience = Patience()
+        one._patience.took(lately_s)
+        one._ask("SELECT 1", most=LATE)
+        assert one._link.answer_s == pytest.approx(waits_s)
+        assert one._link.execute("SELECT setting FROM pg_settings WHERE name = 'lock_timeout'").rows == [(lock,)]
+        one._ask("SELECT 1")
+        assert one._link.answer_s == 2.0, "a heartbeat that comes later is worth nothing"
 
 
 def test_a_session_that_is_there_is_seen(url: str, fences: Make) -> None:

@@ -6,6 +6,8 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +17,13 @@ import pytest
 from journal.errors import JournalLocked, JournalNewer, JournalUnreachable
 from tests.clients.programs import missing
 from tests.support.postgres import Pair, Postgres, have_psycopg, new_schema
-from tests.support.process import free_port
+from tests.support.process import ROOT, free_port
 
 if not have_psycopg():
     pytest.skip("psycopg is not installed", allow_module_level=True)
 
 from psycopg.pq import DiagnosticField
+from psycopg.pq.misc import find_libpq_full_path
 
 from journal.postgres import schema
 from journal.postgres.link import CONNECT_S, Link, Refused, Stale
@@ -90,6 +93,69 @@ def test_nobody_listens_and_no_such_database(postgres_server: Postgres) -> None:
         Link(Place(f"postgresql://x@127.0.0.1:{free_port()}/d")).connect()
     with pytest.raises(JournalLocked, match="no_such"):
         Link(Place(f"postgresql://geventstalk@127.0.0.1:{postgres_server.port}/no_such")).connect()
+
+
+class Refusing:
+    """A server that lets no connection in, for a reason in the language of its administrator."""
+
+    def __init__(self, state: str, text: str) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.place = f"postgresql://u@127.0.0.1:{self._listener.getsockname()[1]}/d?sslmode=disable"
+        fields = {"S": "FATAL", "V": "FATAL", "C": state, "M": text, "F": "postinit.c", "L": "1", "R": "InitPostgres"}
+        said = b"".join(name.encode() + value.encode() + b"\0" for name, value in fields.items()) + b"\0"
+        self._says = b"E" + (len(said) + 4).to_bytes(4, "big") + said
+        self._thread = threading.Thread(target=self._refuse, daemon=True)
+        self._thread.start()
+
+    def _refuse(self) -> None:
+        with suppress(OSError):
+            while True:
+                with self._listener.accept()[0] as sock:
+                    sock.recv(1000)
+                    sock.sendall(self._says)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(30)
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "kind"),
+    [
+        ("28P01", "Passwort-Authentifizierung für Benutzer »u« fehlgeschlagen", JournalLocked),
+        ("28000", "nincs pg_hba.conf bejegyzés", JournalLocked),
+        ("3D000", 'データベース"d"は存在しません', JournalLocked),
+        ("42501", "keine Berechtigung für Datenbank d", JournalLocked),
+        ("57P03", "das Datenbanksystem startet", JournalUnreachable),
+        ("53300", "authentication failed for 28P01: too many clients", JournalUnreachable),
+    ],
+)
+def test_a_refusal_is_known_by_its_state_in_any_language(state: str, text: str, kind: type[Exception]) -> None:
+    refusing = Refusing(state, text)
+    try:
+        with pytest.raises((JournalLocked, JournalUnreachable)) as caught:
+            linked(refusing.place)
+        assert type(caught.value) is kind and str(caught.value).endswith(f"FATAL: {state}: {text}")
+    finally:
+        refusing.close()
+
+
+def test_a_refusal_is_known_with_each_kind_of_psycopg(postgres_server: Postgres) -> None:
+    """One without compiled parts, as distributions have it, loads the system's libpq."""
+    code = (
+        "from journal.errors import JournalLocked; from journal.postgres.link import Link, pq\n"
+        "from journal.postgres.place import Place; import sys; assert pq.__impl__ == 'python', pq.__impl__\n"
+        "try: Link(Place(sys.argv[1])).connect()\nexcept JournalLocked as error: print(error)\n"
+    )
+    if find_libpq_full_path() is None:
+        missing("libpq is not installed")
+    place = f"postgresql://geventstalk@127.0.0.1:{postgres_server.port}/no_such"
+    environment = {**os.environ, "PSYCOPG_IMPL": "python"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, place], env=environment, capture_output=True, text=True, cwd=ROOT
+    )
+    assert "3D000" in done.stdout and "postinit" not in done.stdout, done
 
 
 def test_the_schema_is_made_once(postgres_url: str) -> None:

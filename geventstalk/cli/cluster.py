@@ -115,6 +115,8 @@ def _status(seen: Watch, as_json: bool) -> int:
 def _headline(status: Status) -> str:
     if status.leader:
         text = f"{status.leader} leads, epoch {status.epoch}, lease {time_of(status.lease_s)}"
+        if status.takeover_s is not None:
+            text += f", for {age(status.takeover_s)}"
     elif status.claims:
         what = "is taking over" if status.last else "has the journal to itself"
         text = f"no node leads; {status.claims} {what}, epoch {status.epoch}"
@@ -156,6 +158,7 @@ def facts_of(status: Status) -> dict[str, Any]:
         "lease_s": status.lease_s,
         "wish": status.wish or None,
         "replication": status.replication or None,
+        "takeover_s": None if status.takeover_s is None else round(status.takeover_s, 3),
         "nodes": nodes,
     }
 

@@ -34,8 +34,8 @@ from geventstalk.cluster.wants import (
     Want,
 )
 from geventstalk.tasks import Flag, Wait
-from journal.errors import JournalForked, JournalUnreachable
-from journal.fence import ASYNCHRONOUS, NONE, SYNCHRONOUS, Identity, MemberFacts, View
+from journal.errors import JournalForked, JournalLocked, JournalUnreachable
+from journal.fence import ASYNCHRONOUS, NONE, SYNCHRONOUS, Identity, MemberFacts, Told, View
 
 STARTING: Final = "starting"
 STANDBY: Final = "standby"
@@ -53,6 +53,7 @@ COMMIT: Final = (
     "the database of the cluster confirms no commit",
     "the database of the cluster confirms commits again",
 )
+NAME: Final = ("two processes are one node", "no other process has the name of this node any more")
 LOG: Final = ("the log in the database cannot be reached", "the log in the database can be reached again")
 """What an operator is told when it fails, and when it succeeds again. Each by itself: looks may succeed while no
 heartbeat does."""
@@ -81,6 +82,11 @@ PATIENCE: Final = 10
 """For so many leases a claim waits for a log that cannot be reached. Then it lets another node try."""
 FRESH: Final = 3
 """A node that has told nothing for so many leases does not count as there."""
+NAMESAKES: Final = 2
+"""So often in a row another process has told under the name of this node when it surely lives: of one that has ended,
+one statement at the most was still on its way."""
+SETTLED: Final = 8
+"""A process that has told so often has the name of its node. Before, it leaves it to another that lives."""
 
 Answer = Generator[Want, Any, bool]
 """A part of a task that says yes or no."""
@@ -119,6 +125,7 @@ class Member:
         self._knock_ns = 0  # when to knock there again
         self._knock_rest_ns = self._look_ns
         self._tell_ns = 0  # when to tell of this node again
+        self._tells = self._namesakes = 0  # how often it has told, and has found that a namesake told since
         self._troubles: dict[tuple[str, str], tuple[int, int]] = {}  # when to tell of it again, and then
         self._serve_ns = 0  # when the leases of earlier nodes have run out, once this node has claimed
         self._silent = False  # whether the owner was told that the lease has run out
@@ -649,11 +656,34 @@ class Member:
         me, view = self.me, self.view
         epoch = self.epoch or (0 if view is None else view.epoch)
         try:
-            yield Tell(MemberFacts(me.node, me.address, role, epoch, self._place(), 0.0))
+            told: Told = yield Tell(MemberFacts(me.node, me.address, role, epoch, self._place(), 0.0))
         except JournalUnreachable as error:
             self._fails(LOOK, error)
+            return
+        self._tells += 1
+        if told.namesake:
+            self._meet(told, role)
+        else:
+            self._namesakes = 0
+            self._succeeds(NAME)
 
-    def _fails(self, what: tuple[str, str], error: JournalUnreachable) -> None:
+    def _meet(self, told: Told, role: str) -> None:
+        """Another process has told under the name of this node. Raises JournalLocked in the second one of a name.
+
+        That is the one which began later and is still at its start, or which follows the other one. A node that leads
+        never ends for its name.
+        """
+        self._namesakes += 1
+        if self._namesakes < NAMESAKES:
+            return
+        me = self.me
+        other = f"another process is node {me.node} as well, at {told.namesake}: give each its own name (--node)"
+        led = self.view is not None and self.view.node == me.node
+        if role in (STARTING, STANDBY) and self._tells <= SETTLED and (told.older or led):
+            raise JournalLocked(other)
+        self._fails(NAME, other)
+
+    def _fails(self, what: tuple[str, str], error: JournalUnreachable | str) -> None:
         """Says so once, and then more and more rarely."""
         now_ns = self._clock()
         again_ns, rest_ns = self._troubles.get(what, (now_ns, REPEAT_NS))

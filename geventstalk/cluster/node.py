@@ -20,6 +20,7 @@ import gevent
 from gevent import socket as green
 from gevent.event import Event
 
+from geventstalk.cluster.clocks import Clocks
 from geventstalk.cluster.member import Member
 from geventstalk.cluster.relay import Relays, Stranger, answer_to, connect, greet, greeting_bytes, has_gone
 from geventstalk.cluster.wants import (
@@ -33,6 +34,7 @@ from geventstalk.cluster.wants import (
     ReadOn,
     ResumeLog,
     Steps,
+    Tell,
     Want,
     ask,
     drive,
@@ -134,6 +136,7 @@ class Node(Owner):
         self.serves = False
         self.shared: SharedLog | None = None
         self.relays = Relays()
+        self.clocks = Clocks()
         self._engine = engine
         self._host = host
         self._log = log
@@ -204,6 +207,11 @@ class Node(Owner):
         """Returns the name of the way in which the database replicates the log; empty while unknown."""
         view = self.member.view
         return "" if view is None else view.replication
+
+    @property
+    def clock_ahead_s(self) -> float:
+        """How far the wall clock of this host is ahead of the database's."""
+        return self.clocks.ahead_s
 
     @property
     def seen(self) -> list[int]:
@@ -331,9 +339,14 @@ class Node(Owner):
             return shared.lead(want.epoch) if isinstance(want, LeadLog) else shared.resume(want.epoch)
         fence = self._fence
         assert fence is not None
+        asked_ns = self._wall_clock()
         answer = ask(fence, want)
         if isinstance(want, Beat):
             self._doubt(fence.linked_ns)
+        elif isinstance(want, Tell) and (
+            off := self.clocks.compare(answer.clock_s, asked_ns / 1e9, self._wall_clock() / 1e9)
+        ):
+            self.tells(off)
         return answer
 
     def _doubt(self, linked_ns: int) -> None:

@@ -61,7 +61,7 @@ class Unwish(NamedTuple):
 
 
 class Tell(NamedTuple):
-    """Fence.tell(). No answer."""
+    """Fence.tell(). The answer is a Told."""
 
     facts: MemberFacts
 

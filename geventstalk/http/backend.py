@@ -104,6 +104,10 @@ class NodeView(Protocol):
         """The database's replication of the log, in a word; empty when that is unknown."""
 
     @property
+    def clock_ahead_s(self) -> float:
+        """How far the wall clock of this host is ahead of the database's."""
+
+    @property
     def passed(self) -> int:
         """The number of connections that the node relays."""
 

@@ -206,6 +206,8 @@ class Metrics:
             "How the database replicates the log.",
             [("", {"mode": mode}, float(mode == node.replication)) for mode in REPLICATIONS],
         )
+        text = "How far the wall clock of this host is ahead of the database's."
+        yield _value("geventstalk_cluster_clock_ahead_seconds", text, node.clock_ahead_s)
         yield _value("geventstalk_cluster_passed_connections", "Connections passed through to a node.", node.passed)
 
     def _of_process(self) -> Iterator[_Family]:

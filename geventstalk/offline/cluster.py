@@ -46,7 +46,7 @@ class Status(NamedTuple):
     """The present state of a cluster. `leader` is "" when no node leads; `last` is then the node that led last.
 
     `claims` names the holder of the epoch that does not serve: a node that takes over, or a command with the journal to
-    itself.
+    itself. `takeover_s` is how long ago the process of the epoch began to lead; None when that is not known.
     """
 
     leader: str
@@ -56,6 +56,7 @@ class Status(NamedTuple):
     lease_s: float
     wish: str
     replication: str
+    takeover_s: float | None
     nodes: list[Node]
 
 
@@ -101,7 +102,10 @@ class Watch:
         order = sorted(nodes.values(), key=lambda each: (each.node != leader, each.role in (GONE, ENDED), each.node))
         last = view.node if view.address else ""
         claims = view.node if alive and view.owed_ms else ""
-        return Status(leader, last, claims, view.epoch, view.lease_ms / 1000, view.wish, view.replication, order)
+        taken_s = self._fence.takeover_age_s()
+        return Status(
+            leader, last, claims, view.epoch, view.lease_ms / 1000, view.wish, view.replication, taken_s, order
+        )
 
     def _look_closely(self) -> tuple[View, bool]:
         """Returns the rows, and whether the node of the last epoch is alive."""

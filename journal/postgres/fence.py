@@ -22,6 +22,8 @@ from journal.fence import (
     FenceUnreachable,
     Identity,
     MemberFacts,
+    Patience,
+    Told,
     View,
 )
 from journal.postgres.link import POOLED, Answer, Link, Refused, Resolver, Stale, Waiter, poll
@@ -30,10 +32,12 @@ from journal.postgres.place import Place
 NOBODY: Final = Identity("", "", "", 1000)
 """For whoever only looks and wishes."""
 LOCK_PART: Final = 4
-"""A claim waits so small a part of a deadline for a lock, and then sees who holds it."""
+"""A claim waits so small a part of a lease for a lock, and then sees who holds it. Where answers take long it waits
+longer, up to all but that part."""
+LATE: Final = 3
+"""An answer on which no lease depends may take so many leases. A node that told nothing for so long counts as gone."""
 _LEADER: Final = "epoch, node, address, incarnation, lease_ms, owed_ms, released, successor"
 _SESSION: Final = (
-    "SET lock_timeout = {lock_ms};"
     "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"
     " WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, false)"
 )
@@ -67,6 +71,16 @@ _CLAIM: Final = (
     "UPDATE {schema}.leader SET epoch = epoch + 1, node = $3, address = $4, incarnation = $5, lease_ms = $6,"
     " owed_ms = $7, released = false, successor = '', pid = pg_backend_pid() {where}"
 )
+_TAKE_OVER: Final = (
+    "WITH ok AS (" + _CLAIM + " RETURNING 1)"
+    " INSERT INTO {schema}.meta SELECT 'claimed', extract(epoch FROM clock_timestamp()) * 1000000 FROM ok"
+    " ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"
+)
+"""The claim of a process that did not have the epoch before."""
+_TAKEN: Final = (
+    "SELECT greatest(0, extract(epoch FROM clock_timestamp()) - value / 1000000.0) FROM {schema}.meta"
+    " WHERE name = 'claimed'"
+)
 _CONFIRM: Final = (
     "WITH free AS (SELECT pg_try_advisory_xact_lock({key}) AS yes)"
     " INSERT INTO {schema}.meta SELECT 'commits of ' || $1, 1 FROM free WHERE yes"
@@ -87,11 +101,19 @@ _HOLDERS: Final = (
 """Who has a share of the row's lock, or all of it, and does not wait for it. And whether that one waits for a replica,
 or is another user's, so that nobody can know."""
 _TELL: Final = (
-    "WITH c AS (SELECT set_config('synchronous_commit', 'off', true))"
-    " INSERT INTO {schema}.member SELECT $1, $2, $3, $4, $5, clock_timestamp() FROM c ON CONFLICT (node) DO UPDATE SET"
+    "WITH c AS (SELECT set_config('synchronous_commit', 'off', true)), now AS (SELECT clock_timestamp() AS at),"
+    " before AS (SELECT address, value, extract(epoch FROM seen) AS seen FROM {schema}.member, {schema}.meta"
+    " WHERE node = $1 AND name = 'process of ' || node),"
+    " mine AS (INSERT INTO {schema}.meta SELECT 'process of ' || $1,"
+    " CASE $6::bigint WHEN 0 THEN (extract(epoch FROM at) * 1000000)::bigint ELSE $6::bigint END FROM c, now"
+    " ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value RETURNING value),"
+    " told AS (INSERT INTO {schema}.member SELECT $1, $2, $3, $4, $5, at FROM c, now ON CONFLICT (node) DO UPDATE SET"
     " address = EXCLUDED.address, role = EXCLUDED.role, epoch = EXCLUDED.epoch, place = EXCLUDED.place,"
-    " seen = EXCLUDED.seen"
+    " seen = EXCLUDED.seen)"
+    " SELECT extract(epoch FROM at), mine.value, address, before.value, before.seen"
+    " FROM now, mine LEFT JOIN before ON true"
 )
+"""A process marks what it tells with the moment, in microseconds, at which it first did so."""
 _MEMBERS: Final = (
     "SELECT node, address, role, epoch, place, greatest(0, extract(epoch FROM clock_timestamp() - seen))"
     " FROM {schema}.member ORDER BY node"
@@ -113,7 +135,11 @@ class PostgresFence(Fence):
         self._me = me
         self._link = Link(place, wait, resolve)
         self._tells = tells
-        self._deadline_s = self._link.answer_s = me.lease_ms / 1000
+        self._lease_s = self._link.answer_s = me.lease_ms / 1000
+        self._patience = Patience()
+        self._lock_s = 0.0  # how long a statement of the session waits for a lock
+        self._mark = 0  # of what this process tells; 0 before it has
+        self._told_s = 0.0  # when it did last, by the database's clock
         self._link.patient = False
         self._schema = place.schema
         self._attempts = 0  # of heartbeats
@@ -123,7 +149,7 @@ class PostgresFence(Fence):
         self._look = self._sql(_LOOK, _KEY.format(schema=self._schema, word="incarnation"))
         self._beat = self._sql(_BEAT)
         self._serve = self._sql(_SERVE)
-        self._claim = self._sql(_CLAIM)
+        self._claims = {False: self._sql(_TAKE_OVER), True: self._sql(_CLAIM)}  # by whether it has the epoch
 
     def _sql(self, text: str, key: str = "") -> str:
         return text.format(schema=self._schema, leader=_LEADER, where=_WHERE, key=key, copies=_COPIES)
@@ -131,22 +157,23 @@ class PostgresFence(Fence):
     # --- the questions
 
     def look(self) -> View:
-        rows = self._ask(self._look).rows
+        rows = self._ask(self._look, most=LATE).rows
         if not rows:
             raise FenceUnreachable(f"{self._link.shown}: a row of leader, beat or wish in {self._schema} is gone")
         return self._view(rows[0])
 
     def claim(self, seen: View, owed_ms: int) -> bool:
         me = self._me
+        sql = self._claims[seen.incarnation == me.incarnation]
         values = _texts(seen.epoch, seen.incarnation, me.node, me.address, me.incarnation, me.lease_ms, owed_ms)
         try:
-            return self._ask(self._claim, values).changed == 1
+            return self._ask(sql, values).changed == 1
         except _LockTimeout:
             view = self.look()
             if (view.epoch, view.incarnation) != (seen.epoch, seen.incarnation):
                 return False
             self._end_who_hangs()
-            return self._ask(self._claim, values).changed == 1
+            return self._ask(sql, values).changed == 1
 
     def _end_who_hangs(self) -> None:
         """Ends writers of the old epoch. One that waits for the replica has committed, and is left alone."""
@@ -192,14 +219,24 @@ class PostgresFence(Fence):
     def unwish(self, node: str) -> None:
         self._ask(self._sql("UPDATE {schema}.wish SET node = '' WHERE node = $1"), _texts(node))
 
-    def tell(self, facts: MemberFacts) -> None:
-        self._ask(self._sql(_TELL), _texts(*facts[:5]))
+    def tell(self, facts: MemberFacts) -> Told:
+        mark, since_s = self._mark, self._told_s
+        ((clock, mine, *before),) = self._ask(self._sql(_TELL), _texts(*facts[:5], mark), LATE).rows
+        self._mark, self._told_s = _int(mine), float(_str(clock))
+        address, other, seen = before
+        if not mark or other is None or _int(other) == mark or float(_str(seen)) <= since_s:
+            return Told(self._told_s)
+        return Told(self._told_s, _str(address), _int(other) < mark)
 
     def members(self) -> list[MemberFacts]:
         return [
             MemberFacts(_str(node), _str(address), _str(role), _int(epoch), _int(place), float(_str(age)))
-            for node, address, role, epoch, place, age in self._ask(self._sql(_MEMBERS)).rows
+            for node, address, role, epoch, place, age in self._ask(self._sql(_MEMBERS), most=LATE).rows
         ]
+
+    def takeover_age_s(self) -> float | None:
+        rows = self._ask(self._sql(_TAKEN), most=LATE).rows
+        return float(_str(rows[0][0])) if rows else None
 
     def close(self) -> None:
         self._link.close()
@@ -218,13 +255,24 @@ class PostgresFence(Fence):
 
     # --- the connection
 
-    def _ask(self, sql: str, values: Sequence[bytes | None] = ()) -> Answer:
-        """Raises _LockTimeout, FenceUnreachable, FenceStale; JournalLocked and others when it never was connected."""
-        link = self._link
+    def _ask(self, sql: str, values: Sequence[bytes | None] = (), most: int = 1) -> Answer:
+        """The answer may take a lease, and up to `most` of them where answers have taken long lately.
+
+        Raises _LockTimeout, FenceUnreachable, FenceStale; JournalLocked and others when it never was connected."""
+        link, patience = self._link, self._patience
+        link.answer_s = patience.between(self._lease_s, most * self._lease_s)
+        lock_s = patience.between(self._lease_s / LOCK_PART, self._lease_s * (LOCK_PART - 1) / LOCK_PART)
         try:
             if not link.up:
                 self._connect()
-            answer = link.execute(sql, values, seconds=self._deadline_s)
+            if not self._lock_s / 2 < lock_s < self._lock_s * 2:
+                self._lock_s = lock_s
+                link.run(f"SET lock_timeout = {max(50, round(lock_s * 1000))}")
+            begun_s = time.monotonic()
+            try:
+                answer = link.execute(sql, values)
+            finally:
+                patience.took(time.monotonic() - begun_s)
         except FenceUnreachable:
             link.close()
             raise
@@ -248,10 +296,10 @@ class PostgresFence(Fence):
         return answer
 
     def _connect(self) -> None:
-        lock_ms = max(50, int(self._deadline_s * 1000) // LOCK_PART)
         link = self._link
         begun_ns = time.monotonic_ns()
-        link.connect(_SESSION.format(lock_ms=lock_ms))
+        self._lock_s = 0.0
+        link.connect(_SESSION)
         for each in link.untold:
             self._tell_once(each)
         if self._me.incarnation:

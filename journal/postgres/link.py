@@ -7,14 +7,19 @@ for the replica was cancelled says success, and warns (01000).
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import re
 import select
+import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
-from typing import Final, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from psycopg import pq
 from psycopg.errors import Error as PsycopgError
+from psycopg.pq.misc import find_libpq_full_path
 
 from journal.errors import JournalError, JournalLocked, JournalUnreachable
 from journal.postgres.place import Place
@@ -77,14 +82,22 @@ GONE: Final = ("3F000", "42P01")
 _UNRELATED: Final = (b"varsup.c", b"multixact.c")
 """PostgreSQL's files whose warnings say nothing of the statement: that numbers of transactions run out in some weeks.
 They come with each commit until somebody has run VACUUM."""
-_LOCKED: Final = (
-    "authentication failed",
-    "no pg_hba.conf entry",
-    "no password supplied",
-    'FATAL: database "',
-    'FATAL: role "',
-)
-"""What libpq says when another try changes nothing: it gives no SQLSTATE of a connection that failed."""
+LOCKED: Final = ("28", "3D000", "42501", "55000")
+"""What a connection is refused with when another try changes nothing: this user, no such database, no right to it."""
+_STATE: Final = re.compile(r":  ([0-9A-Z]{5}): ")
+_SOURCE: Final = re.compile(r"\n[^\n]*:  \w+, \w+\.c:\d+")
+_VERBOSE: Final = 2
+"""libpq says a SQLSTATE of a connection that failed only so (PQERRORS_VERBOSE), and then its place in the source, too.
+All words around them are in the language of the server."""
+
+
+@functools.cache
+def _set_verbosity() -> Callable[[int | None, int], int]:
+    """libpq's PQsetErrorVerbosity, which psycopg does not have, out of the library that psycopg has loaded."""
+    path = sys.modules[pq.PGconn.__module__].__file__ or ""
+    function = ctypes.CDLL(find_libpq_full_path() if path.endswith(".py") else path).PQsetErrorVerbosity
+    function.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    return function
 
 
 _REPLICA: Final = ("session is read-only", "hot standby")
@@ -374,8 +387,9 @@ class Link:
 
     def _connecting(self, words: dict[str, str]) -> Generator[Need, bool, None]:
         text = " ".join(f"{name}='{_quoted(value)}'" for name, value in words.items())
-        conn = pq.PGconn.connect_start(text.encode())
-        self._conn = conn
+        made: Any = pq.PGconn.connect_start(text.encode())
+        _set_verbosity()(made.pgconn_ptr, _VERBOSE)  # which psycopg's interface leaves out
+        self._conn = conn = made
         end = time.monotonic() + CONNECT_S
         where = words.get("host", "") or words.get("hostaddr", "") or "its socket"
         state = pq.PollingStatus.WRITING
@@ -389,8 +403,9 @@ class Link:
             if state in (pq.PollingStatus.OK, pq.PollingStatus.FAILED):
                 break
         if conn.status != pq.ConnStatus.OK:
-            text = _line(conn.get_error_message())
-            locked = any(each in text for each in _LOCKED)
+            text = conn.get_error_message()
+            locked = conn.needs_password or any(each.startswith(LOCKED) for each in _STATE.findall(text))
+            text = _line(_SOURCE.sub("", text))
             raise (JournalLocked if locked else JournalUnreachable)(f"{self.shown}: {text}")
 
     def _notice(self, result: pq.abc.PGresult) -> None:

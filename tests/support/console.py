@@ -270,6 +270,8 @@ class World:
             "node": self.node,
         }
 
+    replication = "synchronous"
+
     def cluster(self) -> dict[str, Any]:
         nodes = [
             {
@@ -279,6 +281,7 @@ class World:
             for at, name in enumerate(("one", "two", "three"))
         ]  # fmt: skip
         told = {"leader": self.leader, "last": self.leader, "claims": None, "epoch": 7, "lease_s": 1.0, "wish": None}
+        told |= {"replication": self.replication, "takeover_s": 7500.0}
         return told | {"nodes": nodes, "console": "http://127.0.0.1:9/"}
 
     def tube_page(self, query: dict[str, str]) -> Answer:

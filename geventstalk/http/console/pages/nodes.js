@@ -7,6 +7,12 @@ import { usePoll } from "../live.js";
 import { Age, Empty, Facts, Fault, Loading, useTitle, Stale } from "../parts.js";
 import { Table } from "../table.js";
 
+const REPLICATION = {
+  synchronous: "Each commit waits for a replica",
+  asynchronous: "No commit waits for a replica: a failover of the database may lose what was acknowledged",
+  none: "The database has no replica: the journal is where its one server keeps it",
+};
+
 export function Nodes() {
   useTitle("Nodes");
   const { data, problem, at, loading, reload } = usePoll("nodes", (signal) => get("/cluster", {}, signal), 3000);
@@ -27,10 +33,11 @@ export function Nodes() {
     <${Stale} problem=${problem} at=${at} reload=${reload} />
     <${Facts} items=${[
       ["Leads", data.leader ?? html`<span class="warn-text">none${data.claims ? `; ${data.claims} takes over` : data.last ? `; the last was ${data.last}` : ""}</span>`],
+      data.takeover_s !== null && ["Last takeover", html`<${Age} s=${data.takeover_s} /> ago`, "When the node that leads began to"],
       ["Takeovers", count(data.epoch), "Each time that a node begins to lead the epoch rises by one"],
       ["Lease", age(data.lease_s), "So long after its last heartbeat a node may lead"],
       data.wish && ["Asked to lead", data.wish === "*" ? "another node" : data.wish],
-      data.replication && ["Replication", typeof data.replication === "string" ? data.replication : JSON.stringify(data.replication)],
+      data.replication && ["Replication", html`<span class=${data.replication === "asynchronous" ? "warn-text" : null}>${data.replication}</span>`, REPLICATION[data.replication]],
     ]} />
     <section class="part"><${Table} label="Nodes" columns=${columns} count=${data.nodes.length} rowAt=${(index) => data.nodes[index]} keyOf=${(one) => one.node} empty=${html`<${Empty} title="No node has told of itself." />`} /></section>
   </article>`;

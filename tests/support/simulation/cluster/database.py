@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from journal.fence import MemberFacts, View
+from journal.fence import MemberFacts, Told, View
 from tests.support.simulation.cluster.world import World
 
 LEADER, BEAT = "leader", "beat"
@@ -46,7 +46,7 @@ class State:
     leader: Leader = Leader()
     beat: tuple[int, int] = (0, 0)
     wish: str = ""
-    members: dict[str, tuple[MemberFacts, int]] = field(default_factory=dict)
+    members: dict[str, tuple[MemberFacts, int, int]] = field(default_factory=dict)
     rows: dict[int, Row] = field(default_factory=dict)
     last: int = 0
 
@@ -344,14 +344,19 @@ class Server:
             yield Commit({"wish": ""}, True)
         return None
 
-    def tell(self, facts: MemberFacts) -> Statement:
-        yield Commit({"member": (facts, self.world.now_ns)}, False)
-        return None
+    def tell(self, facts: MemberFacts, mark: int, since_ns: int) -> Statement:
+        """`mark` is of the process, 0 when it tells first; `since_ns` is when it told last."""
+        before, now_ns = self.state.members.get(facts.node), self.world.now_ns
+        mine = mark or now_ns
+        yield Commit({"member": (facts, now_ns, mine)}, False)
+        if not mark or before is None or before[2] == mark or before[1] <= since_ns:
+            return mine, now_ns, Told(now_ns / 1e9)
+        return mine, now_ns, Told(now_ns / 1e9, before[0].address, before[2] < mark)
 
     def members(self) -> Statement:
         yield Linger()
         now_ns = self.world.now_ns
-        return [facts._replace(age_s=(now_ns - told) / 1e9) for facts, told in self.state.members.values()]
+        return [facts._replace(age_s=(now_ns - told) / 1e9) for facts, told, _ in self.state.members.values()]
 
     def read(self, first: int, most: int) -> Statement:
         yield Linger()

@@ -34,12 +34,12 @@ class Link:
         self._done: Done | None = None
         self._generation = 0
 
-    def ask(self, statement: Callable[[Server], Statement], done: Done) -> None:
+    def ask(self, statement: Callable[[Server], Statement], done: Done, deadline_ns: int = 0) -> None:
         assert self._done is None, "two questions at once"
         self._number += 1
         number = self._number
         self._done = done
-        self.world.after(self._deadline_ns, lambda: self._late(number))
+        self.world.after(deadline_ns or self._deadline_ns, lambda: self._late(number))
         if self.server is None:
             self._connect(number, statement)
         else:

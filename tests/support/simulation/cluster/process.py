@@ -33,7 +33,7 @@ from geventstalk.cluster.wants import (
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.tasks import Flag, Wait
 from journal.errors import JournalError, JournalForked, JournalUnreachable
-from journal.fence import Identity, View
+from journal.fence import Identity, Patience, View
 from tests.support.simulation.cluster.database import Leader, Row, Server, Statement
 from tests.support.simulation.cluster.links import Link
 from tests.support.simulation.cluster.world import MS_NS, require
@@ -101,6 +101,8 @@ class Process(Owner):
         self.log = Link(self.world, node, life.servers, 2 * deadline_ns, self.world.scenario.log_heeds_timeline)
         self.log.cut = self.guarded(self._log_is_cut)
         self._attempts = 0  # of heartbeats
+        self._patience = Patience()
+        self._told = [0, 0]  # the mark of what it tells, and when it did last
         # the log
         self.last = (0, 0)  # seq and token of the last row that was read, or surely written
         self.row: Row | None = None  # the one that is on its way
@@ -168,9 +170,12 @@ class Process(Owner):
                 self._resume_log(epoch, done)
             case Confirm():
                 self._confirm(done)
+            case Tell():
+                self._ask_patiently(want, partial(self._has_told, done))
+            case Look():
+                self._ask_patiently(want, done)
             case _:
-                if not isinstance(want, Look | Tell):
-                    self.soon(lambda: self.life.stumble(self))
+                self.soon(lambda: self.life.stumble(self))
                 self.fence.ask(partial(self._statement, want), done)
 
     def _statement(self, want: Want, server: Server) -> Statement:
@@ -191,12 +196,27 @@ class Process(Owner):
             case Unwish(node):
                 return server.unwish(node)
             case Tell(facts):
-                return server.tell(facts)
+                return server.tell(facts, *self._told)
             case Members():
                 return server.members()
             case _:
                 assert isinstance(want, Look)
                 return server.look()
+
+    def _ask_patiently(self, want: Want, done: Callable[..., None]) -> None:
+        begun_ns, lease_s = self.world.now_ns, self.me.lease_ms / 1000
+
+        def answered(answer: Any, error: JournalError | None = None) -> None:
+            self._patience.took((self.world.now_ns - begun_ns) / 1e9)
+            done(answer, error)
+
+        deadline_ns = int(self._patience.between(lease_s, 3 * lease_s) * 1e9)
+        self.fence.ask(partial(self._statement, want), answered, deadline_ns)
+
+    def _has_told(self, done: Callable[..., None], answer: Any, error: JournalError | None) -> None:
+        if answer is not None:
+            *self._told, answer = answer
+        done(answer, error)
 
     def _confirm(self, done: Callable[..., None]) -> None:
         def confirmed(safe: bool | None, error: JournalError | None) -> None:
