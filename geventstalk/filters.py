@@ -308,16 +308,17 @@ class _Reader:
             value = self._number(key, item, at)
             return value, value
         left, _, right = item.partition("..")
-        if not left and not right:
+        if item == "..":
             raise FilterError("A range has an end; write 100..200, 100.. or ..200.", at)
         right_at = at + len(left) + 2
         least = self._number(key, left, at) if left else None
         most = self._number(key, right, right_at) if right else None
-        if least is not None and most is not None:
-            if NUMBERS[key].decimals and least and _has_unit(left) != _has_unit(right):
-                raise FilterError("Write a unit at both ends of the range, or at none.", at)
-            if least > most:
-                raise FilterError(f"{_quoted(item)} holds nothing: the smaller end comes first.", at)
+        if not least or most is None:
+            return least, most
+        if NUMBERS[key].decimals and _has_unit(left) != _has_unit(right):
+            raise FilterError("Write a unit at both ends of the range, or at none.", at)
+        if least > most:
+            raise FilterError(f"{_quoted(item)} holds nothing: the smaller end comes first.", at)
         return least, most
 
     @staticmethod

@@ -177,8 +177,6 @@ def _change(
     ask: bool = False,
     target: str | None = None,
 ) -> int:
-    if wanted.ids and limit is not None:
-        raise click.UsageError("--limit is for a filter, not for ids")
     change = _begin(context, action, wanted, limit, target)
     outcome = Outcome(action, wanted.filter or None, target, dry_run=dry_run)
     if dry_run or ask:
@@ -186,9 +184,9 @@ def _change(
     if not dry_run and outcome.matched != 0:
         _run(context, change, outcome)
     _tell(context, outcome)
-    if dry_run:
-        return EXIT_OK if outcome.matched else EXIT_NOTHING
-    return EXIT_OK if outcome.done and not (wanted.ids and outcome.failed) else EXIT_NOTHING
+    left_alone = wanted.ids and outcome.failed
+    fine = outcome.matched if dry_run else outcome.done and not left_alone
+    return EXIT_OK if fine else EXIT_NOTHING
 
 
 def _run(context: Context, change: _OverApi | _OverProtocol, outcome: Outcome) -> None:
@@ -210,6 +208,8 @@ def _begin(
     context: Context, action: str, wanted: Selection, limit: int | None, target: str | None
 ) -> _OverApi | _OverProtocol:
     """Returns the change, over the API where there is one. Raises NotDone where the protocol alone cannot do it."""
+    if wanted.ids and limit is not None:
+        raise click.UsageError("--limit is for a filter, not for ids")
     if context.allowed_api("admin") is not None:
         return _OverApi(context, action, wanted, limit, target)
     if wanted.beyond is not None:

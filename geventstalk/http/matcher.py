@@ -49,28 +49,31 @@ class Matcher:
         wanted: list[tuple[Glob, bool]] = []
         numbers: list[Term] = []
         for term in terms:
+            yes = not term.negated
             if term.key == "state":
                 named = frozenset(_STATES[name] for name in term.names)
-                self.states = self.states - named if term.negated else self.states & named
+                self.states = self.states & named if yes else self.states - named
             elif term.key == "tube":
-                wanted.append((Glob(term.names), not term.negated))
+                wanted.append((Glob(term.names), yes))
             elif term.text is not None:
-                self.words.append((term.text.encode("utf-8"), not term.negated))
+                self.words.append((term.text.encode("utf-8"), yes))
             elif term.pattern is not None:
-                self.patterns.append((_pattern(term), not term.negated))
+                self.patterns.append((_pattern(term), yes))
             elif term.key == "id":
                 self.ids = _meet(self.ids, _ranges(term))
             else:
                 numbers.append(term)
+        self._add_sieves(wanted, sorted(numbers, key=lambda term: _ORDER.index(term.key)))
+
+    def _add_sieves(self, wanted: list[tuple[Glob, bool]], numbers: list[Term]) -> None:
+        if self.ids != [(0, ID_MAX)]:
+            self._sieves.append(_sieve(lambda jobs: [job.id for job in jobs], self.ids))
         if len(self.states) < len(_STATES):
             self._sieves.append(_state_sieve(self.states))
         if wanted:
             self.at_once //= max(1, sum(glob.count for glob, _ in wanted))
             self._add_tubes(wanted)
-        for term in sorted(numbers, key=lambda term: _ORDER.index(term.key)):
-            self._sieves.append(self._number_sieve(term))
-        if self.ids != [(0, ID_MAX)]:
-            self._sieves.insert(0, _sieve(lambda jobs: [job.id for job in jobs], self.ids))
+        self._sieves += map(self._number_sieve, numbers)
 
     def sift(self, jobs: list[Job]) -> list[Job]:
         """Returns the jobs that pass all checks but those of bodies, in the same order."""
@@ -83,9 +86,7 @@ class Matcher:
     # --- sieves
 
     def _add_tubes(self, wanted: list[tuple[Glob, bool]]) -> None:
-        """Adds the terms about tubes. Jobs know their tube by its number, and no number is used again, so a verdict
-        stays true.
-        """
+        """Adds the terms about tubes. A verdict about a tube's number stays true: no number is used again."""
         engine = self._engine  # not its tubes: undo() makes their table anew
 
         def judge(number: int) -> bool:
@@ -174,10 +175,12 @@ def _ranges(term: Term) -> Ranges:
             found[-1] = found[-1][0], max(found[-1][1], most)
         else:
             found.append((least, most))
-    if not term.negated:
-        return found
-    begins = [0, *(most + 1 for _, most in found)]
-    ends = [*(least - 1 for least, _ in found), _INFINITE]
+    return _outside(found) if term.negated else found
+
+
+def _outside(ranges: Ranges) -> Ranges:
+    begins = [0, *(most + 1 for _, most in ranges)]
+    ends = [*(least - 1 for least, _ in ranges), _INFINITE]
     return [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin <= end]
 
 

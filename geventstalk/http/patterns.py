@@ -72,40 +72,39 @@ def _reason(error: Exception) -> str:
 
 
 def _cost(text: str) -> int:
-    """Returns about how many instructions a pattern becomes, rather too many than too few; for a malformed one,
-    anything.
-    """
+    """Returns about how many instructions a pattern becomes, rather too many than too few."""
     open_groups = [0]
     last = at = 0
     while at < len(text):
-        character = text[at]
-        at += 1
-        if character == "(":
+        if text[at] == "(":
             open_groups.append(0)
             last = 0
-            continue
-        if character == ")" and len(open_groups) > 1:
+            at += 1
+        elif text[at] == ")" and len(open_groups) > 1:
             last = open_groups.pop()
-        elif character == "{" and (end := text.find("}", at)) > 0 and (times := _times(text[at:end])):
+            at += 1
+        elif text[at] == "{" and (end := text.find("}", at)) > 0 and (times := _times(text[at + 1 : end])):
             last *= times - 1
             at = end + 1
-        elif character == "\\":
-            kind = text[at : at + 1]
-            at += 1
-            last = _CLASS_COST
-            if kind in ("p", "P"):
-                last = _PROPERTY_COST
-                end = text.find("}", at)
-                at = end + 1 if text[at : at + 1] == "{" and end > 0 else at + 1
-        elif character == "[":
-            end = text.find("]", at + 1)
-            inside = text[at : end if end > 0 else len(text)]
-            last = _CLASS_COST + len(inside) + _PROPERTY_COST * (inside.count("\\p") + inside.count("\\P"))
-            at += len(inside) + 1
         else:
-            last = 1 if character.isascii() and character != "." else _CLASS_COST
+            last, at = _atom(text, at)
         open_groups[-1] += last
     return sum(open_groups)
+
+
+def _atom(text: str, at: int) -> tuple[int, int]:
+    """Returns the cost of the character or class at a place, and its end."""
+    if text[at] == "[":
+        end = text.find("]", at + 2)
+        inside = text[at + 1 : end if end > 0 else len(text)]
+        properties = inside.count("\\p") + inside.count("\\P")
+        return _CLASS_COST + len(inside) + _PROPERTY_COST * properties, at + len(inside) + 2
+    if text[at] != "\\":
+        return 1 if text[at].isascii() and text[at] != "." else _CLASS_COST, at + 1
+    if text[at + 1 : at + 2] not in ("p", "P"):
+        return _CLASS_COST, at + 2
+    end = text.find("}", at + 2)
+    return _PROPERTY_COST, end + 1 if text[at + 2 : at + 3] == "{" and end > 0 else at + 3
 
 
 def _times(text: str) -> int:

@@ -144,12 +144,14 @@ class Search:
 
     def _page(self) -> list[Job]:
         """Returns the next jobs of the table."""
-        at = self.position
+        at, least, most = self.position, self._first, self._last
         if self._descending:
             jobs = self._jobs.down_from(at) if at >= 0 else []
-            return jobs if not jobs or jobs[-1].id >= self._first else [job for job in jobs if job.id >= self._first]
-        jobs = self._jobs.up_from(at) if at <= self._last else []
-        return jobs if not jobs or jobs[-1].id <= self._last else [job for job in jobs if job.id <= self._last]
+        else:
+            jobs = self._jobs.up_from(at) if at <= most else []
+        if not jobs or least <= jobs[-1].id <= most:
+            return jobs
+        return [job for job in jobs if least <= job.id <= most]
 
     def _page_of(self, ids: list[int]) -> list[Job]:
         """Returns the next jobs of the list."""
@@ -244,20 +246,24 @@ class Search:
         verdicts = [self._has_words(body) for body in bodies] if words else [True] * len(jobs)
         cost = sum([pattern.cost for pattern, _ in patterns])
         large: list[int] = []
-        for number in [number for number, verdict in enumerate(verdicts) if verdict and patterns]:
-            body = bodies[number]
+        for number, body in enumerate(bodies if patterns else ()):
+            if not verdicts[number]:
+                continue
             if cost * len(body) <= _HUB_COST_MAX:
                 verdicts[number] = _fits(body[:-CRLF_BYTES], patterns)
                 self.step()
             else:
                 large.append(number)
         if large:
-            views = [memoryview(bodies[number])[:-CRLF_BYTES] for number in large]
-            with _one_at_a_time:
-                found = get_hub().threadpool.apply(_all_fit, (views, patterns))
-            self._resume()
-            for number, verdict in zip(large, found, strict=True):
+            for number, verdict in zip(large, self._match_in_thread([bodies[number] for number in large]), strict=True):
                 verdicts[number] = verdict
+        return verdicts
+
+    def _match_in_thread(self, bodies: list[bytes]) -> list[bool]:
+        views = [memoryview(body)[:-CRLF_BYTES] for body in bodies]
+        with _one_at_a_time:
+            verdicts: list[bool] = get_hub().threadpool.apply(_all_fit, (views, self._matcher.patterns))
+        self._resume()
         return verdicts
 
     def _bodies(self, jobs: list[Job]) -> list[bytes]:

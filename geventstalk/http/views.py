@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64encode
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -178,26 +179,34 @@ def _problem(about: str, text: str, page: str = "") -> Json:
 
 def _problems(backend: Backend) -> list[Json]:
     """Returns the problems of the server, its journal, or the nodes that share it, in sentences."""
-    problems: list[Json] = []
+    return [*_problems_of_server(backend), *_problems_of_node(backend), *_problems_of_journal(backend)]
+
+
+def _problems_of_server(backend: Backend) -> Iterator[Json]:
     if backend.engine.draining:
-        problems.append(_problem("server", "The server is draining: it refuses puts.", "overview"))
+        yield _problem("server", "The server is draining: it refuses puts.", "overview")
     limit = backend.memory_limit_bytes
     if limit is not None and resident_bytes() >= limit * _MUCH:
-        problems.append(_problem("server", "The memory is nearly used up.", "overview"))
+        yield _problem("server", "The memory is nearly used up.", "overview")
     if backend.engine.bodies is not None and backend.engine.bodies.is_full:
-        problems.append(_problem("server", "Memory has no room for more bodies: puts are refused.", "overview"))
+        yield _problem("server", "Memory has no room for more bodies: puts are refused.", "overview")
+
+
+def _problems_of_node(backend: Backend) -> Iterator[Json]:
     node = backend.node
     if node is not None and not node.serves:
         leader = f"{node.leader} leads." if node.leader else "no node leads."
-        problems.append(_problem("nodes", f"This node stands by: {leader} Change nothing here."))
+        yield _problem("nodes", f"This node stands by: {leader} Change nothing here.")
     elif node is not None and node.role != ACTIVE:
-        problems.append(_problem("nodes", "The database does not confirm that this node leads: replies wait."))
+        yield _problem("nodes", "The database does not confirm that this node leads: replies wait.")
+
+
+def _problems_of_journal(backend: Backend) -> Iterator[Json]:
     store = backend.turn.store
     if store is not None and not store.takes_puts():
-        problems.append(_problem("journal", "The journal has no room: puts are refused."))
+        yield _problem("journal", "The journal has no room: puts are refused.")
     elif store is not None and store.behind:
-        problems.append(_problem("journal", "The journal does not keep pace: changes wait."))
-    return problems
+        yield _problem("journal", "The journal does not keep pace: changes wait.")
 
 
 def tube(backend: Backend, tube: Tube, now_ns: int, found: Oldest) -> Json:

@@ -243,11 +243,12 @@ def _require_one_meaning(headers: Headers, version: str) -> None:
             raise Refused(400, f"the header {name} is there twice")
     if version == "1.1" and "host" not in names:
         raise Refused(400, "the header host is missing")
-    coding = headers.get("transfer-encoding")
-    length = headers.get("content-length")
-    if coding is not None and (coding.lower() != "chunked" or length is not None or version == "1.0"):
-        raise Refused(400, "the length of the body is not clear")
-    if length is not None and not re.fullmatch(r"[0-9]{1,18}", length):
+    coding, length = headers.get("transfer-encoding"), headers.get("content-length")
+    if coding is None:
+        is_clear = length is None or re.fullmatch(r"[0-9]{1,18}", length) is not None
+    else:
+        is_clear = coding.lower() == "chunked" and length is None and version != "1.0"
+    if not is_clear:
         raise Refused(400, "the length of the body is not clear")
 
 

@@ -116,16 +116,11 @@ class Binlog:
 
     def _record(self, data: Data, at: int, layout: _Layout) -> int:
         """Reads the record at a place. Returns its end."""
-        if len(data) - at < layout.length.size:
-            raise _Torn("the length of the tube's name is cut off")
-        (length,) = layout.length.unpack_from(data, at)
-        if not 0 <= length <= TUBE_NAME_BYTES_MAX:
-            raise _Damaged(f"a tube's name cannot have {length} bytes")
-        at += layout.length.size
-        name = data[at : at + length]
-        at += length
+        name = _name(data, at, layout)
+        length = len(name)
+        at += layout.length.size + length
         if len(data) - at < layout.fields.size:
-            raise _Torn(f"the {'name of the tube' if len(data) < at else 'job'} is cut off")
+            raise _Torn("the job is cut off")
         if _zeros(data, at, layout.fields.size) and _zeros(data, at):  # not written yet
             raise _Torn("the job is cut off")
         if length and not is_tube_name(name):
@@ -135,12 +130,7 @@ class Binlog:
             raise _Damaged(f"job {job.id} is deleted, and its record has a body")
         at += layout.fields.size
         if length:
-            if len(data) - at < size:
-                raise _Torn("the body of the job is cut off")
-            if data[at + size - 2 : at + size] != _CRLF:
-                if _zeros(data, at + size):
-                    raise _Torn("the body of the job is cut off")
-                raise _Damaged(f"the body of job {job.id} does not end with CRLF")
+            _require_body(data, at, size, job.id)
         self.high_water = max(self.high_water, job.id)
         self._take(job, state, _Kept(job, name, data, at, at + size) if length else None, size)
         return at + size if length else at
@@ -156,6 +146,27 @@ class Binlog:
                 raise _Damaged(f"the body of job {job.id} changes its size")
             self._kept[job.id] = known._replace(job=job)
         # Else its whole record was in a file that is gone: the job was deleted, or comes again later.
+
+
+def _name(data: Data, at: int, layout: _Layout) -> bytes:
+    """Returns the name of the tube in the record at a place; empty for a record without a body."""
+    if len(data) - at < layout.length.size:
+        raise _Torn("the length of the tube's name is cut off")
+    (length,) = layout.length.unpack_from(data, at)
+    if not 0 <= length <= TUBE_NAME_BYTES_MAX:
+        raise _Damaged(f"a tube's name cannot have {length} bytes")
+    at += layout.length.size
+    if len(data) < at + length:
+        raise _Torn("the name of the tube is cut off")
+    return data[at : at + length]
+
+
+def _require_body(data: Data, at: int, size: int, id: int) -> None:
+    is_whole = len(data) - at >= size and data[at + size - 2 : at + size] == _CRLF
+    if not is_whole and _zeros(data, at + size):
+        raise _Torn("the body of the job is cut off")
+    if not is_whole:
+        raise _Damaged(f"the body of job {id} does not end with CRLF")
 
 
 def _is_last(data: Data, at: int, layout: _Layout) -> bool:
@@ -175,9 +186,11 @@ def _decode(data: Data, at: int, layout: _Layout) -> tuple[Job, int, int]:
     if state not in (_INVALID, READY, RESERVED, BURIED, DELAYED):
         raise _Damaged(f"job {id} has the unknown state {state}")
     delay_s, ttr_s = delay * layout.unit_ns // SECOND_NS, ttr * layout.unit_ns // SECOND_NS
-    times = created * layout.unit_ns, deadline * layout.unit_ns
-    sound = all(0 <= time <= WALL_NS_MAX for time in times) and 0 <= delay_s <= U32_MAX and 0 <= ttr_s <= U32_MAX
-    if not sound or id > ID_MAX or size < len(_CRLF):
+    bounds = (
+        (created * layout.unit_ns, WALL_NS_MAX), (deadline * layout.unit_ns, WALL_NS_MAX),
+        (delay_s, U32_MAX), (ttr_s, U32_MAX), (id, ID_MAX),
+    )  # fmt: skip
+    if size < len(_CRLF) or not all(0 <= value <= most for value, most in bounds):
         raise _Damaged(f"job {id} has an id, a time or a size that no job can have")
     job = Job(id, 0, pri, delay_s, max(1, ttr_s))
     job.created_ns = created * layout.unit_ns

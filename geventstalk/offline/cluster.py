@@ -98,10 +98,10 @@ class Watch:
         nodes = {each.node: _node(each, view, alive, leads) for each in members}
         if alive and view.address and view.node not in nodes:
             nodes[view.node] = Node(view.node, view.address, _role_of_leader("", view), view.epoch, 0, 0.0)
-        leader = view.node if alive and not view.owed_ms else ""
+        living = view.node if alive else ""
+        leader, claims = ("", living) if view.owed_ms else (living, "")
         order = sorted(nodes.values(), key=lambda each: (each.node != leader, each.role in (GONE, ENDED), each.node))
         last = view.node if view.address else ""
-        claims = view.node if alive and view.owed_ms else ""
         taken_s = self._fence.takeover_age_s()
         return Status(
             leader, last, claims, view.epoch, view.lease_ms / 1000, view.wish, view.replication, taken_s, order
@@ -219,17 +219,18 @@ def names(place: str) -> list[str]:
 
 def _node(told: MemberFacts, view: View, alive: bool, place: int) -> Node:
     """Returns the present state of a node. `place` is that of the leader, as far as it is known."""
-    role = told.role
-    leads = told.node == view.node and not view.released
-    if leads and alive:
-        role = _role_of_leader(role, view)
+    if alive and told.node == view.node and not view.released:
+        role, epoch = _role_of_leader(told.role, view), view.epoch
     else:
-        silent = told.age_s * 1000 > FRESH * view.lease_ms
-        if role != ENDED and (silent or (leads and role in (ACTIVE, SILENT, LEAVING, CLAIMING))):
-            role = GONE
+        role, epoch = _role_of_other(told, view), told.epoch
     lag = max(0, place - told.place) if alive and role not in (GONE, ENDED) else None
-    epoch = view.epoch if leads and alive else told.epoch
     return Node(told.node, told.address, role, epoch, lag, told.age_s)
+
+
+def _role_of_other(told: MemberFacts, view: View) -> str:
+    led = told.node == view.node and not view.released and told.role in (ACTIVE, SILENT, LEAVING, CLAIMING)
+    silent = told.age_s * 1000 > FRESH * view.lease_ms
+    return GONE if told.role != ENDED and (silent or led) else told.role
 
 
 def _role_of_leader(told: str, view: View) -> str:

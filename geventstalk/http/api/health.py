@@ -6,6 +6,7 @@ from typing import Any
 
 import falcon
 
+from geventstalk.durable.store import Store
 from geventstalk.http.backend import ACTIVE, Backend
 
 
@@ -56,14 +57,13 @@ def why_not_ready(backend: Backend) -> str | None:
         return None if node.leader else "no node leads"
     if node is not None and node.role != ACTIVE:
         return f"the role of this node is: {node.role}"
-    if backend.engine.draining:
-        return "the server is draining"
-    store = backend.turn.store
+    return "the server is draining" if backend.engine.draining else _why_no_puts(backend.turn.store)
+
+
+def _why_no_puts(store: Store | None) -> str | None:
     if store is not None and not store.takes_puts():
         return "the journal has no room for puts"
-    if store is not None and store.behind:
-        return "the journal does not keep pace"
-    return None
+    return "the journal does not keep pace" if store is not None and store.behind else None
 
 
 def add(app: Any, backend: Backend) -> None:

@@ -181,22 +181,22 @@ class TubeResource:
                     break
         return found
 
-    def _firsts(self, tube: Tube) -> list[tuple[str, Job | None]]:
+    def _firsts(self, tube: Tube) -> dict[str, Job | None]:
         """Returns the first job of each state, except reserved."""
         firsts = [(state, order.first()) for state, order in _orders(tube)]
         jobs = self._backend.engine.jobs
-        return [(state, None if first == EMPTY else jobs.get(first)) for state, first in firsts]
+        return {state: None if first == EMPTY else jobs.get(first) for state, first in firsts}
 
     def _whole(self, tube: Tube, users: list[int], oldest: Oldest) -> views.Json:
         backend = self._backend
         bodies: dict[int, bytes] = {}
-        while missing := [each for _, each in self._firsts(tube) if each and not each.body and each.id not in bodies]:
+        while missing := [job for job in self._firsts(tube).values() if job and not job.body and job.id not in bodies]:
             bodies |= {job.id: body for job, body in backend.with_bodies(missing)}
         now_ns = backend.now_ns()
-        following: views.Json = {}
-        for state, first in self._firsts(tube):
-            body = None if first is None else first.body or bodies[first.id]
-            following[state] = None if first is None else views.job(backend, first, now_ns, _BODY_BYTES, body)
+        following = {
+            state: job and views.job(backend, job, now_ns, _BODY_BYTES, job.body or bodies[job.id])
+            for state, job in self._firsts(tube).items()
+        }
         watchers = [number for number, _ in zip(tube.watchers, range(_LISTED_MAX), strict=False)]
         return views.tube(backend, tube, now_ns, oldest) | {"next": following, "users": users, "watchers": watchers}
 

@@ -1,12 +1,12 @@
-// What an operator does: each action asks where it can do harm, does its work through the API, says what it did, and
-// offers to undo what can be undone. Pages call these and then look again.
+// The operator's actions: each asks before harm, works through the API, says what it did, and offers an undo where one
+// is possible. Pages call these and load again.
 import { get, patch, path, post, Problem, remove, tubePath } from "./api.js";
 import { ask, say, work } from "./dialog.js";
 import { html } from "./dom.js";
 import { describe, filterOf, within } from "./filter.js";
 import { age, count, counted } from "./format.js";
 
-const TYPED_FROM = 100; // from so many jobs on the tube's name, or the number, is typed
+const TYPED_FROM = 100; // with this many jobs the operator types the tube's name, or the number
 const U32_MAX = 4_294_967_295;
 const AT_ONCE = 4;
 const TUBE = /^[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}$/;
@@ -22,7 +22,7 @@ const VERBS = {
 
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Runs it; a Problem becomes a note. Whether it went well. */
+/** Runs the work; a Problem becomes a note. Returns whether it went well. */
 export async function attempt(what, run) {
   try {
     await run();
@@ -37,7 +37,7 @@ export async function attempt(what, run) {
 const tubeFault = (name) =>
   TUBE.test(name) ? null : name ? "A tube's name has up to 200 of the characters A-Z a-z 0-9 + / ; . $ _ ( ) -, and does not begin with -." : "A name is missing.";
 
-/** A whole number from the form, or null. */
+/** Returns a whole number from the form, or null. */
 function whole(text, most = U32_MAX) {
   const clean = String(text).replaceAll(",", "").trim();
   if (!/^\d+$/.test(clean)) return null;
@@ -168,14 +168,14 @@ export async function bulkTubes(tubes, { action, state }, after) {
 
 // Many jobs
 
-/** What a filter selects, as a noun: "1,204 buried jobs of mail that match age>1h". */
+/** Returns the jobs of a filter as a noun: "1,204 buried jobs of mail that match age>1h". */
 function phrase(number, filter) {
   const { adjective, tube, rest } = describe(filter);
   const jobs = counted(number, `${adjective}job`);
   return `${jobs}${tube ? ` of ${tube}` : adjective || rest ? "" : " of all tubes"}${rest ? ` that match ${rest}` : ""}`;
 }
 
-/** Waits for the end of work on many jobs; tells how far it is. */
+/** Waits for the end of a bulk change; shows its progress. */
 async function finished(state, update, isCancelled) {
   let asked = false;
   dispatchEvent(new Event("work")); // bulk.js shows it
@@ -192,7 +192,7 @@ async function finished(state, update, isCancelled) {
   return state;
 }
 
-/** An action on all jobs that match a filter: counts, asks with the number, works, says what was done. */
+/** Changes all jobs that match a filter: counts, asks with the number, works, says what was done. */
 export async function bulk({ filter: wide, action, limit, changes, asked = false }, after) {
   const verb = VERBS[action];
   const filter = within(wide, FITS[action]); // so that the number in the question is right
@@ -251,7 +251,7 @@ function questionOf({ action, number, filter, changes }) {
   const texts = {
     delete: "Deleted jobs are gone for good. Jobs that are put after this begins are not touched.",
     kick: "Buried and delayed jobs become ready.",
-    bury: "No worker gets a buried job before somebody kicks the job.",
+    bury: "No worker gets a buried job before it is kicked.",
     release: "Workers that hold such a job lose the job, and another worker may get it.",
   };
   return { ...common, text: texts[action], button };
@@ -269,7 +269,7 @@ function changeForm(job) {
   };
 }
 
-// Some jobs that were chosen one by one
+// Selected jobs
 
 const alone = {
   delete: (job) => remove(path`/jobs/${job.id}`),
@@ -288,13 +288,13 @@ const FITS = {
 };
 export const fits = (action, job) => FITS[action].includes(job.state);
 
-/** Whether a worker holds one of these jobs. */
+/** Returns whether a worker holds one of these jobs. */
 const takes = (jobs) => jobs.some((job) => job.state === "reserved");
 
-/** Whether there is a question first: where something is lost, where a worker loses its job, and where it is more than one. */
+/** Returns whether to ask first: where something is lost, where a worker loses its job, and for several jobs. */
 export const asks = (action, jobs) => action === "delete" || action === "release" || (action === "bury" && takes(jobs)) || jobs.length > 1;
 
-/** The action of one job, or of some; asks where it does harm. after(whether anything was done). */
+/** Changes one job, or some; asks before harm. Calls after() with whether anything was done. */
 export async function some(jobs, action, after) {
   const verb = VERBS[action];
   const right = jobs.filter((job) => fits(action, job));
@@ -336,7 +336,7 @@ export async function some(jobs, action, after) {
       delete: "What is deleted is gone for good.",
       release: "The worker that holds the job loses the job, and another worker may get it.",
       kick: "They become ready.",
-      bury: `${takes(right) ? "The worker that holds the job loses the job. " : ""}No worker gets a buried job before somebody kicks the job.`,
+      bury: `${takes(right) ? "The worker that holds the job loses the job. " : ""}No worker gets a buried job before it is kicked.`,
     };
     const said = await ask({
       title: `${verb.now} ${what}${where}?`,
@@ -393,7 +393,7 @@ async function each(jobs, run, title) {
   return { good, faults };
 }
 
-/** Puts a job; the form is filled with what is given, such as a job to copy. */
+/** Puts a job; the form begins with the given values, such as those of a job to copy. */
 export async function putJob({ tube = "default", body = "", base64 = null, pri = 65_536, delay_s = 0, ttr_s = 60 } = {}, after) {
   const said = await ask({
     title: base64 === null ? "Put a job" : "Put a copy",

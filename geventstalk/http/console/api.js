@@ -14,10 +14,10 @@ export class Problem extends Error {
   }
 }
 
-/** Who sits here. Until the server has said so, somebody who may only look. */
+/** The user. Until the server has answered, one with the role read. */
 export const session = { role: "read", name: "", csrf: null, mayChange: false };
 
-/** A path of the API; what is put in is one segment each, whatever it holds. */
+/** A path of the API; each value is one segment, with any characters. */
 export function path(strings, ...values) {
   return strings.reduce((whole, piece, at) => whole + encodeURIComponent(values[at - 1]) + piece);
 }
@@ -40,7 +40,7 @@ export function address(where, params = {}) {
   return BASE + where + (text ? `?${text}` : "");
 }
 
-/** Sends a request; returns what was answered, or null for an empty answer. Raises Problem. */
+/** Sends a request; returns the answer, or null for an empty answer. Raises Problem. */
 async function call(method, where, { params, body, signal, limitMs = LIMIT_MS } = {}) {
   const headers = { Accept: "application/json", "X-Geventstalk-Via": "console" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -69,7 +69,7 @@ async function call(method, where, { params, body, signal, limitMs = LIMIT_MS } 
   try {
     said = JSON.parse(text);
   } catch {
-    // Not one of our answers, but perhaps that of a proxy: its status has to do.
+    // The answer may be a proxy's: its status must do.
   }
   throw new Problem(answer.status, said.title || `Status ${answer.status}`, said.detail, said.at);
 }
@@ -79,7 +79,7 @@ export const post = (where, body) => call("POST", where, { body });
 export const patch = (where, body) => call("PATCH", where, { body });
 export const remove = (where) => call("DELETE", where);
 
-/** Asks who sits here. */
+/** Requests the user's name and role. */
 export async function whoAmI() {
   const [said, server] = await Promise.all([get("/session"), get("/server").catch(() => null)]);
   Object.assign(session, said);
@@ -87,7 +87,7 @@ export async function whoAmI() {
   return session;
 }
 
-/** A standby changes nothing, whoever sits here. */
+/** Takes the node's role: no user changes anything at a standby. */
 export function sit(server) {
   session.node = server?.node ?? null;
   session.mayChange = session.role === "admin" && session.node?.serves !== false;

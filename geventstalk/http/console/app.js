@@ -1,4 +1,4 @@
-// The shell: which page an address is, the bar above, the keys that work everywhere.
+// The frame of all pages: the page of an address, the bar above, the keys that work everywhere.
 import { whoAmI, session, Problem } from "./api.js";
 import { Dialogs, isOpen } from "./dialog.js";
 import { Careful, html, render, useState } from "./dom.js";
@@ -67,7 +67,7 @@ function Beat() {
     <i aria-hidden="true" />${SAYS[state]}</button>`;
 }
 
-/** A standby shows what it has read, and says where the work is. */
+/** A standby shows the jobs it has read, and names the leader. */
 function Standby() {
   const node = useLive().server?.node;
   if (!node || node.serves) return null;

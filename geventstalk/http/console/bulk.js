@@ -1,4 +1,4 @@
-// Work on many jobs that is under way, whoever began it and from wherever: a line for each, on every page.
+// The bulk changes of the server that are running: a line for each, on every page.
 import { get, path, Problem, remove, session } from "./api.js";
 import { say } from "./dialog.js";
 import { html, useEffect, useRef, useState } from "./dom.js";

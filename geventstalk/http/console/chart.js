@@ -1,4 +1,4 @@
-// Charts over time (uPlot draws them) and sparklines. A chart is told its series and their values; it knows no server.
+// Charts over time (uPlot draws them) and sparklines. A chart takes its series and their values; it knows no server.
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { clock, moment } from "./format.js";
 import { Shape, STATES } from "./parts.js";
@@ -8,7 +8,7 @@ const HEIGHT = 168;
 const SPAN_MIN_S = 60;
 const DASH = { solid: undefined, dash: [5, 4], dots: [2, 3] };
 
-/** What a custom property is as a colour of canvas, in the theme of now. */
+/** Returns a custom property as a colour of canvas, in the present theme. */
 function colour(name) {
   const probe = document.createElement("span");
   probe.className = `probe probe-${name}`;
@@ -35,7 +35,7 @@ function useTheme() {
 
 /**
  * series: {key, label, colour, line, width, shape}; data: {at: [unix], [key]: [number|null]}; format(value): text.
- * log: a logarithmic scale. now: {key: value}, what the legend says while nobody points at the chart.
+ * log: a logarithmic scale. now: {key: value}, the legend while the pointer is elsewhere.
  */
 export function Chart({ title, series, data, format, axis = format, log = false, now, children, groups }) {
   const place = useRef(null);

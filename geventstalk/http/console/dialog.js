@@ -1,5 +1,5 @@
-// Questions before harm, work that is under way, menus, and short notes of what was done. One module, one place on the
-// page: <Dialogs>. Anybody may ask; the answer is a promise.
+// Questions before harm, progress of work, menus, and short notes. They share one place on the page: <Dialogs>. A
+// question returns a promise.
 import { html, useLayoutEffect, useRef, useState } from "./dom.js";
 
 const shown = { dialogs: [], menu: null, notes: [] };
@@ -29,7 +29,7 @@ export function ask(question) {
 }
 
 /**
- * Shows work that takes its time. run(update, isCancelled) works and tells update({done, of, text}) how far it is.
+ * Shows work that takes long. run(update, isCancelled) works and calls update({done, of, text}) with the progress.
  * {title, away}: with `away` the reader may leave and the work goes on.
  */
 export function work({ title, away, run }) {
@@ -59,7 +59,7 @@ export function work({ title, away, run }) {
   });
 }
 
-/** A short note. {fault, undo: {text, run}}: a fault stays until it is put away. */
+/** A short note. {fault, undo: {text, run}}: a fault stays until it is closed. */
 export function say(text, { fault = false, undo = null } = {}) {
   const number = (lastNumber += 1);
   const note = { number, text, fault, undo };

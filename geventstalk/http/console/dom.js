@@ -1,11 +1,11 @@
-// The view layer in one place: Preact, its hooks, and htm, which writes elements as tagged templates. Everything that is
-// put into a template is text or a property, never markup.
+// The view layer in one place: Preact, its hooks, and htm, which writes elements as tagged templates. Values in a template
+// are text or properties, never markup.
 import htm from "./vendor/htm.js";
 import { Component, h, render } from "./vendor/preact.js";
 
 export const html = htm.bind(h);
 
-/** Shows `otherwise` where what it holds cannot be drawn; the browser's own log gets the error. */
+/** Shows `otherwise` where its content cannot be drawn; the browser's own log gets the error. */
 export class Careful extends Component {
   constructor() {
     super();

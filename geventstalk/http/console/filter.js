@@ -1,5 +1,5 @@
-// The terms of a filter, for colours, suggestions and questions. Pure. The server reads the filter (filters.py) and says
-// what is wrong with it. Positions count UTF-16 units, as an input field does.
+// The terms of a filter, for colours, suggestions and questions. Pure. The server parses the filter (filters.py) and finds
+// its faults. Positions count UTF-16 units, as an input field does.
 
 export const STATES = ["ready", "delayed", "reserved", "buried"];
 const SPACE = " \t\r\n";

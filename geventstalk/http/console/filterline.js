@@ -1,4 +1,4 @@
-// The input of a filter: its terms in colours, suggestions, and the server's word on what is wrong with it.
+// The input of a filter: its terms in colours, suggestions, and the fault that the server finds.
 import { get } from "./api.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./dom.js";
 import { suggest, terms } from "./filter.js";
@@ -30,9 +30,9 @@ export function FilterLine({ value, problem, onChange }) {
     const timer = setTimeout(async () => {
       try {
         const page = await get("/tubes", { match: name, limit: SUGGESTED_MAX, sort: name ? "name" : "total", descending: !name }, control.signal);
-        if (!isChosen.current) setTubes(page.tubes.map((tube) => tube.name)); // nothing moves under the hand
+        if (!isChosen.current) setTubes(page.tubes.map((tube) => tube.name)); // chosen suggestions stay in place
       } catch {
-        // Suggestions are a help; without them one types on.
+        // Typing works without suggestions.
       }
     }, 80);
     return () => {

@@ -1,4 +1,4 @@
-// Numbers, bytes, ages and moments as people read them. Pure: knows no page and no clock but the one it is given.
+// Numbers, bytes, ages and times for people. Pure: knows no page and no clock but its argument.
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const TENTH = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
@@ -16,7 +16,7 @@ export function counted(value, noun, nouns = noun + "s") {
   return `${count(value)} ${value === 1 ? noun : nouns}`;
 }
 
-/** A number where there is little room, as at an axis: 0.25, 12.5, 1,204, 12.4k, 3.1M. */
+/** A short number, as at an axis: 0.25, 12.5, 1,204, 12.4k, 3.1M. */
 export function short(value) {
   if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
@@ -27,7 +27,7 @@ export function short(value) {
   return WHOLE.format(value);
 }
 
-/** Something a second: 0, 0.03, 1.5, 240. */
+/** A rate a second: 0, 0.03, 1.5, 240. */
 export function rate(value) {
   if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
@@ -93,7 +93,7 @@ export function clock(unix, withSeconds = true) {
   return withSeconds ? `${minutes}:${two(at.getSeconds())}` : minutes;
 }
 
-/** A moment: the time of day, with the date when that is another one than `now`'s. */
+/** A time: the time of day, with the date when it is not the date of `now`. */
 export function moment(unix, now = Date.now() / 1000) {
   if (unix === null || unix === undefined) return NONE;
   const at = new Date(unix * 1000);
@@ -103,7 +103,7 @@ export function moment(unix, now = Date.now() / 1000) {
   return `${at.getDate()} ${MONTHS[at.getMonth()]}${year} ${clock(unix)}`;
 }
 
-/** A moment exactly, with the difference to UTC: 2026-11-22 14:03:22.120 +01:00. */
+/** A time exactly, with the difference to UTC: 2026-11-22 14:03:22.120 +01:00. */
 export function exactMoment(unix) {
   if (unix === null || unix === undefined) return "";
   const at = new Date(unix * 1000);

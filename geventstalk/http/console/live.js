@@ -15,7 +15,7 @@ export const live = { state: "starting", server: null, tubes: new Map(), at: 0, 
 
 const watchers = new Set();
 const listeners = { audit: new Set(), bulk: new Set() };
-const wanted = new Map(); // who asks -> names of tubes
+const wanted = new Map(); // component -> names of tubes
 let stream = null;
 let streamNames = "";
 let timer = null;
@@ -128,7 +128,7 @@ async function beat() {
   if (isRunning()) timer = setTimeout(beat, POLL_MS);
 }
 
-/** Begins. The first figures come from one request, which also says at once whether there is a server. */
+/** Begins. The first figures come from one request, which fails at once without a server. */
 export function start() {
   document.addEventListener("visibilitychange", () => (isRunning() ? resume() : suspend()));
   resume();
@@ -172,7 +172,7 @@ export function togglePause() {
 
 let reopening = null;
 
-/** The stream brings these tubes, too. */
+/** Adds these tubes to the stream. */
 function watchTubes(who, list) {
   if (list.length) wanted.set(who, list);
   else wanted.delete(who);
@@ -184,7 +184,7 @@ function watchTubes(who, list) {
   }, 300);
 }
 
-/** What the server is doing, and a new sight whenever that changes; with these tubes among it. */
+/** Returns the live state, with these tubes in it, and renders again when it changes. */
 export function useLive(tubes = []) {
   const [, again] = useState(0);
   const who = useRef({}).current;
@@ -201,7 +201,7 @@ export function useLive(tubes = []) {
   return live;
 }
 
-/** Hears each event of the kind `audit` or `bulk`. */
+/** Calls the listener for each event of the kind `audit` or `bulk`. */
 export function useEvent(kind, listener) {
   const latest = useRef(listener);
   latest.current = listener;
@@ -213,8 +213,8 @@ export function useEvent(kind, listener) {
 }
 
 /**
- * Loads something, and again every so many milliseconds while somebody looks (0: only when `key` changes or when asked).
- * What was loaded stays while the next answer is on its way, and when it does not come.
+ * Loads data, and again every so many milliseconds while the page is seen (0: when `key` changes, or by reload()).
+ * Old data stays while the next answer is on its way, and when it does not come.
  */
 export function usePoll(key, load, everyMs) {
   const [state, setResult] = useState({ key: null, data: null, problem: null, at: 0 });
@@ -247,7 +247,7 @@ export function usePoll(key, load, everyMs) {
     let was = live.returned;
     let wasRunning = isRunning();
     const watcher = () => {
-      // Come back from a lost connection, from a pause, from a hidden tab: look at once.
+      // After a lost connection, a pause or a hidden tab: load at once.
       if (live.returned !== was || (isRunning() && !wasRunning)) run();
       was = live.returned;
       wasRunning = isRunning();

@@ -1,4 +1,4 @@
-// Small pieces that every page uses: states, ages, numbers that show that they changed, and what stands where nothing is.
+// Small components of every page: states, ages, numbers that show their changes, and placeholders.
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { age, count, exactly, exactMoment, moment } from "./format.js";
 import { say } from "./dialog.js";
@@ -12,7 +12,7 @@ const SHAPES = {
   buried: html`<path d="M1.5 1.500h9v9h-9z" fill="currentColor" />`,
 };
 
-/** The shape of a state; its word stands beside it. */
+/** The symbol and the word of a state. */
 export function Shape({ state }) {
   return html`<svg class="shape s-${state}" viewBox="0 0 12 12" aria-hidden="true">${SHAPES[state]}</svg>`;
 }
@@ -27,7 +27,7 @@ export function Age({ s, quiet }) {
   return html`<span class=${quiet ? "quiet" : null} title=${exactly(s)}>${age(s)}</span>`;
 }
 
-/** A moment; the exact one on hover. */
+/** A time; the exact one on hover. */
 export function Moment({ at }) {
   if (at === null || at === undefined) return html`<span class="none">–</span>`;
   return html`<time title=${exactMoment(at)} datetime=${new Date(at * 1000).toISOString()}>${moment(at)}</time>`;
@@ -49,12 +49,12 @@ export function Num({ n, text, href, of }) {
   return html`<span class="num ${tick} ${quiet}">${shown}</span>`;
 }
 
-/** Where nothing is yet: shown only after 300 ms, so that a quick answer brings no flicker. */
+/** The placeholder of data that loads: shown only after 300 ms, so that a quick answer brings no flicker. */
 export function Loading({ what = "Loading" }) {
   return html`<div class="blank late" role="status"><span class="dots" aria-hidden="true"><i /><i /><i /></span>${what}…</div>`;
 }
 
-/** Where something should be and cannot be shown. */
+/** The placeholder of data that cannot be shown. */
 export function Fault({ problem, reload, what = "This cannot be shown" }) {
   return html`<div class="blank fault" role="alert">
     <p><b>${what}.</b> ${problem.message}</p>
@@ -62,7 +62,7 @@ export function Fault({ problem, reload, what = "This cannot be shown" }) {
   </div>`;
 }
 
-/** Above what is shown and no longer fresh. */
+/** The note above old data. */
 export function Stale({ problem, at, reload }) {
   if (!problem) return null;
   return html`<p class="stale" role="status">
@@ -71,7 +71,7 @@ export function Stale({ problem, at, reload }) {
   </p>`;
 }
 
-/** Where nothing is, and that is right. */
+/** The placeholder of an empty list. */
 export function Empty({ title, children }) {
   return html`<div class="blank empty"><p class="head">${title}</p>${children}</div>`;
 }
@@ -85,7 +85,7 @@ export async function copy(text, what = "") {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Without https the browser may refuse; then a selected text field is what works everywhere.
+    // Without https the browser may refuse; a selected text field works everywhere.
     const area = document.createElement("textarea");
     area.value = text;
     area.className = "offscreen";
@@ -102,7 +102,7 @@ export function Copy({ text, what, label = "Copy" }) {
   return html`<button type="button" class="small" onClick=${() => copy(text, what)}>${label}</button>`;
 }
 
-/** Gives a text as a file. */
+/** Saves a text as a file. */
 export function download(name, text, type = "text/plain") {
   const url = URL.createObjectURL(new Blob([text], { type }));
   const link = document.createElement("a");
@@ -121,7 +121,7 @@ export function Facts({ items }) {
     .map(([name, value, title]) => html`<div key=${name}><dt>${name}</dt><dd title=${title}>${value}</dd></div>`)}</dl>`;
 }
 
-/** A text that waits until nobody has typed for a moment before it is told. */
+/** A text field that calls onChange after a pause in typing. */
 export function Search({ value, onChange, label, placeholder, id = "search", children }) {
   const [text, setText] = useState(value);
   const told = useRef(value);

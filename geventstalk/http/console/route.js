@@ -1,4 +1,4 @@
-// Which page the address names. An address can be sent to a colleague: filter and order of a table are in it.
+// The page of an address. Filter and order of a table are in the address, so it can be shared.
 import { useEffect, useState } from "./dom.js";
 
 const watchers = new Set();
@@ -9,7 +9,7 @@ function read() {
   try {
     name = decodeURIComponent(name);
   } catch {
-    // A lone % is part of no name; the page will say that there is no such tube.
+    // No name has a lone %; the page will say that there is no such tube.
   }
   const query = new URLSearchParams(location.search);
   if (page === "tubes" && !name) name = query.get("name") ?? "";
@@ -50,7 +50,7 @@ export function useRoute() {
   return read();
 }
 
-/** Some parameters of the address, and how to change them. What equals its default is not written. */
+/** Some parameters of the address, and a function to change them. Default values are not written. */
 export function useQuery(defaults) {
   const { query } = useRoute();
   const values = Object.fromEntries(Object.entries(defaults).map(([name, value]) => [name, query.get(name) ?? value]));

@@ -1,14 +1,14 @@
-// Long tables: only the rows that are seen exist. Rows are of one height, the page itself scrolls, and a row has its place
-// by its number. Whoever owns the rows is told which are seen, and when they must keep their places: while the pointer or
-// the keyboard is among them.
+// Long tables: only the rows in view exist. Rows have one height, the page itself scrolls, and a row has its place by its
+// number. Callbacks tell the owner of the rows which are in view, and when they must keep their places: while the pointer
+// or the keyboard is among them.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./dom.js";
 import { Empty, Fault, Loading } from "./parts.js";
 
-const BEYOND = 12; // rows that exist above and below what is seen
+const BEYOND = 12; // rows that exist above and below the view
 
 /**
  * columns: {id, title, cell(row), num, sort, first: "ascending"|"descending", width, hide: "s"|"m"|"n"|"l", label}
- * rowAt(index): a row, or undefined while that row is not here. keyOf(row): what tells rows apart.
+ * rowAt(index): a row, or undefined while that row is not here. keyOf(row): a unique key.
  */
 export function Table(props) {
   const { label, columns, count, rowAt, keyOf, sort, descending, onSort, onRange, onHold, onOpen } = props;
@@ -96,7 +96,7 @@ export function Table(props) {
 
   const rows = [];
   for (let index = first; index < last; index += 1) rows.push([index, rowAt(index)]);
-  // No cell spans others: with columns that are hidden where there is little room, that would make new ones.
+  // No cell spans others: with columns that are hidden on narrow screens, that would add columns.
   const tabStop = active >= first && active < last ? active : first;
 
   const heading = (column) => {
@@ -153,7 +153,7 @@ export function Table(props) {
 const hidden = (column) => (column.hide ? `hide-${column.hide}` : "");
 const classes = (column) => `${column.num ? "right" : ""} ${hidden(column)} c-${column.id}`;
 
-/** The height of so many rows that are not there. */
+/** A gap of the height of so many rows. */
 function tall(rows) {
   return (cell) => {
     if (cell) cell.style.height = `calc(var(--row) * ${rows})`;
@@ -168,7 +168,7 @@ function AllBox({ selected, onSelectAll, count }) {
   />`;
 }
 
-/** Puts fresh rows in the place of old ones. Rows that are held keep their order; only their figures are taken. */
+/** Replaces rows by fresh ones. Held rows keep their order; only their figures change. */
 export function merged(old, fresh, offset, keyOf, held) {
   const rows = old.slice();
   if (!held) {

@@ -1,4 +1,4 @@
-// Runs before the first sight, so that nobody sees a flash of the other theme. A classic script, because modules wait.
+// Runs before the first paint, so that the other theme does not flash. A classic script, because modules wait.
 (function () {
   var choice = null;
   try {

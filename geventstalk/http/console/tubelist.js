@@ -1,4 +1,4 @@
-// What the overview and the page of tubes share: the columns of tubes, what hurts a tube, and its menu.
+// Shared by the overview and the page of tubes: the columns of tubes, a tube's trouble, and its menu.
 import { session } from "./api.js";
 import { flushTube, kickTube, moveTube, pauseTube, putJob, setPause } from "./actions.js";
 import { Spark } from "./chart.js";
@@ -17,7 +17,7 @@ function TubeLink({ tube }) {
   return html`<span class="tube-name"><a href=${tubeHref(tube.name)} title=${tube.name}>${tube.name}</a>${tube.paused_s > 0 && html` <span class="tag warn" title="Workers get no job">paused<span class="hide-s"> ${age(tube.pause_left_s)}</span></span>`}</span>${why && html`<small class="why" title=${why}>${why}</small>`}`;
 }
 
-/** What can be done with one tube. */
+/** The menu of one tube. */
 export function tubeItems(tube, after, { here = false } = {}) {
   const { jobs } = tube;
   return [
@@ -66,14 +66,14 @@ export function tubeColumns(after) {
     { id: "oldest", title: html`oldest<span class="hide-m">\u00a0ready</span>`, num: true, sort: "oldest_ready", first: "descending", width: "w-age", cell: (tube) => html`<span class=${tube.ages.ready > OLD_S ? "warn-text" : ""}><${Age} s=${tube.ages.ready} /></span>` },
     {
       id: "watching", title: "consumers", num: true, sort: "watching", first: "descending", width: "w-age", hide: "l",
-      cell: (tube) => html`<span title=${`${counted(tube.watching, "connection watches", "connections watch")} it, ${count(tube.waiting)} of them wait for a job`} class=${tube.watching ? "" : tube.jobs.ready ? "warn-text" : "zero"}>${tube.watching ? count(tube.watching) : "nobody"}${tube.waiting ? html` <span class="quiet">${count(tube.waiting)} idle</span>` : ""}</span>`,
+      cell: (tube) => html`<span title=${`${counted(tube.watching, "connection watches", "connections watch")} it, ${count(tube.waiting)} of them wait for a job`} class=${tube.watching ? "" : tube.jobs.ready ? "warn-text" : "zero"}>${tube.watching ? count(tube.watching) : "none"}${tube.waiting ? html` <span class="quiet">${count(tube.waiting)} idle</span>` : ""}</span>`,
     },
     { id: "spark", title: "ready, 15 min", width: "w-spark", hide: "l", cell: (tube) => html`<${Spark} values=${tube.spark} label=${`Ready jobs of ${tube.name} over the last 15 minutes`} />` },
     session.mayChange && { id: "menu", title: "", label: "Actions", width: "w-menu", hide: "s", cell: (tube) => html`<${TubeMenu} tube=${tube} after=${after} />` },
   ].filter(Boolean);
 }
 
-/** Fresh figures from the stream for rows that are shown; the sparkline stays. */
+/** Takes figures from the stream for the rows in view; the sparkline stays. */
 export function withLive(tube, live) {
   const fresh = live.tubes.get(tube?.name);
   return fresh ? { ...fresh, spark: tube.spark } : tube;

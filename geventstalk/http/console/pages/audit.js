@@ -1,4 +1,4 @@
-// Who changed what, when, from where, and how many.
+// The audit: changes, their authors, times, origins and counts.
 import { get, Problem } from "../api.js";
 import { attempt } from "../actions.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
@@ -19,7 +19,7 @@ const where = (entry) => [
   entry.tube ? html` <a href=${tubeHref(entry.tube)}>${entry.tube}</a>` : "",
 ];
 
-/** What was done, in one line: "kick job 5 mail", "bulk delete tube:mail state:buried, 1,204". */
+/** A change in one line: "kick job 5 mail", "bulk delete tube:mail state:buried, 1,204". */
 export function did(entry) {
   const many = entry.count > 1 && !entry.job ? ` ${counted(entry.count, "job")}` : "";
   return html`${entry.action}${where(entry)}${entry.detail ? ` ${entry.detail}` : ""}<span class="quiet">${many}</span>`;
@@ -29,7 +29,7 @@ export function Audit() {
   useTitle("Audit");
   const [query, setQuery] = useQuery({ match: "" });
   const [view, setView] = useState({ key: null, entries: [], more: false, file: null, problem: null, at: 0 });
-  const asked = useRef(0); // the number of the latest question; earlier ones come too late
+  const asked = useRef(0); // the number of the latest request; answers to earlier ones are dropped
   const busy = useRef(false);
   const { returned } = useLive();
   const { match } = query;
@@ -95,7 +95,7 @@ export function Audit() {
       onRange=${(first, last) => last >= view.entries.length && view.more && load(view.entries.at(-1).number)}
       onHold=${(now) => { held.current = now; }}
       problem=${view.problem} reload=${() => load()} loading=${view.key === null}
-      empty=${html`<${Empty} title=${match ? "Nothing matches." : "Nobody has changed anything."} />`}
+      empty=${html`<${Empty} title=${match ? "Nothing matches." : "There are no changes yet."} />`}
     />
   </div>`;
 }

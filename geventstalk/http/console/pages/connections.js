@@ -1,4 +1,4 @@
-// Clients of the beanstalk port: what they use, watch and hold, and since when they wait.
+// Clients of the beanstalk port: the tubes they use and watch, the jobs they hold, and how long they wait.
 import { get, path, Problem, session } from "../api.js";
 import { closeConnection } from "../actions.js";
 import { html, useRef, useState } from "../dom.js";
@@ -79,7 +79,7 @@ export function Connections() {
       label="Connections" columns=${columns} count=${rows.length} rowAt=${(index) => rows[index]} keyOf=${keyOf}
       sort=${query.sort} descending=${descending} onSort=${(sort, down) => setQuery({ sort, desc: down ? "1" : "" })}
       onRange=${onRange} onHold=${setHeld} problem=${problem} reload=${reload} loading=${loading}
-      empty=${html`<${Empty} title=${query.number ? `There is no connection ${query.number}.` : query.tube ? `Nobody uses or watches ${query.tube}.` : "Nobody is connected."} />`}
+      empty=${html`<${Empty} title=${query.number ? `There is no connection ${query.number}.` : query.tube ? `No connection uses or watches ${query.tube}.` : "There are no connections."} />`}
     />
   </div>`;
 }

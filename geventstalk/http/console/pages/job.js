@@ -1,4 +1,4 @@
-// One job: where it stands and since when, its times, its counts, who holds it, its body in whichever form fits.
+// One job: its state and times, its counts, its holder, and its body as text, JSON or hexadecimal.
 import { BASE, get, path, session } from "../api.js";
 import { asks, fits, putJob, some } from "../actions.js";
 import { MenuButton } from "../dialog.js";
@@ -63,7 +63,7 @@ export function Job({ id }) {
 
 const times = (n) => (n ? counted(n, "time") : "never");
 
-/** Its life as a line: put, then what is known to have happened, then how it stands. */
+/** The job's life as a line: its put, known events, its present state. */
 function Times({ job, at, gone }) {
   const now = at / 1000;
   const since = now - job.since_s;
@@ -82,19 +82,19 @@ function Times({ job, at, gone }) {
     steps.push(["then", null, tale.join(", ")]);
   }
   steps.push([last[0], since, `for ${age(job.since_s)}${last[2] ? `; ${last[2]}` : ""}`]);
-  if (gone) steps.push(["gone", null, "deleted, by a worker or by somebody else"]);
+  if (gone) steps.push(["gone", null, "deleted, by a worker or an operator"]);
   return html`<ol class="times" aria-label="Its times">${steps.map(([word, begun, says]) => html`<li key=${word} class="step-${word}">
     <b>${word}</b> ${begun !== null && html`<${Moment} at=${begun} />`} <span class="quiet" title=${begun === null ? "" : exactMoment(begun)}>${says}</span>
   </li>`)}</ol>`;
 }
 
-/** What is known of why it is buried: nobody says so to the server, but its counts tell something. */
+/** Why the job is probably buried, from its counts: the server is not told. */
 function why(job) {
   const { counts } = job;
-  if (!counts.reserves) return "no worker has had it: somebody buried it by hand";
+  if (!counts.reserves) return "no worker has had it: an operator buried it";
   if (counts.timeouts) return `its time ran out ${times(counts.timeouts)} before`;
   if (counts.buries > 1) return `it was kicked and buried again, ${times(counts.buries)} in all`;
-  return "the worker that had it, or somebody by hand, buried it";
+  return "the worker that had it, or an operator, buried it";
 }
 
 const FORMS = [["text", "Text"], ["json", "JSON"], ["hex", "Hex"]];
@@ -139,7 +139,7 @@ function asJson(body) {
 const TOKENS = /("(?:[^"\\]|\\.)*")(\s*:)?|\b(?:true|false|null)\b|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
 const TINTED_MAX = 60_000;
 
-/** JSON with its names and values told apart. */
+/** JSON with colours for names and values. */
 function tinted(text) {
   if (text.length > TINTED_MAX) return text;
   const pieces = [];

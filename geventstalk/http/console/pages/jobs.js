@@ -1,4 +1,4 @@
-// Jobs that match a filter. The filter is in the address. Rows come page by page as one scrolls, in order of their ids.
+// Jobs that match a filter. The filter is in the address. Rows load page by page while scrolling, in order of their ids.
 import { address, get, Problem, session } from "../api.js";
 import { asks, bulk, fits, putJob, some } from "../actions.js";
 import { MenuButton } from "../dialog.js";
@@ -13,8 +13,8 @@ import { FirstJob } from "./overview.js";
 
 const PAGE = 50;
 const AGAIN_MS = 5000;
-const QUICK_MS = 150; // a search that took no longer is made again by itself
-const EMPTY_PAGES_MAX = 40; // of a long search without a hit, before one has to ask for more
+const QUICK_MS = 150; // a search that took no longer is repeated by itself
+const EMPTY_PAGES_MAX = 40; // of a long search without a hit, before it stops
 const keyOf = (job) => job.id;
 
 /** The first characters of a body, on one line. */
@@ -28,7 +28,7 @@ function bytesOf(base64, most) {
   return Array.from(raw.slice(0, most), (one) => one.charCodeAt(0).toString(16).padStart(2, "0")).join(" ");
 }
 
-/** The jobs of a filter: pages of a cursor, the first one looked at again while that is quick. */
+/** The jobs of a filter: pages of a cursor, the first one loaded again while that is quick. */
 function useJobs(filter, descending) {
   const key = `${descending} ${filter}`;
   const blank = { key: null, jobs: [], next: null, searched: 0, problem: null, at: 0, busy: true };
@@ -117,7 +117,7 @@ export function Jobs() {
   const { server } = useLive();
   useEffect(() => setSelected(new Map()), [filter]);
 
-  // What was selected and is gone, or has another state, is known from the rows.
+  // The rows have the new states of selected jobs.
   const here = new Map(jobs.map((job) => [job.id, job]));
   const chosen = [...selected.values()].map((job) => here.get(job.id) ?? job);
   const toggle = (job, index, range) => {

@@ -1,4 +1,4 @@
-// The journal: is there room, is it quick, what does compaction do, and which segments there are.
+// The journal: its space, its speed, its compaction, and its segments.
 import { get } from "../api.js";
 import { html } from "../dom.js";
 import { age, bytes, count, exactMoment, share } from "../format.js";

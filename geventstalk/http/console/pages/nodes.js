@@ -1,4 +1,4 @@
-// The nodes that share a journal: which of them leads, how far each is, and that another one leads.
+// The nodes that share a journal: the leader, the progress of each, and a change of the leader.
 import { get, post, session } from "../api.js";
 import { ask, say, work } from "../dialog.js";
 import { html } from "../dom.js";

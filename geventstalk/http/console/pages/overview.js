@@ -82,7 +82,7 @@ function Health({ server }) {
   </section>`;
 }
 
-/** Three answers, about the server, what keeps its jobs, and its work: `ill` true, false, or null where none is due. */
+/** Three verdicts, about the server, its journal or nodes, and its work: `ill` is true, false, or null for none. */
 function verdicts({ well, node, journal }) {
   const stands = node && !node.serves;
   const found = (about, page, ok, none) => {
@@ -113,12 +113,12 @@ export function useHistory(tube) {
   const latest = useRef(null);
   const drawn = useRef(range);
   if (fresh) [latest.current, drawn.current] = [fresh, range];
-  const data = latest.current; // that of another range stays until this one's is here, and the buttons stay, too
+  const data = latest.current; // data of another range stays until this one's is here, and the buttons stay, too
   const series = useMemo(() => {
     if (!data) return null;
     const columns = Object.entries(data.series);
     const length = Math.max(0, ...columns.map(([, one]) => one.length));
-    // A chart begins where something is known, so that a young server's is not empty for the most part.
+    // A chart begins at the first figures, so that a young server's is not mostly empty.
     let first = 0;
     while (first < length - 1 && columns.every(([, one]) => one[first] === null)) first += 1;
     return {
@@ -146,7 +146,7 @@ function Worst({ server }) {
   const [held, setHeld] = useState(false);
   const heldNow = useRef(false);
   heldNow.current = held;
-  const changed = useRef(false); // by the reader, who wants to see that
+  const changed = useRef(false); // by the reader: shown at once
   const after = () => {
     changed.current = true;
     reload();
@@ -187,7 +187,7 @@ export function PutLine({ server }) {
   return html`<${Line} text=${`printf 'put 0 0 60 5\\r\\nhello\\r\\n' | ${to}`} />`;
 }
 
-/** Where no job is: how to put the first one. */
+/** The placeholder without jobs: a line that puts the first one. */
 export function FirstJob({ server }) {
   return html`<${Empty} title="No job yet. Put the first one from a shell:"><${PutLine} server=${server} /></${Empty}>`;
 }
@@ -203,6 +203,6 @@ function Latest() {
         ? html`<${Fault} problem=${problem} reload=${reload} what="The changes cannot be shown" />`
         : data.entries.length
           ? html`<ul class="changes">${data.entries.map((entry) => html`<li key=${entry.number}><${Moment} at=${entry.at} /><span><b>${entry.who}</b> ${did(entry)}</span></li>`)}</ul>`
-          : html`<p class="quiet">Nobody has changed anything.</p>`}
+          : html`<p class="quiet">There are no changes yet.</p>`}
   </section>`;
 }

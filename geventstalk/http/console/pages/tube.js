@@ -1,4 +1,4 @@
-// One tube: its jobs by state with the oldest and the next of each, its figures over time, who uses and watches it.
+// One tube: its jobs by state with the oldest and the next of each, its figures over time, its users and watchers.
 import { get, session, tubePath } from "../api.js";
 import { kickTube, pauseTube, putJob, setPause } from "../actions.js";
 import { Chart } from "../chart.js";
@@ -17,13 +17,13 @@ const GAP_S = 10;
 const KEYS = ["at", ...[...JOBS, ...RATES].map(({ key }) => key)];
 const NAMES = ["put", "reserve", "delete", "timeout", "bury"];
 
-/** The figures of a tube since its page was opened, behind what the server knows of the time before. */
+/** The figures of a tube since its page was opened, after the server's figures of the time before. */
 function useTrail(tube, range, known) {
   const trail = useRef(null);
   const now = Date.now() / 1000;
   const last = trail.current?.at.at(-1) ?? 0;
   if (tube && now - last >= 0.9) {
-    const before = now - last < GAP_S ? trail.current : null; // the server knows what the page has missed
+    const before = now - last < GAP_S ? trail.current : null; // the server has the figures that the page has missed
     const from = before?.at.filter((at) => at < now - KEEP_S).length;
     const figures = { at: now, ...tube.jobs, ...ratesNow(tube.rates) };
     trail.current = Object.fromEntries(KEYS.map((key) => [key, [...(before?.[key].slice(from) ?? []), figures[key]]]));
@@ -85,8 +85,8 @@ export function Tube({ name }) {
         <tbody>${[["in queue", "queued"], ["at work", "worked"]].map(([label, key]) => html`<tr key=${key}><th scope="row">${label}</th>${["p50", "p95", "p99"].map((q) => html`<td key=${q} class="right"><${Age} s=${tube.latency[key][q]} /></td>`)}<td class="right">${count(tube.latency[key].count)}</td></tr>`)}</tbody>
       </table></section>
       <section><h2>Connections</h2>
-        <p class=${!tube.watching && tube.jobs.ready ? "warn-text" : ""}>${tube.watching ? html`<a href=${`/connections?tube=${encodeURIComponent(name)}`}>${counted(tube.watching, "connection watches", "connections watch")}</a> it, ${tube.waiting ? count(tube.waiting) : "none"} of them ${tube.waiting < 2 ? "waits" : "wait"} for a job.` : "Nobody watches it."}</p>
-        <p>${tube.using ? html`${counted(tube.using, "connection uses", "connections use")} it.` : "Nobody uses it."}</p>
+        <p class=${!tube.watching && tube.jobs.ready ? "warn-text" : ""}>${tube.watching ? html`<a href=${`/connections?tube=${encodeURIComponent(name)}`}>${counted(tube.watching, "connection watches", "connections watch")}</a> it, ${tube.waiting ? count(tube.waiting) : "none"} of them ${tube.waiting < 2 ? "waits" : "wait"} for a job.` : "No connection watches it."}</p>
+        <p>${tube.using ? html`${counted(tube.using, "connection uses", "connections use")} it.` : "No connection uses it."}</p>
         <${Numbers} label="watch" numbers=${tube.watchers} /><${Numbers} label="use" numbers=${tube.users} />
       </section>
     </div>
@@ -111,7 +111,7 @@ function Numbers({ label, numbers }) {
 
 function Gone({ name, reload }) {
   return html`<${Empty} title=${`There is no tube ${name}.`}>
-    <p>A tube is there while it holds a job, or while somebody uses or watches it.</p>
+    <p>A tube is there while it holds a job, or while a connection uses or watches it.</p>
     <p class="buttons-line">${session.mayChange && html`<button type="button" class="primary" onClick=${() => putJob({ tube: name }, reload)}>Put a job into it…</button>`}<a class="button" href="/tubes">All tubes</a></p>
   </${Empty}>`;
 }

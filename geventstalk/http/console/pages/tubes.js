@@ -1,4 +1,4 @@
-// All tubes. The server sorts and filters; only the rows that are seen are fetched, so 10,000 tubes cost what 50 do.
+// All tubes. The server sorts and filters; only the rows in view are fetched, so 10,000 tubes cost what 50 do.
 import { get, Problem, session } from "../api.js";
 import { bulkTubes, pauseTubes, putJob } from "../actions.js";
 import { MenuButton, work } from "../dialog.js";
@@ -19,7 +19,7 @@ const PAGE = 100;
 const EVERY_MS = 3000;
 const keyOf = (tube) => tube.name;
 
-/** The rows of a table of tubes, those that are seen fetched again every 3 s. */
+/** The rows of a table of tubes; those in view are fetched again every 3 s. */
 function useTubes(ask) {
   const [view, setView] = useState({ rows: [], total: null, problem: null, at: 0 });
   const state = useRef({ range: [0, 40], held: false, key: "", control: null, timer: null }).current;
