@@ -33,7 +33,6 @@ ROOMS = {
     "geventstalk/core": [
         "ages",
         "bodies",
-        "check",
         "dispatch",
         "due",
         "engine",
@@ -94,7 +93,7 @@ extern PyObject *PyImport_ImportModuleLevel(const char *, PyObject *, PyObject *
 """
 """What the source of each room's own library needs of Python.h, which takes a compiler longer than all the rest."""
 SELDOM = re.compile(
-    r"__native_(geventstalk___((core___(ages|bodies|check|figures|mirror|operate|plain|undo)|wire___stats)|operations|leader"
+    r"__native_(geventstalk___((core___(ages|bodies|figures|mirror|operate|plain|undo)|wire___stats)|operations|leader"
     r"|serving___(clustered|fronts))|journal___(postgres|sqlite___(digest|files|heal|room|space|wal|watermark))\w*)"
 )
 """The names of C sources that no command passes through often. A compiler does less for them, in half the time."""

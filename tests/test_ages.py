@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from geventstalk.core.ages import NO_JOBS, Oldest, Search, find_strays
-from geventstalk.core.check import check
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from geventstalk.core.tube import NO_ID, Tube
 from tests.support.bench import Bench, Worker
+from tests.support.check import check
 from tests.support.clock import SECOND
 
 STATES = (READY, DELAYED, RESERVED, BURIED)

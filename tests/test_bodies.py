@@ -21,7 +21,6 @@ import journal.sqlite.payloads as payloads_room
 import journal.sqlite.reader as reader_room
 from geventstalk._build import BUILD
 from geventstalk.core.bodies import AHEAD_BYTES_MAX, BODY_BYTES, Bodies
-from geventstalk.core.check import check
 from geventstalk.core.engine import INSERTED, OUT_OF_MEMORY, UNFINISHED
 from geventstalk.core.job import READY, RESERVED, Job, Ledger
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, Operate
@@ -35,6 +34,7 @@ from geventstalk.wire.session import Service, Session
 from journal import Journal, JournalDamaged, JournalError
 from journal.sqlite.files import segment_path
 from journal.sqlite.sql import connect_to_read
+from tests.support.check import check
 from tests.support.clock import SECOND, ManualClock
 from tests.support.faults import fetch, wants_compaction
 from tests.support.forgetful import Forgetful

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from geventstalk.core.check import check
 from geventstalk.core.engine import (
     DRAINING,
     INSERTED,
@@ -31,6 +30,7 @@ from geventstalk.core.job import (
 )
 from geventstalk.core.timerwheel import NEVER, TICK_BITS, Timer
 from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB, TIMED_OUT, Client
+from tests.support.check import check
 from tests.support.clock import SECOND, ManualClock
 
 MANY = 1_000_000

@@ -23,7 +23,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from geventstalk.core.ages import Search
 from geventstalk.core.bodies import Bodies
-from geventstalk.core.check import check
 from geventstalk.core.engine import DRAINING, INSERTED, UNFINISHED, Engine
 from geventstalk.core.figures import totals
 from geventstalk.core.job import (
@@ -42,6 +41,7 @@ from geventstalk.core.meter import NO_TIMES, UNIT_NS
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB, TIMED_OUT, Client, Tube
+from tests.support.check import check
 from tests.support.clock import SECOND, ManualClock
 from tests.support.forgetful import Forgetful
 from tests.support.model import Answer, Happening, Model, ModelPast, ModelTube

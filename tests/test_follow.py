@@ -12,7 +12,6 @@ import pytest
 from geventstalk._build import BUILD
 from geventstalk.core.ages import Search
 from geventstalk.core.bodies import Bodies
-from geventstalk.core.check import check
 from geventstalk.core.job import DELAYED, READY, SECOND_NS, Job
 from geventstalk.core.operate import KEEP, Operate
 from geventstalk.core.tube import Client
@@ -22,6 +21,7 @@ from geventstalk.durable.store import Store
 from geventstalk.turn import Turn
 from journal.errors import JournalDamaged
 from journal.log import CHANGE, DELETE, FULL, Row
+from tests.support.check import check
 from tests.support.clock import SECOND, ManualClock
 from tests.test_turn import WALL_NS, FakeJournal
 

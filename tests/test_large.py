@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from geventstalk.core.check import check
 from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED, Engine
 from geventstalk.core.job import BURIED, Job, held_body
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, Operate
@@ -23,6 +22,7 @@ from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.wire.session import Service, Session
 from journal import Journal, make_shared_log
+from tests.support.check import check
 from tests.support.clients import until
 from tests.support.clock import SECOND, ManualClock
 from tests.support.faults import wants_compaction

@@ -7,7 +7,6 @@ from math import exp
 
 import pytest
 
-from geventstalk.core.check import check
 from geventstalk.core.engine import Engine
 from geventstalk.core.figures import rates
 from geventstalk.core.job import Job
@@ -18,6 +17,7 @@ from geventstalk.turn import Turn
 from geventstalk.upkeep import RATES_NS, RATES_SLICE
 from geventstalk.wire.session import Service, Session
 from tests.support.bench import Bench
+from tests.support.check import check, is_settled
 from tests.support.clock import SECOND, ManualClock
 
 EVERY_NS = RATES_NS
@@ -158,7 +158,7 @@ def test_what_happened_to_a_tube_that_is_gone_is_settled_after_an_undo() -> None
     bench.clock.pass_ns(EVERY_NS)
     assert engine.active and engine.settle_rates(bench.clock.ns, 100)
     check(engine)
-    assert engine.rates.is_settled([1, 0, 1, 0, 0])
+    assert is_settled(engine.rates, [1, 0, 1, 0, 0])
 
 
 def test_rates_in_statistics() -> None:

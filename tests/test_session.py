@@ -14,7 +14,6 @@ import pytest
 
 from geventstalk._build import BUILD
 from geventstalk.core.bodies import Bodies
-from geventstalk.core.check import check
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, READY, Job, Ledger
 from geventstalk.core.state import TUBE_BYTES, TUBES_BYTES_MIN, WATCH_BYTES
@@ -23,6 +22,7 @@ from geventstalk.wire import protocol as p
 from geventstalk.wire.commands import LARGE_BODY
 from geventstalk.wire.session import COMMAND_SLICE, MOVE_SLICE, OUT_BYTES_MAX, Service, Session
 from geventstalk.wire.verbs import LIST_SLICE
+from tests.support.check import check
 from tests.support.clock import SECOND, ManualClock
 from tests.support.wire import (
     FACTS,

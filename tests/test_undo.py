@@ -19,7 +19,6 @@ import pytest
 
 from geventstalk._build import BUILD
 from geventstalk.core import engine as engine_module
-from geventstalk.core.check import check
 from geventstalk.core.engine import OUT_OF_MEMORY
 from geventstalk.core.figures import Totals, totals
 from geventstalk.core.job import Job, Ledger
@@ -30,6 +29,7 @@ from geventstalk.operations import Put
 from geventstalk.wire.commands import LARGE_BODY
 from geventstalk.wire.session import Service, Session
 from tests.support.alone import alone
+from tests.support.check import check
 from tests.support.clock import SECOND, ManualClock
 from tests.support.wire import FACTS
 

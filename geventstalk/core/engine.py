@@ -1,4 +1,4 @@
-"""The commands of clients on tubes and jobs, each in one call. check.py proves that all of it stays true.
+"""The commands of clients on tubes and jobs, each in one call.
 
 state.py lists the parts of the engine. This module must not know clocks, sockets, the grammar or the journal: time
 comes in as monotonic integer nanoseconds, changes go out to a ledger, answers to waiting clients through

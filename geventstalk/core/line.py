@@ -44,7 +44,7 @@ class Line:
             self._order.discard(wait, client)
 
     def waits(self) -> dict[int, int]:
-        """Returns the client and the wait of every entry, in order of the line. O(n): for check()."""
+        """Returns the client and the wait of every entry, in order of the line. O(n): for tests."""
         entries = self._order.entries(len(self.entries) + 1)
         assert sorted([(wait, client) for client, wait in self.entries.items()]) == entries
         self._order.check()

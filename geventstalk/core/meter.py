@@ -109,10 +109,6 @@ class Rates:
             found += map(add, map(left.__mul__, rates), map(weight.__mul__, new))
         return found
 
-    def is_settled(self, counts: list[int]) -> bool:
-        """Returns whether no event has come since the last settle()."""
-        return [*self._seen] == counts
-
     def settle(self, counts: list[int], now_ns: int) -> None:
         """Takes in the events since the last settle() or rest()."""
         rates = self.now(counts, now_ns)

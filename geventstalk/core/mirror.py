@@ -3,7 +3,7 @@
 This module must not know clocks, nor how a change is written down. No client waits for a job, so no job is handed out;
 the totals are those of this process.
 Invariant: after each call the engine is as if all of its jobs had been restored just now, but for the moments since
-which they are in their states; check.py proves it, ages included. So a follower that is to lead has nothing left to do.
+which they are in their states; the tests prove it, ages included. So a follower that is to lead has nothing left to do.
 """
 
 from __future__ import annotations

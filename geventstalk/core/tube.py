@@ -1,6 +1,6 @@
 """The data that the engine keeps of a tube and of a client.
 
-This module must not know the rules by which they change. Invariant: check.py proves all of it.
+This module must not know the rules by which they change. Invariant: that of the engine.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The fields of jobs, clients and tubes, and the job table, are true. All that follows from them (orders, lines, counters,
 timers, the existence of tubes) is thrown away and made anew.
-Invariant: afterwards check() holds, and what was true is still true.
+Invariant: afterwards all invariants of the engine hold, and what was true is still true.
 """
 
 from __future__ import annotations

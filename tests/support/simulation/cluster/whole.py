@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from geventstalk.cluster.wants import Steps
-from geventstalk.core.check import check
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, held_body
 from geventstalk.core.operate import Operate
@@ -22,6 +21,7 @@ from geventstalk.replies import Channel
 from geventstalk.wire.session import Service, Session
 from journal.log import Log, PayloadOf, SyncPoint
 from journal.log import Row as JournalRow
+from tests.support.check import check
 from tests.support.simulation.cluster.database import Row
 from tests.support.simulation.cluster.life import Fact
 from tests.support.simulation.cluster.process import Process, Runner

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MAX
-from geventstalk.core.meter import NO_TIMES, Times
+from geventstalk.core.meter import NO_TIMES, Rates, Times
 from geventstalk.core.order import EMPTY
 from geventstalk.core.state import events
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
@@ -121,8 +121,13 @@ def _check_rates(engine: Engine) -> None:
     assert len(active) == len(set(active))
     for tube in engine.tubes.values():
         assert tube.active == (tube.number in active)
-        assert tube.active or not any(events(tube)) or (tube.rates and tube.rates.is_settled(events(tube)))
-    assert active or engine.rates.is_settled(events(engine))
+        assert tube.active or not any(events(tube)) or (tube.rates and is_settled(tube.rates, events(tube)))
+    assert active or is_settled(engine.rates, events(engine))
+
+
+def is_settled(rates: Rates, counts: list[int]) -> bool:
+    """Returns whether no event has come since the last settle()."""
+    return [*rates._seen] == counts
 
 
 def lows(of: Engine | Tube) -> dict[int, int]:
