@@ -41,23 +41,23 @@ def _told(job: Job, field: Field, now_ns: int) -> int:
 
 
 def tube_stats(engine: Engine, tube: Tube, oldest: Oldest, now_ns: int) -> list[tuple[str, object]]:
-    upstream = (
-        p.quoted(tube.name),
-        tube.urgent,
-        len(tube.ready),
-        tube.reserved,
-        len(tube.delayed),
-        len(tube.buried),
-        tube.total_jobs,
-        tube.using,
-        len(tube.watchers),
-        engine.waiting_in(tube),
-        tube.total_deletes,
-        tube.total_pauses,
-        tube.pause_s,
-        _seconds_until(tube.paused_until_ns, now_ns),
-    )
-    return [*zip(_TUBE_KEYS, upstream, strict=True), *_figures(tube, oldest, now_ns)]
+    return [
+        ("name", p.quoted(tube.name)),
+        ("current-jobs-urgent", tube.urgent),
+        ("current-jobs-ready", len(tube.ready)),
+        ("current-jobs-reserved", tube.reserved),
+        ("current-jobs-delayed", len(tube.delayed)),
+        ("current-jobs-buried", len(tube.buried)),
+        ("total-jobs", tube.total_jobs),
+        ("current-using", tube.using),
+        ("current-watching", len(tube.watchers)),
+        ("current-waiting", engine.waiting_in(tube)),
+        ("cmd-delete", tube.total_deletes),
+        ("cmd-pause-tube", tube.total_pauses),
+        ("pause", tube.pause_s),
+        ("pause-time-left", _seconds_until(tube.paused_until_ns, now_ns)),
+        *_figures(tube, oldest, now_ns),
+    ]
 
 
 def server_stats(
@@ -115,22 +115,6 @@ def _seconds_until(deadline_ns: int, now_ns: int) -> int:
     return max(0, deadline_ns - now_ns - 1) // SECOND_NS
 
 
-_TUBE_KEYS: Final = (
-    "name",
-    "current-jobs-urgent",
-    "current-jobs-ready",
-    "current-jobs-reserved",
-    "current-jobs-delayed",
-    "current-jobs-buried",
-    "total-jobs",
-    "current-using",
-    "current-watching",
-    "current-waiting",
-    "cmd-delete",
-    "cmd-pause-tube",
-    "pause",
-    "pause-time-left",
-)
 _NO_AGES: Final = [0] * len(NO_JOBS)
 _NO_QUANTILES: Final = [0] * len(PERCENTS)
 _TO_SECONDS: Final = [SECOND_NS] * len(PERCENTS)
