@@ -50,8 +50,9 @@ FLAGS = (
     "--no-first-run",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-PAGES = ("/", "/tubes", "/tubes/mail", "/jobs", "/jobs/6", "/connections", "/journal", "/audit", "/help")
+PAGES = ("/", "/tubes", "/tubes/mail", "/jobs", "/jobs/6", "/connections", "/journal", "/nodes", "/audit", "/help")
 WIRE_BYTES_MAX = 150_000
+LEADER = {"serves": True, "role": "active", "leader": "one (10.0.0.1:11300)", "epoch": 7, "lag": 0}
 QUICK = """
 const wait = setTimeout;
 window.setTimeout = (run, ms, ...rest) => wait(run, ms >= 500 && ms <= 5000 ? ms / 5 : ms, ...rest);
@@ -465,10 +466,12 @@ def test_rows_keep_their_places_while_the_pointer_is_among_them(browser: Browser
 
 
 # Bug: The overview was wider than the window between a resize and the next drawing of its charts.
+# Bug: On a phone the bar of a cluster's node lost its last entry, and its nodes page cut off the button.
 @pytest.mark.slow
 def test_each_page_fits_into_every_width_at_every_moment(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.show(WideWorld())
+    server.world.node = LEADER
     browser.expected = ["status of 404"]
     pages = [path.replace("mail", LONG_NAME) for path in PAGES]
     # A chart hears of its place a moment after a resize. The page must fit in this moment, too: so it hears never.
@@ -479,10 +482,15 @@ def test_each_page_fits_into_every_width_at_every_moment(browser: Browser, serve
             browser.go(path)
             for width in (1920, 768, 1280, 360, 500, 1920):
                 browser.resize(width)
-                wide, cut = browser.run("""
+                wide, cut, buttons = browser.run("""
                     const nav = document.querySelector("nav");
-                    return [document.documentElement.scrollWidth, nav.scrollWidth - nav.clientWidth];""")
-                assert wide <= width and cut == 0, (path, width, wide, cut)
+                    const end = (one) => one.getBoundingClientRect().right;
+                    const buttons = [...document.querySelectorAll("td button")].filter((one) => one.offsetWidth);
+                    return [
+                        document.documentElement.scrollWidth, nav.scrollWidth - nav.clientWidth,
+                        buttons.filter((one) => end(one) > end(one.closest("td")) + 1).map((one) => one.textContent),
+                    ];""")
+                assert wide <= width and cut == 0 and not buttons, (path, width, wide, cut, buttons)
     browser.open(server.url)
     browser.loaded()
     drawn = """
@@ -612,6 +620,7 @@ def test_a_reader_sees_no_controls(browser: Browser, serve: Callable[..., Server
     words = re.compile(
         r"Put|Pause|Kick|Delete|Bury|Release|Move|Change|Drain|Close|More(?! jobs)|All that", re.IGNORECASE
     )
+    server.world.node = LEADER
     browser.open(server.url)
     browser.find(".role", "read only")
     for path in PAGES:

@@ -123,5 +123,6 @@ function coloured(text, wrong) {
     at = term.to;
   }
   const rest = text.slice(at);
-  return [...pieces, wrong ? html`<span class="t-wrong">${rest}</span>` : rest];
+  const word = rest.trimStart();
+  return wrong ? [...pieces, rest.slice(0, -word.length || undefined), html`<span class="t-wrong">${word}</span>`] : [...pieces, rest];
 }

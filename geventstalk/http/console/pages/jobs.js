@@ -149,7 +149,7 @@ export function Jobs() {
     { id: "size", title: "size", num: true, width: "w-rate", hide: "l", cell: (job) => bytes(job.size).replace(" bytes", " B").replace(" byte", " B") },
     { id: "body", title: "Body", hide: "m", cell: (job) => excerpt(job.body) },
   ];
-  const status = found.waiting
+  const status = found.waiting || isWrong
     ? ""
     : found.next === null
       ? html`<b>${counted(jobs.length, "job")}</b>`
@@ -158,7 +158,7 @@ export function Jobs() {
     <h1 class="offscreen">Jobs</h1>
     <${FilterLine} value=${filter} problem=${found.problem} onChange=${(next) => setQuery({ filter: next }, { replace: false })} />
     <div class="tool-line">
-      <span class="quiet"><span role="status">${status}${!found.waiting && `, ${counted(found.searched, "job")} searched`}</span>${!found.waiting && found.at ? `, at ${clock(found.at / 1000)}` : ""}</span>
+      <span class="quiet"><span role="status">${status}${!found.waiting && !isWrong && `, ${counted(found.searched, "job")} searched`}</span>${!found.waiting && found.at ? `, at ${clock(found.at / 1000)}` : ""}</span>
       ${found.busy && jobs.length === 0 && !found.waiting && html`<button type="button" class="link" onClick=${found.stop}>Stop</button>`}
       ${held && html`<span class="tag">order held</span>`}
       <div class="push">

@@ -26,7 +26,7 @@ export function Nodes() {
     { id: "epoch", title: "epoch", num: true, width: "w-num", hide: "m", cell: (one) => count(one.epoch) },
     { id: "lag", title: "lag", num: true, width: "w-num", cell: (one) => count(one.lag) },
     { id: "seen", title: "last seen", num: true, width: "w-age", hide: "s", cell: (one) => html`<${Age} s=${one.seen_s} /> ago` },
-    session.role === "admin" && { id: "promote", title: "", label: "Actions", width: "w-time", cell: (one) => one.role === "standby" && html`<button type="button" class="small" onClick=${() => promote(one.node, data.leader, reload)}>Have it lead…</button>` },
+    session.role === "admin" && { id: "promote", title: "", label: "Actions", width: "w-lead", cell: (one) => one.role === "standby" && html`<button type="button" class="small" onClick=${() => promote(one.node, data.leader, reload)}>Have it lead…</button>` },
   ].filter(Boolean);
   return html`<article>
     <div class="page-head"><h1>Nodes</h1>${data.console && data.leader !== session.node?.name && session.node?.serves === false && html`<a class="button primary" href=${data.console} target="_blank" rel="noopener">Console of ${data.leader}</a>`}</div>
