@@ -331,6 +331,24 @@ def test_who_is_gone_is_followed_without_a_commit_that_is_confirmed(stage: Stage
     assert asked == Claim(gone, 1)
 
 
+def test_no_heartbeat_holds_up_the_commits_of_a_takeover(stage: Stage) -> None:
+    """The claim was a commit itself. A heartbeat behind it made the log's first one wait, and with it all clients."""
+    assert stage.answers(NOBODY) == Claim(NOBODY, 1)
+    begun_ns = stage.now_ns
+    stage.asked = stage._send(stage.role, True)
+    assert stage.asked.is_a(Wait)
+    stage.lead_log(1)
+    assert stage.asks() == Serve(1) and stage.now_ns - begun_ns < LEASE_MS * MS_NS // MARGIN
+
+
+def test_a_takeover_that_takes_long_has_heartbeats(stage: Stage) -> None:
+    assert stage.answers(NOBODY) == Claim(NOBODY, 1)
+    begun_ns = stage.now_ns
+    for beats in range(1, 4):
+        assert stage.answers(True if beats == 1 else stage.own(1)) == Beat(1)
+        assert abs(stage.now_ns - begun_ns - beats * LEASE_MS * MS_NS // MARGIN) < 50 * MS_NS
+
+
 # --- to claim sooner, or not at all
 
 

@@ -382,7 +382,7 @@ class Member:
     def _prepare(self) -> Answer:
         """Has the log read to its end and waits the earlier leases out. Returns whether this node serves now."""
         self._log_flag.set()
-        beat_ns = self._clock()
+        beat_ns = self._clock() + self._beat_ns  # the claim was one; another would hold up what the log commits
         while not self._asked_to_leave:
             self._stirred.clear()
             now_ns = self._clock()

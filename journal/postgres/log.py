@@ -257,8 +257,7 @@ class PostgresLog(SharedLog):
         flags = TAKEOVER | (SEALED if damaged else 0)
         packed = pack(seq, flags, self.high_water, [])
         schema = self.schema
-        try:
-            self._link.run(making(schema, epoch, number))
+        try:  # the segment is there, for it was just read; to make sure would be a commit that all clients wait for
             if damaged:
                 self._link.run(making(schema, epoch, number + 1))
             answer = self._link.execute(
