@@ -53,7 +53,7 @@ ROOMS = {
     ],
     "geventstalk/durable": ["follow", "large", "reading", "records", "store"],
     "geventstalk/front": ["frames", "front"],
-    "geventstalk/serving": ["clustered", "connection", "fronts", "linger", "link", "parking", "server"],
+    "geventstalk/serving": ["clustered", "connection", "fronts", "linger", "link", "parking", "runqueue", "server"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats", "verbs"],
     "journal": ["liveness", "log", "packed", "plain"],
     "journal/postgres": ["compaction", "format", "log", "replay", "room", "writer"],

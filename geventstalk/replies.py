@@ -21,6 +21,7 @@ class Channel:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.in_turn = False  # whether it takes part in the turn that is under way
+        self.heavy = False  # whether its last step did much, or left something to do
         self.changed = False  # whether it made a change that its replies have to wait for
         self.held = 0  # how many pieces of its replies the gate holds
         self.held_bytes = 0

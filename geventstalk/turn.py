@@ -30,6 +30,12 @@ from geventstalk.wire.session import MOVE_SLICE
 
 _LOOK_PAYS: Final = 8
 """A look for more clients has to find an eighth as many as there are. It takes much less than the rest of a turn."""
+SHARE_NS: Final = 2_000_000
+"""When a turn lasts longer, those who ask for much have to wait for a later one."""
+LITTLE_WORK: Final = 16
+"""A client whose last step took more commands, or other units of work, asks for much."""
+_PASSES_MAX: Final = 4
+"""So often clients that ask for much go on for SHARE_NS before the commit, or it would be a tenth of what they cost."""
 _SOON_NS: Final = 1_000_000_000
 """What is due later need not be looked at during a sync, however slow."""
 _GATHERED_MAX: Final = 256
@@ -56,6 +62,10 @@ class Turn(Upkeep):
         self.tell: Callable[[str, BaseException | None], None] = _tell_nobody
         self.move_slice = MOVE_SLICE
         self.guests = 0  # whom the owner serves beside these clients: while there are some, no sync is run here
+        self.pressure = 0  # for how many times SHARE_NS the turn has lasted
+        self._press_ns = 0  # when it has lasted once more; 0 before its first step
+        self._has_light = False  # whether a client had a step that asks for little
+        self._passes = 0  # how often lasts() said yes in this turn
         self._wall_clock = wall_clock
         self._begins = begins
         self._fails = fails
@@ -143,6 +153,8 @@ class Turn(Upkeep):
         store = self.store
         before = 0 if store is None else store.appended
         now_ns = self._clock()
+        if now_ns >= self._press_ns:
+            self._press(now_ns)
         try:
             if data is None:
                 session.hang_up(now_ns)
@@ -153,11 +165,40 @@ class Turn(Upkeep):
                 session.run(now_ns)
         except Exception as error:
             self._change_failed(channel, error)
+        if session.unfinished or self.engine.work + len(session.out) > LITTLE_WORK:
+            channel.heavy = True
+        elif data:  # otherwise it is the rest of something
+            channel.heavy = False
+        if not channel.heavy:
+            self._has_light = True
         if store is not None and store.appended != before:
             channel.changed = True
         if not channel.in_turn:
             channel.in_turn = True
             self._in_turn.append(channel)
+
+    def is_pressed(self) -> bool:
+        """Whether the turn lasts for so long that those who ask for much have to wait."""
+        now_ns = self._clock()
+        if now_ns >= self._press_ns:
+            self._press(now_ns)
+        return self.pressure > 0
+
+    def lasts(self) -> bool:
+        """Whether the owner should let more of those who ask for much go on before it calls end(), and then ask again.
+
+        No other client waits for the end of this turn. Input is read in between, and may be that of one that does.
+        """
+        self._passes += 1
+        if self._has_light or self._ran or self.failed or self.engine.served or self._passes > _PASSES_MAX:
+            return False
+        self.pressure = self._press_ns = 0
+        return True
+
+    def _press(self, now_ns: int) -> None:
+        if self._press_ns:
+            self.pressure += 1
+        self._press_ns = now_ns + SHARE_NS
 
     def _change_failed(self, channel: Channel, error: Exception) -> None:
         """A change may be half made. A journal may have half of it; without one it is undone, and its client goes."""
@@ -271,6 +312,8 @@ class Turn(Upkeep):
     def end(self) -> None:
         """Commits what changed, and lets the replies go that need not wait any longer."""
         self._under_way = False
+        self.pressure = self._press_ns = self._passes = 0
+        self._has_light = False
         self._leave_budget = MOVE_SLICE
         if self.failed:
             return

@@ -57,6 +57,8 @@ from geventstalk.front.front import ACCEPT_RETRY_S, Front
 from geventstalk.serving.connection import Ahead, Unsent
 from geventstalk.serving.fronts import Fronts
 from geventstalk.serving.link import FrontClient, Link
+from geventstalk.serving.runqueue import RunQueue
+from geventstalk.turn import Turn
 from geventstalk.wire.session import Service, Session
 from tests.support.clients import (
     Launch,
@@ -585,12 +587,22 @@ def nobody(*_words: Any) -> Any:
     raise AssertionError("nobody comes")
 
 
+def shared(service: Service) -> tuple[Ahead, Unsent, RunQueue]:
+    """What the clients of a server share."""
+    loop = gevent.get_hub().loop
+
+    def begins() -> None:
+        loop.run_callback(turn.end)
+
+    turn = Turn(service.engine, time.monotonic_ns, time.time_ns, begins, nobody)
+    return Ahead(), Unsent(service), RunQueue(loop, turn)
+
+
 def make_fronts(count: int, fails: Callable[[str], None]) -> Fronts:
     loop = gevent.get_hub().loop
 
     def link(sock: socket.socket, fronts: Fronts) -> Link:
-        unsent = Unsent(Service(Engine(0), 100, dict))
-        return Link(sock, loop, nobody, nobody, nobody, Ahead(), unsent, nobody, fronts)
+        return Link(sock, loop, nobody, nobody, nobody, *shared(Service(Engine(0), 100, dict)), nobody, fronts)
 
     return Fronts(count, [], link, logging.getLogger("tests.fronts"), fails)
 
@@ -654,10 +666,12 @@ def test_a_front_that_talks_nonsense_loses_its_link_and_nothing_else() -> None:
 
     fronts = make_fronts(2, nobody)
     loop = gevent.get_hub().loop
-    link = Link(ours, loop, come, go, nobody, Ahead(), Unsent(service), nobody, fronts)
+    link = Link(ours, loop, come, go, nobody, *shared(service), nobody, fronts)
     with theirs, gevent.Timeout(20):
         theirs.sendall(frame(7, OPEN, b"peer\nend") + frame(8, OPEN, b"peer\nend") + frame(8, TAKEN, b"abc"))
         link.over.wait()
+        while len(gone) < 2:
+            gevent.sleep(0.001)
         assert sorted(gone) == [7, 8]
         assert theirs.recv(100) == b""
     fronts.finish()

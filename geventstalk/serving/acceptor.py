@@ -28,6 +28,8 @@ CANNOT_ACCEPT = "cannot accept a connection: %s; connected clients are served, a
 class Acceptor(StreamServer):
     """Accepts connections. When no descriptor is left, the acceptor pauses and then tries again."""
 
+    max_accept = 16  # in one pass of the event loop: to accept 100 connections takes 10 ms
+
     def __init__(
         self,
         listener: socket.socket,

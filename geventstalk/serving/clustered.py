@@ -29,6 +29,7 @@ from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors
 from geventstalk.serving.listen import advertised
 from geventstalk.serving.parking import Parking
+from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.server import PROGRESS_EVERY_S, Server
 from geventstalk.turn import Turn
 from geventstalk.wire.protocol import R_UNKNOWN_COMMAND
@@ -161,7 +162,7 @@ class ClusterServer(Server):
         self._manager.starting("Looking for the database")
 
     def _connect(self, sock: socket.socket, session: Session) -> Connection:
-        return _LeasedConnection(sock, session, self._leased, self._ahead, self._unsent, Parking())
+        return _LeasedConnection(sock, session, self._leased, self._ahead, self._unsent, self._run_queue, Parking())
 
     def serve(self, sock: socket.socket) -> None:
         if self._node.serves or self._node.pass_on(sock):
@@ -381,9 +382,10 @@ class _LeasedConnection(Connection):
         turn: LeasedTurn,
         ahead: Ahead,
         unsent: Unsent,
+        queue: RunQueue,
         parking: Parking,
     ) -> None:
-        super().__init__(sock, session, turn, ahead, unsent, parking)
+        super().__init__(sock, session, turn, ahead, unsent, queue, parking)
         self._leased = turn
 
     def _write(self) -> None:

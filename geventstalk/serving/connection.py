@@ -20,6 +20,7 @@ from typing import Any, Final
 from geventstalk.core.job import SMALL_BYTES
 from geventstalk.replies import Channel
 from geventstalk.serving.parking import Parking
+from geventstalk.serving.runqueue import Runnable, RunQueue
 from geventstalk.turn import Turn
 from geventstalk.wire.session import OUT_BYTES_MAX, Service, Session
 
@@ -58,7 +59,7 @@ HANGUP_CHECK_S = 1.0
 # What a connection waits for. A watcher that runs belongs to one of these states.
 READING: Final = 0  # for bytes, or for the end of the input
 SENDING: Final = 1  # for room in the socket: the client reads slowly, and the server reads nothing from it meanwhile
-PAUSED: Final = 2  # for the end of a turn or of a sync: replies have to leave before anything else is read or executed
+PAUSED: Final = 2  # for the end of a turn or of a sync, behind which replies leave, or for its place in the run queue
 FULL: Final = 3  # for its reserve to end: the client sent so much behind it that the server looks only for a hangup
 OVER: Final = 4  # for nothing: the connection is over
 
@@ -146,7 +147,7 @@ class Unsent:
         self._service.out_bytes_max = OUT_BYTES_MIN if crowded else self._share
 
 
-class Connection(Channel):
+class Connection(Runnable):
     """Call serve() in a greenlet of its own. `turn` runs the session's work, piece by piece."""
 
     def __init__(
@@ -156,6 +157,7 @@ class Connection(Channel):
         turn: Turn,
         ahead: Ahead,
         unsent: Unsent,
+        queue: RunQueue,
         parking: Parking,
     ) -> None:
         super().__init__(session)
@@ -165,17 +167,17 @@ class Connection(Channel):
         self._all_ahead = ahead
         self._ahead_bytes = 0
         self._all_unsent = unsent
+        self._run_queue = queue
         self._unsent: list[memoryview] = []
         self._ask_bytes: Any = CHUNK_BYTES  # Any: as an object, as read() wants it
         self._short_pieces = 0  # how many in a row
         self._state = PAUSED
+        self._rests = False
         self._parking = parking
         loop = parking.loop
         self._reader: Any = loop.io(self._fd, 1)
         self._writer: Any = loop.io(self._fd, 2)
         self._check: Any = loop.timer(HANGUP_CHECK_S, HANGUP_CHECK_S)
-        # Not run_callback(): gevent runs up to 50 of those before it looks at any socket again.
-        self._poke: Any = loop.timer(0)
 
     def serve(self) -> None:
         """Returns when the connection is over; the socket is still open then."""
@@ -196,11 +198,29 @@ class Connection(Channel):
 
     def _readable(self) -> None:
         """For the event loop, as the callback of a watcher: the socket has bytes, or the end of the input."""
+        if self._turn.pressure and self._run_queue.postpones(self):
+            self._become(PAUSED)
+            return
         if self._next_state() == READING:
             self._read()
-            if self._state != OVER:
-                return
-        self._parking.wake()
+            if self._state == OVER:
+                self._end()
+        else:
+            self._parking.wake()
+
+    def _writable(self) -> None:
+        """For the event loop: the socket has room. Many clients may read at once, so they take turns."""
+        self._become(PAUSED)
+        self._run_queue.add(self)
+
+    def run(self) -> None:
+        if not self._rests:  # serve() would return, and the socket would be closed
+            self._parking.wake()
+
+    def _end(self) -> None:
+        """The connection is over: serve() returns in a later pass."""
+        self._become(OVER)
+        self._run_queue.end(self)
 
     # --- the turn's side
 
@@ -217,8 +237,7 @@ class Connection(Channel):
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._become(OVER)
-            self._parking.wake_soon()
+            self._end()
             return
         if sent < len(data):
             self._unsent.append(memoryview(data)[sent:])
@@ -230,7 +249,7 @@ class Connection(Channel):
         session = self.session
         stops = session.closed or session.unfinished or self._state == PAUSED
         if stops and not self._unsent and self._state != OVER:
-            self._poke.start(self._parking.wake)
+            self._run_queue.add(self)
 
     @property
     def socket(self) -> Socket:
@@ -252,7 +271,7 @@ class Connection(Channel):
     def rest(self) -> None:
         """Reads and executes nothing any more. What its client has not taken leaves by flush()."""
         self._become(OVER)
-        self._poke.stop()
+        self._rests = True
 
     def flush(self) -> int:
         """After rest(): sends what the client takes now. Returns how many bytes are left."""
@@ -264,7 +283,7 @@ class Connection(Channel):
         self._state = OVER
         if self._socket.fileno() < 0:
             return
-        for watcher in (self._reader, self._writer, self._check, self._poke):
+        for watcher in (self._reader, self._writer, self._check):
             watcher.stop()
             watcher.close()
         self._parking.close()
@@ -301,7 +320,7 @@ class Connection(Channel):
         if state == READING:
             self._reader.start(self._readable)
         elif state == SENDING:
-            self._writer.start(self._parking.wake)
+            self._writer.start(self._writable)
         elif state == FULL:
             self._check.start(self._parking.wake)
         self._state = state

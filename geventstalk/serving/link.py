@@ -30,6 +30,7 @@ from geventstalk.serving.connection import (
     Ahead,
     Unsent,
 )
+from geventstalk.serving.runqueue import Runnable, RunQueue
 from geventstalk.wire.session import OUT_BYTES_MAX, Session
 
 LINK_BYTES: Final = 1 << 17
@@ -61,7 +62,7 @@ class Owner:
         raise NotImplementedError
 
 
-class FrontClient(Channel):
+class FrontClient(Runnable):
     """The channel of a client whose socket a front has."""
 
     def __init__(self, link: Link, number: int, session: Session, peer: str, own_end: str) -> None:
@@ -74,6 +75,7 @@ class FrontClient(Channel):
         self._all_ahead = link.ahead
         self._ahead_bytes = 0
         self._all_unsent = link.unsent
+        self._run_queue = link.run_queue
         self._unsent: list[memoryview] = []  # replies beyond the window
         self._out_room = f.OUT_BYTES_MAX  # what of replies may still go to the front
         self._queue: deque[bytes] = deque()  # input that the session cannot have yet
@@ -82,13 +84,14 @@ class FrontClient(Channel):
         self._in_bytes = f.IN_BYTES  # what it may send when nothing is queued
         self._ended = False  # the front said that no input follows
         self._hung_up = False  # the front said that the end of the input stands behind what it may not send yet
+        self._gone = False  # the front said that the client's connection is over
         self.over = False
 
     # --- what the front says
 
     def receive(self, data: bytes) -> None:
         self._in_room -= len(data)
-        if self._queue or not self._may_take():
+        if self._queue or not self._may_take() or self._run_queue.postpones(self):
             self._queue.append(data)
             self.queued_bytes += len(data)
             self.heard_ns = monotonic_ns()
@@ -103,14 +106,15 @@ class FrontClient(Channel):
     def ends(self) -> None:
         """All that the client sent has come."""
         self._ended = True
+        self.heavy = True
         self._all_ahead.forget(self)
-        if not self.in_turn:  # goes_on() follows then
+        if not self.in_turn and not self._run_queue.postpones(self):  # goes_on() follows then
             self._go_on()
 
     def hangs_up(self) -> None:
         """The client sends nothing more, but the front may not send all of it yet."""
-        self._hung_up = True
-        if not self.in_turn:
+        self._hung_up = self.heavy = True
+        if not self.in_turn and not self._run_queue.postpones(self):
             self._go_on()
 
     def taken(self, count: int) -> None:
@@ -128,13 +132,12 @@ class FrontClient(Channel):
             else:
                 self._unsent[0] = piece[size:]
         if not self._unsent:
-            self._link.poke(self)
+            self._run_queue.add(self)
 
     def lost(self) -> None:
-        """Nobody is there any more."""
-        if not self.over:
-            self.close()
-            self._link.left(self)
+        """Nobody is there any more. The channel ends in a later pass."""
+        self._gone = True
+        self._run_queue.end(self)
 
     # --- the turn's side
 
@@ -158,7 +161,7 @@ class FrontClient(Channel):
         session = self.session
         stops = session.closed or session.unfinished or self._ended or self._hung_up
         if (stops or self._queue) and not self._unsent and not self.over:
-            self._link.poke(self)
+            self._run_queue.add(self)
 
     @property
     def output_bytes(self) -> int:
@@ -183,9 +186,12 @@ class FrontClient(Channel):
 
     # --- in between
 
-    def poked(self) -> None:
+    def run(self) -> None:
         """A turn later: what was left goes on, one piece."""
-        self._go_on()
+        if self._gone:
+            self._leave()
+        else:
+            self._go_on()
         if self._in_room < LITTLE_ROOM and not self.over:
             self.give_room()
 
@@ -223,7 +229,12 @@ class FrontClient(Channel):
     def _leave_if_done(self) -> None:
         if self.session.closed and not self.held and not self.session.out and not self._unsent:
             self._link.say(f.frame(self.number, f.CLOSE))
-            self.lost()
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self.over:
+            self.close()
+            self._link.left(self)
 
     def _step(self, data: bytes | None) -> None:
         self._give(self, data)
@@ -279,6 +290,7 @@ class Link:
         give: Callable[[Channel, bytes | None], None],
         ahead: Ahead,
         unsent: Unsent,
+        queue: RunQueue,
         tell: Callable[[str], None],
         owner: Owner,
     ) -> None:
@@ -286,6 +298,7 @@ class Link:
         self.give = give
         self.ahead = ahead
         self.unsent = unsent
+        self.run_queue = queue
         self.over: Any = Event()
         self.greeted = False
         self.to_accept = 0  # so many more the front may accept, but was not told yet
@@ -303,8 +316,6 @@ class Link:
         self._clogged: dict[int, FrontClient] = {}  # whose replies wait until the front reads
         self._reader: Any = loop.io(self._fd, 1)
         self._writer: Any = loop.io(self._fd, 2)
-        self._poker: Any = loop.timer(0)
-        self._poked: dict[int, FrontClient] = {}
         self._full: dict[int, FrontClient] = {}  # who may send nothing; looked at now and then
         self._checker: Any = loop.timer(HANGUP_CHECK_S, HANGUP_CHECK_S)
         self._reader.start(self._hear)
@@ -369,7 +380,7 @@ class Link:
 
     def stop(self) -> None:
         """Nothing is heard and said any more."""
-        for watcher in (self._reader, self._writer, self._poker, self._checker):
+        for watcher in (self._reader, self._writer, self._checker):
             watcher.stop()
             watcher.close()
         self._sock.close()
@@ -378,7 +389,6 @@ class Link:
     def left(self, client: FrontClient) -> None:
         """A client is over."""
         del self.clients[client.number]
-        self._poked.pop(client.number, None)
         self._full.pop(client.number, None)
         self._clogged.pop(client.number, None)
         self._go(client)
@@ -456,17 +466,6 @@ class Link:
             self._out = []
 
     # --- later
-
-    def poke(self, client: FrontClient) -> None:
-        """The client goes on when every link and socket had its turn."""
-        if not self._poked:
-            self._poker.start(self._go_on)
-        self._poked[client.number] = client
-
-    def _go_on(self) -> None:
-        poked, self._poked = self._poked, {}
-        for client in poked.values():
-            client.poked()
 
     def full(self, client: FrontClient) -> None:
         """The client has sent so much ahead that it may send nothing more for now."""

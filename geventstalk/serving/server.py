@@ -44,6 +44,7 @@ from geventstalk.serving.listen import describe, full_address_of, own_end_of, pe
 from geventstalk.serving.memory import Collector, Memory, Spare
 from geventstalk.serving.notify import Manager
 from geventstalk.serving.parking import Parking
+from geventstalk.serving.runqueue import RunQueue
 from geventstalk.tasks import NEXT_TURN, Task, Wait
 from geventstalk.turn import Turn
 from geventstalk.wire.session import Service, Session
@@ -98,6 +99,7 @@ class Server:
         self._turn.give_memory_back = Spare().give_back
         self._ahead = Ahead()
         self._unsent = Unsent(self._service)
+        self._run_queue = RunQueue(self._loop, self._turn)
         self._descriptors: Descriptors
         self._guests: Share
         self._fronts: Fronts | None = None  # where they have the clients' sockets
@@ -390,7 +392,7 @@ class Server:
                 self._trace.close(fd)
 
     def _connect(self, sock: socket.socket, session: Session) -> Connection:
-        return Connection(sock, session, self._turn, self._ahead, self._unsent, Parking())
+        return Connection(sock, session, self._turn, self._ahead, self._unsent, self._run_queue, Parking())
 
     # --- connections whose sockets front-end processes have
 
@@ -405,7 +407,7 @@ class Server:
     def _make_link(self, sock: socket.socket, fronts: Fronts) -> Link:
         from geventstalk.serving.link import Link
 
-        shared = self._ahead, self._unsent
+        shared = self._ahead, self._unsent, self._run_queue
         return Link(sock, self._loop, self._join, self._leave, self._turn.step, *shared, self._cannot_accept, fronts)
 
     def _join(self, link: Link, number: int, peer: str, own_end: str) -> FrontClient:
@@ -442,7 +444,7 @@ class Server:
         self._loop.run_callback(self._end_turn)
 
     def _end_turn(self) -> None:
-        if self._turn.gathers():
+        if self._turn.gathers() or self._run_queue.lasts():
             self._look.start(self._turn_begins)  # by way of a timer: a callback alone would run again before any socket
             return
         self._turn.end()
