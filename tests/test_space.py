@@ -119,6 +119,33 @@ def test_a_reserve_that_is_being_made_is_given_back_as_well(tmp_path: Path, monk
     assert (space.reserved, space.tight) == (128 * KIB, True)
 
 
+# Bug: The thread that serves clients waited on a full disk until another thread had allocated the whole reserve.
+@pytest.mark.parametrize("grow", [Space.hold, lambda space, size: space.refill(size, 0)], ids=["hold", "refill"])
+def test_a_thread_that_needs_room_waits_for_one_step_of_the_reserve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grow: Callable[[Space, int], object]
+) -> None:
+    """That thread may be the one that serves clients, and a device may be slow."""
+    space = Space(str(tmp_path), None)
+    sizes: list[int] = []
+    writer = written_in(space, sizes)
+    real = os.posix_fallocate
+
+    def allocate(file: int, offset: int, length: int) -> None:
+        real(file, offset, length)
+        if not writer.ident:
+            writer.start()
+            while not space._wanted:
+                writer.join(0.001)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    grow(space, 8 * KIB * KIB)
+    writer.join()
+    assert sizes == [0, (KIB - 32) * KIB, -1]
+    assert (space.reserved, space.tight) == (KIB * KIB, True)
+    grow(space, 8 * KIB * KIB)
+    assert space.reserved == 8 * KIB * KIB
+
+
 # Bug: Another thread's report of a tight disk was forgotten, and puts were accepted without a reserve.
 @pytest.mark.skipif(BUILD == "compiled", reason="a method of a compiled room cannot be replaced")
 def test_who_gives_back_while_the_reserve_is_judged_is_believed(tmp_path: Path) -> None:

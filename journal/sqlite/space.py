@@ -20,6 +20,8 @@ from journal.sqlite.files import takes_files
 from journal.sqlite.room import BLOCK_BYTES, PIECE_BYTES
 
 RESERVE_NAME: Final = "reserve"
+_STEP_BYTES: Final = 1 << 20
+"""The reserve grows by so much at a time. A thread that needs room meanwhile waits for one step, and no longer."""
 
 _T = TypeVar("_T")
 
@@ -33,6 +35,7 @@ class Space:
         self._budget = budget
         self._path = os.path.join(directory, RESERVE_NAME)
         self._lock = Lock()
+        self._wanted = False  # whether a thread needs room at once
         self.reserved = _size_of_reserve(self._path)
         self.tight = False
         self.lacks_files = False  # whether it is tight because there were no inodes
@@ -76,7 +79,9 @@ class Space:
             try:
                 done = write()
             except JournalFull:
+                self._wanted = True
                 with self._lock:
+                    self._wanted = False
                     self.tight = True
                     if not self._give_back(piece):
                         self._grow(self.reserved + given)
@@ -93,21 +98,29 @@ class Space:
         """Makes the reserve this large, or as large as a full disk allows. Returns whether the disk kept its word.
 
         The space is `tight` when the reserve is smaller than this. It stops being `tight` when the reserve is complete,
-        `margin` bytes are free beside it, and the disk takes files.
+        `margin` bytes are free beside it, and the disk takes files. A thread that needs room ends this early.
         """
-        with self._lock:  # until it is decided: another thread may give room back, and is the last to say `tight` then
-            free = self.free()
-            resized = self._resize(min(size, self.reserved + free - free % BLOCK_BYTES))
-            if self.reserved < size:
-                self.tight = True
-            elif self.free() >= margin and self.takes_files():
-                self.tight = self.lacks_files = False
-        return resized
+        while True:
+            with self._lock:  # until it is decided: another thread may give room back, and be the last to say `tight`
+                free = self.free()
+                possible = min(size, self.reserved + free - free % BLOCK_BYTES)
+                resized = self._resize(min(possible, self.reserved + _STEP_BYTES))
+                goes_on = resized and self.reserved < possible and not self._wanted
+                if not goes_on and self.reserved < size:
+                    self.tight = True
+                elif not goes_on and self.free() >= margin and self.takes_files():
+                    self.tight = self.lacks_files = False
+            if not goes_on:
+                return resized
 
     def hold(self, size: int) -> None:
         """Has the reserve grow to this size, as far as the disk has room: others may take what a file gives back."""
-        with self._lock:
-            self._grow(size)
+        grows = True
+        while grows and not self._wanted:
+            with self._lock:
+                before = self.reserved
+                self._grow(min(size, before + _STEP_BYTES))
+                grows = before < self.reserved < size
 
     def give_back(self, size: int) -> bool:
         """Gives so many bytes of the reserve back to the disk, or all of it. Returns whether there was a reserve."""
