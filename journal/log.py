@@ -39,6 +39,9 @@ PAYLOAD_MIN: Final = 201
 PAYLOAD_MAX: Final = 1 << 24
 """A FULL record with a larger payload cannot be read back: no copy of it may take the owner's thread so long."""
 
+GROWN_BYTES: Final = 20
+"""A FULL record that the log asks for anew is at most so many bytes longer than the one before it."""
+
 HEAD: Final = 7
 """The kind of a row that stands for a FULL record, and has no more than the first HEAD_BYTES of its payload. The fourth
 number of the row is the length of the whole payload, which payloads() gives."""

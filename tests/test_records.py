@@ -28,6 +28,7 @@ from geventstalk.durable.records import (
     encode_whole,
     make_plausible,
 )
+from journal.log import GROWN_BYTES
 from tests.support.clock import BOOT_NS, SECOND
 
 WALL_NS = 1_750_000_000 * SECOND
@@ -249,3 +250,13 @@ def test_a_job_of_a_wrong_clock_is_made_plausible() -> None:
     before = facts(later)
     make_plausible(later, now_ns)
     assert facts(later) == before, "sound times stay"
+
+
+def test_a_whole_job_grows_by_no_more_than_the_log_is_told() -> None:
+    """The log keeps room for that: it may ask for a job anew when the disk is full."""
+    job = Job(1, 0, 0, 0, 60)
+    job.state, job.body = READY, b"body\r\n"
+    before = len(encode_whole(job, b"tube", EPOCH))
+    job.state, job.rank, job.delay_s = DELAYED, 1, 10
+    job.tally = Tally(1, 2, 3, 4, 5)
+    assert len(encode_whole(job, b"tube", EPOCH)) == before + GROWN_BYTES

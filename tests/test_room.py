@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
-from journal.sqlite.format import INDEX_BYTES, LOCAL_MAX, PAGE_BYTES, row_bytes
+from journal.sqlite.format import INDEX_BYTES, LOCAL_MAX, PAGE_BYTES, row_bytes, whole_bytes
 from journal.sqlite.room import (
     AHEAD_MAX,
     BARE_SEGMENT_BYTES,
@@ -15,12 +14,16 @@ from journal.sqlite.room import (
     BOUND_BESIDE_BYTES,
     CAPACITY_SHARE,
     CHANGE_BYTES,
+    COMMIT_BYTES,
     INDEXES_MAX,
     KEY_BYTES,
     LOOK_BYTES,
     NEW_SEGMENT_BYTES,
+    OVERSIZE_BYTES,
     PIECE_BYTES,
     SEGMENT_BYTES_MIN,
+    Held,
+    Load,
     Room,
 )
 
@@ -133,27 +136,55 @@ def test_a_merged_segment_takes_no_more_than_was_said(seed: int) -> None:
         assert room.merge_bytes(written, written) <= written, "what the segment takes is the most"
 
 
-def test_moving_takes_room_for_what_is_moved_and_for_three_segments() -> None:
+def test_moving_takes_room_for_what_is_moved_and_what_is_sealed() -> None:
     room = room_of(12 * MIB, 100 * GIB)
-    assert room.least(0) == 2 * MIB + NEW_SEGMENT_BYTES
-    assert room.least(8 * MIB) == 9 * MIB + 2 * MIB + NEW_SEGMENT_BYTES
-    assert room.enough(8 * MIB) == room.least(8 * MIB) + MIB + 2 * NEW_SEGMENT_BYTES
+    small, bare = room.small_segment, BARE_SEGMENT_BYTES
+    assert small == MIB
+    assert room.moved_bytes(0) == 0
+    assert room.moved_bytes(100) == 101
+    assert room.moved_bytes(8 * MIB) == 8 * MIB + 8 * bare
+    assert room_of(TINY, 0).moved_bytes(32 * KIB) == 32 * KIB + 2 * bare
+    fixed = bare + NEW_SEGMENT_BYTES + INDEX_BYTES
+    assert room.least(Held(0, 0, 0)) == fixed
+    assert room.least(Held(MIB, MIB, 0)) == fixed + room.moved_bytes(MIB) + MIB
+    assert room.least(Held(6 * MIB, 6 * MIB, 1000)) == fixed + room.moved_bytes(6 * MIB) + 2 * MIB + 1000
+    assert room.least(Held(8 * MIB, 2 * MIB, 0)) == fixed + room.moved_bytes(4 * MIB) + 2 * MIB, "pages half empty"
+    assert room.least(Held(3 * MIB, 2 * MIB, 0)) == fixed + room.moved_bytes(3 * MIB) + 2 * MIB
+    most = room.least(Held(6 * MIB + OVERSIZE_BYTES, 6 * MIB + OVERSIZE_BYTES, OVERSIZE_BYTES))
+    assert room.least(Held(GIB, GIB, GIB)) == most
 
 
-def test_reserve_at_its_edges() -> None:
+def test_what_segments_lack_and_what_they_have_too_much_is_added_up() -> None:
+    room = room_of(12 * MIB, 100 * GIB)
+    assert room.load(7, []) == Load(7, 0, 0, 0)
+    full, half, dead = Held(6 * MIB, 6 * MIB, 0), Held(6 * MIB, 3 * MIB, 0), Held(2 * MIB, 0, 0)
+    load = room.load(3, [full, half, full, dead])
+    assert load.lacking == 2 * (room.moved_bytes(6 * MIB) - 6 * MIB)
+    assert load.surplus == 6 * MIB - room.moved_bytes(3 * MIB) - BARE_SEGMENT_BYTES + 2 * MIB
+    assert load.least == room.least(full)
+
+
+def test_the_reserve_is_what_the_inequality_says() -> None:
     for segment_bytes, capacity in ((TINY, 0), (USUAL, 4 * MIB), (USUAL, 100 * GIB), (LARGE, 100 * GIB)):
         room = room_of(segment_bytes, capacity)
-        bare = room.enough(room.segment_limit) + NEW_SEGMENT_BYTES + min(LOOK_BYTES, room.segment_limit)
-        assert bare - BLOCK_BYTES < room.reserve(0) <= bare
+        small, limit, new = room.small_segment, room.segment_limit, NEW_SEGMENT_BYTES
+        look = min(LOOK_BYTES, limit)
+        least = room.least(Held(limit, limit, 0))
+        assert room.enough(Load()) == least + small + new
+        larger = Load(1000, 2 * least, 5 * MIB, MIB)
+        assert room.enough(larger) == 2 * least + 5 * MIB + 2000 * CHANGE_BYTES + small + new
         many = 50_000_000
-        assert bare + KEY_BYTES * many - BLOCK_BYTES < room.reserve(many) <= bare + KEY_BYTES * many
+        assert room.enough(Load(many)) == least + 2 * COMMIT_BYTES + small + new
+        for load in (Load(), larger, Load(many)):
+            bare = room.enough(load) + 2 * small + look + KEY_BYTES * load.keys
+            assert bare - BLOCK_BYTES < room.reserve(load) <= bare
 
 
 def test_the_reserve_is_of_whole_blocks_and_grows_with_the_keys(seed: int) -> None:
     for chance, room, _ in rooms(seed):
         keys = chance.choice([0, 1, 85, 86, chance.randrange(10**8)])
-        assert room.reserve(keys) % BLOCK_BYTES == 0
-        assert room.reserve(keys) <= room.reserve(keys + 1) <= room.reserve(keys) + BLOCK_BYTES
+        assert room.reserve(Load(keys)) % BLOCK_BYTES == 0
+        assert room.reserve(Load(keys)) <= room.reserve(Load(keys + 1)) <= room.reserve(Load(keys)) + BLOCK_BYTES
 
 
 class FullDisk:
@@ -185,26 +216,40 @@ def move(disk: FullDisk, room: Room, alive: int) -> None:
         sealing = written
 
 
+def held(room: Room, chance: random.Random) -> Held:
+    """A segment, which one commit may have made larger than full."""
+    standing = chance.choice([room.segment_limit, chance.randrange(room.segment_limit + OVERSIZE_BYTES)])
+    return Held(standing, chance.choice([standing, chance.randrange(standing + 1)]), 0)
+
+
 def test_the_reserve_suffices_to_seal_rotate_move_and_delete(seed: int) -> None:
-    """When the disk is full the current segment is full as well, and the oldest holds up to a whole segment of jobs."""
+    """When the disk is full the current segment is full as well, and any other one may have to be moved."""
     for chance, room, _ in rooms(seed):
-        keys = chance.choice([0, 1, 1000, chance.randrange(10**7)])
-        disk = FullDisk(room.reserve(keys) + BLOCK_BYTES - 1)  # it is rounded down to whole blocks
-        disk.take(KEY_BYTES * keys)
+        segments = [held(room, chance) for _ in range(chance.randrange(5))]
+        load = room.load(chance.choice([0, 1, 1000, chance.randrange(10**7)]), segments)
+        disk = FullDisk(room.reserve(load) + BLOCK_BYTES - 1)  # it is rounded down to whole blocks
+        disk.take(KEY_BYTES * load.keys)
         disk.take(NEW_SEGMENT_BYTES)
-        disk.seal(room.segment_limit)
-        move(disk, room, chance.choice([room.segment_limit, chance.randrange(room.segment_limit)]))
+        disk.seal(room.small_segment)
+        for each in segments:
+            move(disk, room, each.alive)
+            disk.free += each.standing
 
 
 def test_moving_takes_no_more_than_was_said(seed: int) -> None:
-    """With more than `enough` one small segment fills up first. A segment is open already when moving begins."""
+    """With more than `enough` one commit and one small segment fill up first, and then everything is moved."""
     for chance, room, _ in rooms(seed):
-        alive = chance.randrange(4 * room.segment_limit)
-        disk = FullDisk(room.enough(alive))
+        segments = [held(room, chance) for _ in range(chance.randrange(5))]
+        load = room.load(chance.randrange(10_000), segments)
+        disk = FullDisk(room.enough(load))
         disk.take(NEW_SEGMENT_BYTES)
-        disk.take(room.small_segment)
-        disk.seal(room.small_segment)
-        move(disk, room, alive)
+        commit = min(COMMIT_BYTES, CHANGE_BYTES * load.keys)
+        disk.take(commit)
+        disk.seal(commit)
+        disk.free -= commit  # the old garbage went, the new one stays
+        for each in segments:
+            move(disk, room, each.alive)
+            disk.free += each.standing
 
 
 # --- puts
@@ -212,31 +257,32 @@ def test_moving_takes_no_more_than_was_said(seed: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 200, 990, LOCAL_MAX, LOCAL_MAX + 1, 65535, 1 << 24, 1 << 30])
 def test_a_put_has_to_find_its_record_a_change_and_its_delete_twice(size: int) -> None:
-    record, change = row_bytes(size), row_bytes(64)
-    assert Room(USUAL).of_put(size) == 2 * record + 2 * change + KEY_BYTES
+    record, change = whole_bytes(size), row_bytes(64)
+    assert record >= row_bytes(size + 20)
+    assert Room(USUAL).of_put(size) == 2 * record + 4 * change + KEY_BYTES
     assert KEY_BYTES >= 2 * 24
 
 
 def test_left_for_puts_at_its_edges() -> None:
     room = room_of(USUAL, GIB)
-    around = 4 * 5 * MIB + 2 * NEW_SEGMENT_BYTES + 5 * INDEX_BYTES + 4 * BARE_SEGMENT_BYTES + room.reserve(0)
-    files = GIB - around - room.left_for_puts(GIB, 0, 0)
-    assert 0 < files < (GIB - around) // 800, "puts take files, too"
-    assert room.left_for_puts(around, 0, 0) == 0
-    assert room.left_for_puts(around - MIB, 0, 0) < 0
-    assert room.left_for_puts(0, 0, 0) < 0, "there is no disk"
-    assert room.left_for_puts(GIB, GIB // 2, 0) < 0, "it is full of records"
-    assert room.left_for_puts(GIB, 0, 10_000_000) < 0, "it is full of what keys may need"
+    around = 4 * 5 * MIB + 2 * NEW_SEGMENT_BYTES + 5 * INDEX_BYTES + 4 * BARE_SEGMENT_BYTES + room.reserve(Load())
+    files = GIB - around - room.left_for_puts(GIB, 0, Load())
+    assert 0 < files < (GIB - around) // 100, "puts take files, too"
+    assert room.left_for_puts(around, 0, Load()) == 0
+    assert room.left_for_puts(around - MIB, 0, Load()) < 0
+    assert room.left_for_puts(0, 0, Load()) < 0, "there is no disk"
+    assert room.left_for_puts(GIB, GIB // 2, Load()) < 0, "it is full of records"
+    assert room.left_for_puts(GIB, 0, Load(10_000_000)) < 0, "it is full of what keys may need"
 
 
 def test_each_live_byte_and_key_leaves_less_to_puts(seed: int) -> None:
     for chance, room, capacity in rooms(seed):
         live, keys = chance.randrange(capacity), chance.randrange(10**6)
-        left = room.left_for_puts(capacity, live, keys)
+        left = room.left_for_puts(capacity, live, Load(keys))
         assert left <= capacity
-        assert room.left_for_puts(capacity, live + PAGE_BYTES, keys) < left
-        assert room.left_for_puts(capacity, live, keys + 1) < left
-        assert room.left_for_puts(capacity + MIB, live, keys) > left
+        assert room.left_for_puts(capacity, live + PAGE_BYTES, Load(keys)) < left
+        assert room.left_for_puts(capacity, live, Load(keys + 1)) < left
+        assert room.left_for_puts(capacity + MIB, live, Load(keys)) > left
 
 
 def admit(room: Room, capacity: int, chance: random.Random) -> tuple[int, int]:
@@ -247,7 +293,7 @@ def admit(room: Room, capacity: int, chance: random.Random) -> tuple[int, int]:
         size = chance.randrange(most)
         need = room.of_put(size)
         if slack < need:
-            slack = room.granted(room.left_for_puts(capacity, live, keys), need)
+            slack = room.granted(room.left_for_puts(capacity, live, Load(keys)), need)
         if slack < need:
             break
         slack -= need
@@ -267,7 +313,7 @@ def test_what_was_admitted_fits(seed: int) -> None:
         records = 2 * live
         files = live // room.segment_limit * BARE_SEGMENT_BYTES
         coming = 4 * (room.segment_limit + BARE_SEGMENT_BYTES) + 2 * NEW_SEGMENT_BYTES + INDEXES_MAX * INDEX_BYTES
-        needed = records + files + coming + room.reserve(keys)
+        needed = records + files + coming + room.reserve(Load(keys))
         assert not keys or needed <= capacity + BLOCK_BYTES, (capacity, room.segment_limit, needed)
     assert full > ROUNDS // 3
 
@@ -285,33 +331,34 @@ def test_what_is_granted_at_a_time(segment_bytes: int) -> None:
 def test_what_was_granted_before_others_filled_the_disk_is_in_the_reserve(seed: int) -> None:
     for chance, room, _ in rooms(seed):
         left, put = room.granted(1 << 60, 1), chance.choice([1, 100, 5000])
-        bare = room.enough(room.segment_limit) + NEW_SEGMENT_BYTES
         puts = left // room.of_put(put)
-        assert room.reserve(puts) > bare + KEY_BYTES * puts + room.of_put(put) * puts - BLOCK_BYTES
+        bare = room.enough(Load(puts)) + 2 * room.small_segment
+        assert room.reserve(Load(puts)) > bare + KEY_BYTES * puts + room.of_put(put) * puts - BLOCK_BYTES
 
 
 def test_of_budget() -> None:
     assert room_of(USUAL, 0).of_budget(0) == 0
     assert room_of(USUAL, 512 * KIB).of_budget(512 * KIB) == 0, "all of it is for what comes and goes"
     room = room_of(USUAL, 10 * GIB)
-    assert room.of_budget(10 * GIB) == room.left_for_puts(10 * GIB, 0, 0) // 2
+    assert room.of_budget(10 * GIB) == room.left_for_puts(10 * GIB, 0, Load()) // 2
     assert 0.49 < room.of_budget(10 * GIB) / (10 * GIB) < 0.5
 
 
 def test_a_budget_admits_about_what_was_said(seed: int) -> None:
     for _, room, capacity in rooms(seed):
         size = max(1, capacity // 1000)
-        puts = room.left_for_puts(capacity, 0, 0) // room.of_put(size)
+        puts = room.left_for_puts(capacity, 0, Load()) // room.of_put(size)
         assert puts <= 0 or puts * row_bytes(size) <= room.of_budget(capacity)
 
 
 @pytest.mark.parametrize("segment_limit", [16 * KIB, 5 * MIB, 8 * MIB, 64 * MIB])
 def test_zeros_are_written_ahead_where_there_is_room(segment_limit: int) -> None:
     room = room_of(2 * segment_limit, 100 * GIB)
-    needed = room.reserve(7) + 4 * segment_limit
-    assert room.ahead(needed, 0, 7) == room.ahead(needed + 100, 100, 7) == min(segment_limit - 1, AHEAD_MAX)
-    assert room.ahead(needed - 1, 0, 7) == room.ahead(needed, 1, 7) == room.ahead(needed, 0, 1000) == 0
-    assert room.ahead(0, 0, 0) == 0
+    load = Load(7)
+    needed = room.reserve(load) + 4 * segment_limit
+    assert room.ahead(needed, 0, load) == room.ahead(needed + 100, 100, load) == min(segment_limit - 1, AHEAD_MAX)
+    assert room.ahead(needed - 1, 0, load) == room.ahead(needed, 1, load) == room.ahead(needed, 0, Load(1000)) == 0
+    assert room.ahead(0, 0, load) == 0
 
 
 # --- compaction
@@ -323,14 +370,14 @@ def test_excess_at_its_edges() -> None:
     most = 250 * MIB + 3 * limit
 
     def excess(used: int, unmerged: int = 0, oversize: int = 0, capacity: int = 100 * GIB) -> float:
-        return room.excess(capacity, used, unmerged, oversize, live, 1000)
+        return room.excess(capacity, used, unmerged, oversize, live, Load(1000))
 
-    assert room.excess(100 * GIB, 0, 0, 0, 0, 0) == -3 * limit
+    assert room.excess(100 * GIB, 0, 0, 0, 0, Load()) == -3 * limit
     assert excess(most) == 0
     assert excess(most + 1) == 1
     assert excess(most - 10, unmerged=11) == 1
     assert excess(most + 10, oversize=9) == 1
-    full = most + room.reserve(1000) + 5 * INDEX_BYTES + room.margin
+    full = most + room.reserve(Load(1000)) + 5 * INDEX_BYTES + room.margin
     assert excess(most, capacity=full) == 0
     assert excess(most, capacity=full - 1) == 1
 
@@ -353,11 +400,11 @@ def test_where_nothing_is_in_excess_the_directory_keeps_its_bound(seed: int) -> 
     held = 0
     for chance, room, capacity in rooms(seed):
         used, live, keys = chance.randrange(capacity), chance.randrange(capacity), chance.randrange(10**4)
-        excess = room.excess(capacity, used, 0, 0, live, keys)
+        excess = room.excess(capacity, used, 0, 0, live, Load(keys))
         held += excess > 0
         if excess <= 0:
             assert used <= 2.5 * live + 3 * room.segment_limit
-            assert used + room.reserve(keys) + room.margin <= capacity
+            assert used + room.reserve(Load(keys)) + room.margin <= capacity
     assert 0 < held < ROUNDS
 
 
@@ -390,19 +437,17 @@ def test_compaction_ends(seed: int) -> None:
 def test_what_a_full_disk_is_compacted_for() -> None:
     room = room_of(USUAL, 100 * GIB)
     small = room.small_segment
-    bare = 2 * BARE_SEGMENT_BYTES  # half of what four segments take
-    worth: Callable[[int, int], bool] = room.is_worth_on_a_full_disk
-    assert not worth(0, 0)
-    assert not worth(bare, 0) and worth(bare + 1, 0)
-    few = 64 * KIB  # a quarter is less than a small segment
-    assert not worth(few + few // 4 + bare, few) and worth(few + few // 4 + bare + 1, few)
-    much = 600 * small
-    bare = 604 * BARE_SEGMENT_BYTES // 2
-    assert not worth(much + small + bare, much) and worth(much + small + bare + 1, much)
+    assert not room.is_worth_on_a_full_disk(Load(), 0)
+    assert not room.is_worth_on_a_full_disk(Load(surplus=small), 0)
+    assert room.is_worth_on_a_full_disk(Load(surplus=small + 1), 0)
+    assert not room.is_worth_on_a_full_disk(Load(surplus=small - MIB // 2), MIB // 2)
+    assert room.is_worth_on_a_full_disk(Load(surplus=small - MIB // 2), MIB // 2 + 1)
+    assert not room.is_worth_on_a_full_disk(Load(lacking=9 * small), small), "that is reserved"
 
 
 def test_a_full_disk_without_garbage_is_left_alone(seed: int) -> None:
+    """Also after everything has been moved to small segments, however these fill up."""
     for chance, room, _ in rooms(seed):
-        wholes = chance.randrange(100 * room.segment_limit)
-        segments = -(-wholes // room.segment_limit)
-        assert not room.is_worth_on_a_full_disk(wholes + segments * BARE_SEGMENT_BYTES // 2, wholes)
+        full = chance.randrange(room.small_segment // 2, room.segment_limit + 1)
+        segments = [Held(full + BARE_SEGMENT_BYTES, full, 0)] * chance.randrange(100)
+        assert not room.is_worth_on_a_full_disk(room.load(0, segments), 0)

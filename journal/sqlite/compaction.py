@@ -108,24 +108,20 @@ class Compaction:
         # than the data that remains.
         standing = sum(each.bytes if each.ready else each.merge_bytes for each in staying)
         worth = segments.room.is_worth(standing, segments.live.total_bytes, len(staying))
-        return self._is_worth_on_a_full_disk(standing, worth) if tight else worth
+        return self._is_worth_on_a_full_disk(worth) if tight else worth
 
-    def _is_worth_on_a_full_disk(self, standing: int, worth: bool) -> bool:
-        """On a full disk, compact only if the next segments would not fit otherwise. Then any garbage counts.
-
-        What is live in a segment takes no more than the segment does: live bytes are an estimate.
-        """
+    def _is_worth_on_a_full_disk(self, worth: bool) -> bool:
+        """On a full disk, compact only if the next segments would not fit otherwise. Then any garbage counts."""
         segments = self._segments
         room, live = segments.room, segments.live
         left = segments.space.free() + segments.space.reserved
         victim = segments.staying[0]
-        alive = min(live.bytes_in(victim.number), victim.bytes)
-        if left <= room.least(alive):
+        if left <= room.least(segments.held(victim)):
             return False
-        if worth or left > room.enough(alive):
+        load = segments.load
+        if worth or left > room.enough(load):
             return worth
-        alive_in_all = sum([min(live.bytes_in(each.number), each.bytes) for each in segments.staying])
-        return room.is_worth_on_a_full_disk(standing, max(0, alive_in_all - live.change_bytes))
+        return room.is_worth_on_a_full_disk(load, live.change_bytes)
 
     # --- moving
 

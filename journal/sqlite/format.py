@@ -20,7 +20,7 @@ from zlib import crc32
 from journal.log import CHANGE as CHANGE  # those that are appended; the segments have some more
 from journal.log import DELETE as DELETE
 from journal.log import FULL as FULL
-from journal.log import PAYLOAD_MAX, PAYLOAD_MIN
+from journal.log import GROWN_BYTES, PAYLOAD_MAX, PAYLOAD_MIN
 from journal.log import Row as Row
 
 PART: Final = 4
@@ -74,6 +74,8 @@ up to 25 of them are not payload."""
 LOCAL_MIN: Final = (PAGE_BYTES - 12) * 32 // 255 - 23
 """A payload that spills leaves at least so much in the page of its row (section 1.6, M)."""
 _SHARES: Final = tuple(-(-PAGE_BYTES // (LEAF_BYTES // (size + CELL_BYTES))) for size in range(LOCAL_MAX + 1))
+_ENTRY_BYTES: Final = 16
+"""What a record of a group takes there beside its payload, with a key of seven digits."""
 
 PARTS: Final = Struct("<I")
 """What the payload of LAST begins with."""
@@ -119,6 +121,23 @@ def row_bytes(size: int) -> int:
         return _SHARES[size]
     pages, local = spill(size)
     return pages * PAGE_BYTES + _SHARES[local]
+
+
+def whole_bytes(size: int) -> int:
+    """What a FULL record of so many bytes takes, and still takes when it was changed and moved.
+
+    By then it may have grown, so that four to a page come to lie three, and small ones may share rows with others.
+    """
+    return _WHOLES[size] if size <= LOCAL_MAX else row_bytes(size + GROWN_BYTES)
+
+
+def _whole_bytes(size: int) -> int:
+    weight = size + GROWN_BYTES + _ENTRY_BYTES
+    together = GROUP_BYTES // weight
+    if together < 2 or size + GROWN_BYTES > GROUPED_MAX:
+        return row_bytes(size + GROWN_BYTES)
+    groups = LEAF_BYTES // (together * weight + CELL_BYTES)
+    return max(row_bytes(size + GROWN_BYTES), -(-PAGE_BYTES // (groups * together)))
 
 
 def spill(size: int) -> tuple[int, int]:
@@ -208,3 +227,6 @@ def row_of(seq: int, entries: list[Entry], heads: list[bytes]) -> NewRow:
         key, kind = len(entries), GROUP
         payload = b"".join((b"[%b]\n" % b",".join(heads), *[payload for _, _, payload in entries]))
     return seq, key, kind, checksum(seq, key, kind, payload), bytearray(payload)
+
+
+_WHOLES: Final = tuple(_whole_bytes(size) for size in range(LOCAL_MAX + 1))

@@ -34,7 +34,7 @@ from journal.sqlite.compaction import Compaction
 from journal.sqlite.digest import SIZE_MAX
 from journal.sqlite.files import acquit, aside_numbers, is_suspect, remove_files, remove_left_overs, suspect
 from journal.sqlite.format import KEY_MAX as KEY_MAX
-from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split
+from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split, whole_bytes
 from journal.sqlite.heal import LOST_KEYS, Damage
 from journal.sqlite.lock import DirectoryLock
 from journal.sqlite.payloads import SegmentPayloads
@@ -530,11 +530,10 @@ class Journal(Log):
         self._lock.close()
 
     def _account(self, key: int, kind: int, payload: bytes, segment: int) -> None:
-        size = row_bytes(len(payload))
         if kind == FULL:
-            self.live.whole(key, segment, size)
+            self.live.whole(key, segment, whole_bytes(len(payload)))
         elif kind == CHANGE:
-            self.live.change(key, segment, size)
+            self.live.change(key, segment, row_bytes(len(payload)))
         else:
             assert kind == DELETE
             self.live.delete(key)

@@ -16,7 +16,7 @@ from journal.errors import JournalDamaged
 from journal.liveness import Liveness
 from journal.log import HEAD, Record
 from journal.sqlite.files import aside_numbers, begun_paths, read_ahead, read_watermark, segment_path, segment_paths
-from journal.sqlite.format import CHANGE, DELETE, FULL, Row, row_bytes
+from journal.sqlite.format import CHANGE, DELETE, FULL, Row, row_bytes, whole_bytes
 from journal.sqlite.reader import SegmentReader
 
 _AHEAD: Final = 16
@@ -244,12 +244,14 @@ class Replay:
         for row in rows:
             seq, key, kind, length, payload = row
             if kind == HEAD:
-                self._belongs(key, FULL, row_bytes(length), segment)
+                self._belongs(key, FULL, whole_bytes(length), segment)
             elif kind == FULL and key > self.high_water:  # a key that was never seen: most of what a restart reads
                 self.high_water = key
-                whole(key, segment, row_bytes(len(payload)))
-            elif not self._belongs(key, kind, row_bytes(len(payload)), segment):
-                dead.add(seq)
+                whole(key, segment, whole_bytes(len(payload)))
+            else:
+                size = whole_bytes(len(payload)) if kind == FULL else row_bytes(len(payload))
+                if not self._belongs(key, kind, size, segment):
+                    dead.add(seq)
         return [row for row in rows if row[0] not in dead] if dead else rows
 
     def _belongs(self, key: int, kind: int, size: int, segment: int) -> bool:

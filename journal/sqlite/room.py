@@ -4,14 +4,23 @@ Terms. Live bytes are the bytes of the records that a replay still needs, as for
 holds a segment's records until the segment is sealed. Sealing copies the records to the database file, so for a moment
 they stand in both. Compaction moves live records out of the oldest segment: it takes room before it gives room back.
 The reserve is a file of allocated blocks. The blocks are given back when somebody else fills the disk.
-Invariant: whatever was admitted can still be changed, moved and deleted in the room that is left.
+Invariant: whatever was admitted can still be changed, moved and deleted in the room that is left. When another process
+has filled the disk, that is so as long as
+
+    reserve >= least + lacking + 2 commit + 2 small segments + small segment + what is deleted and granted
+
+least           moving the live bytes of the segment that has most of them, before that segment goes
+lacking         what all segments take more once all their live records stand in small segments: those have their own
+                schema and indexes each, and a record that was changed may be longer, so that fewer lie in a page
+2 commit        the largest commit stands in the WAL and, when that is sealed, in the database
+small segments  garbage that is not worth moving for yet, and that of the segment that is being written
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-from journal.sqlite.format import CELL_BYTES, INDEX_BYTES, PAGE_BYTES, row_bytes
+from journal.sqlite.format import CELL_BYTES, INDEX_BYTES, PAGE_BYTES, row_bytes, whole_bytes
 
 BLOCK_BYTES: Final = 4096
 """Nearly all file systems give room in blocks of this size. A reserve of whole blocks takes exactly its size."""
@@ -29,6 +38,12 @@ SPARE_SEGMENTS: Final = 4
 and one that is being moved."""
 CHANGE_BYTES: Final = row_bytes(64)
 """What a change of a key may add to its live bytes. Callers keep their changes within 64 bytes."""
+COMMIT_BYTES: Final = 1 << 18
+"""On a full disk, a commit has no more bytes of changes than this, and no more than one change of each key. These are
+some 3,000 changes: a client makes 128 in a turn at the most."""
+OVERSIZE_BYTES: Final = 1 << 20
+"""One commit of puts, or a large row, makes a segment larger than full by this at the most, as far as moving it has
+room in the reserve. Jobs of more bytes are written in parts, and these are not moved while the disk is full."""
 KEY_BYTES: Final = 2 * CELL_BYTES
 """What deleting a key takes. The reserve has this much for each live key: a record without payload takes CELL_BYTES in
 its page, and CELL_BYTES once more when its segment is sealed."""
@@ -54,6 +69,23 @@ BOUND_BESIDE_BYTES: Final = (1 << 19) + LOOK_BYTES
 for them, and what it has for puts that are granted."""
 AHEAD_MAX: Final = 1 << 23
 """At most so much of a WAL is filled with zeros in advance: some tens of milliseconds of writing on a usual device."""
+
+
+class Held(NamedTuple):
+    """A segment: what it takes when it is sealed, how many of these bytes are live, and its largest row."""
+
+    standing: int
+    alive: int
+    row: int
+
+
+class Load(NamedTuple):
+    """What stands in the segments of a journal, as far as the reserve depends on it."""
+
+    keys: int = 0
+    least: int = 0  # the room that moving the live bytes of one segment takes, at the most
+    lacking: int = 0  # what segments take more once their live records have been moved, added up
+    surplus: int = 0  # what others take less then
 
 
 class Room:
@@ -100,37 +132,61 @@ class Room:
         """
         return min(standing, written + written // 8 + BARE_SEGMENT_BYTES)
 
-    def least(self, alive: int) -> int:
-        """The room that moving so many live bytes to small segments takes before their old segment goes.
+    def moved_bytes(self, alive: int) -> int:
+        """What so many live bytes take once they stand in small segments, which compaction fills."""
+        return alive + alive * BARE_SEGMENT_BYTES // self.small_segment
 
-        The bytes themselves, an eighth for pages, the small segment that is being written, the small segment that is
-        being sealed, and the next segment.
+    def load(self, keys: int, segments: list[Held]) -> Load:
+        """Adds up segments.
+
+        A segment with live records may have been filled by less than is counted here for a small one, so up to what it
+        takes beside its records is no surplus: otherwise moving would begin again and again, and free nothing.
         """
-        return alive + alive // 8 + 2 * self.small_segment + NEW_SEGMENT_BYTES
+        least = lacking = surplus = 0
+        for held in segments:
+            least = max(least, self.least(held))
+            moved = self.moved_bytes(held.alive)
+            lacking += max(0, moved - held.standing)
+            surplus += max(0, held.standing - moved - (BARE_SEGMENT_BYTES if held.alive else 0))
+        return Load(keys, least, lacking, surplus)
 
-    def enough(self, alive: int) -> int:
+    def least(self, held: Held) -> int:
+        """The room that moving the live bytes of a segment to small segments takes before it goes.
+
+        The records and their new segments, the records once more that are being sealed, the next segment, and the index
+        that reading takes. Records of different sizes fill their pages badly: moving may write twice their live bytes,
+        but no more than stood there. What a large commit or large rows take beyond a segment is reserved up to
+        OVERSIZE_BYTES.
+        """
+        alive = min(max(held.alive, min(2 * held.alive, held.standing)), self.segment_limit + OVERSIZE_BYTES)
+        sealing = min(alive, 2 * self.small_segment + min(held.row, OVERSIZE_BYTES))
+        return self.moved_bytes(alive) + sealing + BARE_SEGMENT_BYTES + NEW_SEGMENT_BYTES + INDEX_BYTES
+
+    def enough(self, load: Load) -> int:
         """With more room than this, commits go on on a full disk before compaction has to move anything.
 
-        One more small segment fits before the move needs least().
+        One more commit and one small segment fit before moving everything needs least() of each segment. A segment that
+        is full is expected in any case.
         """
-        return self.least(alive) + self.small_segment + 2 * NEW_SEGMENT_BYTES
+        commit = min(load.keys * CHANGE_BYTES, COMMIT_BYTES)
+        least = max(load.least, self.least(Held(self.segment_limit, self.segment_limit, 0)))
+        return least + load.lacking + 2 * commit + self.small_segment + NEW_SEGMENT_BYTES
 
-    def reserve(self, keys: int) -> int:
-        """The room that is kept for the time when somebody else fills the disk.
-
-        It suffices to seal and begin segments, to move the live bytes of a large segment, to delete every key, and for
-        the puts that were granted before anybody saw that the disk is full.
-        """
-        size = self.enough(self.segment_limit) + NEW_SEGMENT_BYTES + KEY_BYTES * keys + self._look_bytes
+    def reserve(self, load: Load) -> int:
+        """The room that is kept for the time when another process fills the disk: the inequality above."""
+        size = self.enough(load) + 2 * self.small_segment + KEY_BYTES * load.keys + self._look_bytes
         return size - size % BLOCK_BYTES
 
     # --- puts
 
     def of_put(self, size: int) -> int:
-        """The room that a put of so many bytes needs: its record, a change, both again for moving, and its delete."""
-        return GARBAGE_SHARE * (row_bytes(size) + CHANGE_BYTES) + KEY_BYTES
+        """The room that a put of so many bytes needs: its record, a change, both again for moving, and its delete.
 
-    def left_for_puts(self, capacity: int, live: int, keys: int) -> int:
+        The reserve has its change twice, for a commit that changes every key.
+        """
+        return GARBAGE_SHARE * (whole_bytes(size) + 2 * CHANGE_BYTES) + KEY_BYTES
+
+    def left_for_puts(self, capacity: int, live: int, load: Load) -> int:
         """How many bytes puts may still take, each counted as in of_put().
 
         The directory stays below GARBAGE_SHARE times the live bytes and the segments that come and go. All of that has
@@ -138,13 +194,13 @@ class Room:
         the segments take beside those records.
         """
         limit = self.segment_limit
-        grown = live + keys * CHANGE_BYTES
+        grown = live + load.keys * CHANGE_BYTES
         bare = grown * BARE_SEGMENT_BYTES // limit + SPARE_SEGMENTS * BARE_SEGMENT_BYTES
         coming = 2 * NEW_SEGMENT_BYTES + INDEXES_MAX * INDEX_BYTES
-        around = SPARE_SEGMENTS * limit + coming + self.reserve(keys)
+        around = SPARE_SEGMENTS * limit + coming + self.reserve(load)
         left = capacity - GARBAGE_SHARE * grown - bare - around
         records = GARBAGE_SHARE * limit
-        return left * records // (records + BARE_SEGMENT_BYTES)
+        return left * records // (records + max(BARE_SEGMENT_BYTES, self.moved_bytes(limit) - limit))
 
     def granted(self, left: int, need: int) -> int:
         """How many bytes puts may take until somebody looks at the disk again. `left` is what left_for_puts() says.
@@ -159,26 +215,26 @@ class Room:
 
     def of_budget(self, budget: int) -> int:
         """How many bytes of records an empty journal with this budget has room for."""
-        return max(0, self.left_for_puts(budget, 0, 0) // GARBAGE_SHARE)
+        return max(0, self.left_for_puts(budget, 0, Load()) // GARBAGE_SHARE)
 
-    def ahead(self, capacity: int, used: int, keys: int) -> int:
+    def ahead(self, capacity: int, used: int, load: Load) -> int:
         """How many bytes of a new WAL are filled with zeros in advance.
 
         Never so many that the WAL is full. None where the segments that come and go hardly fit.
         """
-        if capacity - used - self.reserve(keys) < SPARE_SEGMENTS * self.segment_limit:
+        if capacity - used - self.reserve(load) < SPARE_SEGMENTS * self.segment_limit:
             return 0
         return min(self.segment_limit - 1, AHEAD_MAX)
 
     # --- compaction
 
-    def excess(self, capacity: int, used: int, unmerged: int, oversize: int, live: int, keys: int) -> float:
+    def excess(self, capacity: int, used: int, unmerged: int, oversize: int, live: int, load: Load) -> float:
         """By how many bytes the directory is too large, or its disk too full. Above 0, changes wait for compaction.
 
         `unmerged` is the size of the segments that are being sealed: for a moment they take their bytes twice.
         `oversize` is what a large record adds to segments that are being written, sealed or removed.
         """
-        room = capacity - used - self.reserve(keys) - INDEXES_MAX * INDEX_BYTES
+        room = capacity - used - self.reserve(load) - INDEXES_MAX * INDEX_BYTES
         too_large = used + unmerged - oversize - HOLD_SHARE * live - 3 * self.segment_limit
         return max(too_large, self.margin - room)
 
@@ -199,12 +255,10 @@ class Room:
         needed = min(live // self.segment_limit + SPARE_SEGMENTS, segments)
         return standing > GARBAGE_SHARE * live + needed * BARE_SEGMENT_BYTES
 
-    def is_worth_on_a_full_disk(self, standing: int, wholes: int) -> bool:
-        """Whether moving everything that is live would free enough. `wholes` is the live bytes without changes.
+    def is_worth_on_a_full_disk(self, load: Load, changes: int) -> bool:
+        """Whether moving everything that is live frees a small segment. `changes` is the live bytes of changes.
 
-        Garbage in the newest segment can be freed only after every older segment has been moved. To free a quarter of
-        the moved bytes, or one small segment, is enough: there may not be room for more garbage than that between
-        enough() and least(). Changes need no move: a record that is moved contains its change.
+        Garbage in the newest segment can be freed only after every older segment has been moved. Changes need no move:
+        a record that is moved contains its change. What segments may take more then is in the reserve.
         """
-        bare = (wholes // self.small_segment + SPARE_SEGMENTS) * BARE_SEGMENT_BYTES // 2
-        return standing - wholes - bare > min(wholes // 4, self.small_segment)
+        return load.surplus + changes > self.small_segment

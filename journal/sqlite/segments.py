@@ -21,7 +21,7 @@ from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remo
 from journal.sqlite.format import DELETE, row_bytes
 from journal.sqlite.reader import SegmentReader
 from journal.sqlite.replay import Found, uncounted
-from journal.sqlite.room import NEW_SEGMENT_BYTES, PIECE_BYTES, Room
+from journal.sqlite.room import BARE_SEGMENT_BYTES, NEW_SEGMENT_BYTES, OVERSIZE_BYTES, PIECE_BYTES, Held, Load, Room
 from journal.sqlite.space import Space
 from journal.sqlite.wal import WalFile
 from journal.sqlite.watermark import Watermark
@@ -94,6 +94,7 @@ class Sealed:
         self.digest_bytes = 0  # the most that its digest takes; 0: it gets none
         self.records = writer.records if writer else 0
         self.large_bytes = writer.large_bytes if writer else 0  # what the parts of large records take
+        self.row_max = writer.row_max if writer else OVERSIZE_BYTES  # how large its rows are, at the most
         self.wal = writer.wal if writer else None
         self._writer = writer  # this process's writer, until the WAL is merged
         self._left_over: int | None = None  # number of its records when a crash left the WAL, until that is merged
@@ -252,7 +253,7 @@ class Segments:
             writer.discard()
             raise
         fsync_path(self.directory)
-        self._reserve_bytes = self.room.reserve(self.live.keys)
+        self._reserve_bytes = self.room.reserve(self.load)
         self.space.refill(self._reserve_bytes, self.room.margin)
         self._say_tight()
         self.prepare()
@@ -293,7 +294,7 @@ class Segments:
             if each is not None:  # newest first, each synced: after a crash a gap would count as a missing segment
                 each.discard()
                 fsync_path(self.directory)
-        self.space.refill(self.room.reserve(self.live.keys), 0)  # before others take what the last steps gave back
+        self.space.refill(self.room.reserve(self.load), 0)  # before others take what the last steps gave back
 
     def close(self) -> None:
         """Closes all files. Nothing is written any more."""
@@ -357,6 +358,20 @@ class Segments:
         return found[-most:]
 
     @property
+    def load(self) -> Load:
+        """What the segments hold that stay. Takes a microsecond for each."""
+        live, writer = self.live, self.writer
+        held = [self.held(sealed) for sealed in self.staying]
+        if writer is not None:
+            held.append(Held(writer.bytes + BARE_SEGMENT_BYTES, live.bytes_in(writer.number), writer.row_max))
+        return self.room.load(live.keys, held)
+
+    def held(self, sealed: Sealed) -> Held:
+        """What a sealed segment takes, and what of it is live."""
+        standing = sealed.bytes if sealed.merged else sealed.merge_bytes
+        return Held(standing, self.live.bytes_in(sealed.number), sealed.row_max)
+
+    @property
     def full_at(self) -> int:
         """A WAL of so many bytes is full."""
         return self.room.full_at(self.space.tight)
@@ -389,7 +404,7 @@ class Segments:
         used = self.disk_bytes
         live = self.live.total_bytes + self.open_bytes
         capacity = self.space.capacity(used)
-        return self.room.excess(capacity, used, self._unmerged, self._oversize, live, self.live.keys)
+        return self.room.excess(capacity, used, self._unmerged, self._oversize, live, self.load)
 
     @property
     def near_bound(self) -> bool:
@@ -429,7 +444,7 @@ class Segments:
     def left_for_puts(self) -> int:
         """How many bytes puts may still take."""
         capacity = self.space.capacity(self.disk_bytes)
-        return self.room.left_for_puts(capacity, self.live.total_bytes + self.open_bytes, self.live.keys)
+        return self.room.left_for_puts(capacity, self.live.total_bytes + self.open_bytes, self.load)
 
     def commit_took(self, records: int, payload_bytes: int) -> None:
         """A commit had so many records. Larger ones are forgotten by an eighth with each that is smaller."""
@@ -486,7 +501,7 @@ class Segments:
         """Lets the reserve grow and shrink with the live keys, and fills it again when a full disk has room."""
         self._say_tight()
         space, room = self.space, self.room
-        target = self._reserve_bytes = room.reserve(self.live.keys)
+        target = self._reserve_bytes = room.reserve(self.load)
         if self._refilling or time.monotonic() < self._refill_after_s:
             return
         if not space.tight:
@@ -500,7 +515,7 @@ class Segments:
 
     def _refill(self) -> None:
         self._refilling = True
-        refill = _Refill(self, self.room.reserve(self.live.keys), self.room.margin)
+        refill = _Refill(self, self.room.reserve(self.load), self.room.margin)
         self.worker.submit(refill.work, refill.done)
 
     def hold_room(self) -> None:
@@ -534,7 +549,7 @@ class Segments:
         if not self._allocate or self.space.tight:
             return 0
         used = self.disk_bytes
-        return self.room.ahead(self.space.capacity(used), used, self.live.keys)
+        return self.room.ahead(self.space.capacity(used), used, self.load)
 
     # --- segments come and go
 

@@ -62,6 +62,7 @@ class SegmentWriter:
         self.records = 0
         self.bytes = 0  # what the records take once the segment is sealed
         self.large_bytes = 0  # what the parts of large records take
+        self.row_max = 0  # how large its largest row is
         self.digest: Digest | None = None  # what it gets when it is sealed
         self._page_bytes = 0  # the free part of the page that takes the next row
         new = path + NEW_SUFFIX
@@ -146,6 +147,8 @@ class SegmentWriter:
                 digest.add(row[0], row[1], row[2], row[4])
 
     def _grow(self, size: int) -> None:
+        if size > self.row_max:
+            self.row_max = size
         pages, local = spill(size)
         if local + CELL_BYTES > self._page_bytes:
             pages += 1
