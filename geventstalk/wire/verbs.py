@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
+from mypy_extensions import i64
+
 from geventstalk._build import BUILD
 from geventstalk.core.ages import Search
 from geventstalk.core.engine import ADMITTED
@@ -45,7 +47,7 @@ class Verb:
         self.words = words
         self.statistic = statistic
         self.changes = changes
-        self.number = 0  # of its count in Service.commands
+        self.number: i64 = 0  # of its count in Service.commands
 
     def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
         """Handles a command with these arguments, and counts it if they are right."""
@@ -295,7 +297,7 @@ VERBS: Final[tuple[Verb, ...]] = (
 for _at, _verb in enumerate(VERBS):
     _verb.number = _at
 assert len(VERBS) <= VERBS_MAX
-COUNTED: Final = [(verb.statistic, verb.number) for verb in VERBS if verb.statistic]
+COUNTED: Final = [(verb.statistic, int(verb.number)) for verb in VERBS if verb.statistic]
 """The keys of the statistics of verbs, and where Service.commands counts them."""
 _BY_WORD: Final = {verb.words.rstrip(b" "): verb for verb in VERBS if verb.words.endswith(b" ")}
 _BY_LINE: Final = {verb.words: verb for verb in VERBS if isinstance(verb, Bare)}
