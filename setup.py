@@ -29,7 +29,7 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 ROOMS = {
-    "geventstalk": ["_build", "leader", "limits", "operations", "replies", "tasks", "turn", "upkeep"],
+    "geventstalk": ["_build", "limits"],
     "geventstalk/core": [
         "ages",
         "bodies",
@@ -54,6 +54,7 @@ ROOMS = {
     "geventstalk/durable": ["follow", "large", "reading", "records", "store"],
     "geventstalk/front": ["frames", "front"],
     "geventstalk/serving": ["clustered", "connection", "fronts", "linger", "link", "parking", "runqueue", "server"],
+    "geventstalk/turn": ["leader", "maintenance", "operations", "replies", "tasks", "turn"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats", "verbs"],
     "journal": ["liveness", "log", "packed", "plain"],
     "journal/postgres": ["compaction", "format", "log", "replay", "room", "writer"],
@@ -78,7 +79,7 @@ ROOMS = {
 }
 """What is compiled. Its shared library is geventstalk/compiled__mypyc; the .py files stay beside it, for tracebacks."""
 ON_THE_WAY = re.compile(
-    r"__native_(geventstalk___(core|wire)___\w+|geventstalk___(replies|turn|durable___(records|store)|serving___connection)"
+    r"__native_(geventstalk___(core|wire)___\w+|geventstalk___(turn___(replies|turn)|durable___(records|store)|serving___connection)"
     r"|journal___(liveness|sqlite___(log|segments|writer)))"
 )
 """The names of C sources of rooms that call each other for each command. They become one, with mypyc's runtime."""
@@ -93,7 +94,7 @@ extern PyObject *PyImport_ImportModuleLevel(const char *, PyObject *, PyObject *
 """
 """What the source of each room's own library needs of Python.h, which takes a compiler longer than all the rest."""
 SELDOM = re.compile(
-    r"__native_(geventstalk___((core___(ages|bodies|figures|mirror|operate|plain|undo)|wire___stats)|operations|leader"
+    r"__native_(geventstalk___((core___(ages|bodies|figures|mirror|operate|plain|undo)|wire___stats)|turn___(operations|leader)"
     r"|serving___(clustered|fronts))|journal___(postgres|sqlite___(digest|files|heal|room|space|wal|watermark))\w*)"
 )
 """The names of C sources that no command passes through often. A compiler does less for them, in half the time."""

@@ -26,10 +26,10 @@ from geventstalk.core.job import READY, RESERVED, Job, Ledger
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, Operate
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
-from geventstalk.operations import Changes
 from geventstalk.serving.connection import Unsent
-from geventstalk.tasks import Wait, Work
-from geventstalk.turn import Turn
+from geventstalk.turn.operations import Changes
+from geventstalk.turn.tasks import Wait, Work
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Service, Session
 from journal import Journal, JournalDamaged, JournalError
 from journal.sqlite.files import segment_path

@@ -18,7 +18,7 @@ from geventstalk.core.tube import Client
 from geventstalk.durable.follow import Follower
 from geventstalk.durable.records import ClockOffset, encode_change, encode_whole, stamp_of
 from geventstalk.durable.store import Store
-from geventstalk.turn import Turn
+from geventstalk.turn.turn import Turn
 from journal.errors import JournalDamaged
 from journal.log import CHANGE, DELETE, FULL, Row
 from tests.support.check import check

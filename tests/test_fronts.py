@@ -58,7 +58,7 @@ from geventstalk.serving.connection import Ahead, Unsent
 from geventstalk.serving.fronts import Fronts
 from geventstalk.serving.link import FrontClient, Link
 from geventstalk.serving.runqueue import RunQueue
-from geventstalk.turn import Turn
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Service, Session
 from tests.support.clients import (
     Launch,

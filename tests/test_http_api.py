@@ -15,7 +15,7 @@ from geventstalk.http import backend, slices
 from geventstalk.http.api.tubes import words
 from geventstalk.http.backend import SLICE_NS
 from geventstalk.http.views import body
-from geventstalk.replies import Channel
+from geventstalk.turn.replies import Channel
 from tests.support.clock import ManualClock
 from tests.support.web import Inside, puts
 

@@ -21,8 +21,8 @@ from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import BURIED, DELAYED, READY, Job
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
-from geventstalk.tasks import NEXT_TURN
-from geventstalk.turn import Turn
+from geventstalk.turn.tasks import NEXT_TURN
+from geventstalk.turn.turn import Turn
 from journal import Journal
 from tests.support.clients import Launch, burst, launcher, number, put_many, until
 from tests.support.faults import keep_pace, wants_compaction

@@ -8,9 +8,9 @@ from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
-from geventstalk.leader import LeasedTurn
-from geventstalk.replies import Errand
-from geventstalk.tasks import Task, Wait
+from geventstalk.turn.leader import LeasedTurn
+from geventstalk.turn.replies import Errand
+from geventstalk.turn.tasks import Task, Wait
 from geventstalk.wire.session import Service, Session
 from journal.errors import JournalFailed
 from journal.log import SyncPoint

@@ -29,7 +29,7 @@ from geventstalk.cluster.wants import (
     Tell,
     Unwish,
 )
-from geventstalk.tasks import Wait
+from geventstalk.turn.tasks import Wait
 from journal.errors import JournalError, JournalForked, JournalLocked, JournalUnreachable
 from journal.fence import FenceUnreachable, Identity, MemberFacts, Told, View
 

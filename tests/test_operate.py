@@ -12,7 +12,7 @@ import pytest
 from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, TOO_BIG, UNFINISHED
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Ledger, held_body
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
-from geventstalk.operations import Changes, Put
+from geventstalk.turn.operations import Changes, Put
 from geventstalk.wire.commands import LARGE_PUT, MOVE_SLICE
 from geventstalk.wire.session import Service, Session
 from tests.support.check import check

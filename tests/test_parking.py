@@ -9,7 +9,7 @@ import pytest
 
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.server import _sleep
-from geventstalk.tasks import NEXT_TURN, Flag, Wait
+from geventstalk.turn.tasks import NEXT_TURN, Flag, Wait
 
 
 class Sleeper:

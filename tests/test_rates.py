@@ -12,9 +12,9 @@ from geventstalk.core.figures import rates
 from geventstalk.core.job import Job
 from geventstalk.core.meter import EVENTS, NO_RATES, SPANS_S, Rates
 from geventstalk.core.tube import Tube
-from geventstalk.tasks import NEXT_TURN
-from geventstalk.turn import Turn
-from geventstalk.upkeep import RATES_NS, RATES_SLICE
+from geventstalk.turn.maintenance import RATES_NS, RATES_SLICE
+from geventstalk.turn.tasks import NEXT_TURN
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Service, Session
 from tests.support.bench import Bench
 from tests.support.check import check, is_settled

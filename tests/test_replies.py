@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from geventstalk.core.engine import Engine
-from geventstalk.replies import Channel, Errand, ReplyGate
+from geventstalk.turn.replies import Channel, Errand, ReplyGate
 from geventstalk.wire.session import Service, Session
 
 Left = list[tuple[object, bytes]]

@@ -19,14 +19,14 @@ import pytest
 
 from geventstalk.core.engine import Engine
 from geventstalk.front import frames as f
-from geventstalk.replies import Channel
 from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors
 from geventstalk.serving.link import FrontClient, Link, Owner
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import Runnable, RunQueue
-from geventstalk.turn import LITTLE_WORK, SHARE_NS, Turn
+from geventstalk.turn.replies import Channel
+from geventstalk.turn.turn import LITTLE_WORK, SHARE_NS, Turn
 from geventstalk.wire.session import COMMAND_SLICE, Service, Session
 from tests.support.clients import CLOSERS
 

@@ -15,10 +15,10 @@ from geventstalk.core.job import READY, Job
 from geventstalk.core.jobtable import JobTable
 from geventstalk.durable.records import ClockOffset, encode_whole
 from geventstalk.durable.store import Store
-from geventstalk.replies import Channel, Errand
-from geventstalk.tasks import NEXT_TURN, Task, Wait
-from geventstalk.turn import Turn
-from geventstalk.upkeep import CATCH_UP_SLICES, REPACK_PAGES
+from geventstalk.turn.maintenance import CATCH_UP_SLICES, REPACK_PAGES
+from geventstalk.turn.replies import Channel, Errand
+from geventstalk.turn.tasks import NEXT_TURN, Task, Wait
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import MOVE_SLICE, Service, Session
 from journal.log import FULL, Log, Row, SyncPoint
 from tests.support.clock import SECOND, ManualClock

@@ -25,7 +25,7 @@ from geventstalk.core.job import Job, Ledger
 from geventstalk.core.meter import NO_TIMES, Times
 from geventstalk.core.operate import DONE, KEEP, Operate
 from geventstalk.core.tube import Tube
-from geventstalk.operations import Put
+from geventstalk.turn.operations import Put
 from geventstalk.wire.commands import LARGE_BODY
 from geventstalk.wire.session import Service, Session
 from tests.support.alone import alone

@@ -33,7 +33,7 @@ from geventstalk.cluster.wants import (
     Unwish,
     Want,
 )
-from geventstalk.tasks import Flag, Wait
+from geventstalk.turn.tasks import Flag, Wait
 from journal.errors import JournalForked, JournalLocked, JournalUnreachable
 from journal.fence import ASYNCHRONOUS, NONE, SYNCHRONOUS, Identity, MemberFacts, Told, View
 

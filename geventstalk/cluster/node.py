@@ -45,7 +45,7 @@ from geventstalk.core.operate import Operate
 from geventstalk.durable.follow import Follower
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
-from geventstalk.tasks import NEXT_TURN, Wait
+from geventstalk.turn.tasks import NEXT_TURN, Wait
 from geventstalk.wire.protocol import R_UNKNOWN_COMMAND
 from journal.errors import JournalError, JournalUnreachable
 from journal.fence import Fence, Identity, View

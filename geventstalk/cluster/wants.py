@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple
 
-from geventstalk.tasks import Wait
+from geventstalk.turn.tasks import Wait
 from journal.errors import JournalError
 from journal.fence import Fence, MemberFacts, View
 

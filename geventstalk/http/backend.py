@@ -25,9 +25,9 @@ from geventstalk.durable.reading import JournalError, Reading
 from geventstalk.http.audit import Audit
 from geventstalk.http.history import History, Sparks, TubeHistory
 from geventstalk.http.memory import memory_limit_bytes
-from geventstalk.replies import Channel, Errand
-from geventstalk.turn import Turn
-from geventstalk.upkeep import LACKING_NS
+from geventstalk.turn.maintenance import LACKING_NS
+from geventstalk.turn.replies import Channel, Errand
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Service
 
 ACTIVE: Final = "active"

@@ -25,7 +25,7 @@ from geventstalk.http.audit import Author
 from geventstalk.http.backend import Backend, Failed
 from geventstalk.http.changes import Values, change_of, fitting
 from geventstalk.http.search import Search, SearchFailed
-from geventstalk.operations import Changes
+from geventstalk.turn.operations import Changes
 
 KEPT_MAX: Final = 100
 RUNNING_MAX: Final = 4

@@ -15,7 +15,7 @@ from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, 
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate, can_alter
 from geventstalk.http import views
 from geventstalk.http.backend import Backend
-from geventstalk.operations import Changes, Put
+from geventstalk.turn.operations import Changes, Put
 
 ACTIONS: Final = ("delete", "kick", "bury", "release", "move", "change")
 BODY_BYTES: Final = 65536

@@ -27,8 +27,8 @@ from geventstalk.fields import COUNT, FIELDS, REFERENCE, SINCE, UNTIL
 from geventstalk.http.backend import ACTIVE, Backend
 from geventstalk.http.memory import resident_bytes
 from geventstalk.http.slices import Pace, page
-from geventstalk.replies import Channel
 from geventstalk.trouble import CALM, Trouble, trouble
+from geventstalk.turn.replies import Channel
 
 Json = dict[str, Any]
 

@@ -23,7 +23,6 @@ from geventstalk.cluster.relay import answer_to
 from geventstalk.config import ConfigError, Settings
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK
-from geventstalk.leader import LeasedTurn
 from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors
@@ -31,7 +30,8 @@ from geventstalk.serving.listen import advertised
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.server import PROGRESS_EVERY_S, Server
-from geventstalk.turn import Turn
+from geventstalk.turn.leader import LeasedTurn
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.protocol import R_UNKNOWN_COMMAND
 from geventstalk.wire.session import Session
 from journal import JournalDamaged, JournalFailed, JournalLocked, JournalNewer, SharedLog, fence_for, shared_log

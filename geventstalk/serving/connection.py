@@ -18,10 +18,10 @@ from time import monotonic
 from typing import Any, Final
 
 from geventstalk.core.job import SMALL_BYTES
-from geventstalk.replies import Channel
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import Runnable, RunQueue
-from geventstalk.turn import Turn
+from geventstalk.turn.replies import Channel
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import OUT_BYTES_MAX, Service, Session
 
 CHUNK_BYTES: Final = 1 << 16

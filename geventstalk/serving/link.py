@@ -19,7 +19,6 @@ from gevent.event import Event
 from mypy_extensions import mypyc_attr
 
 from geventstalk.front import frames as f
-from geventstalk.replies import Channel
 from geventstalk.serving.connection import (
     AHEAD_BYTES_MAX,
     AHEAD_BYTES_MIN,
@@ -31,6 +30,7 @@ from geventstalk.serving.connection import (
     Unsent,
 )
 from geventstalk.serving.runqueue import Runnable, RunQueue
+from geventstalk.turn.replies import Channel
 from geventstalk.wire.session import OUT_BYTES_MAX, Session
 
 LINK_BYTES: Final = 1 << 17

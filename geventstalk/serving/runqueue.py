@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.replies import Channel
-from geventstalk.turn import Turn
+from geventstalk.turn.replies import Channel
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Session
 
 LITTLE_PRESSURE_MAX: Final = 3

@@ -35,7 +35,6 @@ from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
 from geventstalk.front.parting import let_read, send_rest
 from geventstalk.logs import Trace, make_trace
-from geventstalk.replies import Channel
 from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.descriptors import Descriptors, Share
@@ -45,8 +44,9 @@ from geventstalk.serving.memory import Collector, Memory, Spare
 from geventstalk.serving.notify import Manager
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import RunQueue
-from geventstalk.tasks import NEXT_TURN, Task, Wait
-from geventstalk.turn import Turn
+from geventstalk.turn.replies import Channel
+from geventstalk.turn.tasks import NEXT_TURN, Task, Wait
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Service, Session
 from journal import DESCRIPTORS_MAX, DESCRIPTORS_MIN, Journal, JournalError, JournalFailed, JournalLocked
 

@@ -30,7 +30,7 @@ from geventstalk.http.api.document import load
 from geventstalk.http.backend import Backend
 from geventstalk.http.site import Service as Site
 from geventstalk.http.tokens import Tokens
-from geventstalk.turn import Turn
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Service, Session
 from tests.support.wire import FACTS
 

@@ -14,7 +14,7 @@ from geventstalk.http.access import who_sends
 from geventstalk.http.backend import Backend
 from geventstalk.http.params import Parameters, wrong
 from geventstalk.http.slices import Pace, json_list, page
-from geventstalk.replies import Channel
+from geventstalk.turn.replies import Channel
 
 _END_S: Final = 2.0
 """The most time that the answer waits for the end of a connection."""

@@ -16,8 +16,8 @@ from geventstalk.http.access import who_sends
 from geventstalk.http.backend import Backend
 from geventstalk.http.params import Fields, Parameters, tube_name
 from geventstalk.http.slices import Pace, json_list, page
-from geventstalk.replies import Errand
 from geventstalk.trouble import GROWS
+from geventstalk.turn.replies import Errand
 
 _LISTED_MAX: Final = 100
 """The most connections that are named as users or watchers of a tube."""

@@ -10,8 +10,8 @@ from geventstalk.core.tube import RESERVED_JOB
 from geventstalk.durable.reading import Reading
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
-from geventstalk.replies import Channel
-from geventstalk.tasks import Task, Wait
+from geventstalk.turn.replies import Channel
+from geventstalk.turn.tasks import Task, Wait
 from geventstalk.wire.commands import _FOR_PEEK
 from journal import FULL, Journal, JournalError, SyncPoint
 from tests.support.faulty_journal import FaultyJournal

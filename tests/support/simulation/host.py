@@ -17,9 +17,9 @@ from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.operate import Operate
 from geventstalk.durable.store import Store
-from geventstalk.replies import Channel
-from geventstalk.tasks import Sync, Wait
-from geventstalk.turn import Turn
+from geventstalk.turn.replies import Channel
+from geventstalk.turn.tasks import Sync, Wait
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Service, Session
 from journal import JournalError
 

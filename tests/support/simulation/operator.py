@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, TOO_BIG, UNFINISHED
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
-from geventstalk.operations import Changes, Put
-from geventstalk.replies import Errand
+from geventstalk.turn.operations import Changes, Put
+from geventstalk.turn.replies import Errand
 from geventstalk.wire.commands import MOVE_SLICE, Service
 from tests.support.simulation.clients import DELAYS, PRIORITIES, TTRS, Habits
 from tests.support.simulation.oracle import Change, Command, Oracle, View, require

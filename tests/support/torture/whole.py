@@ -24,8 +24,8 @@ from typing import NamedTuple
 from geventstalk.core.job import held_body
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
-from geventstalk.tasks import Task, Wait
-from geventstalk.turn import Turn
+from geventstalk.turn.tasks import Task, Wait
+from geventstalk.turn.turn import Turn
 from journal import Journal, JournalError
 from tests.support.disk import fill_up
 from tests.support.process import GEVENTSTALK, ServerProcess

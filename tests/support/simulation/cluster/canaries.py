@@ -8,8 +8,8 @@ from typing import Any
 from geventstalk.cluster.lease import MS_NS, Lease
 from geventstalk.cluster.member import READ_NS, Answer, Member
 from geventstalk.cluster.wants import ReadOn, Steps, Want
-from geventstalk.leader import LeasedTurn
-from geventstalk.tasks import Flag, Task, Wait
+from geventstalk.turn.leader import LeasedTurn
+from geventstalk.turn.tasks import Flag, Task, Wait
 from journal.errors import JournalError, JournalUnreachable
 from journal.fence import View
 from journal.log import DELETE

@@ -31,7 +31,7 @@ from geventstalk.cluster.wants import (
     Want,
 )
 from geventstalk.core.timerwheel import NEVER
-from geventstalk.tasks import Flag, Wait
+from geventstalk.turn.tasks import Flag, Wait
 from journal.errors import JournalError, JournalForked, JournalUnreachable
 from journal.fence import Identity, Patience, View
 from tests.support.simulation.cluster.database import Leader, Row, Server, Statement

@@ -16,8 +16,8 @@ from geventstalk.core.operate import Operate
 from geventstalk.durable.follow import Follower
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
-from geventstalk.leader import LeasedTurn
-from geventstalk.replies import Channel
+from geventstalk.turn.leader import LeasedTurn
+from geventstalk.turn.replies import Channel
 from geventstalk.wire.session import Service, Session
 from journal.log import Log, PayloadOf, SyncPoint
 from journal.log import Row as JournalRow

@@ -23,9 +23,9 @@ from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import DELETED, Job
 from geventstalk.durable.records import make_plausible
 from geventstalk.durable.store import Store
-from geventstalk.replies import Channel, Errand, ReplyGate
-from geventstalk.tasks import NEXT_TURN, Flag, Task, Wait
-from geventstalk.upkeep import Upkeep
+from geventstalk.turn.maintenance import Upkeep
+from geventstalk.turn.replies import Channel, Errand, ReplyGate
+from geventstalk.turn.tasks import NEXT_TURN, Flag, Task, Wait
 from geventstalk.wire.session import MOVE_SLICE
 
 _LOOK_PAYS: Final = 8

@@ -20,7 +20,7 @@ from geventstalk.core.job import DELETED
 from geventstalk.core.order import EMPTY
 from geventstalk.durable.reading import Reading
 from geventstalk.durable.store import Store
-from geventstalk.tasks import NEXT_TURN, Flag, Sync, Task, Wait
+from geventstalk.turn.tasks import NEXT_TURN, Flag, Sync, Task, Wait
 
 CATCH_UP_SLICES: Final = 3
 """Slices of catching up in a turn, of a millisecond each at the most: what is no change is served in between."""

@@ -14,7 +14,7 @@ from geventstalk.core.bodies import AHEAD_MAX
 from geventstalk.core.engine import ADMITTED, INSERTED, OUT_OF_MEMORY, UNFINISHED
 from geventstalk.core.job import Job
 from geventstalk.core.operate import Operate
-from geventstalk.replies import Errand
+from geventstalk.turn.replies import Errand
 from geventstalk.wire.commands import LARGE_PUT, MOVE_SLICE, PART_UNITS, Service
 
 

@@ -16,9 +16,9 @@ from mypy_extensions import mypyc_attr
 
 from geventstalk.core.engine import Engine
 from geventstalk.durable.store import Store
-from geventstalk.replies import Channel, Errand
-from geventstalk.tasks import Flag, Task, Wait
-from geventstalk.turn import Turn
+from geventstalk.turn.replies import Channel, Errand
+from geventstalk.turn.tasks import Flag, Task, Wait
+from geventstalk.turn.turn import Turn
 from geventstalk.wire.protocol import R_OUT_OF_MEMORY
 from geventstalk.wire.session import Service
 
