@@ -53,6 +53,7 @@ class View(NamedTuple):
     lead: "*" stands for any other node than the one that leads, "" for no wish. `locked` says that the session of the
     node that leads is there, as far as the database knows. `timeline` and `system` tell which database this is; 0 is
     unknown. `replication` is one of the words below; "" is unknown.
+    `session` is another number whenever this process had to connect anew.
     """
 
     epoch: int
@@ -69,6 +70,7 @@ class View(NamedTuple):
     timeline: int
     system: int
     replication: str = ""
+    session: int = 0
 
 
 class MemberFacts(NamedTuple):

@@ -32,7 +32,7 @@ PINNED = {
     "takes a refusal for an end": (48, 129),
     "never asks the lease": (1, 10),
     "counts the lease from the answer": (13, 54),
-    "does not wait for the lease before": (31, 251),
+    "does not wait for the lease before": (465, 31),
     "does not look again after the claim": (87, 176),
     "never claims": (1, 2, 3),
     "does not see the cut": (1, 4),

@@ -417,6 +417,14 @@ def test_a_lock_that_was_lost_with_all_others_proves_nothing(stage: Stage) -> No
     assert asked == Claim(unlocked, LEASE_MS) and stage.now_ns - begun_ns >= LEASE_MS * MS_NS
 
 
+def test_a_lock_that_was_lost_with_the_session_of_this_node_proves_nothing(stage: Stage) -> None:
+    """No look has failed: the database crashed while something else was asked, or nothing was."""
+    begun_ns = stage.now_ns
+    unlocked = OTHER._replace(locked=False, session=2)
+    assert knocks_until_it_claims(stage, unlocked) == Claim(unlocked, LEASE_MS)
+    assert stage.now_ns - begun_ns >= LEASE_MS * MS_NS
+
+
 def test_a_claim_whose_answer_was_lost_is_claimed_again(stage: Stage) -> None:
     """What a look shows may be taken back by a failover of the database, and another node get the same epoch."""
     assert stage.answers(NOBODY) == Claim(NOBODY, 1)

@@ -229,11 +229,14 @@ def test_a_session_that_is_there_is_seen(url: str, fences: Make) -> None:
 
 def test_a_link_that_is_cut_is_made_again(postgres_server: Postgres, url: str, fences: Make) -> None:
     one = fences(url, "one")
-    claim(one)
+    session = claim(one).session
     postgres_server.ask(f"SELECT pg_terminate_backend({one._pid})")
     with pytest.raises(FenceUnreachable):
         one.look()
-    assert one.look().epoch == 1 and one.beat(1) is not None
+    view = one.look()
+    assert view.epoch == 1 and view.session != session
+    beaten = one.beat(1)
+    assert beaten is not None and beaten.session == view.session
 
 
 def test_a_server_that_does_not_answer_is_unreachable_in_time(postgres_alone: Postgres, fences: Make) -> None:

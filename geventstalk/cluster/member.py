@@ -264,7 +264,8 @@ class Member:
             view.incarnation,
             view.released,
         )
-        self._lock_seen = self._lock_seen or view.locked
+        lasted = seen is None or seen.session == view.session  # if not, the database may have lost all sessions
+        self._lock_seen = view.locked or (lasted and self._lock_seen)
         if news and view.released:
             self._released_ns = now_ns
         if news and self.role in (STARTING, STANDBY):

@@ -250,7 +250,7 @@ class PostgresFence(Fence):
         return View(
             *(_int(epoch), _str(node), _str(address), _str(incarnation), _int(lease_ms), _int(owed_ms)),
             *((_int(beat_epoch), _int(beat)), released == b"t", _str(successor), _str(wish), locked == b"t"),
-            *(self._link.timeline, self._link.system, _str(replication)),
+            *(self._link.timeline, self._link.system, _str(replication), self.linked_ns),
         )
 
     # --- the connection

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from journal.errors import JournalError, JournalUnreachable
-from journal.fence import FenceStale
+from journal.fence import FenceStale, View
 from tests.support.simulation.cluster.database import Server, Statement
 from tests.support.simulation.cluster.world import MS_NS, World
 
@@ -33,6 +33,7 @@ class Link:
         self._number = 0  # of what is asked now; an answer to something else is late
         self._done: Done | None = None
         self._generation = 0
+        self._sessions = 0  # how often it was made
 
     def ask(self, statement: Callable[[Server], Statement], done: Done, deadline_ns: int = 0) -> None:
         assert self._done is None, "two questions at once"
@@ -60,6 +61,7 @@ class Link:
                 return
             self.server, self.timeline, self._generation = server, server.timeline, server.generation
             self.session = object()
+            self._sessions += 1
             self.linked_ns = self.world.now_ns
             self._send(number, statement)
 
@@ -82,7 +84,7 @@ class Link:
         if number == self._number and self._done is not None:
             if done:
                 self._number += 1
-                self._end(result, None)
+                self._end(result._replace(session=self._sessions) if isinstance(result, View) else result, None)
             else:
                 self._fail(number, "the server has ended the statement")
 
