@@ -991,6 +991,24 @@ def test_a_bound_far_below_the_size_of_a_segment_takes_a_backlog(tmp_path: Path,
     house.close()
 
 
+def test_memory_is_made_before_a_put_has_to_be_refused(tmp_path: Path) -> None:
+    """While three quarters of the bound are taken, the newest segment is sealed, however little of it is full."""
+    house = House(tmp_path / "journal", bodies := Bodies(64 << 10), segment_bytes=10 << 20)
+    wire = house.client()
+    for id in range(1, 30):
+        assert house.put(wire, id, 5_000).startswith(b"INSERTED ")
+        house.settle()
+    assert not bodies.refused and bodies.gone
+    house.close()
+
+
+def test_a_body_that_does_not_fit_is_refused_with_its_first_bytes() -> None:
+    house = House(None, bodies := Bodies(100_000))
+    assert not bodies.claim(house.engine, 1, 10, 200_000)
+    assert not bodies.claimed_bytes
+    assert bodies.claim(house.engine, 1, 10, 50_000)
+
+
 def test_while_memory_has_room_segments_become_full(tmp_path: Path) -> None:
     house = House(tmp_path / "journal", Bodies(1 << 20), segment_bytes=10 << 20)
     wire = house.client()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -913,6 +914,24 @@ def test_those_who_list_all_tubes_share_the_names(house: House) -> None:
     assert house.engine.tube_names() is not names and house.engine.tube_names() == names
     house.engine.watch(house.connect(), b"a")
     assert house.engine.tube_names() == [*names, b"a"]
+    house.feed(last := house.connect(), b"watch gone\r\n")
+    assert house.engine.tube_names()[-1] == b"gone"
+    house.leave(last)
+    assert house.engine.tube_names() == [*names, b"a"], "no tube came, but one is gone"
+
+
+def test_sessions_that_list_all_tubes_share_the_names(house: House) -> None:
+    """Each of 30 lists that were not read had 700,000 names of its own."""
+    watcher = house.connect()
+    for number in range(10 * LIST_SLICE):
+        house.engine.watch(watcher, b"tube-%d" % number)
+    names = house.engine.tube_names()
+    before = sys.getrefcount(names)
+    listing = [house.connect() for _ in range(5)]
+    for session in listing:
+        session.receive(b"list-tubes\r\n", house.clock.ns)
+        assert session.unfinished
+    assert sys.getrefcount(names) == before + 5
 
 
 def test_tubes_and_watch_lists_have_a_bound_where_memory_has_one(house: House) -> None:
