@@ -42,8 +42,11 @@ def time_of(run: Callable[[], object]) -> float:
 
 def require_linear(run: Callable[[int], object], size: int) -> None:
     """`run` takes at most three times as long for twice the size."""
-    gc.collect()
-    once, twice = time_of(partial(run, size)), time_of(partial(run, 2 * size))
+    gc.disable()  # a collection in the wrong moment takes as long as the rest
+    try:
+        once, twice = time_of(partial(run, size)), time_of(partial(run, 2 * size))
+    finally:
+        gc.enable()
     assert twice < 3 * once + SPARE_S, f"{size}: {once:.6f} s, twice as much: {twice:.6f} s"
 
 
