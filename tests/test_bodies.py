@@ -207,10 +207,10 @@ def reserved(id: int, size: int = 1000) -> bytes:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    """400 jobs, and memory for some."""
-    house = House(tmp_path / "journal", Forgetful(20_000))
-    house.fill(house.client(), 400)
-    assert house.forget() > 250
+    """200 jobs, and memory for some."""
+    house = House(tmp_path / "journal", Forgetful(10_000))
+    house.fill(house.client(), 200)
+    assert house.forget() > 125
     yield house
     check(house.engine)
     house.close()
@@ -496,7 +496,7 @@ def test_without_memory_to_note_where_a_record_stands_its_job_is_there(tmp_path:
 
 def test_a_body_comes_late_and_the_record_has_moved(house: House) -> None:
     wire = house.client()
-    for id in range(1, 300):
+    for id in range(1, 150):
         if id % 10:
             house.engine.delete_by_force(id, house.clock.ns)
     house.turn.begin()
@@ -507,7 +507,7 @@ def test_a_body_comes_late_and_the_record_has_moved(house: House) -> None:
     assert not is_gone(house, 50), "it is in memory until its new segment is sealed"
     house.end_fetch()
     assert wire.take() == b"FOUND 50 1000\r\n%s\r\n" % body_of(50)
-    for id in range(10, 300, 10):
+    for id in range(10, 150, 10):
         said = house.tell(wire, b"peek %d\r\n" % id)
         if not said:
             house.fetch()
