@@ -36,11 +36,10 @@ TELL_EVERY_S = 15.0
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
 RETRIES = "2"
 """How often pip asks again for what does not answer; its own default of 5 keeps an unplugged machine waiting."""
-TRANSLATING = "translating the core to C"
 STEPS = {
     "Installing build dependencies": "fetching what the build needs",
     "Getting requirements to build wheel": "fetching the translator to C",
-    "now: translating": TRANSLATING,
+    "now: translating": "translating the core to C",
     "now: compiling": "compiling the core",
 }
 """What pip and setup.py write while a wheel is built, and what that means."""
@@ -48,15 +47,12 @@ EXPECTED_S = {
     "making an environment": 1.0,
     "fetching what the build needs": 4.0,
     "fetching the translator to C": 7.0,
-    TRANSLATING: 14.0,
-    "compiling the core": 120.0,
+    "translating the core to C": 15.0,
+    "compiling the core": 50.0,
     "fetching what geventstalk needs": 8.0,
     "installing": 2.0,
 }
-"""How long the steps of a compiled build take; of those that fetch nothing it is processor time."""
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-PROCESSORS = {"compiling the core": min(CORES, 2)}
-"""How many processors a step uses, if more than one: half of what is to be compiled is one source."""
+"""How long the steps of a compiled build take on two idle cores."""
 BAR = 20
 ROOM_BYTES = 1 << 20
 """With less than this an environment, which takes tens of megabytes, failed for want of room."""
@@ -89,42 +85,28 @@ class Progress:
         self._begun_s = self._step_s = time.monotonic()
         self._told_s = 0.0
         self._step = ""
-        self._used_s = 0.0
-        self._pace = 1.0
-        self._rate = 1.0
+        self._pace = {True: 1.0, False: 1.0}  # of the network, and of this machine
         self._share = 0.0
         self._is_terminal = sys.stderr.isatty()
 
     def step(self, name: str) -> None:
         if name != self._step:
-            self.share()
-            used_s = processor_s()
-            if self._step == TRANSLATING and self.expected_s:
-                self._pace = (used_s - self._used_s) / self.expected_s[TRANSLATING]
-            self._step, self._used_s = name, used_s
-            self._step_s = self._told_s = time.monotonic()
+            now_s = time.monotonic()
+            if expected_s := self.expected_s.get(self._step):
+                self._pace["fetching" in self._step] = (now_s - self._step_s) / expected_s
+            self._step = name
+            self._step_s = self._told_s = now_s
             self._write()
 
     def share(self) -> float:
-        """Returns how much is done: the time that went by, beside that and what is left.
-
-        What is left is processor time on this machine, and processors are as busy with other work as they were.
-        """
+        """Returns how much is done. The rest is expected to be as much slower than usual as the last of its kind."""
+        now_s = time.monotonic()
         names = [*self.expected_s]
-        in_step_s, used_s = time.monotonic() - self._step_s, processor_s() - self._used_s
-        if in_step_s > 1 and used_s and "fetching" not in self._step:
-            self._rate = used_s / in_step_s / PROCESSORS.get(self._step, 1)
-        if self._step == TRANSLATING:  # tells how fast this machine is
-            self._pace = max(self._pace, used_s / self.expected_s[TRANSLATING])
-        left_s = 0.01
-        for name in names[names.index(self._step) if self._step else 0 :]:
-            fetches = "fetching" in name
-            expected_s = self.expected_s[name] * (1 if fetches else self._pace)
-            done_s = (in_step_s if fetches else used_s) if name == self._step else 0.0
-            rest_s = max(expected_s - done_s, 0.05 * expected_s)
-            left_s += rest_s if fetches else rest_s / self._rate / PROCESSORS.get(name, 1)
-        spent_s = time.monotonic() - self._begun_s
-        self._share = max(self._share, spent_s / (spent_s + left_s))
+        at = names.index(self._step) if self._step else 0
+        left_s = [self.expected_s[name] * self._pace["fetching" in name] for name in names[at:]]
+        left_s[0] = max(0.05 * left_s[0], left_s[0] - (now_s - self._step_s))
+        spent_s = now_s - self._begun_s
+        self._share = max(self._share, spent_s / (spent_s + sum(left_s) + 0.01))
         return self._share
 
     def go_on(self) -> None:
@@ -146,17 +128,6 @@ class Progress:
             line += f" [{bar:{BAR}}]" * self._is_terminal + f" {100 * share:.0f} %"
         sys.stderr.write(f"\r\033[K{line}" if self._is_terminal else f"{line}\n")
         sys.stderr.flush()
-
-
-def processor_s() -> float:
-    """Returns the processor time of the processes of this group, with that of their children that have ended."""
-    ticks = 0
-    for process in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            words = process.read_text().rpartition(")")[2].split()
-            if int(words[2]) == os.getpgrp():
-                ticks += sum(map(int, words[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Environment:

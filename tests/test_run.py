@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 import pytest
 
-from scripts.build import BUSY, EXPECTED_S, NO_NETWORK, NO_ROOM, PROCESSORS, Progress, processor_s
+from scripts.build import BUSY, EXPECTED_S, NO_NETWORK, NO_ROOM, Progress
 from tests.clients.programs import missing
 from tests.support.clients import until
 from tests.support.compiled import (
@@ -424,37 +424,23 @@ def test_the_core_can_be_translated(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == str(1 + len(compiled_rooms())), "its rooms, and what they share"
 
 
-@pytest.mark.parametrize("slower", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("slower", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("network", [0.2, 1.0, 2.0])
-@pytest.mark.parametrize("left", [1.0, 0.1])
-def test_the_bar_is_right_within_a_fifth(
-    monkeypatch: pytest.MonkeyPatch, slower: float, network: float, left: float
-) -> None:
-    """On a slower machine, with a slow network or with pip's cache full, where others use most of the processors."""
-    took_s = {}
-    for name, s in EXPECTED_S.items():
-        took_s[name] = s * network if "fetching" in name else s * slower / left / PROCESSORS.get(name, 1)
-    now_s, used_s = 100.0, 7.0
+def test_the_bar_is_right_within_a_fifth(monkeypatch: pytest.MonkeyPatch, slower: float, network: float) -> None:
+    """On a machine that is slower or busier, and with another network or a full cache of pip's."""
+    took_s = {name: s * slower * (network if "fetching" in name else 1) for name, s in EXPECTED_S.items()}
+    now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    monkeypatch.setattr("scripts.build.processor_s", lambda: used_s)
     progress = Progress()
     progress.expected_s = EXPECTED_S
-    progress.go_on()
     shown = []
     for name, s in took_s.items():
         progress.step(name)
-        for _ in range(20):
-            now_s += s / 20
-            used_s += 0 if "fetching" in name else s / 20 * left * PROCESSORS.get(name, 1)
+        for _ in range(10):
             shown.append((progress.share(), (now_s - 100) / sum(took_s.values())))
+            now_s += s / 10
     assert all(abs(share - true) < 0.2 for share, true in shown), shown
     assert shown[-1][0] > 0.95 and all(before[0] <= after[0] for before, after in pairwise(shown))
-
-
-def test_processor_time_is_that_of_children_too() -> None:
-    before_s = processor_s()
-    subprocess.run([sys.executable, "-c", "for _ in range(10**7): pass"], check=True)
-    assert processor_s() > before_s + 0.05
 
 
 class TestLock:
