@@ -3,17 +3,6 @@
 Terms. Live bytes are the bytes of the records that a replay still needs, as format.row_bytes() counts them. A WAL
 holds a segment's records until the segment is sealed. Sealing copies the records to the database file, so for a moment
 they stand in both. Compaction moves live records out of the oldest segment: it takes room before it gives room back.
-The reserve is a file of allocated blocks. The blocks are given back when somebody else fills the disk.
-Invariant: whatever was admitted can still be changed, moved and deleted in the room that is left. When another process
-has filled the disk, that is so as long as
-
-    reserve >= least + lacking + 2 commit + 2 small segments + small segment + what is deleted and granted
-
-least           moving the live bytes of the segment that has most of them, before that segment goes
-lacking         what all segments take more once all their live records stand in small segments: those have their own
-                schema and indexes each, and a record that was changed may be longer, so that fewer lie in a page
-2 commit        the largest commit stands in the WAL and, when that is sealed, in the database
-small segments  garbage that is not worth moving for yet, and that of the segment that is being written
 """
 
 from __future__ import annotations
@@ -89,7 +78,20 @@ class Load(NamedTuple):
 
 
 class Room:
-    """The sizes of one journal, which follow from -s and from the disk or budget."""
+    """The sizes of one journal, which follow from -s and from the disk or budget.
+
+    The reserve is a file of allocated blocks. The blocks are given back when another process fills the disk. Invariant:
+    whatever was admitted can still be changed, moved and deleted in the room that is left. On a full disk that is so as
+    long as
+
+        reserve >= least + lacking + 2 commit + 2 small segments + small segment + what is deleted and granted
+
+    least           moving the live bytes of the segment that has most of them, before that segment goes
+    lacking         what all segments take more once all their live records stand in small segments: those have their
+                    own schema and indexes each, and a record that was changed may be longer, so that fewer lie in a page
+    2 commit        the largest commit stands in the WAL and, when that is sealed, in the database
+    small segments  garbage that is not worth moving for yet, and that of the segment that is being written
+    """
 
     def __init__(self, segment_bytes: int) -> None:
         self.segment_bytes = segment_bytes

@@ -280,7 +280,7 @@ class _SegmentWriter:
         self.number = number
         self.before: dict[int, int] = {}
         self.records = 0
-        self.bytes = self.large_bytes = 0
+        self.bytes = self.large_bytes = self.row_max = 0
         self._disk = Disk.of(path)
         self._disk.moment("before a segment is made")
         if not self._disk.takes_files:
@@ -309,6 +309,7 @@ class _SegmentWriter:
         self._segment.add(rows)
         self.records += len(rows)
         self.bytes += sum(row_bytes(len(payload)) for _, _, payload in rows)
+        self.row_max = max([self.row_max, *(len(payload) for _, _, payload in rows)])
         disk.committed()
         disk.moment("after a commit")
 
@@ -499,6 +500,7 @@ class _Space(Space):
         self._disk = Disk.of(directory)
         self._budget = budget
         self._lock = Lock()
+        self._wanted = False
         self.reserved = self._disk.reserved_bytes
         self.tight = self.lacks_files = False
 
