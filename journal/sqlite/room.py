@@ -87,8 +87,8 @@ class Room:
         reserve >= least + lacking + 2 commit + 2 small segments + small segment + what is deleted and granted
 
     least           moving the live bytes of the segment that has most of them, before that segment goes
-    lacking         what all segments take more once all their live records stand in small segments: those have their
-                    own schema and indexes each, and a record that was changed may be longer, so that fewer lie in a page
+    lacking         what all segments take more once all their live records stand in small segments: each has its
+                    own schema and indexes, and a record that was changed may be longer, so that fewer lie in a page
     2 commit        the largest commit stands in the WAL and, when that is sealed, in the database
     small segments  garbage that is not worth moving for yet, and that of the segment that is being written
     """
