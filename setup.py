@@ -53,23 +53,23 @@ ROOMS = {
     ],
     "geventstalk/durable": ["follow", "large", "reading", "records", "store"],
     "geventstalk/front": ["frames", "front"],
-    "geventstalk/serving": ["clustered", "connection", "fronts", "linger", "link", "parking", "runqueue", "server"],
+    "geventstalk/serving": ["busy_poll", "clustered", "connection", "fronts", "link", "parking", "runqueue", "server"],
     "geventstalk/turn": ["leader", "maintenance", "operations", "replies", "tasks", "turn"],
     "geventstalk/wire": ["commands", "protocol", "session", "stats", "verbs"],
     "journal": ["liveness", "log", "packed", "plain"],
-    "journal/postgres": ["compaction", "format", "log", "replay", "room", "writer"],
+    "journal/postgres": ["compaction", "format", "log", "replay", "sizing", "writer"],
     "journal/sqlite": [
         "compaction",
-        "digest",
         "files",
         "format",
-        "heal",
+        "hints",
         "log",
         "payloads",
         "reader",
+        "repair",
         "replay",
-        "room",
         "segments",
+        "sizing",
         "space",
         "sql",
         "wal",
@@ -95,7 +95,7 @@ extern PyObject *PyImport_ImportModuleLevel(const char *, PyObject *, PyObject *
 """What the source of each room's own library needs of Python.h, which takes a compiler longer than all the rest."""
 SELDOM = re.compile(
     r"__native_(geventstalk___((core___(ages|bodies|figures|mirror|operate|plain|undo)|wire___stats)|turn___(operations|leader)"
-    r"|serving___(clustered|fronts))|journal___(postgres|sqlite___(digest|files|heal|room|space|wal|watermark))\w*)"
+    r"|serving___(clustered|fronts))|journal___(postgres|sqlite___(hints|files|repair|sizing|space|wal|watermark))\w*)"
 )
 """The names of C sources that no command passes through often. A compiler does less for them, in half the time."""
 MYPYC = (2, 4)

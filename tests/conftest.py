@@ -15,7 +15,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from geventstalk._build import BUILD
-from geventstalk.serving.descriptors import LIMIT_MAX
+from geventstalk.serving.fd_limits import LIMIT_MAX
 from tests.support.clients import Launch, launcher
 from tests.support.disk import keep_mounts_private
 from tests.support.live import Runner

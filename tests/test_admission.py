@@ -9,7 +9,7 @@ from geventstalk.core.job import READY, Job
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from journal import Journal
-from journal.sqlite.room import Room
+from journal.sqlite.sizing import Room
 from tests.support.faults import wants_compaction
 
 BUDGET = 5_000_000

@@ -28,8 +28,8 @@ from tests.support.postgres import Postgres, have_psycopg, new_schema
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess, free_port
 from tests.support.web import Web
 from tests.support.wire import Client, WireError
-from tests.test_notify import FakeManager
 from tests.test_parting import Eager
+from tests.test_sd_notify import FakeManager
 
 if not have_psycopg():
     pytest.skip("psycopg is not installed", allow_module_level=True)

@@ -30,7 +30,7 @@ import pytest
 import yaml
 
 import journal.sqlite.backup
-import journal.sqlite.moment
+import journal.sqlite.snapshot
 from geventstalk._build import BUILD
 from geventstalk.cli.main import COMMANDS
 from geventstalk.cli.program import ALL, CLUSTER, LIVE, OFFLINE, leaves, main
@@ -40,9 +40,9 @@ from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
 from journal.sqlite.backup import backup
 from journal.sqlite.builder import SegmentBuilder
 from journal.sqlite.format import Row
-from journal.sqlite.heal import LOST_KEYS
-from journal.sqlite.moment import Pinned
 from journal.sqlite.reader import SegmentReader
+from journal.sqlite.repair import LOST_KEYS
+from journal.sqlite.snapshot import Pinned
 from journal.sqlite.survey import SegmentSurvey
 from tests.support.binlogs import fill_beanstalkd, stats_of
 from tests.support.disk import small_disk
@@ -652,7 +652,7 @@ def test_copies_between_any_two_steps(way: str, tmp_path: Path, monkeypatch: pyt
                 if way == "copied":
                     patch.setattr(journal.sqlite.backup, "SegmentReader", moving(SegmentReader, live, draw))
                 else:
-                    patch.setattr(journal.sqlite.moment, "Pinned", moving(Pinned, live, draw))
+                    patch.setattr(journal.sqlite.snapshot, "Pinned", moving(Pinned, live, draw))
                 if way == "read":
                     found = content_of(live.folder)
                 else:
@@ -751,7 +751,7 @@ def test_a_damaged_segment_is_found_while_others_come_and_go(
         assert looks < 10, "the damage is not found"
         live.steps(10)
 
-    monkeypatch.setattr(journal.sqlite.moment, "time", SimpleNamespace(sleep=steps))
+    monkeypatch.setattr(journal.sqlite.snapshot, "time", SimpleNamespace(sleep=steps))
     with pytest.raises(JournalDamaged, match=r"cannot be read as a journal segment"):
         backup(str(live.folder), str(make_folder(tmp_path / "target")))
     live.journal.close()

@@ -25,14 +25,14 @@ from geventstalk.durable.records import ClockOffset, encode_change, encode_whole
 from geventstalk.offline import move
 from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalUnreachable, Record, tools_for
 from journal.fence import Identity, View
-from journal.postgres import tenure
+from journal.postgres import exclusive
 from journal.postgres.builder import PostgresBuilder
+from journal.postgres.exclusive import Tenure
 from journal.postgres.fence import PostgresFence
 from journal.postgres.format import FIRST, LOST, ROW_BYTES
 from journal.postgres.log import PostgresLog
 from journal.postgres.place import Place
 from journal.postgres.reader import LOST_KEYS
-from journal.postgres.tenure import Tenure
 from tests.support.cluster.nodes import ACTIVE, STANDBY, Cluster, Node
 from tests.support.postgres import Pair, Postgres, new_schema, require_postgres
 from tests.support.process import ROOT
@@ -362,7 +362,7 @@ def test_a_command_takes_nothing_from_a_node_whose_database_confirms_no_commit(p
 
 def test_no_node_leads_meanwhile(folder: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby sees heartbeats, and no reason to claim. Afterwards it sees a goodbye."""
-    monkeypatch.setattr(tenure, "LEASE_MS", 500)
+    monkeypatch.setattr(exclusive, "LEASE_MS", 500)
     standby = PostgresFence(Place(url), Identity("b", "127.0.0.1:2", "b-1", 500))
     seen: list[View] = []
 
@@ -388,7 +388,7 @@ def test_a_node_that_takes_the_lead_all_the_same_ends_it(
 ) -> None:
     """As after a pause of the command that was longer than its lease."""
     monkeypatch.setattr(move, "_EVERY", 1)
-    monkeypatch.setattr(tenure, "_BEATS", 0.01)
+    monkeypatch.setattr(exclusive, "_BEATS", 0.01)
     standby = PostgresFence(Place(postgres_url), Identity("b", "127.0.0.1:2", "b-1", 1000))
     claimed: list[bool] = []
 
@@ -423,7 +423,7 @@ def flushing(add: Callable[..., None]) -> Callable[..., None]:
 def test_what_is_killed_passes_for_no_journal_and_may_begin_anew(job: int, folder: Path, postgres_url: str) -> None:
     program = (
         "import os, sys; from geventstalk.offline import move; move._EVERY = 1\n"
-        "from journal.postgres import tenure; tenure.LEASE_MS = 200\n"
+        "from journal.postgres import exclusive; exclusive.LEASE_MS = 200\n"
         "def step(what, at, total):\n"
         f"    if what == 'writing' and at == {job}: os._exit(9)\n"
         "move.copy(sys.argv[1], sys.argv[2], lambda findings: None, step)"

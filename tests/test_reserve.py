@@ -1,6 +1,6 @@
 """The reserve on real disks: another process has filled the disk, and whatever happens to jobs has room all the same.
 
-Sizes of records, segments and disks are drawn, on real SQLite. tests/test_room.py has the arithmetic by itself.
+Sizes of records, segments and disks are drawn, on real SQLite. tests/test_sizing.py has the arithmetic by itself.
 """
 
 from __future__ import annotations

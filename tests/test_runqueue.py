@@ -21,7 +21,7 @@ from geventstalk.core.engine import Engine
 from geventstalk.front import frames as f
 from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
-from geventstalk.serving.descriptors import Descriptors
+from geventstalk.serving.fd_limits import Descriptors
 from geventstalk.serving.link import FrontClient, Link, Owner
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import Runnable, RunQueue

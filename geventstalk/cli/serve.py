@@ -53,7 +53,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
     """Serves with the settings of these words, and returns the exit code. Adds the sockets it opens to `listeners`."""
     from geventstalk import config, logs
     from geventstalk.serving import listen
-    from geventstalk.serving.descriptors import TooFewError
+    from geventstalk.serving.fd_limits import TooFewError
 
     settings = config.Settings()
     try:
@@ -131,15 +131,15 @@ def _open(
 ) -> tuple[list[socket.socket], list[socket.socket], Tokens | None]:
     """Returns the listening sockets of beanstalk and of HTTP, and the tokens. Becomes the user of the settings."""
     from geventstalk import logs
-    from geventstalk.serving import descriptors, listen
+    from geventstalk.serving import fd_limits, listen
 
     if settings.journal is not None and holds_binlog(settings.journal):
         from geventstalk.cli.check_config import refuse_binlog
 
         refuse_binlog(settings.journal)
-    descriptors.raise_limit(log)  # before the sockets, which may be many
+    fd_limits.raise_limit(log)  # before the sockets, which may be many
     links = settings.io_processes + _OF_A_START if settings.io_processes else 0
-    descriptors.require_some(1 + len(settings.http) + links)
+    fd_limits.require_some(1 + len(settings.http) + links)
     trace = logs.make_trace(settings.verbose)
     if trace:
         trace.started()
@@ -150,7 +150,7 @@ def _open(
     listeners.extend(served)
     http = listen.open_http_listeners(settings, log) if left is None else listen.take_over(left["http"])
     listeners.extend(http)
-    descriptors.require_some(0)
+    fd_limits.require_some(0)
     if trace:
         for listener in listeners:
             trace.bind(listener.fileno(), listen.address_of(listener))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from time import monotonic, sleep
 from typing import Final
 
-from geventstalk.ends import own_end_of, peer_of
+from geventstalk.addresses import own_end_of, peer_of
 from geventstalk.front import frames as f
 from geventstalk.front.parting import let_read
 

@@ -18,7 +18,7 @@ from typing import Any
 import gevent
 from gevent.server import StreamServer
 
-from geventstalk.serving.descriptors import Descriptors
+from geventstalk.serving.fd_limits import Descriptors
 
 ACCEPT_RETRY_S = 0.1
 TELL_SELDOM_S = 60.0

@@ -25,7 +25,7 @@ from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK
 from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
-from geventstalk.serving.descriptors import Descriptors
+from geventstalk.serving.fd_limits import Descriptors
 from geventstalk.serving.listen import advertised
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import RunQueue

@@ -19,12 +19,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from geventstalk.addresses import UNIX_PREFIX as UNIX_PREFIX
+from geventstalk.addresses import address_of as address_of
+from geventstalk.addresses import full_address_of as full_address_of
+from geventstalk.addresses import own_end_of as own_end_of
+from geventstalk.addresses import peer_of as peer_of
 from geventstalk.config import ConfigError, Settings
-from geventstalk.ends import UNIX_PREFIX as UNIX_PREFIX
-from geventstalk.ends import address_of as address_of
-from geventstalk.ends import full_address_of as full_address_of
-from geventstalk.ends import own_end_of as own_end_of
-from geventstalk.ends import peer_of as peer_of
 from geventstalk.exits import EXIT_LISTEN, EXIT_NO_SUCH_USER, EXIT_USER, EXIT_USER_UNREADABLE
 
 if TYPE_CHECKING:

@@ -36,14 +36,14 @@ from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, E
 from geventstalk.front.parting import let_read, send_rest
 from geventstalk.logs import Trace, make_trace
 from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
+from geventstalk.serving.busy_poll import Linger
 from geventstalk.serving.connection import Ahead, Connection, Unsent
-from geventstalk.serving.descriptors import Descriptors, Share
-from geventstalk.serving.linger import Linger
+from geventstalk.serving.fd_limits import Descriptors, Share
 from geventstalk.serving.listen import describe, full_address_of, own_end_of, peer_of
 from geventstalk.serving.memory import Collector, Memory, Spare
-from geventstalk.serving.notify import Manager
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import RunQueue
+from geventstalk.serving.sd_notify import Manager
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.tasks import NEXT_TURN, Task, Wait
 from geventstalk.turn.turn import Turn

@@ -11,6 +11,7 @@ from typing import Final
 
 from journal.errors import JournalFailed, JournalFull, JournalLocked, JournalUnreachable
 from journal.log import CHANGE, DELETE, FULL
+from journal.postgres.exclusive import Tenure
 from journal.postgres.format import (
     ENTRY,
     HEAD_BYTES,
@@ -31,7 +32,6 @@ from journal.postgres.place import Place
 from journal.postgres.schema import SEGMENT, finishing
 from journal.postgres.segments import FENCED, repairing
 from journal.postgres.survey import PostgresSurvey
-from journal.postgres.tenure import Tenure
 from journal.tools import Builder
 
 SEGMENT_BYTES: Final = 10485760

@@ -14,8 +14,8 @@ from typing import Final
 from journal.liveness import Liveness
 from journal.log import FULL, PayloadOf
 from journal.postgres.replay import SegmentCount
-from journal.postgres.room import SPARE_SEGMENTS
 from journal.postgres.segments import Tables
+from journal.postgres.sizing import SPARE_SEGMENTS
 from journal.postgres.writer import Writer
 
 GARBAGE_SHARE: Final = 2

@@ -33,8 +33,8 @@ from journal.log import (
     SyncPoint,
     Wanted,
 )
-from journal.postgres import room
 from journal.postgres import schema as tables_of
+from journal.postgres import sizing
 from journal.postgres.compaction import Compaction
 from journal.postgres.format import (
     ENTRY,
@@ -106,7 +106,7 @@ class PostgresLog(SharedLog):
         self._tables.fenced = self._was_fenced
         self._compaction = Compaction(self._tables, self._writer, switched_on=compact)
         self._compaction.budget = budget
-        self._limit = self._compaction.limit = room.segment_limit(segment_bytes, budget)
+        self._limit = self._compaction.limit = sizing.segment_limit(segment_bytes, budget)
         self._segment_bytes = segment_bytes
         self._writer.written = self._count_row
         self._reader = Reader(self._link, self.schema, log, accept_damage=accept_damage, synchronous=synchronous)
@@ -303,7 +303,7 @@ class PostgresLog(SharedLog):
             self._refuse()
         if self._budget is not None:
             self._log(
-                f"journal: of {self._budget} bytes about {room.of_budget(self._budget, self._limit)} are for the "
+                f"journal: of {self._budget} bytes about {sizing.of_budget(self._budget, self._limit)} are for the "
                 f"records of jobs, which are larger than their bodies; the rest is for changes, deletes and compaction"
             )
 
@@ -555,9 +555,9 @@ class PostgresLog(SharedLog):
             return False
         if self._budget is None:
             return True
-        need = room.of_put(size)
+        need = sizing.of_put(size)
         if self._slack < need:
-            self._slack = room.granted(self._left_for_puts(), need, self._limit)
+            self._slack = sizing.granted(self._left_for_puts(), need, self._limit)
         if self._slack < need or self._is_over():
             self._say_refusing(True)
             return False
@@ -571,7 +571,7 @@ class PostgresLog(SharedLog):
 
     def _left_for_puts(self) -> int:
         assert self._budget is not None
-        return room.left_for_puts(self._budget, self._limit, self.live.total_bytes, self.live.keys)
+        return sizing.left_for_puts(self._budget, self._limit, self.live.total_bytes, self.live.keys)
 
     def _say_refusing(self, refusing: bool) -> None:
         if refusing == self._refusing:

@@ -13,10 +13,10 @@ from journal.errors import JournalDamaged, JournalError, JournalLocked
 from journal.log import Record
 from journal.postgres import schema as tables
 from journal.postgres.builder import PostgresBuilder, mend
+from journal.postgres.exclusive import Tenure
 from journal.postgres.link import Link
 from journal.postgres.place import Place
 from journal.postgres.survey import PostgresSurvey, every_record, is_blank, saying
-from journal.postgres.tenure import Tenure
 from journal.sqlite.directory import list_segments
 from journal.sqlite.tools import DirectoryTools
 from journal.tools import Examine, LogTools, Mended, Owner, rewrite

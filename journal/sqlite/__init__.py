@@ -3,6 +3,6 @@
 `segment-NNNNNNNN.db` are the segments, in ascending order; SQLite keeps a `-wal` and a `-shm` beside an open segment.
 `lock` keeps other processes away. `synced` says how much of the journal was on the device. `reserve` keeps room for
 changes on a full disk.
-The rooms, from below: format, files, sql, lock; reader, writer, wal; replay; space, room, watermark, worker; segments,
-compaction, heal; log, which a store has; directory, survey, builder, backup; tools, which the commands have.
+The modules, from below: format, files, sql, lock; reader, writer, wal; replay; space, sizing, watermark, worker;
+segments, compaction, repair; log, which a store has; directory, survey, builder, backup; tools, which commands have.
 """

@@ -24,8 +24,8 @@ from journal.sqlite.files import (
     segment_path,
     write_watermark,
 )
-from journal.sqlite.moment import Moment
 from journal.sqlite.reader import SegmentReader
+from journal.sqlite.snapshot import Moment
 
 
 def backup(directory: str, target: str) -> int:

@@ -31,16 +31,16 @@ from journal.log import (
     Wanted,
 )
 from journal.sqlite.compaction import Compaction
-from journal.sqlite.digest import SIZE_MAX
 from journal.sqlite.files import acquit, aside_numbers, is_suspect, remove_files, remove_left_overs, suspect
 from journal.sqlite.format import KEY_MAX as KEY_MAX
 from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split, whole_bytes
-from journal.sqlite.heal import LOST_KEYS, Damage
+from journal.sqlite.hints import SIZE_MAX
 from journal.sqlite.lock import DirectoryLock
 from journal.sqlite.payloads import SegmentPayloads
+from journal.sqlite.repair import LOST_KEYS, Damage
 from journal.sqlite.replay import Replay
-from journal.sqlite.room import NEW_SEGMENT_BYTES, Room
 from journal.sqlite.segments import DESCRIPTORS_MAX, Segments
+from journal.sqlite.sizing import NEW_SEGMENT_BYTES, Room
 from journal.sqlite.space import Space
 from journal.sqlite.worker import Worker
 

@@ -18,7 +18,6 @@ from zlib import crc32
 from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalNewer
-from journal.sqlite.digest import DIGEST_ERRORS, Digest, has_digest, read_digest
 from journal.sqlite.files import fsync_path
 from journal.sqlite.format import (
     APPLICATION_ID,
@@ -42,6 +41,7 @@ from journal.sqlite.format import (
     meta_checksum,
     ungroup,
 )
+from journal.sqlite.hints import DIGEST_ERRORS, Digest, has_digest, read_digest
 from journal.sqlite.sql import connect_to_read, failure_of, read_meta, unreadable
 from journal.sqlite.writer import seal
 

@@ -16,12 +16,12 @@ from typing import Final, TypeVar
 from journal.errors import JournalFailed, JournalFull, raise_failure
 from journal.liveness import Liveness
 from journal.log import SegmentState, SyncPoint
-from journal.sqlite.digest import SIZE_MAX, WORTH, Digest
 from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remove_files, segment_path, sync_files
 from journal.sqlite.format import DELETE, row_bytes
+from journal.sqlite.hints import SIZE_MAX, WORTH, Digest
 from journal.sqlite.reader import SegmentReader
 from journal.sqlite.replay import Found, uncounted
-from journal.sqlite.room import BARE_SEGMENT_BYTES, NEW_SEGMENT_BYTES, OVERSIZE_BYTES, PIECE_BYTES, Held, Load, Room
+from journal.sqlite.sizing import BARE_SEGMENT_BYTES, NEW_SEGMENT_BYTES, OVERSIZE_BYTES, PIECE_BYTES, Held, Load, Room
 from journal.sqlite.space import Space
 from journal.sqlite.wal import WalFile
 from journal.sqlite.watermark import Watermark

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from journal.errors import JournalFailed, JournalFull
 from journal.sqlite.files import takes_files
-from journal.sqlite.room import BLOCK_BYTES, PIECE_BYTES
+from journal.sqlite.sizing import BLOCK_BYTES, PIECE_BYTES
 
 RESERVE_NAME: Final = "reserve"
 _STEP_BYTES: Final = 1 << 20

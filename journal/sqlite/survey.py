@@ -16,10 +16,10 @@ from journal.log import Record
 from journal.sqlite.directory import list_segments
 from journal.sqlite.files import WATERMARK_NAME
 from journal.sqlite.format import CHANGE, FULL, KEY_MAX
-from journal.sqlite.heal import LOST_KEYS
-from journal.sqlite.moment import Moment
 from journal.sqlite.reader import SegmentReader, join
+from journal.sqlite.repair import LOST_KEYS
 from journal.sqlite.replay import Replay, Source, uncounted
+from journal.sqlite.snapshot import Moment
 from journal.sqlite.wal import torn_bytes
 from journal.tools import Examine, SegmentFacts, Survey
 

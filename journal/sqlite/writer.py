@@ -13,7 +13,6 @@ from contextlib import closing, suppress
 from typing import Final
 
 from journal.errors import JournalFailed
-from journal.sqlite.digest import Digest, write_digest
 from journal.sqlite.files import NEW_SUFFIX, remove_files, sync_files
 from journal.sqlite.format import (
     APPLICATION_ID,
@@ -38,6 +37,7 @@ from journal.sqlite.format import (
     spill,
     uses_wal,
 )
+from journal.sqlite.hints import Digest, write_digest
 from journal.sqlite.sql import connect_to_read, failure_of, read_meta, write_meta
 from journal.sqlite.wal import WalFile, bytes_behind
 

@@ -48,7 +48,7 @@ def forget() -> None:
     import geventstalk.durable.store
     import geventstalk.serving.server
     import journal.sqlite.writer
-    from journal.sqlite.room import Room
+    from journal.sqlite.sizing import Room
     from tests.support.forgetful import Forgetful
 
     vars(geventstalk.durable.store).update(PAYLOAD_MIN=1)

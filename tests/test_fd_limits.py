@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk.serving import descriptors
-from geventstalk.serving.descriptors import Descriptors, Share, TooFewError
+from geventstalk.serving.fd_limits import Descriptors, Share, TooFewError
 from tests.support.clients import burst, number, put_many, until
 from tests.support.process import GEVENTSTALK, ServerProcess, free_port
 from tests.support.web import Web
@@ -63,8 +62,8 @@ def serves(server: ServerProcess, clients: int) -> None:
 def test_shares(
     monkeypatch: pytest.MonkeyPatch, limit: int, least: int, most: int, for_journal: int, for_clients: int
 ) -> None:
-    monkeypatch.setattr(descriptors, "_limit", lambda: limit)
-    monkeypatch.setattr(descriptors, "_open_count", lambda: OWN)
+    monkeypatch.setattr(fd_limits, "_limit", lambda: limit)
+    monkeypatch.setattr(fd_limits, "_open_count", lambda: OWN)
     shares = Descriptors(least, most)
     taken = 0
     while shares.take():
@@ -78,8 +77,8 @@ def test_shares(
     ("left", "kept", "clients"), [(1, 0, 1), (2, 1, 1), (15, 1, 14), (16, 2, 14), (128, 16, 112), (1000, 16, 984)]
 )
 def test_some_are_kept_back_for_http(monkeypatch: pytest.MonkeyPatch, left: int, kept: int, clients: int) -> None:
-    monkeypatch.setattr(descriptors, "_limit", lambda: OWN + 1 + left)
-    monkeypatch.setattr(descriptors, "_open_count", lambda: OWN)
+    monkeypatch.setattr(fd_limits, "_limit", lambda: OWN + 1 + left)
+    monkeypatch.setattr(fd_limits, "_open_count", lambda: OWN)
     everything = Descriptors()
     called: list[None] = []
     share = Share(everything, 256, lambda: called.append(None))
@@ -117,8 +116,8 @@ def test_clients_that_take_every_descriptor_do_not_lock_the_operator_out(tmp_pat
 
 @pytest.mark.parametrize(("limit", "least"), [(OWN + 1, 0), (OWN + 1 + LEAST, LEAST), (3, 0)])
 def test_nothing_is_left_to_a_client(monkeypatch: pytest.MonkeyPatch, limit: int, least: int) -> None:
-    monkeypatch.setattr(descriptors, "_limit", lambda: limit)
-    monkeypatch.setattr(descriptors, "_open_count", lambda: OWN)
+    monkeypatch.setattr(fd_limits, "_limit", lambda: limit)
+    monkeypatch.setattr(fd_limits, "_open_count", lambda: OWN)
     with pytest.raises(TooFewError, match=f"the limit of open files is {limit}, and with less than {OWN + least + 2} "):
         Descriptors(least, MOST)
 

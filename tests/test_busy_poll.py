@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from geventstalk.serving.linger import LOOK_NS, Linger
+from geventstalk.serving.busy_poll import LOOK_NS, Linger
 
 ROUNDS = 10_000
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk.serving.notify import Manager
+from geventstalk.serving.sd_notify import Manager
 from tests.support.process import ServerProcess
 from tests.support.wire import Client
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from journal.sqlite.format import INDEX_BYTES, LOCAL_MAX, PAGE_BYTES, row_bytes, whole_bytes
-from journal.sqlite.room import (
+from journal.sqlite.sizing import (
     AHEAD_MAX,
     BARE_SEGMENT_BYTES,
     BLOCK_BYTES,
