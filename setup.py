@@ -60,9 +60,9 @@ ROOMS = {
     "journal/postgres": ["compaction", "format", "log", "replay", "sizing", "writer"],
     "journal/sqlite": [
         "compaction",
+        "digest",
         "files",
         "format",
-        "hints",
         "log",
         "payloads",
         "reader",
@@ -95,7 +95,7 @@ extern PyObject *PyImport_ImportModuleLevel(const char *, PyObject *, PyObject *
 """What the source of each room's own library needs of Python.h, which takes a compiler longer than all the rest."""
 SELDOM = re.compile(
     r"__native_(geventstalk___((core___(ages|bodies|figures|mirror|operate|plain|undo)|wire___stats)|turn___(operations|leader)"
-    r"|serving___(clustered|fronts))|journal___(postgres|sqlite___(hints|files|repair|sizing|space|wal|watermark))\w*)"
+    r"|serving___(clustered|fronts))|journal___(postgres|sqlite___(digest|files|repair|sizing|space|wal|watermark))\w*)"
 )
 """The names of C sources that no command passes through often. A compiler does less for them, in half the time."""
 MYPYC = (2, 4)

@@ -1,6 +1,6 @@
 """What the two ends of a socket are called, for people and in settings.
 
-This room must not know who listens nor who is served.
+This module must not know who listens nor who is served.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The protocol's limits on numbers and names, each stated once for all rooms.
 
-This room must not import anything of ours.
+This module must not import anything of ours.
 """
 
 from __future__ import annotations

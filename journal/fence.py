@@ -1,6 +1,6 @@
 """How nodes that share a log agree on which of them leads it: rows that fence, looked at and changed in round trips.
 
-This room must not know SQL, clocks, or when a node should lead: geventstalk/cluster decides that. A heartbeat and a
+This module must not know SQL, clocks, or when a node should lead: geventstalk/cluster decides that. A heartbeat and a
 session's lock are hints; the epoch is proof, for each write to the log names it.
 Invariant: an epoch for which claim() has returned True is this process's alone, also after a failover of the database,
 and nothing of a lower epoch is written any more.

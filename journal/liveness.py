@@ -1,6 +1,6 @@
 """Which keys are live, in which segment their records stand, and how many bytes the records take.
 
-This room must not know payloads or files. It takes sixteen bytes a key, in pages of sequential keys.
+This module must not know payloads or files. It takes sixteen bytes a key, in pages of sequential keys.
 Invariant: the live bytes of a segment are those of the records that a replay still needs.
 """
 

@@ -1,8 +1,9 @@
 """What a store needs of any log. A log holds keys with opaque payloads. It appends, commits, syncs, compacts, replays.
 
-This room must not know files, SQL or threads. journal/sqlite/log.py is one kind of log; a networked log may be another.
-The owner of a log replays the log to its end, starts it, and from then on calls it from one thread. A method waits for
-a device or a peer only where its contract says so. Other waiting is done in the log's own thread or SyncPoint.run().
+This module must not know files, SQL or threads. journal/sqlite/log.py is one kind of log; a networked log may be
+another. The owner of a log replays the log to its end, starts it, and from then on calls it from one thread. A method
+waits for a device or a peer only where its contract says so. Other waiting is done in the log's own thread or
+SyncPoint.run().
 Invariant: records that a SyncPoint has covered survive everything. Records whose commit() has returned survive the end
 of the process, if `safe_after_commit` says so. After JournalFailed nothing of the last batch is ever written.
 """

@@ -1,6 +1,6 @@
 """What the tools need of any log: look through a log, copy it, repair it, write a new one.
 
-This room must not know files, SQL nor what a payload means. journal/sqlite/tools.py is one kind; another may be
+This module must not know files, SQL nor what a payload means. journal/sqlite/tools.py is one kind; another may be
 networked. A log has a place: a text that an operator types, such as the path of a directory. Looking takes no lock and
 changes no record, so a tool may look beside a running server.
 Invariant: what a survey gives back is a state that the log was in, and a log that is being written counts only as a

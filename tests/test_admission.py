@@ -9,7 +9,7 @@ from geventstalk.core.job import READY, Job
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from journal import Journal
-from journal.sqlite.sizing import Room
+from journal.sqlite.sizing import Sizing
 from tests.support.faults import wants_compaction
 
 BUDGET = 5_000_000
@@ -24,7 +24,7 @@ def test_refusing_is_told_and_counted(tmp_path: Path) -> None:
     assert list(store.replay()) == []
     jobs: dict[int, Job] = {}
     store.start(lambda id: (jobs[id], b"default"))
-    allowed = Room(200_000)
+    allowed = Sizing(200_000)
     allowed.fit(BUDGET)
     assert len(said) == 1 and f"of {BUDGET} bytes about {allowed.of_budget(BUDGET)} are" in said[0]
     while store.admits(1000, b"default"):

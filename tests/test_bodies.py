@@ -100,12 +100,12 @@ class House:
             each for each in self.turn.channels.values() if each.session.unfinished and not each.session.awaited
         ]:
             if self.engine.held:
-                self.keep_pace()
+                self.backpressure()
             for channel in ready:
                 self.turn.step(channel, b"")
             self.turn.end()
 
-    def keep_pace(self) -> None:
+    def backpressure(self) -> None:
         end_s = time.monotonic() + PATIENCE_S
         while self.store.behind:
             wants_compaction(self.store)
@@ -280,7 +280,7 @@ def test_a_body_that_comes_within_the_turn_in_which_it_is_wanted(house: House, d
     house.tell(first, b"reserve\r\n")
     assert house.begin_fetch() and house.pending is not None
     if house.engine.held:
-        house.keep_pace()
+        house.backpressure()
     house.turn.step(second, b"peek 2\r\n")
     if deleted:
         house.turn.step(third, b"delete 2\r\n")
@@ -431,7 +431,7 @@ def test_who_waits_for_a_job_waits_for_its_body_too(house: House) -> None:
     for id in range(1, 401):
         job = house.engine.jobs.get(id)
         if job is not None and job.state == READY:
-            house.engine.bury_by_force(id, house.clock.ns)
+            house.engine.force_bury(id, house.clock.ns)
     house.turn.begin()
     house.turn.end()
     house.tell(worker, b"watch default\r\n")
@@ -498,7 +498,7 @@ def test_a_body_comes_late_and_the_record_has_moved(house: House) -> None:
     wire = house.client()
     for id in range(1, 150):
         if id % 10:
-            house.engine.delete_by_force(id, house.clock.ns)
+            house.engine.force_delete(id, house.clock.ns)
     house.turn.begin()
     house.turn.end()
     assert house.tell(wire, b"peek 50\r\n") == b""
@@ -519,7 +519,7 @@ def test_what_is_moved_can_leave_memory_again(house: House) -> None:
     wire = house.client()
     for id in range(1, 300):
         if id % 10:
-            house.engine.delete_by_force(id, house.clock.ns)
+            house.engine.force_delete(id, house.clock.ns)
     house.turn.begin()
     house.turn.end()
     house.compact()
@@ -551,13 +551,13 @@ def test_an_errand_waits_for_bodies_and_nobody_waits_for_the_errand(house: House
     assert house.bodies is not None
     ids = [job.id for job in house.engine.jobs if job.body is None][:100]
     moves = Moves(house, [*ids, 10_000])
-    house.keep_pace()
+    house.backpressure()
     house.turn.accept(moves)
     house.turn.end()
     other = house.client()
     while not moves.is_done:
         if house.engine.held:
-            house.keep_pace()
+            house.backpressure()
         assert moves.awaited is not None and not house.turn.run_some_errands(), "it is not run for nothing"
         assert house.tell(other, b"stats-job 1\r\n").startswith(b"OK "), "others are served"
         assert house.begin_fetch()
@@ -579,12 +579,12 @@ def test_an_errand_goes_on_when_the_body_it_waits_for_does_not_come(house: House
     assert house.bodies is not None
     ids = [job.id for job in house.engine.jobs if job.body is None][:2]
     moves = Moves(house, ids)
-    house.keep_pace()
+    house.backpressure()
     house.turn.accept(moves)
     house.turn.end()
     assert house.begin_fetch()
     if gone:
-        assert house.engine.delete_by_force(ids[0], house.clock.ns) == DONE
+        assert house.engine.force_delete(ids[0], house.clock.ns) == DONE
     else:
         moves.cancelled = True
     house.end_fetch()
@@ -595,7 +595,7 @@ def test_an_errand_goes_on_when_the_body_it_waits_for_does_not_come(house: House
 
 
 @needs_pure
-@pytest.mark.parametrize("name", ["keep_house", "keep_pace"])
+@pytest.mark.parametrize("name", ["compact", "backpressure"])
 def test_compaction_waits_for_no_device(house: House, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it moves, and which keys those are, was read before, in a thread.
 
@@ -603,7 +603,7 @@ def test_compaction_waits_for_no_device(house: House, name: str, monkeypatch: py
     """
     for id in range(1, 300):
         if id % 10:
-            house.engine.delete_by_force(id, house.clock.ns)
+            house.engine.force_delete(id, house.clock.ns)
     house.turn.begin()
     house.turn.end()
     assert house.journal is not None

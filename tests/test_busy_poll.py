@@ -1,4 +1,4 @@
-"""Linger: looking for the next request before sleeping, only where it pays."""
+"""BusyPoll: looking for the next request before sleeping, only where it pays."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from geventstalk.serving.busy_poll import LOOK_NS, Linger
+from geventstalk.serving.busy_poll import LOOK_NS, BusyPoll
 
 ROUNDS = 10_000
 
 
 class Loop:
-    """An event loop with turns at given distances; it counts what Linger has it do."""
+    """An event loop with turns at given distances; it counts what BusyPoll has it do."""
 
     def __init__(self) -> None:
-        self.linger = Linger()
+        self.busy_poll = BusyPoll()
         self.now_ns = 0
         self.looking = False
         self.looks = 0  # times that looking began
@@ -25,16 +25,16 @@ class Loop:
     def turn(self, gap_ns: int) -> None:
         """Something comes `gap_ns` after the end of the last turn; the turn itself takes no time."""
         if self.looking and gap_ns >= LOOK_NS:
-            assert not self.linger.over(self.now_ns + LOOK_NS - 1)
-            assert self.linger.over(self.now_ns + LOOK_NS)
+            assert not self.busy_poll.over(self.now_ns + LOOK_NS - 1)
+            assert self.busy_poll.over(self.now_ns + LOOK_NS)
             self.looking = False
             self.looked_ns += LOOK_NS
         elif self.looking:
-            assert not self.linger.over(self.now_ns + gap_ns)
+            assert not self.busy_poll.over(self.now_ns + gap_ns)
             self.looked_ns += gap_ns
         self.slept += not self.looking
         self.now_ns += gap_ns
-        if self.linger.turn_ends(self.now_ns):
+        if self.busy_poll.turn_ends(self.now_ns):
             assert not self.looking
             self.looking = True
             self.looks += 1

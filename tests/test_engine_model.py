@@ -285,11 +285,11 @@ class EngineAndModel(RuleBasedStateMachine):
         if what == "kick":
             outcome, word = self.engine.kick_one(id, now_ns), self.model.kick_one(id, now_ns)
         elif what == "delete":
-            outcome, word = self.engine.delete_by_force(id, now_ns), self.model.delete_by_force(id, now_ns)
+            outcome, word = self.engine.force_delete(id, now_ns), self.model.force_delete(id, now_ns)
         elif what == "release":
-            outcome, word = self.engine.release_by_force(id, now_ns), self.model.release_by_force(id, now_ns)
+            outcome, word = self.engine.force_release(id, now_ns), self.model.force_release(id, now_ns)
         else:
-            outcome, word = self.engine.bury_by_force(id, now_ns), self.model.bury_by_force(id, now_ns)
+            outcome, word = self.engine.force_bury(id, now_ns), self.model.force_bury(id, now_ns)
         assert WORDS[outcome] == word
 
     def _fetch(self, id: int) -> None:

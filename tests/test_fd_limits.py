@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from geventstalk.serving import fd_limits
 from geventstalk.serving.fd_limits import Descriptors, Share, TooFewError
 from tests.support.clients import burst, number, put_many, until
 from tests.support.process import GEVENTSTALK, ServerProcess, free_port

@@ -25,7 +25,7 @@ from geventstalk.turn.tasks import NEXT_TURN
 from geventstalk.turn.turn import Turn
 from journal import Journal
 from tests.support.clients import Launch, burst, launcher, number, put_many, until
-from tests.support.faults import keep_pace, wants_compaction
+from tests.support.faults import backpressure, wants_compaction
 from tests.support.process import ServerProcess
 from tests.support.wire import Client
 
@@ -138,7 +138,7 @@ class Life:
     def turn(self) -> None:
         """The end of a turn."""
         self.store.commit(0)
-        keep_pace(self.store)
+        backpressure(self.store)
         if wants_compaction(self.store):
             self.store.compact_slice(0)
 
@@ -337,7 +337,7 @@ def test_compaction_at_leisure_looks_again_after_the_turn(tmp_path: Path) -> Non
     life.store.commit(0)
     assert wants_compaction(life.store)
     turn = Turn(Engine(0), time.monotonic_ns, time.time_ns, lambda: None, lambda error: None)
-    keeper = turn.keep_house(life.store)
+    keeper = turn.compact(life.store)
     turn.grown.set()
     wait = next(keeper)
     while wait.at_ns in (NEVER, NEXT_TURN):

@@ -65,9 +65,9 @@ Action = Callable[[House, int], int]
 
 ACTIONS: dict[str, tuple[Action, dict[int, int]]] = {
     "kick": (lambda house, id: house.engine.kick_one(id, house.clock.ns), {DELAYED: READY, BURIED: READY}),
-    "release": (lambda house, id: house.engine.release_by_force(id, house.clock.ns), {RESERVED: READY}),
+    "release": (lambda house, id: house.engine.force_release(id, house.clock.ns), {RESERVED: READY}),
     "bury": (
-        lambda house, id: house.engine.bury_by_force(id, house.clock.ns),
+        lambda house, id: house.engine.force_bury(id, house.clock.ns),
         {READY: BURIED, RESERVED: BURIED, DELAYED: BURIED},
     ),
     "pri": (lambda house, id: house.alter(id, pri=5), {READY: READY, DELAYED: DELAYED, BURIED: BURIED}),
@@ -105,17 +105,17 @@ def test_what_fits_which_state(name: str, state: int) -> None:
 @pytest.mark.parametrize("state", IDS)
 def test_delete_by_force(state: int) -> None:
     house = House()
-    assert house.engine.delete_by_force(IDS[state], house.clock.ns) == DONE
+    assert house.engine.force_delete(IDS[state], house.clock.ns) == DONE
     check(house.engine)
     assert house.engine.jobs.get(IDS[state]) is None
-    assert house.engine.delete_by_force(IDS[state], house.clock.ns) == NOT_FOUND
+    assert house.engine.force_delete(IDS[state], house.clock.ns) == NOT_FOUND
     assert house.engine.default.total_deletes == 1
 
 
 @pytest.mark.parametrize("name", ["release", "bury", "delete"])
 def test_a_worker_whose_job_was_taken_finds_no_job(name: str) -> None:
     house = House()
-    assert house.engine.delete_by_force(2, house.clock.ns) if name == "delete" else ACTIONS[name][0](house, 2) == DONE
+    assert house.engine.force_delete(2, house.clock.ns) if name == "delete" else ACTIONS[name][0](house, 2) == DONE
     for command in (b"release 2 0 0", b"bury 2 0", b"touch 2"):
         assert house.say(house.worker, command + b"\r\n") == b"NOT_FOUND\r\n"
     house.pass_time(61)
@@ -131,7 +131,7 @@ def test_a_job_is_taken_from_a_client_that_is_being_forgotten() -> None:
     house.say(house.worker, b"put 0 0 60 1\r\ne\r\nreserve\r\n")
     house.engine.leave(house.worker, house.clock.ns, 1)
     (held,) = [id for id in (2, 5) if house.job(id).state == RESERVED]
-    assert house.engine.bury_by_force(held, house.clock.ns) == DONE
+    assert house.engine.force_bury(held, house.clock.ns) == DONE
     check(house.engine)
     while not house.engine.leave(house.worker, house.clock.ns, 1):
         check(house.engine)
@@ -143,7 +143,7 @@ def test_released_by_force_a_job_goes_to_who_waits() -> None:
     house.engine.pause(b"default", 9, house.clock.ns)
     other = Session(house.service)
     house.say(other, b"reserve\r\n")
-    assert house.engine.release_by_force(2, house.clock.ns) == DONE
+    assert house.engine.force_release(2, house.clock.ns) == DONE
     assert not other.out, "the tube is paused"
     house.engine.pause(b"default", 0, house.clock.ns)
     assert other.take_out() == b"RESERVED 2 1\r\nb\r\n"
@@ -182,8 +182,8 @@ def test_a_moved_delay_ends_in_the_new_tube() -> None:
 
 def test_the_order_of_burying_stays_with_a_move() -> None:
     house = House()
-    house.engine.bury_by_force(2, house.clock.ns)
-    house.engine.bury_by_force(1, house.clock.ns)
+    house.engine.force_bury(2, house.clock.ns)
+    house.engine.force_bury(1, house.clock.ns)
     for id in (1, 4, 2):
         assert house.alter(id, pri=id, tube=b"t") == DONE
     house.say(house.worker, b"use t\r\n")
@@ -205,7 +205,7 @@ def test_a_delay_begins_now() -> None:
 
 def test_another_priority_is_another_place() -> None:
     house = House()
-    house.engine.release_by_force(2, house.clock.ns)
+    house.engine.force_release(2, house.clock.ns)
     house.alter(2, pri=2000)
     assert (house.engine.urgent_count, house.engine.default.urgent) == (1, 1)
     house.alter(1, pri=3000)
@@ -322,8 +322,8 @@ def test_what_the_ledger_hears(house: House, ledger: Slow) -> None:
     house.alter(1, tube=b"t", ttr_s=5)
     house.alter(2, ttr_s=7)
     house.alter(2, ttr_s=7)
-    house.engine.release_by_force(2, house.clock.ns)
-    house.engine.bury_by_force(2, house.clock.ns)
+    house.engine.force_release(2, house.clock.ns)
+    house.engine.force_bury(2, house.clock.ns)
     assert ledger.kept == [
         ("change", 1, b"", (READY, 3, 0, 60)),
         ("change", 1, b"", (DELAYED, 3, 4, 60)),
@@ -352,7 +352,7 @@ def test_a_large_job_is_as_it_was_until_the_ledger_has_it(house: House, ledger: 
     for _ in range(PARTS - 1):
         assert house.alter(5, delay_s=9, tube=b"t") == UNFINISHED
         assert job.state == READY and b"t" not in house.engine.tubes
-    house.engine.bury_by_force(5, house.clock.ns)
+    house.engine.force_bury(5, house.clock.ns)
     assert house.alter(5, delay_s=9, tube=b"t") == WRONG_STATE
     assert not ledger.parts, "what is no longer wanted is dropped"
     house.engine.kick_one(5, house.clock.ns)
@@ -428,7 +428,7 @@ def test_many_changes_go_in_slices(house: House, ledger: Slow) -> None:
     while house.worker.unfinished:
         house.worker.run(house.clock.ns)
     ids = list(range(house.engine.next_id + 900))
-    errand = Changes(house.engine, ids, house.engine.bury_by_force)
+    errand = Changes(house.engine, ids, house.engine.force_bury)
     slices = 1
     while not run(errand, house):
         assert errand.next == slices * MOVE_SLICE

@@ -27,7 +27,7 @@ from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalUnreachable, Re
 from journal.fence import Identity, View
 from journal.postgres import exclusive
 from journal.postgres.builder import PostgresBuilder
-from journal.postgres.exclusive import Tenure
+from journal.postgres.exclusive import Exclusive
 from journal.postgres.fence import PostgresFence
 from journal.postgres.format import FIRST, LOST, ROW_BYTES
 from journal.postgres.log import PostgresLog
@@ -349,7 +349,7 @@ def test_a_command_takes_nothing_from_a_node_whose_database_confirms_no_commit(p
     assert leader.claim(leader.look(), 1)
     epoch = leader.look().epoch
     pair.replica.freeze()
-    with pytest.raises(JournalUnreachable), Tenure(Place(url)):
+    with pytest.raises(JournalUnreachable), Exclusive(Place(url)):
         pass
     pair.replica.thaw()
     end = time.monotonic() + 30
@@ -706,7 +706,7 @@ def test_commands_of_a_cluster_on_real_rows(url: str) -> None:
 
 def test_a_tenure_that_was_lost_is_no_success(url: str) -> None:
     other = PostgresFence(Place(url), Identity("b", "127.0.0.1:2", "b-1", 1000))
-    with pytest.raises(Exception, match="taken the lead meanwhile"), Tenure(Place(url)):
+    with pytest.raises(Exception, match="taken the lead meanwhile"), Exclusive(Place(url)):
         assert other.claim(other.look(), 1)
     other.close()
 
@@ -827,7 +827,7 @@ def test_a_node_that_is_started_while_a_command_works_waits_and_so_do_its_client
     with Cluster(nodes=1, replica=False) as cluster:
         stop_all(cluster)
         node = cluster.nodes[0]
-        with Tenure(Place(cluster.url)):
+        with Exclusive(Place(cluster.url)):
             node.start()
             cluster.wait(lambda: node.role() == STANDBY, "the node stands by")
             client = socket.create_connection(node.address, 60)

@@ -124,7 +124,7 @@ def test_a_life_that_does_not_end_says_where_it_is() -> None:
     canary = CANARIES[name]
     torment = Torment(1, fault=name, kind=canary.kind, policy=canary.policy, orders=canary.orders, kills=canary.kills)
     failure = torment.run(1).failure
-    assert "Timeout" in failure and "in keep_pace" in failure
+    assert "Timeout" in failure and "in backpressure" in failure
     assert Orders.of(failure.rpartition("orders: ")[2]).fault == name
 
 

@@ -457,7 +457,7 @@ def falls_behind(house: House, client: Wire) -> Task:
     """A change after which the journal is behind. Returns the task that has it catch up."""
     store = house.turn.store
     assert store is not None
-    task = house.turn.keep_pace(store)
+    task = house.turn.backpressure(store)
     wait = next(task)
     house.journal.behind = True
     house.say((client, PUT))
@@ -509,7 +509,7 @@ def test_changes_wait_also_when_compaction_at_leisure_left_the_journal_behind(wh
     house = House()
     store = house.turn.store
     assert store is not None
-    keeper, pace = house.turn.keep_house(store), house.turn.keep_pace(store)
+    keeper, pace = house.turn.compact(store), house.turn.backpressure(store)
     next(pace)
     while next(keeper).at_ns == NEVER:
         pass

@@ -172,12 +172,12 @@ def put_to(tube: bytes, body: bytes) -> Callable[[Scene], object]:
 
 FORCE: dict[str, Callable[[Scene], object]] = {
     "kick by an operator": lambda scene: scene.engine.kick_one(3, scene.clock.ns),
-    "delete by force": lambda scene: scene.engine.delete_by_force(5, scene.clock.ns),
-    "delete the last by force": lambda scene: scene.engine.delete_by_force(7, scene.clock.ns),
-    "release by force": lambda scene: scene.engine.release_by_force(6, scene.clock.ns),
-    "bury reserved": lambda scene: scene.engine.bury_by_force(4, scene.clock.ns),
-    "bury ready": lambda scene: scene.engine.bury_by_force(2, scene.clock.ns),
-    "bury delayed": lambda scene: scene.engine.bury_by_force(3, scene.clock.ns),
+    "delete by force": lambda scene: scene.engine.force_delete(5, scene.clock.ns),
+    "delete the last by force": lambda scene: scene.engine.force_delete(7, scene.clock.ns),
+    "release by force": lambda scene: scene.engine.force_release(6, scene.clock.ns),
+    "bury reserved": lambda scene: scene.engine.force_bury(4, scene.clock.ns),
+    "bury ready": lambda scene: scene.engine.force_bury(2, scene.clock.ns),
+    "bury delayed": lambda scene: scene.engine.force_bury(3, scene.clock.ns),
     "other pri": alter(2, pri=3),
     "other pri of a buried job": alter(1, pri=3),
     "delay of a ready job": alter(2, delay_s=7, pri=3),

@@ -1,8 +1,8 @@
 """One node among several that share a log: whether it follows, claims, leads, or must end. The owner drives the tasks.
 
-This room must not know gevent, sockets, SQL, clocks or randomness: time comes from the owner's monotonic clock, and all
-else is asked for (geventstalk/cluster/wants.py). Nothing here trusts a clock of another node, a session's lock, or that
-an answer came in time.
+This module must not know gevent, sockets, SQL, clocks or randomness: time comes from the owner's monotonic clock, and
+all else is asked for (geventstalk/cluster/wants.py). Nothing here trusts a clock of another node, a session's lock, or
+that an answer came in time.
 Invariant: this node serves only while its lease holds, under an epoch that is surely its own, after it has read all
 that earlier epochs wrote, and after every lease of an earlier node has run out or that node is known to be silent.
 """

@@ -1,6 +1,6 @@
 """A node of a cluster, wired with gevent: it drives the member, fills the engine while others lead, writes the log.
 
-member.py decides who leads. This room does what the member wants, and tells its host, the server, what to do for
+member.py decides who leads. This module does what the member wants, and tells its host, the server, what to do for
 clients.
 Invariant: clients are served here from Host.leads() on, and never before the log was read to its end; whatever fails
 unexpectedly is the host's to report.

@@ -1,6 +1,6 @@
 """What a member asks its owner to do, one thing at a time in each of its tasks, and what it tells its owner.
 
-This room must not know how anything is done: the server does it with greenlets, the simulation with a database of its
+This module must not know how anything is done: the server does it with greenlets, the simulation with a database of its
 own. The owner sends each answer into the task, or throws the JournalError into it that came instead.
 Invariant: an owner may be late with any answer, by any time. It never gives an answer of before the question.
 """

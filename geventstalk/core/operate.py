@@ -45,7 +45,7 @@ class Operate(Engine):
             return NOT_FOUND
         return DONE if self.kick_job(id, now_ns) else WRONG_STATE
 
-    def delete_by_force(self, id: int, now_ns: int) -> int:
+    def force_delete(self, id: int, now_ns: int) -> int:
         """Deletes a job in any state."""
         self.work += 1
         job = self.jobs.get(id)
@@ -54,7 +54,7 @@ class Operate(Engine):
         self.delete(self.clients.get(job.holder, _NO_CLIENT), id, now_ns)
         return DONE
 
-    def release_by_force(self, id: int, now_ns: int) -> int:
+    def force_release(self, id: int, now_ns: int) -> int:
         """Takes a reserved job from its worker and makes it ready. It keeps its priority."""
         self.work += 1
         job = self.jobs.get(id)
@@ -69,7 +69,7 @@ class Operate(Engine):
             self._serve(tube, now_ns, 1)
         return DONE
 
-    def bury_by_force(self, id: int, now_ns: int) -> int:
+    def force_bury(self, id: int, now_ns: int) -> int:
         """Sets a ready, delayed or reserved job aside, at the end of its tube's buried jobs. It keeps its priority."""
         self.work += 1
         job = self.jobs.get(id)

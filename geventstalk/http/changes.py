@@ -52,13 +52,13 @@ class Values:
 def change_of(engine: Operate, action: str, values: Values) -> Callable[[int, int], int]:
     """Returns a function that changes the job of an id."""
     if action == "delete":
-        return engine.delete_by_force
+        return engine.force_delete
     if action == "kick":
         return engine.kick_one
     if action == "release":
-        return engine.release_by_force
+        return engine.force_release
     if action == "bury":
-        return engine.bury_by_force
+        return engine.force_bury
     pri, delay_s, ttr_s, tube = values.pri, values.delay_s, values.ttr_s, values.tube
     return lambda id, now_ns: engine.alter(id, pri, delay_s, ttr_s, tube, now_ns)
 

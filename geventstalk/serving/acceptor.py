@@ -1,6 +1,6 @@
 """Accepts connections from one listening socket, also when file descriptors run out.
 
-This room must not know what is served. Invariant: a client that cannot be accepted waits in the backlog of the system
+This module must not know what is served. Invariant: a client that cannot be accepted waits in the backlog of the system
 and costs the server nothing.
 """
 

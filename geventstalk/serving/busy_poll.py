@@ -1,7 +1,7 @@
 """Whether to look for the next request for some microseconds before the process goes to sleep.
 
 A client that waits for each reply sends its next command at once. To sleep and be woken takes longer than that, so
-looking makes a single client's commands half as fast again. This room must not know clocks or the event loop.
+looking makes a single client's commands half as fast again. This module must not know clocks or the event loop.
 Invariant: where looking does not pay, fewer than one turn in a hundred looks, so that an idle server stays idle.
 """
 
@@ -20,7 +20,7 @@ _REST_TURNS: Final = 128
 """Turns without looking, after looking did not pay. This keeps the invariant's hundredth."""
 
 
-class Linger:
+class BusyPoll:
     """Call turn_ends() after each turn. While looking goes on, call over() whenever there is nothing to do."""
 
     __slots__ = ("_credit", "_looking", "_rest_turns", "_until_ns")

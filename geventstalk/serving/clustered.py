@@ -1,7 +1,7 @@
 """A server that is a node of a cluster: it serves while it leads, and passes clients through while it stands by.
 
-This room must not know how nodes agree on who leads: geventstalk/cluster does. When the node leads no more, run() ends,
-and `begins_anew` says that the process is to run the same command again, with its listening sockets.
+This module must not know how nodes agree on who leads: geventstalk/cluster does. When the node leads no more, run()
+ends, and `begins_anew` says that the process is to run the same command again, with its listening sockets.
 Invariant: a client reaches a session only while this node leads, and its replies leave only while the lease holds.
 """
 

@@ -1,6 +1,6 @@
 """One client's socket: a greenlet with blocking-style code around a session, and the bytes on their way to the client.
 
-This room must not know the engine or the journal. Each connection has one lasting read watcher: gevent's own recv()
+This module must not know the engine or the journal. Each connection has one lasting read watcher: gevent's own recv()
 starts and stops a watcher each time, which costs a quarter of the speed of a plain request. Nor does a plain request
 wake the greenlet: to go there and back is a quarter of a request's instructions. The event loop reads the request
 itself, and the session's step never yields.

@@ -1,6 +1,6 @@
 """How many descriptors the process may have, and who gets them: the server itself, the journal, and the clients.
 
-This room must know neither gevent nor the journal: the limit is raised before the sockets are opened.
+This module must know neither gevent nor the journal: the limit is raised before the sockets are opened.
 Invariant: clients never take a descriptor that the server itself or the journal may need.
 """
 

@@ -1,6 +1,6 @@
 """The front-end processes: who starts them, tells them to accept, restarts those that die, and ends them.
 
-This room must not know the engine, the journal, nor clients. Only who watches over a front has a greenlet.
+This module must not know the engine, the journal, nor clients. Only who watches over a front has a greenlet.
 Invariant: whoever waits at a listener is seen by a front that has room, whatever becomes of the others.
 """
 

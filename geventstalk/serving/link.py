@@ -1,6 +1,6 @@
 """The engine's end of the link to a front-end process, and a channel for each of its clients.
 
-This room must not know the engine, the journal, nor who starts fronts. All of it runs in callbacks of the event loop,
+This module must not know the engine, the journal, nor who starts fronts. All of it runs in callbacks of the event loop,
 without a greenlet for each client, so nothing here waits.
 Invariant: a client under way here has no more bytes than its window each way, and is executed as far as it would be
 with a socket of its own: nothing while replies wait for it, and nothing behind a reserve that waits.

@@ -1,6 +1,6 @@
 """Listening sockets, and the user to run as. Both need the rights that the program was started with.
 
-This room must not import gevent nor know the server: the port is open before either is loaded. The sockets that it
+This module must not import gevent nor know the server: the port is open before either is loaded. The sockets that it
 returns are bound, listening and non-blocking. It takes a unix socket over only when nobody answers there. A lock on the
 directory keeps two starters on one path apart.
 """

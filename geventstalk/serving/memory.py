@@ -1,7 +1,7 @@
 """Whether there is memory for more jobs, where the address space of the process is limited (`ulimit -v`), and how what
 nobody needs any more goes back to the system; also what only holds itself.
 
-This room must not know what memory is for. A process that has none left cannot even switch greenlets, so whoever asks
+This module must not know what memory is for. A process that has none left cannot even switch greenlets, so whoever asks
 here stops taking more while there is still some.
 """
 

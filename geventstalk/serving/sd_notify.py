@@ -1,6 +1,6 @@
 """What a service manager is told: that the server is ready, what the server does, that it still runs, that it stops.
 
-The protocol is systemd's sd_notify(3): lines in a datagram to the socket that NOTIFY_SOCKET names. This room must not
+The protocol is systemd's sd_notify(3): lines in a datagram to the socket that NOTIFY_SOCKET names. This module must not
 know the engine. Invariant: telling never waits and never fails; without a manager nothing happens.
 """
 

@@ -1,6 +1,6 @@
 """The wiring with gevent: listeners, a greenlet for each connection and each task of the turn, signals, the end.
 
-turn.py decides what is done, and in which order. This room decides which greenlet is woken, and when. The first step
+turn.py decides what is done, and in which order. This module decides which greenlet is woken, and when. The first step
 of a connection begins a turn. Every other readable connection has its step. Then _end_turn() commits, and the replies
 leave.
 Invariant: code that touches the engine or the journal never waits in the middle of its work, so it needs no lock.
@@ -36,7 +36,7 @@ from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, E
 from geventstalk.front.parting import let_read, send_rest
 from geventstalk.logs import Trace, make_trace
 from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
-from geventstalk.serving.busy_poll import Linger
+from geventstalk.serving.busy_poll import BusyPoll
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.fd_limits import Descriptors, Share
 from geventstalk.serving.listen import describe, full_address_of, own_end_of, peer_of
@@ -107,7 +107,7 @@ class Server:
         self._look: Any = self._loop.timer(0)
         self._quiet: Any = None
         self._quiet_soon: Any = None
-        self._linger = Linger()
+        self._busy_poll = BusyPoll()
         self._sync_thread: Any = None  # the last sync in a thread
         self._work_threads: list[Any] = []  # other work in threads
         self._tasks: list[Any] = []  # greenlets of the turn
@@ -450,12 +450,12 @@ class Server:
         self._turn.end()
         if self._unsent.turn_bytes:
             self._unsent.turn_ends()
-        if self._linger.turn_ends(monotonic_ns()):
+        if self._busy_poll.turn_ends(monotonic_ns()):
             self._idle.start(self._look_again)
 
     def _look_again(self) -> None:
         """The idle watcher calls this whenever the event loop finds nothing to do."""
-        if self._linger.over(monotonic_ns()):
+        if self._busy_poll.over(monotonic_ns()):
             self._idle.stop()
 
     def _drive(self, task: Task) -> None:

@@ -81,8 +81,8 @@ class LeasedTurn(Turn):
             self.late.set()
         return False
 
-    def keep_pace(self, store: Store) -> Task:
-        """Does what Turn.keep_pace() does, and ends the silence."""
+    def backpressure(self, store: Store) -> Task:
+        """Does what Turn.backpressure() does, and ends the silence."""
         while True:
             yield Wait(self.late)
             self.late.clear()

@@ -1,6 +1,6 @@
 """What the journal and memory need beside the clients: compaction, catching up, syncs, bodies that come and go, rates.
 
-A turn derives from this. This room must not know gevent, sockets, clocks, SQLite, nor channels and their replies: its
+A turn derives from this. This module must not know gevent, sockets, clocks, SQLite, nor channels and their replies: its
 owner drives the tasks. Everything here runs without a pause from one yield to the next, so it needs no lock.
 Invariant: a task does at most some milliseconds of work between two turns, reads and syncs in a thread only, and what
 fails in one is the end.
@@ -44,7 +44,7 @@ LookAhead = Generator[Wait, None, bool]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Upkeep:
+class Maintenance:
     """The tasks, and what they are woken by."""
 
     def __init__(self, engine: Engine, clock: Callable[[], int]) -> None:
@@ -88,7 +88,7 @@ class Upkeep:
             if jobs.most - jobs.count >= max(DRAINED_MIN, jobs.most >> 3):
                 self.drained.set()
 
-    def keep_lean(self) -> Task:
+    def trim_memory(self) -> Task:
         """Gives back the memory of jobs that are gone. Where most are gone, moves those that are left, in slices."""
         while True:
             yield Wait(self.drained)
@@ -132,7 +132,7 @@ class Upkeep:
 
     # --- compaction
 
-    def keep_house(self, store: Store) -> Task:
+    def compact(self, store: Store) -> Task:
         """Compacts in slices, one a turn, while there is something to compact; sleeps while nothing is written."""
         while True:
             if not store.settling:

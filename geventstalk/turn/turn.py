@@ -23,7 +23,7 @@ from geventstalk.core.engine import NEVER, Engine
 from geventstalk.core.job import DELETED, Job
 from geventstalk.durable.records import make_plausible
 from geventstalk.durable.store import Store
-from geventstalk.turn.maintenance import Upkeep
+from geventstalk.turn.maintenance import Maintenance
 from geventstalk.turn.replies import Channel, Errand, ReplyGate
 from geventstalk.turn.tasks import NEXT_TURN, Flag, Task, Wait
 from geventstalk.wire.session import MOVE_SLICE
@@ -45,7 +45,7 @@ _TELL_FULL_NS: Final = 60_000_000_000
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Turn(Upkeep):
+class Turn(Maintenance):
     """`begins` is called when a turn begins: end() has to follow soon. `fails` is called once, with what failed."""
 
     def __init__(
@@ -123,13 +123,13 @@ class Turn(Upkeep):
 
     def tasks(self) -> list[Task]:
         """All that has to run beside the clients, from the start on."""
-        tasks = [self.keep_time(), self.let_go(), self.run_errands(), self.keep_rates(), self.keep_lean()]
+        tasks = [self.keep_time(), self.let_go(), self.run_errands(), self.keep_rates(), self.trim_memory()]
         store = self.store
         return tasks if store is None else tasks + self.tasks_of(store)
 
     def tasks_of(self, store: Store) -> list[Task]:
         """Those of them that keep the journal."""
-        tasks = [self.keep_house(store), self.keep_pace(store)]
+        tasks = [self.compact(store), self.backpressure(store)]
         if store.syncs_before_replies:
             tasks.append(self.sync_for_replies(store))
         elif store.syncs_when_due:
@@ -560,7 +560,7 @@ class Turn(Upkeep):
                 return False
         return ran
 
-    def keep_pace(self, store: Store) -> Task:
+    def backpressure(self, store: Store) -> Task:
         """While the journal is behind: catches up, a few slices a turn, and then wakes whose changes had to wait."""
         while True:
             yield Wait(self.late)

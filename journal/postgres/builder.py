@@ -1,6 +1,6 @@
 """Writes to a log in a database in one transaction: a new log, what goes behind an old one, or what repairs one.
 
-This room must not know what a payload means. Whoever calls it has the log to itself. Invariant: what is written is
+This module must not know what a payload means. Whoever calls it has the log to itself. Invariant: what is written is
 there as a whole when finish() has returned, and nothing of it before, whatever ends this process or the database.
 """
 
@@ -11,7 +11,7 @@ from typing import Final
 
 from journal.errors import JournalFailed, JournalFull, JournalLocked, JournalUnreachable
 from journal.log import CHANGE, DELETE, FULL
-from journal.postgres.exclusive import Tenure
+from journal.postgres.exclusive import Exclusive
 from journal.postgres.format import (
     ENTRY,
     HEAD_BYTES,
@@ -48,10 +48,12 @@ _SETTINGS: Final = (
 class PostgresBuilder(Builder):
     """See journal/tools.py for what each method promises. To make this object asks nobody."""
 
-    def __init__(self, place: Place, tenure: Tenure, high_water: int = 0, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self, place: Place, exclusive: Exclusive, high_water: int = 0, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
         self.place = place
         self.high_water = high_water
-        self._tenure = tenure
+        self._exclusive = exclusive
         self._segment_bytes = segment_bytes
         self._link: Link | None = None
         self._batch: list[Entry] = []
@@ -98,7 +100,7 @@ class PostgresBuilder(Builder):
         """Puts a row in the place of damaged or missing rows that says so. What is there of them is kept elsewhere."""
         self._begun()
         lost = pack(last, LOST | (SEALED if sealed else 0), self.high_water, [])
-        self._run(repairing(self.place.schema, self._tenure.epoch, segment, first, last, lost))
+        self._run(repairing(self.place.schema, self._exclusive.epoch, segment, first, last, lost))
 
     # --- rows
 
@@ -122,7 +124,7 @@ class PostgresBuilder(Builder):
         if self._filled >= self._segment_bytes and not (entries and entries[-1][1] == PART):
             flags |= SEALED
         packed = pack(self._seq, flags, self.high_water, entries)
-        values = [b"%d" % self._seq, b"%d" % self._tenure.epoch, b"\\x" + packed.hex().encode()]
+        values = [b"%d" % self._seq, b"%d" % self._exclusive.epoch, b"\\x" + packed.hex().encode()]
         schema = self.place.schema
         try:
             link.execute(f"INSERT INTO {schema}.seg_{self._number} VALUES($1, $2, $3)", values, seconds=_ANSWER_S)
@@ -142,7 +144,7 @@ class PostgresBuilder(Builder):
             self._link = Link(self.place)
             self._link.connect(_SETTINGS)
             self._run("BEGIN")
-            mine = f"epoch = {self._tenure.epoch} AND incarnation = '{self._tenure.me.incarnation}'"
+            mine = f"epoch = {self._exclusive.epoch} AND incarnation = '{self._exclusive.me.incarnation}'"
             if not self._ask(f"SELECT 1 FROM {self.place.schema}.leader WHERE {mine} FOR SHARE"):
                 raise JournalLocked(f"{self.place.shown}: a node has taken the lead meanwhile: stop all nodes first")
             self._find_end()

@@ -1,7 +1,7 @@
 """Compaction: when it is worth it, how live records leave the oldest segment, and when changes wait for it.
 
-This room must not know SQL nor what a payload means. It works in slices of about a millisecond, in the owner's thread;
-the keys of the segment that is being moved come over the link of segments.py, ahead of the slices.
+This module must not know SQL nor what a payload means. It works in slices of about a millisecond, in the owner's
+thread; the keys of the segment that is being moved come over the link of segments.py, ahead of the slices.
 Invariant: a segment is dropped only when it has no live record, and after all that replaced its own is safe.
 """
 

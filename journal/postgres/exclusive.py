@@ -1,7 +1,7 @@
 """A command has the log to itself: it leads without serving, so that no node serves meanwhile.
 
-This room must not know what the command does. A heartbeat goes on in a thread of its own, for the command works in one
-long piece. The lease is the command's own, and longer than a node's: nobody waits for its answers.
+This module must not know what the command does. A heartbeat goes on in a thread of its own, for the command works in
+one long piece. The lease is the command's own, and longer than a node's: nobody waits for its answers.
 Invariant: it never takes the epoch of a node that may be alive, and it claims by the rules of all others.
 """
 
@@ -28,7 +28,7 @@ _LOOKS: Final = 20
 """So often in a lease it looks whether the node that leads is alive."""
 
 
-class Tenure:
+class Exclusive:
     """A context. Raises JournalLocked when a node leads, also at the end when one has taken the lead meanwhile."""
 
     def __init__(self, place: Place) -> None:
@@ -40,7 +40,7 @@ class Tenure:
         self._over = threading.Event()
         self._beating: threading.Thread | None = None
 
-    def __enter__(self) -> Tenure:
+    def __enter__(self) -> Exclusive:
         try:
             view = self._await_silence()
             owed_ms = view.owed_ms if view.released else max(view.owed_ms, view.lease_ms)

@@ -1,6 +1,6 @@
 """The rows in which nodes agree who leads, in PostgreSQL: one statement, in one transaction, for each question.
 
-This room must not know when a node should lead. What it says was done is on the synchronous replica, where there is
+This module must not know when a node should lead. What it says was done is on the synchronous replica, where there is
 one: an answer that comes with a warning is taken for none, for the wait for the replica may have been cancelled.
 Invariant: whatever changes the leader's row holds its lock until the commit, and whatever is written under an epoch
 holds a share of that lock. So a claim waits for all that is on its way under the old epoch, and then ends it.

@@ -1,6 +1,6 @@
 """How records are packed into rows: a head, what is in the row, and the payloads. Pure.
 
-This room must not know what a payload means, nor SQL. A row is the bytes of one commit, or a piece of them:
+This module must not know what a payload means, nor SQL. A row is the bytes of one commit, or a piece of them:
   >B version, B flags, H nothing, I crc;  I count, Q high water;  count times (Q key, B kind, I size);  the payloads.
 The checksum also covers the number of the row, so that a row does not pass for another. It does not cover the epoch:
 a commit that is written again under a newer epoch has the same bytes.

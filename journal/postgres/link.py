@@ -1,6 +1,6 @@
 """A connection to PostgreSQL, in blocking style over a Waiter, so that its owner decides what else happens meanwhile.
 
-This room must not know tables. Every wait has a deadline of its own, for a backend that is frozen answers nothing and
+This module must not know tables. Every wait has a deadline of its own, for a backend that is frozen answers nothing and
 TCP sees nothing wrong. Invariant: an answer that comes with a warning is not taken for a plain one: a commit whose wait
 for the replica was cancelled says success, and warns (01000).
 """

@@ -1,6 +1,6 @@
 """The log in a schema of a PostgreSQL database: what a store needs, where this node leads and where it follows.
 
-This room must not know what a payload means. Rows on their way are the writer's business, tables that of segments.py,
+This module must not know what a payload means. Rows on their way are the writer's business, tables that of segments.py,
 reading that of reader.py. One thread calls it; while one of its methods waits, others may be called.
 Invariant: as in journal/log.py. What a SyncPoint has covered is in the database under an epoch that was the last one
 then, and the database did not warn of it.

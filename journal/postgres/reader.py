@@ -1,6 +1,7 @@
 """Rows come out of the database: all of them at a start, and those that another node has written since.
 
-This room must not write a row, and must not know what a payload means. What the rows say is the business of replay.py.
+This module must not write a row, and must not know what a payload means. What the rows say is the business of
+replay.py.
 Invariant: rows are given in their order. Over a new link a log goes on only when the row that was read last is there.
 """
 

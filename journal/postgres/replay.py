@@ -1,6 +1,6 @@
 """Takes rows in their order and gives back the records that count. Pure: others fetch the rows.
 
-This room must not know SQL nor what a payload means. It keeps what it needs from one row to the next: a leader that
+This module must not know SQL nor what a payload means. It keeps what it needs from one row to the next: a leader that
 starts and a node that follows use the same object, and a node that begins to lead goes on with what it knows.
 Invariant: a record is given back only when its row is as it was written, and the commit that it belongs to is complete.
 """

@@ -1,9 +1,9 @@
 """Segments are tables. They are made ahead, dropped, and looked through for compaction, over a link of their own.
 
-This room must not wait: tend() takes each piece of work as far as it goes without. Each DDL is one statement that locks
-the leader's row as a commit does, so that nothing of an old epoch changes a table. It may be done twice without harm.
-None of it waits for a replica: a table that is made comes before the first commit into it, and a table is dropped after
-what replaced its rows is safe.
+This module must not wait: tend() takes each piece of work as far as it goes without. Each DDL is one statement that
+locks the leader's row as a commit does, so that nothing of an old epoch changes a table. It may be done twice without
+harm. None of it waits for a replica: a table that is made comes before the first commit into it, and a table is dropped
+after what replaced its rows is safe.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One reading of the whole log in a database: what is wrong with it, and which records are live.
 
-This room must not know what a payload means. It reads in one transaction of its own, beside nodes that write: what it
+This module must not know what a payload means. It reads in one transaction of its own, beside nodes that write: what it
 sees is the log at the moment in which it began. No segment is dropped meanwhile, so the log may grow.
 Invariant: it changes nothing.
 """

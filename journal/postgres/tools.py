@@ -13,7 +13,7 @@ from journal.errors import JournalDamaged, JournalError, JournalLocked
 from journal.log import Record
 from journal.postgres import schema as tables
 from journal.postgres.builder import PostgresBuilder, mend
-from journal.postgres.exclusive import Tenure
+from journal.postgres.exclusive import Exclusive
 from journal.postgres.link import Link
 from journal.postgres.place import Place
 from journal.postgres.survey import PostgresSurvey, every_record, is_blank, saying
@@ -52,7 +52,7 @@ class PostgresTools(LogTools):
         """Raises PlaceError."""
         self._place = Place(url)
         self.place = self._place.shown
-        self._tenure: Tenure | None = None
+        self._exclusive: Exclusive | None = None
 
     # --- looking
 
@@ -104,7 +104,7 @@ class PostgresTools(LogTools):
         if not self.exists():
             raise JournalLocked(f"{self.place} has no journal in it: schema {self._place.schema} is not there")
         self.require_usable()
-        with Tenure(self._place):
+        with Exclusive(self._place):
             yield
 
     # --- writing
@@ -126,22 +126,22 @@ class PostgresTools(LogTools):
                 made_schema = link.execute(f"SELECT to_regnamespace('{schema}') IS NULL").rows[0][0] == b"t"
                 unfinished = tables.version(link, schema) == tables.UNFINISHED  # of a command that was killed
                 made = unfinished or tables.make(link, schema, tables.UNFINISHED)
-            with Tenure(self._place) as self._tenure:
+            with Exclusive(self._place) as self._exclusive:
                 try:
                     yield
                 except BaseException:
                     if made:
-                        mine = (self._tenure.epoch, self._tenure.me.incarnation)
+                        mine = (self._exclusive.epoch, self._exclusive.me.incarnation)
                         with suppress(JournalError):
                             link.run(tables.unmaking(schema, *mine, made_schema))
                     raise
         finally:
-            self._tenure = None
+            self._exclusive = None
             link.close()
 
     def builder(self, high_water: int = 0) -> PostgresBuilder:
-        assert self._tenure is not None, "only within writing()"
-        return PostgresBuilder(self._place, self._tenure, high_water)
+        assert self._exclusive is not None, "only within writing()"
+        return PostgresBuilder(self._place, self._exclusive, high_water)
 
     def mend(self, examine: Examine) -> Mended:
         survey = self.survey(examine)

@@ -1,8 +1,8 @@
 """Rows on their way to the database: one statement at a time, while the commits behind it gather to the next row.
 
-This room must not know keys nor what a record is for. It never waits but in resume(). Invariant: a commit is safe when
-a row at or behind its last one was written under this epoch and the database said so without any warning. A row whose
-answer is not known is kept until that is known, and nothing is sent behind it.
+This module must not know keys nor what a record is for. It never waits but in resume(). Invariant: a commit is safe
+when a row at or behind its last one was written under this epoch and the database said so without any warning. A row
+whose answer is not known is kept until that is known, and nothing is sent behind it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Copies a journal while its server may write and compact.
 
-This room must not know SQL nor what a payload means. It takes no lock of the original and changes nothing there.
+This module must not know SQL nor what a payload means. It takes no lock of the original and changes nothing there.
 Invariant: a copy that is not complete never passes for a journal.
 """
 
@@ -25,7 +25,7 @@ from journal.sqlite.files import (
     write_watermark,
 )
 from journal.sqlite.reader import SegmentReader
-from journal.sqlite.snapshot import Moment
+from journal.sqlite.snapshot import SegmentSnapshot
 
 
 def backup(directory: str, target: str) -> int:
@@ -73,18 +73,18 @@ class _Copy:
     def run(self) -> None:
         """Copies everything. Raises JournalDamaged, JournalNewer or JournalFailed."""
         self._copy_sealed()
-        moment = Moment(self._directory, self.records.keys())
+        segments = SegmentSnapshot(self._directory, self.records.keys())
         try:
-            listed = begun_paths(moment.paths, self._synced)
+            listed = begun_paths(segments.paths, self._synced)
             self._keep(listed)
-            pinned = [(number, moment.open(path)) for number, path in listed if number not in self.records]
+            pinned = [(number, segments.open(path)) for number, path in listed if number not in self.records]
             # Until an open segment is released, the server cannot merge its WAL. A sealed one has nothing to merge.
             for number, reader in sorted(pinned, key=lambda each: each[1].sealed):
                 # The copy of a segment that may have lost its tail says so as well: a start excuses what is lost there.
                 self._copy(number, reader, number < self._synced[0] or number == listed[-1][0])
                 reader.release()
         finally:
-            moment.close()
+            segments.close()
 
     def mark(self) -> None:
         """Writes the watermark of the copy: its last record, or a later one that the original has lost.

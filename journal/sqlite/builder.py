@@ -1,6 +1,6 @@
 """Writes whole segments: a new journal, or what repairs an old one.
 
-This room must not know SQL nor what a payload means. Whoever calls it holds the directory's lock.
+This module must not know SQL nor what a payload means. Whoever calls it holds the directory's lock.
 Invariant: what is written counts for a server only when it is complete and on the device.
 """
 

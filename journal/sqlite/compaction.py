@@ -1,6 +1,6 @@
 """Compaction: when to compact, how live records leave the oldest segment, and when changes wait for compaction.
 
-This room must not know what a payload means. It works in slices of about a millisecond, in the thread that commits,
+This module must not know what a payload means. It works in slices of about a millisecond, in the thread that commits,
 which reads no segment: a Scan does that, wherever its owner runs it.
 Invariant: a segment is removed only when it has no live record, and after all records that replaced its own are
 committed. A segment with live records of which a scan to its end finds none is damaged.
@@ -107,21 +107,21 @@ class Compaction:
         # Ignore the WAL of a segment while it is being sealed. With one record per commit the WAL is ten times larger
         # than the data that remains.
         standing = sum(each.bytes if each.ready else each.merge_bytes for each in staying)
-        worth = segments.room.is_worth(standing, segments.live.total_bytes, len(staying))
+        worth = segments.sizing.is_worth(standing, segments.live.total_bytes, len(staying))
         return self._is_worth_on_a_full_disk(worth) if tight else worth
 
     def _is_worth_on_a_full_disk(self, worth: bool) -> bool:
         """On a full disk, compact only if the next segments would not fit otherwise. Then any garbage counts."""
         segments = self._segments
-        room, live = segments.room, segments.live
+        sizing, live = segments.sizing, segments.live
         left = segments.space.free() + segments.space.reserved
         victim = segments.staying[0]
-        if left <= room.least(segments.held(victim)):
+        if left <= sizing.least(segments.held(victim)):
             return False
         load = segments.load
-        if worth or left > room.enough(load):
+        if worth or left > sizing.enough(load):
             return worth
-        return room.is_worth_on_a_full_disk(load, live.change_bytes)
+        return sizing.is_worth_on_a_full_disk(load, live.change_bytes)
 
     # --- moving
 
@@ -237,14 +237,14 @@ class Compaction:
     def judge(self) -> None:
         """Decides whether changes still have to wait, and how long after a commit."""
         segments = self._segments
-        room = segments.room
+        sizing = segments.sizing
         excess = segments.excess if self._on else 0
         late = segments.next is None and segments.overgrown
         if excess <= 0 and not late:
             self._behind = False
-        elif segments.space.tight or excess > room.margin or segments.near_bound:
+        elif segments.space.tight or excess > sizing.margin or segments.near_bound:
             self._hold_s = _FULL_HOLD_S
-        elif excess < room.segment_limit and not self._far_too_large():
+        elif excess < sizing.segment_limit and not self._far_too_large():
             self._hold_s = _HOLD_S
         else:
             self._hold_s = _LONG_HOLD_S

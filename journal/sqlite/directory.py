@@ -1,7 +1,7 @@
 """A journal's directory: what is in it, its lock while a tool writes to it, and whether a server could use it.
 
-This room must not know records. Whoever only asks takes no lock, not even for a moment: a server that starts meanwhile
-would be refused.
+This module must not know records. Whoever only asks takes no lock, not even for a moment: a server that starts
+meanwhile would be refused.
 """
 
 from __future__ import annotations

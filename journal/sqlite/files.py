@@ -1,6 +1,6 @@
 """The files of a journal's directory: their names, and what is done to them as files.
 
-This room must not know SQL nor records. A segment is up to three files: the database; `-wal`, with the records that
+This module must not know SQL nor records. A segment is up to three files: the database; `-wal`, with the records that
 SQLite has not merged into the database yet; `-shm`, the index of the WAL, which SQLite makes again when it is missing.
 """
 

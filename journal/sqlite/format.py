@@ -1,6 +1,6 @@
 """What a segment is made of: kinds of records, checksums, groups, parts, sizes and the schema. Knows no file.
 
-This room must not know what a payload means, nor SQLite's module. Schema, format version 3; docs/journal.md has more:
+This module must not know what a payload means, nor SQLite's module. Schema, format version 3; docs/journal.md has more:
   record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ...; kind is FULL, CHANGE or DELETE, or PART ... LAST for a
   FULL one that is too large for a row, or GROUP for several small ones in one: seq is that of the last, key how many,
   and the payload `[[key,kind,size],...]`, a line feed, and theirs. each_record is a view with a row for each of those.

@@ -1,6 +1,6 @@
 """The log of one directory: append, commit, sync, replay, and admission. Rotation and compaction have their own rooms.
 
-This room must not know SQL nor what a payload means. Not thread-safe: one thread calls it; the journal's own worker
+This module must not know SQL nor what a payload means. Not thread-safe: one thread calls it; the journal's own worker
 thread creates, seals and removes segments meanwhile, and run() of a SyncPoint may be called anywhere.
 Invariant: a segment with a record that a replay still needs is never removed, and one without is removed only after
 everything that replaced it is on the device.
@@ -31,16 +31,16 @@ from journal.log import (
     Wanted,
 )
 from journal.sqlite.compaction import Compaction
+from journal.sqlite.digest import SIZE_MAX
 from journal.sqlite.files import acquit, aside_numbers, is_suspect, remove_files, remove_left_overs, suspect
 from journal.sqlite.format import KEY_MAX as KEY_MAX
 from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split, whole_bytes
-from journal.sqlite.hints import SIZE_MAX
 from journal.sqlite.lock import DirectoryLock
 from journal.sqlite.payloads import SegmentPayloads
 from journal.sqlite.repair import LOST_KEYS, Damage
 from journal.sqlite.replay import Replay
 from journal.sqlite.segments import DESCRIPTORS_MAX, Segments
-from journal.sqlite.sizing import NEW_SEGMENT_BYTES, Room
+from journal.sqlite.sizing import NEW_SEGMENT_BYTES, Sizing
 from journal.sqlite.space import Space
 from journal.sqlite.worker import Worker
 
@@ -90,14 +90,14 @@ class Journal(Log):
         self._lock = DirectoryLock(directory)
         self.created = self._lock.created
         self._worker = Worker()
-        self._room = Room(segment_bytes)
+        self._sizing = Sizing(segment_bytes)
         try:
             self._space = Space(directory, budget)
         except BaseException:
             self._lock.close()
             raise
         self._segments = Segments(
-            directory, self._room, self._space, self._worker, log, allocate=allocate, descriptors=descriptors
+            directory, self._sizing, self._space, self._worker, log, allocate=allocate, descriptors=descriptors
         )
         self._compaction = Compaction(self._segments, switched_on=compact)
         self._damage = Damage(directory)
@@ -164,7 +164,7 @@ class Journal(Log):
         self._number = segments.current
         if self._budget is not None:
             self._log(
-                f"journal: of {self._budget} bytes about {self._room.of_budget(self._budget)} are for the records of "
+                f"journal: of {self._budget} bytes about {self._sizing.of_budget(self._budget)} are for the records of "
                 f"jobs, which are larger than their bodies; the rest is for changes, deletes and compaction"
             )
         if self._space.tight:
@@ -298,7 +298,7 @@ class Journal(Log):
         self._estimate += PAGE_BYTES // 2  # a commit writes at least one page, half of it anew on average
         self._estimated = self._estimate
         tight = self._space.tight
-        if tight or self._estimate >= self._room.segment_limit // 2:
+        if tight or self._estimate >= self._sizing.segment_limit // 2:
             segments.commit_took(len(batch), taken)
             if segments.full:
                 self._rotate()
@@ -344,10 +344,10 @@ class Journal(Log):
     def admits(self, size: int) -> bool:
         if self._space.tight:
             return False
-        need = self._room.of_put(size)
+        need = self._sizing.of_put(size)
         if self._slack < need:
             try:
-                self._slack = self._room.granted(self._segments.left_for_puts(), need)
+                self._slack = self._sizing.granted(self._segments.left_for_puts(), need)
                 if self._slack < need:
                     self._say_refusing(True)
             except OSError as error:
@@ -490,7 +490,7 @@ class Journal(Log):
         return Facts(
             oldest=segments.oldest,
             current=segments.current,
-            segment_bytes=self._room.segment_bytes,
+            segment_bytes=self._sizing.segment_bytes,
             records_written=self.records_written,
             records_moved=self.records_moved,
             disk_bytes=disk_bytes,

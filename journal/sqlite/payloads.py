@@ -1,7 +1,7 @@
 """Reads whole records back from sealed segments, by their places.
 
-This room must not know what a payload means, nor which segments there are. It may run in any thread: it opens a sealed
-segment for itself, reads, and closes it again. Nobody writes to a sealed segment, so SQLite needs no lock.
+This module must not know what a payload means, nor which segments there are. It may run in any thread: it opens a
+sealed segment for itself, reads, and closes it again. Nobody writes to a sealed segment, so SQLite needs no lock.
 Invariant: a payload is given back only when its checksum, place and key are those that it was written with.
 """
 

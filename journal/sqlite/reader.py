@@ -1,7 +1,7 @@
 """A segment opened for reading, its records checked one by one.
 
-This room must not know what a payload means, nor other segments. It writes nothing to the segment. Invariant: a record
-is given back only when its checksum and its place are those that it was written with.
+This module must not know what a payload means, nor other segments. It writes nothing to the segment. Invariant: a
+record is given back only when its checksum and its place are those that it was written with.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from zlib import crc32
 from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalNewer
+from journal.sqlite.digest import DIGEST_ERRORS, Digest, has_digest, read_digest
 from journal.sqlite.files import fsync_path
 from journal.sqlite.format import (
     APPLICATION_ID,
@@ -41,7 +42,6 @@ from journal.sqlite.format import (
     meta_checksum,
     ungroup,
 )
-from journal.sqlite.hints import DIGEST_ERRORS, Digest, has_digest, read_digest
 from journal.sqlite.sql import connect_to_read, failure_of, read_meta, unreadable
 from journal.sqlite.writer import seal
 

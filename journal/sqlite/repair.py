@@ -1,6 +1,6 @@
 """Heals a journal for --accept-damage: writes the intact records of damaged segments anew, then sets these aside.
 
-This room must not know what a payload means. Invariant: nothing is deleted and nothing is overwritten.
+This module must not know what a payload means. Invariant: nothing is deleted and nothing is overwritten.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads all segments of a directory in order, and finds out what is wrong with them. Changes nothing on disk.
 
-This room must not know what a payload means. A crash may leave a torn tail: writes that were never acknowledged under
+This module must not know what a payload means. A crash may leave a torn tail: writes that were never acknowledged under
 the policy in force. SQLite drops a torn tail; that is no damage. Anything else that is not as it was written is damage.
 Invariant: a record is given back only when its checksum, place and segment are those that it was written with.
 """

@@ -1,7 +1,7 @@
 """The segments of one directory as they come and go: the current segment, the next, the sealed ones, and their room.
 
-This room must not know records or keys, only how many live bytes a segment has. One thread calls it. The worker thread
-creates, seals and removes segments meanwhile. Any thread may call run() of a SyncPoint.
+This module must not know records or keys, only how many live bytes a segment has. One thread calls it. The worker
+thread creates, seals and removes segments meanwhile. Any thread may call run() of a SyncPoint.
 Invariant: a segment is removed only after everything that replaced it is on the device.
 """
 
@@ -16,12 +16,12 @@ from typing import Final, TypeVar
 from journal.errors import JournalFailed, JournalFull, raise_failure
 from journal.liveness import Liveness
 from journal.log import SegmentState, SyncPoint
+from journal.sqlite.digest import SIZE_MAX, WORTH, Digest
 from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remove_files, segment_path, sync_files
 from journal.sqlite.format import DELETE, row_bytes
-from journal.sqlite.hints import SIZE_MAX, WORTH, Digest
 from journal.sqlite.reader import SegmentReader
 from journal.sqlite.replay import Found, uncounted
-from journal.sqlite.sizing import BARE_SEGMENT_BYTES, NEW_SEGMENT_BYTES, OVERSIZE_BYTES, PIECE_BYTES, Held, Load, Room
+from journal.sqlite.sizing import BARE_SEGMENT_BYTES, NEW_SEGMENT_BYTES, OVERSIZE_BYTES, PIECE_BYTES, Held, Load, Sizing
 from journal.sqlite.space import Space
 from journal.sqlite.wal import WalFile
 from journal.sqlite.watermark import Watermark
@@ -52,7 +52,7 @@ _TRY_AGAIN_S: Final = 0.1
 disk changes wait while the worker is at work: they would wait for ever if it tried the impossible without a pause."""
 _UNKNOWN_RECORD_BYTES: Final = 32
 """After a restart the bytes of a segment's records are not known. The number of records, shifted by so many bits,
-stands for them: it is larger than any file, so Room.merge_bytes() takes the file's size."""
+stands for them: it is larger than any file, so Sizing.merge_bytes() takes the file's size."""
 
 
 class FileSync(SyncPoint):
@@ -85,12 +85,12 @@ class FileSync(SyncPoint):
 class Sealed:
     """A segment that takes no more records. `ready` once the worker has merged its WAL, or found no room to merge."""
 
-    def __init__(self, room: Room, path: str, number: int, writer: SegmentWriter | None, written: int) -> None:
+    def __init__(self, sizing: Sizing, path: str, number: int, writer: SegmentWriter | None, written: int) -> None:
         self.path = path
         self.number = number
         self.ready = False
         self.bytes = disk_bytes(path)
-        self.merge_bytes = room.merge_bytes(self.bytes, written)
+        self.merge_bytes = sizing.merge_bytes(self.bytes, written)
         self.digest_bytes = 0  # the most that its digest takes; 0: it gets none
         self.records = writer.records if writer else 0
         self.large_bytes = writer.large_bytes if writer else 0  # what the parts of large records take
@@ -100,9 +100,9 @@ class Sealed:
         self._left_over: int | None = None  # number of its records when a crash left the WAL, until that is merged
 
     @classmethod
-    def found(cls, room: Room, found: Found) -> Sealed:
+    def found(cls, sizing: Sizing, found: Found) -> Sealed:
         """A segment that a replay found."""
-        sealed = cls(room, found.path, found.number, None, found.records << _UNKNOWN_RECORD_BYTES)
+        sealed = cls(sizing, found.path, found.number, None, found.records << _UNKNOWN_RECORD_BYTES)
         sealed.records = found.records
         if os.path.exists(found.path + "-wal"):
             sealed._left_over = found.records
@@ -170,7 +170,7 @@ class Segments:
     def __init__(
         self,
         directory: str,
-        room: Room,
+        sizing: Sizing,
         space: Space,
         worker: Worker,
         log: Callable[[str], None],
@@ -182,7 +182,7 @@ class Segments:
         if descriptors < DESCRIPTORS_MIN:
             raise ValueError(f"a journal needs {DESCRIPTORS_MIN} descriptors, not {descriptors}")
         self.directory = directory
-        self.room = room
+        self.sizing = sizing
         self.space = space
         self.worker = worker
         self.live = Liveness()
@@ -220,7 +220,7 @@ class Segments:
         """
         while replaces_idle and found[-1:] and found[-1].idle:
             self._replaced.append(found.pop().path)
-        self.sealed += [Sealed.found(self.room, each) for each in found]
+        self.sealed += [Sealed.found(self.sizing, each) for each in found]
         self._uncounted = uncounted(found)
         self.live = live
 
@@ -229,7 +229,7 @@ class Segments:
 
         Without room it leaves nothing behind: otherwise each start on a full disk would leave another segment.
         """
-        self.room.fit(self.space.capacity(self.disk_bytes))
+        self.sizing.fit(self.space.capacity(self.disk_bytes))
         fsync_path(self.directory)  # names that an earlier start made must not vanish while newer ones stay
         for replaced in self._replaced:  # newest first, each synced: a gap would count as a missing segment
             remove_files(replaced)
@@ -253,8 +253,8 @@ class Segments:
             writer.discard()
             raise
         fsync_path(self.directory)
-        self._reserve_bytes = self.room.reserve(self.load)
-        self.space.refill(self._reserve_bytes, self.room.margin)
+        self._reserve_bytes = self.sizing.reserve(self.load)
+        self.space.refill(self._reserve_bytes, self.sizing.margin)
         self._say_tight()
         self.prepare()
         for sealed in self.sealed:
@@ -285,7 +285,7 @@ class Segments:
         self.guard().run()
         unused = writer.records == 0 and not self.noted and len(self.sealed) > self.retiring
         if not unused and writer.wal.size() <= seal_bytes:
-            self.seal(Sealed(self.room, writer.path, writer.number, writer, writer.bytes))
+            self.seal(Sealed(self.sizing, writer.path, writer.number, writer, writer.bytes))
         self.worker.close()
         if unused and self._watermark is not None:
             last = self.sealed[-1]
@@ -294,7 +294,7 @@ class Segments:
             if each is not None:  # newest first, each synced: after a crash a gap would count as a missing segment
                 each.discard()
                 fsync_path(self.directory)
-        self.space.refill(self.room.reserve(self.load), 0)  # before others take what the last steps gave back
+        self.space.refill(self.sizing.reserve(self.load), 0)  # before others take what the last steps gave back
 
     def close(self) -> None:
         """Closes all files. Nothing is written any more."""
@@ -364,7 +364,7 @@ class Segments:
         held = [self.held(sealed) for sealed in self.staying]
         if writer is not None:
             held.append(Held(writer.bytes + BARE_SEGMENT_BYTES, live.bytes_in(writer.number), writer.row_max))
-        return self.room.load(live.keys, held)
+        return self.sizing.load(live.keys, held)
 
     def held(self, sealed: Sealed) -> Held:
         """What a sealed segment takes, and what of it is live."""
@@ -374,7 +374,7 @@ class Segments:
     @property
     def full_at(self) -> int:
         """A WAL of so many bytes is full."""
-        return self.room.full_at(self.space.tight)
+        return self.sizing.full_at(self.space.tight)
 
     @property
     def full(self) -> bool:
@@ -404,7 +404,7 @@ class Segments:
         used = self.disk_bytes
         live = self.live.total_bytes + self.open_bytes
         capacity = self.space.capacity(used)
-        return self.room.excess(capacity, used, self._unmerged, self._oversize, live, self.load)
+        return self.sizing.excess(capacity, used, self._unmerged, self._oversize, live, self.load)
 
     @property
     def near_bound(self) -> bool:
@@ -412,9 +412,9 @@ class Segments:
         writer = self.writer
         assert writer is not None
         spare = disk_bytes(self.next.path) if self.next else NEW_SEGMENT_BYTES + self._ahead()
-        late = max(0, writer.wal.size() - writer.large_bytes - self.room.segment_limit)
+        late = max(0, writer.wal.size() - writer.large_bytes - self.sizing.segment_limit)
         taken = self.disk_bytes + self._unmerged + late - self._oversize + spare + self.space.reserved
-        return self.room.near_bound(taken, self.live.total_bytes + self.open_bytes, self._commit_bytes)
+        return self.sizing.near_bound(taken, self.live.total_bytes + self.open_bytes, self._commit_bytes)
 
     @property
     def _unmerged(self) -> int:
@@ -439,12 +439,12 @@ class Segments:
 
     def _beyond(self, bytes: int, large_bytes: int) -> int:
         """By how many of its bytes a segment is larger than full because of its large records."""
-        return max(0, min(bytes - self.room.segment_limit, large_bytes))
+        return max(0, min(bytes - self.sizing.segment_limit, large_bytes))
 
     def left_for_puts(self) -> int:
         """How many bytes puts may still take."""
         capacity = self.space.capacity(self.disk_bytes)
-        return self.room.left_for_puts(capacity, self.live.total_bytes + self.open_bytes, self.load)
+        return self.sizing.left_for_puts(capacity, self.live.total_bytes + self.open_bytes, self.load)
 
     def commit_took(self, records: int, payload_bytes: int) -> None:
         """A commit had so many records. Larger ones are forgotten by an eighth with each that is smaller."""
@@ -500,22 +500,22 @@ class Segments:
     def tend_reserve(self) -> None:
         """Lets the reserve grow and shrink with the live keys, and fills it again when a full disk has room."""
         self._say_tight()
-        space, room = self.space, self.room
-        target = self._reserve_bytes = room.reserve(self.load)
+        space, sizing = self.space, self.sizing
+        target = self._reserve_bytes = sizing.reserve(self.load)
         if self._refilling or time.monotonic() < self._refill_after_s:
             return
         if not space.tight:
-            useful = abs(target - space.reserved) > room.segment_limit // 4
+            useful = abs(target - space.reserved) > sizing.segment_limit // 4
         elif space.reserved < target:
             useful = space.free() >= PIECE_BYTES
         else:
-            useful = space.free() >= room.margin and space.takes_files()
+            useful = space.free() >= sizing.margin and space.takes_files()
         if useful:
             self._refill()
 
     def _refill(self) -> None:
         self._refilling = True
-        refill = _Refill(self, self.room.reserve(self.load), self.room.margin)
+        refill = _Refill(self, self.sizing.reserve(self.load), self.sizing.margin)
         self.worker.submit(refill.work, refill.done)
 
     def hold_room(self) -> None:
@@ -549,7 +549,7 @@ class Segments:
         if not self._allocate or self.space.tight:
             return 0
         used = self.disk_bytes
-        return self.room.ahead(self.space.capacity(used), used, self.load)
+        return self.sizing.ahead(self.space.capacity(used), used, self.load)
 
     # --- segments come and go
 
@@ -594,7 +594,7 @@ class Segments:
         self._unsynced.append(fresh.wal)
         self.writer = fresh
         self.noted = False
-        sealed = Sealed(self.room, writer.path, writer.number, writer, writer.bytes)
+        sealed = Sealed(self.sizing, writer.path, writer.number, writer, writer.bytes)
         self.sealed.append(sealed)
         self.seal(sealed)
         self.prepare()

@@ -77,7 +77,7 @@ class Load(NamedTuple):
     surplus: int = 0  # what others take less then
 
 
-class Room:
+class Sizing:
     """The sizes of one journal, which follow from -s and from the disk or budget.
 
     The reserve is a file of allocated blocks. The blocks are given back when another process fills the disk. Invariant:

@@ -1,7 +1,7 @@
 """The segments of a directory at one moment, held open while a server may write to them and remove them.
 
-This room must not know SQL nor what a payload means. It takes no lock, writes nothing and never waits for the device.
-Invariant: what a Moment holds is a state that the journal was in.
+This module must not know SQL nor what a payload means. It takes no lock, writes nothing and never waits for the device.
+Invariant: what a SegmentSnapshot holds is a state that the journal was in.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Pinned(SegmentReader):
         super().close()
 
 
-class Moment:
+class SegmentSnapshot:
     """All segments of a directory as they were at one moment, but for those that the caller has copied already.
 
     A state of a journal is all records up to some place in their order. So the newest segment is opened first. An older

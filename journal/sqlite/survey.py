@@ -1,6 +1,6 @@
 """One reading of all segments of a directory: what is wrong with the journal, and which records are live.
 
-This room must not know SQL nor what a payload means. Reading takes no lock and changes neither segment nor WAL, so a
+This module must not know SQL nor what a payload means. Reading takes no lock and changes neither segment nor WAL, so a
 tool may read beside a running server. SQLite may leave its index of a WAL (`-shm`) behind.
 Invariant: what a Snapshot gives back is a state that the journal was in.
 """
@@ -19,7 +19,7 @@ from journal.sqlite.format import CHANGE, FULL, KEY_MAX
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.repair import LOST_KEYS
 from journal.sqlite.replay import Replay, Source, uncounted
-from journal.sqlite.snapshot import Moment
+from journal.sqlite.snapshot import SegmentSnapshot
 from journal.sqlite.wal import torn_bytes
 from journal.tools import Examine, SegmentFacts, Survey
 
@@ -32,21 +32,21 @@ class Snapshot(Source):
         super().__init__(directory)
         if not list_segments(directory) and not os.path.exists(os.path.join(directory, WATERMARK_NAME)):
             raise JournalLocked(f"{directory} has no journal in it")
-        self._moment = Moment(directory)
+        self._segments = SegmentSnapshot(directory)
 
     def paths(self) -> list[tuple[int, str]]:
-        return self._moment.paths
+        return self._segments.paths
 
     def open(self, path: str) -> SegmentReader:
-        return self._moment.open(path)
+        return self._segments.open(path)
 
     def bytes_of(self, path: str) -> int:
         """The bytes of a segment on disk at that moment. The server may have removed the segment since."""
-        return self._moment.bytes_of(path)
+        return self._segments.bytes_of(path)
 
     def close(self) -> None:
         """Closes the files."""
-        self._moment.close()
+        self._segments.close()
 
 
 class SegmentSurvey(Survey):

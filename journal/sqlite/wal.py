@@ -1,7 +1,7 @@
 """The `-wal` file of a segment as bytes: waiting for the device, blocks ahead, and what stands behind its records.
 
 SQLite's locks are on the database and `-shm` files, so a descriptor of the `-wal` file may come and go without losing
-them. This room must not know records; it knows SQLite's file format for a WAL and for the index of a WAL.
+them. This module must not know records; it knows SQLite's file format for a WAL and for the index of a WAL.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The journal's own thread. It does one piece of work after the other, and reports when somebody asks.
 
-This room must not know what the work is. Invariants: `done` callbacks run in the thread that calls check(), wait() or
+This module must not know what the work is. Invariants: `done` callbacks run in the thread that calls check(), wait() or
 close(). After an exception out of a piece of work, or out of the thread itself, check() raises JournalFailed for ever.
 """
 

@@ -1,6 +1,6 @@
 """A new segment: made, appended to, sealed. Commits never wait for the device (synchronous=OFF); sync() does.
 
-This room must not know what a payload means, nor of other segments.
+This module must not know what a payload means, nor of other segments.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import closing, suppress
 from typing import Final
 
 from journal.errors import JournalFailed
+from journal.sqlite.digest import Digest, write_digest
 from journal.sqlite.files import NEW_SUFFIX, remove_files, sync_files
 from journal.sqlite.format import (
     APPLICATION_ID,
@@ -37,7 +38,6 @@ from journal.sqlite.format import (
     spill,
     uses_wal,
 )
-from journal.sqlite.hints import Digest, write_digest
 from journal.sqlite.sql import connect_to_read, failure_of, read_meta, write_meta
 from journal.sqlite.wal import WalFile, bytes_behind
 

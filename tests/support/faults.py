@@ -88,7 +88,7 @@ class KeepsPace(Compacting, Protocol):
     def catch_up(self, now_ns: int) -> bool: ...
 
 
-def keep_pace(store: KeepsPace, between: Callable[[], None] = lambda: None) -> None:
+def backpressure(store: KeepsPace, between: Callable[[], None] = lambda: None) -> None:
     """Waits as long as changes have to, as the turn does. `between` is called all the time meanwhile."""
     while store.behind:
         wants_compaction(store)

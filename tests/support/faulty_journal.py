@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalLocked
 from journal.log import HEAD, HEAD_BYTES, Payloads, Wanted
+from journal.sqlite.digest import CUT_MAX, Digest
 from journal.sqlite.files import segment_path
 from journal.sqlite.format import DELETE, FULL, LAST, PAGE_BYTES, PART, PARTS, row_bytes
-from journal.sqlite.hints import CUT_MAX, Digest
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.replay import Replay, Source
 from journal.sqlite.space import Space

@@ -319,21 +319,21 @@ class Model:
             return "NOT_FOUND"
         return "DONE" if self.kick_job(id, now_ns) else "WRONG_STATE"
 
-    def delete_by_force(self, id: int, now_ns: int) -> str:
+    def force_delete(self, id: int, now_ns: int) -> str:
         job = self.job(id)
         if job is None:
             return "NOT_FOUND"
         self.delete(job.holder, id, now_ns)
         return "DONE"
 
-    def release_by_force(self, id: int, now_ns: int) -> str:
+    def force_release(self, id: int, now_ns: int) -> str:
         job = self.job(id)
         if job is None or job.state != "reserved":
             return "NOT_FOUND" if job is None else "WRONG_STATE"
         self.release(job.holder, id, job.pri, 0, now_ns)
         return "DONE"
 
-    def bury_by_force(self, id: int, now_ns: int) -> str:
+    def force_bury(self, id: int, now_ns: int) -> str:
         job = self.job(id)
         if job is None or job.state == "buried":
             return "NOT_FOUND" if job is None else "WRONG_STATE"

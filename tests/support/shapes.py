@@ -48,12 +48,12 @@ def forget() -> None:
     import geventstalk.durable.store
     import geventstalk.serving.server
     import journal.sqlite.writer
-    from journal.sqlite.sizing import Room
+    from journal.sqlite.sizing import Sizing
     from tests.support.forgetful import Forgetful
 
     vars(geventstalk.durable.store).update(PAYLOAD_MIN=1)
     vars(journal.sqlite.writer).update(GROUPED_MAX=0)
-    Room.fit = lambda self, capacity: None  # type: ignore[method-assign]  # what makes small segments larger
+    Sizing.fit = lambda self, capacity: None  # type: ignore[method-assign]  # what makes small segments larger
     vars(geventstalk.serving.server).update(Bodies=Forgetful)
 
 

@@ -188,11 +188,11 @@ class SimulatedChanges(Changes):
         if what.kind == "kick":
             return engine.kick_one(id, now_ns)
         if what.kind == "delete":
-            return engine.delete_by_force(id, now_ns)
+            return engine.force_delete(id, now_ns)
         if what.kind == "release":
-            return engine.release_by_force(id, now_ns)
+            return engine.force_release(id, now_ns)
         if what.kind == "bury":
-            return engine.bury_by_force(id, now_ns)
+            return engine.force_bury(id, now_ns)
         return engine.alter(id, what.pri, what.delay_s, what.ttr_s, what.tube, now_ns)
 
     def done(self) -> None:

@@ -25,7 +25,7 @@ from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, SECOND_NS, Job
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from journal import Journal, JournalError
-from tests.support.faults import fetch, keep_pace, wants_compaction
+from tests.support.faults import backpressure, fetch, wants_compaction
 from tests.support.forgetful import Forgetful
 from tests.support.torture.recorder import mark
 
@@ -294,7 +294,7 @@ def live(orders: Orders) -> None:
             mark(f"C {batch}")
             if orders.policy == "f0":
                 syncer.sync(batch, beside=draw.random() < 0.4)
-            keep_pace(store, partial(syncer.sync_when_due, batch, draw))
+            backpressure(store, partial(syncer.sync_when_due, batch, draw))
             syncer.sync_when_due(batch, draw)
             keeper.forget()
             if draw.random() < leisure:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from journal import JournalError
 from journal.sqlite.reader import SegmentReader
-from tests.support.faults import keep_pace
+from tests.support.faults import backpressure
 from tests.support.torture.disk import Disk
 from tests.support.torture.life import Facts, Keeper
 from tests.support.torture.oracle import Oracle, Violation
@@ -155,7 +155,7 @@ class Rotting(Torment):
             keeper.batch(random.Random(0), replace(self._orders, batch_max=3))
             keeper.append()
             keeper.store.commit(0)
-            keep_pace(keeper.store)
+            backpressure(keeper.store)
             keeper.store.close()
         except JournalError as error:
             raise Violation(f"accepted damage does not start: {error}") from error

@@ -27,7 +27,7 @@ from typing import Any
 
 from journal import JournalError
 from tests.support.disk import mount_problem, small_disk
-from tests.support.faults import keep_pace
+from tests.support.faults import backpressure
 from tests.support.process import ROOT
 from tests.support.torture.disk import Disk
 from tests.support.torture.life import FAILED, Facts, Keeper, Orders
@@ -366,7 +366,7 @@ def go_on(directory: Path, facts: Facts, orders: Orders) -> None:
             keeper.batch(draw, orders)
             keeper.append()
             keeper.store.commit(0)
-            keep_pace(keeper.store)
+            backpressure(keeper.store)
             keeper.forget()
             keeper.compact(3)
         expected = {id: keeper.fact(id) for id in keeper.jobs}

@@ -14,9 +14,9 @@ import pytest
 
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
 from journal.log import HEAD, HEAD_BYTES, Row
+from journal.sqlite.digest import CUT_MAX, CUT_MIN, Digest
 from journal.sqlite.files import is_suspect, segment_path
 from journal.sqlite.format import LAST, PART
-from journal.sqlite.hints import CUT_MAX, CUT_MIN, Digest
 from journal.sqlite.survey import SegmentSurvey
 from tests.support.check import check
 from tests.support.faults import Rig, payload, read, wants_compaction
