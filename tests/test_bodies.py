@@ -46,7 +46,7 @@ SEGMENT_BYTES = 1 << 15
 needs_pure = pytest.mark.skipif(BUILD == "compiled", reason="methods of compiled classes cannot be replaced")
 
 
-class House:
+class Rig:
     """A server without sockets. Bodies are fetched when fetch() says so; with `prompt`, before tell() returns."""
 
     def __init__(
@@ -206,275 +206,275 @@ def reserved(id: int, size: int = 1000) -> bytes:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def rig(tmp_path: Path) -> Iterator[Rig]:
     """200 jobs, and memory for some."""
-    house = House(tmp_path / "journal", Forgetful(10_000))
-    house.fill(house.client(), 200)
-    assert house.forget() > 125
-    yield house
-    check(house.engine)
-    house.close()
+    rig = Rig(tmp_path / "journal", Forgetful(10_000))
+    rig.fill(rig.client(), 200)
+    assert rig.forget() > 125
+    yield rig
+    check(rig.engine)
+    rig.close()
 
 
-def is_gone(house: House, id: int) -> bool:
-    job = house.engine.jobs.get(id)
+def is_gone(rig: Rig, id: int) -> bool:
+    job = rig.engine.jobs.get(id)
     assert job is not None
     return job.body is None
 
 
-def test_a_reserve_waits_for_the_body_and_what_follows_waits_with_it(house: House) -> None:
-    wire, other = house.client(), house.client()
-    assert is_gone(house, 1)
-    assert house.tell(wire, b"reserve\r\nuse x\r\n") == b""
-    assert house.tell(other, b"use y\r\n") == b"USING y\r\n", "nobody else waits"
-    house.fetch()
+def test_a_reserve_waits_for_the_body_and_what_follows_waits_with_it(rig: Rig) -> None:
+    wire, other = rig.client(), rig.client()
+    assert is_gone(rig, 1)
+    assert rig.tell(wire, b"reserve\r\nuse x\r\n") == b""
+    assert rig.tell(other, b"use y\r\n") == b"USING y\r\n", "nobody else waits"
+    rig.fetch()
     assert wire.take() == reserved(1) + b"USING x\r\n"
 
 
-def test_who_waits_for_a_body_executes_nothing_else(house: House) -> None:
-    wire = house.client()
-    house.tell(wire, b"reserve\r\n")
-    assert house.tell(wire, b"delete 1\r\n") == b""
-    assert house.tell(wire, b"") == b""
-    house.fetch()
+def test_who_waits_for_a_body_executes_nothing_else(rig: Rig) -> None:
+    wire = rig.client()
+    rig.tell(wire, b"reserve\r\n")
+    assert rig.tell(wire, b"delete 1\r\n") == b""
+    assert rig.tell(wire, b"") == b""
+    rig.fetch()
     assert wire.take() == reserved(1) + b"DELETED\r\n"
 
 
-def test_the_next_ones_are_there_before_they_are_asked_for(house: House) -> None:
-    wire = house.client()
-    assert house.bodies is not None
-    house.bodies.max_bytes = 1 << 20
-    house.tell(wire, b"reserve\r\n")
-    house.fetch()
+def test_the_next_ones_are_there_before_they_are_asked_for(rig: Rig) -> None:
+    wire = rig.client()
+    assert rig.bodies is not None
+    rig.bodies.max_bytes = 1 << 20
+    rig.tell(wire, b"reserve\r\n")
+    rig.fetch()
     assert wire.take() == reserved(1)
     for id in range(2, 200):
-        said = house.tell(wire, b"reserve\r\n")
+        said = rig.tell(wire, b"reserve\r\n")
         assert said == reserved(id)
-        if house.begin_fetch():
-            house.end_fetch()
-    assert 2 <= house.fetches <= 8
+        if rig.begin_fetch():
+            rig.end_fetch()
+    assert 2 <= rig.fetches <= 8
 
 
-def test_a_peek_waits_for_the_body(house: House) -> None:
-    wire = house.client()
-    assert house.tell(wire, b"peek 7\r\npeek-ready\r\n") == b""
-    house.fetch()
+def test_a_peek_waits_for_the_body(rig: Rig) -> None:
+    wire = rig.client()
+    assert rig.tell(wire, b"peek 7\r\npeek-ready\r\n") == b""
+    rig.fetch()
     assert wire.take() == b"FOUND 7 1000\r\n%s\r\n" % body_of(7)
-    house.fetch()
+    rig.fetch()
     assert wire.take() == b"FOUND 1 1000\r\n%s\r\n" % body_of(1)
 
 
-def test_a_peek_at_a_job_that_goes_meanwhile_finds_none(house: House) -> None:
-    wire, other = house.client(), house.client()
-    house.tell(wire, b"peek 7\r\n")
-    assert house.begin_fetch()
-    assert house.tell(other, b"delete 7\r\n") == b"DELETED\r\n"
-    house.end_fetch()
+def test_a_peek_at_a_job_that_goes_meanwhile_finds_none(rig: Rig) -> None:
+    wire, other = rig.client(), rig.client()
+    rig.tell(wire, b"peek 7\r\n")
+    assert rig.begin_fetch()
+    assert rig.tell(other, b"delete 7\r\n") == b"DELETED\r\n"
+    rig.end_fetch()
     assert wire.take() == b"NOT_FOUND\r\n"
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_a_body_that_comes_within_the_turn_in_which_it_is_wanted(house: House, deleted: bool) -> None:
+def test_a_body_that_comes_within_the_turn_in_which_it_is_wanted(rig: Rig, deleted: bool) -> None:
     """Nobody told the client to go on, for it was not among those that wait: it was never answered."""
-    first, second, third = house.client(), house.client(), house.client()
-    house.tell(first, b"reserve\r\n")
-    assert house.begin_fetch() and house.pending is not None
-    if house.engine.held:
-        house.backpressure()
-    house.turn.step(second, b"peek 2\r\n")
+    first, second, third = rig.client(), rig.client(), rig.client()
+    rig.tell(first, b"reserve\r\n")
+    assert rig.begin_fetch() and rig.pending is not None
+    if rig.engine.held:
+        rig.backpressure()
+    rig.turn.step(second, b"peek 2\r\n")
     if deleted:
-        house.turn.step(third, b"delete 2\r\n")
+        rig.turn.step(third, b"delete 2\r\n")
     else:
-        house.pending.run()
-        next(house.task)
+        rig.pending.run()
+        next(rig.task)
     turns = second.turns
-    house.turn.end()
+    rig.turn.end()
     assert second.turns > turns, "it goes on"
-    house.turn.step(second, b"")
-    house.turn.end()
+    rig.turn.step(second, b"")
+    rig.turn.end()
     assert second.take() == (b"NOT_FOUND\r\n" if deleted else b"FOUND 2 1000\r\n%s\r\n" % body_of(2))
 
 
-def test_many_clients_get_a_job_each(house: House) -> None:
-    wires = [house.client() for _ in range(200)]
+def test_many_clients_get_a_job_each(rig: Rig) -> None:
+    wires = [rig.client() for _ in range(200)]
     for wire in wires:
-        house.turn.step(wire, b"reserve\r\n")
-    house.turn.end()
-    while house.begin_fetch():
-        house.end_fetch()
+        rig.turn.step(wire, b"reserve\r\n")
+    rig.turn.end()
+    while rig.begin_fetch():
+        rig.end_fetch()
     assert [wire.take() for wire in wires] == [reserved(id) for id in range(1, 201)]
-    assert house.fetches <= 3
+    assert rig.fetches <= 3
 
 
-def fetched_bytes(house: House) -> int:
+def fetched_bytes(rig: Rig) -> int:
     """The bodies of the fetch that is under way."""
-    assert house.bodies is not None and house.bodies.fetching
-    return sum([house.bodies.size_of(job) for job in house.bodies.fetching.values()])
+    assert rig.bodies is not None and rig.bodies.fetching
+    return sum([rig.bodies.size_of(job) for job in rig.bodies.fetching.values()])
 
 
 def test_large_bodies_are_fetched_a_few_at_a_time(tmp_path: Path) -> None:
     """All of them at once would take memory beyond the bound, and their reading some times as much."""
     size = 100_000
-    house = House(tmp_path / "journal", Forgetful(1 << 18))
-    house.fill(house.client(), 60, size)
-    assert house.forget() > 40
-    wires = [house.client() for _ in range(40)]
+    rig = Rig(tmp_path / "journal", Forgetful(1 << 18))
+    rig.fill(rig.client(), 60, size)
+    assert rig.forget() > 40
+    wires = [rig.client() for _ in range(40)]
     for id, wire in enumerate(wires, start=1):
-        house.turn.step(wire, b"peek %d\r\n" % id)
-    house.turn.end()
-    while house.begin_fetch():
-        assert fetched_bytes(house) <= AHEAD_BYTES_MAX + size + 2
-        house.end_fetch()
+        rig.turn.step(wire, b"peek %d\r\n" % id)
+    rig.turn.end()
+    while rig.begin_fetch():
+        assert fetched_bytes(rig) <= AHEAD_BYTES_MAX + size + 2
+        rig.end_fetch()
     assert [wire.take().partition(b" ")[0] for wire in wires] == [b"FOUND"] * 40
-    house.close()
+    rig.close()
 
 
 # Bug: Bodies that were fetched at once had no bound: a megabyte of each of many tubes.
-def test_bodies_of_many_tubes_are_fetched_ahead_a_few_at_a_time(house: House) -> None:
-    assert house.bodies is not None
-    wire, tubes = house.client(), 40
+def test_bodies_of_many_tubes_are_fetched_ahead_a_few_at_a_time(rig: Rig) -> None:
+    assert rig.bodies is not None
+    wire, tubes = rig.client(), 40
     for id in range(1, 201):
-        assert house.alter(id, b"t%d" % (id % tubes)) == DONE
-    house.turn.begin()
-    house.turn.end()
-    house.fill(house.client(), 100)
-    house.forget()
-    workers = [house.client() for _ in range(tubes)]
+        assert rig.alter(id, b"t%d" % (id % tubes)) == DONE
+    rig.turn.begin()
+    rig.turn.end()
+    rig.fill(rig.client(), 100)
+    rig.forget()
+    workers = [rig.client() for _ in range(tubes)]
     for number, worker in enumerate(workers):
-        house.turn.step(worker, b"watch t%d\r\nignore default\r\nreserve\r\n" % number)
-    house.turn.end()
-    most = tubes * 1002 + house.bodies.max_bytes // 8
-    while house.begin_fetch():
-        assert fetched_bytes(house) <= most
-        house.end_fetch()
-    assert not house.bodies._ahead and not wire.take()
+        rig.turn.step(worker, b"watch t%d\r\nignore default\r\nreserve\r\n" % number)
+    rig.turn.end()
+    most = tubes * 1002 + rig.bodies.max_bytes // 8
+    while rig.begin_fetch():
+        assert fetched_bytes(rig) <= most
+        rig.end_fetch()
+    assert not rig.bodies._ahead and not wire.take()
     for number, worker in enumerate(workers):
         assert worker.take().endswith(reserved(number or tubes))
 
 
-def test_a_client_that_goes_gives_the_job_back(house: House) -> None:
-    wire, other = house.client(), house.client()
-    house.tell(wire, b"reserve\r\n")
-    assert house.begin_fetch()
-    house.turn.leave(wire)
-    house.end_fetch()
-    job = house.engine.jobs.get(1)
+def test_a_client_that_goes_gives_the_job_back(rig: Rig) -> None:
+    wire, other = rig.client(), rig.client()
+    rig.tell(wire, b"reserve\r\n")
+    assert rig.begin_fetch()
+    rig.turn.leave(wire)
+    rig.end_fetch()
+    job = rig.engine.jobs.get(1)
     assert job is not None and job.state == READY
-    assert house.bodies is not None and not house.bodies._pins and not house.turn._awaiting
-    assert house.tell(other, b"reserve\r\n") == reserved(1)
+    assert rig.bodies is not None and not rig.bodies._pins and not rig.turn._awaiting
+    assert rig.tell(other, b"reserve\r\n") == reserved(1)
 
 
-def test_a_client_that_ends_its_input_gets_what_it_asked_for(house: House) -> None:
-    wire = house.client()
-    house.tell(wire, b"reserve\r\nuse x\r\n")
-    assert house.tell(wire, None) == b""
+def test_a_client_that_ends_its_input_gets_what_it_asked_for(rig: Rig) -> None:
+    wire = rig.client()
+    rig.tell(wire, b"reserve\r\nuse x\r\n")
+    assert rig.tell(wire, None) == b""
     assert not wire.session.closed
-    house.fetch()
+    rig.fetch()
     assert wire.take() == reserved(1) + b"USING x\r\n"
     assert wire.session.closed
 
 
-def test_the_ttr_begins_when_the_client_is_told(house: House) -> None:
-    wire = house.client()
-    house.tell(wire, b"reserve\r\n")
-    assert house.begin_fetch()
-    house.clock.ns += 90 * SECOND
-    house.end_fetch()
+def test_the_ttr_begins_when_the_client_is_told(rig: Rig) -> None:
+    wire = rig.client()
+    rig.tell(wire, b"reserve\r\n")
+    assert rig.begin_fetch()
+    rig.clock.ns += 90 * SECOND
+    rig.end_fetch()
     assert wire.take() == reserved(1)
-    job = house.engine.jobs.get(1)
-    assert job is not None and job.rank == house.clock.ns + 100 * SECOND
+    job = rig.engine.jobs.get(1)
+    assert job is not None and job.rank == rig.clock.ns + 100 * SECOND
 
 
 @pytest.mark.parametrize("command", [b"reserve", b"reserve-with-timeout 0", b"reserve-with-timeout 150"])
-def test_a_reservation_that_ends_meanwhile_begins_anew(house: House, command: bytes) -> None:
-    wire, other = house.client(), house.client()
-    house.tell(wire, command + b"\r\n")
-    assert house.begin_fetch()
-    house.clock.ns += 101 * SECOND
-    house.turn.advance()
-    job = house.engine.jobs.get(1)
+def test_a_reservation_that_ends_meanwhile_begins_anew(rig: Rig, command: bytes) -> None:
+    wire, other = rig.client(), rig.client()
+    rig.tell(wire, command + b"\r\n")
+    assert rig.begin_fetch()
+    rig.clock.ns += 101 * SECOND
+    rig.turn.advance()
+    job = rig.engine.jobs.get(1)
     assert job is not None and job.state == READY
-    assert house.tell(other, b"reserve\r\n") == b""
-    house.end_fetch()
+    assert rig.tell(other, b"reserve\r\n") == b""
+    rig.end_fetch()
     assert other.take() == reserved(1), "who reserved it later has it"
     assert wire.take() == reserved(2)
 
 
-def test_a_reservation_by_id_that_ends_meanwhile_is_made_again(house: House) -> None:
-    wire, other = house.client(), house.client()
+def test_a_reservation_by_id_that_ends_meanwhile_is_made_again(rig: Rig) -> None:
+    wire, other = rig.client(), rig.client()
     for command, told in (b"reserve-job 5", reserved(5)), (b"reserve-job 6", b"NOT_FOUND\r\n"):
-        house.tell(wire, command + b"\r\n")
-        house.begin_fetch()
-        house.clock.ns += 101 * SECOND
-        house.turn.advance()
+        rig.tell(wire, command + b"\r\n")
+        rig.begin_fetch()
+        rig.clock.ns += 101 * SECOND
+        rig.turn.advance()
         if told.startswith(b"N"):
-            assert house.tell(other, b"delete 6\r\n") == b"DELETED\r\n"
-        house.end_fetch()
+            assert rig.tell(other, b"delete 6\r\n") == b"DELETED\r\n"
+        rig.end_fetch()
         assert wire.take() == told
 
 
-def test_who_waits_for_a_job_waits_for_its_body_too(house: House) -> None:
-    wire, worker = house.client(), house.client()
-    house.tell(wire, b"watch y\r\nignore default\r\n")
-    assert house.tell(wire, b"reserve\r\nuse x\r\n") == b""
-    assert house.alter(9, b"y") == DONE
-    house.turn.begin()
-    house.turn.end()
+def test_who_waits_for_a_job_waits_for_its_body_too(rig: Rig) -> None:
+    wire, worker = rig.client(), rig.client()
+    rig.tell(wire, b"watch y\r\nignore default\r\n")
+    assert rig.tell(wire, b"reserve\r\nuse x\r\n") == b""
+    assert rig.alter(9, b"y") == DONE
+    rig.turn.begin()
+    rig.turn.end()
     assert wire.take() == reserved(9), "what an operator moves is in memory until its new segment is sealed"
-    assert house.tell(wire, b"") == b"USING x\r\n"
-    house.tell(worker, b"reserve-job 10\r\n")
-    house.fetch()
+    assert rig.tell(wire, b"") == b"USING x\r\n"
+    rig.tell(worker, b"reserve-job 10\r\n")
+    rig.fetch()
     worker.take()
-    assert house.tell(worker, b"bury 10 0\r\n") == b"BURIED\r\n"
-    house.forget()
-    assert is_gone(house, 10)
+    assert rig.tell(worker, b"bury 10 0\r\n") == b"BURIED\r\n"
+    rig.forget()
+    assert is_gone(rig, 10)
     for id in range(1, 401):
-        job = house.engine.jobs.get(id)
+        job = rig.engine.jobs.get(id)
         if job is not None and job.state == READY:
-            house.engine.force_bury(id, house.clock.ns)
-    house.turn.begin()
-    house.turn.end()
-    house.tell(worker, b"watch default\r\n")
-    assert house.tell(worker, b"reserve-with-timeout 50\r\n") == b""
-    assert house.engine.waiting_count == 1
-    assert house.tell(wire, b"kick-job 10\r\n") == b"KICKED\r\n"
-    assert house.engine.waiting_count == 0 and worker.take() == b""
-    house.fetch()
+            rig.engine.force_bury(id, rig.clock.ns)
+    rig.turn.begin()
+    rig.turn.end()
+    rig.tell(worker, b"watch default\r\n")
+    assert rig.tell(worker, b"reserve-with-timeout 50\r\n") == b""
+    assert rig.engine.waiting_count == 1
+    assert rig.tell(wire, b"kick-job 10\r\n") == b"KICKED\r\n"
+    assert rig.engine.waiting_count == 0 and worker.take() == b""
+    rig.fetch()
     assert worker.take() == reserved(10)
 
 
 @needs_pure
-def test_changes_read_nothing(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    wire = house.client()
-    jobs = [job for job in house.engine.jobs if job.body is None][:20]
+def test_changes_read_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = rig.client()
+    jobs = [job for job in rig.engine.jobs if job.body is None][:20]
     for job in jobs:
-        house.engine.reserve_job(wire.session, job.id, house.clock.ns)
+        rig.engine.reserve_job(wire.session, job.id, rig.clock.ns)
     monkeypatch.setattr(Journal, "payloads", None)
     for job in jobs:
         id = job.id
-        assert house.tell(
+        assert rig.tell(
             wire, b"touch %d\r\nbury %d 5\r\nkick-job %d\r\nstats-job %d\r\n" % (id, id, id, id)
         ).startswith(b"TOUCHED\r\nBURIED\r\nKICKED\r\nOK ")
-        house.engine.reserve_job(wire.session, id, house.clock.ns)
-        assert house.tell(wire, b"release %d 1 0\r\ndelete %d\r\n" % (id, id)) == b"RELEASED\r\nDELETED\r\n"
+        rig.engine.reserve_job(wire.session, id, rig.clock.ns)
+        assert rig.tell(wire, b"release %d 1 0\r\ndelete %d\r\n" % (id, id)) == b"RELEASED\r\nDELETED\r\n"
         assert job.body is None
 
 
-def test_a_body_that_is_damaged_is_not_handed_out(house: House) -> None:
-    wire = house.client()
-    job = house.engine.jobs.get(1)
-    assert job is not None and house.bodies is not None and house.journal is not None
-    path = segment_path(house.journal.directory, job.segment)
+def test_a_body_that_is_damaged_is_not_handed_out(rig: Rig) -> None:
+    wire = rig.client()
+    job = rig.engine.jobs.get(1)
+    assert job is not None and rig.bodies is not None and rig.journal is not None
+    path = segment_path(rig.journal.directory, job.segment)
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         assert db.execute("UPDATE record SET payload = zeroblob(length(payload)) WHERE key = 1").rowcount == 1
-    house.tell(wire, b"reserve\r\n")
-    assert house.begin_fetch()
-    assert house.pending is not None
-    house.pending.run()
+    rig.tell(wire, b"reserve\r\n")
+    assert rig.begin_fetch()
+    assert rig.pending is not None
+    rig.pending.run()
     with pytest.raises(JournalDamaged, match="key 1"):
-        next(house.task)  # the server fails the turn with this, and ends
+        next(rig.task)  # the server fails the turn with this, and ends
     assert wire.take() == b""
-    house.turn.fail(JournalDamaged("as the server does"))
+    rig.turn.fail(JournalDamaged("as the server does"))
 
 
 # Bug: The put was refused, and its job came with the next start.
@@ -485,57 +485,57 @@ def test_without_memory_to_note_where_a_record_stands_its_job_is_there(tmp_path:
         def stands(self, id: int, place: int, size: int) -> None:
             raise MemoryError
 
-    house = House(tmp_path / "journal", Poor(1 << 20))
-    assert house.put(house.client(), 1) == b"INSERTED 1\r\n"
-    check(house.engine)
-    house.close()
-    house = House(tmp_path / "journal", None)
-    assert house.tell(house.client(), b"reserve\r\n") == reserved(1)
-    house.close()
+    rig = Rig(tmp_path / "journal", Poor(1 << 20))
+    assert rig.put(rig.client(), 1) == b"INSERTED 1\r\n"
+    check(rig.engine)
+    rig.close()
+    rig = Rig(tmp_path / "journal", None)
+    assert rig.tell(rig.client(), b"reserve\r\n") == reserved(1)
+    rig.close()
 
 
-def test_a_body_comes_late_and_the_record_has_moved(house: House) -> None:
-    wire = house.client()
+def test_a_body_comes_late_and_the_record_has_moved(rig: Rig) -> None:
+    wire = rig.client()
     for id in range(1, 150):
         if id % 10:
-            house.engine.force_delete(id, house.clock.ns)
-    house.turn.begin()
-    house.turn.end()
-    assert house.tell(wire, b"peek 50\r\n") == b""
-    assert house.begin_fetch()
-    house.compact()
-    assert not is_gone(house, 50), "it is in memory until its new segment is sealed"
-    house.end_fetch()
+            rig.engine.force_delete(id, rig.clock.ns)
+    rig.turn.begin()
+    rig.turn.end()
+    assert rig.tell(wire, b"peek 50\r\n") == b""
+    assert rig.begin_fetch()
+    rig.compact()
+    assert not is_gone(rig, 50), "it is in memory until its new segment is sealed"
+    rig.end_fetch()
     assert wire.take() == b"FOUND 50 1000\r\n%s\r\n" % body_of(50)
     for id in range(10, 150, 10):
-        said = house.tell(wire, b"peek %d\r\n" % id)
+        said = rig.tell(wire, b"peek %d\r\n" % id)
         if not said:
-            house.fetch()
+            rig.fetch()
             said = wire.take()
         assert said == b"FOUND %d 1000\r\n%s\r\n" % (id, body_of(id))
 
 
-def test_what_is_moved_can_leave_memory_again(house: House) -> None:
-    wire = house.client()
+def test_what_is_moved_can_leave_memory_again(rig: Rig) -> None:
+    wire = rig.client()
     for id in range(1, 300):
         if id % 10:
-            house.engine.force_delete(id, house.clock.ns)
-    house.turn.begin()
-    house.turn.end()
-    house.compact()
-    house.fill(wire, 100)
-    house.forget()
-    assert is_gone(house, 50)
-    assert house.tell(wire, b"peek 50\r\n") == b""
-    house.fetch()
+            rig.engine.force_delete(id, rig.clock.ns)
+    rig.turn.begin()
+    rig.turn.end()
+    rig.compact()
+    rig.fill(wire, 100)
+    rig.forget()
+    assert is_gone(rig, 50)
+    assert rig.tell(wire, b"peek 50\r\n") == b""
+    rig.fetch()
     assert wire.take() == b"FOUND 50 1000\r\n%s\r\n" % body_of(50)
 
 
 class Moves(Changes):
     """Moves jobs to a tube, and hears of the end."""
 
-    def __init__(self, house: House, ids: list[int]) -> None:
-        engine = house.engine
+    def __init__(self, rig: Rig, ids: list[int]) -> None:
+        engine = rig.engine
         self.is_done = False
         super().__init__(engine, ids, lambda id, now_ns: engine.alter(id, KEEP, KEEP, KEEP, b"new", now_ns))
 
@@ -546,67 +546,67 @@ class Moves(Changes):
         raise AssertionError
 
 
-def test_an_errand_waits_for_bodies_and_nobody_waits_for_the_errand(house: House) -> None:
+def test_an_errand_waits_for_bodies_and_nobody_waits_for_the_errand(rig: Rig) -> None:
     """It read them where all clients are served. They stay in memory until they are moved, however little may."""
-    assert house.bodies is not None
-    ids = [job.id for job in house.engine.jobs if job.body is None][:100]
-    moves = Moves(house, [*ids, 10_000])
-    house.backpressure()
-    house.turn.accept(moves)
-    house.turn.end()
-    other = house.client()
+    assert rig.bodies is not None
+    ids = [job.id for job in rig.engine.jobs if job.body is None][:100]
+    moves = Moves(rig, [*ids, 10_000])
+    rig.backpressure()
+    rig.turn.accept(moves)
+    rig.turn.end()
+    other = rig.client()
     while not moves.is_done:
-        if house.engine.held:
-            house.backpressure()
-        assert moves.awaited is not None and not house.turn.run_some_errands(), "it is not run for nothing"
-        assert house.tell(other, b"stats-job 1\r\n").startswith(b"OK "), "others are served"
-        assert house.begin_fetch()
-        house.end_fetch()
-        house.forget()
-        assert house.turn.wanted.is_set
-        while house.turn.run_some_errands():
-            house.turn.end()
-        house.turn.end()
+        if rig.engine.held:
+            rig.backpressure()
+        assert moves.awaited is not None and not rig.turn.run_some_errands(), "it is not run for nothing"
+        assert rig.tell(other, b"stats-job 1\r\n").startswith(b"OK "), "others are served"
+        assert rig.begin_fetch()
+        rig.end_fetch()
+        rig.forget()
+        assert rig.turn.wanted.is_set
+        while rig.turn.run_some_errands():
+            rig.turn.end()
+        rig.turn.end()
     assert moves.counts == {DONE: 100, NOT_FOUND: 1}
-    assert 1 < house.fetches < 60 and not house.bodies._pins
-    house.prompt = True
+    assert 1 < rig.fetches < 60 and not rig.bodies._pins
+    rig.prompt = True
     for id in ids:
-        assert house.tell(other, b"reserve-job %d\r\n" % id) == reserved(id)
+        assert rig.tell(other, b"reserve-job %d\r\n" % id) == reserved(id)
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_an_errand_goes_on_when_the_body_it_waits_for_does_not_come(house: House, gone: bool) -> None:
-    assert house.bodies is not None
-    ids = [job.id for job in house.engine.jobs if job.body is None][:2]
-    moves = Moves(house, ids)
-    house.backpressure()
-    house.turn.accept(moves)
-    house.turn.end()
-    assert house.begin_fetch()
+def test_an_errand_goes_on_when_the_body_it_waits_for_does_not_come(rig: Rig, gone: bool) -> None:
+    assert rig.bodies is not None
+    ids = [job.id for job in rig.engine.jobs if job.body is None][:2]
+    moves = Moves(rig, ids)
+    rig.backpressure()
+    rig.turn.accept(moves)
+    rig.turn.end()
+    assert rig.begin_fetch()
     if gone:
-        assert house.engine.force_delete(ids[0], house.clock.ns) == DONE
+        assert rig.engine.force_delete(ids[0], rig.clock.ns) == DONE
     else:
         moves.cancelled = True
-    house.end_fetch()
-    house.turn.run_some_errands()
-    house.turn.end()
+    rig.end_fetch()
+    rig.turn.run_some_errands()
+    rig.turn.end()
     assert moves.is_done and moves.counts == ({NOT_FOUND: 1, DONE: 1} if gone else {})
-    assert not house.bodies._pins
+    assert not rig.bodies._pins
 
 
 @needs_pure
 @pytest.mark.parametrize("name", ["compact", "backpressure"])
-def test_compaction_waits_for_no_device(house: House, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_waits_for_no_device(rig: Rig, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it moves, and which keys those are, was read before, in a thread.
 
     While changes waited, it was asked for what to read before it had heard of the segment, and read it itself.
     """
     for id in range(1, 300):
         if id % 10:
-            house.engine.force_delete(id, house.clock.ns)
-    house.turn.begin()
-    house.turn.end()
-    assert house.journal is not None
+            rig.engine.force_delete(id, rig.clock.ns)
+    rig.turn.begin()
+    rig.turn.end()
+    assert rig.journal is not None
     in_thread: list[bool] = []
     works = flags = 0
 
@@ -617,11 +617,11 @@ def test_compaction_waits_for_no_device(house: House, name: str, monkeypatch: py
     for room in (payloads_room, reader_room):
         monkeypatch.setattr(room, "connect_to_read", connected)
     monkeypatch.setattr(Journal, "behind", property(lambda journal: journal.wants_compaction()))
-    moved = house.journal.records_moved
-    task = getattr(house.turn, name)(house.store)
+    moved = rig.journal.records_moved
+    task = getattr(rig.turn, name)(rig.store)
     end_s = time.monotonic() + PATIENCE_S
     for wait in task:
-        house.turn.end()
+        rig.turn.end()
         if wait.work is not None:
             works += 1
             wait.work.run()
@@ -631,87 +631,87 @@ def test_compaction_waits_for_no_device(house: House, name: str, monkeypatch: py
             if flags > 1:
                 break  # it sleeps until something is written
             wait.flag.set()
-        house.clock.ns += SECOND // 20
+        rig.clock.ns += SECOND // 20
         time.sleep(0.001)
         assert time.monotonic() < end_s
-    assert works > 2 and house.journal.records_moved > moved
+    assert works > 2 and rig.journal.records_moved > moved
     assert in_thread and all(in_thread)
 
 
 def test_small_bodies_stay(tmp_path: Path) -> None:
-    house = House(tmp_path / "journal", Forgetful(0))
-    wire = house.client()
-    house.fill(wire, 100, 100)
-    house.fill(wire, 100, 1000)
-    house.forget()
-    assert 102 in {len(job.body) for job in house.engine.jobs if job.body is not None}
-    assert all(job.id > 100 for job in house.engine.jobs if job.body is None)
-    house.close()
+    rig = Rig(tmp_path / "journal", Forgetful(0))
+    wire = rig.client()
+    rig.fill(wire, 100, 100)
+    rig.fill(wire, 100, 1000)
+    rig.forget()
+    assert 102 in {len(job.body) for job in rig.engine.jobs if job.body is not None}
+    assert all(job.id > 100 for job in rig.engine.jobs if job.body is None)
+    rig.close()
 
 
-def put_large(house: House, wire: Wire, count: int) -> None:
+def put_large(rig: Rig, wire: Wire, count: int) -> None:
     """Puts jobs in parts, with other jobs in between."""
     for _ in range(count):
-        job = house.engine.open_put(wire.session, 0, 0, 100, house.clock.ns)
+        job = rig.engine.open_put(wire.session, 0, 0, 100, rig.clock.ns)
         body = body_of(job.id, 9000) + b"\r\n"
-        while (outcome := house.engine.prepare(job, body, house.clock.ns)) == UNFINISHED:
-            house.put(wire, house.engine.next_id, 300)
+        while (outcome := rig.engine.prepare(job, body, rig.clock.ns)) == UNFINISHED:
+            rig.put(wire, rig.engine.next_id, 300)
         assert outcome == INSERTED
-        assert house.engine.put(job, body, house.clock.ns) == INSERTED
-        house.turn.begin()
-        house.turn.end()
-        house.settle()
+        assert rig.engine.put(job, body, rig.clock.ns) == INSERTED
+        rig.turn.begin()
+        rig.turn.end()
+        rig.settle()
 
 
 @pytest.mark.slow
 def test_large_bodies_leave_memory_like_others(tmp_path: Path) -> None:
     """They stayed, whatever the bound was. They stand in parts, with records of other jobs in between."""
-    house = House(tmp_path / "journal", Forgetful(0))
-    house.store.large_bytes, house.store.part_bytes = 5000, 2000
-    wire = house.client()
-    put_large(house, wire, 12)
-    house.fill(wire, 40, 1000)
-    house.forget()
-    large = [job.id for job in house.engine.jobs if house.engine.size_of(job) == 9002]
-    assert len(large) == 12 and all(is_gone(house, id) for id in large)
+    rig = Rig(tmp_path / "journal", Forgetful(0))
+    rig.store.large_bytes, rig.store.part_bytes = 5000, 2000
+    wire = rig.client()
+    put_large(rig, wire, 12)
+    rig.fill(wire, 40, 1000)
+    rig.forget()
+    large = [job.id for job in rig.engine.jobs if rig.engine.size_of(job) == 9002]
+    assert len(large) == 12 and all(is_gone(rig, id) for id in large)
     for id in large[:3]:
-        assert house.tell(wire, b"peek %d\r\n" % id) == b""
-        house.fetch()
+        assert rig.tell(wire, b"peek %d\r\n" % id) == b""
+        rig.fetch()
         assert wire.take() == b"FOUND %d 9000\r\n%b\r\n" % (id, body_of(id, 9000))
-    for job in [*house.engine.jobs]:
+    for job in [*rig.engine.jobs]:
         if job.id not in large[6:]:
-            house.tell(wire, b"delete %d\r\n" % job.id)
-    house.compact()  # which moves them in parts
-    house.settle()
-    assert house.store.facts()["binlog-records-migrated"] == 6
-    assert house.bodies is not None and not house.bodies._pins
-    house.forget()
-    house.close()
-    house = House(tmp_path / "journal", Forgetful(0), prompt=True)
-    house.forget()
-    assert all(is_gone(house, id) for id in large[6:])
-    wire = house.client()
+            rig.tell(wire, b"delete %d\r\n" % job.id)
+    rig.compact()  # which moves them in parts
+    rig.settle()
+    assert rig.store.facts()["binlog-records-migrated"] == 6
+    assert rig.bodies is not None and not rig.bodies._pins
+    rig.forget()
+    rig.close()
+    rig = Rig(tmp_path / "journal", Forgetful(0), prompt=True)
+    rig.forget()
+    assert all(is_gone(rig, id) for id in large[6:])
+    wire = rig.client()
     for id in large[6:]:
-        assert house.tell(wire, b"reserve\r\n") == b"RESERVED %d 9000\r\n%b\r\n" % (id, body_of(id, 9000))
-    house.close()
+        assert rig.tell(wire, b"reserve\r\n") == b"RESERVED %d 9000\r\n%b\r\n" % (id, body_of(id, 9000))
+    rig.close()
 
 
 # Bug: Bodies of 1 MiB and more could not leave memory.
 def test_damage_in_a_part_is_not_handed_out(tmp_path: Path) -> None:
-    house = House(tmp_path / "journal", Forgetful(0))
-    house.store.large_bytes, house.store.part_bytes = 5000, 2000
-    wire = house.client()
-    put_large(house, wire, 8)
-    house.forget()
-    job = next(job for job in house.engine.jobs if job.body is None and house.engine.size_of(job) == 9002)
+    rig = Rig(tmp_path / "journal", Forgetful(0))
+    rig.store.large_bytes, rig.store.part_bytes = 5000, 2000
+    wire = rig.client()
+    put_large(rig, wire, 8)
+    rig.forget()
+    job = next(job for job in rig.engine.jobs if job.body is None and rig.engine.size_of(job) == 9002)
     with closing(sqlite3.connect(segment_path(str(tmp_path / "journal"), job.segment))) as db, db:
         db.execute("UPDATE record SET payload = zeroblob(length(payload)) WHERE key = ? AND kind = 4", (job.id,))
-    reading = house.store.reading([job])
+    reading = rig.store.reading([job])
     reading.run()
     with pytest.raises(JournalDamaged):
         reading.body_of(job)
-    assert house.journal is not None
-    house.journal.abandon()
+    assert rig.journal is not None
+    rig.journal.abandon()
 
 
 # Bug: Bodies that compaction had brought back stayed in memory when their segment was sealed, until the next put.
@@ -719,25 +719,25 @@ def test_damage_in_a_part_is_not_handed_out(tmp_path: Path) -> None:
 def test_a_backlog_beyond_the_bound(tmp_path: Path) -> None:
     """Ten times as much as may be in memory comes in, survives a restart, and goes out."""
     limit = 50_000
-    house = House(tmp_path / "journal", Bodies(limit))
-    wire = house.client()
+    rig = Rig(tmp_path / "journal", Bodies(limit))
+    wire = rig.client()
     count = 0
     most = 0
-    assert house.bodies is not None
+    assert rig.bodies is not None
     while count < limit // 100:
-        said = house.put(wire, house.engine.next_id)
-        most = max(most, house.bodies.held_bytes)
+        said = rig.put(wire, rig.engine.next_id)
+        most = max(most, rig.bodies.held_bytes)
         if said == b"OUT_OF_MEMORY\r\n":
-            house.settle()  # what is written last has to be sealed first
+            rig.settle()  # what is written last has to be sealed first
         else:
             count += 1
     assert most <= limit
-    check(house.engine)
-    held = {job.id for job in house.engine.jobs}
+    check(rig.engine)
+    held = {job.id for job in rig.engine.jobs}
     assert len(held) == count
-    house.settle()
-    house.close()
-    again = House(tmp_path / "journal", Bodies(limit), prompt=True)
+    rig.settle()
+    rig.close()
+    again = Rig(tmp_path / "journal", Bodies(limit), prompt=True)
     assert again.bodies is not None and again.bodies.held_bytes <= limit + 2000
     check(again.engine)
     worker = again.client()
@@ -759,55 +759,55 @@ def test_a_backlog_beyond_the_bound(tmp_path: Path) -> None:
 
 
 def test_without_a_journal_puts_are_refused_and_all_else_works() -> None:
-    house = House(None, Bodies(10 * (1002 + BODY_BYTES)))
+    rig = Rig(None, Bodies(10 * (1002 + BODY_BYTES)))
     told: list[str] = []
-    house.turn.tell = lambda text, error: told.append(text)
-    wire = house.client()
+    rig.turn.tell = lambda text, error: told.append(text)
+    wire = rig.client()
     for id in range(1, 11):
-        assert house.put(wire, id) == b"INSERTED %d\r\n" % id
-    assert house.put(wire, 11) == b"OUT_OF_MEMORY\r\n"
-    assert house.put(wire, 12, 5000) == b"OUT_OF_MEMORY\r\n"
-    assert house.tell(wire, b"reserve\r\n") == reserved(1)
-    assert house.tell(wire, b"release 1 0 0\r\nreserve\r\nbury 1 0\r\nkick 1\r\n").endswith(b"BURIED\r\nKICKED 1\r\n")
-    assert house.tell(wire, b"delete 1\r\n") == b"DELETED\r\n"
-    assert house.put(wire, 13) == b"INSERTED 13\r\n"
-    assert house.put(wire, 14) == b"OUT_OF_MEMORY\r\n"
-    assert house.bodies is not None and house.bodies.facts()["memory-puts-refused"] == 3
-    check(house.engine)
+        assert rig.put(wire, id) == b"INSERTED %d\r\n" % id
+    assert rig.put(wire, 11) == b"OUT_OF_MEMORY\r\n"
+    assert rig.put(wire, 12, 5000) == b"OUT_OF_MEMORY\r\n"
+    assert rig.tell(wire, b"reserve\r\n") == reserved(1)
+    assert rig.tell(wire, b"release 1 0 0\r\nreserve\r\nbury 1 0\r\nkick 1\r\n").endswith(b"BURIED\r\nKICKED 1\r\n")
+    assert rig.tell(wire, b"delete 1\r\n") == b"DELETED\r\n"
+    assert rig.put(wire, 13) == b"INSERTED 13\r\n"
+    assert rig.put(wire, 14) == b"OUT_OF_MEMORY\r\n"
+    assert rig.bodies is not None and rig.bodies.facts()["memory-puts-refused"] == 3
+    check(rig.engine)
     assert told == ["puts are refused: bodies take 10500 of 10500 bytes of memory"]
-    house.tell(wire, b"delete 2\r\n")
+    rig.tell(wire, b"delete 2\r\n")
     assert len(told) == 1, "the next put may be refused again"
-    house.tell(wire, b"delete 3\r\n")
+    rig.tell(wire, b"delete 3\r\n")
     assert told[1:] == ["puts are accepted again: memory has room for bodies"]
 
 
 def test_memory_is_counted_anew_after_an_undone_change() -> None:
-    house = House(None, Bodies(1 << 20))
-    wire = house.client()
+    rig = Rig(None, Bodies(1 << 20))
+    wire = rig.client()
     for id in range(1, 11):
-        house.put(wire, id)
-    assert house.bodies is not None
-    house.bodies.held_bytes = 5
-    house.engine.undo()
-    assert house.bodies.held_bytes == 10 * (1002 + BODY_BYTES)
-    check(house.engine)
+        rig.put(wire, id)
+    assert rig.bodies is not None
+    rig.bodies.held_bytes = 5
+    rig.engine.undo()
+    assert rig.bodies.held_bytes == 10 * (1002 + BODY_BYTES)
+    check(rig.engine)
 
 
 def test_what_is_about_to_be_reserved_goes_last(tmp_path: Path) -> None:
-    house = House(tmp_path / "journal", Bodies(1 << 20))
-    wire = house.client()
-    house.fill(wire, 800)
-    assert house.bodies is not None
-    house.bodies.max_bytes = 300_000
-    house.bodies.make_room(house.engine, 0)
-    check(house.engine)
-    assert house.bodies.held_bytes <= 300_000
-    there = [job.id for job in house.engine.jobs if job.body is not None]
+    rig = Rig(tmp_path / "journal", Bodies(1 << 20))
+    wire = rig.client()
+    rig.fill(wire, 800)
+    assert rig.bodies is not None
+    rig.bodies.max_bytes = 300_000
+    rig.bodies.make_room(rig.engine, 0)
+    check(rig.engine)
+    assert rig.bodies.held_bytes <= 300_000
+    there = [job.id for job in rig.engine.jobs if job.body is not None]
     assert set(range(1, 200)) <= set(there)
-    house.bodies.max_bytes = 100_000
-    house.bodies.make_room(house.engine, 0)
-    assert house.bodies.held_bytes <= 100_000, "at last any may go"
-    house.close()
+    rig.bodies.max_bytes = 100_000
+    rig.bodies.make_room(rig.engine, 0)
+    assert rig.bodies.held_bytes <= 100_000, "at last any may go"
+    rig.close()
 
 
 def short(data: bytes) -> list[bytes]:
@@ -815,20 +815,20 @@ def short(data: bytes) -> list[bytes]:
 
 
 class Pair:
-    """The same commands to a house with all bodies in memory and to one that has hardly any there."""
+    """The same commands to a rig with all bodies in memory and to one that has hardly any there."""
 
     def __init__(self, draw: random.Random, tmp_path: Path) -> None:
         self.draw = draw
         self.houses = [
-            House(tmp_path / "whole", None),
-            House(tmp_path / "least", Forgetful(draw.choice([0, 3000, 50_000])), prompt=True),
+            Rig(tmp_path / "whole", None),
+            Rig(tmp_path / "least", Forgetful(draw.choice([0, 3000, 50_000])), prompt=True),
         ]
-        self.wires = [[house.client() for house in self.houses] for _ in range(3)]
+        self.wires = [[rig.client() for rig in self.houses] for _ in range(3)]
 
     def tell(self, client: int, data: bytes | None) -> bytes:
         whole, least = (
-            [house.tell(wire, data), *[each[at].take() for each in self.wires]]
-            for at, (house, wire) in enumerate(zip(self.houses, self.wires[client], strict=True))
+            [rig.tell(wire, data), *[each[at].take() for each in self.wires]]
+            for at, (rig, wire) in enumerate(zip(self.houses, self.wires[client], strict=True))
         )
         assert [short(each) for each in whole] == [short(each) for each in least], short(data or b"")
         return whole[0]
@@ -856,23 +856,23 @@ class Pair:
         if free:
             self.tell(draw.choice(free), data)
         if draw.random() < 0.1:
-            for house in self.houses:
-                house.clock.ns += SECOND
-                house.turn.advance()
-                house.turn.end()
+            for rig in self.houses:
+                rig.clock.ns += SECOND
+                rig.turn.advance()
+                rig.turn.end()
         if draw.random() < 0.1:
-            for house in self.houses:
-                house.settle()
+            for rig in self.houses:
+                rig.settle()
         if draw.random() < 0.05:
-            for house in self.houses:
-                house.compact()
+            for rig in self.houses:
+                rig.compact()
         if ids and draw.random() < 0.05:
             alter = draw.choice(ids), draw.choice([b"", b"a"]), draw.choice([KEEP, 7])
-            said = [house.alter(*alter) for house in self.houses]
+            said = [rig.alter(*alter) for rig in self.houses]
             assert said[0] == said[1]
-            for house in self.houses:
-                house.turn.begin()
-                house.turn.end()
+            for rig in self.houses:
+                rig.turn.begin()
+                rig.turn.end()
         check(self.houses[1].engine)
 
 
@@ -885,47 +885,47 @@ def test_nobody_sees_where_the_bodies_are(tmp_path: Path, seed: int, number: int
     least = pair.houses[1]
     assert isinstance(least.bodies, Forgetful)
     assert least.bodies.let_gone > 20 and least.bodies.fetched > 5
-    for house in pair.houses:
-        house.settle()
-        house.close()
-    read = [House(tmp_path / name, bodies, prompt=True) for name, bodies in (("whole", None), ("least", Forgetful(0)))]
+    for rig in pair.houses:
+        rig.settle()
+        rig.close()
+    read = [Rig(tmp_path / name, bodies, prompt=True) for name, bodies in (("whole", None), ("least", Forgetful(0)))]
     pair.houses = read
-    pair.wires = [[house.client() for house in read]]
+    pair.wires = [[rig.client() for rig in read]]
     for job in list(read[0].engine.jobs):
         pair.tell(0, b"peek %d\r\n" % job.id)
-    for house in read:
-        house.close()
+    for rig in read:
+        rig.close()
 
 
-def refusals(house: House) -> list[str]:
+def refusals(rig: Rig) -> list[str]:
     """Will hold what the operator hears."""
     told: list[str] = []
-    house.turn.tell = lambda text, error: told.append(text)
+    rig.turn.tell = lambda text, error: told.append(text)
     return told
 
 
 def test_a_body_counts_from_its_first_bytes_on() -> None:
     """Half-sent puts took any memory: a body counted when it was complete."""
     bodies = Bodies(111_000)
-    house = House(None, bodies)
-    wires = [house.client() for _ in range(5)]
+    rig = Rig(None, bodies)
+    wires = [rig.client() for _ in range(5)]
     for wire in wires:
-        assert house.tell(wire, b"put 0 0 100 40000\r\n" + b"x" * 30_000) == b""
+        assert rig.tell(wire, b"put 0 0 100 40000\r\n" + b"x" * 30_000) == b""
     assert bodies.taken_bytes == 3 * (30_000 + BODY_BYTES) and bodies.refused == 2
-    check(house.engine)
-    assert house.tell(wires[4], b"x" * 5000) == b""
-    assert house.tell(wires[4], b"x" * 5000 + b"\r\nuse a\r\n") == b"OUT_OF_MEMORY\r\nUSING a\r\n"
-    assert house.tell(wires[0], b"x" * 10_000 + b"\r\n").startswith(b"INSERTED ")
+    check(rig.engine)
+    assert rig.tell(wires[4], b"x" * 5000) == b""
+    assert rig.tell(wires[4], b"x" * 5000 + b"\r\nuse a\r\n") == b"OUT_OF_MEMORY\r\nUSING a\r\n"
+    assert rig.tell(wires[0], b"x" * 10_000 + b"\r\n").startswith(b"INSERTED ")
     assert bodies.held_bytes == 40_002 + BODY_BYTES and bodies.claimed_bytes == 2 * (30_000 + BODY_BYTES)
-    assert house.tell(wires[1], b"x" * 10_000 + b"yz") == b"EXPECTED_CRLF\r\n"
+    assert rig.tell(wires[1], b"x" * 10_000 + b"yz") == b"EXPECTED_CRLF\r\n"
     assert bodies.claimed_bytes == 30_000 + BODY_BYTES
-    house.turn.leave(wires[2])
+    rig.turn.leave(wires[2])
     assert bodies.claimed_bytes == 0
-    house.tell(wires[1], b"put 0 0 100 30000\r\n" + b"x" * 20_000)
-    house.engine.draining = True
-    assert house.tell(wires[1], b"x" * 10_000 + b"\r\n") == b"DRAINING\r\n"
+    rig.tell(wires[1], b"put 0 0 100 30000\r\n" + b"x" * 20_000)
+    rig.engine.draining = True
+    assert rig.tell(wires[1], b"x" * 10_000 + b"\r\n") == b"DRAINING\r\n"
     assert bodies.claimed_bytes == 0 and bodies.held_bytes == 40_002 + BODY_BYTES
-    check(house.engine)
+    check(rig.engine)
 
 
 class Unhurried(Ledger):
@@ -935,16 +935,16 @@ class Unhurried(Ledger):
 
 def test_large_bodies_count_from_when_they_are_admitted() -> None:
     """Sixty jobs of 1.1 MB passed a bound of 4 MB together, as none of them counted before the ledger had all of it."""
-    house = House(None, bodies := Bodies(4 << 20))
-    engine = house.engine
+    rig = Rig(None, bodies := Bodies(4 << 20))
+    engine = rig.engine
     engine.ledger = Unhurried()
-    session = house.client().session
-    jobs = [engine.open_put(session, 0, 0, 100, house.clock.ns) for _ in range(60)]
-    said = [engine.prepare(job, bytes(1_100_000), house.clock.ns) for job in jobs]
+    session = rig.client().session
+    jobs = [engine.open_put(session, 0, 0, 100, rig.clock.ns) for _ in range(60)]
+    said = [engine.prepare(job, bytes(1_100_000), rig.clock.ns) for job in jobs]
     assert said == [UNFINISHED] * 3 + [OUT_OF_MEMORY] * 57
     assert bodies.taken_bytes == 3 * (1_100_000 + BODY_BYTES)
-    assert engine.prepare(jobs[0], bytes(1_100_000), house.clock.ns) == UNFINISHED, "it counts once"
-    assert engine.put(jobs[0], bytes(1_100_000), house.clock.ns) == INSERTED
+    assert engine.prepare(jobs[0], bytes(1_100_000), rig.clock.ns) == UNFINISHED, "it counts once"
+    assert engine.put(jobs[0], bytes(1_100_000), rig.clock.ns) == INSERTED
     assert (bodies.held_bytes, bodies.claimed_bytes) == (1_100_048, 2 * 1_100_048)
     for job in jobs[1:]:
         engine.abandon_put(job)
@@ -953,20 +953,20 @@ def test_large_bodies_count_from_when_they_are_admitted() -> None:
 
 
 def test_after_a_failure_only_uploads_that_go_on_count() -> None:
-    house = House(None, bodies := Bodies(100_000))
-    wire = house.client()
-    house.tell(wire, b"put 0 0 100 40000\r\n" + b"x" * 30_000)
-    lost = house.engine.open_put_to(b"a", 0, 0, 100, house.clock.ns)
-    assert bodies.claim(house.engine, lost.id, 5000)
-    house.engine.undo()
+    rig = Rig(None, bodies := Bodies(100_000))
+    wire = rig.client()
+    rig.tell(wire, b"put 0 0 100 40000\r\n" + b"x" * 30_000)
+    lost = rig.engine.open_put_to(b"a", 0, 0, 100, rig.clock.ns)
+    assert bodies.claim(rig.engine, lost.id, 5000)
+    rig.engine.undo()
     assert bodies.claimed_bytes == 30_000 + BODY_BYTES
-    assert house.tell(wire, b"x" * 10_000 + b"\r\n").startswith(b"INSERTED ")
+    assert rig.tell(wire, b"x" * 10_000 + b"\r\n").startswith(b"INSERTED ")
     assert bodies.claimed_bytes == 0
 
 
 def test_a_reply_that_nobody_takes_counts() -> None:
-    house = House(None, bodies := Bodies(100_000))
-    unsent = Unsent(house.service)
+    rig = Rig(None, bodies := Bodies(100_000))
+    unsent = Unsent(rig.service)
     unsent.leave(b"x" * 5000)
     assert bodies.taken_bytes == 5000
     unsent.take(b"x" * 5000)
@@ -976,79 +976,79 @@ def test_a_reply_that_nobody_takes_counts() -> None:
 @pytest.mark.parametrize(("size", "most"), [(10_000, 64 << 10), (20_000, 64 << 10), (60_000, 64 << 10)])
 def test_a_bound_far_below_the_size_of_a_segment_takes_a_backlog(tmp_path: Path, size: int, most: int) -> None:
     """Nothing left memory before its segment was full: with a bound below that, puts were refused for ever."""
-    house = House(tmp_path / "journal", bodies := Bodies(most), segment_bytes=10 << 20)
-    wire = house.client()
+    rig = Rig(tmp_path / "journal", bodies := Bodies(most), segment_bytes=10 << 20)
+    wire = rig.client()
     for id in range(1, 20):
         end_s = time.monotonic() + PATIENCE_S
-        while not house.put(wire, id, size).startswith(b"INSERTED "):
-            house.settle()
+        while not rig.put(wire, id, size).startswith(b"INSERTED "):
+            rig.settle()
             assert time.monotonic() < end_s, "puts are refused for ever"
         assert bodies.taken_bytes <= most
     assert bodies.gone * size > 19 * size - most
     assert len([*(tmp_path / "journal").glob("segment-*.db")]) > 3
-    house.settle()
-    check(house.engine)
-    house.close()
+    rig.settle()
+    check(rig.engine)
+    rig.close()
 
 
 def test_memory_is_made_before_a_put_has_to_be_refused(tmp_path: Path) -> None:
     """While three quarters of the bound are taken, the newest segment is sealed, however little of it is full."""
-    house = House(tmp_path / "journal", bodies := Bodies(64 << 10), segment_bytes=10 << 20)
-    wire = house.client()
+    rig = Rig(tmp_path / "journal", bodies := Bodies(64 << 10), segment_bytes=10 << 20)
+    wire = rig.client()
     for id in range(1, 30):
-        assert house.put(wire, id, 5_000).startswith(b"INSERTED ")
-        house.settle()
+        assert rig.put(wire, id, 5_000).startswith(b"INSERTED ")
+        rig.settle()
     assert not bodies.refused and bodies.gone
-    house.close()
+    rig.close()
 
 
 def test_a_body_that_does_not_fit_is_refused_with_its_first_bytes() -> None:
-    house = House(None, bodies := Bodies(100_000))
-    assert not bodies.claim(house.engine, 1, 10, 200_000)
+    rig = Rig(None, bodies := Bodies(100_000))
+    assert not bodies.claim(rig.engine, 1, 10, 200_000)
     assert not bodies.claimed_bytes
-    assert bodies.claim(house.engine, 1, 10, 50_000)
+    assert bodies.claim(rig.engine, 1, 10, 50_000)
 
 
 def test_while_memory_has_room_segments_become_full(tmp_path: Path) -> None:
-    house = House(tmp_path / "journal", Bodies(1 << 20), segment_bytes=10 << 20)
-    wire = house.client()
+    rig = Rig(tmp_path / "journal", Bodies(1 << 20), segment_bytes=10 << 20)
+    wire = rig.client()
     for _ in range(40):
-        house.put(wire, 1, 15_000)
-    house.settle()
+        rig.put(wire, 1, 15_000)
+    rig.settle()
     assert len([*(tmp_path / "journal").glob("segment-*.db")]) == 2, "the current one and the next"
-    house.close()
+    rig.close()
 
 
 def test_each_refusal_is_told_but_seldom() -> None:
     """A body larger than an eighth of the bound could be refused without a word: seven eighths of it were free."""
-    house = House(None, Bodies(64 << 10))
-    told = refusals(house)
-    wire = house.client()
+    rig = Rig(None, Bodies(64 << 10))
+    told = refusals(rig)
+    wire = rig.client()
     for _ in range(50):
-        assert house.put(wire, 1, 70_000) == b"OUT_OF_MEMORY\r\n"
-        assert house.put(wire, 1, 100).startswith(b"INSERTED ")
+        assert rig.put(wire, 1, 70_000) == b"OUT_OF_MEMORY\r\n"
+        assert rig.put(wire, 1, 100).startswith(b"INSERTED ")
     assert told == [
         "puts are refused: a body of 70002 bytes is larger than the 65536 bytes of memory that bodies may take",
         "puts are accepted again: memory has room for bodies",
     ]
-    house.clock.ns += 61 * SECOND
-    house.put(wire, 1, 60_000)
+    rig.clock.ns += 61 * SECOND
+    rig.put(wire, 1, 60_000)
     assert len(told) == 3 and told[2].startswith("puts are refused: bodies take 7")
-    house.tell(wire, b"list-tube-used\r\n")
+    rig.tell(wire, b"list-tube-used\r\n")
     assert len(told) == 4
 
 
-def test_a_reserved_job_is_not_lost_with_its_body(house: House) -> None:
+def test_a_reserved_job_is_not_lost_with_its_body(rig: Rig) -> None:
     """The body of a job that a worker has may go, and is there again when the job is ready once more."""
-    wire = house.client()
-    house.tell(wire, b"reserve\r\n")
-    house.fetch()
+    wire = rig.client()
+    rig.tell(wire, b"reserve\r\n")
+    rig.fetch()
     wire.take()
-    job = house.engine.jobs.get(1)
-    assert job is not None and job.state == RESERVED and not is_gone(house, 1)
-    house.forget()
-    assert is_gone(house, 1)
-    assert house.tell(wire, b"release 1 0 0\r\n") == b"RELEASED\r\n"
-    assert house.tell(wire, b"reserve\r\n") == b""
-    house.fetch()
+    job = rig.engine.jobs.get(1)
+    assert job is not None and job.state == RESERVED and not is_gone(rig, 1)
+    rig.forget()
+    assert is_gone(rig, 1)
+    assert rig.tell(wire, b"release 1 0 0\r\n") == b"RELEASED\r\n"
+    assert rig.tell(wire, b"reserve\r\n") == b""
+    rig.fetch()
     assert wire.take() == reserved(1)

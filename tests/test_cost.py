@@ -169,7 +169,7 @@ COUNTED_ON = (3, 11)
 is_pure = str(engine_module.__file__).endswith(".py")
 
 
-class House:
+class Rig:
     """An engine with sessions and a clock that stands still."""
 
     def __init__(self) -> None:
@@ -195,41 +195,41 @@ class House:
         return sessions
 
 
-def jobs_ready(house: House, count: int) -> None:
-    house.tell(house.client, PUT * count)
+def jobs_ready(rig: Rig, count: int) -> None:
+    rig.tell(rig.client, PUT * count)
 
 
-def jobs_delayed(house: House, count: int) -> None:
-    house.tell(house.client, b"".join(b"put 0 %d 600 5\r\nhello\r\n" % (100 + n % 1000) for n in range(count)))
+def jobs_delayed(rig: Rig, count: int) -> None:
+    rig.tell(rig.client, b"".join(b"put 0 %d 600 5\r\nhello\r\n" % (100 + n % 1000) for n in range(count)))
 
 
-def jobs_buried(house: House, count: int) -> None:
-    house.tell(house.client, (PUT + b"reserve\r\n") * count)
-    house.tell(house.client, b"".join(b"bury %d 0\r\n" % number for number in range(1, count + 1)))
+def jobs_buried(rig: Rig, count: int) -> None:
+    rig.tell(rig.client, (PUT + b"reserve\r\n") * count)
+    rig.tell(rig.client, b"".join(b"bury %d 0\r\n" % number for number in range(1, count + 1)))
 
 
-def tubes(house: House, count: int) -> None:
-    house.tell(house.client, b"".join(b"use tube-%d\r\n%b" % (number, PUT) for number in range(count)))
-    house.tell(house.client, b"use default\r\n")
+def tubes(rig: Rig, count: int) -> None:
+    rig.tell(rig.client, b"".join(b"use tube-%d\r\n%b" % (number, PUT) for number in range(count)))
+    rig.tell(rig.client, b"use default\r\n")
 
 
-def reservations(house: House, count: int) -> None:
-    house.tell(house.client, (PUT + b"reserve\r\n") * count)
+def reservations(rig: Rig, count: int) -> None:
+    rig.tell(rig.client, (PUT + b"reserve\r\n") * count)
 
 
-def watched(house: House, count: int) -> None:
-    house.tell(house.client, b"".join(b"watch tube-%d\r\n" % number for number in range(count)))
+def watched(rig: Rig, count: int) -> None:
+    rig.tell(rig.client, b"".join(b"watch tube-%d\r\n" % number for number in range(count)))
 
 
-def connections(house: House, count: int) -> None:
-    house.others(count, b"use tube-{n}\r\n")
+def connections(rig: Rig, count: int) -> None:
+    rig.others(count, b"use tube-{n}\r\n")
 
 
-def waiting_elsewhere(house: House, count: int) -> None:
-    house.others(count, b"watch tube\r\nignore default\r\nreserve\r\n")
+def waiting_elsewhere(rig: Rig, count: int) -> None:
+    rig.others(count, b"watch tube\r\nignore default\r\nreserve\r\n")
 
 
-CROWDS: dict[str, tuple[Callable[[House, int], None], int]] = {
+CROWDS: dict[str, tuple[Callable[[Rig, int], None], int]] = {
     "ready jobs": (jobs_ready, 100_000),
     "delayed jobs": (jobs_delayed, 30_000),
     "buried jobs": (jobs_buried, 30_000),
@@ -241,12 +241,12 @@ CROWDS: dict[str, tuple[Callable[[House, int], None], int]] = {
 }
 
 
-def cycle(house: House) -> None:
+def cycle(rig: Rig) -> None:
     """A job's usual life, with everything on the way that touches an order or a timer."""
-    client = house.client
+    client = rig.client
     urgent = b"put %d 0 600 5\r\nhello\r\n"
-    number = int(house.tell(client, urgent % 0).split()[1])
-    reserved = house.tell(client, RESERVE)
+    number = int(rig.tell(client, urgent % 0).split()[1])
+    reserved = rig.tell(client, RESERVE)
     assert reserved.startswith(b"RESERVED ")
     taken = int(reserved.split()[1])
     for command, reply in (
@@ -257,20 +257,20 @@ def cycle(house: House) -> None:
         (b"kick-job %d", b"KICKED"),
         (b"delete %d", b"DELETED"),
     ):
-        assert house.tell(client, command % taken + b"\r\n").startswith(reply)
-    house.tell(client, PUT)
-    house.tell(client, b"put 0 10 600 5\r\nhello\r\n")
-    house.tell(client, b"delete %d\r\n" % (number + 2))
-    house.tell(client, b"peek-ready\r\nstats-tube handover\r\n")
-    house.engine.next_deadline_ns()
+        assert rig.tell(client, command % taken + b"\r\n").startswith(reply)
+    rig.tell(client, PUT)
+    rig.tell(client, b"put 0 10 600 5\r\nhello\r\n")
+    rig.tell(client, b"delete %d\r\n" % (number + 2))
+    rig.tell(client, b"peek-ready\r\nstats-tube handover\r\n")
+    rig.engine.next_deadline_ns()
 
 
-def handover(house: House, worker: Session) -> None:
+def handover(rig: Rig, worker: Session) -> None:
     """A worker waits, and another client puts a job for it."""
-    assert house.tell(worker, b"reserve\r\n") == b""
-    house.tell(house.client, b"use handover\r\n" + PUT + b"use default\r\n")
+    assert rig.tell(worker, b"reserve\r\n") == b""
+    rig.tell(rig.client, b"use handover\r\n" + PUT + b"use default\r\n")
     number = int(worker.take_out().split()[1])
-    assert house.tell(worker, b"delete %d\r\n" % number) == b"DELETED\r\n"
+    assert rig.tell(worker, b"delete %d\r\n" % number) == b"DELETED\r\n"
 
 
 def instructions(work: Callable[[], object], folder: str = "") -> int:
@@ -321,21 +321,21 @@ def least_time_ns(work: Callable[[], object]) -> int:
     return least
 
 
-def costs(crowd: Callable[[House, int], None], count: int) -> tuple[int, int]:
+def costs(crowd: Callable[[Rig, int], None], count: int) -> tuple[int, int]:
     """Instructions, and nanoseconds, of a cycle and a handover with so many of a thing around them."""
     work = life(crowd, count)
     return instructions(work), least_time_ns(work)
 
 
-def life(crowd: Callable[[House, int], None], count: int) -> Callable[[], None]:
+def life(crowd: Callable[[Rig, int], None], count: int) -> Callable[[], None]:
     """A cycle and a handover with so many of a thing around them."""
-    house = House()
-    crowd(house, count)
-    (worker,) = house.others(1, b"watch handover\r\nignore default\r\n")
+    rig = Rig()
+    crowd(rig, count)
+    (worker,) = rig.others(1, b"watch handover\r\nignore default\r\n")
 
     def work() -> None:
-        cycle(house)
-        handover(house, worker)
+        cycle(rig)
+        handover(rig, worker)
 
     return work
 
@@ -366,15 +366,15 @@ def test_a_handover_costs_the_same_among_thousands_who_wait_for_it() -> None:
     """The job goes to the first of the line, who stands at its end again afterwards."""
 
     def cost(count: int) -> tuple[int, int]:
-        house = House()
-        waiting = house.others(count, b"reserve\r\n")
+        rig = Rig()
+        waiting = rig.others(count, b"reserve\r\n")
         turn = iter(waiting * 100)
 
         def work() -> None:
-            house.tell(house.client, PUT)
+            rig.tell(rig.client, PUT)
             worker = next(turn)
             number = int(worker.take_out().split()[1])
-            assert house.tell(worker, b"delete %d\r\nreserve\r\n" % number) == b"DELETED\r\n"
+            assert rig.tell(worker, b"delete %d\r\nreserve\r\n" % number) == b"DELETED\r\n"
 
         return instructions(work), least_time_ns(work)
 

@@ -21,7 +21,7 @@ from journal.sqlite.survey import SegmentSurvey
 from tests.support.check import check
 from tests.support.faults import Rig, payload, read, wants_compaction
 from tests.support.forgetful import Forgetful
-from tests.test_bodies import House, reserved
+from tests.test_bodies import Rig as TurnRig, reserved
 from tests.test_journal_bounds import directory_bytes
 
 
@@ -384,30 +384,30 @@ def test_a_digest_of_another_segment_is_none(rig: LeavingRig) -> None:
 
 
 def test_a_start_brings_jobs_back_without_their_bodies(tmp_path: Path) -> None:
-    house = House(tmp_path / "journal", Forgetful(20_000))
-    wire = house.client()
-    house.fill(wire, 100, 3000)
-    house.tell(wire, b"use " + b"t" * 200 + b"\r\n")
-    house.fill(wire, 100, 3000)
+    turn_rig = TurnRig(tmp_path / "journal", Forgetful(20_000))
+    wire = turn_rig.client()
+    turn_rig.fill(wire, 100, 3000)
+    turn_rig.tell(wire, b"use " + b"t" * 200 + b"\r\n")
+    turn_rig.fill(wire, 100, 3000)
     for id in range(1, 200, 10):
-        assert house.tell(wire, b"delete %d\r\n" % id) == b"DELETED\r\n"
-    house.put(wire, 201, 3000, "5 100 7")
-    assert house.tell(wire, b"kick-job 201\r\n") == b"KICKED\r\n"
-    house.settle()
-    house.close()
-    house = House(tmp_path / "journal", Forgetful(20_000), prompt=True)
-    assert house.bodies is not None
-    check(house.engine)
-    assert house.bodies.held_bytes < 40_000 and house.bodies.gone > 150
-    wire = house.client()
-    house.tell(wire, b"watch " + b"t" * 200 + b"\r\n")
+        assert turn_rig.tell(wire, b"delete %d\r\n" % id) == b"DELETED\r\n"
+    turn_rig.put(wire, 201, 3000, "5 100 7")
+    assert turn_rig.tell(wire, b"kick-job 201\r\n") == b"KICKED\r\n"
+    turn_rig.settle()
+    turn_rig.close()
+    turn_rig = TurnRig(tmp_path / "journal", Forgetful(20_000), prompt=True)
+    assert turn_rig.bodies is not None
+    check(turn_rig.engine)
+    assert turn_rig.bodies.held_bytes < 40_000 and turn_rig.bodies.gone > 150
+    wire = turn_rig.client()
+    turn_rig.tell(wire, b"watch " + b"t" * 200 + b"\r\n")
     for id in range(1, 202):
         if id % 10 != 1 or id > 200:
-            assert house.tell(wire, b"reserve\r\n") == reserved(id, 3000)
-            assert house.tell(wire, b"delete %d\r\n" % id) == b"DELETED\r\n"
-    check(house.engine)
-    assert not house.bodies.gone and not house.failures
-    house.close()
+            assert turn_rig.tell(wire, b"reserve\r\n") == reserved(id, 3000)
+            assert turn_rig.tell(wire, b"delete %d\r\n" % id) == b"DELETED\r\n"
+    check(turn_rig.engine)
+    assert not turn_rig.bodies.gone and not turn_rig.failures
+    turn_rig.close()
 
 
 def test_a_digest_that_would_take_too_much_memory_is_given_up() -> None:

@@ -1,4 +1,4 @@
-"""The house of DESIGN.md: the import contracts know every room and bite, and what they cannot say is checked here.
+"""The rig of DESIGN.md: the import contracts know every room and bite, and what they cannot say is checked here.
 
 `lint-imports` itself runs in scripts/test; here violations are planted in a copy to see that it would find them.
 """
@@ -40,7 +40,7 @@ def module_name(path: Path) -> str:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The two packages and their contracts in a folder where they may be broken."""
-    folder = tmp_path_factory.mktemp("house")
+    folder = tmp_path_factory.mktemp("rig")
     shutil.copy(ROOT / "pyproject.toml", folder)
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))

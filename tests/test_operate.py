@@ -19,10 +19,10 @@ from tests.support.check import check
 from tests.support.clock import SECOND, ManualClock
 
 IDS = {READY: 1, RESERVED: 2, DELAYED: 3, BURIED: 4}
-"""The jobs of a house, all of priority 10, with a ttr of 60 s."""
+"""The jobs of a rig, all of priority 10, with a ttr of 60 s."""
 
 
-class House:
+class Rig:
     """An engine with a worker that holds a job, and a job in each other state, all in `default`."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
@@ -61,23 +61,23 @@ class House:
         return outcome
 
 
-Action = Callable[[House, int], int]
+Action = Callable[[Rig, int], int]
 
 ACTIONS: dict[str, tuple[Action, dict[int, int]]] = {
-    "kick": (lambda house, id: house.engine.kick_one(id, house.clock.ns), {DELAYED: READY, BURIED: READY}),
-    "release": (lambda house, id: house.engine.force_release(id, house.clock.ns), {RESERVED: READY}),
+    "kick": (lambda rig, id: rig.engine.kick_one(id, rig.clock.ns), {DELAYED: READY, BURIED: READY}),
+    "release": (lambda rig, id: rig.engine.force_release(id, rig.clock.ns), {RESERVED: READY}),
     "bury": (
-        lambda house, id: house.engine.force_bury(id, house.clock.ns),
+        lambda rig, id: rig.engine.force_bury(id, rig.clock.ns),
         {READY: BURIED, RESERVED: BURIED, DELAYED: BURIED},
     ),
-    "pri": (lambda house, id: house.alter(id, pri=5), {READY: READY, DELAYED: DELAYED, BURIED: BURIED}),
-    "delay": (lambda house, id: house.alter(id, delay_s=9), {READY: DELAYED, DELAYED: DELAYED}),
-    "no delay": (lambda house, id: house.alter(id, delay_s=0), {READY: READY, DELAYED: READY}),
+    "pri": (lambda rig, id: rig.alter(id, pri=5), {READY: READY, DELAYED: DELAYED, BURIED: BURIED}),
+    "delay": (lambda rig, id: rig.alter(id, delay_s=9), {READY: DELAYED, DELAYED: DELAYED}),
+    "no delay": (lambda rig, id: rig.alter(id, delay_s=0), {READY: READY, DELAYED: READY}),
     "ttr": (
-        lambda house, id: house.alter(id, ttr_s=9),
+        lambda rig, id: rig.alter(id, ttr_s=9),
         {READY: READY, RESERVED: RESERVED, DELAYED: DELAYED, BURIED: BURIED},
     ),
-    "tube": (lambda house, id: house.alter(id, tube=b"t"), {READY: READY, DELAYED: DELAYED, BURIED: BURIED}),
+    "tube": (lambda rig, id: rig.alter(id, tube=b"t"), {READY: READY, DELAYED: DELAYED, BURIED: BURIED}),
 }
 """What is done, and the state that follows from each in which it can be done."""
 
@@ -86,163 +86,163 @@ ACTIONS: dict[str, tuple[Action, dict[int, int]]] = {
 @pytest.mark.parametrize("name", ACTIONS)
 def test_what_fits_which_state(name: str, state: int) -> None:
     action, fits = ACTIONS[name]
-    house = House()
+    rig = Rig()
     id = IDS[state]
-    job = house.job(id)
+    job = rig.job(id)
     before = (job.state, job.rank, job.pri, job.delay_s, job.ttr_s, job.holder, job.tube)
-    outcome = action(house, id)
-    check(house.engine)
+    outcome = action(rig, id)
+    check(rig.engine)
     if state in fits:
         assert (outcome, job.state) == (DONE, fits[state])
         assert (job.holder != 0) == (job.state == RESERVED)
     else:
         assert outcome == WRONG_STATE
         assert (job.state, job.rank, job.pri, job.delay_s, job.ttr_s, job.holder, job.tube) == before
-    assert action(house, 99) == NOT_FOUND
-    assert house.engine.work > 0, "also what finds nothing counts"
+    assert action(rig, 99) == NOT_FOUND
+    assert rig.engine.work > 0, "also what finds nothing counts"
 
 
 @pytest.mark.parametrize("state", IDS)
 def test_delete_by_force(state: int) -> None:
-    house = House()
-    assert house.engine.force_delete(IDS[state], house.clock.ns) == DONE
-    check(house.engine)
-    assert house.engine.jobs.get(IDS[state]) is None
-    assert house.engine.force_delete(IDS[state], house.clock.ns) == NOT_FOUND
-    assert house.engine.default.total_deletes == 1
+    rig = Rig()
+    assert rig.engine.force_delete(IDS[state], rig.clock.ns) == DONE
+    check(rig.engine)
+    assert rig.engine.jobs.get(IDS[state]) is None
+    assert rig.engine.force_delete(IDS[state], rig.clock.ns) == NOT_FOUND
+    assert rig.engine.default.total_deletes == 1
 
 
 @pytest.mark.parametrize("name", ["release", "bury", "delete"])
 def test_a_worker_whose_job_was_taken_finds_no_job(name: str) -> None:
-    house = House()
-    assert house.engine.force_delete(2, house.clock.ns) if name == "delete" else ACTIONS[name][0](house, 2) == DONE
+    rig = Rig()
+    assert rig.engine.force_delete(2, rig.clock.ns) if name == "delete" else ACTIONS[name][0](rig, 2) == DONE
     for command in (b"release 2 0 0", b"bury 2 0", b"touch 2"):
-        assert house.say(house.worker, command + b"\r\n") == b"NOT_FOUND\r\n"
-    house.pass_time(61)
-    assert house.engine.total_timeouts == 0
-    tally = None if name == "delete" else house.job(2).tally
+        assert rig.say(rig.worker, command + b"\r\n") == b"NOT_FOUND\r\n"
+    rig.pass_time(61)
+    assert rig.engine.total_timeouts == 0
+    tally = None if name == "delete" else rig.job(2).tally
     assert name == "delete" or (
         tally is not None and (tally.releases, tally.buries) == (name != "bury", name == "bury")
     )
 
 
 def test_a_job_is_taken_from_a_client_that_is_being_forgotten() -> None:
-    house = House()
-    house.say(house.worker, b"put 0 0 60 1\r\ne\r\nreserve\r\n")
-    house.engine.leave(house.worker, house.clock.ns, 1)
-    (held,) = [id for id in (2, 5) if house.job(id).state == RESERVED]
-    assert house.engine.force_bury(held, house.clock.ns) == DONE
-    check(house.engine)
-    while not house.engine.leave(house.worker, house.clock.ns, 1):
-        check(house.engine)
-    assert house.job(held).state == BURIED
+    rig = Rig()
+    rig.say(rig.worker, b"put 0 0 60 1\r\ne\r\nreserve\r\n")
+    rig.engine.leave(rig.worker, rig.clock.ns, 1)
+    (held,) = [id for id in (2, 5) if rig.job(id).state == RESERVED]
+    assert rig.engine.force_bury(held, rig.clock.ns) == DONE
+    check(rig.engine)
+    while not rig.engine.leave(rig.worker, rig.clock.ns, 1):
+        check(rig.engine)
+    assert rig.job(held).state == BURIED
 
 
 def test_released_by_force_a_job_goes_to_who_waits() -> None:
-    house = House()
-    house.engine.pause(b"default", 9, house.clock.ns)
-    other = Session(house.service)
-    house.say(other, b"reserve\r\n")
-    assert house.engine.force_release(2, house.clock.ns) == DONE
+    rig = Rig()
+    rig.engine.pause(b"default", 9, rig.clock.ns)
+    other = Session(rig.service)
+    rig.say(other, b"reserve\r\n")
+    assert rig.engine.force_release(2, rig.clock.ns) == DONE
     assert not other.out, "the tube is paused"
-    house.engine.pause(b"default", 0, house.clock.ns)
+    rig.engine.pause(b"default", 0, rig.clock.ns)
     assert other.take_out() == b"RESERVED 2 1\r\nb\r\n"
 
 
 def test_a_moved_job_goes_to_who_waits_and_its_old_tube_ends() -> None:
-    house = House()
-    house.say(house.worker, b"use old\r\nput 7 0 60 1\r\ne\r\nuse default\r\n")
-    other = house.waiter(b"t")
-    assert house.alter(5, tube=b"t") == DONE
+    rig = Rig()
+    rig.say(rig.worker, b"use old\r\nput 7 0 60 1\r\ne\r\nuse default\r\n")
+    other = rig.waiter(b"t")
+    assert rig.alter(5, tube=b"t") == DONE
     assert other.take_out() == b"RESERVED 5 1\r\ne\r\n"
-    assert b"old" not in house.engine.tubes
-    assert house.engine.tubes[b"t"].reserved == house.engine.tubes[b"t"].jobs == 1
-    assert house.job(5).pri == 7
+    assert b"old" not in rig.engine.tubes
+    assert rig.engine.tubes[b"t"].reserved == rig.engine.tubes[b"t"].jobs == 1
+    assert rig.job(5).pri == 7
 
 
 def test_a_job_that_is_moved_to_a_paused_tube_waits_there() -> None:
-    house = House()
-    other = house.waiter(b"t")
-    house.engine.pause(b"t", 9, house.clock.ns)
-    assert house.alter(1, tube=b"t") == DONE
+    rig = Rig()
+    other = rig.waiter(b"t")
+    rig.engine.pause(b"t", 9, rig.clock.ns)
+    assert rig.alter(1, tube=b"t") == DONE
     assert not other.out
-    house.pass_time(9)
+    rig.pass_time(9)
     assert other.take_out() == b"RESERVED 1 1\r\na\r\n"
 
 
 def test_a_moved_delay_ends_in_the_new_tube() -> None:
-    house = House()
-    other = house.waiter(b"t")
-    assert house.alter(3, tube=b"t") == DONE
-    house.pass_time(4.9)
+    rig = Rig()
+    other = rig.waiter(b"t")
+    assert rig.alter(3, tube=b"t") == DONE
+    rig.pass_time(4.9)
     assert not other.out
-    house.pass_time(0.1)
+    rig.pass_time(0.1)
     assert other.take_out() == b"RESERVED 3 1\r\nc\r\n"
 
 
 def test_the_order_of_burying_stays_with_a_move() -> None:
-    house = House()
-    house.engine.force_bury(2, house.clock.ns)
-    house.engine.force_bury(1, house.clock.ns)
+    rig = Rig()
+    rig.engine.force_bury(2, rig.clock.ns)
+    rig.engine.force_bury(1, rig.clock.ns)
     for id in (1, 4, 2):
-        assert house.alter(id, pri=id, tube=b"t") == DONE
-    house.say(house.worker, b"use t\r\n")
+        assert rig.alter(id, pri=id, tube=b"t") == DONE
+    rig.say(rig.worker, b"use t\r\n")
     found = []
     for _ in range(3):
-        found.append(int(house.say(house.worker, b"peek-buried\r\n").split()[1]))
-        assert house.engine.kick_one(found[-1], house.clock.ns) == DONE
+        found.append(int(rig.say(rig.worker, b"peek-buried\r\n").split()[1]))
+        assert rig.engine.kick_one(found[-1], rig.clock.ns) == DONE
     assert found == [4, 2, 1]
 
 
 def test_a_delay_begins_now() -> None:
-    house = House()
-    assert house.alter(1, delay_s=3) == house.alter(3, delay_s=4) == DONE
-    house.pass_time(3)
-    assert (house.job(1).state, house.job(3).state) == (READY, DELAYED)
-    house.pass_time(1)
-    assert (house.job(3).state, house.job(3).delay_s) == (READY, 4)
+    rig = Rig()
+    assert rig.alter(1, delay_s=3) == rig.alter(3, delay_s=4) == DONE
+    rig.pass_time(3)
+    assert (rig.job(1).state, rig.job(3).state) == (READY, DELAYED)
+    rig.pass_time(1)
+    assert (rig.job(3).state, rig.job(3).delay_s) == (READY, 4)
 
 
 def test_another_priority_is_another_place() -> None:
-    house = House()
-    house.engine.force_release(2, house.clock.ns)
-    house.alter(2, pri=2000)
-    assert (house.engine.urgent_count, house.engine.default.urgent) == (1, 1)
-    house.alter(1, pri=3000)
-    assert (house.engine.urgent_count, house.engine.default.urgent) == (0, 0)
-    assert house.say(house.worker, b"reserve\r\n").startswith(b"RESERVED 2 ")
+    rig = Rig()
+    rig.engine.force_release(2, rig.clock.ns)
+    rig.alter(2, pri=2000)
+    assert (rig.engine.urgent_count, rig.engine.default.urgent) == (1, 1)
+    rig.alter(1, pri=3000)
+    assert (rig.engine.urgent_count, rig.engine.default.urgent) == (0, 0)
+    assert rig.say(rig.worker, b"reserve\r\n").startswith(b"RESERVED 2 ")
 
 
 @pytest.mark.parametrize("ttr_s, left_s", [(9, 9), (0, 1), (60, 60)])
 def test_a_ttr_begins_anew_for_a_worker(ttr_s: int, left_s: int) -> None:
-    house = House()
-    house.pass_time(50)
-    assert house.alter(2, ttr_s=ttr_s) == DONE
-    assert house.job(2).ttr_s == left_s
-    house.pass_time(left_s - 0.1)
-    assert house.job(2).state == RESERVED
-    house.pass_time(0.1)
-    assert house.job(2).state == READY and house.engine.total_timeouts == 1
+    rig = Rig()
+    rig.pass_time(50)
+    assert rig.alter(2, ttr_s=ttr_s) == DONE
+    assert rig.job(2).ttr_s == left_s
+    rig.pass_time(left_s - 0.1)
+    assert rig.job(2).state == RESERVED
+    rig.pass_time(0.1)
+    assert rig.job(2).state == READY and rig.engine.total_timeouts == 1
 
 
 def test_a_worker_that_waits_hears_of_a_shorter_ttr_in_time() -> None:
-    house = House()
-    house.say(house.worker, b"watch t\r\nignore default\r\nreserve\r\n")
-    assert house.alter(2, ttr_s=5) == DONE
-    house.pass_time(3.9)
-    assert not house.worker.out
-    house.pass_time(0.1)
-    assert house.worker.take_out() == b"DEADLINE_SOON\r\n"
+    rig = Rig()
+    rig.say(rig.worker, b"watch t\r\nignore default\r\nreserve\r\n")
+    assert rig.alter(2, ttr_s=5) == DONE
+    rig.pass_time(3.9)
+    assert not rig.worker.out
+    rig.pass_time(0.1)
+    assert rig.worker.take_out() == b"DEADLINE_SOON\r\n"
 
 
 def test_all_at_once_or_nothing() -> None:
-    house = House()
-    assert house.alter(1, pri=3, delay_s=4, ttr_s=5, tube=b"t") == DONE
-    job = house.job(1)
-    assert (job.pri, job.delay_s, job.ttr_s, house.engine.tube_of(job).name) == (3, 4, 5, b"t")
-    assert house.alter(2, ttr_s=5, tube=b"t") == WRONG_STATE
-    assert house.alter(4, pri=5, delay_s=0) == WRONG_STATE
-    assert (house.job(2).ttr_s, house.job(4).pri) == (60, 10)
+    rig = Rig()
+    assert rig.alter(1, pri=3, delay_s=4, ttr_s=5, tube=b"t") == DONE
+    job = rig.job(1)
+    assert (job.pri, job.delay_s, job.ttr_s, rig.engine.tube_of(job).name) == (3, 4, 5, b"t")
+    assert rig.alter(2, ttr_s=5, tube=b"t") == WRONG_STATE
+    assert rig.alter(4, pri=5, delay_s=0) == WRONG_STATE
+    assert (rig.job(2).ttr_s, rig.job(4).pri) == (60, 10)
 
 
 # The ledger
@@ -309,21 +309,21 @@ def ledger() -> Slow:
 
 
 @pytest.fixture
-def house(ledger: Slow) -> House:
-    made = House(ledger)
+def rig(ledger: Slow) -> Rig:
+    made = Rig(ledger)
     ledger.kept.clear()
     return made
 
 
-def test_what_the_ledger_hears(house: House, ledger: Slow) -> None:
-    house.alter(1, pri=3)
-    house.alter(1, delay_s=4)
-    house.alter(1, ttr_s=5, tube=b"t")
-    house.alter(1, tube=b"t", ttr_s=5)
-    house.alter(2, ttr_s=7)
-    house.alter(2, ttr_s=7)
-    house.engine.force_release(2, house.clock.ns)
-    house.engine.force_bury(2, house.clock.ns)
+def test_what_the_ledger_hears(rig: Rig, ledger: Slow) -> None:
+    rig.alter(1, pri=3)
+    rig.alter(1, delay_s=4)
+    rig.alter(1, ttr_s=5, tube=b"t")
+    rig.alter(1, tube=b"t", ttr_s=5)
+    rig.alter(2, ttr_s=7)
+    rig.alter(2, ttr_s=7)
+    rig.engine.force_release(2, rig.clock.ns)
+    rig.engine.force_bury(2, rig.clock.ns)
     assert ledger.kept == [
         ("change", 1, b"", (READY, 3, 0, 60)),
         ("change", 1, b"", (DELAYED, 3, 4, 60)),
@@ -335,140 +335,140 @@ def test_what_the_ledger_hears(house: House, ledger: Slow) -> None:
     ]
 
 
-def test_without_room_a_job_stays_as_it_is(house: House, ledger: Slow) -> None:
+def test_without_room_a_job_stays_as_it_is(rig: Rig, ledger: Slow) -> None:
     ledger.room = False
-    assert house.alter(1, pri=3, tube=b"t") == house.alter(1, ttr_s=3) == OUT_OF_MEMORY
-    assert (house.job(1).pri, b"t" in house.engine.tubes, ledger.kept) == (10, False, [])
-    assert house.alter(1, pri=3, delay_s=3) == DONE, "a change finds room"
+    assert rig.alter(1, pri=3, tube=b"t") == rig.alter(1, ttr_s=3) == OUT_OF_MEMORY
+    assert (rig.job(1).pri, b"t" in rig.engine.tubes, ledger.kept) == (10, False, [])
+    assert rig.alter(1, pri=3, delay_s=3) == DONE, "a change finds room"
 
 
-def large(house: House) -> Job:
-    house.say(house.worker, b"put 10 0 60 100\r\n" + b"x" * 100 + b"\r\n")
-    return house.job(5)
+def large(rig: Rig) -> Job:
+    rig.say(rig.worker, b"put 10 0 60 100\r\n" + b"x" * 100 + b"\r\n")
+    return rig.job(5)
 
 
-def test_a_large_job_is_as_it_was_until_the_ledger_has_it(house: House, ledger: Slow) -> None:
-    job = large(house)
+def test_a_large_job_is_as_it_was_until_the_ledger_has_it(rig: Rig, ledger: Slow) -> None:
+    job = large(rig)
     for _ in range(PARTS - 1):
-        assert house.alter(5, delay_s=9, tube=b"t") == UNFINISHED
-        assert job.state == READY and b"t" not in house.engine.tubes
-    house.engine.force_bury(5, house.clock.ns)
-    assert house.alter(5, delay_s=9, tube=b"t") == WRONG_STATE
+        assert rig.alter(5, delay_s=9, tube=b"t") == UNFINISHED
+        assert job.state == READY and b"t" not in rig.engine.tubes
+    rig.engine.force_bury(5, rig.clock.ns)
+    assert rig.alter(5, delay_s=9, tube=b"t") == WRONG_STATE
     assert not ledger.parts, "what is no longer wanted is dropped"
-    house.engine.kick_one(5, house.clock.ns)
+    rig.engine.kick_one(5, rig.clock.ns)
     for _ in range(PARTS - 1):
-        assert house.alter(5, delay_s=9, tube=b"t") == UNFINISHED
-    house.clock.pass_ns(SECOND)
-    assert house.alter(5, delay_s=9, tube=b"t") == DONE
-    assert job.rank == house.clock.ns + 9 * SECOND
-    assert house.alter(5, ttr_s=9) == UNFINISHED
-    house.engine.abandon_alter(5)
+        assert rig.alter(5, delay_s=9, tube=b"t") == UNFINISHED
+    rig.clock.pass_ns(SECOND)
+    assert rig.alter(5, delay_s=9, tube=b"t") == DONE
+    assert job.rank == rig.clock.ns + 9 * SECOND
+    assert rig.alter(5, ttr_s=9) == UNFINISHED
+    rig.engine.abandon_alter(5)
     assert not ledger.parts
-    house.engine.abandon_alter(99)
+    rig.engine.abandon_alter(99)
 
 
 # Errands
 
 
-def run(errand: Put | Changes, house: House) -> bool:
-    house.engine.work = 0
-    finished = errand.run(house.clock.ns)
-    check(house.engine)
+def run(errand: Put | Changes, rig: Rig) -> bool:
+    rig.engine.work = 0
+    finished = errand.run(rig.clock.ns)
+    check(rig.engine)
     return finished
 
 
-def test_an_operator_puts(house: House, ledger: Slow) -> None:
-    other = house.waiter(b"t")
-    put = Put(house.engine, house.service, b"t", b"hello", 3, 0, 0)
-    assert run(put, house) and put.outcome == INSERTED and put.job is not None
+def test_an_operator_puts(rig: Rig, ledger: Slow) -> None:
+    other = rig.waiter(b"t")
+    put = Put(rig.engine, rig.service, b"t", b"hello", 3, 0, 0)
+    assert run(put, rig) and put.outcome == INSERTED and put.job is not None
     assert other.take_out() == b"RESERVED 5 5\r\nhello\r\n"
     assert ledger.kept == [("put", 5, b"t", (READY, 3, 0, 1))]
-    late = Put(house.engine, house.service, b"t", b"", 3, 2, 9)
-    assert run(late, house) and house.job(6).state == DELAYED
-    assert house.engine.producer_count == 1, "an operator is no client"
+    late = Put(rig.engine, rig.service, b"t", b"", 3, 2, 9)
+    assert run(late, rig) and rig.job(6).state == DELAYED
+    assert rig.engine.producer_count == 1, "an operator is no client"
 
 
 @pytest.mark.parametrize("size", [10, LARGE_PUT])
 @pytest.mark.parametrize("why", ["draining", "room", "memory", "size"])
-def test_a_put_of_an_operator_is_refused_as_that_of_a_client(house: House, ledger: Slow, why: str, size: int) -> None:
+def test_a_put_of_an_operator_is_refused_as_that_of_a_client(rig: Rig, ledger: Slow, why: str, size: int) -> None:
     if why == "draining":
-        house.engine.draining = True
+        rig.engine.draining = True
     elif why == "room":
         ledger.room = False
     elif why == "memory":
-        house.service.watch_memory(lambda: False)
-        house.service.tell = lambda text, error: None
+        rig.service.watch_memory(lambda: False)
+        rig.service.tell = lambda text, error: None
     else:
-        house.service.max_job_bytes = size - 1
-    put = Put(house.engine, house.service, b"t", b"x" * size, 3, 0, 9)
-    assert run(put, house)
+        rig.service.max_job_bytes = size - 1
+    put = Put(rig.engine, rig.service, b"t", b"x" * size, 3, 0, 9)
+    assert run(put, rig)
     assert put.outcome == {"draining": DRAINING, "size": TOO_BIG}.get(why, OUT_OF_MEMORY)
-    assert b"t" not in house.engine.tubes and not ledger.kept and len(house.engine.jobs) == 4
+    assert b"t" not in rig.engine.tubes and not ledger.kept and len(rig.engine.jobs) == 4
 
 
-def test_a_large_put_of_an_operator_goes_in_slices(house: House, ledger: Slow) -> None:
+def test_a_large_put_of_an_operator_goes_in_slices(rig: Rig, ledger: Slow) -> None:
     ledger.waits = 1
-    put = Put(house.engine, house.service, b"t", b"x" * LARGE_PUT, 3, 0, 9)
-    assert (run(put, house), put.begun) == (False, False), "the ledger is at another job"
-    assert (run(put, house), put.begun) == (False, True)
-    assert house.engine.work > MOVE_SLICE // 3
-    assert house.engine.jobs.get(5) is None
-    assert not run(put, house)
-    assert (run(put, house), put.begun, put.outcome) == (True, False, INSERTED)
+    put = Put(rig.engine, rig.service, b"t", b"x" * LARGE_PUT, 3, 0, 9)
+    assert (run(put, rig), put.begun) == (False, False), "the ledger is at another job"
+    assert (run(put, rig), put.begun) == (False, True)
+    assert rig.engine.work > MOVE_SLICE // 3
+    assert rig.engine.jobs.get(5) is None
+    assert not run(put, rig)
+    assert (run(put, rig), put.begun, put.outcome) == (True, False, INSERTED)
     ledger.room = True
-    again = Put(house.engine, house.service, b"u", b"x" * LARGE_PUT, 3, 0, 9)
-    assert not run(again, house)
+    again = Put(rig.engine, rig.service, b"u", b"x" * LARGE_PUT, 3, 0, 9)
+    assert not run(again, rig)
     ledger.room = False
-    assert run(again, house) and again.outcome == OUT_OF_MEMORY and b"u" not in house.engine.tubes
+    assert run(again, rig) and again.outcome == OUT_OF_MEMORY and b"u" not in rig.engine.tubes
 
 
-def test_many_changes_go_in_slices(house: House, ledger: Slow) -> None:
-    house.say(house.worker, b"put 10 0 60 1\r\nx\r\n" * 100)
-    house.say(house.worker, b"")
-    while house.worker.unfinished:
-        house.worker.run(house.clock.ns)
-    ids = list(range(house.engine.next_id + 900))
-    errand = Changes(house.engine, ids, house.engine.force_bury)
+def test_many_changes_go_in_slices(rig: Rig, ledger: Slow) -> None:
+    rig.say(rig.worker, b"put 10 0 60 1\r\nx\r\n" * 100)
+    rig.say(rig.worker, b"")
+    while rig.worker.unfinished:
+        rig.worker.run(rig.clock.ns)
+    ids = list(range(rig.engine.next_id + 900))
+    errand = Changes(rig.engine, ids, rig.engine.force_bury)
     slices = 1
-    while not run(errand, house):
+    while not run(errand, rig):
         assert errand.next == slices * MOVE_SLICE
         slices += 1
     assert slices == -(-len(ids) // MOVE_SLICE)
     assert errand.counts == {DONE: 103, WRONG_STATE: 1, NOT_FOUND: 901}
 
 
-def test_a_job_that_is_written_anew_counts_by_its_size(house: House, ledger: Slow) -> None:
+def test_a_job_that_is_written_anew_counts_by_its_size(rig: Rig, ledger: Slow) -> None:
     ledger.large_bytes = 1 << 30
     for _ in range(4):
-        assert run(Put(house.engine, house.service, b"default", b"x" * (1 << 18), 3, 0, 9), house)
+        assert run(Put(rig.engine, rig.service, b"default", b"x" * (1 << 18), 3, 0, 9), rig)
     ids = [5, 6, 7, 8]
-    errand = Changes(house.engine, ids, lambda id, now_ns: house.engine.alter(id, KEEP, KEEP, KEEP, b"t", now_ns))
+    errand = Changes(rig.engine, ids, lambda id, now_ns: rig.engine.alter(id, KEEP, KEEP, KEEP, b"t", now_ns))
     for slices in (1, 2, 3, 4):
-        assert run(errand, house) == (slices == 4) and errand.next == slices
+        assert run(errand, rig) == (slices == 4) and errand.next == slices
     assert errand.counts == {DONE: 4}
-    small = Changes(house.engine, ids, lambda id, now_ns: house.engine.alter(1, KEEP, KEEP, id, b"", now_ns))
-    assert run(small, house)
-    assert house.engine.work == 2 * len(ids)
+    small = Changes(rig.engine, ids, lambda id, now_ns: rig.engine.alter(1, KEEP, KEEP, id, b"", now_ns))
+    assert run(small, rig)
+    assert rig.engine.work == 2 * len(ids)
 
 
-def test_while_changes_are_held_only_a_large_job_goes_on(house: House, ledger: Slow) -> None:
-    large(house)
-    errand = Changes(house.engine, [5, 1], lambda id, now_ns: house.engine.alter(id, KEEP, KEEP, 9, b"", now_ns))
+def test_while_changes_are_held_only_a_large_job_goes_on(rig: Rig, ledger: Slow) -> None:
+    large(rig)
+    errand = Changes(rig.engine, [5, 1], lambda id, now_ns: rig.engine.alter(id, KEEP, KEEP, 9, b"", now_ns))
     ledger.waits = 1
-    assert (run(errand, house), errand.begun) == (False, False)
-    assert (run(errand, house), errand.begun) == (False, True)
-    house.engine.held = True
-    assert (run(errand, house), errand.begun) == (False, True)
-    assert (run(errand, house), errand.begun, errand.next) == (False, False, 1)
-    assert (run(errand, house), errand.begun, errand.next) == (False, False, 1)
-    house.engine.held = False
-    assert run(errand, house) and errand.counts == {DONE: 2}
+    assert (run(errand, rig), errand.begun) == (False, False)
+    assert (run(errand, rig), errand.begun) == (False, True)
+    rig.engine.held = True
+    assert (run(errand, rig), errand.begun) == (False, True)
+    assert (run(errand, rig), errand.begun, errand.next) == (False, False, 1)
+    assert (run(errand, rig), errand.begun, errand.next) == (False, False, 1)
+    rig.engine.held = False
+    assert run(errand, rig) and errand.counts == {DONE: 2}
 
 
-def test_cancelled_changes_leave_nothing_half_written(house: House, ledger: Slow) -> None:
-    large(house)
-    errand = Changes(house.engine, [1, 5, 3], lambda id, now_ns: house.engine.alter(id, KEEP, KEEP, 9, b"", now_ns))
-    assert (run(errand, house), errand.begun, errand.next) == (False, True, 1)
+def test_cancelled_changes_leave_nothing_half_written(rig: Rig, ledger: Slow) -> None:
+    large(rig)
+    errand = Changes(rig.engine, [1, 5, 3], lambda id, now_ns: rig.engine.alter(id, KEEP, KEEP, 9, b"", now_ns))
+    assert (run(errand, rig), errand.begun, errand.next) == (False, True, 1)
     errand.cancelled = True
-    assert (run(errand, house), errand.begun, ledger.parts) == (True, False, {})
-    assert errand.counts == {DONE: 1} and house.job(3).ttr_s == 60
+    assert (run(errand, rig), errand.begun, ledger.parts) == (True, False, {})
+    assert errand.counts == {DONE: 1} and rig.job(3).ttr_s == 60

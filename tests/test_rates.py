@@ -182,7 +182,7 @@ def test_rates_in_statistics() -> None:
 # --- the turn
 
 
-class House:
+class Rig:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.engine = Engine(self.clock.ns)
@@ -200,53 +200,53 @@ class House:
 
 
 def test_an_idle_server_sleeps() -> None:
-    house = House()
-    wait = next(house.task)
-    assert wait.flag is house.turn.busy and wait.at_ns < 0
-    house.turn.end()
+    rig = Rig()
+    wait = next(rig.task)
+    assert wait.flag is rig.turn.busy and wait.at_ns < 0
+    rig.turn.end()
     assert not wait.flag.is_set
 
 
 def test_a_busy_server_settles_every_five_seconds() -> None:
-    house = House()
-    next(house.task)
-    house.happens(b"a")
-    assert house.turn.busy.is_set
-    wait = next(house.task)
-    assert wait.flag is None and wait.at_ns == house.clock.ns + EVERY_NS
-    house.clock.to(wait.at_ns)
-    wait = next(house.task)
+    rig = Rig()
+    next(rig.task)
+    rig.happens(b"a")
+    assert rig.turn.busy.is_set
+    wait = next(rig.task)
+    assert wait.flag is None and wait.at_ns == rig.clock.ns + EVERY_NS
+    rig.clock.to(wait.at_ns)
+    wait = next(rig.task)
     assert wait.flag is not None and not wait.flag.is_set
-    assert not house.engine.active
-    check(house.engine)
+    assert not rig.engine.active
+    check(rig.engine)
 
 
 def test_many_tubes_are_settled_in_slices() -> None:
-    house = House()
-    next(house.task)
+    rig = Rig()
+    next(rig.task)
     count = 3 * RATES_SLICE
     for number in range(count):
-        house.happens(b"t%d" % number)
-    wait = next(house.task)
-    house.clock.to(wait.at_ns)
+        rig.happens(b"t%d" % number)
+    wait = next(rig.task)
+    rig.clock.to(wait.at_ns)
     turns = 0
-    while (wait := next(house.task)).flag is None:
+    while (wait := next(rig.task)).flag is None:
         assert wait.at_ns == NEXT_TURN
         turns += 1
-        house.happens(b"late")  # which wakes one more tube, for the next time
-        check(house.engine)
+        rig.happens(b"late")  # which wakes one more tube, for the next time
+        check(rig.engine)
     assert turns == count // RATES_SLICE - 1
-    assert wait.flag is house.turn.busy and [tube.name for tube in house.engine.active] == [b"late"]
+    assert wait.flag is rig.turn.busy and [tube.name for tube in rig.engine.active] == [b"late"]
 
 
 def test_a_timeout_without_a_turn_is_settled_too() -> None:
-    house = House()
-    session = Session(house.service)
-    session.receive(b"put 0 0 1 1\r\nx\r\nreserve\r\n", house.clock.ns)
-    house.turn.end()
-    next(house.task)
-    house.clock.to(next(house.task).at_ns)
-    wait = next(house.task)
+    rig = Rig()
+    session = Session(rig.service)
+    session.receive(b"put 0 0 1 1\r\nx\r\nreserve\r\n", rig.clock.ns)
+    rig.turn.end()
+    next(rig.task)
+    rig.clock.to(next(rig.task).at_ns)
+    wait = next(rig.task)
     assert wait.flag is not None and not wait.flag.is_set
-    house.turn.advance()
-    assert house.engine.total_timeouts == 1 and house.turn.busy.is_set
+    rig.turn.advance()
+    assert rig.engine.total_timeouts == 1 and rig.turn.busy.is_set

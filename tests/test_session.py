@@ -64,7 +64,7 @@ def flags(session: Session) -> set[str]:
     return {name for name in ("waiting", "unfinished", "eof", "closed") if getattr(session, name)}
 
 
-class House:
+class Rig:
     """A service with a clock; its sessions get their input in pieces and their turn until they have finished."""
 
     def __init__(self, chunking: Chunking = whole, max_job_bytes: int = 65535) -> None:
@@ -128,10 +128,10 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    house = House()
-    yield house
-    check(house.engine)
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    check(rig.engine)
 
 
 # --- transcripts
@@ -141,20 +141,20 @@ class MemoryDriver:
     """Plays a transcript against sessions; `record` keeps all output of each connection."""
 
     def __init__(self, chunking: Chunking, max_job_bytes: int) -> None:
-        self.house = House(chunking, max_job_bytes)
+        self.rig = Rig(chunking, max_job_bytes)
         self.sessions: dict[str, Session] = {}
         self.arrived: dict[str, bytes] = {}
         self.closed: set[str] = set()
         self.record: dict[str, bytes] = {}
 
     def open(self, name: str) -> None:
-        self.sessions[name] = self.house.connect()
+        self.sessions[name] = self.rig.connect()
         self.arrived[name] = b""
         self.record.setdefault(name, b"")
 
     def send(self, name: str, data: bytes) -> None:
         if name not in self.closed:
-            self._note(name, self.house.feed(self.sessions[name], data))
+            self._note(name, self.rig.feed(self.sessions[name], data))
 
     def receive(self, name: str, *, wait: bool) -> bytes | None:
         self.settle()
@@ -162,28 +162,28 @@ class MemoryDriver:
         return data or (None if name in self.closed else b"")
 
     def settle(self) -> None:
-        self.house.settle()
+        self.rig.settle()
         for name, session in list(self.sessions.items()):
             if name not in self.closed:
-                self._note(name, self.house.finish(session))
+                self._note(name, self.rig.finish(session))
 
     def advance(self, ns: int) -> None:
         self.settle()
-        self.house.advance(ns)
+        self.rig.advance(ns)
         self.settle()
 
     def act(self, name: str, verb: str) -> None:
         match verb:
             case "half-close":
                 if name not in self.closed:
-                    self._note(name, self.house.hang_up(self.sessions[name]))
+                    self._note(name, self.rig.hang_up(self.sessions[name]))
             case "drain" | "undrain":
-                self.house.engine.draining = verb == "drain"
+                self.rig.engine.draining = verb == "drain"
             case "close" | "reset":
                 if name not in self.closed:
                     if verb == "close":
-                        self.house.hang_up(self.sessions[name])
-                    self.house.leave(self.sessions[name])
+                        self.rig.hang_up(self.sessions[name])
+                    self.rig.leave(self.sessions[name])
                 self.closed.discard(name)
                 del self.sessions[name]
         self.settle()
@@ -194,7 +194,7 @@ class MemoryDriver:
         session = self.sessions[name]
         if session.closed:
             self.closed.add(name)
-            self.house.leave(session)
+            self.rig.leave(session)
 
 
 def pipelined(transcript: Transcript) -> Transcript:
@@ -236,10 +236,10 @@ def played(transcript: Transcript, chunking: Chunking) -> dict[str, bytes]:
     driver = MemoryDriver(chunking, transcript.max_job_bytes)
     play(transcript, driver)
     driver.settle()
-    check(driver.house.engine)
-    for session in list(driver.house.sessions):
-        driver.house.leave(session)
-    driver.house.check_that_nobody_is_left()
+    check(driver.rig.engine)
+    for session in list(driver.rig.sessions):
+        driver.rig.leave(session)
+    driver.rig.check_that_nobody_is_left()
     return driver.record
 
 
@@ -319,15 +319,15 @@ def command_soup(draw: random.Random) -> bytes:
 
 def conversation(data: bytes, chunking: Chunking, max_job_bytes: int) -> bytes:
     """All that a session says to this and then to the end of input."""
-    house = House(chunking, max_job_bytes)
-    session = house.connect()
-    out = house.feed(session, data)
+    rig = Rig(chunking, max_job_bytes)
+    session = rig.connect()
+    out = rig.feed(session, data)
     assert session.pending_bytes == 0 or session.waiting or session.pending_bytes <= p.LINE_BYTES_MAX
-    check(house.engine)
-    out += house.hang_up(session)
+    check(rig.engine)
+    out += rig.hang_up(session)
     assert session.closed and not session.waiting
-    house.leave(session)
-    house.check_that_nobody_is_left()
+    rig.leave(session)
+    rig.check_that_nobody_is_left()
     return out
 
 
@@ -358,282 +358,282 @@ def test_several_sessions_at_once(seed: int) -> None:
     """They interfere in any way they like: no exception, every wait ends, and the engine stays sound."""
     draw = random.Random(seed)
     for _ in range(20):
-        house = House(randomly(draw), 50)
+        rig = Rig(randomly(draw), 50)
         for _ in range(80):
-            while len(house.sessions) < 4:
-                house.connect()
-            session = draw.choice(house.sessions)
+            while len(rig.sessions) < 4:
+                rig.connect()
+            session = draw.choice(rig.sessions)
             match draw.randrange(14):
                 case 0:
-                    house.hang_up(session)
+                    rig.hang_up(session)
                 case 1:
-                    house.leave(session)
+                    rig.leave(session)
                 case 2:
-                    house.advance(draw.choice((1, SECOND // 2, SECOND, 5 * SECOND)))
+                    rig.advance(draw.choice((1, SECOND // 2, SECOND, 5 * SECOND)))
                 case 3:
-                    house.engine.draining = draw.random() < 0.3
+                    rig.engine.draining = draw.random() < 0.3
                 case _:
                     if not session.eof:
-                        house.feed(session, command_soup(draw))
-            for session in list(house.sessions):
-                house.finish(session)
+                        rig.feed(session, command_soup(draw))
+            for session in list(rig.sessions):
+                rig.finish(session)
                 if session.closed:
-                    house.leave(session)
-            check(house.engine)
-        for session in list(house.sessions):
-            house.leave(session)
-        house.check_that_nobody_is_left()
+                    rig.leave(session)
+            check(rig.engine)
+        for session in list(rig.sessions):
+            rig.leave(session)
+        rig.check_that_nobody_is_left()
 
 
 # --- memory
 
 
 @pytest.mark.parametrize("piece", [b"x", b"\r", b"\n", b"use ", b"\0", b"a\r", b"put 0 0 0 9\n"])
-def test_an_endless_line_costs_no_memory(house: House, piece: bytes) -> None:
-    session = house.connect()
+def test_an_endless_line_costs_no_memory(rig: Rig, piece: bytes) -> None:
+    session = rig.connect()
     for _ in range(300):
-        assert house.feed(session, piece * 2_000) == b""
+        assert rig.feed(session, piece * 2_000) == b""
         assert session.pending_bytes <= p.LINE_BYTES_MAX
         assert len(session._inbox) <= p.LINE_BYTES_MAX
-    assert house.feed(session, b"\r\nlist-tube-used\r\n") in (
+    assert rig.feed(session, b"\r\nlist-tube-used\r\n") in (
         b"BAD_FORMAT\r\nUSING default\r\n",
         b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\nUSING default\r\n",  # the CR that was there already ended the line
     )
 
 
-def test_a_body_that_is_too_big_costs_no_memory(house: House) -> None:
-    session = house.connect()
+def test_a_body_that_is_too_big_costs_no_memory(rig: Rig) -> None:
+    session = rig.connect()
     size = 4_000_000
-    assert house.feed(session, b"put 0 0 1 %d\r\n" % size) == b""
+    assert rig.feed(session, b"put 0 0 1 %d\r\n" % size) == b""
     for _ in range(size // 2_000):
-        assert house.feed(session, b"peek 1\r\n" * 250) == b""
+        assert rig.feed(session, b"peek 1\r\n" * 250) == b""
         assert session.pending_bytes == 0 and not session._body
-    assert house.feed(session, b"x") == b""
-    assert house.feed(session, b"ylist-tube-used\r\n") == b"JOB_TOO_BIG\r\nUSING default\r\n"
-    assert house.engine.next_id == 1 and house.engine.producer_count == 0
+    assert rig.feed(session, b"x") == b""
+    assert rig.feed(session, b"ylist-tube-used\r\n") == b"JOB_TOO_BIG\r\nUSING default\r\n"
+    assert rig.engine.next_id == 1 and rig.engine.producer_count == 0
 
 
-def test_the_largest_body_that_may_be_announced(house: House) -> None:
-    session = house.connect()
-    assert house.feed(session, b"put 0 0 1 4294967295\r\n" + b"x" * 70_000) == b""
+def test_the_largest_body_that_may_be_announced(rig: Rig) -> None:
+    session = rig.connect()
+    assert rig.feed(session, b"put 0 0 1 4294967295\r\n" + b"x" * 70_000) == b""
     assert session.pending_bytes == 0
-    assert house.hang_up(session) == b"" and session.closed
+    assert rig.hang_up(session) == b"" and session.closed
 
 
-def test_a_body_in_pieces_is_kept_once(house: House) -> None:
-    session = house.connect()
+def test_a_body_in_pieces_is_kept_once(rig: Rig) -> None:
+    session = rig.connect()
     body = bytes(range(256)) * 200
-    house.feed(session, b"put 0 0 1 %d\r\n" % len(body))
+    rig.feed(session, b"put 0 0 1 %d\r\n" % len(body))
     for at in range(0, len(body), 1_000):
-        assert house.feed(session, body[at : at + 1_000]) == b""
+        assert rig.feed(session, body[at : at + 1_000]) == b""
         assert session.pending_bytes == 0
-    assert house.feed(session, b"\r\n") == b"INSERTED 1\r\n"
+    assert rig.feed(session, b"\r\n") == b"INSERTED 1\r\n"
     assert not session._body
-    assert house.feed(session, b"peek 1\r\n") == b"FOUND 1 %d\r\n%b\r\n" % (len(body), body)
+    assert rig.feed(session, b"peek 1\r\n") == b"FOUND 1 %d\r\n%b\r\n" % (len(body), body)
 
 
 # --- turns
 
 
-def test_one_client_gives_others_their_turn(house: House) -> None:
-    session = house.connect()
+def test_one_client_gives_others_their_turn(rig: Rig) -> None:
+    session = rig.connect()
     count = 2 * COMMAND_SLICE + 10
-    session.receive(b"list-tube-used\r\n" * count, house.clock.ns)
+    session.receive(b"list-tube-used\r\n" * count, rig.clock.ns)
     slices = []
     while True:
         slices.append(session.take_out().count(b"USING"))
         if not session.unfinished:
             break
-        session.run(house.clock.ns)
+        session.run(rig.clock.ns)
     assert slices == [COMMAND_SLICE, COMMAND_SLICE, 10]
     assert session.pending_bytes == 0
 
 
-def test_what_comes_while_unfinished_waits_its_turn(house: House) -> None:
-    session = house.connect()
-    session.receive(b"list-tube-used\r\n" * (COMMAND_SLICE + 5) + b"put 0 0 1 3\r\nab", house.clock.ns)
+def test_what_comes_while_unfinished_waits_its_turn(rig: Rig) -> None:
+    session = rig.connect()
+    session.receive(b"list-tube-used\r\n" * (COMMAND_SLICE + 5) + b"put 0 0 1 3\r\nab", rig.clock.ns)
     assert session.unfinished
     out = session.take_out()
-    session.receive(b"c\r\nquit\r\n", house.clock.ns)
-    out += house.finish(session)
+    session.receive(b"c\r\nquit\r\n", rig.clock.ns)
+    out += rig.finish(session)
     assert out == b"USING default\r\n" * (COMMAND_SLICE + 5) + b"INSERTED 1\r\n"
     assert session.closed
 
 
-def test_a_slow_reader_is_not_served_further(house: House) -> None:
+def test_a_slow_reader_is_not_served_further(rig: Rig) -> None:
     """With enough replies unsent, nothing more is executed until they were taken."""
-    session = house.connect()
+    session = rig.connect()
     body = b"x" * 60_000
-    house.feed(session, b"put 0 0 1 60000\r\n" + body + b"\r\n")
-    session.receive(b"peek 1\r\n" * 50 + b"delete 1\r\n", house.clock.ns)
+    rig.feed(session, b"put 0 0 1 60000\r\n" + body + b"\r\n")
+    session.receive(b"peek 1\r\n" * 50 + b"delete 1\r\n", rig.clock.ns)
     reply = b"FOUND 1 60000\r\n" + body + b"\r\n"
     assert session.unfinished
     assert OUT_BYTES_MAX <= session.out_bytes < OUT_BYTES_MAX + len(reply)
     before = session.out_bytes
     for _ in range(3):
-        session.run(house.clock.ns)
+        session.run(rig.clock.ns)
         assert session.out_bytes == before and session.unfinished
-    assert house.engine.jobs.get(1) is not None
+    assert rig.engine.jobs.get(1) is not None
     out = all_of(session)
     assert out == reply * (len(out) // len(reply))
-    assert house.finish(session) == reply * (50 - len(out) // len(reply)) + b"DELETED\r\n"
+    assert rig.finish(session) == reply * (50 - len(out) // len(reply)) + b"DELETED\r\n"
 
 
-def bury_many(house: House, count: int) -> None:
+def bury_many(rig: Rig, count: int) -> None:
     for id in range(1, count + 1):
         job = Job(id, 0, 0, 0, 1)
         job.state, job.rank, job.body = BURIED, id, b"x\r\n"
-        house.engine.jobs.add(job)
-        house.engine.restore(job, b"default", house.clock.ns)
+        rig.engine.jobs.add(job)
+        rig.engine.restore(job, b"default", rig.clock.ns)
 
 
 @pytest.mark.parametrize("bound", [2 * MOVE_SLICE + 5, 4294967295])
-def test_kick_of_many_in_slices(house: House, bound: int) -> None:
+def test_kick_of_many_in_slices(rig: Rig, bound: int) -> None:
     count = min(bound, 3 * MOVE_SLICE)
-    bury_many(house, 3 * MOVE_SLICE)
-    session, other = house.connect(), house.connect()
-    session.receive(b"kick %d\r\nlist-tube-used\r\n" % bound, house.clock.ns)
+    bury_many(rig, 3 * MOVE_SLICE)
+    session, other = rig.connect(), rig.connect()
+    session.receive(b"kick %d\r\nlist-tube-used\r\n" % bound, rig.clock.ns)
     assert session.unfinished and session.take_out() == b""
-    assert house.engine.ready_count == MOVE_SLICE
-    check(house.engine)
-    assert house.feed(other, b"peek-ready\r\n") == b"FOUND 1 1\r\nx\r\n", "others have their turn in between"
-    assert house.feed(other, b"reserve-job %d\r\ndelete %d\r\n" % (count, count)).endswith(b"DELETED\r\n")
+    assert rig.engine.ready_count == MOVE_SLICE
+    check(rig.engine)
+    assert rig.feed(other, b"peek-ready\r\n") == b"FOUND 1 1\r\nx\r\n", "others have their turn in between"
+    assert rig.feed(other, b"reserve-job %d\r\ndelete %d\r\n" % (count, count)).endswith(b"DELETED\r\n")
     left = min(bound, 3 * MOVE_SLICE - 1)
-    assert house.finish(session) == b"KICKED %d\r\nUSING default\r\n" % left
-    assert house.engine.ready_count == left and house.engine.buried_count == 3 * MOVE_SLICE - 1 - left
+    assert rig.finish(session) == b"KICKED %d\r\nUSING default\r\n" % left
+    assert rig.engine.ready_count == left and rig.engine.buried_count == 3 * MOVE_SLICE - 1 - left
 
 
-def test_kick_of_many_does_not_go_on_with_delayed_jobs(house: House) -> None:
-    bury_many(house, MOVE_SLICE)
-    session = house.connect()
-    house.feed(session, b"put 0 9 9 1\r\nx\r\n")
-    assert house.feed(session, b"kick 5000\r\n") == b"KICKED %d\r\n" % MOVE_SLICE
-    assert house.engine.delayed_count == 1
+def test_kick_of_many_does_not_go_on_with_delayed_jobs(rig: Rig) -> None:
+    bury_many(rig, MOVE_SLICE)
+    session = rig.connect()
+    rig.feed(session, b"put 0 9 9 1\r\nx\r\n")
+    assert rig.feed(session, b"kick 5000\r\n") == b"KICKED %d\r\n" % MOVE_SLICE
+    assert rig.engine.delayed_count == 1
 
 
 @pytest.mark.parametrize("count", [0, 1, MOVE_SLICE - 1, MOVE_SLICE, MOVE_SLICE + 1])
-def test_kick_around_the_border_of_a_slice(house: House, count: int) -> None:
-    bury_many(house, count)
-    session = house.connect()
-    assert house.feed(session, b"kick %d\r\n" % MOVE_SLICE) == b"KICKED %d\r\n" % min(count, MOVE_SLICE)
-    assert house.feed(session, b"kick 0\r\nkick 9\r\n") == b"KICKED 0\r\nKICKED %d\r\n" % max(count - MOVE_SLICE, 0)
+def test_kick_around_the_border_of_a_slice(rig: Rig, count: int) -> None:
+    bury_many(rig, count)
+    session = rig.connect()
+    assert rig.feed(session, b"kick %d\r\n" % MOVE_SLICE) == b"KICKED %d\r\n" % min(count, MOVE_SLICE)
+    assert rig.feed(session, b"kick 0\r\nkick 9\r\n") == b"KICKED 0\r\nKICKED %d\r\n" % max(count - MOVE_SLICE, 0)
 
 
-def test_a_kick_in_the_middle_survives_more_input_and_the_end_of_it(house: House) -> None:
-    bury_many(house, 3 * MOVE_SLICE)
-    session = house.connect()
-    session.receive(b"kick 99999\r\nlist-", house.clock.ns)
-    session.receive(b"tube-used\r\n", house.clock.ns)
+def test_a_kick_in_the_middle_survives_more_input_and_the_end_of_it(rig: Rig) -> None:
+    bury_many(rig, 3 * MOVE_SLICE)
+    session = rig.connect()
+    session.receive(b"kick 99999\r\nlist-", rig.clock.ns)
+    session.receive(b"tube-used\r\n", rig.clock.ns)
     out = session.take_out()
-    session.hang_up(house.clock.ns)
+    session.hang_up(rig.clock.ns)
     assert flags(session) == {"unfinished", "eof"}
-    assert out + house.finish(session) == b"KICKED %d\r\nUSING default\r\n" % (3 * MOVE_SLICE)
+    assert out + rig.finish(session) == b"KICKED %d\r\nUSING default\r\n" % (3 * MOVE_SLICE)
     assert flags(session) == {"closed", "eof"}
 
 
-def test_a_client_that_vanishes_during_its_kick(house: House) -> None:
-    bury_many(house, 3 * MOVE_SLICE)
-    session = house.connect()
-    session.receive(b"kick 99999\r\n", house.clock.ns)
-    house.leave(session)
-    assert house.engine.ready_count + house.engine.buried_count == 3 * MOVE_SLICE
-    assert house.engine.buried_count > 0
+def test_a_client_that_vanishes_during_its_kick(rig: Rig) -> None:
+    bury_many(rig, 3 * MOVE_SLICE)
+    session = rig.connect()
+    session.receive(b"kick 99999\r\n", rig.clock.ns)
+    rig.leave(session)
+    assert rig.engine.ready_count + rig.engine.buried_count == 3 * MOVE_SLICE
+    assert rig.engine.buried_count > 0
 
 
-def test_a_client_with_many_reservations_leaves_in_slices(house: House) -> None:
+def test_a_client_with_many_reservations_leaves_in_slices(rig: Rig) -> None:
     count = 2 * MOVE_SLICE + 1
-    session = house.connect()
-    house.feed(session, b"put 0 0 99 0\r\n\r\nreserve\r\n" * count)
-    assert house.engine.reserved_count == count
-    assert not session.leave(house.clock.ns)
-    assert house.engine.ready_count == MOVE_SLICE
-    check(house.engine)
-    house.leave(session)
-    assert house.engine.ready_count == count
+    session = rig.connect()
+    rig.feed(session, b"put 0 0 99 0\r\n\r\nreserve\r\n" * count)
+    assert rig.engine.reserved_count == count
+    assert not session.leave(rig.clock.ns)
+    assert rig.engine.ready_count == MOVE_SLICE
+    check(rig.engine)
+    rig.leave(session)
+    assert rig.engine.ready_count == count
 
 
 # --- waiting and the end of a conversation
 
 
-def test_nothing_is_executed_while_a_reserve_waits(house: House) -> None:
-    session, producer = house.connect(), house.connect()
-    assert house.feed(session, b"reserve\r\nlist-tube-used\r\nquit\r\nlist-tube-used\r\n") == b""
-    assert house.feed(session, b"list-tubes\r\n") == b""
+def test_nothing_is_executed_while_a_reserve_waits(rig: Rig) -> None:
+    session, producer = rig.connect(), rig.connect()
+    assert rig.feed(session, b"reserve\r\nlist-tube-used\r\nquit\r\nlist-tube-used\r\n") == b""
+    assert rig.feed(session, b"list-tubes\r\n") == b""
     assert flags(session) == {"waiting"}
-    house.feed(producer, b"put 0 0 1 1\r\na\r\n")
-    assert flags(session) == {"unfinished"} and session in house.engine.served
-    assert house.finish(session) == b"RESERVED 1 1\r\na\r\nUSING default\r\n"
+    rig.feed(producer, b"put 0 0 1 1\r\na\r\n")
+    assert flags(session) == {"unfinished"} and session in rig.engine.served
+    assert rig.finish(session) == b"RESERVED 1 1\r\na\r\nUSING default\r\n"
     assert flags(session) == {"closed"}
 
 
-def test_quit_drops_the_rest(house: House) -> None:
-    session = house.connect()
-    assert house.feed(session, b"put 0 0 9 1\r\na\r\nreserve\r\nquit\r\ndelete 1\r\nput 0 0 1 1\r\nb\r\n") == (
+def test_quit_drops_the_rest(rig: Rig) -> None:
+    session = rig.connect()
+    assert rig.feed(session, b"put 0 0 9 1\r\na\r\nreserve\r\nquit\r\ndelete 1\r\nput 0 0 1 1\r\nb\r\n") == (
         b"INSERTED 1\r\nRESERVED 1 1\r\na\r\n"
     )
     assert session.closed
-    assert house.feed(session, b"delete 1\r\n") == b""
-    house.leave(session)
-    assert (house.engine.ready_count, len(house.engine.jobs), house.engine.next_id) == (1, 1, 2)
+    assert rig.feed(session, b"delete 1\r\n") == b""
+    rig.leave(session)
+    assert (rig.engine.ready_count, len(rig.engine.jobs), rig.engine.next_id) == (1, 1, 2)
 
 
-def test_half_close_while_waiting(house: House) -> None:
-    session = house.connect()
-    house.feed(session, b"reserve-with-timeout 1000\r\nlist-tube-used\r\nreserve\r\nlist-tub")
+def test_half_close_while_waiting(rig: Rig) -> None:
+    session = rig.connect()
+    rig.feed(session, b"reserve-with-timeout 1000\r\nlist-tube-used\r\nreserve\r\nlist-tub")
     assert session.waiting
-    assert house.hang_up(session) == b"TIMED_OUT\r\nUSING default\r\nTIMED_OUT\r\n"
+    assert rig.hang_up(session) == b"TIMED_OUT\r\nUSING default\r\nTIMED_OUT\r\n"
     assert session.closed
-    house.leave(session)
-    assert house.engine.waiting_count == 0
-    house.advance(2_000 * SECOND)
+    rig.leave(session)
+    assert rig.engine.waiting_count == 0
+    rig.advance(2_000 * SECOND)
 
 
-def test_half_close_with_a_job_at_hand(house: House) -> None:
-    session = house.connect()
-    house.feed(session, b"put 0 0 9 1\r\na\r\n")
-    session.receive(b"reserve\r\n", house.clock.ns)
-    assert house.hang_up(session) == b"RESERVED 1 1\r\na\r\n"
-    house.leave(session)
-    job = house.engine.jobs.get(1)
-    assert job is not None and house.engine.ready_count == 1
+def test_half_close_with_a_job_at_hand(rig: Rig) -> None:
+    session = rig.connect()
+    rig.feed(session, b"put 0 0 9 1\r\na\r\n")
+    session.receive(b"reserve\r\n", rig.clock.ns)
+    assert rig.hang_up(session) == b"RESERVED 1 1\r\na\r\n"
+    rig.leave(session)
+    job = rig.engine.jobs.get(1)
+    assert job is not None and rig.engine.ready_count == 1
     assert job.counts().reserves == 1 and job.counts().releases == 0
 
 
-def test_half_close_executes_all_complete_commands(house: House) -> None:
-    session = house.connect()
-    session.receive(b"list-tube-used\r\n" * (3 * COMMAND_SLICE) + b"put 0 0 1 5\r\nabc", house.clock.ns)
-    session.hang_up(house.clock.ns)
+def test_half_close_executes_all_complete_commands(rig: Rig) -> None:
+    session = rig.connect()
+    session.receive(b"list-tube-used\r\n" * (3 * COMMAND_SLICE) + b"put 0 0 1 5\r\nabc", rig.clock.ns)
+    session.hang_up(rig.clock.ns)
     assert flags(session) == {"unfinished", "eof"}
-    assert house.finish(session).count(b"USING") == 3 * COMMAND_SLICE
+    assert rig.finish(session).count(b"USING") == 3 * COMMAND_SLICE
     assert flags(session) == {"closed", "eof"}
-    house.leave(session)
-    assert len(house.engine.jobs) == 0 and house.engine.tubes[b"default"].jobs == 0
+    rig.leave(session)
+    assert len(rig.engine.jobs) == 0 and rig.engine.tubes[b"default"].jobs == 0
 
 
-def test_half_close_of_a_slow_reader(house: House) -> None:
-    session = house.connect()
-    house.feed(session, b"put 0 0 1 60000\r\n" + b"x" * 60_000 + b"\r\n")
-    session.receive(b"peek 1\r\n" * 30, house.clock.ns)
-    session.hang_up(house.clock.ns)
+def test_half_close_of_a_slow_reader(rig: Rig) -> None:
+    session = rig.connect()
+    rig.feed(session, b"put 0 0 1 60000\r\n" + b"x" * 60_000 + b"\r\n")
+    session.receive(b"peek 1\r\n" * 30, rig.clock.ns)
+    session.hang_up(rig.clock.ns)
     assert flags(session) == {"unfinished", "eof"}
-    assert house.finish(session).count(b"FOUND 1 60000") == 30
+    assert rig.finish(session).count(b"FOUND 1 60000") == 30
     assert flags(session) == {"closed", "eof"}
 
 
-def test_deadline_soon_and_timeout_while_waiting(house: House) -> None:
-    session = house.connect()
-    house.feed(session, b"put 0 0 3 1\r\na\r\nreserve\r\nreserve-with-timeout 9\r\nlist-tube-used\r\n")
-    house.advance(2 * SECOND)
-    assert house.finish(session) == b"DEADLINE_SOON\r\nUSING default\r\n"
-    assert house.feed(session, b"delete 1\r\nreserve-with-timeout 9\r\nlist-tube-used\r\n") == b"DELETED\r\n"
-    house.advance(9 * SECOND)
-    assert house.finish(session) == b"TIMED_OUT\r\nUSING default\r\n"
+def test_deadline_soon_and_timeout_while_waiting(rig: Rig) -> None:
+    session = rig.connect()
+    rig.feed(session, b"put 0 0 3 1\r\na\r\nreserve\r\nreserve-with-timeout 9\r\nlist-tube-used\r\n")
+    rig.advance(2 * SECOND)
+    assert rig.finish(session) == b"DEADLINE_SOON\r\nUSING default\r\n"
+    assert rig.feed(session, b"delete 1\r\nreserve-with-timeout 9\r\nlist-tube-used\r\n") == b"DELETED\r\n"
+    rig.advance(9 * SECOND)
+    assert rig.finish(session) == b"TIMED_OUT\r\nUSING default\r\n"
 
 
-def test_pause_of_zero_in_one_packet_with_a_reserve(house: House) -> None:
+def test_pause_of_zero_in_one_packet_with_a_reserve(rig: Rig) -> None:
     """As upstream answers it; the pause is over before the next command."""
-    session = house.connect()
-    assert house.feed(session, b"put 0 0 9 1\r\na\r\npause-tube default 0\r\nreserve-with-timeout 0\r\n") == (
+    session = rig.connect()
+    assert rig.feed(session, b"put 0 0 9 1\r\na\r\npause-tube default 0\r\nreserve-with-timeout 0\r\n") == (
         b"INSERTED 1\r\nPAUSED\r\nRESERVED 1 1\r\na\r\n"
     )
 
@@ -641,40 +641,40 @@ def test_pause_of_zero_in_one_packet_with_a_reserve(house: House) -> None:
 # --- puts
 
 
-def test_an_upload_that_is_cut_off(house: House) -> None:
-    session, other = house.connect(), house.connect()
-    house.feed(session, b"use t\r\nput 0 0 1 10\r\nabc")
-    assert house.feed(other, b"peek 1\r\nstats-job 1\r\ndelete 1\r\n") == b"NOT_FOUND\r\n" * 3
-    assert b"t" in house.engine.tubes
-    house.leave(session)
-    assert b"t" not in house.engine.tubes
-    assert house.feed(other, b"put 0 0 1 1\r\na\r\n") == b"INSERTED 2\r\n"
+def test_an_upload_that_is_cut_off(rig: Rig) -> None:
+    session, other = rig.connect(), rig.connect()
+    rig.feed(session, b"use t\r\nput 0 0 1 10\r\nabc")
+    assert rig.feed(other, b"peek 1\r\nstats-job 1\r\ndelete 1\r\n") == b"NOT_FOUND\r\n" * 3
+    assert b"t" in rig.engine.tubes
+    rig.leave(session)
+    assert b"t" not in rig.engine.tubes
+    assert rig.feed(other, b"put 0 0 1 1\r\na\r\n") == b"INSERTED 2\r\n"
 
 
-def test_a_body_without_its_end_leaves_nothing_behind(house: House) -> None:
-    session = house.connect()
-    assert house.feed(session, b"use t\r\nput 0 0 1 1\r\nabcuse default\r\n") == (
+def test_a_body_without_its_end_leaves_nothing_behind(rig: Rig) -> None:
+    session = rig.connect()
+    assert rig.feed(session, b"use t\r\nput 0 0 1 1\r\nabcuse default\r\n") == (
         b"USING t\r\nEXPECTED_CRLF\r\nUSING default\r\n"
     )
-    assert list(house.engine.tubes) == [b"default"]
-    assert house.feed(session, b"put 0 0 1 1\r\na\r\n") == b"INSERTED 2\r\n"
+    assert list(rig.engine.tubes) == [b"default"]
+    assert rig.feed(session, b"put 0 0 1 1\r\na\r\n") == b"INSERTED 2\r\n"
 
 
-def test_refused_puts(house: House) -> None:
+def test_refused_puts(rig: Rig) -> None:
     class Full(Ledger):
         def admits(self, body_bytes: int, tube_name: bytes) -> bool:
             return body_bytes <= 3
 
-    house.engine.ledger = Full()
-    session = house.connect()
-    assert house.feed(session, b"put 0 0 1 2\r\nab\r\nput 0 0 1 1\r\na\r\n") == b"OUT_OF_MEMORY\r\nINSERTED 2\r\n"
-    house.engine.draining = True
-    assert house.feed(session, b"put 0 0 1 1\r\na\r\n") == b"DRAINING\r\n"
+    rig.engine.ledger = Full()
+    session = rig.connect()
+    assert rig.feed(session, b"put 0 0 1 2\r\nab\r\nput 0 0 1 1\r\na\r\n") == b"OUT_OF_MEMORY\r\nINSERTED 2\r\n"
+    rig.engine.draining = True
+    assert rig.feed(session, b"put 0 0 1 1\r\na\r\n") == b"DRAINING\r\n"
 
 
-def test_counters_of_commands(house: House) -> None:
+def test_counters_of_commands(rig: Rig) -> None:
     """Counted once the arguments are accepted, before anything is looked for; a put and a pause even earlier."""
-    session = house.connect()
+    session = rig.connect()
     counted = {
         b"put 0 0 1 1 \r\n": "cmd-put",
         b"put 0 0 1 1\r\naxx\r\n": "cmd-put",
@@ -701,9 +701,9 @@ def test_counters_of_commands(house: House) -> None:
         b"peek-buried\r\n": "cmd-peek-buried",
     }
     for command, key in counted.items():
-        before = counters(house, session)
-        house.feed(session, command)
-        after = counters(house, session)
+        before = counters(rig, session)
+        rig.feed(session, command)
+        after = counters(rig, session)
         changed = {name: after[name] - before[name] for name in after if after[name] != before[name]}
         assert changed == {key: 1, "cmd-stats": 1}, command
     for command in (
@@ -716,14 +716,14 @@ def test_counters_of_commands(house: House) -> None:
         b"reserve-job 1",
         b"pause-tube t",
     ):
-        before = counters(house, session)
-        house.feed(session, command + b"\r\n")
-        after = counters(house, session)
+        before = counters(rig, session)
+        rig.feed(session, command + b"\r\n")
+        after = counters(rig, session)
         assert after == before | {"cmd-stats": before["cmd-stats"] + 1}, command
 
 
-def counters(house: House, session: Session) -> dict[str, int]:
-    text = house.feed(session, b"stats\r\n").decode()
+def counters(rig: Rig, session: Session) -> dict[str, int]:
+    text = rig.feed(session, b"stats\r\n").decode()
     return {name: int(value) for name, value in re.findall(r"^(cmd-[\w-]+): (\d+)$", text, re.MULTILINE)}
 
 
@@ -747,10 +747,10 @@ OUR_KEYS = """
 """
 
 
-def test_stats_name_every_key_in_upstreams_order(house: House) -> None:
-    house.advance(5 * SECOND)
-    session = house.connect()
-    reply = house.feed(session, b"stats\r\n")
+def test_stats_name_every_key_in_upstreams_order(rig: Rig) -> None:
+    rig.advance(5 * SECOND)
+    session = rig.connect()
+    reply = rig.feed(session, b"stats\r\n")
     header, _, body = reply.partition(b"\r\n")
     assert header == b"OK %d" % (len(body) - 2)
     lines = body.decode().splitlines()
@@ -760,115 +760,115 @@ def test_stats_name_every_key_in_upstreams_order(house: House) -> None:
     assert {'version: "1.13"', 'os: "#1 SMP"', "uptime: 5", "pid: 4711", "draining: false"} <= set(lines)
 
 
-def test_more_facts_come_after_upstreams_keys(house: House) -> None:
-    house.service.facts = lambda: FACTS | {"journal-bytes": 7, "another": b"x"}
-    reply = house.feed(house.connect(), b"stats\r\n").decode()
+def test_more_facts_come_after_upstreams_keys(rig: Rig) -> None:
+    rig.service.facts = lambda: FACTS | {"journal-bytes": 7, "another": b"x"}
+    reply = rig.feed(rig.connect(), b"stats\r\n").decode()
     assert f'\nplatform: "x86_64"\n{OUR_KEYS.split()[0]}: ' in reply
     assert reply.endswith(f'\njournal-bytes: 7\nanother: "x"\nbuild: {BUILD}\n\r\n')
 
 
-def test_stats_of_a_job(house: House) -> None:
-    session = house.connect()
-    house.feed(session, b"use t\r\nwatch t\r\nput 5 0 100 1\r\na\r\n")
-    house.advance(3 * SECOND)
-    house.feed(session, b"reserve\r\n")
-    house.advance(4 * SECOND + 1)
+def test_stats_of_a_job(rig: Rig) -> None:
+    session = rig.connect()
+    rig.feed(session, b"use t\r\nwatch t\r\nput 5 0 100 1\r\na\r\n")
+    rig.advance(3 * SECOND)
+    rig.feed(session, b"reserve\r\n")
+    rig.advance(4 * SECOND + 1)
     text = (
         '---\nid: 1\ntube: "t"\nstate: reserved\npri: 5\nage: 7\ndelay: 0\nttr: 100\ntime-left: 95\nfile: 0\n'
         "reserves: 1\ntimeouts: 0\nreleases: 0\nburies: 0\nkicks: 0\n"
     )
-    assert house.feed(session, b"stats-job 1\r\n").decode() == f"OK {len(text)}\r\n{text}\r\n"
+    assert rig.feed(session, b"stats-job 1\r\n").decode() == f"OK {len(text)}\r\n{text}\r\n"
 
 
-def test_ages_in_statistics(house: House) -> None:
-    session = house.connect()
-    house.feed(session, b"put 0 0 100 1\r\na\r\n")
-    house.advance(3 * SECOND)
-    house.feed(session, b"put 0 100 100 1\r\na\r\nreserve\r\nuse t\r\nput 0 0 100 1\r\na\r\n")
-    house.advance(4 * SECOND)
+def test_ages_in_statistics(rig: Rig) -> None:
+    session = rig.connect()
+    rig.feed(session, b"put 0 0 100 1\r\na\r\n")
+    rig.advance(3 * SECOND)
+    rig.feed(session, b"put 0 100 100 1\r\na\r\nreserve\r\nuse t\r\nput 0 0 100 1\r\na\r\n")
+    rig.advance(4 * SECOND)
     mine = "\noldest-ready-age: 0\noldest-delayed-age: 4\noldest-reserved-age: 7\noldest-buried-age: 0\n"
-    assert mine in house.feed(session, b"stats-tube default\r\n").decode()
-    house.feed(session, b"bury 1 0\r\n")
+    assert mine in rig.feed(session, b"stats-tube default\r\n").decode()
+    rig.feed(session, b"bury 1 0\r\n")
     every = "\noldest-ready-age: 4\noldest-delayed-age: 4\noldest-reserved-age: 0\noldest-buried-age: 7\n"
-    assert every in house.feed(session, b"stats\r\n").decode()
+    assert every in rig.feed(session, b"stats\r\n").decode()
 
 
-def test_statistics_of_many_jobs_in_slices(house: House) -> None:
+def test_statistics_of_many_jobs_in_slices(rig: Rig) -> None:
     """The oldest one of each state is searched while others have their turn; the answer is true when it is given."""
     count = 20_000
-    session, other = house.connect(), house.connect()
-    house.feed(other, b"use t\r\n")
+    session, other = rig.connect(), rig.connect()
+    rig.feed(other, b"use t\r\n")
     for id in range(1, count):
         job = Job(id, 0, 0, 0, 1)
         job.state, job.rank, job.body = BURIED if id > count - 300 else READY, id, b"x\r\n"
-        job.created_ns = house.clock.ns
-        house.engine.jobs.add(job)
-        house.engine.restore(job, b"t" if id > count - 600 else b"default", house.clock.ns)
-    house.advance(5 * SECOND)
-    house.engine.tubes[b"t"].low_buried = 0  # as if old ones had been there and gone
-    house.engine.low_reserved = 0
-    session.receive(b"stats-tube t\r\nuse default\r\n", house.clock.ns)
+        job.created_ns = rig.clock.ns
+        rig.engine.jobs.add(job)
+        rig.engine.restore(job, b"t" if id > count - 600 else b"default", rig.clock.ns)
+    rig.advance(5 * SECOND)
+    rig.engine.tubes[b"t"].low_buried = 0  # as if old ones had been there and gone
+    rig.engine.low_reserved = 0
+    session.receive(b"stats-tube t\r\nuse default\r\n", rig.clock.ns)
     assert session.unfinished and session.take_out() == b""
-    assert house.feed(other, b"list-tube-used\r\n") == b"USING t\r\n"
-    reply = house.finish(session)
+    assert rig.feed(other, b"list-tube-used\r\n") == b"USING t\r\n"
+    reply = rig.finish(session)
     assert b"oldest-buried-age: 5\n" in reply and reply.endswith(b"\n\r\nUSING default\r\n")
-    house.feed(other, b"reserve-job %d\r\n" % (count - 1))
-    house.engine.low_reserved = 0
-    session.receive(b"stats\r\n", house.clock.ns)
+    rig.feed(other, b"reserve-job %d\r\n" % (count - 1))
+    rig.engine.low_reserved = 0
+    session.receive(b"stats\r\n", rig.clock.ns)
     assert session.unfinished
-    house.feed(other, b"release %d 0 0\r\n" % (count - 1))
-    reply = house.finish(session)
+    rig.feed(other, b"release %d 0 0\r\n" % (count - 1))
+    reply = rig.finish(session)
     assert b"\ncurrent-jobs-reserved: 0\n" in reply and b"\noldest-reserved-age: 0\n" in reply
 
-    house.feed(other, b"list-tubes\r\n")
-    house.engine.tubes[b"t"].low_buried = 0
-    session.receive(b"stats-tube t\r\n", house.clock.ns)
+    rig.feed(other, b"list-tubes\r\n")
+    rig.engine.tubes[b"t"].low_buried = 0
+    session.receive(b"stats-tube t\r\n", rig.clock.ns)
     assert session.unfinished
     for id in range(count - 599, count):
-        assert house.engine.delete(other, id, house.clock.ns)
-    house.feed(other, b"use default\r\n")
-    assert house.finish(session) == b"NOT_FOUND\r\n", "the tube ended meanwhile"
-    assert house.feed(session, b"list-tubes\r\n").endswith(b"- default\n\r\n")
+        assert rig.engine.delete(other, id, rig.clock.ns)
+    rig.feed(other, b"use default\r\n")
+    assert rig.finish(session) == b"NOT_FOUND\r\n", "the tube ended meanwhile"
+    assert rig.feed(session, b"list-tubes\r\n").endswith(b"- default\n\r\n")
 
 
-def test_latencies_in_statistics(house: House) -> None:
+def test_latencies_in_statistics(rig: Rig) -> None:
     """From ready to reserved, and from reserved to the end, whatever the end is."""
-    session = house.connect()
-    house.feed(session, b"use t\r\nwatch t\r\nput 5 0 100 1\r\na\r\n")
-    house.advance(3 * SECOND)
-    house.feed(session, b"reserve\r\n")
-    assert "\nqueued-p50: 4.096000\n" in house.feed(session, b"stats-tube t\r\n").decode()
-    house.advance(SECOND // 100)
-    house.feed(session, b"release 1 0 0\r\nreserve\r\n")
-    house.advance(SECOND // 10)
-    house.feed(session, b"bury 1 0\r\n")
+    session = rig.connect()
+    rig.feed(session, b"use t\r\nwatch t\r\nput 5 0 100 1\r\na\r\n")
+    rig.advance(3 * SECOND)
+    rig.feed(session, b"reserve\r\n")
+    assert "\nqueued-p50: 4.096000\n" in rig.feed(session, b"stats-tube t\r\n").decode()
+    rig.advance(SECOND // 100)
+    rig.feed(session, b"release 1 0 0\r\nreserve\r\n")
+    rig.advance(SECOND // 10)
+    rig.feed(session, b"bury 1 0\r\n")
     expected = (
         "queued-p50: 0.000016\nqueued-p95: 4.096000\nqueued-p99: 4.096000\n"
         "worked-p50: 0.016000\nworked-p95: 0.128000\nworked-p99: 0.128000\n"
     )
-    assert f"\n{expected}" in house.feed(session, b"stats-tube t\r\n").decode()
-    house.feed(session, b"delete 1\r\nuse default\r\nwatch default\r\nignore t\r\n")
-    assert house.feed(session, b"stats-tube t\r\n") == b"NOT_FOUND\r\n"
-    assert f"\n{expected}" in house.feed(session, b"stats\r\n").decode(), "the server's outlive the tube"
-    assert b"\nqueued-p50: 0.000000\n" in house.feed(session, b"stats-tube default\r\n")
+    assert f"\n{expected}" in rig.feed(session, b"stats-tube t\r\n").decode()
+    rig.feed(session, b"delete 1\r\nuse default\r\nwatch default\r\nignore t\r\n")
+    assert rig.feed(session, b"stats-tube t\r\n") == b"NOT_FOUND\r\n"
+    assert f"\n{expected}" in rig.feed(session, b"stats\r\n").decode(), "the server's outlive the tube"
+    assert b"\nqueued-p50: 0.000000\n" in rig.feed(session, b"stats-tube default\r\n")
 
 
-def test_time_left_right_after_a_command(house: House) -> None:
+def test_time_left_right_after_a_command(rig: Rig) -> None:
     """Upstream says 9 right after `pause-tube t 10`, and one less than the largest ttr."""
-    session = house.connect()
-    house.feed(session, b"put 0 0 4294967295 0\r\n\r\nreserve\r\nput 0 10 1 0\r\n\r\npause-tube default 10\r\n")
-    assert b"\ntime-left: 4294967294\n" in house.feed(session, b"stats-job 1\r\n")
-    assert b"\ntime-left: 9\n" in house.feed(session, b"stats-job 2\r\n")
-    assert b"\npause: 10\npause-time-left: 9\n" in house.feed(session, b"stats-tube default\r\n")
-    house.feed(session, b"pause-tube default 0\r\n")
-    assert b"\npause: 0\npause-time-left: 0\n" in house.feed(session, b"stats-tube default\r\n")
+    session = rig.connect()
+    rig.feed(session, b"put 0 0 4294967295 0\r\n\r\nreserve\r\nput 0 10 1 0\r\n\r\npause-tube default 10\r\n")
+    assert b"\ntime-left: 4294967294\n" in rig.feed(session, b"stats-job 1\r\n")
+    assert b"\ntime-left: 9\n" in rig.feed(session, b"stats-job 2\r\n")
+    assert b"\npause: 10\npause-time-left: 9\n" in rig.feed(session, b"stats-tube default\r\n")
+    rig.feed(session, b"pause-tube default 0\r\n")
+    assert b"\npause: 0\npause-time-left: 0\n" in rig.feed(session, b"stats-tube default\r\n")
 
 
-def test_trace_sees_commands_and_replies(house: House) -> None:
-    session = house.connect()
+def test_trace_sees_commands_and_replies(rig: Rig) -> None:
+    session = rig.connect()
     seen: list[tuple[str, bytes]] = []
     session.trace = lambda direction, data: seen.append((direction, data))
-    house.feed(session, b"use t\r\nput 0 0 1 1\r\na\r\npeek 1\r\n")
+    rig.feed(session, b"use t\r\nput 0 0 1 1\r\na\r\npeek 1\r\n")
     assert seen == [
         ("<", b"use t"),
         (">", b"USING t\r\n"),
@@ -883,71 +883,71 @@ def test_trace_sees_commands_and_replies(house: House) -> None:
 
 
 @pytest.mark.slow
-def test_a_long_list_is_written_as_it_is_read_and_names_the_tubes_of_one_moment(house: House) -> None:
+def test_a_long_list_is_written_as_it_is_read_and_names_the_tubes_of_one_moment(rig: Rig) -> None:
     """Thirty unread lists of 200,000 tubes took 707 MB: each was made as a whole."""
-    session, other = house.connect(), house.connect()
+    session, other = rig.connect(), rig.connect()
     names = [b"default", *[b"%d-" % number + b"x" * 190 for number in range(10 * LIST_SLICE)]]
     for name in names[1:]:
-        house.engine.watch(session, name)
+        rig.engine.watch(session, name)
     most = OUT_BYTES_MAX + LIST_SLICE * 204
-    session.receive(b"list-tubes\r\nlist-tubes-watched\r\nuse x\r\n", house.clock.ns)
+    session.receive(b"list-tubes\r\nlist-tubes-watched\r\nuse x\r\n", rig.clock.ns)
     for _ in range(50):  # of a client that reads nothing
-        session.run(house.clock.ns)
+        session.run(rig.clock.ns)
         assert flags(session) == {"unfinished"} and 0 < session.out_bytes < most
     out = b""
     while session.unfinished:
-        house.feed(other, b"use late\r\nwatch later\r\n")  # tubes come and go meanwhile
+        rig.feed(other, b"use late\r\nwatch later\r\n")  # tubes come and go meanwhile
         assert session.out_bytes < most
         out += all_of(session)
-        house.feed(other, b"use default\r\nignore later\r\n")
-        session.run(house.clock.ns)
+        rig.feed(other, b"use default\r\nignore later\r\n")
+        session.run(rig.clock.ns)
     assert out + all_of(session) == 2 * p.ok(p.yaml_list(names)) + b"USING x\r\n"
-    check(house.engine)
+    check(rig.engine)
 
 
-def test_those_who_list_all_tubes_share_the_names(house: House) -> None:
+def test_those_who_list_all_tubes_share_the_names(rig: Rig) -> None:
     for number in range(LIST_SLICE):
-        house.engine.watch(house.connect(), b"tube-%d" % number)
-    names = house.engine.tube_names()
-    assert house.engine.tube_names() is names and names == [*house.engine.tubes]
-    house.feed(house.connect(), b"use a\r\nuse default\r\n")
-    assert house.engine.tube_names() is not names and house.engine.tube_names() == names
-    house.engine.watch(house.connect(), b"a")
-    assert house.engine.tube_names() == [*names, b"a"]
-    house.feed(last := house.connect(), b"watch gone\r\n")
-    assert house.engine.tube_names()[-1] == b"gone"
-    house.leave(last)
-    assert house.engine.tube_names() == [*names, b"a"], "no tube came, but one is gone"
+        rig.engine.watch(rig.connect(), b"tube-%d" % number)
+    names = rig.engine.tube_names()
+    assert rig.engine.tube_names() is names and names == [*rig.engine.tubes]
+    rig.feed(rig.connect(), b"use a\r\nuse default\r\n")
+    assert rig.engine.tube_names() is not names and rig.engine.tube_names() == names
+    rig.engine.watch(rig.connect(), b"a")
+    assert rig.engine.tube_names() == [*names, b"a"]
+    rig.feed(last := rig.connect(), b"watch gone\r\n")
+    assert rig.engine.tube_names()[-1] == b"gone"
+    rig.leave(last)
+    assert rig.engine.tube_names() == [*names, b"a"], "no tube came, but one is gone"
 
 
-def test_sessions_that_list_all_tubes_share_the_names(house: House) -> None:
+def test_sessions_that_list_all_tubes_share_the_names(rig: Rig) -> None:
     """Each of 30 lists that were not read had 700,000 names of its own."""
-    watcher = house.connect()
+    watcher = rig.connect()
     for number in range(10 * LIST_SLICE):
-        house.engine.watch(watcher, b"tube-%d" % number)
-    names = house.engine.tube_names()
+        rig.engine.watch(watcher, b"tube-%d" % number)
+    names = rig.engine.tube_names()
     before = sys.getrefcount(names)
-    listing = [house.connect() for _ in range(5)]
+    listing = [rig.connect() for _ in range(5)]
     for session in listing:
-        session.receive(b"list-tubes\r\n", house.clock.ns)
+        session.receive(b"list-tubes\r\n", rig.clock.ns)
         assert session.unfinished
     assert sys.getrefcount(names) == before + 5
 
 
-def test_tubes_and_watch_lists_have_a_bound_where_memory_has_one(house: House) -> None:
+def test_tubes_and_watch_lists_have_a_bound_where_memory_has_one(rig: Rig) -> None:
     """A client that watched 200,000 tubes took 280 MB, whatever the bound was."""
-    engine = house.engine
+    engine = rig.engine
     engine.bodies = Bodies(1 << 16)
-    session, other = house.connect(), house.connect()
+    session, other = rig.connect(), rig.connect()
     count = TUBES_BYTES_MIN // (TUBE_BYTES + WATCH_BYTES)
     for number in range(count):
         assert engine.takes_tubes()
         engine.watch(session, b"tube-%d" % number)
-    assert house.feed(session, b"watch more\r\nuse more\r\n") == b"OUT_OF_MEMORY\r\nOUT_OF_MEMORY\r\n"
-    assert house.feed(other, b"use tube-1\r\nwatch tube-1\r\n") == b"USING tube-1\r\nOUT_OF_MEMORY\r\n"
-    assert house.feed(session, b"watch tube-1\r\n") == b"WATCHING %d\r\n" % (count + 1)
-    assert house.feed(session, b"put 0 0 60 1\r\nx\r\nreserve\r\n") == b"INSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
-    assert house.feed(session, b"ignore tube-0\r\nwatch more\r\n").endswith(b"WATCHING %d\r\n" % (count + 1))
+    assert rig.feed(session, b"watch more\r\nuse more\r\n") == b"OUT_OF_MEMORY\r\nOUT_OF_MEMORY\r\n"
+    assert rig.feed(other, b"use tube-1\r\nwatch tube-1\r\n") == b"USING tube-1\r\nOUT_OF_MEMORY\r\n"
+    assert rig.feed(session, b"watch tube-1\r\n") == b"WATCHING %d\r\n" % (count + 1)
+    assert rig.feed(session, b"put 0 0 60 1\r\nx\r\nreserve\r\n") == b"INSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
+    assert rig.feed(session, b"ignore tube-0\r\nwatch more\r\n").endswith(b"WATCHING %d\r\n" % (count + 1))
     check(engine)
     engine.undo()
     check(engine)
@@ -956,56 +956,56 @@ def test_tubes_and_watch_lists_have_a_bound_where_memory_has_one(house: House) -
 
 # Bug: list-tubes of 100,000 tubes, or 128 commands that each do much, ran in one slice.
 @pytest.mark.parametrize("command", [b"stats", b"stats-tube default", b"list-tubes", b"kick 1000"])
-def test_a_slice_ends_sooner_for_commands_that_do_much(house: House, command: bytes) -> None:
+def test_a_slice_ends_sooner_for_commands_that_do_much(rig: Rig, command: bytes) -> None:
     for _ in range(5):
-        house.feed(house.connect(), b"watch a\r\n")
+        rig.feed(rig.connect(), b"watch a\r\n")
     for number in range(200):
-        house.engine.watch(house.connect(), b"tube-%d" % number)
-    session = house.connect()
-    bury_many(house, 2_000)
-    session.receive((command + b"\r\n") * COMMAND_SLICE, house.clock.ns)
+        rig.engine.watch(rig.connect(), b"tube-%d" % number)
+    session = rig.connect()
+    bury_many(rig, 2_000)
+    session.receive((command + b"\r\n") * COMMAND_SLICE, rig.clock.ns)
     replies = b"".join(session.out)
     assert replies.count(b"OK ") + replies.count(b"KICKED ") <= COMMAND_SLICE // 4
     assert session.unfinished
 
 
 @pytest.mark.slow
-def test_a_reserve_that_looks_at_many_tubes_is_more_than_one_unit(house: House) -> None:
-    session, other = house.connect(), house.connect()
+def test_a_reserve_that_looks_at_many_tubes_is_more_than_one_unit(rig: Rig) -> None:
+    session, other = rig.connect(), rig.connect()
     for number in range(2_500):
-        house.engine.watch(session, b"tube-%d" % number)
-        house.feed(other, b"use tube-%d\r\nput %d 0 60 1\r\nx\r\n" % (number, 2_500 - number))
-    session.receive(b"reserve\r\n" * 3, house.clock.ns)
+        rig.engine.watch(session, b"tube-%d" % number)
+        rig.feed(other, b"use tube-%d\r\nput %d 0 60 1\r\nx\r\n" % (number, 2_500 - number))
+    session.receive(b"reserve\r\n" * 3, rig.clock.ns)
     assert len(session.out) == 1 and session.unfinished
-    out = house.finish(session)
+    out = rig.finish(session)
     assert [int(line.split()[1]) for line in out.split(b"\r\n") if line.startswith(b"RESERVED")] == [2500, 2499, 2498]
 
 
 # Bug: A put behind the id 2**63 - 1 was acknowledged and lost.
-def test_ids_end_where_those_of_sqlite_end(house: House) -> None:
+def test_ids_end_where_those_of_sqlite_end(rig: Rig) -> None:
     told: list[str] = []
-    house.service.tell = lambda text, error: told.append(text)
-    house.engine.next_id = 2**63 - 1
-    session = house.connect()
+    rig.service.tell = lambda text, error: told.append(text)
+    rig.engine.next_id = 2**63 - 1
+    session = rig.connect()
     put = b"put 0 0 1 1\r\nx\r\n"
-    assert house.feed(session, put + put + put) == b"INSERTED %d\r\n" % (2**63 - 1) + b"OUT_OF_MEMORY\r\n" * 2
+    assert rig.feed(session, put + put + put) == b"INSERTED %d\r\n" % (2**63 - 1) + b"OUT_OF_MEMORY\r\n" * 2
     assert len(told) == 1, "the log says it once"
-    assert house.feed(session, b"delete %d\r\n" % (2**63 - 1)) == b"DELETED\r\n"
-    check(house.engine)
+    assert rig.feed(session, b"delete %d\r\n" % (2**63 - 1)) == b"DELETED\r\n"
+    check(rig.engine)
 
 
 # Bug: time-left was -1 at a deadline, and ages could be negative.
-def test_nothing_is_negative_at_a_deadline_whose_timer_is_late(house: House) -> None:
-    session = house.connect()
-    house.feed(session, b"put 0 0 1 1\r\nx\r\nreserve\r\nput 0 1 9 1\r\ny\r\npause-tube default 1\r\n")
+def test_nothing_is_negative_at_a_deadline_whose_timer_is_late(rig: Rig) -> None:
+    session = rig.connect()
+    rig.feed(session, b"put 0 0 1 1\r\nx\r\nreserve\r\nput 0 1 9 1\r\ny\r\npause-tube default 1\r\n")
     for ns in (SECOND - 1, 1, 1, SECOND):
-        house.clock.pass_ns(ns)  # and the engine does not hear of it
-        out = house.feed(session, b"stats-job 1\r\nstats-job 2\r\nstats-tube default\r\nstats\r\n")
+        rig.clock.pass_ns(ns)  # and the engine does not hear of it
+        out = rig.feed(session, b"stats-job 1\r\nstats-job 2\r\nstats-tube default\r\nstats\r\n")
         assert not re.search(rb": -\d", out), out
-    job = house.engine.jobs.get(1)
+    job = rig.engine.jobs.get(1)
     assert job is not None
-    job.created_ns = house.clock.ns + 5 * SECOND  # the clock at its start was wrong
-    assert b"age: 0\n" in house.feed(session, b"stats-job 1\r\n")
+    job.created_ns = rig.clock.ns + 5 * SECOND  # the clock at its start was wrong
+    assert b"age: 0\n" in rig.feed(session, b"stats-job 1\r\n")
 
 
 @pytest.mark.parametrize(
@@ -1017,9 +1017,9 @@ def test_nothing_is_negative_at_a_deadline_whose_timer_is_late(house: House) -> 
 )
 @pytest.mark.parametrize("size", [5, LARGE_BODY])
 def test_a_session_says_whether_a_reply_shows_a_job(line: bytes, shows: bool, size: int) -> None:
-    house = House()
-    session = house.connect()
-    now_ns = house.clock.ns
+    rig = Rig()
+    session = rig.connect()
+    now_ns = rig.clock.ns
     session.receive(b"put 0 0 60 %d\r\n%b\r\n" % (size, b"x" * size), now_ns)
     assert not session.shows_job, "its own put"
     session.receive(line + b"\r\n", now_ns)
@@ -1029,9 +1029,9 @@ def test_a_session_says_whether_a_reply_shows_a_job(line: bytes, shows: bool, si
 
 
 def test_a_session_says_that_the_end_of_its_wait_shows_a_job() -> None:
-    house = House()
-    now_ns = house.clock.ns
-    worker, producer = house.connect(), house.connect()
+    rig = Rig()
+    now_ns = rig.clock.ns
+    worker, producer = rig.connect(), rig.connect()
     worker.receive(b"reserve\r\n", now_ns)
     producer.receive(b"put 0 0 60 1\r\nx\r\n", now_ns)
     assert (worker.shows_job, producer.shows_job) == (True, False)

@@ -124,7 +124,7 @@ class FakeJournal(Log):
         self.closed = True
 
 
-class House:
+class Rig:
     """A turn with its clients."""
 
     def __init__(self, fsync_ms: int | None = None, *, durable: bool = True) -> None:
@@ -170,26 +170,26 @@ def test_ages_that_contradict_ids_are_sorted_out_before_clients_come() -> None:
         def batches(self) -> Iterator[tuple[int, list[Row]]]:
             jobs = [Job(1, 0, 0, 0, 1), Job(2, 0, 0, 0, 1), Job(3, 0, 0, 0, 1)]
             for job, age_s in zip(jobs, (1, 9, 5), strict=True):
-                job.state, job.body, job.created_ns = READY, b"x\r\n", house.clock.ns - age_s * SECOND
+                job.state, job.body, job.created_ns = READY, b"x\r\n", rig.clock.ns - age_s * SECOND
             rows = [(job.id, job.id, FULL, 0, encode_whole(job, b"default", epoch)) for job in jobs]
             return iter([(1, rows)])
 
-    house = House(durable=False)
-    house.journal = Restored()
-    epoch = ClockOffset(house.wall_ns(), house.clock.ns)
-    assert house.turn.open(Store(house.journal, None, epoch)) == 3
-    assert not house.engine.unsorted and house.engine.strays == [1]
+    rig = Rig(durable=False)
+    rig.journal = Restored()
+    epoch = ClockOffset(rig.wall_ns(), rig.clock.ns)
+    assert rig.turn.open(Store(rig.journal, None, epoch)) == 3
+    assert not rig.engine.unsorted and rig.engine.strays == [1]
 
 
 def test_a_reply_leaves_at_the_end_of_the_turn() -> None:
-    house = House()
-    one, two = house.client(), house.client()
-    house.turn.step(one, PUT)
-    house.turn.step(two, b"reserve\r\n")
-    assert (one.sent, two.sent, house.begun) == (b"", b"", 1)
-    assert house.journal.commits == 0
-    house.turn.end()
-    assert house.journal.commits == 1
+    rig = Rig()
+    one, two = rig.client(), rig.client()
+    rig.turn.step(one, PUT)
+    rig.turn.step(two, b"reserve\r\n")
+    assert (one.sent, two.sent, rig.begun) == (b"", b"", 1)
+    assert rig.journal.commits == 0
+    rig.turn.end()
+    assert rig.journal.commits == 1
     assert one.take() == b"INSERTED 1\r\n"
     assert two.take() == b"RESERVED 1 1\r\nx\r\n"
     assert (one.turns, two.turns) == (1, 1)
@@ -205,63 +205,63 @@ PLACES.remove(("append", FAULTS[0]))  # a put that finds no memory is refused, s
 @pytest.mark.parametrize(("where", "error"), PLACES, ids=lambda value: getattr(type(value), "__name__", value))
 def test_whatever_fails_in_the_journal_is_the_end(where: str, error: BaseException) -> None:
     """Only JournalError was: after anything else the batch was dropped and the next turn sent its replies."""
-    house = House(fsync_ms=0)
-    one, two = house.client(), house.client()
-    setattr(house.journal, f"{where}_fails", error)
-    house.say((one, PUT), (two, PUT))
-    assert house.failures == [error]
-    setattr(house.journal, f"{where}_fails", None)
-    house.say((one, b"list-tube-used\r\n"), (two, b"list-tube-used\r\n"))
-    house.turn.finish()
-    assert house.failures == [error], "it is said once"
+    rig = Rig(fsync_ms=0)
+    one, two = rig.client(), rig.client()
+    setattr(rig.journal, f"{where}_fails", error)
+    rig.say((one, PUT), (two, PUT))
+    assert rig.failures == [error]
+    setattr(rig.journal, f"{where}_fails", None)
+    rig.say((one, b"list-tube-used\r\n"), (two, b"list-tube-used\r\n"))
+    rig.turn.finish()
+    assert rig.failures == [error], "it is said once"
     assert not one.sent and not two.sent, "no reply leaves any more"
-    assert not house.journal.closed
+    assert not rig.journal.closed
 
 
 def test_a_put_that_the_journal_has_no_memory_for_is_refused() -> None:
     """append() has kept nothing then, and the engine has not filed the job yet."""
-    house = House()
-    one = house.client()
-    house.journal.append_fails = MemoryError()
-    house.say((one, PUT))
+    rig = Rig()
+    one = rig.client()
+    rig.journal.append_fails = MemoryError()
+    rig.say((one, PUT))
     assert one.take() == b"OUT_OF_MEMORY\r\n"
-    house.journal.append_fails = None
-    house.say((one, PUT))
+    rig.journal.append_fails = None
+    rig.say((one, PUT))
     assert one.take() == b"INSERTED 2\r\n"
-    assert not house.failures
+    assert not rig.failures
 
 
 def test_a_sync_that_fails_in_a_thread_is_the_end() -> None:
-    house = House(fsync_ms=0)
-    one, _ = house.client(), house.client()
-    syncs = house.turn.tasks()[-1]
+    rig = Rig(fsync_ms=0)
+    one, _ = rig.client(), rig.client()
+    syncs = rig.turn.tasks()[-1]
     wait = next(syncs)
-    house.say((one, PUT))
+    rig.say((one, PUT))
     assert wait.flag is not None and wait.flag.is_set
-    house.journal.sync_fails = MemoryError()
+    rig.journal.sync_fails = MemoryError()
     sync = go_on(syncs).sync
     assert sync is not None
     sync.run()
     with pytest.raises(MemoryError):
         next(syncs)
-    house.turn.fail(MemoryError())  # as the driver of a task does
-    house.turn.finish()
+    rig.turn.fail(MemoryError())  # as the driver of a task does
+    rig.turn.finish()
     assert one.sent == b""
 
 
 def test_a_failure_while_a_sync_is_under_way_ends_what_waits_for_it() -> None:
     """Nothing leaves the gate any more. Whoever waited until it is empty would keep the event loop to himself."""
-    house = House(fsync_ms=0)
-    one, other = house.client(), house.client()
-    house.client()
-    syncs = house.turn.tasks()[-1]
+    rig = Rig(fsync_ms=0)
+    one, other = rig.client(), rig.client()
+    rig.client()
+    syncs = rig.turn.tasks()[-1]
     next(syncs)
-    house.say((one, PUT))
+    rig.say((one, PUT))
     sync = go_on(syncs).sync
     assert sync is not None
-    house.journal.commit_fails = MemoryError()
-    house.say((other, PUT))
-    assert house.failures and house.turn.gate.pieces
+    rig.journal.commit_fails = MemoryError()
+    rig.say((other, PUT))
+    assert rig.failures and rig.turn.gate.pieces
     sync.run()
     assert next(syncs, None) is None
     assert one.sent == b""
@@ -278,48 +278,48 @@ class HalfMade(Session):
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "journal"])
 def test_a_failure_with_half_of_a_change_made(durable: bool) -> None:
     """Without a journal it is undone and its client goes; with one, the next start brings back what was promised."""
-    house = House(durable=durable)
+    rig = Rig(durable=durable)
     told: list[BaseException | None] = []
-    house.turn.tell = lambda text, error: told.append(error)
-    one, other = Wire(HalfMade(house.service)), house.client()
-    house.turn.join(one)
-    house.say((other, PUT))
+    rig.turn.tell = lambda text, error: told.append(error)
+    one, other = Wire(HalfMade(rig.service)), rig.client()
+    rig.turn.join(one)
+    rig.say((other, PUT))
     other.take()
-    house.say((one, b"delete 1\r\n"))
-    assert [str(error) for error in house.failures or told] == ["in the middle"]
-    assert bool(house.failures) == durable
+    rig.say((one, b"delete 1\r\n"))
+    assert [str(error) for error in rig.failures or told] == ["in the middle"]
+    assert bool(rig.failures) == durable
     assert one.take().endswith(b"" if durable else b"INTERNAL_ERROR\r\n") and one.session.closed != durable
-    house.say((other, b"peek 1\r\n"))
+    rig.say((other, b"peek 1\r\n"))
     assert other.take() == (b"" if durable else b"FOUND 1 1\r\nx\r\n")
 
 
 # -f0
 
 
-def let_sync(house: House) -> None:
+def let_sync(rig: Rig) -> None:
     """What a thread does under `-f0`, if there is something to sync."""
-    store, pieces = house.turn.store, house.turn.gate.pieces
+    store, pieces = rig.turn.store, rig.turn.gate.pieces
     assert store is not None
-    if store.syncs_before_replies and (sync := house.turn._sync(store)):
+    if store.syncs_before_replies and (sync := rig.turn._sync(store)):
         sync.run()
-        house.turn._synced(store, sync)
-    house.turn.release(pieces)
-    house.turn.awaited.clear()
+        rig.turn._synced(store, sync)
+    rig.turn.release(pieces)
+    rig.turn.awaited.clear()
 
 
 def test_a_client_that_sends_on_is_one_client_at_the_gate() -> None:
     """It has several replies there. Taken for several clients, they had the hub wait for a slow device, with others
     there who could be served."""
-    house = House(fsync_ms=0)
-    one, _, _ = house.client(), house.client(), house.client()
-    syncs = house.turn.tasks()[-1]
+    rig = Rig(fsync_ms=0)
+    one, _, _ = rig.client(), rig.client(), rig.client()
+    syncs = rig.turn.tasks()[-1]
     next(syncs)
-    house.say((one, PUT))
+    rig.say((one, PUT))
     sync = go_on(syncs).sync
     for _ in range(5):
-        house.say((one, PUT))
-    assert house.turn.gate.pieces == 6 and house.turn.gate.clients == 1
-    assert not house.turn.everybody_waits()
+        rig.say((one, PUT))
+    assert rig.turn.gate.pieces == 6 and rig.turn.gate.clients == 1
+    assert not rig.turn.everybody_waits()
     assert sync is not None
     sync.run()
     wait = go_on(syncs)
@@ -331,99 +331,99 @@ def test_a_client_that_sends_on_is_one_client_at_the_gate() -> None:
 
 
 def test_a_client_with_a_reply_at_the_gate_and_a_reserve_is_one_client() -> None:
-    house = House(fsync_ms=0)
-    one, _ = house.client(), house.client()
-    house.say((one, b"use other\r\n" + PUT + b"reserve\r\n"))
-    assert (house.turn.gate.clients, house.engine.waiting_count) == (1, 1)
-    assert not house.turn.everybody_waits()
+    rig = Rig(fsync_ms=0)
+    one, _ = rig.client(), rig.client()
+    rig.say((one, b"use other\r\n" + PUT + b"reserve\r\n"))
+    assert (rig.turn.gate.clients, rig.engine.waiting_count) == (1, 1)
+    assert not rig.turn.everybody_waits()
     assert one.sent == b""
 
 
 def test_when_everybody_waits_the_sync_needs_no_thread() -> None:
-    house = House(fsync_ms=0)
-    one, two = house.client(), house.client()
-    house.say((two, b"watch other\r\nignore default\r\n"))
+    rig = Rig(fsync_ms=0)
+    one, two = rig.client(), rig.client()
+    rig.say((two, b"watch other\r\nignore default\r\n"))
     two.take()
-    house.say((one, PUT), (two, b"reserve\r\n"))
+    rig.say((one, PUT), (two, b"reserve\r\n"))
     assert one.take() == b"INSERTED 1\r\n"
 
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_a_sync_is_in_a_thread_while_a_client_does_not_wait_for_it(quick: bool) -> None:
     """The last syncs were quick, so it ran where all clients are served; it took 300 ms, and they waited for it."""
-    house = House(fsync_ms=0)
-    one, two = house.client(), house.client()
-    assert house.turn.store is not None
+    rig = Rig(fsync_ms=0)
+    one, two = rig.client(), rig.client()
+    assert rig.turn.store is not None
     for _ in range(100 if quick else 0):
-        house.turn.store.sync_took(1)
-    house.say((one, PUT))
-    assert not one.take() and house.turn.awaited.is_set
-    house.say((two, b"stats-job 1\r\n"))
+        rig.turn.store.sync_took(1)
+    rig.say((one, PUT))
+    assert not one.take() and rig.turn.awaited.is_set
+    rig.say((two, b"stats-job 1\r\n"))
     assert two.take().startswith(b"OK "), "it is served meanwhile"
 
 
 @pytest.mark.parametrize("timeout_s", [0, 1, 2])
 def test_a_sync_is_in_a_thread_while_a_client_waits_for_what_time_brings(timeout_s: int) -> None:
     """A worker whose wait may end before a slow sync does is not one who waits for the sync."""
-    house = House(fsync_ms=0)
-    one, two = house.client(), house.client()
-    house.say((two, b"watch other\r\nignore default\r\n"))
+    rig = Rig(fsync_ms=0)
+    one, two = rig.client(), rig.client()
+    rig.say((two, b"watch other\r\nignore default\r\n"))
     two.take()
-    house.clock.ns += 10_000_000
-    house.say((two, b"reserve-with-timeout %d\r\n" % timeout_s))
-    house.say((one, PUT))
+    rig.clock.ns += 10_000_000
+    rig.say((two, b"reserve-with-timeout %d\r\n" % timeout_s))
+    rig.say((one, PUT))
     assert (one.take() == b"INSERTED 1\r\n") == (timeout_s == 2)
-    assert house.turn.awaited.is_set == (timeout_s < 2)
+    assert rig.turn.awaited.is_set == (timeout_s < 2)
 
 
 def test_clients_that_come_while_others_are_read_share_their_sync() -> None:
-    house = House(fsync_ms=0)
-    clients = [house.client() for _ in range(20)]
+    rig = Rig(fsync_ms=0)
+    clients = [rig.client() for _ in range(20)]
     for client in clients[:8]:
-        house.turn.step(client, PUT)
-    assert house.turn.gathers()
+        rig.turn.step(client, PUT)
+    assert rig.turn.gathers()
     for client in clients[8:10]:
-        house.turn.step(client, PUT)
-    assert house.turn.gathers(), "a look that finds an eighth pays"
-    house.turn.step(clients[10], PUT)
-    assert not house.turn.gathers(), "one that finds less does not"
-    house.turn.end()
-    assert house.turn.gate.clients == 11, "for one sync"
+        rig.turn.step(client, PUT)
+    assert rig.turn.gathers(), "a look that finds an eighth pays"
+    rig.turn.step(clients[10], PUT)
+    assert not rig.turn.gathers(), "one that finds less does not"
+    rig.turn.end()
+    assert rig.turn.gate.clients == 11, "for one sync"
 
 
 def test_nobody_is_kept_for_nothing() -> None:
-    house = House(fsync_ms=0)
-    one, two, _ = house.client(), house.client(), house.client()
-    house.turn.step(one, PUT)
-    assert not house.turn.gathers(), "it is alone"
-    house.turn.end()
-    house.say((one, PUT), (two, PUT))
-    house.turn.step(one, PUT)
-    house.turn.step(two, PUT)
-    assert house.turn.gathers()
-    assert not house.turn.gathers(), "nobody else has come"
-    house.turn.end()
-    house = House(fsync_ms=0)
-    for client in [house.client(), house.client()]:
-        house.turn.step(client, PUT)
-    assert not house.turn.gathers(), "everybody has come"
+    rig = Rig(fsync_ms=0)
+    one, two, _ = rig.client(), rig.client(), rig.client()
+    rig.turn.step(one, PUT)
+    assert not rig.turn.gathers(), "it is alone"
+    rig.turn.end()
+    rig.say((one, PUT), (two, PUT))
+    rig.turn.step(one, PUT)
+    rig.turn.step(two, PUT)
+    assert rig.turn.gathers()
+    assert not rig.turn.gathers(), "nobody else has come"
+    rig.turn.end()
+    rig = Rig(fsync_ms=0)
+    for client in [rig.client(), rig.client()]:
+        rig.turn.step(client, PUT)
+    assert not rig.turn.gathers(), "everybody has come"
     for fsync_ms in (None, 50):
-        house = House(fsync_ms)
-        for client in [house.client(), house.client(), house.client()][:2]:
-            house.turn.step(client, PUT)
-        assert not house.turn.gathers(), "no reply waits for a sync"
+        rig = Rig(fsync_ms)
+        for client in [rig.client(), rig.client(), rig.client()][:2]:
+            rig.turn.step(client, PUT)
+        assert not rig.turn.gathers(), "no reply waits for a sync"
 
 
 def test_what_comes_behind_a_change_waits_with_it() -> None:
-    house = House(fsync_ms=0)
-    one, two = house.client(), house.client()
-    house.say((one, PUT), (two, b"list-tube-used\r\n"))
+    rig = Rig(fsync_ms=0)
+    one, two = rig.client(), rig.client()
+    rig.say((one, PUT), (two, b"list-tube-used\r\n"))
     assert (one.take(), two.take()) == (b"", b"USING default\r\n")
-    house.say((one, b"list-tube-used\r\n"))
+    rig.say((one, b"list-tube-used\r\n"))
     assert one.take() == b""
-    house.turn.finish()
+    rig.turn.finish()
     assert one.take() == b"INSERTED 1\r\nUSING default\r\n"
-    assert house.journal.closed
+    assert rig.journal.closed
 
 
 # A journal that does not keep pace
@@ -453,15 +453,15 @@ GOES_ON = {
 }
 
 
-def falls_behind(house: House, client: Wire) -> Task:
+def falls_behind(rig: Rig, client: Wire) -> Task:
     """A change after which the journal is behind. Returns the task that has it catch up."""
-    store = house.turn.store
+    store = rig.turn.store
     assert store is not None
-    task = house.turn.backpressure(store)
+    task = rig.turn.backpressure(store)
     wait = next(task)
-    house.journal.behind = True
-    house.say((client, PUT))
-    let_sync(house)
+    rig.journal.behind = True
+    rig.say((client, PUT))
+    let_sync(rig)
     assert client.take().startswith(b"INSERTED"), "what is committed need not wait"
     assert wait.flag is not None and wait.flag.is_set
     return task
@@ -471,157 +471,157 @@ def falls_behind(house: House, client: Wire) -> Task:
 @pytest.mark.parametrize("name", HELD)
 def test_changes_wait_until_the_journal_has_caught_up(name: str, fsync_ms: int | None) -> None:
     """The hub waited, for up to five seconds, and nobody was served."""
-    house = House(fsync_ms)
-    one, other = house.client(), house.client()
-    task = falls_behind(house, other)
-    house.say((one, HELD[name]))
+    rig = Rig(fsync_ms)
+    one, other = rig.client(), rig.client()
+    task = falls_behind(rig, other)
+    rig.say((one, HELD[name]))
     if name == "at the end":
-        house.say((one, None))
-    appended, turns = house.journal.appended, one.turns
+        rig.say((one, None))
+    appended, turns = rig.journal.appended, one.turns
     assert next(task).at_ns == NEXT_TURN
     for _ in range(5):
-        house.say((other, b"stats-job 1\r\n"))
+        rig.say((other, b"stats-job 1\r\n"))
         assert other.take().startswith(b"OK "), "everybody else is served"
         next(task)
     assert one.take() == (b"USING default\r\n" if name == "behind others" else b"")
-    assert (house.journal.appended, one.turns) == (appended, turns), "nothing changes, and nobody asks all the time"
-    house.journal.behind = False
+    assert (rig.journal.appended, one.turns) == (appended, turns), "nothing changes, and nobody asks all the time"
+    rig.journal.behind = False
     next(task)
     assert one.turns == turns + 1
-    house.say((one, b""))
-    let_sync(house)
+    rig.say((one, b""))
+    let_sync(rig)
     assert one.take() and not one.session.unfinished
     assert one.session.closed == (name == "at the end")
 
 
 @pytest.mark.parametrize("name", GOES_ON)
 def test_what_is_no_change_does_not_wait_for_the_journal(name: str) -> None:
-    house = House()
-    one, other = house.client(), house.client()
-    falls_behind(house, other)
-    house.say((one, GOES_ON[name]))
+    rig = Rig()
+    one, other = rig.client(), rig.client()
+    falls_behind(rig, other)
+    rig.say((one, GOES_ON[name]))
     assert not one.session.held_up and one.turns == 1
 
 
 @pytest.mark.parametrize("where", ["tend", "compact_slice"])
 def test_changes_wait_also_when_compaction_at_leisure_left_the_journal_behind(where: str) -> None:
     """Nobody had it catch up: a large put, which the journal takes only while it keeps pace, was never answered."""
-    house = House()
-    store = house.turn.store
+    rig = Rig()
+    store = rig.turn.store
     assert store is not None
-    keeper, pace = house.turn.compact(store), house.turn.backpressure(store)
+    keeper, pace = rig.turn.compact(store), rig.turn.backpressure(store)
     next(pace)
     while next(keeper).at_ns == NEVER:
         pass
-    house.journal.falls_behind_in = where
+    rig.journal.falls_behind_in = where
     next(keeper)
-    assert house.journal.behind and house.engine.held and house.turn.late.is_set
-    house.journal.falls_behind_in, house.journal.behind = "", False
+    assert rig.journal.behind and rig.engine.held and rig.turn.late.is_set
+    rig.journal.falls_behind_in, rig.journal.behind = "", False
     next(pace)
-    assert not house.engine.held
+    assert not rig.engine.held
 
 
 def test_a_client_that_came_in_the_turn_in_which_the_wait_ends_goes_on_at_once() -> None:
-    house = House()
-    one, other = house.client(), house.client()
-    task = falls_behind(house, other)
-    house.turn.step(one, b"delete 1\r\n")
-    house.journal.behind = False
+    rig = Rig()
+    one, other = rig.client(), rig.client()
+    task = falls_behind(rig, other)
+    rig.turn.step(one, b"delete 1\r\n")
+    rig.journal.behind = False
     next(task)
-    house.turn.end()
+    rig.turn.end()
     assert one.turns == 1 and one.session.unfinished
-    house.say((one, b""))
+    rig.say((one, b""))
     assert one.take() == b"DELETED\r\n"
-    house.journal.behind = True
-    house.say((other, PUT), (one, b"list-tube-used\r\n"))
+    rig.journal.behind = True
+    rig.say((other, PUT), (one, b"list-tube-used\r\n"))
     assert one.turns == 3, "the earlier wait is forgotten"
 
 
 def test_a_held_client_that_is_gone_is_not_asked_to_go_on() -> None:
-    house = House()
-    one, two, other = house.client(), house.client(), house.client()
-    task = falls_behind(house, other)
-    house.say((one, b"delete 1\r\n"), (two, b"delete 1\r\n"))
-    house.turn.leave(one)
+    rig = Rig()
+    one, two, other = rig.client(), rig.client(), rig.client()
+    task = falls_behind(rig, other)
+    rig.say((one, b"delete 1\r\n"), (two, b"delete 1\r\n"))
+    rig.turn.leave(one)
     turns = one.turns
-    house.journal.behind = False
+    rig.journal.behind = False
     next(task)
     assert (one.turns, two.turns) == (turns, 1)
 
 
 def test_a_sync_comes_in_time_while_changes_wait() -> None:
     """Upstream's promise of `-fMS` is the same on a full disk and on a slow one."""
-    house = House(fsync_ms=50)
-    other = house.client()
-    syncs = house.turn.tasks()[-1]
+    rig = Rig(fsync_ms=50)
+    other = rig.client()
+    syncs = rig.turn.tasks()[-1]
     wait = next(syncs)
-    task = falls_behind(house, other)
+    task = falls_behind(rig, other)
     assert wait.flag is not None and wait.flag.is_set
     due = next(syncs)
-    assert due.at_ns == house.clock.ns + 50_000_000
-    house.clock.ns = due.at_ns
+    assert due.at_ns == rig.clock.ns + 50_000_000
+    rig.clock.ns = due.at_ns
     next(task)
-    assert house.engine.held
+    assert rig.engine.held
     sync = next(syncs).sync
     assert sync is not None
     sync.run()
     next(syncs)
-    assert not house.journal.unsynced and house.engine.held
-    house.turn.written.clear()
+    assert not rig.journal.unsynced and rig.engine.held
+    rig.turn.written.clear()
     next(task)
-    assert house.turn.written.is_set, "what compaction moved is synced in time, too"
+    assert rig.turn.written.is_set, "what compaction moved is synced in time, too"
 
 
 def test_catching_up_rests_while_the_journal_itself_is_at_work() -> None:
-    house = House()
-    other = house.client()
-    task = falls_behind(house, other)
-    house.journal.catches_up = False
-    assert next(task).at_ns > house.clock.ns
-    assert house.journal.slices == 1
-    house.journal.catches_up = True
+    rig = Rig()
+    other = rig.client()
+    task = falls_behind(rig, other)
+    rig.journal.catches_up = False
+    assert next(task).at_ns > rig.clock.ns
+    assert rig.journal.slices == 1
+    rig.journal.catches_up = True
     assert next(task).at_ns == NEXT_TURN
-    assert house.journal.slices == 1 + CATCH_UP_SLICES
-    house.journal.behind = False
+    assert rig.journal.slices == 1 + CATCH_UP_SLICES
+    rig.journal.behind = False
     wait = next(task)
-    assert wait.flag is house.turn.late and not wait.flag.is_set
-    house.say((other, PUT))
-    assert not house.engine.held
+    assert wait.flag is rig.turn.late and not wait.flag.is_set
+    rig.say((other, PUT))
+    assert not rig.engine.held
 
 
 # Clients that go
 
 
 def test_who_leaves_gives_back_what_it_held_in_slices() -> None:
-    house = House()
-    one, two = house.client(), house.client()
-    task = house.turn.tasks()[1]
+    rig = Rig()
+    one, two = rig.client(), rig.client()
+    task = rig.turn.tasks()[1]
     wait = next(task)
     for _ in range(8):
-        house.say((one, (PUT + b"reserve\r\n") * 60))
-        house.turn.step(one, b"")
-        house.say()
+        rig.say((one, (PUT + b"reserve\r\n") * 60))
+        rig.turn.step(one, b"")
+        rig.say()
     held = len(one.session.reserved)
     assert held > 250
-    house.turn.leave(one)
+    rig.turn.leave(one)
     assert wait.flag is not None and wait.flag.is_set
     slices = 0
-    while house.turn.channels.keys() == {1, 2}:
+    while rig.turn.channels.keys() == {1, 2}:
         wait = next(task)
         assert wait.at_ns == NEXT_TURN
         slices += 1
     assert slices > held // 300
-    house.turn.end()
-    assert house.engine.ready_count == held
-    assert two.session.number in house.turn.channels
+    rig.turn.end()
+    assert rig.engine.ready_count == held
+    assert two.session.number in rig.turn.channels
 
 
 def test_many_who_hold_little_leave_at_once() -> None:
-    house = House()
-    wires = [house.client() for _ in range(100)]
+    rig = Rig()
+    wires = [rig.client() for _ in range(100)]
     for wire in wires:
-        house.turn.leave(wire)
-    assert not house.turn.channels
+        rig.turn.leave(wire)
+    assert not rig.turn.channels
 
 
 # Errands
@@ -630,8 +630,8 @@ def test_many_who_hold_little_leave_at_once() -> None:
 class Kicks(Errand):
     """Kicks a job in each slice: that is a change, when it is buried. `heard` is what the turn said in the end."""
 
-    def __init__(self, house: House, slices: int = 1, work: int = 0, ids: tuple[int, ...] = (1,)) -> None:
-        self.house = house
+    def __init__(self, rig: Rig, slices: int = 1, work: int = 0, ids: tuple[int, ...] = (1,)) -> None:
+        self.rig = rig
         self.left = slices
         self.work = work
         self.ids = ids
@@ -642,10 +642,10 @@ class Kicks(Errand):
         self.then: Callable[[], None] = lambda: None
 
     def run(self, now_ns: int) -> bool:
-        assert now_ns == self.house.clock.ns
+        assert now_ns == self.rig.clock.ns
         for id in self.ids:
-            self.house.engine.kick_job(id, now_ns)
-        self.house.engine.work += self.work
+            self.rig.engine.kick_job(id, now_ns)
+        self.rig.engine.work += self.work
         self.ran += 1
         self.left -= 1
         if self.fails is not None:
@@ -660,83 +660,83 @@ class Kicks(Errand):
 
     def _hear(self, word: str) -> None:
         self.heard.append(word)
-        self.commits = self.house.journal.commits
+        self.commits = self.rig.journal.commits
         self.then()
 
 
-def buried(house: House, count: int = 1) -> Wire:
+def buried(rig: Rig, count: int = 1) -> Wire:
     """A client, and so many buried jobs."""
-    one = house.client()
+    one = rig.client()
     for id in range(1, count + 1):
-        house.say((one, PUT + b"reserve\r\nbury %d 0\r\n" % id))
-    while house.turn.gate.pieces:
-        house.turn.sync_here()
+        rig.say((one, PUT + b"reserve\r\nbury %d 0\r\n" % id))
+    while rig.turn.gate.pieces:
+        rig.turn.sync_here()
     one.take()
     return one
 
 
-def errands(house: House) -> Task:
-    task = house.turn.tasks()[2]
+def errands(rig: Rig) -> Task:
+    task = rig.turn.tasks()[2]
     next(task)
     return task
 
 
 @pytest.mark.parametrize("fsync_ms", [None, 50])
 def test_an_errand_is_done_when_its_change_is_committed(fsync_ms: int | None) -> None:
-    house = House(fsync_ms)
-    one = buried(house)
-    errand = Kicks(house)
-    begun, commits = house.begun, house.journal.commits
-    house.turn.accept(errand)
-    assert (errand.ran, errand.heard, house.begun) == (1, [], begun + 1), "it runs in this turn, which a commit ends"
-    house.say((one, b"reserve\r\n"))
+    rig = Rig(fsync_ms)
+    one = buried(rig)
+    errand = Kicks(rig)
+    begun, commits = rig.begun, rig.journal.commits
+    rig.turn.accept(errand)
+    assert (errand.ran, errand.heard, rig.begun) == (1, [], begun + 1), "it runs in this turn, which a commit ends"
+    rig.say((one, b"reserve\r\n"))
     assert (errand.heard, errand.commits) == (["done"], commits + 1)
     assert one.take() == b"RESERVED 1 1\r\nx\r\n"
 
 
 def test_without_a_journal_an_errand_is_done_at_the_end_of_the_turn() -> None:
-    house = House(durable=False)
-    buried(house)
-    errand = Kicks(house)
-    house.turn.accept(errand)
+    rig = Rig(durable=False)
+    buried(rig)
+    errand = Kicks(rig)
+    rig.turn.accept(errand)
     assert not errand.heard
-    house.turn.end()
+    rig.turn.end()
     assert errand.heard == ["done"]
 
 
 def test_the_slices_of_an_errand_run_one_a_turn() -> None:
-    house = House()
-    task = errands(house)
-    errand = Kicks(house, slices=3)
-    house.turn.accept(errand)
-    assert house.turn.wanted.is_set
-    house.turn.end()
+    rig = Rig()
+    task = errands(rig)
+    errand = Kicks(rig, slices=3)
+    rig.turn.accept(errand)
+    assert rig.turn.wanted.is_set
+    rig.turn.end()
     for ran in (2, 3):
         assert not errand.heard
         assert go_on(task).at_ns == NEXT_TURN
         assert errand.ran == ran
-        house.turn.end()
+        rig.turn.end()
     assert errand.heard == ["done"]
-    assert go_on(task).flag is house.turn.wanted
-    house.turn.end()
+    assert go_on(task).flag is rig.turn.wanted
+    rig.turn.end()
     assert errand.ran == 3
 
 
 def test_errands_share_what_a_turn_has_room_for() -> None:
     """Many small ones run in one turn, and one that is large waits for nobody longer than others for it."""
-    house = House()
-    task = errands(house)
-    large = [Kicks(house, slices=4, work=MOVE_SLICE) for _ in range(2)]
-    small = [Kicks(house) for _ in range(2 * MOVE_SLICE)]
+    rig = Rig()
+    task = errands(rig)
+    large = [Kicks(rig, slices=4, work=MOVE_SLICE) for _ in range(2)]
+    small = [Kicks(rig) for _ in range(2 * MOVE_SLICE)]
     for errand in (*large, *small):
-        house.turn.accept(errand)
+        rig.turn.accept(errand)
     assert [each.ran for each in large] == [1, 0] and not any(each.ran for each in small)
-    house.turn.end()
+    rig.turn.end()
     turns = 0
     while not all(each.heard for each in (*large, *small)):
         before = sum(each.ran * (1 + each.work) for each in (*large, *small))
         go_on(task)
-        house.turn.end()
+        rig.turn.end()
         assert 0 < sum(each.ran * (1 + each.work) for each in (*large, *small)) - before <= 2 * MOVE_SLICE
         turns += 1
         if turns == 6:
@@ -745,62 +745,62 @@ def test_errands_share_what_a_turn_has_room_for() -> None:
 
 
 def test_an_errand_that_done_brings_is_of_the_next_turn() -> None:
-    house = House()
-    buried(house, 2)
-    first, second = Kicks(house), Kicks(house, ids=(2,))
-    first.then = lambda: house.turn.accept(second)
-    house.turn.accept(first)
-    house.turn.end()
+    rig = Rig()
+    buried(rig, 2)
+    first, second = Kicks(rig), Kicks(rig, ids=(2,))
+    first.then = lambda: rig.turn.accept(second)
+    rig.turn.accept(first)
+    rig.turn.end()
     assert first.heard == ["done"] and second.ran == 1 and not second.heard, "its change is not committed"
-    house.turn.end()
+    rig.turn.end()
     assert second.heard == ["done"] and second.commits == first.commits + 1
 
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_errands_wait_until_the_journal_has_caught_up(begun: bool) -> None:
     """But not those that have to end a large job before the journal can go on."""
-    house = House()
-    buried(house)
-    task = errands(house)
-    pace = falls_behind(house, house.client())
-    errand = Kicks(house, slices=2)
+    rig = Rig()
+    buried(rig)
+    task = errands(rig)
+    pace = falls_behind(rig, rig.client())
+    errand = Kicks(rig, slices=2)
     errand.begun = begun
-    other = Kicks(house)
-    house.turn.accept(errand)
-    house.turn.accept(other)
+    other = Kicks(rig)
+    rig.turn.accept(errand)
+    rig.turn.accept(other)
     for _ in range(3):
         go_on(task)
-        house.turn.end()
+        rig.turn.end()
     assert (errand.ran, other.ran) == (2 if begun else 0, 0)
-    assert go_on(task).flag is house.turn.wanted, "nobody asks all the time"
-    house.journal.behind = False
+    assert go_on(task).flag is rig.turn.wanted, "nobody asks all the time"
+    rig.journal.behind = False
     next(pace)
-    assert begun or house.turn.wanted.is_set
+    assert begun or rig.turn.wanted.is_set
     go_on(task)
-    house.turn.end()
+    rig.turn.end()
     go_on(task)
-    house.turn.end()
+    rig.turn.end()
     assert (errand.heard, other.heard) == (["done"], ["done"])
 
 
 def test_a_durable_errand_waits_for_the_sync_in_its_place_among_the_replies() -> None:
-    house = House(fsync_ms=0)
-    one, two = buried(house), house.client()
-    syncs = house.turn.tasks()[-1]
+    rig = Rig(fsync_ms=0)
+    one, two = buried(rig), rig.client()
+    syncs = rig.turn.tasks()[-1]
     next(syncs)
     heard: list[str] = []
-    errand, late, idle = Kicks(house), Kicks(house, ids=(2,)), Kicks(house, ids=())
+    errand, late, idle = Kicks(rig), Kicks(rig, ids=(2,)), Kicks(rig, ids=())
     errand.then = lambda: heard.append(f"{one.take()!r} {two.take()!r}")
-    house.say((one, PUT))
-    house.turn.accept(errand)
-    house.turn.accept(idle)
-    house.turn.end()
-    house.say((two, PUT + b"reserve\r\nreserve\r\nbury 2 0\r\n"))
+    rig.say((one, PUT))
+    rig.turn.accept(errand)
+    rig.turn.accept(idle)
+    rig.turn.end()
+    rig.say((two, PUT + b"reserve\r\nreserve\r\nbury 2 0\r\n"))
     assert idle.heard == ["done"], "it changed nothing"
     sync = go_on(syncs).sync
     assert sync is not None
-    house.turn.accept(late)
-    house.turn.end()
+    rig.turn.accept(late)
+    rig.turn.end()
     sync.run()
     assert not errand.heard
     wait = go_on(syncs)
@@ -810,91 +810,91 @@ def test_a_durable_errand_waits_for_the_sync_in_its_place_among_the_replies() ->
     assert wait.sync is not None
     wait.sync.run()
     go_on(syncs)
-    assert late.heard == ["done"] and not house.turn.gate.pieces
+    assert late.heard == ["done"] and not rig.turn.gate.pieces
 
 
 def test_a_slow_sync_for_an_errand_is_in_a_thread() -> None:
     """When no client is there, or all wait, there are still those who sent the errand, or others like them."""
-    house = House(fsync_ms=0)
-    one = buried(house)
-    errand = Kicks(house)
-    house.turn.accept(errand)
-    house.say((one, PUT))
-    assert not errand.heard and not one.take() and house.turn.awaited.is_set
-    house.turn.finish()
+    rig = Rig(fsync_ms=0)
+    one = buried(rig)
+    errand = Kicks(rig)
+    rig.turn.accept(errand)
+    rig.say((one, PUT))
+    assert not errand.heard and not one.take() and rig.turn.awaited.is_set
+    rig.turn.finish()
     assert errand.heard == ["done"] and one.take() == b"INSERTED 2\r\n"
 
 
 def test_a_sync_is_in_a_thread_while_there_are_guests() -> None:
-    house = House(fsync_ms=0)
-    one = house.client()
-    house.turn.guests = 1
-    house.say((one, PUT))
-    assert not one.take() and house.turn.awaited.is_set
+    rig = Rig(fsync_ms=0)
+    one = rig.client()
+    rig.turn.guests = 1
+    rig.say((one, PUT))
+    assert not one.take() and rig.turn.awaited.is_set
 
 
 def test_a_sync_for_an_errand_is_in_a_thread() -> None:
-    house = House(fsync_ms=0)
-    buried(house)
-    errand = Kicks(house)
-    house.turn.accept(errand)
-    house.turn.end()
-    assert not errand.heard and house.turn.awaited.is_set and house.journal.unsynced
+    rig = Rig(fsync_ms=0)
+    buried(rig)
+    errand = Kicks(rig)
+    rig.turn.accept(errand)
+    rig.turn.end()
+    assert not errand.heard and rig.turn.awaited.is_set and rig.journal.unsynced
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "journal"])
 @pytest.mark.parametrize("changes", [False, True])
 def test_an_errand_that_raises_is_as_a_client_whose_change_is_half_made(durable: bool, changes: bool) -> None:
-    house = House(durable=durable)
+    rig = Rig(durable=durable)
     told: list[BaseException | None] = []
-    house.turn.tell = lambda text, error: told.append(error)
-    one = buried(house, 2)
-    waits, bad = Kicks(house, slices=2), Kicks(house, ids=(2,) if changes else ())
+    rig.turn.tell = lambda text, error: told.append(error)
+    one = buried(rig, 2)
+    waits, bad = Kicks(rig, slices=2), Kicks(rig, ids=(2,) if changes else ())
     bad.fails = RuntimeError("in the middle")
-    house.turn.accept(waits)
-    house.turn.accept(bad)
-    house.turn.end()
+    rig.turn.accept(waits)
+    rig.turn.accept(bad)
+    rig.turn.end()
     fatal = durable and changes
-    assert [str(error) for error in house.failures] == (["in the middle"] if fatal else [])
+    assert [str(error) for error in rig.failures] == (["in the middle"] if fatal else [])
     assert [str(error) for error in told] == ([] if fatal else ["in the middle"])
     assert bad.heard == ["failed"]
     assert waits.heard == (["failed"] if fatal else [])
-    house.say((one, b"stats-job 1\r\n"))
-    assert one.take().startswith(b"" if fatal else b"OK ") and house.turn.failed == fatal
+    rig.say((one, b"stats-job 1\r\n"))
+    assert one.take().startswith(b"" if fatal else b"OK ") and rig.turn.failed == fatal
 
 
 @pytest.mark.parametrize("where", ["commit", "sync"])
 def test_no_errand_is_done_that_the_journal_lost(where: str) -> None:
-    house = House(fsync_ms=0)
-    one = buried(house, 2)
-    at_the_gate, finished, unfinished = Kicks(house), Kicks(house, ids=(2,)), Kicks(house, slices=2)
-    house.turn.accept(at_the_gate)
-    house.turn.end()
-    house.turn.accept(finished)
-    house.turn.accept(unfinished)
-    setattr(house.journal, f"{where}_fails", OSError(5, "I/O error"))
-    house.say((one, PUT))
-    house.turn.finish()
-    assert len(house.failures) == 1
+    rig = Rig(fsync_ms=0)
+    one = buried(rig, 2)
+    at_the_gate, finished, unfinished = Kicks(rig), Kicks(rig, ids=(2,)), Kicks(rig, slices=2)
+    rig.turn.accept(at_the_gate)
+    rig.turn.end()
+    rig.turn.accept(finished)
+    rig.turn.accept(unfinished)
+    setattr(rig.journal, f"{where}_fails", OSError(5, "I/O error"))
+    rig.say((one, PUT))
+    rig.turn.finish()
+    assert len(rig.failures) == 1
     assert at_the_gate.heard == finished.heard == unfinished.heard == ["failed"]
-    late = Kicks(house)
-    house.turn.accept(late)
+    late = Kicks(rig)
+    rig.turn.accept(late)
     assert late.heard == ["failed"] and not late.ran
 
 
 def test_a_clean_end_is_the_end_of_errands() -> None:
-    house = House(fsync_ms=0)
-    buried(house)
-    at_the_gate, finished, unfinished = Kicks(house), Kicks(house), Kicks(house, slices=2)
-    house.turn.accept(at_the_gate)
-    house.turn.end()
-    house.turn.accept(finished)
-    house.turn.accept(unfinished)
-    house.turn.finish()
+    rig = Rig(fsync_ms=0)
+    buried(rig)
+    at_the_gate, finished, unfinished = Kicks(rig), Kicks(rig), Kicks(rig, slices=2)
+    rig.turn.accept(at_the_gate)
+    rig.turn.end()
+    rig.turn.accept(finished)
+    rig.turn.accept(unfinished)
+    rig.turn.finish()
     assert (at_the_gate.heard, finished.heard, unfinished.heard) == (["done"], ["done"], ["failed"])
-    late = Kicks(house)
-    house.turn.accept(late)
-    assert late.heard == ["failed"] and not late.ran and not house.failures
+    late = Kicks(rig)
+    rig.turn.accept(late)
+    assert late.heard == ["failed"] and not late.ran and not rig.failures
 
 
 # The wall clock
@@ -903,100 +903,100 @@ def test_a_clean_end_is_the_end_of_errands() -> None:
 # Bug: An age could be negative.
 def test_a_step_of_the_wall_clock_is_followed() -> None:
     """The deadline of a put made after the clock was corrected was computed from the clock at start."""
-    house = House()
-    one = house.client()
-    house.say((one, PUT))
-    house.wall_step_ns = 3600 * SECOND
-    house.clock.ns += SECOND
-    house.say((one, b"put 0 10 60 1\r\nx\r\n"))
-    payload = house.journal.written[-1]
-    assert int.from_bytes(payload[9:17], "little") == house.wall_ns() + 10 * SECOND
+    rig = Rig()
+    one = rig.client()
+    rig.say((one, PUT))
+    rig.wall_step_ns = 3600 * SECOND
+    rig.clock.ns += SECOND
+    rig.say((one, b"put 0 10 60 1\r\nx\r\n"))
+    payload = rig.journal.written[-1]
+    assert int.from_bytes(payload[9:17], "little") == rig.wall_ns() + 10 * SECOND
     # A ready job's head is kept for the next one of the same moment.
-    house.say((one, PUT))
-    head = house.journal.written[-1]
-    house.wall_step_ns = 0
-    house.say((one, PUT))
-    created = [int.from_bytes(each[21:29], "little") for each in (head, house.journal.written[-1])]
+    rig.say((one, PUT))
+    head = rig.journal.written[-1]
+    rig.wall_step_ns = 0
+    rig.say((one, PUT))
+    created = [int.from_bytes(each[21:29], "little") for each in (head, rig.journal.written[-1])]
     assert created[0] - created[1] == 3600 * SECOND
 
 
 def test_what_two_readings_of_the_clocks_take_is_no_step() -> None:
-    house = House()
-    one = house.client()
-    house.wall_step_ns = 3_000_000
-    house.say((one, b"put 0 10 60 1\r\nx\r\n"))
-    payload = house.journal.written[-1]
-    assert int.from_bytes(payload[9:17], "little") == house.wall_ns() + 10 * SECOND - 3_000_000
+    rig = Rig()
+    one = rig.client()
+    rig.wall_step_ns = 3_000_000
+    rig.say((one, b"put 0 10 60 1\r\nx\r\n"))
+    payload = rig.journal.written[-1]
+    assert int.from_bytes(payload[9:17], "little") == rig.wall_ns() + 10 * SECOND - 3_000_000
 
 
 def test_a_task_waits_for_what_it_says() -> None:
-    house = House(durable=False)
-    clock = house.turn.tasks()[0]
+    rig = Rig(durable=False)
+    clock = rig.turn.tasks()[0]
     wait = next(clock)
     assert wait.at_ns == NEVER
-    one = house.client()
-    house.say((one, b"put 0 5 60 1\r\nx\r\n"))
+    one = rig.client()
+    rig.say((one, b"put 0 5 60 1\r\nx\r\n"))
     assert wait.flag is not None and wait.flag.is_set
-    assert house.clock.ns < next(clock).at_ns
+    assert rig.clock.ns < next(clock).at_ns
 
 
 @pytest.mark.parametrize(("left", "moves"), [(0, True), (1000, True), (1200, False), (1900, None)])
 def test_when_jobs_are_gone_their_memory_is_given_back(left: int, moves: bool | None) -> None:
     """Looked at with the rates. Those that are left are moved where they are few, in slices."""
-    house = House(durable=False)
+    rig = Rig(durable=False)
     given: list[int] = []
-    house.turn.give_memory_back = lambda: given.append(house.engine.jobs.count)
-    rates, lean = house.turn.tasks()[3:5]
+    rig.turn.give_memory_back = lambda: given.append(rig.engine.jobs.count)
+    rates, lean = rig.turn.tasks()[3:5]
     next(rates)
-    assert next(lean).flag is house.turn.drained
-    one = house.client()
+    assert next(lean).flag is rig.turn.drained
+    one = rig.client()
     for _ in range(2100):
-        house.say((one, PUT))
+        rig.say((one, PUT))
     go_on(rates)
-    house.clock.pass_s(5)
+    rig.clock.pass_s(5)
     go_on(rates)
-    assert not house.turn.drained.is_set and house.engine.jobs.most > 2000
+    assert not rig.turn.drained.is_set and rig.engine.jobs.most > 2000
     for number in range(1, 2101 - left):
-        house.say((one, b"delete %d\r\n" % number))
+        rig.say((one, b"delete %d\r\n" % number))
     go_on(rates)
-    house.clock.pass_s(5)
+    rig.clock.pass_s(5)
     go_on(rates)
-    assert house.turn.drained.is_set == (moves is not None)
+    assert rig.turn.drained.is_set == (moves is not None)
     if moves is None:
         return
-    places = {job.id: id(job) for job in house.engine.jobs}
+    places = {job.id: id(job) for job in rig.engine.jobs}
     slices = 0
     while not given:
         wait = next(lean)
         slices += wait.at_ns == NEXT_TURN
-    assert slices == (-(-len(house.engine.jobs._pages) // REPACK_PAGES) if moves else 0)
-    assert given == [left] and house.engine.jobs.most == left
-    stayed = [job.id for job in house.engine.jobs if places[job.id] == id(job)]
+    assert slices == (-(-len(rig.engine.jobs._pages) // REPACK_PAGES) if moves else 0)
+    assert given == [left] and rig.engine.jobs.most == left
+    stayed = [job.id for job in rig.engine.jobs if places[job.id] == id(job)]
     assert len(stayed) < left if moves and left else len(stayed) == left
-    assert not house.turn.drained.is_set
+    assert not rig.turn.drained.is_set
 
 
 @pytest.mark.skipif(BUILD == "compiled", reason="methods of compiled classes cannot be replaced")
 def test_without_memory_to_move_jobs_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House(durable=False)
+    rig = Rig(durable=False)
 
     def repack(self: JobTable, id: int, pages: int) -> int:
         raise MemoryError
 
     monkeypatch.setattr(JobTable, "repack", repack)
-    lean = house.turn.tasks()[4]
-    house.turn.drained.set()
-    assert go_on(lean).flag is house.turn.drained
+    lean = rig.turn.tasks()[4]
+    rig.turn.drained.set()
+    assert go_on(lean).flag is rig.turn.drained
 
 
 def test_without_memory_to_give_memory_back_nothing_ends() -> None:
-    house = House(durable=False)
+    rig = Rig(durable=False)
 
     def give_back() -> None:
         raise MemoryError
 
-    house.turn.give_memory_back = give_back
-    lean = house.turn.tasks()[4]
-    house.turn.drained.set()
+    rig.turn.give_memory_back = give_back
+    lean = rig.turn.tasks()[4]
+    rig.turn.drained.set()
     assert go_on(lean).at_ns == NEXT_TURN
-    assert go_on(lean).flag is house.turn.drained
+    assert go_on(lean).flag is rig.turn.drained
