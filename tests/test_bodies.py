@@ -546,7 +546,7 @@ class Moves(Changes):
         raise AssertionError
 
 
-def test_an_errand_waits_for_bodies_and_nobody_waits_for_the_errand(rig: Rig) -> None:
+def test_an_operation_waits_for_bodies_and_nobody_waits_for_the_operation(rig: Rig) -> None:
     """It read them where all clients are served. They stay in memory until they are moved, however little may."""
     assert rig.bodies is not None
     ids = [job.id for job in rig.engine.jobs if job.body is None][:100]
@@ -558,13 +558,13 @@ def test_an_errand_waits_for_bodies_and_nobody_waits_for_the_errand(rig: Rig) ->
     while not moves.is_done:
         if rig.engine.held:
             rig.backpressure()
-        assert moves.awaited is not None and not rig.turn.run_some_errands(), "it is not run for nothing"
+        assert moves.awaited is not None and not rig.turn.run_some_operations(), "it is not run for nothing"
         assert rig.tell(other, b"stats-job 1\r\n").startswith(b"OK "), "others are served"
         assert rig.begin_fetch()
         rig.end_fetch()
         rig.forget()
         assert rig.turn.wanted.is_set
-        while rig.turn.run_some_errands():
+        while rig.turn.run_some_operations():
             rig.turn.end()
         rig.turn.end()
     assert moves.counts == {DONE: 100, NOT_FOUND: 1}
@@ -575,7 +575,7 @@ def test_an_errand_waits_for_bodies_and_nobody_waits_for_the_errand(rig: Rig) ->
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_an_errand_goes_on_when_the_body_it_waits_for_does_not_come(rig: Rig, gone: bool) -> None:
+def test_an_operation_goes_on_when_the_body_it_waits_for_does_not_come(rig: Rig, gone: bool) -> None:
     assert rig.bodies is not None
     ids = [job.id for job in rig.engine.jobs if job.body is None][:2]
     moves = Moves(rig, ids)
@@ -588,7 +588,7 @@ def test_an_errand_goes_on_when_the_body_it_waits_for_does_not_come(rig: Rig, go
     else:
         moves.cancelled = True
     rig.end_fetch()
-    rig.turn.run_some_errands()
+    rig.turn.run_some_operations()
     rig.turn.end()
     assert moves.is_done and moves.counts == ({NOT_FOUND: 1, DONE: 1} if gone else {})
     assert not rig.bodies._pins

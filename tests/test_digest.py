@@ -21,7 +21,8 @@ from journal.sqlite.survey import SegmentSurvey
 from tests.support.check import check
 from tests.support.faults import Rig, payload, read, wants_compaction
 from tests.support.forgetful import Forgetful
-from tests.test_bodies import Rig as TurnRig, reserved
+from tests.test_bodies import Rig as TurnRig
+from tests.test_bodies import reserved
 from tests.test_journal_bounds import directory_bytes
 
 

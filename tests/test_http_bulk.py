@@ -120,13 +120,13 @@ def test_jobs_that_come_or_change_meanwhile_are_left_alone(yard: Yard, monkeypat
     real = yard.backend.carry_out
     moved: list[int] = []
 
-    def change(errand: Any) -> None:
+    def change(operation: Any) -> None:
         yard.put(b"x", "mail")
-        later = errand._ids[-1]
+        later = operation._ids[-1]
         if yard.job(later).state == READY:
             yard.say(yard.workers[0], b"reserve-job %d" % later)
             moved.append(later)
-        real(errand)
+        real(operation)
 
     monkeypatch.setattr(yard.backend, "carry_out", change)
     work = end_of(yard, begin(yard, "tube:mail state:ready x", "delete"))

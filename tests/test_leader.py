@@ -9,7 +9,7 @@ from geventstalk.core.operate import Operate
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.turn.leader import LeasedTurn
-from geventstalk.turn.replies import Errand
+from geventstalk.turn.replies import Operation
 from geventstalk.turn.tasks import Task, Wait
 from geventstalk.wire.session import Service, Session
 from journal.errors import JournalFailed
@@ -227,7 +227,7 @@ def test_a_lease_that_ends_within_a_turn_is_seen_at_its_end() -> None:
     assert one.take() == b"USING default\r\n"
 
 
-class Look(Errand):
+class Look(Operation):
     def __init__(self) -> None:
         self.outcome = ""
         self.ran = False
@@ -243,7 +243,7 @@ class Look(Errand):
         self.outcome = "failed"
 
 
-def test_errands_wait_for_the_lease_too() -> None:
+def test_operations_wait_for_the_lease_too() -> None:
     node = Node()
     begun, later = Look(), Look()
     node.turn.accept(begun)
@@ -256,7 +256,7 @@ def test_errands_wait_for_the_lease_too() -> None:
     assert begun.outcome == later.outcome == "done"
 
 
-def test_errands_are_given_up_where_the_node_does_not_lead_any_more() -> None:
+def test_operations_are_given_up_where_the_node_does_not_lead_any_more() -> None:
     node = Node()
     look = Look()
     node.clock.pass_s(1.0)

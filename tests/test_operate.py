@@ -367,12 +367,12 @@ def test_a_large_job_is_as_it_was_until_the_ledger_has_it(rig: Rig, ledger: Slow
     rig.engine.abandon_alter(99)
 
 
-# Errands
+# Operations
 
 
-def run(errand: Put | Changes, rig: Rig) -> bool:
+def run(operation: Put | Changes, rig: Rig) -> bool:
     rig.engine.work = 0
-    finished = errand.run(rig.clock.ns)
+    finished = operation.run(rig.clock.ns)
     check(rig.engine)
     return finished
 
@@ -428,13 +428,13 @@ def test_many_changes_go_in_slices(rig: Rig, ledger: Slow) -> None:
     while rig.worker.unfinished:
         rig.worker.run(rig.clock.ns)
     ids = list(range(rig.engine.next_id + 900))
-    errand = Changes(rig.engine, ids, rig.engine.force_bury)
+    operation = Changes(rig.engine, ids, rig.engine.force_bury)
     slices = 1
-    while not run(errand, rig):
-        assert errand.next == slices * MOVE_SLICE
+    while not run(operation, rig):
+        assert operation.next == slices * MOVE_SLICE
         slices += 1
     assert slices == -(-len(ids) // MOVE_SLICE)
-    assert errand.counts == {DONE: 103, WRONG_STATE: 1, NOT_FOUND: 901}
+    assert operation.counts == {DONE: 103, WRONG_STATE: 1, NOT_FOUND: 901}
 
 
 def test_a_job_that_is_written_anew_counts_by_its_size(rig: Rig, ledger: Slow) -> None:
@@ -442,10 +442,10 @@ def test_a_job_that_is_written_anew_counts_by_its_size(rig: Rig, ledger: Slow) -
     for _ in range(4):
         assert run(Put(rig.engine, rig.service, b"default", b"x" * (1 << 18), 3, 0, 9), rig)
     ids = [5, 6, 7, 8]
-    errand = Changes(rig.engine, ids, lambda id, now_ns: rig.engine.alter(id, KEEP, KEEP, KEEP, b"t", now_ns))
+    operation = Changes(rig.engine, ids, lambda id, now_ns: rig.engine.alter(id, KEEP, KEEP, KEEP, b"t", now_ns))
     for slices in (1, 2, 3, 4):
-        assert run(errand, rig) == (slices == 4) and errand.next == slices
-    assert errand.counts == {DONE: 4}
+        assert run(operation, rig) == (slices == 4) and operation.next == slices
+    assert operation.counts == {DONE: 4}
     small = Changes(rig.engine, ids, lambda id, now_ns: rig.engine.alter(1, KEEP, KEEP, id, b"", now_ns))
     assert run(small, rig)
     assert rig.engine.work == 2 * len(ids)
@@ -453,22 +453,22 @@ def test_a_job_that_is_written_anew_counts_by_its_size(rig: Rig, ledger: Slow) -
 
 def test_while_changes_are_held_only_a_large_job_goes_on(rig: Rig, ledger: Slow) -> None:
     large(rig)
-    errand = Changes(rig.engine, [5, 1], lambda id, now_ns: rig.engine.alter(id, KEEP, KEEP, 9, b"", now_ns))
+    operation = Changes(rig.engine, [5, 1], lambda id, now_ns: rig.engine.alter(id, KEEP, KEEP, 9, b"", now_ns))
     ledger.waits = 1
-    assert (run(errand, rig), errand.begun) == (False, False)
-    assert (run(errand, rig), errand.begun) == (False, True)
+    assert (run(operation, rig), operation.begun) == (False, False)
+    assert (run(operation, rig), operation.begun) == (False, True)
     rig.engine.held = True
-    assert (run(errand, rig), errand.begun) == (False, True)
-    assert (run(errand, rig), errand.begun, errand.next) == (False, False, 1)
-    assert (run(errand, rig), errand.begun, errand.next) == (False, False, 1)
+    assert (run(operation, rig), operation.begun) == (False, True)
+    assert (run(operation, rig), operation.begun, operation.next) == (False, False, 1)
+    assert (run(operation, rig), operation.begun, operation.next) == (False, False, 1)
     rig.engine.held = False
-    assert run(errand, rig) and errand.counts == {DONE: 2}
+    assert run(operation, rig) and operation.counts == {DONE: 2}
 
 
 def test_cancelled_changes_leave_nothing_half_written(rig: Rig, ledger: Slow) -> None:
     large(rig)
-    errand = Changes(rig.engine, [1, 5, 3], lambda id, now_ns: rig.engine.alter(id, KEEP, KEEP, 9, b"", now_ns))
-    assert (run(errand, rig), errand.begun, errand.next) == (False, True, 1)
-    errand.cancelled = True
-    assert (run(errand, rig), errand.begun, ledger.parts) == (True, False, {})
-    assert errand.counts == {DONE: 1} and rig.job(3).ttr_s == 60
+    operation = Changes(rig.engine, [1, 5, 3], lambda id, now_ns: rig.engine.alter(id, KEEP, KEEP, 9, b"", now_ns))
+    assert (run(operation, rig), operation.begun, operation.next) == (False, True, 1)
+    operation.cancelled = True
+    assert (run(operation, rig), operation.begun, ledger.parts) == (True, False, {})
+    assert operation.counts == {DONE: 1} and rig.job(3).ttr_s == 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from geventstalk.core.engine import Engine
-from geventstalk.turn.replies import Channel, Errand, ReplyGate
+from geventstalk.turn.replies import Channel, Operation, ReplyGate
 from geventstalk.wire.session import Service, Session
 
 Left = list[tuple[object, bytes]]
@@ -24,7 +24,7 @@ class Wire(Channel):
         self.went_on += 1
 
 
-class Work(Errand):
+class Work(Operation):
     def __init__(self, left: Left) -> None:
         self.left = left
 
@@ -52,9 +52,9 @@ def test_what_is_held_leaves_in_the_order_in_which_it_came(seed: int) -> None:
             gate.hold(wire, data)
             held.append((wire, data))
         elif draw.random() < 0.5:
-            errand = Work(left)
-            gate.hold_errand(errand)
-            held.append((errand, b""))
+            operation = Work(left)
+            gate.hold_operation(operation)
+            held.append((operation, b""))
         else:
             pieces = draw.randrange(4)
             gate.release(pieces)
@@ -62,7 +62,7 @@ def test_what_is_held_leaves_in_the_order_in_which_it_came(seed: int) -> None:
             del held[:pieces]
         assert left == gone and gate.pieces == len(held)
         assert gate.clients == len({who for who, _ in held if isinstance(who, Wire)})
-        assert [*gate.errands] == [who for who, _ in held if isinstance(who, Work)]
+        assert [*gate.operations] == [who for who, _ in held if isinstance(who, Work)]
         for wire in wires:
             assert wire.held == sum(who is wire for who, _ in held)
             assert wire.held_bytes == sum(len(data) for who, data in held if who is wire)
@@ -94,5 +94,5 @@ def test_clients_that_also_wait_are_counted_once() -> None:
         wire.session.receive(b"reserve\r\n", 0)
     for wire in (wires[0], wires[2], wires[0]):
         gate.hold(wire, b"x")
-    gate.hold_errand(Work([]))
+    gate.hold_operation(Work([]))
     assert gate.clients_that_also_wait() == 1

@@ -50,11 +50,11 @@ PINNED = {
     "forgets who was served": (4, 7),
     "loses replies when it stops": (116, 276),
     "forgets who left": (10, 17, 101),
-    "errands are done before commit": (514, 567),
-    "errands are done before sync": (14, 19, 55),
-    "forgets errands": (8, 10),
-    "loses errands when it stops": (14, 51, 136),
-    "errands are done after a failure": (33, 44, 51),
+    "operations are done before commit": (514, 567),
+    "operations are done before sync": (14, 19, 55),
+    "forgets operations": (8, 10),
+    "loses operations when it stops": (14, 51, 136),
+    "operations are done after a failure": (33, 44, 51),
     "forgets moves": (1, 2, 3),
     "forgets a body that has come": (211, 373, 513),
     "forgets a body that does not come": (15, 20, 51),
@@ -542,8 +542,8 @@ def test_without_room_for_its_note_what_is_dead_stays_for_now(disk: Disk) -> Non
 
 
 # Bug: After an operation that could not read a body the oracle put off the replies of all other clients.
-def test_an_errand_that_fails_is_over_to_the_oracle() -> None:
-    """Of the tool: replies of other clients are put off while an errand's change runs, and not behind that."""
+def test_an_operation_that_fails_is_over_to_the_oracle() -> None:
+    """Of the tool: replies of other clients are put off while an operation's change runs, and not behind that."""
     draw = random.Random(1)
     oracle = Oracle(lambda: 0, lambda: Operate(0), 100)
     operator = Operator(draw, Habits.drawn(draw, 100), oracle, [], lambda text: None, False, lambda: True)

@@ -16,7 +16,7 @@ from geventstalk.core.jobtable import JobTable
 from geventstalk.durable.records import ClockOffset, encode_whole
 from geventstalk.durable.store import Store
 from geventstalk.turn.maintenance import CATCH_UP_SLICES, REPACK_PAGES
-from geventstalk.turn.replies import Channel, Errand
+from geventstalk.turn.replies import Channel, Operation
 from geventstalk.turn.tasks import NEXT_TURN, Task, Wait
 from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import MOVE_SLICE, Service, Session
@@ -624,10 +624,10 @@ def test_many_who_hold_little_leave_at_once() -> None:
     assert not rig.turn.channels
 
 
-# Errands
+# Operations
 
 
-class Kicks(Errand):
+class Kicks(Operation):
     """Kicks a job in each slice: that is a change, when it is buried. `heard` is what the turn said in the end."""
 
     def __init__(self, rig: Rig, slices: int = 1, work: int = 0, ids: tuple[int, ...] = (1,)) -> None:
@@ -675,61 +675,63 @@ def buried(rig: Rig, count: int = 1) -> Wire:
     return one
 
 
-def errands(rig: Rig) -> Task:
+def operations(rig: Rig) -> Task:
     task = rig.turn.tasks()[2]
     next(task)
     return task
 
 
 @pytest.mark.parametrize("fsync_ms", [None, 50])
-def test_an_errand_is_done_when_its_change_is_committed(fsync_ms: int | None) -> None:
+def test_an_operation_is_done_when_its_change_is_committed(fsync_ms: int | None) -> None:
     rig = Rig(fsync_ms)
     one = buried(rig)
-    errand = Kicks(rig)
+    operation = Kicks(rig)
     begun, commits = rig.begun, rig.journal.commits
-    rig.turn.accept(errand)
-    assert (errand.ran, errand.heard, rig.begun) == (1, [], begun + 1), "it runs in this turn, which a commit ends"
+    rig.turn.accept(operation)
+    assert (operation.ran, operation.heard, rig.begun) == (1, [], begun + 1), (
+        "it runs in this turn, which a commit ends"
+    )
     rig.say((one, b"reserve\r\n"))
-    assert (errand.heard, errand.commits) == (["done"], commits + 1)
+    assert (operation.heard, operation.commits) == (["done"], commits + 1)
     assert one.take() == b"RESERVED 1 1\r\nx\r\n"
 
 
-def test_without_a_journal_an_errand_is_done_at_the_end_of_the_turn() -> None:
+def test_without_a_journal_an_operation_is_done_at_the_end_of_the_turn() -> None:
     rig = Rig(durable=False)
     buried(rig)
-    errand = Kicks(rig)
-    rig.turn.accept(errand)
-    assert not errand.heard
+    operation = Kicks(rig)
+    rig.turn.accept(operation)
+    assert not operation.heard
     rig.turn.end()
-    assert errand.heard == ["done"]
+    assert operation.heard == ["done"]
 
 
-def test_the_slices_of_an_errand_run_one_a_turn() -> None:
+def test_the_slices_of_an_operation_run_one_a_turn() -> None:
     rig = Rig()
-    task = errands(rig)
-    errand = Kicks(rig, slices=3)
-    rig.turn.accept(errand)
+    task = operations(rig)
+    operation = Kicks(rig, slices=3)
+    rig.turn.accept(operation)
     assert rig.turn.wanted.is_set
     rig.turn.end()
     for ran in (2, 3):
-        assert not errand.heard
+        assert not operation.heard
         assert go_on(task).at_ns == NEXT_TURN
-        assert errand.ran == ran
+        assert operation.ran == ran
         rig.turn.end()
-    assert errand.heard == ["done"]
+    assert operation.heard == ["done"]
     assert go_on(task).flag is rig.turn.wanted
     rig.turn.end()
-    assert errand.ran == 3
+    assert operation.ran == 3
 
 
-def test_errands_share_what_a_turn_has_room_for() -> None:
+def test_operations_share_what_a_turn_has_room_for() -> None:
     """Many small ones run in one turn, and one that is large waits for nobody longer than others for it."""
     rig = Rig()
-    task = errands(rig)
+    task = operations(rig)
     large = [Kicks(rig, slices=4, work=MOVE_SLICE) for _ in range(2)]
     small = [Kicks(rig) for _ in range(2 * MOVE_SLICE)]
-    for errand in (*large, *small):
-        rig.turn.accept(errand)
+    for operation in (*large, *small):
+        rig.turn.accept(operation)
     assert [each.ran for each in large] == [1, 0] and not any(each.ran for each in small)
     rig.turn.end()
     turns = 0
@@ -744,7 +746,7 @@ def test_errands_share_what_a_turn_has_room_for() -> None:
     assert turns <= 10
 
 
-def test_an_errand_that_done_brings_is_of_the_next_turn() -> None:
+def test_an_operation_that_done_brings_is_of_the_next_turn() -> None:
     rig = Rig()
     buried(rig, 2)
     first, second = Kicks(rig), Kicks(rig, ids=(2,))
@@ -757,21 +759,21 @@ def test_an_errand_that_done_brings_is_of_the_next_turn() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_errands_wait_until_the_journal_has_caught_up(begun: bool) -> None:
+def test_operations_wait_until_the_journal_has_caught_up(begun: bool) -> None:
     """But not those that have to end a large job before the journal can go on."""
     rig = Rig()
     buried(rig)
-    task = errands(rig)
+    task = operations(rig)
     pace = falls_behind(rig, rig.client())
-    errand = Kicks(rig, slices=2)
-    errand.begun = begun
+    operation = Kicks(rig, slices=2)
+    operation.begun = begun
     other = Kicks(rig)
-    rig.turn.accept(errand)
+    rig.turn.accept(operation)
     rig.turn.accept(other)
     for _ in range(3):
         go_on(task)
         rig.turn.end()
-    assert (errand.ran, other.ran) == (2 if begun else 0, 0)
+    assert (operation.ran, other.ran) == (2 if begun else 0, 0)
     assert go_on(task).flag is rig.turn.wanted, "nobody asks all the time"
     rig.journal.behind = False
     next(pace)
@@ -780,19 +782,19 @@ def test_errands_wait_until_the_journal_has_caught_up(begun: bool) -> None:
     rig.turn.end()
     go_on(task)
     rig.turn.end()
-    assert (errand.heard, other.heard) == (["done"], ["done"])
+    assert (operation.heard, other.heard) == (["done"], ["done"])
 
 
-def test_a_durable_errand_waits_for_the_sync_in_its_place_among_the_replies() -> None:
+def test_a_durable_operation_waits_for_the_sync_in_its_place_among_the_replies() -> None:
     rig = Rig(fsync_ms=0)
     one, two = buried(rig), rig.client()
     syncs = rig.turn.tasks()[-1]
     next(syncs)
     heard: list[str] = []
-    errand, late, idle = Kicks(rig), Kicks(rig, ids=(2,)), Kicks(rig, ids=())
-    errand.then = lambda: heard.append(f"{one.take()!r} {two.take()!r}")
+    operation, late, idle = Kicks(rig), Kicks(rig, ids=(2,)), Kicks(rig, ids=())
+    operation.then = lambda: heard.append(f"{one.take()!r} {two.take()!r}")
     rig.say((one, PUT))
-    rig.turn.accept(errand)
+    rig.turn.accept(operation)
     rig.turn.accept(idle)
     rig.turn.end()
     rig.say((two, PUT + b"reserve\r\nreserve\r\nbury 2 0\r\n"))
@@ -802,9 +804,9 @@ def test_a_durable_errand_waits_for_the_sync_in_its_place_among_the_replies() ->
     rig.turn.accept(late)
     rig.turn.end()
     sync.run()
-    assert not errand.heard
+    assert not operation.heard
     wait = go_on(syncs)
-    assert errand.heard == ["done"]
+    assert operation.heard == ["done"]
     assert heard == [repr(b"INSERTED 2\r\n") + " " + repr(b"")], "what was held before it is sent, and nothing else"
     assert not late.heard, "its change came after this sync began"
     assert wait.sync is not None
@@ -813,16 +815,16 @@ def test_a_durable_errand_waits_for_the_sync_in_its_place_among_the_replies() ->
     assert late.heard == ["done"] and not rig.turn.gate.pieces
 
 
-def test_a_slow_sync_for_an_errand_is_in_a_thread() -> None:
-    """When no client is there, or all wait, there are still those who sent the errand, or others like them."""
+def test_a_slow_sync_for_an_operation_is_in_a_thread() -> None:
+    """When no client is there, or all wait, there are still those who sent the operation, or others like them."""
     rig = Rig(fsync_ms=0)
     one = buried(rig)
-    errand = Kicks(rig)
-    rig.turn.accept(errand)
+    operation = Kicks(rig)
+    rig.turn.accept(operation)
     rig.say((one, PUT))
-    assert not errand.heard and not one.take() and rig.turn.awaited.is_set
+    assert not operation.heard and not one.take() and rig.turn.awaited.is_set
     rig.turn.finish()
-    assert errand.heard == ["done"] and one.take() == b"INSERTED 2\r\n"
+    assert operation.heard == ["done"] and one.take() == b"INSERTED 2\r\n"
 
 
 def test_a_sync_is_in_a_thread_while_there_are_guests() -> None:
@@ -833,18 +835,18 @@ def test_a_sync_is_in_a_thread_while_there_are_guests() -> None:
     assert not one.take() and rig.turn.awaited.is_set
 
 
-def test_a_sync_for_an_errand_is_in_a_thread() -> None:
+def test_a_sync_for_an_operation_is_in_a_thread() -> None:
     rig = Rig(fsync_ms=0)
     buried(rig)
-    errand = Kicks(rig)
-    rig.turn.accept(errand)
+    operation = Kicks(rig)
+    rig.turn.accept(operation)
     rig.turn.end()
-    assert not errand.heard and rig.turn.awaited.is_set and rig.journal.unsynced
+    assert not operation.heard and rig.turn.awaited.is_set and rig.journal.unsynced
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "journal"])
 @pytest.mark.parametrize("changes", [False, True])
-def test_an_errand_that_raises_is_as_a_client_whose_change_is_half_made(durable: bool, changes: bool) -> None:
+def test_an_operation_that_raises_is_as_a_client_whose_change_is_half_made(durable: bool, changes: bool) -> None:
     rig = Rig(durable=durable)
     told: list[BaseException | None] = []
     rig.turn.tell = lambda text, error: told.append(error)
@@ -864,7 +866,7 @@ def test_an_errand_that_raises_is_as_a_client_whose_change_is_half_made(durable:
 
 
 @pytest.mark.parametrize("where", ["commit", "sync"])
-def test_no_errand_is_done_that_the_journal_lost(where: str) -> None:
+def test_no_operation_is_done_that_the_journal_lost(where: str) -> None:
     rig = Rig(fsync_ms=0)
     one = buried(rig, 2)
     at_the_gate, finished, unfinished = Kicks(rig), Kicks(rig, ids=(2,)), Kicks(rig, slices=2)
@@ -882,7 +884,7 @@ def test_no_errand_is_done_that_the_journal_lost(where: str) -> None:
     assert late.heard == ["failed"] and not late.ran
 
 
-def test_a_clean_end_is_the_end_of_errands() -> None:
+def test_a_clean_end_is_the_end_of_operations() -> None:
     rig = Rig(fsync_ms=0)
     buried(rig)
     at_the_gate, finished, unfinished = Kicks(rig), Kicks(rig), Kicks(rig, slices=2)

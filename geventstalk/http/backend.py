@@ -26,7 +26,7 @@ from geventstalk.http.audit import Audit
 from geventstalk.http.history import History, Sparks, TubeHistory
 from geventstalk.http.memory import memory_limit_bytes
 from geventstalk.turn.maintenance import LACKING_NS
-from geventstalk.turn.replies import Channel, Errand
+from geventstalk.turn.replies import Channel, Operation
 from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Service
 
@@ -53,28 +53,28 @@ class Busy(Exception):
     """Too many changes wait. This one was not begun."""
 
 
-class _Awaited(Errand):
+class _Awaited(Operation):
     """An operation whose sender sleeps until it is over."""
 
-    def __init__(self, errand: Errand) -> None:
-        self._errand = errand
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
         self.over: Any = Event()
         self.has_failed = False
 
     def run(self, now_ns: int) -> bool:
         try:
-            return self._errand.run(now_ns)
+            return self._operation.run(now_ns)
         finally:
-            self.begun, self.awaited = self._errand.begun, self._errand.awaited
+            self.begun, self.awaited = self._operation.begun, self._operation.awaited
 
     def done(self) -> None:
-        self._errand.changed = self.changed
-        self._errand.done()
+        self._operation.changed = self.changed
+        self._operation.done()
         self.over.set()
 
     def failed(self) -> None:
         self.has_failed = True
-        self._errand.failed()
+        self._operation.failed()
         self.over.set()
 
 
@@ -196,19 +196,19 @@ class Backend:
         """Returns the Unix time of a monotonic time, by the wall clock of now."""
         return (self._wall_clock() - self.now_ns() + ns) / 1e9
 
-    def change(self, errand: Errand) -> None:
+    def change(self, operation: Operation) -> None:
         """As carry_out(), for a request. Raises Busy, too."""
         if self._waiting >= WAITING_MAX:
             raise Busy
         self._waiting += 1
         try:
-            self.carry_out(errand)
+            self.carry_out(operation)
         finally:
             self._waiting -= 1
 
-    def carry_out(self, errand: Errand) -> None:
+    def carry_out(self, operation: Operation) -> None:
         """Has the turn run the operation, and returns when its changes are safe. Raises Failed."""
-        awaited = _Awaited(errand)
+        awaited = _Awaited(operation)
         self.turn.accept(awaited)
         awaited.over.wait()
         if awaited.has_failed:

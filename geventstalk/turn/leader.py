@@ -16,7 +16,7 @@ from mypy_extensions import mypyc_attr
 
 from geventstalk.core.engine import Engine
 from geventstalk.durable.store import Store
-from geventstalk.turn.replies import Channel, Errand
+from geventstalk.turn.replies import Channel, Operation
 from geventstalk.turn.tasks import Flag, Task, Wait
 from geventstalk.turn.turn import Turn
 from geventstalk.wire.protocol import R_OUT_OF_MEMORY
@@ -64,7 +64,7 @@ class LeasedTurn(Turn):
         """Stops all replies, since another node leads, or will. That is no failure."""
         if not self.failed:
             self.failed = True
-            self._give_up_errands()
+            self._give_up_operations()
 
     # --- silence
 
@@ -139,18 +139,18 @@ class LeasedTurn(Turn):
         self.speaks()
         super().step(channel, data)
 
-    def accept(self, errand: Errand) -> None:
+    def accept(self, operation: Operation) -> None:
         if self.store is None:
-            errand.failed()  # this node does not lead
+            operation.failed()  # this node does not lead
             return
         self.speaks()
-        super().accept(errand)
+        super().accept(operation)
 
-    def settle_errands(self) -> None:
+    def settle_operations(self) -> None:
         if not self.speaks():
-            for errand in self._finished:
-                errand.changed = True  # it waits with the replies, as if it had made a change
-        super().settle_errands()
+            for operation in self._finished:
+                operation.changed = True  # it waits with the replies, as if it had made a change
+        super().settle_operations()
 
     def flush_durably(self, touched: list[Channel]) -> None:
         if self.speaks():

@@ -14,12 +14,12 @@ from geventstalk.core.bodies import AHEAD_MAX
 from geventstalk.core.engine import ADMITTED, INSERTED, OUT_OF_MEMORY, UNFINISHED
 from geventstalk.core.job import Job
 from geventstalk.core.operate import Operate
-from geventstalk.turn.replies import Errand
+from geventstalk.turn.replies import Operation
 from geventstalk.wire.commands import LARGE_PUT, MOVE_SLICE, PART_UNITS, Service
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Put(Errand):
+class Put(Operation):
     """Puts a job. In the end `outcome` is INSERTED, DRAINING, OUT_OF_MEMORY or TOO_BIG; with INSERTED it is `job`."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Put(Errand):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Changes(Errand):
+class Changes(Operation):
     """Makes the same change to many jobs, one after the other. `counts` holds the outcomes.
 
     `change` gets an id and the time, and returns the outcome of its call of Operate. It is called again for the same id

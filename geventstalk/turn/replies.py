@@ -38,7 +38,7 @@ class Channel:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Errand:
+class Operation:
     """An operation: a change of an operator. Its owner derives from it, and hears done() or failed() once.
 
     A slice ends when Engine.work, where it counts what it does beyond one move, is MOVE_SLICE: after about two
@@ -69,8 +69,8 @@ class ReplyGate:
 
     def __init__(self) -> None:
         self.clients = 0  # how many have replies here
-        self.errands: deque[Errand] = deque()
-        self._held: list[tuple[Channel | None, bytes]] = []  # None stands for the next errand
+        self.operations: deque[Operation] = deque()
+        self._held: list[tuple[Channel | None, bytes]] = []  # None stands for the next operation
 
     @property
     def pieces(self) -> int:
@@ -84,8 +84,8 @@ class ReplyGate:
         channel.held_bytes += len(data)
         self._held.append((channel, data))
 
-    def hold_errand(self, errand: Errand) -> None:
-        self.errands.append(errand)
+    def hold_operation(self, operation: Operation) -> None:
+        self.operations.append(operation)
         self._held.append((None, b""))
 
     def release(self, pieces: int) -> None:
@@ -93,7 +93,7 @@ class ReplyGate:
         leaving, self._held = self._held[:pieces], self._held[pieces:]
         for channel, data in leaving:
             if channel is None:
-                self.errands.popleft().done()
+                self.operations.popleft().done()
                 continue
             channel.held -= 1
             channel.held_bytes -= len(data)

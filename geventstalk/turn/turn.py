@@ -1,9 +1,9 @@
 """One turn: sessions execute what their clients sent, one commit covers all of it, and then the replies leave.
 
-Changes of an operator go the same way: accept() takes them as errands. This module must not know gevent, sockets,
+Changes of an operator go the same way: accept() takes them as operations. This module must not know gevent, sockets,
 clocks or SQLite: its owner hands in the clocks, calls end() when every client that is ready had its step, and drives
 the tasks. Everything here runs without a pause from one yield to the next, so it needs no lock. Invariants: no reply
-leaves and no errand is done before the commit that covers it, and under `-f0` not before the sync that covers it;
+leaves and no operation is done before the commit that covers it, and under `-f0` not before the sync that covers it;
 after a failure no reply leaves at all. The hub never waits for a device: a thread reads and syncs files, and a slice
 whose data is not there yet ends and comes again. The hub may append rows and commit them without a sync, and under
 `-f0` it runs a sync for which every client waits.
@@ -24,7 +24,7 @@ from geventstalk.core.job import DELETED, Job
 from geventstalk.durable.records import make_plausible
 from geventstalk.durable.store import Store
 from geventstalk.turn.maintenance import Maintenance
-from geventstalk.turn.replies import Channel, Errand, ReplyGate
+from geventstalk.turn.replies import Channel, Operation, ReplyGate
 from geventstalk.turn.tasks import NEXT_TURN, Flag, Task, Wait
 from geventstalk.wire.session import MOVE_SLICE
 
@@ -76,16 +76,16 @@ class Turn(Maintenance):
         self._held_up: dict[int, Channel] = {}  # whose next command is a change, while Engine.held
         self._awaiting: dict[int, Channel] = {}  # whose reply has to show a body that is not in memory
         self._leave_budget = MOVE_SLICE  # what clients that go may still give back within this turn
-        self._errands: deque[Errand] = deque()  # those that are to have another slice
-        self._finished: deque[Errand] = deque()  # those whose last slice is not committed yet
-        self._errand_budget = MOVE_SLICE  # what errands may still do within this turn
-        self._ran = False  # whether an errand had a slice in this turn
+        self._operations: deque[Operation] = deque()  # those that are to have another slice
+        self._finished: deque[Operation] = deque()  # those whose last slice is not committed yet
+        self._operation_budget = MOVE_SLICE  # what operations may still do within this turn
+        self._ran = False  # whether an operation had a slice in this turn
         self._over = False  # whether finish() was called
         self._told_full = False  # whether the operator knows that memory has no room for bodies
         self._tell_full_ns = 0  # before this time the operator does not hear of it again
         self._armed_ns = NEVER  # when the task of the clock wakes by itself
         self.earlier = Flag()  # something is due earlier than that
-        self.wanted = Flag()  # errands want another slice
+        self.wanted = Flag()  # operations want another slice
         self.gone = Flag()  # clients are gone and have to give back what they held
         self.awaited = Flag()  # replies wait for a sync
 
@@ -123,7 +123,7 @@ class Turn(Maintenance):
 
     def tasks(self) -> list[Task]:
         """All that has to run beside the clients, from the start on."""
-        tasks = [self.keep_time(), self.let_go(), self.run_errands(), self.keep_rates(), self.trim_memory()]
+        tasks = [self.keep_time(), self.let_go(), self.run_operations(), self.keep_rates(), self.trim_memory()]
         store = self.store
         return tasks if store is None else tasks + self.tasks_of(store)
 
@@ -231,26 +231,26 @@ class Turn(Maintenance):
         self._leaving.append(channel)
         self.gone.set()
 
-    # --- errands
+    # --- operations
 
-    def accept(self, errand: Errand) -> None:
-        """Takes an errand. Its first slice runs now, or as soon as a turn has room for it and Engine.held has ended.
+    def accept(self, operation: Operation) -> None:
+        """Takes an operation. Its first slice runs now, or as soon as a turn has room for it and Engine.held has ended.
 
         The further slices run one a turn.
         """
         if self.failed or self._over:
-            errand.failed()
-        elif self.engine.held or self._errand_budget <= 0:
-            self._put_off(errand)
+            operation.failed()
+        elif self.engine.held or self._operation_budget <= 0:
+            self._put_off(operation)
         else:
-            self._run(errand)
+            self._run(operation)
 
-    def _put_off(self, errand: Errand) -> None:
-        self._errands.append(errand)
+    def _put_off(self, operation: Operation) -> None:
+        self._operations.append(operation)
         self.wanted.set()
 
-    def _run(self, errand: Errand) -> None:
-        """One slice of an errand."""
+    def _run(self, operation: Operation) -> None:
+        """One slice of an operation."""
         self.begin()
         self._ran = True
         engine, store = self.engine, self.store
@@ -258,25 +258,25 @@ class Turn(Maintenance):
         engine.work = 0
         engine.changing = False
         try:
-            finished = errand.run(self._clock())
+            finished = operation.run(self._clock())
         except Exception as error:
-            self._errand_failed(errand, error)
+            self._operation_failed(operation, error)
             return
-        self._errand_budget -= 1 + engine.work
+        self._operation_budget -= 1 + engine.work
         if store is not None and store.appended != before:
-            errand.changed = True
+            operation.changed = True
         if finished:
-            self._finished.append(errand)
+            self._finished.append(operation)
         else:
-            self._put_off(errand)
+            self._put_off(operation)
 
-    def _errand_failed(self, errand: Errand, error: Exception) -> None:
+    def _operation_failed(self, operation: Operation, error: Exception) -> None:
         """As _change_failed(), where a change may be half made."""
-        if not self.engine.changing and not errand.begun:
+        if not self.engine.changing and not operation.begun:
             self.tell("a change of an operator's failed before it changed anything", error)
-            errand.failed()
+            operation.failed()
             return
-        self._finished.append(errand)  # to hear of it with the others, if all fail
+        self._finished.append(operation)  # to hear of it with the others, if all fail
         if self.store is not None:
             self.fail(error)
             return
@@ -288,16 +288,16 @@ class Turn(Maintenance):
         else:
             self._finished.pop()
             self.tell("a change of an operator's failed and is undone", error)
-            errand.failed()
+            operation.failed()
 
-    def _give_up_errands(self) -> None:
+    def _give_up_operations(self) -> None:
         """Those that are not done never will be."""
-        errands = [*self.gate.errands, *self._finished, *self._errands]
-        self.gate.errands.clear()
+        operations = [*self.gate.operations, *self._finished, *self._operations]
+        self.gate.operations.clear()
         self._finished.clear()
-        self._errands.clear()
-        for errand in errands:
-            errand.failed()
+        self._operations.clear()
+        for operation in operations:
+            operation.failed()
 
     # --- from the beginning of a turn to its end
 
@@ -324,7 +324,7 @@ class Turn(Maintenance):
             if self.engine.active:
                 self.busy.set()
             if self._ran:
-                self.settle_errands()
+                self.settle_operations()
             touched, self._in_turn = self._in_turn, []
             self.flush(touched)
             self.arm()
@@ -369,18 +369,18 @@ class Turn(Maintenance):
                     self._in_turn.append(channel)
             served.clear()
 
-    def settle_errands(self) -> None:
-        """The errands that were finished in this turn are done, or wait at the gate."""
+    def settle_operations(self) -> None:
+        """The operations that were finished in this turn are done, or wait at the gate."""
         self._ran = False
-        self._errand_budget = MOVE_SLICE
+        self._operation_budget = MOVE_SLICE
         store = self.store
         durably = store is not None and store.syncs_before_replies
-        for _ in range(len(self._finished)):  # done() may bring the next errand, which is not committed
-            errand = self._finished.popleft()
-            if durably and errand.changed:
-                self.gate.hold_errand(errand)
+        for _ in range(len(self._finished)):  # done() may bring the next operation, which is not committed
+            operation = self._finished.popleft()
+            if durably and operation.changed:
+                self.gate.hold_operation(operation)
             else:
-                errand.done()
+                operation.done()
 
     def flush(self, touched: list[Channel]) -> None:
         """The replies of these clients leave, or wait at the gate."""
@@ -420,7 +420,7 @@ class Turn(Maintenance):
                 self._held_up[session.number] = channel
             else:
                 channel.goes_on()
-        if (self.gate.clients or self.gate.errands) and not self.awaited.is_set and not self.sync_here():
+        if (self.gate.clients or self.gate.operations) and not self.awaited.is_set and not self.sync_here():
             self.awaited.set()
 
     def let_await(self, channel: Channel, job: Job) -> None:
@@ -466,7 +466,7 @@ class Turn(Maintenance):
     def everybody_waits(self) -> bool:
         """Whether each client waits for a sync, or for a job, which nothing brings before. An operator may do more."""
         gate, waiting = self.gate, self.engine.waiting_count
-        if gate.errands or self.guests:
+        if gate.operations or self.guests:
             return False
         if waiting and NEVER != self.engine.next_deadline_ns() <= self._clock() + _SOON_NS:
             return False
@@ -531,30 +531,30 @@ class Turn(Maintenance):
             del self.channels[channel.session.number]
         return done
 
-    def run_errands(self) -> Task:
-        """Runs the further slices of errands: as many a turn as it has room for, each errand in its turn."""
+    def run_operations(self) -> Task:
+        """Runs the further slices of operations: as many a turn as it has room for, each operation in its turn."""
         while True:
             yield Wait(self.wanted)
             self.wanted.clear()
-            while self.run_some_errands():
+            while self.run_some_operations():
                 yield Wait(at_ns=NEXT_TURN)
 
-    def run_some_errands(self) -> bool:
-        """One slice of each errand, as long as the turn has room. Returns whether to call again in the next turn.
+    def run_some_operations(self) -> bool:
+        """One slice of each operation, as long as the turn has room. Returns whether to call again in the next turn.
 
         If not, accept(), a body that has come, or the end of the hold sets the flag.
         """
         ran = False
-        for _ in range(len(self._errands)):
-            if self._errand_budget <= 0:
+        for _ in range(len(self._operations)):
+            if self._operation_budget <= 0:
                 return True
-            errand = self._errands.popleft()
-            job = errand.awaited
+            operation = self._operations.popleft()
+            job = operation.awaited
             awaits = job is not None and job.body is None and job.state != DELETED
-            if awaits or (self.engine.held and not errand.begun):
-                self._errands.append(errand)
+            if awaits or (self.engine.held and not operation.begun):
+                self._operations.append(operation)
                 continue
-            self._run(errand)
+            self._run(operation)
             ran = True
             if self.failed:
                 return False
@@ -572,7 +572,7 @@ class Turn(Maintenance):
     def let_changes_go_on(self) -> None:
         """The hold has ended: whoever waits for that goes on."""
         self.engine.held = False
-        if self._errands:
+        if self._operations:
             self.wanted.set()
         for channel in self._in_turn:  # flush() lets these go on
             channel.session.held_up = False
@@ -583,7 +583,7 @@ class Turn(Maintenance):
 
     def let_awaiting_go_on(self) -> None:
         """Those go on whose body is there, or will not come."""
-        if self._errands:
+        if self._operations:
             self.wanted.set()
         for number, channel in list(self._awaiting.items()):
             job = channel.session.awaited
@@ -615,7 +615,7 @@ class Turn(Maintenance):
         if not self.failed:
             self.failed = True
             self._fails(error)
-            self._give_up_errands()
+            self._give_up_operations()
 
     def finish(self) -> None:
         """The clean end: commits, syncs, and sends everything that is true by then. No task may run any more."""
@@ -635,7 +635,7 @@ class Turn(Maintenance):
                     self._synced(store, sync)
                 self.release(self.gate.pieces)
                 store.close()
-            self._give_up_errands()
+            self._give_up_operations()
         except Exception as error:
             self.fail(error)
 

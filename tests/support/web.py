@@ -121,14 +121,14 @@ class Inside(Web):
         self.engine.draining = on
 
     def _end(self) -> None:
-        """The end of a turn, and then what the task of errands does: further slices of theirs, in the next turn."""
+        """The end of a turn, and then what the task of operations does: further slices of theirs, in the next turn."""
         self.turn.end()
         if self.turn.wanted.is_set:
             self.turn.wanted.clear()
             self._loop.run_callback(self._go_on)
 
     def _go_on(self) -> None:
-        if self.turn.run_some_errands():
+        if self.turn.run_some_operations():
             self.turn.wanted.set()
 
     def session(self, *lines: bytes) -> Session:

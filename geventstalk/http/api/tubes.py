@@ -17,7 +17,7 @@ from geventstalk.http.backend import Backend
 from geventstalk.http.params import Fields, Parameters, tube_name
 from geventstalk.http.slices import Pace, json_list, page
 from geventstalk.trouble import GROWS
-from geventstalk.turn.replies import Errand
+from geventstalk.turn.replies import Operation
 
 _LISTED_MAX: Final = 100
 """The most connections that are named as users or watchers of a tube."""
@@ -43,7 +43,7 @@ _ONLY: Final[dict[str, Callable[[Tube], object]]] = {
 }
 
 
-class Pause(Errand):
+class Pause(Operation):
     """Pauses a tube, or ends its pause. `found` says whether there was such a tube."""
 
     def __init__(self, backend: Backend, name: bytes, seconds: int) -> None:

@@ -103,37 +103,37 @@ class ForgetsWhoLeft(WatchedTurn):
             super().leave(channel)
 
 
-class ErrandsDoneBeforeCommit(WatchedTurn):
+class OperationsDoneBeforeCommit(WatchedTurn):
     def end(self) -> None:
-        self.settle_errands()
+        self.settle_operations()
         super().end()
 
 
-class ErrandsDoneBeforeSync(WatchedTurn):
+class OperationsDoneBeforeSync(WatchedTurn):
     """Under -f0."""
 
-    def settle_errands(self) -> None:
-        for errand in self._finished:
-            errand.changed = False
-        super().settle_errands()
+    def settle_operations(self) -> None:
+        for operation in self._finished:
+            operation.changed = False
+        super().settle_operations()
 
 
-class ForgetsErrands(WatchedTurn):
+class ForgetsOperations(WatchedTurn):
     """Those that have to wait, or need another slice."""
 
-    def run_some_errands(self) -> bool:
+    def run_some_operations(self) -> bool:
         return False
 
 
-class LosesErrandsWhenItStops(WatchedTurn):
-    def _give_up_errands(self) -> None:
+class LosesOperationsWhenItStops(WatchedTurn):
+    def _give_up_operations(self) -> None:
         return
 
 
-class ErrandsDoneAfterFailure(WatchedTurn):
-    def _give_up_errands(self) -> None:
-        for errand in [*self.gate.errands, *self._finished]:
-            errand.done()
+class OperationsDoneAfterFailure(WatchedTurn):
+    def _give_up_operations(self) -> None:
+        for operation in [*self.gate.operations, *self._finished]:
+            operation.done()
 
 
 class ForgetsABodyThatHasCome(WatchedTurn):
@@ -305,11 +305,11 @@ CANARIES: dict[str, Parts] = {
     "forgets who was served": Parts(turn=ForgetsWhoWasServed),
     "loses replies when it stops": Parts(turn=LosesRepliesWhenItStops),
     "forgets who left": Parts(turn=ForgetsWhoLeft),
-    "errands are done before commit": Parts(turn=ErrandsDoneBeforeCommit),
-    "errands are done before sync": Parts(turn=ErrandsDoneBeforeSync),
-    "forgets errands": Parts(turn=ForgetsErrands),
-    "loses errands when it stops": Parts(turn=LosesErrandsWhenItStops),
-    "errands are done after a failure": Parts(turn=ErrandsDoneAfterFailure),
+    "operations are done before commit": Parts(turn=OperationsDoneBeforeCommit),
+    "operations are done before sync": Parts(turn=OperationsDoneBeforeSync),
+    "forgets operations": Parts(turn=ForgetsOperations),
+    "loses operations when it stops": Parts(turn=LosesOperationsWhenItStops),
+    "operations are done after a failure": Parts(turn=OperationsDoneAfterFailure),
     "forgets moves": Parts(store=ForgetsMoves),
     "forgets a body that has come": Parts(turn=ForgetsABodyThatHasCome),
     "forgets a body that does not come": Parts(turn=ForgetsABodyThatDoesNotCome),

@@ -1,4 +1,4 @@
-"""A simulated operator: draws errands, and tells the oracle what came of each change, and what was promised."""
+"""A simulated operator: draws operations, and tells the oracle what came of each change, and what was promised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, TOO_BIG, UNFINISHED
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate
 from geventstalk.turn.operations import Changes, Put
-from geventstalk.turn.replies import Errand
+from geventstalk.turn.replies import Operation
 from geventstalk.wire.commands import MOVE_SLICE, Service
 from tests.support.simulation.clients import DELAYS, PRIORITIES, TTRS, Habits
 from tests.support.simulation.oracle import Change, Command, Oracle, View, require
@@ -27,7 +27,7 @@ WORDS = {
 
 @dataclass(eq=False)
 class Promise:
-    """What an errand may have looked at, and what it changed: so much of the oracle's log."""
+    """What an operation may have looked at, and what it changed: so much of the oracle's log."""
 
     what: str
     seen: int = 0
@@ -36,7 +36,7 @@ class Promise:
 
 @dataclass
 class Operator:
-    """`open` are the errands that have heard neither that they are done nor that they failed."""
+    """`open` are the operations that have heard neither that they are done nor that they failed."""
 
     draw: random.Random
     habits: Habits
@@ -44,11 +44,11 @@ class Operator:
     ids: list[int]
     note: Callable[[str], None]
     syncs_first: bool
-    gives_up: Callable[[], bool]  # whether the server stops or fails: only then may an errand fail
+    gives_up: Callable[[], bool]  # whether the server stops or fails: only then may an operation fail
     open: list[Promise] = field(default_factory=list)
     view: View = field(default_factory=lambda: View(0))
 
-    def errand(self, engine: Operate, service: Service) -> Errand:
+    def operation(self, engine: Operate, service: Service) -> Operation:
         """The next thing that the operator wants."""
         kind = self.draw.choice(KINDS)
         if kind == "put":
@@ -66,7 +66,7 @@ class Operator:
         room = self.draw.choice((1, 2, MOVE_SLICE))
         return SimulatedChanges(self, engine, ids, change, room)
 
-    def _put(self, engine: Operate, service: Service) -> Errand:
+    def _put(self, engine: Operate, service: Service) -> Operation:
         draw = self.draw
         most = draw.choice((self.habits.body_bytes, self.habits.body_bytes + 100, self.habits.max_job_bytes))
         size = draw.randint(0, most)
@@ -83,7 +83,7 @@ class Operator:
     def _some(self, values: tuple[int, ...]) -> int:
         return self.draw.choice((KEEP, KEEP, self.draw.choice(values)))
 
-    # --- what errands tell
+    # --- what operations tell
 
     def begins(self, promise: Promise) -> None:
         self.open.append(promise)
@@ -97,10 +97,10 @@ class Operator:
 
     def failed(self, promise: Promise) -> None:
         self._hears(promise, "failed")
-        require(self.gives_up(), "an errand fails although nothing failed:", promise.what)
+        require(self.gives_up(), "an operation fails although nothing failed:", promise.what)
 
     def _hears(self, promise: Promise, word: str) -> None:
-        require(promise in self.open, "an errand hears twice what became of it:", promise.what)
+        require(promise in self.open, "an operation hears twice what became of it:", promise.what)
         self.open.remove(promise)
         self.note(f"{word}: {promise.what}")
 
@@ -111,7 +111,7 @@ class Operator:
         try:
             change()
         finally:
-            self.oracle.steps(None)  # also when a body cannot be read: the errand fails, and the server goes on
+            self.oracle.steps(None)  # also when a body cannot be read: the operation fails, and the server goes on
         promise.seen = len(self.oracle.log)
         if promise.seen > before:
             promise.changed = promise.seen

@@ -193,7 +193,7 @@ class Simulation:
         self.operator = Operator(
             *(self.scenario.operator_draw, self.scenario.habits, self.oracle, self.ids, self.note),
             self.scenario.fsync_ms == 0,
-            lambda: self.server.stopped or self.disk.failed,  # an errand fails alone when it cannot read a body
+            lambda: self.server.stopped or self.disk.failed,  # an operation fails alone when it cannot read a body
         )
         self.server: Host
         self.journal: Journal
@@ -421,7 +421,7 @@ class Simulation:
         for client in self.clients:
             unsent = b"" if client.deaf else bytes(client.view.expected)
             require(not unsent, "a clean end keeps replies back from client", client.view.number, unsent)
-        require(not self.operator.open, "a clean end keeps an errand's owner waiting:", self.operator.open)
+        require(not self.operator.open, "a clean end keeps an operation's owner waiting:", self.operator.open)
         self.oracle.synced = self.oracle.kept = len(self.oracle.log)
         raise ProcessDies("after a clean end")
 
@@ -476,7 +476,7 @@ class Simulation:
 
     def _operate(self) -> None:
         server = self.server
-        server.turn.accept(self.operator.errand(server.engine, server.service))
+        server.turn.accept(self.operator.operation(server.engine, server.service))
 
     def _work(self) -> None:
         """The journal's worker does something, or not."""
@@ -575,7 +575,7 @@ class Simulation:
             return
         for client in self.clients:
             self._require_answered(client)
-        require(not self.operator.open, "errands never come to an end:", self.operator.open)
+        require(not self.operator.open, "operations never come to an end:", self.operator.open)
         there = {client.view.number for client in self.clients if not client.over}
         require(there >= self.server.engine.clients.keys(), "clients that are gone stay:", there)
         self._require_room()
