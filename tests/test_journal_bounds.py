@@ -30,7 +30,7 @@ from tests.support.process import ServerProcess
 from tests.support.wire import Client
 
 SEGMENT = 1 << 18
-FIXED = 700_000  # as docs/journal.md says: indexes of WALs, and what the reserve has for them and for granted puts
+FIXED = 1_000_000  # as docs/journal.md says: indexes of WALs, and what the reserve has for them and for granted puts
 SLICE_S = 0.005
 LIFE_S = 30.0  # where the device is so slow that the turns of a life take longer, there are fewer of them
 PATIENCE_S = 100.0

@@ -392,7 +392,7 @@ def live_without_inodes(disk: Path, left: int) -> None:
         rig.journal.commit()
         rig.catch_up()
     assert rig.said[0].startswith("journal: the disk has no inode left;")
-    assert rig.journal._space.reserved == reserved, "room does not help"
+    assert rig.journal._space.reserved >= reserved, "room does not help"
     for key in range(1, 21):
         rig.delete(key)
     rig.journal.commit()

@@ -698,7 +698,9 @@ def test_commands_of_a_cluster_on_real_rows(url: str) -> None:
     with Leader(url) as leader:
         leader.fence.serve(leader.epoch)
         ran = run_tool("cluster", "status", "-b", url)
-        assert ran.code == 0 and ran.out.startswith(f"a leads, epoch {leader.epoch}, lease 500 ms; replication: none\n")
+        assert ran.code == 0 and ran.out.startswith(
+            f"a leads, epoch {leader.epoch}, lease 500 ms, for 0 s; replication: none\n"
+        )
         assert run_tool("cluster", "promote", "-b", url, "b").code == 1
     ran = run_tool("cluster", "status", "-b", url)
     assert ran.code == 1 and "the last one was a" in ran.out

@@ -50,6 +50,8 @@ _RECORD_BYTES: Final = 128
 _TRY_AGAIN_S: Final = 0.1
 """What found no room is not tried again before this time has passed, or before a segment has given room back. On a full
 disk changes wait while the worker is at work: they would wait for ever if it tried the impossible without a pause."""
+_FILLED_AT_ONCE_BYTES: Final = 1 << 30
+"""With more free bytes than these no other process fills the disk before the worker has let the reserve grow."""
 _UNKNOWN_RECORD_BYTES: Final = 32
 """After a restart the bytes of a segment's records are not known. The number of records, shifted by so many bits,
 stands for them: it is larger than any file, so Sizing.merge_bytes() takes the file's size."""
@@ -363,7 +365,9 @@ class Segments:
         live, writer = self.live, self.writer
         held = [self.held(sealed) for sealed in self.staying]
         if writer is not None:
-            held.append(Held(writer.bytes + BARE_SEGMENT_BYTES, live.bytes_in(writer.number), writer.row_max))
+            alive = live.bytes_in(writer.number)
+            standing = max(writer.bytes, alive)  # what this turn has appended is not written yet
+            held.append(Held(standing + BARE_SEGMENT_BYTES, alive, writer.row_max))
         return self.sizing.load(live.keys, held)
 
     def held(self, sealed: Sealed) -> Held:
@@ -442,9 +446,19 @@ class Segments:
         return max(0, min(bytes - self.sizing.segment_limit, large_bytes))
 
     def left_for_puts(self) -> int:
-        """How many bytes puts may still take."""
-        capacity = self.space.capacity(self.disk_bytes)
-        return self.sizing.left_for_puts(capacity, self.live.total_bytes + self.open_bytes, self.load)
+        """Returns how many bytes puts may still take.
+
+        Before that, the reserve grows for the puts so far, where another process could fill the disk before the worker
+        lets the reserve grow: puts may come faster than the worker gets on.
+        """
+        load, space = self.load, self.space
+        target = self.sizing.reserve(load)
+        if space.reserved < target and space.free() < target + _FILLED_AT_ONCE_BYTES:
+            space.refill(target, self.sizing.margin)
+            if space.tight:
+                return 0
+        capacity = space.capacity(self.disk_bytes)
+        return self.sizing.left_for_puts(capacity, self.live.total_bytes + self.open_bytes, load)
 
     def commit_took(self, records: int, payload_bytes: int) -> None:
         """A commit had so many records. Larger ones are forgotten by an eighth with each that is smaller."""
