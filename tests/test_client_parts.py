@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from geventstalk.api_shapes import body_shape
 from geventstalk.cli import client_progress, client_top
 from geventstalk.cli import client_show as show
 from geventstalk.cli.client_progress import progress
@@ -18,6 +19,7 @@ from geventstalk.client import address, api, sampling, select, shapes
 from geventstalk.client.address import Address
 from geventstalk.client.errors import Nonsense
 from geventstalk.client.watching import Event, Look, compare
+from geventstalk.filters import STATES
 
 # Addresses
 
@@ -144,10 +146,10 @@ def test_a_number_that_is_none_is_nonsense() -> None:
 
 
 def test_what_geventstalk_tells_beyond_beanstalkd() -> None:
-    facts = {f"current-jobs-{state}": "0" for state in ("urgent", *shapes.STATES)}
+    facts = {f"current-jobs-{state}": "0" for state in ("urgent", *STATES)}
     facts |= dict.fromkeys(("current-using", "current-watching", "current-waiting", "pause", "pause-time-left"), "0")
     assert not {"ages", "latency"} & shapes.tube({**facts, "name": "x"}, asker_in="x").keys()
-    facts |= {f"oldest-{state}-age": "7" for state in shapes.STATES} | {"name": "x", "current-jobs-ready": "2"}
+    facts |= {f"oldest-{state}-age": "7" for state in STATES} | {"name": "x", "current-jobs-ready": "2"}
     for part in ("queued", "worked"):
         facts |= {f"{part}-p50": "0.000000", f"{part}-p95": "0.250000", f"{part}-p99": "1.500000"}
     found = shapes.tube(facts, asker_in="x")
@@ -196,7 +198,7 @@ def test_what_the_api_tells_of_a_job_is_checked() -> None:
     ],
 )
 def test_a_body_is_text_where_it_can_be(body: bytes, most: int, shape: dict[str, object]) -> None:
-    assert shapes.body_shape(body, most) == shape
+    assert body_shape(body, len(body), most) == shape
 
 
 # What is shown
@@ -253,7 +255,7 @@ def test_facts_give_way_on_a_narrow_terminal() -> None:
 @pytest.mark.parametrize("there_is", [0, 1, 4, 200])
 def test_a_low_terminal_shows_tubes_all_the_same(there_is: int) -> None:
     """The lines about the server once took all ten lines of a terminal."""
-    jobs = dict.fromkeys(("urgent", *shapes.STATES), 0)
+    jobs = dict.fromkeys(("urgent", *STATES), 0)
     tube = {"jobs": jobs, "per_s": None, "watching": 0, "waiting": 0, "paused_s": 0, "pause_left_s": 0}
     tube["trouble"] = sampling.trouble_of(tube)._asdict()
     times = dict.fromkeys(("queued", "worked"), dict.fromkeys(("p50", "p95", "p99")))
@@ -281,7 +283,7 @@ def test_top_says_where_bodies_are() -> None:
     keys = ["pid", "uptime", "total-jobs", "job-timeouts", "current-tubes", "max-job-size", "total-connections"]
     keys += [f"cmd-{name}" for name in ("reserve", "reserve-with-timeout", "delete", "release", "bury")]
     keys += [f"current-{name}" for name in ("connections", "producers", "workers", "waiting")]
-    keys += [f"current-jobs-{name}" for name in ("urgent", *shapes.STATES)]
+    keys += [f"current-jobs-{name}" for name in ("urgent", *STATES)]
     for refused, said in (0, ""), (2, "2 puts refused"):
         every = {**dict.fromkeys(keys, 0), **facts, "memory-puts-refused": refused}
         server = shapes.server({key: str(value) for key, value in every.items()})

@@ -11,10 +11,10 @@ from urllib.parse import quote, urlencode
 import gevent
 import pytest
 
+from geventstalk.api_shapes import body_shape
 from geventstalk.http import backend, slices
 from geventstalk.http.api.tubes import words
 from geventstalk.http.backend import SLICE_NS
-from geventstalk.http.views import body
 from geventstalk.turn.replies import Channel
 from tests.support.clock import ManualClock
 from tests.support.web import Inside, puts
@@ -297,7 +297,7 @@ def test_rates_growth_and_the_tube_with_the_most_trouble(inside: Inside) -> None
     ],
 )
 def test_bodies_are_text_where_they_can(data: bytes, most: int, encoding: str, shown: str, whole: bool) -> None:
-    assert body(data + b"\r\n", most) == {"encoding": encoding, "data": shown, "whole": whole}
+    assert body_shape(data + b"\r\n", len(data), most) == {"encoding": encoding, "data": shown, "whole": whole}
 
 
 # Connections

@@ -12,12 +12,12 @@ from typing import Any
 import gevent
 import pytest
 
+from geventstalk.api_shapes import RATES
 from geventstalk.core.job import READY, SECOND_NS
 from geventstalk.core.meter import Times, quantiles
 from geventstalk.http import sampler
 from geventstalk.http.history import (
     RANGES,
-    RATES,
     SERIES,
     SPARK_POINTS,
     SPARK_STEP_NS,

@@ -12,20 +12,19 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from geventstalk import __version__
-from geventstalk.cli import completion
 from geventstalk.cli.ending import Failed, Stopped
+from geventstalk.cli.params import Number
 from geventstalk.client import address
 from geventstalk.client.api import Api, BadAddress, field
 from geventstalk.client.errors import ClientError, Nonsense, NotAllowed, NotDone, Unreachable
 from geventstalk.client.protocol import Beanstalk
 from geventstalk.config import ConfigError, load
 from geventstalk.exits import EXIT_DAMAGE, EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
-from geventstalk.limits import U32_MAX, is_tube_name
 from geventstalk.logs import PROGRAM, one_line
 
 EXIT_NOTHING: Final = EXIT_DAMAGE
@@ -38,7 +37,6 @@ _EXITS: Final[dict[type[ClientError], int]] = {
     Nonsense: EXIT_NONSENSE,
     NotAllowed: EXIT_NOT_ALLOWED,
 }
-_UNITS: Final = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 class Context:
@@ -146,7 +144,6 @@ class Context:
 
 
 def note(text: str) -> None:
-    """Prints a note to stderr."""
     click.echo(f"note: {one_line(text)}", err=True)
 
 
@@ -184,7 +181,6 @@ def client_command(name: str) -> Callable[[Callable[..., int]], click.Command]:
 
 
 def exit_code(error: ClientError) -> int:
-    """Returns the exit code of this error."""
     return _EXITS.get(type(error), EXIT_NOTHING)
 
 
@@ -213,60 +209,6 @@ def _shared_options() -> list[click.Option]:
         ),
         click.Option(["--json"], is_flag=True, help="Print lines of JSON."),
     ]
-
-
-if TYPE_CHECKING:
-    _TextType = click.ParamType[str]
-    _NumberType = click.ParamType[int]
-else:
-    _TextType = _NumberType = click.ParamType  # before click 8.4 it cannot be subscripted
-
-
-class Whole(click.IntRange):
-    """A whole number within bounds, called so to a user who wrote another word."""
-
-    name = "whole number"
-
-
-class Number(click.FloatRange):
-    """A number within bounds."""
-
-    name = "number"
-
-
-class TubeName(_TextType):
-    """A name of a tube. With `many`, `*` in it stands for anything."""
-
-    name = "tube"
-
-    def __init__(self, *, many: bool = False) -> None:
-        self.many = many
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        probe = text.replace("*", "x") if self.many else text
-        if not is_tube_name(probe.encode("utf-8", "surrogateescape")):
-            self.fail(f"{one_line(text)} is no name of a tube", param, ctx)
-        return text
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
-        return completion.tubes(ctx, incomplete)
-
-
-class Seconds(_NumberType):
-    """Whole seconds: `90`, `90s`, `15min`, `2h`, `1d`."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value)
-        digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
-        unit = _UNITS.get(text[len(digits) :])
-        if unit is None or not digits.isascii() or not digits.isdecimal() or int(digits[:12]) * unit > U32_MAX:
-            self.fail(f"{one_line(text)} is no time; write 90, 90s, 15min, 2h or 1d, up to {U32_MAX} s", param, ctx)
-        return int(digits) * unit
 
 
 def interactive() -> bool:

@@ -15,18 +15,19 @@ from typing import Any, Final
 
 import click
 
-from geventstalk.cli.client import EXIT_NOTHING, Context, TubeName, Whole, client_command, confirm, note, plural
+from geventstalk.cli.client import EXIT_NOTHING, Context, client_command, confirm, note, plural
 from geventstalk.cli.client_jobs import selection
 from geventstalk.cli.client_progress import progress
 from geventstalk.cli.completion import states, terms
 from geventstalk.cli.ending import Stopped, whole
+from geventstalk.cli.params import TubeName, Whole
 from geventstalk.client import api as http
 from geventstalk.client import bulk
 from geventstalk.client.bulk import Step
 from geventstalk.client.errors import Absent, ClientError, NotDone
 from geventstalk.client.select import Selection
-from geventstalk.client.shapes import STATES
 from geventstalk.exits import EXIT_OK
+from geventstalk.filters import STATES
 from geventstalk.logs import one_line
 
 _DONE: Final = {"delete": "deleted", "kick": "kicked", "bury": "buried", "release": "released", "move": "moved"}

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 import click
 
-from geventstalk.cli.client import EXIT_NOTHING, Context, Whole, client_command, note, plural
+from geventstalk.api_shapes import body_shape
+from geventstalk.cli.client import EXIT_NOTHING, Context, client_command, note, plural
 from geventstalk.cli.client_show import NO_VALUE, Column, age, body_line, body_lines, count, echo_table, size
 from geventstalk.cli.completion import terms
+from geventstalk.cli.params import Whole
 from geventstalk.client import select, shapes
 from geventstalk.client.api import Api
 from geventstalk.client.errors import Absent, NotDone
@@ -187,7 +189,8 @@ def _over_api(context: Context, api: Api, id: int, most: int) -> Shape:
     """Returns the job's shape, with its holder. A body that is longer than the API returns comes over the protocol."""
     found = api.job(id, min(most, _API_BODY_BYTES_MAX))
     if most > _API_BODY_BYTES_MAX and not found["body"]["whole"]:
-        found["body"] = shapes.body_shape(context.server.peek(id), most)
+        body = context.server.peek(id)
+        found["body"] = body_shape(body, len(body), most)
     return found
 
 

@@ -10,9 +10,10 @@ from typing import Final
 
 import click
 
-from geventstalk.cli.client import Context, Seconds, TubeName, Whole, client_command, plural
+from geventstalk.cli.client import Context, client_command, plural
 from geventstalk.cli.client_progress import progress
 from geventstalk.cli.ending import Failed, Stopped, whole
+from geventstalk.cli.params import Seconds, TubeName, Whole
 from geventstalk.client.api import field
 from geventstalk.client.errors import ClientError
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK

@@ -183,7 +183,6 @@ def rate(per_second: float | None) -> str:
 
 
 def body_line(body: Mapping[str, Any] | None) -> str:
-    """Returns a body in one line."""
     if body is None:
         return ""
     more = "" if body["whole"] else "…"

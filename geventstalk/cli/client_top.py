@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from geventstalk.cli.client import Context, Number, Whole, client_command, plural
+from geventstalk.cli.client import Context, client_command, plural
 from geventstalk.cli.client_show import Column, age, colours, count, cut, facts_line, rate, size, table, time_of, width
 from geventstalk.cli.client_tubes import STATE_COLUMNS, oldest, paused, state_cells
+from geventstalk.cli.params import Number, Whole
 from geventstalk.client.address import Address
 from geventstalk.client.errors import ClientError
 from geventstalk.client.protocol import Beanstalk

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import click
 
-from geventstalk.cli.client import EXIT_NOTHING, Context, Seconds, TubeName, client_command, names
+from geventstalk.cli.client import EXIT_NOTHING, Context, client_command, names
 from geventstalk.cli.client_show import NO_VALUE, Column, age, count, echo_table
+from geventstalk.cli.params import Seconds, TubeName
 from geventstalk.client import select, shapes
 from geventstalk.client.api import tube_path
 from geventstalk.client.errors import Absent
@@ -85,7 +86,6 @@ def _row(tube: Shape) -> list[str]:
 
 
 def state_cells(tube: Shape) -> list[str]:
-    """Returns the cells of STATE_COLUMNS."""
     return [count(tube["jobs"][state]) for state in ("ready", "reserved", "delayed", "buried")]
 
 

@@ -7,9 +7,10 @@ from typing import Final
 
 import click
 
-from geventstalk.cli.client import EXIT_NOTHING, Context, Number, Seconds, TubeName, client_command, note, plural
+from geventstalk.cli.client import EXIT_NOTHING, Context, client_command, note, plural
 from geventstalk.cli.client_show import body_line, count, cut, width
 from geventstalk.cli.ending import Stopped
+from geventstalk.cli.params import Number, Seconds, TubeName
 from geventstalk.client.watching import Event, OverApi, OverProtocol, Source, compare
 from geventstalk.exits import EXIT_OK
 from geventstalk.logs import one_line

@@ -16,10 +16,9 @@ from typing import Any, Final
 import click
 
 from geventstalk.cli import completion
-from geventstalk.cli.client import Number
 from geventstalk.cli.client_show import Column, age, count, echo_table, time_of
 from geventstalk.cli.ending import Failed
-from geventstalk.cli.places import PLACE
+from geventstalk.cli.params import PLACE, Number
 from geventstalk.config import ConfigError, load
 from geventstalk.dsn import is_shared
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK, EXIT_USAGE

@@ -9,7 +9,7 @@ import click
 
 from geventstalk.cli.client_progress import Progress
 from geventstalk.cli.output import refuse_damage
-from geventstalk.cli.places import PLACE
+from geventstalk.cli.params import PLACE
 from geventstalk.offline import move
 
 

@@ -35,7 +35,6 @@ def fill_standard_descriptors() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """Ends the process at once."""
     # Freeing a million jobs one by one takes the interpreter longer than a stop may last.
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from geventstalk.cli.output import output, refuse_damage
-from geventstalk.cli.places import PLACE
+from geventstalk.cli.params import PLACE
 from geventstalk.offline import transfer
 
 

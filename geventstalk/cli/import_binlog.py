@@ -7,7 +7,7 @@ import os
 import click
 
 from geventstalk.cli.output import refuse_damage
-from geventstalk.cli.places import PLACE
+from geventstalk.cli.params import PLACE
 from geventstalk.offline import transfer
 
 

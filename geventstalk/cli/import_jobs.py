@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from geventstalk.cli.places import PLACE
+from geventstalk.cli.params import PLACE
 from geventstalk.offline import transfer
 
 

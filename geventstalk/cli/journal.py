@@ -6,7 +6,7 @@ import click
 import yaml
 
 from geventstalk.cli.output import output, report
-from geventstalk.cli.places import PLACE
+from geventstalk.cli.params import PLACE
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK
 from geventstalk.offline import inspect, keep
 

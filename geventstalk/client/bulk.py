@@ -131,7 +131,6 @@ def _each(server: Beanstalk, part: Part, wanted: int, act: Callable[[Beanstalk, 
 
 
 def change_ids(server: Beanstalk, action: str, ids: Iterable[int], target: Beanstalk | None) -> Iterator[Step]:
-    """Changes the jobs with these ids."""
     act = _one(action, target)
     for id in ids:
         try:

@@ -42,8 +42,6 @@ PEEKS: Final = ("ready", "delayed", "buried")
 
 
 class Beanstalk:
-    """A connection to the server."""
-
     def __init__(self, address: Address, timeout_s: float) -> None:
         self.address: Final = address
         self.timeout_s: Final = timeout_s
@@ -87,7 +85,6 @@ class Beanstalk:
                 yield {**facts, "name": name}
 
     def job_stats(self, ids: Iterable[int]) -> Iterator[Facts]:
-        """Yields the statistics of the jobs that exist."""
         for facts, _ in self._many(b"stats-job ", map(str, ids)):
             if facts is not None:
                 yield facts
@@ -113,7 +110,6 @@ class Beanstalk:
             return self._client.put(body, pri, delay_s, ttr_s)
 
     def peek(self, id: int) -> bytes:
-        """Returns the body of a job."""
         with self._guard():
             return self._client.peek(id).body
 
@@ -132,7 +128,6 @@ class Beanstalk:
             return None
 
     def reserve(self, id: int) -> bytes:
-        """Reserves this job; returns its body."""
         with self._guard():
             return self._client.reserve_job(id).body
 

@@ -37,7 +37,6 @@ class Selection:
     beyond: str | None = None
 
     def matching(self, names: Iterable[str]) -> list[str]:
-        """Returns the tubes that the filter matches."""
         return [name for name in names if all(_fits(name, term) for term in self.tubes)]
 
     @property

@@ -7,18 +7,17 @@ malformed number is an error.
 from __future__ import annotations
 
 import base64
-import codecs
 from collections.abc import Mapping
 from typing import Any, Final
 
+from geventstalk.api_shapes import RATES, body_shape
 from geventstalk.client.errors import Nonsense
 from geventstalk.client.protocol import Facts
 from geventstalk.fields import COUNTS, FIELDS, NUMBER, SECONDS, SINCE
+from geventstalk.filters import STATES
 
 Shape = dict[str, Any]
 
-STATES: Final = ("ready", "delayed", "reserved", "buried")
-_RATES: Final = ("put", "reserve", "delete", "timeout", "bury")
 _TOTALS: Final = {"total-jobs": "put", "cmd-delete": "delete", "cmd-release": "release", "cmd-bury": "bury"}
 _MEMORY: Final = {
     "max": "max_bytes",
@@ -56,7 +55,7 @@ def _figures(facts: Facts) -> Shape:
     if "put-rate-1m" in facts:
         shape["rates"] = {
             event: {"m1": _decimal(facts, f"{event}-rate-1m"), "m15": _decimal(facts, f"{event}-rate-15m")}
-            for event in _RATES
+            for event in RATES
         }
     return shape
 
@@ -122,7 +121,7 @@ def job(facts: Facts, body: bytes | None, most: int) -> Shape:
     shape["counts"] = {name: number(facts, name) for name in COUNTS}
     if body is not None:
         shape["size"] = len(body)
-        shape["body"] = body_shape(body, most)
+        shape["body"] = body_shape(body, len(body), most)
     return shape
 
 
@@ -142,19 +141,7 @@ def checked_job(answer: Any) -> Shape:
     return dict(answer)
 
 
-def body_shape(body: bytes, most: int) -> Shape:
-    """Returns at most `most` bytes of the body. A character that is cut in two at the end does not make text binary."""
-    shown = body[:most]
-    whole = len(shown) == len(body)
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(shown, whole)
-    except UnicodeDecodeError:
-        return {"encoding": "base64", "data": base64.b64encode(shown).decode("ascii"), "whole": whole}
-    return {"encoding": "text", "data": text, "whole": whole}
-
-
 def body_bytes(shape: Mapping[str, Any]) -> bytes:
-    """Returns the bytes of a body's shape."""
     data = str(shape["data"])
     return (
         base64.b64decode(data, validate=True)

@@ -58,7 +58,6 @@ _ROOMS: Final = (
 
 
 def make(backend: Backend, access: Access) -> falcon.App[falcon.Request, falcon.Response]:
-    """Returns the WSGI application."""
     app = falcon.App(middleware=[_Middleware(backend, access)])
     app.req_options.strip_url_path_trailing_slash = False
     app.req_options.auto_parse_qs_csv = False
@@ -115,12 +114,10 @@ class _Middleware:
 
 
 def phrase(status: int) -> str:
-    """Returns the words of a status."""
     return HTTPStatus(status).phrase
 
 
 def problem(status: int, detail: str | None, **others: object) -> bytes:
-    """Returns the body of a problem."""
     content: dict[str, object] = {"type": "about:blank", "title": phrase(status), "status": status, **others}
     if detail:
         content["detail"] = detail

@@ -130,8 +130,6 @@ class ClusterView(Protocol):
 
 
 class FrontsView(Protocol):
-    """The front-end processes."""
-
     restarts: int
 
     def seen(self) -> list[tuple[int, int, int]]:

@@ -14,6 +14,7 @@ from math import nan, pow
 from operator import add
 from typing import Final, Literal, NamedTuple
 
+from geventstalk.api_shapes import RATES
 from geventstalk.core.job import SECOND_NS
 from geventstalk.core.meter import quantiles
 
@@ -33,7 +34,6 @@ TUBE_RANGES: Final = {
     "1w": (3600 * SECOND_NS, 168),
 }
 """The same for a tube. A point takes 36 bytes: all of them 14.5 kB, with the objects about them 16 kB."""
-RATES: Final = ("put", "reserve", "delete", "timeout", "bury")
 LEVELS: Final = ("ready", "reserved", "delayed", "buried", "memory_bytes", "journal_bytes")
 _TIMES: Final = ("queued_p50", "queued_p95", "queued_p99", "worked_p50", "worked_p95", "worked_p99")
 SERIES: Final = (*RATES, *LEVELS, *_TIMES)

@@ -45,8 +45,6 @@ STATES: Final = ("urgent", "ready", "reserved", "delayed", "buried")
 
 
 class Metrics:
-    """The metrics of a server."""
-
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._answers: dict[str, _Answer] = {}

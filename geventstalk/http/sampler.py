@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from geventstalk.api_shapes import RATES
 from geventstalk.core.engine import Engine
 from geventstalk.core.figures import rates, totals
 from geventstalk.core.job import SECOND_NS
 from geventstalk.core.meter import EVENTS
 from geventstalk.core.tube import Tube
 from geventstalk.http.backend import Backend
-from geventstalk.http.history import RATES, SPARK_STEP_NS, STEP_NS, TUBE_SERIES, Reading
+from geventstalk.http.history import SPARK_STEP_NS, STEP_NS, TUBE_SERIES, Reading
 from geventstalk.http.memory import resident_bytes
 from geventstalk.http.slices import Pace, page
 
@@ -128,6 +129,5 @@ class Sampler:
 
 
 def _counts(of: Engine | Tube) -> tuple[int, ...]:
-    """Returns the counts of RATES."""
     happened = totals(of)
     return happened.put, happened.reserve, happened.delete, happened.timeout, happened.bury

@@ -7,13 +7,13 @@ seconds; times are Unix time.
 from __future__ import annotations
 
 import os
-from base64 import b64encode
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
 from geventstalk._build import BUILD
 from geventstalk._version import __version__
+from geventstalk.api_shapes import body_shape
 from geventstalk.core import figures
 from geventstalk.core.ages import Oldest, Search
 from geventstalk.core.bodies import Bodies
@@ -51,7 +51,6 @@ def oldest(backend: Backend, tube: Tube | None) -> Oldest:
 
 
 def ages(found: Oldest, now_ns: int) -> Json:
-    """Returns the ages of the oldest jobs."""
     return {
         state: None if created_ns is None else max(0, now_ns - created_ns) / SECOND_NS
         for state, created_ns in found._asdict().items()
@@ -242,7 +241,6 @@ def jobs(engine: Engine) -> dict[str, int]:
 
 
 def jobs_in(tube: Tube) -> dict[str, int]:
-    """Returns the same of a tube."""
     return {
         "urgent": tube.urgent,
         "ready": len(tube.ready),
@@ -274,22 +272,8 @@ def job(backend: Backend, job: Job, now_ns: int, body_bytes: int, data: bytes | 
         "created": backend.unix_s(job.created_ns),
         "size": len(data) - len(_CRLF),
         **numbers,
-        "body": body(data, body_bytes),
+        "body": body_shape(data, len(data) - len(_CRLF), body_bytes),
     }
-
-
-def body(data: bytes, most: int) -> Json:
-    """Returns a body without its CRLF: as text if the part that is shown is UTF-8, else in base64."""
-    size = len(data) - len(_CRLF)
-    shown = data[: min(size, most)]
-    whole = len(shown) == size
-    try:
-        text = shown.decode()
-    except UnicodeDecodeError as error:
-        if whole or error.start < len(shown) - _CHARACTER_BYTES_MAX or error.reason != "unexpected end of data":
-            return {"encoding": "base64", "data": b64encode(shown).decode("ascii"), "whole": whole}
-        text = shown[: error.start].decode()  # the last character is cut
-    return {"encoding": "text", "data": text, "whole": whole}
 
 
 def quantiles_of(times: Times | None) -> Json:
@@ -386,7 +370,6 @@ def journal(backend: Backend) -> Json:
 
 
 def segment(state: SegmentState) -> Json:
-    """Returns a segment of the journal."""
     return {
         "number": state.number,
         "state": state.state,

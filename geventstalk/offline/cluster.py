@@ -70,7 +70,6 @@ class Handover(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """Returns whether the leader changed."""
         return self.before != self.leader
 
 
@@ -85,7 +84,6 @@ class Watch:
         self._sleep = sleep
 
     def close(self) -> None:
-        """Closes the connection."""
         self._fence.close()
 
     # --- looking

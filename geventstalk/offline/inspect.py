@@ -16,8 +16,6 @@ from journal.tools import Survey
 
 
 class Checked(NamedTuple):
-    """The result of a check."""
-
     findings: list[str]
     notes: list[str]
     segments: int

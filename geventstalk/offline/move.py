@@ -33,7 +33,6 @@ class _Seen:
         self.sum = 0
 
     def add(self, record: Record, change: bytes | None) -> None:
-        """Adds a job."""
         crc = crc32(record.payload, crc32(b"%d" % record.key))
         if change is not None:
             crc = crc << 32 | crc32(change, crc)

@@ -15,7 +15,6 @@ _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load() -> dict[str, Any]:
-    """Returns the document."""
     text = files("geventstalk.http").joinpath("openapi.yaml").read_text(encoding="utf-8")
     document: dict[str, Any] = yaml.load(text, _FAST_LOADER)
     return document

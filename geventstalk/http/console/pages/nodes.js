@@ -20,7 +20,7 @@ export function Nodes() {
   if (!data && problem) return html`<${Fault} problem=${problem} reload=${reload} what="The nodes cannot be shown" />`;
   if (loading) return html`<${Loading} what="Asking the database" />`;
   const columns = [
-    { id: "node", title: "Node", width: "w-name", cell: (one) => html`${one.node}${one.node === data.leader && html` <span class="tag">leads</span>`}` },
+    { id: "node", title: "Node", width: "w-name", cell: (one) => html`${one.node}${one.node === data.leader && html` <span class="tag hide-s">leads</span>`}` },
     { id: "address", title: "Address", hide: "s", cell: (one) => one.address },
     { id: "role", title: "Role", width: "w-state", cell: (one) => one.role },
     { id: "epoch", title: "epoch", num: true, width: "w-num", hide: "m", cell: (one) => count(one.epoch) },
