@@ -30,11 +30,11 @@ from geventstalk.wire.session import MOVE_SLICE
 
 _LOOK_PAYS: Final = 8
 """A look for more clients has to find an eighth as many as there are. It takes much less than the rest of a turn."""
-SHARE_NS: Final = 2_000_000
+SHARE_NS: Final = 1_000_000
 """When a turn lasts longer, those who ask for much have to wait for a later one."""
 LITTLE_WORK: Final = 16
 """A client whose last step took more commands, or other units of work, asks for much."""
-_PASSES_MAX: Final = 4
+_PASSES_MAX: Final = 8
 """So often clients that ask for much go on for SHARE_NS before the commit, or it would be a tenth of what they cost."""
 _SOON_NS: Final = 1_000_000_000
 """What is due later need not be looked at during a sync, however slow."""
