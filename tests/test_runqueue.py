@@ -26,11 +26,11 @@ from geventstalk.serving.link import FrontClient, Link, Owner
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import Runnable, RunQueue
 from geventstalk.turn.replies import Channel
-from geventstalk.turn.turn import LITTLE_WORK, SHARE_NS, Turn
+from geventstalk.turn.turn import LITTLE_WORK, PASSES_MAX, SHARE_NS, Turn
 from geventstalk.wire.session import COMMAND_SLICE, Service, Session
 from tests.support.clients import CLOSERS
 
-TICK_NS = 1_000_000
+TICK_NS = SHARE_NS // 2
 STEPS_MAX = 20
 """So many steps and ends of clients fit into one turn of such a clock, with some to spare."""
 CROWD = 100
@@ -408,7 +408,7 @@ def test_a_turn_lasts_for_some_passes_while_it_is_only_of_clients_that_ask_for_m
         passes = 0
         while queue.lasts():
             passes += 1
-        assert passes == 4
+        assert passes == PASSES_MAX
         turn.end()
     bench.service.engine.served.append(little.session)
     assert not queue.lasts(), "and so does one whose wait is over"

@@ -34,7 +34,7 @@ SHARE_NS: Final = 1_000_000
 """When a turn lasts longer, those who ask for much have to wait for a later one."""
 LITTLE_WORK: Final = 16
 """A client whose last step took more commands, or other units of work, asks for much."""
-_PASSES_MAX: Final = 8
+PASSES_MAX: Final = 8
 """So often clients that ask for much go on for SHARE_NS before the commit, or it would be a tenth of what they cost."""
 _SOON_NS: Final = 1_000_000_000
 """What is due later need not be looked at during a sync, however slow."""
@@ -190,7 +190,7 @@ class Turn(Maintenance):
         No other client waits for the end of this turn. Input is read in between, and may be that of one that does.
         """
         self._passes += 1
-        if self._has_light or self._ran or self.failed or self.engine.served or self._passes > _PASSES_MAX:
+        if self._has_light or self._ran or self.failed or self.engine.served or self._passes > PASSES_MAX:
             return False
         self.pressure = self._press_ns = 0
         return True
