@@ -35,7 +35,7 @@ RESERVE = b"reserve-with-timeout 0\r\n"
 # System calls
 
 needs_strace = pytest.mark.skipif(bool(strace_problem()), reason=strace_problem() or "strace works")
-CLIENTS = 20
+CLIENTS = 10
 COMMANDS = 30
 PIPELINE = 18
 """So many puts are shorter than what is asked for in one read after short pieces. What is longer takes another read."""

@@ -39,7 +39,7 @@ DRAIN = "from geventstalk.serving.server import Server\nServer.drain = breaks"
 ACCEPT = "from geventstalk.serving.acceptor import Acceptor\nAcceptor.do_read = breaks"
 LINK = "from geventstalk.serving.link import FrontClient\nFrontClient.receive = breaks"
 KEEP = "from geventstalk.serving.fronts import Fronts\nFronts._keep = breaks"
-END = "from geventstalk.serving.busy_poll import BusyPoll\nLinger.turn_ends = breaks"
+END = "from geventstalk.serving.busy_poll import BusyPoll\nBusyPoll.turn_ends = breaks"
 LEAVE = "from geventstalk.wire.session import Session\nSession.leave = breaks"
 THREAD = """
 from geventstalk.serving.acceptor import Acceptor

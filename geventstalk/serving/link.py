@@ -339,7 +339,7 @@ class Link:
         except (f.FrameError, MemoryError):
             self.end()
 
-    def _take(self, stream: bytes) -> None:
+    def _take(self, stream: bytes) -> None:  # noqa: C901 - one branch for each kind of frame
         """Does what the front says. Raises FrameError, and MemoryError where no change was half made."""
         clients, cutter = self.clients, self._cutter
         cutter.feed(stream)

@@ -119,7 +119,7 @@ class Server:
         self._id = secrets.token_hex(8)
         self._uname = os.uname()
 
-    def run(self, drains: Callable[[], bool] = lambda: False) -> int:
+    def run(self, drains: Callable[[], bool] = lambda: False) -> int:  # noqa: C901 - one order of starts
         """Opens the journal, replays its jobs, and serves until stop(). Returns the exit code of the process.
 
         `drains` says whether SIGUSR1 arrived before the handlers of this server were set.

@@ -244,13 +244,7 @@ class PostgresLog(SharedLog):
                 if rows:
                     raise JournalForked(f"{self.place_of.shown}: another node has written since")
         self._reader.require_epoch(epoch)
-        floor = tables_of.floor(self._link, self.schema)
-        if floor > self.high_water:
-            self._log(
-                f"journal: the database has lost the keys from {self.high_water + 1} to {floor}, which a node knew; "
-                f"none of them is given again"
-            )
-            self.high_water = reading.high_water = floor
+        self._skip_lost_keys()
         number = reading.segment
         damaged = bool(reading.damaged)
         seq = reading.place + 1
@@ -281,6 +275,16 @@ class PostgresLog(SharedLog):
             reading.enter(number + 1)
         self._begin(epoch)
         return True
+
+    def _skip_lost_keys(self) -> None:
+        """Gives no key again that a node knew and the database has lost."""
+        floor = tables_of.floor(self._link, self.schema)
+        if floor > self.high_water:
+            self._log(
+                f"journal: the database has lost the keys from {self.high_water + 1} to {floor}, which a node knew; "
+                f"none of them is given again"
+            )
+            self.high_water = self._reading.high_water = floor
 
     def _begin(self, epoch: int) -> None:
         reading, compaction, tables = self._reading, self._compaction, self._tables

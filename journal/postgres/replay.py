@@ -174,16 +174,8 @@ class Reading:
                     self.orphans.discard(key)
                 rows.append((seq, key, FULL, 0, payload))
             elif kind <= DELETE:
-                if live.segment_of(key):
-                    if kind == DELETE:
-                        live.delete(key)
-                    else:
-                        live.change(key, segment, record_bytes(len(payload)))
+                if self._changed(key, kind, segment, payload):
                     rows.append((seq, key, kind, 0, payload))
-                elif kind == CHANGE:
-                    self.orphans.add(key)  # dead, unless neither a delete nor a whole record follows
-                else:
-                    self.orphans.discard(key)
             elif kind == PART:
                 if key != self._parts_key:
                     self._parts, self._parts_key = [], key
@@ -193,6 +185,21 @@ class Reading:
                 if whole is not None:
                     rows.append((seq, key, FULL, 0, whole))
         return rows
+
+    def _changed(self, key: int, kind: int, segment: int, payload: bytes) -> bool:
+        """Takes a change or a delete. Returns whether the key is live: otherwise the record says nothing."""
+        live = self.live
+        if not live.segment_of(key):
+            if kind == CHANGE:
+                self.orphans.add(key)  # dead, unless neither a delete nor a whole record follows
+            else:
+                self.orphans.discard(key)
+            return False
+        if kind == DELETE:
+            live.delete(key)
+        else:
+            live.change(key, segment, record_bytes(len(payload)))
+        return True
 
     def _joined(self, key: int, segment: int, payload: bytes) -> bytes | None:
         """All parts of a large record; None when some are missing, which is found elsewhere."""

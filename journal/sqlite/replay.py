@@ -164,15 +164,8 @@ class Replay:
         else:
             self._reader = reader
             try:
-                if reader.number != number:
-                    raise JournalDamaged(f"{path} says that it is segment {reader.number}")
+                says = self._take_note(reader, number, path)
                 counts = reader.before
-                says = reader.oldest > self._oldest or reader.high_water > self.high_water
-                says = says or not counts.keys() <= {number - 1}
-                self.high_water = max(self.high_water, reader.high_water)
-                self._oldest = max(self._oldest, reader.oldest)
-                if number <= self._watermark[0]:
-                    self._before.update(counts)
                 sealed = reader.sealed
                 if not sealed:
                     self._open = self._open or number
@@ -201,6 +194,20 @@ class Replay:
         deleted = [] if sealed and not damaged and not self.keeps_deleted else self._deleted
         idle = not (records or says or damaged) and len(self.found) > 0 and number >= self._watermark[0]
         self.found.append(Found(number, path, records, damaged, deleted, counts, idle))
+
+    def _take_note(self, reader: SegmentReader, number: int, path: str) -> bool:
+        """Takes what a segment says of the journal. Returns whether no other segment has said all of this.
+
+        Raises JournalDamaged.
+        """
+        if reader.number != number:
+            raise JournalDamaged(f"{path} says that it is segment {reader.number}")
+        says = reader.oldest > self._oldest or reader.high_water > self.high_water
+        self.high_water = max(self.high_water, reader.high_water)
+        self._oldest = max(self._oldest, reader.oldest)
+        if number <= self._watermark[0]:
+            self._before.update(reader.before)
+        return says or not reader.before.keys() <= {number - 1}
 
     def is_sealed(self, segment: int) -> bool:
         """Whether this is the segment that is being read, and all of it stands in a file that nobody changes."""
