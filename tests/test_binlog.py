@@ -121,7 +121,7 @@ def test_buried_jobs_come_in_the_order_of_beanstalkd(
     assert order == [id for _, id in sorted(buried)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_truncation_of_the_newest_file(
     written: Path, start_beanstalkd: Callable[..., ServerProcess], tmp_path: Path, seed: int
 ) -> None:

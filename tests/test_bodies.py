@@ -715,7 +715,7 @@ def test_damage_in_a_part_is_not_handed_out(tmp_path: Path) -> None:
 
 
 # Bug: Bodies that compaction had brought back stayed in memory when their segment was sealed, until the next put.
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_backlog_beyond_the_bound(tmp_path: Path) -> None:
     """Ten times as much as may be in memory comes in, survives a restart, and goes out."""
     limit = 50_000

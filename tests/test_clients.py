@@ -554,6 +554,7 @@ subprocess.Popen = Popen
 """
 
 
+@pytest.mark.long
 @whole_suites
 def test_own_suite_of_pystalk(program: str, tmp_path: Path) -> None:
     """Of the last source distribution that holds it; the library it tests is the one installed here."""
@@ -568,6 +569,7 @@ def test_own_suite_of_pystalk(program: str, tmp_path: Path) -> None:
     assert re.search(r"\b20 passed in", output)
 
 
+@pytest.mark.long
 @whole_suites
 def test_own_suite_of_fivebeans(start: Starter) -> None:
     """As the npm package holds it; without one test that wants the Node.js of 2016, where `errno` was a text."""

@@ -72,6 +72,7 @@ def test_nodes_are_cut_off(seed: int) -> None:
         suffer(cluster, [*CUTS], seed)
 
 
+@pytest.mark.long
 def test_a_node_that_is_alone_leaves_a_primary_that_hangs(seed: int) -> None:
     """Its commit is on its way to a frozen server, and its heartbeats are answered by the one that was promoted."""
     with Cluster(nodes=1) as cluster:

@@ -161,7 +161,7 @@ def adapted(containers: Containers, script: str) -> Path:
     return copy
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_scripts_make_a_synchronous_replica(containers: Containers) -> None:
     password = containers.folder / "password"
     password.write_text("secret")
@@ -287,7 +287,7 @@ def reader() -> Iterator[Reader]:
     made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_the_commands_of_the_page_work(reader: Reader) -> None:
     page = (ROOT / "docs" / "cluster.md").read_text()

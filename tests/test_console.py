@@ -415,7 +415,7 @@ def test_what_comes_late_changes_nothing(browser: Browser, serve: Callable[..., 
     assert browser.has(".beat", "paused")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_tubes_are_smooth(browser: Browser, serve: Callable[..., Server]) -> None:
     browser.open(serve(10_000, 10).url, "/tubes?sort=name")
     browser.find(".page-head", "10,000 tubes")

@@ -302,7 +302,9 @@ SHAPES = {"disk": (BOUND_BYTES, 0), "fronts": (0, 2), "disk and fronts": (BOUND_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["disk", "fronts", pytest.param("disk and fronts", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "shape", ["fronts", *(pytest.param(shape, marks=pytest.mark.long) for shape in ("disk", "disk and fronts"))]
+)
 def test_killed_in_another_shape_nothing_that_was_acknowledged_is_lost(tmp_path: Path, seed: int, shape: str) -> None:
     policy = list(POLICIES)[seed % 3]
     campaign = Campaign(tmp_path, seed, policy, SEGMENT_BYTES[0], *SHAPES[shape])

@@ -233,7 +233,7 @@ def test_somebody_who_takes_each_block_that_is_given_back(
     assert set(replies) == {b"DELETED\r\n"}
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["", "filled-again"])
+@pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.long), True], ids=["", "filled-again"])
 @pytest.mark.parametrize("end", [ServerProcess.stop, ServerProcess.kill], ids=["stop", "kill"])
 @pytest.mark.parametrize(("size", "segment", "body"), SHAPES[:3])
 def test_a_start_on_a_full_disk(

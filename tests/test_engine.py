@@ -1674,7 +1674,7 @@ def test_random_commands_between_slices(seed: int) -> None:
 
 # Bug: A client that waited in 100,000 tubes, or left them, held up all others.
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["leave", "served", "again"])
+@pytest.mark.parametrize("how", ["served", *(pytest.param(how, marks=pytest.mark.long) for how in ("leave", "again"))])
 def test_a_client_of_thousands_of_tubes_waits_and_leaves_in_slices(bench: Bench, how: str) -> None:
     many, other = bench.join("many"), bench.join("other")
     engine, clock = bench.engine, bench.clock

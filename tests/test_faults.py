@@ -173,7 +173,7 @@ def test_w13_an_upload_is_invisible(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("waits", ["before", "meanwhile"])
-@pytest.mark.slow
+@pytest.mark.long
 def test_w14_a_stall_leaves_no_phantom_reservation(launch_tcp: Launch, waits: str) -> None:
     # Upstream, stopped while a client waits with a job whose ttr ends meanwhile, reserves the job for that client again
     # and tells it DEADLINE_SOON only: reserved by somebody who does not know.
@@ -208,7 +208,7 @@ def libfaketime() -> str:
     return path
 
 
-@pytest.mark.parametrize("jump", ["-3600", "+3600"])
+@pytest.mark.parametrize("jump", [pytest.param("-3600", marks=pytest.mark.long), "+3600"])
 @pytest.mark.slow
 def test_w15_the_wall_clock_may_jump(jump: str, start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
     # Upstream counts delays, ttrs, timeouts and its fsync period by the wall clock: set back an hour, all of them stop

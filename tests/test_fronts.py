@@ -87,6 +87,7 @@ def cut(cutter: Cutter, stream: bytes) -> list[tuple[int, int, bytes]]:
     return found
 
 
+@pytest.mark.long
 def test_frames_come_out_as_they_went_in(seed: int) -> None:
     drawn = random.Random(seed)
     frames = [
@@ -277,7 +278,7 @@ def test_nothing_acknowledged_is_lost_while_fronts_die(start_server: Start, tmp_
             assert control.ask(b"peek %d" % id) == b"FOUND %d %d\r\n%b\r\n" % (id, len(body), body)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_who_finds_no_descriptor_waits(tmp_path: Path) -> None:
     few = ["bash", "-c", 'ulimit -n 30; exec "$@"', "bash"]
     server = ServerProcess([*few, *GEVENTSTALK], ["--io-processes", "1"], stderr=tmp_path / "log")

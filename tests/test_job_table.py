@@ -56,6 +56,7 @@ def test_keeps_no_page_without_jobs() -> None:
 
 
 # Bug: Each old job kept a page of 1,024 ids (25 KB) among millions that had gone.
+@pytest.mark.long
 def test_a_lone_job_holds_on_to_little() -> None:
     """Jobs that stay for long, each among thousands that went."""
     table = JobTable()

@@ -1226,7 +1226,7 @@ def test_accepted_damage_does_not_bring_back_what_its_file_had_deleted(rig: Rig)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("round", range(4))
+@pytest.mark.parametrize("round", [0, *(pytest.param(round, marks=pytest.mark.long) for round in range(1, 4))])
 def test_random_lives_against_a_dict(each_rig: Rig, tmp_path: Path, seed: int, round: int) -> None:
     draw = random.Random(seed + round)
     rig = each_rig

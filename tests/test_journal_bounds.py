@@ -194,7 +194,7 @@ def test_one_old_buried_job_among_many_short_ones(life: Life) -> None:
 
 
 @pytest.mark.parametrize("allocate", [False, True])
-@pytest.mark.parametrize("segment", [1 << 16, 1 << 18, 1 << 20])
+@pytest.mark.parametrize("segment", [pytest.param(1 << 16, marks=pytest.mark.long), 1 << 18, 1 << 20])
 def test_a_random_mix(tmp_path: Path, seed: int, segment: int, allocate: bool) -> None:
     draw = random.Random(seed)
     life = Life(tmp_path / "journal", segment=segment, allocate=allocate)
@@ -217,7 +217,7 @@ def test_a_random_mix(tmp_path: Path, seed: int, segment: int, allocate: bool) -
 
 
 # Bug: The directory outgrew its bound: changes waited only when they were a segment too late.
-@pytest.mark.parametrize("segment", [1 << 18, 1 << 20])
+@pytest.mark.parametrize("segment", [1 << 18, pytest.param(1 << 20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("changes", [0, 1000])
 def test_a_device_that_does_not_keep_pace(
     tmp_path: Path, segment: int, changes: int, monkeypatch: pytest.MonkeyPatch

@@ -117,6 +117,7 @@ def test_segments_that_came_and_went_leave_nothing_behind() -> None:
     assert live._others == {} and live.bytes_in(10) == live.total_bytes == 50
 
 
+@pytest.mark.long
 def test_a_lone_key_holds_on_to_little() -> None:
     """Keys that stay for long, each among thousands that went."""
     live = Liveness()

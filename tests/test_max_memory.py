@@ -65,7 +65,9 @@ def take_all(client: Client, jobs: dict[int, bytes]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "end", [pytest.param(ServerProcess.stop, marks=pytest.mark.long), ServerProcess.kill], ids=["stop", "kill"]
+    "end",
+    [pytest.param(end, marks=pytest.mark.long) for end in (ServerProcess.stop, ServerProcess.kill)],
+    ids=["stop", "kill"],
 )
 def test_a_backlog_of_twenty_times_the_bound(
     launch: Launch, tmp_path: Path, end: Callable[[ServerProcess], object]
@@ -176,7 +178,7 @@ def test_without_a_journal_puts_are_refused_beyond_the_bound(launch: Launch) -> 
 
 
 # Bug: A stop waited for ever for a body.
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_device_that_does_not_answer_does_not_hold_up_the_end(launch: Launch, tmp_path: Path) -> None:
     """To open a pipe that nobody writes to waits for ever, as a read from a lost device does."""
     server = launch("-b", str(tmp_path / "journal"), *FLAGS)

@@ -39,7 +39,7 @@ def put(client: Client, count: int, size: int) -> None:
 
 # Bug: Up to two thirds of the memory of small jobs stayed: Python keeps a mebibyte while anything lies in it, and names
 # in its cache of types lay there.
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "size", "stay"),
     [(200_000, 64, 0), (20_000, 4000, 400)],

@@ -427,6 +427,7 @@ def test_a_slow_reader_gets_nothing_from_a_frozen_node_either(nodes: Nodes) -> N
     assert got < len(body)
 
 
+@pytest.mark.long
 def test_nodes_wait_for_their_database(postgres_alone: Postgres, tmp_path: Path) -> None:
     make_shared_log(postgres_alone.url)
     postgres_alone.stop()
@@ -510,6 +511,7 @@ def test_standbys_survive_their_database(postgres_alone: Postgres, tmp_path: Pat
 
 
 # Bug: A put ended the node with code 74, and the next start made a new schema and served an empty log.
+@pytest.mark.long
 def test_a_log_that_is_gone_is_waited_for_and_never_made(postgres_alone: Postgres, tmp_path: Path) -> None:
     """By the node that leads while clients change jobs, by the one that stands by, and by one that starts meanwhile."""
     make_shared_log(postgres_alone.url)

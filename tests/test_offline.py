@@ -357,6 +357,7 @@ def test_stats_agree_with_the_jobs(folder: Path, tool: Callable[..., Ran]) -> No
     assert sum(entry["live-bytes"] for entry in stats["segments"]) == stats["live-bytes"]
 
 
+@pytest.mark.long
 def test_a_large_journal_is_dumped_without_holding_it(tmp_path: Path) -> None:
     builder = SegmentBuilder(str(make_folder(tmp_path / "large")))
     for id in range(1, 1001):
@@ -636,7 +637,7 @@ def moving(base: type[SegmentReader], live: LiveJournal, draw: random.Random) ->
     return Moving
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["copied", "pinned", "read"])
 def test_copies_between_any_two_steps(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The journal moves on around the opening of each segment. Every copy or snapshot is a state it had meanwhile."""

@@ -342,7 +342,7 @@ def test_a_look_costs_little_from_the_first_second(url: str, fences: Make) -> No
 # --- a replica that is lost, and a failover
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_its_replica_the_primary_confirms_nothing(postgres_pair: Pair, fences: Make) -> None:
     """And a writer that waits for the replica is not ended by a takeover: its commit would look like a safe one."""
     pair = postgres_pair
@@ -471,7 +471,7 @@ def test_a_look_says_how_the_log_is_replicated(postgres_pair: Pair, fences: Make
     assert view is not None and view.replication == "none"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_primary_that_was_left_behind_is_refused(postgres_pair: Pair, fences: Make) -> None:
     pair = postgres_pair
     url = made(f"{pair.url}?schema={new_schema()}")

@@ -558,7 +558,7 @@ def test_a_wait_for_the_replica_that_is_cancelled_is_no_answer(postgres_pair: Pa
     log.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_database_fails_over(postgres_pair: Pair) -> None:
     pair = postgres_pair
     log = open_log(pair.url, segment_bytes=1 << 14)

@@ -339,7 +339,7 @@ def test_what_writes_wants_no_node_to_lead(url: str, folder: Path, tmp_path: Pat
     assert run_tool("copy", url, tmp_path / "target").code == 0, "a node that is gone holds nobody up for long"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_command_takes_nothing_from_a_node_whose_database_confirms_no_commit(postgres_pair: Pair) -> None:
     """Its heartbeat stands still, and looks succeed. A claim would come through when the replica is back."""
     pair = postgres_pair
@@ -823,7 +823,7 @@ def test_a_journal_moves_into_a_cluster_changes_nodes_and_moves_out(folder: Path
 
 
 # Bug: The node took the command for a node with an address, and each waiting client brought a traceback.
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_is_started_while_a_command_works_waits_and_so_do_its_clients(tmp_path: Path) -> None:
     require_postgres()
     with Cluster(nodes=1, replica=False) as cluster:

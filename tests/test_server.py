@@ -572,7 +572,7 @@ def test_a_client_that_puts_without_end_starves_nobody(launch: Launch, policy: s
     report(probes, f"{received} puts")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kicking_200_000_jobs_stops_nobody(launch_tcp: Launch) -> None:
     count = 200_000
     server = launch_tcp()
@@ -830,7 +830,9 @@ def test_clients_that_vanish_behind_a_waiting_reserve_are_gone_at_once(launch: L
 
 
 # A front finds one such client a second.
-@pytest.mark.parametrize(("launch", "count"), [("tcp", 20), ("front", 5)], indirect=["launch"])
+@pytest.mark.parametrize(
+    ("launch", "count"), [("tcp", 20), pytest.param("front", 5, marks=pytest.mark.long)], indirect=["launch"]
+)
 @pytest.mark.slow
 def test_the_end_of_a_client_is_seen_behind_more_than_the_system_takes(launch: Launch, count: int) -> None:
     """TCP tells of an end only when all input before it has room. Such clients stayed for ever."""

@@ -72,6 +72,7 @@ def run_through(client: Client, jobs: dict[int, bytes], share: int) -> None:
         del jobs[id]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_backlog_beyond_the_bound_on_a_full_disk(tmp_path: Path, seed: int) -> None:
     """Twenty times the bound; others fill the disk; changes, deletes, kill -9 and starts go on."""

@@ -226,7 +226,11 @@ def test_transcript(servers: Servers, kind: str, transcript: Transcript) -> None
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=[needs_the_source, pytest.mark.long] if kind == "disk" else [])
+        pytest.param(
+            kind,
+            marks=([pytest.mark.long] if kind in ("disk", "unix", "front") else [])
+            + ([needs_the_source] if kind == "disk" else []),
+        )
         for kind in Servers.KINDS
     ],
 )

@@ -315,7 +315,7 @@ def test_a_put_that_fails_before_it_changed_anything_leaves_no_tube_behind() -> 
 # reservation stayed counted, and was counted twice later.
 @pytest.mark.slow
 @pytest.mark.skipif(BUILD == "compiled", reason="calls of compiled code cannot be traced")
-@pytest.mark.parametrize("event", ["call", "return"])
+@pytest.mark.parametrize("event", ["call", pytest.param("return", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_exception_at_every_call(name: str, event: str) -> None:
     for point in range(POINTS_MAX):
