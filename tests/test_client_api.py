@@ -13,9 +13,9 @@ from typing import Any
 import greenstalk
 import pytest
 
-from geventstalk.client.api import Api
-from geventstalk.client.watching import EACH_END, OverApi, compare
 from geventstalk.exits import EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
+from geventstalk.remote.api import Api
+from geventstalk.remote.watching import EACH_END, OverApi, compare
 from tests.support.clients import until
 from tests.support.fake_api import FakeApi, fake_api
 from tests.support.live import Ran, Runner

@@ -13,10 +13,10 @@ from pathlib import Path
 import greenstalk
 import pytest
 
-from geventstalk.client.address import Address
-from geventstalk.client.protocol import Beanstalk
-from geventstalk.client.watching import OverProtocol, compare
 from geventstalk.exits import EXIT_UNREACHABLE, EXIT_USAGE
+from geventstalk.remote.address import Address
+from geventstalk.remote.protocol import Beanstalk
+from geventstalk.remote.watching import OverProtocol, compare
 from tests.support.clients import until
 from tests.support.live import Ran, Runner
 from tests.support.process import GEVENTSTALK, ServerProcess, beanstalkd_path, free_port

@@ -15,11 +15,11 @@ from geventstalk.cli import client_show as show
 from geventstalk.cli.client_progress import progress
 from geventstalk.cli.client_show import Column
 from geventstalk.cli.ending import Stopped, signals, whole
-from geventstalk.client import address, api, sampling, select, shapes
-from geventstalk.client.address import Address
-from geventstalk.client.errors import Nonsense
-from geventstalk.client.watching import Event, Look, compare
 from geventstalk.filters import STATES
+from geventstalk.remote import address, api, sampling, select, shapes
+from geventstalk.remote.address import Address
+from geventstalk.remote.errors import Nonsense
+from geventstalk.remote.watching import Event, Look, compare
 
 # Addresses
 

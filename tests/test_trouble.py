@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from geventstalk.client import sampling
+from geventstalk.remote import sampling
 from geventstalk.trouble import CALM, Trouble, trouble
 
 HOUR = 3600.0

@@ -19,13 +19,13 @@ import click
 from geventstalk import __version__
 from geventstalk.cli.ending import Failed, Stopped
 from geventstalk.cli.params import Number
-from geventstalk.client import address
-from geventstalk.client.api import Api, BadAddress, field
-from geventstalk.client.errors import ClientError, Nonsense, NotAllowed, NotDone, Unreachable
-from geventstalk.client.protocol import Beanstalk
 from geventstalk.config import ConfigError, load
 from geventstalk.exits import EXIT_DAMAGE, EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
 from geventstalk.logs import PROGRAM, one_line
+from geventstalk.remote import address
+from geventstalk.remote.api import Api, BadAddress, field
+from geventstalk.remote.errors import ClientError, Nonsense, NotAllowed, NotDone, Unreachable
+from geventstalk.remote.protocol import Beanstalk
 
 EXIT_NOTHING: Final = EXIT_DAMAGE
 """Nothing matched, or something could not be done."""

@@ -21,14 +21,14 @@ from geventstalk.cli.client_progress import progress
 from geventstalk.cli.completion import states, terms
 from geventstalk.cli.ending import Stopped, whole
 from geventstalk.cli.params import TubeName, Whole
-from geventstalk.client import api as http
-from geventstalk.client import bulk
-from geventstalk.client.bulk import Step
-from geventstalk.client.errors import Absent, ClientError, NotDone
-from geventstalk.client.select import Selection
 from geventstalk.exits import EXIT_OK
 from geventstalk.filters import STATES
 from geventstalk.logs import one_line
+from geventstalk.remote import api as http
+from geventstalk.remote import bulk
+from geventstalk.remote.bulk import Step
+from geventstalk.remote.errors import Absent, ClientError, NotDone
+from geventstalk.remote.select import Selection
 
 _DONE: Final = {"delete": "deleted", "kick": "kicked", "bury": "buried", "release": "released", "move": "moved"}
 _FITTING: Final = {"kick": "buried,delayed", "bury": "ready,delayed,reserved", "release": "reserved"}

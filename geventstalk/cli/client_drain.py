@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from geventstalk.cli.client import Context, client_command
-from geventstalk.client.api import field
-from geventstalk.client.errors import NotDone
 from geventstalk.exits import EXIT_OK
+from geventstalk.remote.api import field
+from geventstalk.remote.errors import NotDone
 
 
 @client_command("drain")

@@ -13,15 +13,15 @@ from geventstalk.cli.client import EXIT_NOTHING, Context, client_command, note, 
 from geventstalk.cli.client_show import NO_VALUE, Column, age, body_line, body_lines, count, echo_table, size
 from geventstalk.cli.completion import terms
 from geventstalk.cli.params import Whole
-from geventstalk.client import select, shapes
-from geventstalk.client.api import Api
-from geventstalk.client.errors import Absent, NotDone
-from geventstalk.client.protocol import PEEKS
-from geventstalk.client.select import BadSelection, Selection
-from geventstalk.client.shapes import Shape
 from geventstalk.exits import EXIT_OK
 from geventstalk.fields import COUNTS
 from geventstalk.logs import one_line
+from geventstalk.remote import select, shapes
+from geventstalk.remote.api import Api
+from geventstalk.remote.errors import Absent, NotDone
+from geventstalk.remote.protocol import PEEKS
+from geventstalk.remote.select import BadSelection, Selection
+from geventstalk.remote.shapes import Shape
 
 LIST_BODY_BYTES: Final = 200
 ONE_BODY_BYTES: Final = 65536

@@ -14,10 +14,10 @@ from geventstalk.cli.client import Context, client_command, plural
 from geventstalk.cli.client_progress import progress
 from geventstalk.cli.ending import Failed, Stopped, whole
 from geventstalk.cli.params import Seconds, TubeName, Whole
-from geventstalk.client.api import field
-from geventstalk.client.errors import ClientError
 from geventstalk.exits import EXIT_DAMAGE, EXIT_OK
 from geventstalk.limits import U32_MAX
+from geventstalk.remote.api import field
+from geventstalk.remote.errors import ClientError
 
 _PRI: Final = 1 << 16
 _TTR_S: Final = 60

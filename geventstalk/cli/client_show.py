@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import click
 
-from geventstalk.client.shapes import body_bytes
 from geventstalk.logs import one_line
+from geventstalk.remote.shapes import body_bytes
 
 _GAP: Final = "  "
 _ROOM_MIN: Final = 12

@@ -24,13 +24,13 @@ from geventstalk.cli.client import Context, client_command, plural
 from geventstalk.cli.client_show import Column, age, colours, count, cut, facts_line, rate, size, table, time_of, width
 from geventstalk.cli.client_tubes import STATE_COLUMNS, oldest, paused, state_cells
 from geventstalk.cli.params import Number, Whole
-from geventstalk.client.address import Address
-from geventstalk.client.errors import ClientError
-from geventstalk.client.protocol import Beanstalk
-from geventstalk.client.sampling import Sample, take
-from geventstalk.client.shapes import Shape
 from geventstalk.exits import EXIT_OK
 from geventstalk.logs import one_line
+from geventstalk.remote.address import Address
+from geventstalk.remote.errors import ClientError
+from geventstalk.remote.protocol import Beanstalk
+from geventstalk.remote.sampling import Sample, take
+from geventstalk.remote.shapes import Shape
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,12 +10,12 @@ import click
 from geventstalk.cli.client import EXIT_NOTHING, Context, client_command, names
 from geventstalk.cli.client_show import NO_VALUE, Column, age, count, echo_table
 from geventstalk.cli.params import Seconds, TubeName
-from geventstalk.client import select, shapes
-from geventstalk.client.api import tube_path
-from geventstalk.client.errors import Absent
-from geventstalk.client.protocol import DEFAULT
-from geventstalk.client.shapes import Shape
 from geventstalk.exits import EXIT_OK
+from geventstalk.remote import select, shapes
+from geventstalk.remote.api import tube_path
+from geventstalk.remote.errors import Absent
+from geventstalk.remote.protocol import DEFAULT
+from geventstalk.remote.shapes import Shape
 
 STATE_COLUMNS: Final = (
     Column("READY", right=True),

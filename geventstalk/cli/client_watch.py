@@ -11,9 +11,9 @@ from geventstalk.cli.client import EXIT_NOTHING, Context, client_command, note, 
 from geventstalk.cli.client_show import body_line, count, cut, width
 from geventstalk.cli.ending import Stopped
 from geventstalk.cli.params import Number, Seconds, TubeName
-from geventstalk.client.watching import Event, OverApi, OverProtocol, Source, compare
 from geventstalk.exits import EXIT_OK
 from geventstalk.logs import one_line
+from geventstalk.remote.watching import Event, OverApi, OverProtocol, Source, compare
 
 _BODY_BYTES: Final = 200
 

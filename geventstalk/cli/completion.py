@@ -117,10 +117,10 @@ def _beginning(known: Iterable[str], begin: str) -> list[str]:
 
 
 def _tubes(context: click.Context, begin: str) -> list[str]:
-    from geventstalk.client.address import of_server
-    from geventstalk.client.errors import ClientError
-    from geventstalk.client.protocol import Beanstalk
     from geventstalk.config import ConfigError, load
+    from geventstalk.remote.address import of_server
+    from geventstalk.remote.errors import ClientError
+    from geventstalk.remote.protocol import Beanstalk
 
     given = {key: context.params.get(key) for key in ("listen", "port")}
     flags = {key: (value,) if key == "listen" else value for key, value in given.items() if value}

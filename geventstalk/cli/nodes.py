@@ -50,9 +50,9 @@ class Nodes:
 
 def _console(at: str) -> str | None:
     """Returns the address of the console of the node at this address, from its `stats`; None when it has none."""
-    from geventstalk.client import address
-    from geventstalk.client.errors import ClientError
-    from geventstalk.client.protocol import Beanstalk
+    from geventstalk.remote import address
+    from geventstalk.remote.errors import ClientError
+    from geventstalk.remote.protocol import Beanstalk
 
     host, _, port = at.rpartition(":")
     leader = address.Address(host.strip("[]"), port)

@@ -22,11 +22,11 @@ from typing import Any
 from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from geventstalk.client.sampling import trouble_of
 from geventstalk.core.job import SECOND_NS
 from geventstalk.filters import FilterError, parse
 from geventstalk.http.api.console import FOR_EVER, PAGES, Files, load
 from geventstalk.http.history import RANGES, TUBE_RANGES
+from geventstalk.remote.sampling import trouble_of
 
 Answer = tuple[int, Any]
 STATES = ("ready", "reserved", "delayed", "buried")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from geventstalk.client.errors import Absent, ClientError, NotDone
-from geventstalk.client.protocol import PEEKS, Beanstalk, Facts
-from geventstalk.client.select import Selection
-from geventstalk.client.shapes import number
+from geventstalk.remote.errors import Absent, ClientError, NotDone
+from geventstalk.remote.protocol import PEEKS, Beanstalk, Facts
+from geventstalk.remote.select import Selection
+from geventstalk.remote.shapes import number
 
 _KICK_AT_ONCE: Final = 500
 _MISSES_MAX: Final = 1000

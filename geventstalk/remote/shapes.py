@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from geventstalk.api_shapes import RATES, body_shape
-from geventstalk.client.errors import Nonsense
-from geventstalk.client.protocol import Facts
 from geventstalk.fields import COUNTS, FIELDS, NUMBER, SECONDS, SINCE
 from geventstalk.filters import STATES
+from geventstalk.remote.errors import Nonsense
+from geventstalk.remote.protocol import Facts
 
 Shape = dict[str, Any]
 

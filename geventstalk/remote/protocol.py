@@ -15,8 +15,8 @@ from typing import Final
 
 import greenstalk
 
-from geventstalk.client.address import Address
-from geventstalk.client.errors import Absent, Nonsense, NotDone, Unreachable
+from geventstalk.remote.address import Address
+from geventstalk.remote.errors import Absent, Nonsense, NotDone, Unreachable
 
 Facts = dict[str, str]
 """Statistics in the server's words."""

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
-from geventstalk.client.address import UNIX
-from geventstalk.client.errors import Absent, Nonsense, NotAllowed, NotDone, Unreachable
-from geventstalk.client.shapes import checked_job
+from geventstalk.remote.address import UNIX
+from geventstalk.remote.errors import Absent, Nonsense, NotAllowed, NotDone, Unreachable
+from geventstalk.remote.shapes import checked_job
 
 _ROOT: Final = "/api/v1"
 _ANSWER_BYTES_MAX: Final = 1 << 28

@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from geventstalk.client import shapes
-from geventstalk.client.protocol import DEFAULT, Beanstalk
-from geventstalk.client.shapes import Shape
+from geventstalk.remote import shapes
+from geventstalk.remote.protocol import DEFAULT, Beanstalk
+from geventstalk.remote.shapes import Shape
 from geventstalk.trouble import Trouble, trouble
 
 _REST: Final = 4

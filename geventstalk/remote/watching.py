@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from geventstalk.client import shapes
-from geventstalk.client.api import Api, tube_path
-from geventstalk.client.api import field as api_field
-from geventstalk.client.errors import Absent
-from geventstalk.client.protocol import DEFAULT, PEEKS, Beanstalk
-from geventstalk.client.shapes import Shape
+from geventstalk.remote import shapes
+from geventstalk.remote.api import Api, tube_path
+from geventstalk.remote.api import field as api_field
+from geventstalk.remote.errors import Absent
+from geventstalk.remote.protocol import DEFAULT, PEEKS, Beanstalk
+from geventstalk.remote.shapes import Shape
 
 _FOLLOWED_MAX: Final = 500
 """The most jobs that a look requests one by one."""
