@@ -55,7 +55,7 @@ ROOMS = {
     "geventstalk/front": ["frames", "front"],
     "geventstalk/serving": ["busy_poll", "clustered", "connection", "fronts", "link", "parking", "runqueue", "server"],
     "geventstalk/turn": ["leader", "maintenance", "operations", "replies", "tasks", "turn"],
-    "geventstalk/wire": ["commands", "protocol", "session", "stats", "verbs"],
+    "geventstalk/wire": ["batches", "commands", "protocol", "session", "stats", "verb", "verbs"],
     "journal": ["liveness", "log", "packed", "plain"],
     "journal/postgres": ["compaction", "format", "log", "replay", "sizing", "writer"],
     "journal/sqlite": [

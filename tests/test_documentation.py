@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "tests").rglob("*.md"))]
 BINLOG = ROOT / "tests" / "data" / "binlog-v7"
-SPECIMENS = {"ini", "json", "nginx", "text", "yaml"}
+SPECIMENS = {"transcript", "ini", "json", "nginx", "text", "yaml"}
 """Languages of blocks that are looked at, and not typed."""
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (?:not run: \S.*|run by (tests/\w+\.py)) -->")

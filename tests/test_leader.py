@@ -157,6 +157,10 @@ def test_a_job_is_shown_to_nobody_before_its_put_is_committed() -> None:
     node.arrive()
     assert one.take() == b"INSERTED 1\r\n" and three.take().startswith(b"RESERVED 1 ")
     assert two.take().startswith(b"FOUND 1 ")
+    node.say((one, PUT), (two, b"reserve-batch 9\r\n"))
+    assert not two.sent
+    node.arrive()
+    assert two.take().startswith(b"RESERVED_BATCH 1\r\nRESERVED 2 ")
     node.say((two, b"peek 1\r\n"))
     assert two.take().startswith(b"FOUND 1 "), "nothing is on its way"
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from geventstalk.wire import protocol as p
-from geventstalk.wire.verbs import find
+from geventstalk.wire.verb import Verb
+from geventstalk.wire.verbs import ADDED, find
 
 U32 = 2**32 - 1
 U64 = 2**64 - 1
@@ -32,6 +34,11 @@ ARGUMENTS: dict[bytes, Callable[[bytes], object]] = {
     b"watch ": p.name_argument,
     b"ignore ": p.name_argument,
     b"pause-tube": p.pause_arguments,
+    b"reserve-batch ": p.reserve_batch_arguments,
+    b"delete-batch ": partial(p.batch_arguments, count=0),
+    b"release-batch ": partial(p.batch_arguments, count=2),
+    b"bury-batch ": partial(p.batch_arguments, count=1),
+    b"touch-batch ": partial(p.batch_arguments, count=0),
 }
 
 
@@ -357,10 +364,22 @@ def test_put_size_with_garbage(line: bytes, size: int) -> None:
     assert p.put_size_with_garbage(line[4:]) == size
 
 
+@pytest.mark.parametrize("verb", ADDED, ids=lambda verb: verb.words.decode().strip())
+@pytest.mark.parametrize("line", [b"%b", b"%bx", b"%bx 1", b"%b\t1", b" %b 1", b"x%b 1"])
+def test_only_the_exact_words_of_a_verb_that_was_added_count(verb: Verb, line: bytes) -> None:
+    """Everything else that begins like it is answered as before there was this verb."""
+    words = verb.words.strip()
+    if line == b"%b" and not verb.words.endswith(b" "):
+        assert parse(words) == words
+    else:
+        upstream = p.R_BAD_FORMAT if words.startswith(b"reserve") and line.startswith(b"%b") else p.R_UNKNOWN_COMMAND
+        assert parse(line % words) == upstream
+
+
 # --- any bytes
 
 OTHERS = b"peek-ready reserve reserve-with-timeout reserve-job stats stats-job stats-tube list-tubes pause-tube quit"
-words = st.sampled_from([*VERBS, *OTHERS.split()])
+words = st.sampled_from([*VERBS, *OTHERS.split(), *[verb.words.strip() for verb in ADDED]])
 pieces = st.sampled_from(
     (b" ", b"  ", b"\t", b"\0", b"0", b"7", b"4294967296", b"-", b"+", b"t", b"x" * 201, b"\xff", b"\r")
 )

@@ -22,7 +22,7 @@ from geventstalk.core.timerwheel import NEVER
 from geventstalk.wire import protocol as p
 from geventstalk.wire.commands import LARGE_BODY
 from geventstalk.wire.session import COMMAND_SLICE, MOVE_SLICE, OUT_BYTES_MAX, Service, Session
-from geventstalk.wire.verbs import LIST_SLICE
+from geventstalk.wire.verbs import ADDED, LIST_SLICE
 from tests.support.check import check
 from tests.support.clock import SECOND, ManualClock
 from tests.support.wire import (
@@ -305,6 +305,8 @@ def command_soup(draw: random.Random) -> bytes:
         b"list-tubes",
         b"list-tube-used",
         b"list-tubes-watched",
+        b"reserve-batch %d%b" % (small + 1, draw.choice((b"", b" 0", b" 1", b" x"))),
+        b"%b-batch %d 0 1%b" % (draw.choice((b"delete", b"release", b"bury", b"touch")), small, b" %d" % id * size),
         b"x" * draw.choice((221, 222, 223, 224, 225, 446, 447, 448, 449, 450, 672, 673, 1000)),
         b"peek 1\r",
         b"\r\r",
@@ -322,7 +324,7 @@ def conversation(data: bytes, chunking: Chunking, max_job_bytes: int) -> bytes:
     rig = Rig(chunking, max_job_bytes)
     session = rig.connect()
     out = rig.feed(session, data)
-    assert session.pending_bytes == 0 or session.waiting or session.pending_bytes <= p.LINE_BYTES_MAX
+    assert session.pending_bytes == 0 or session.waiting or session.pending_bytes <= p.BATCH_LINE_BYTES_MAX
     check(rig.engine)
     out += rig.hang_up(session)
     assert session.closed and not session.waiting
@@ -699,6 +701,11 @@ def test_counters_of_commands(rig: Rig) -> None:
         b"peek-ready\r\n": "cmd-peek-ready",
         b"peek-delayed\r\n": "cmd-peek-delayed",
         b"peek-buried\r\n": "cmd-peek-buried",
+        b"reserve-batch 9\r\n": "cmd-reserve-batch",
+        b"delete-batch 9\r\n": "cmd-delete-batch",
+        b"release-batch 1 1 9\r\n": "cmd-release-batch",
+        b"bury-batch 1 9\r\n": "cmd-bury-batch",
+        b"touch-batch 9\r\n": "cmd-touch-batch",
     }
     for command, key in counted.items():
         before = counters(rig, session)
@@ -715,6 +722,8 @@ def test_counters_of_commands(rig: Rig) -> None:
         b"kick-job 1",
         b"reserve-job 1",
         b"pause-tube t",
+        b"reserve-batch 0",
+        b"delete-batch 1 x",
     ):
         before = counters(rig, session)
         rig.feed(session, command + b"\r\n")
@@ -756,7 +765,9 @@ def test_stats_name_every_key_in_upstreams_order(rig: Rig) -> None:
     lines = body.decode().splitlines()
     assert lines[0] == "---"
     keys = [line.partition(": ")[0] for line in lines[1:-1]]
-    assert keys == [*UPSTREAM_KEYS.split(), *OUR_KEYS.split(), "build"]
+    added = [verb.statistic for verb in ADDED]
+    assert keys == [*UPSTREAM_KEYS.split(), *OUR_KEYS.split(), "build", *added, "features"]
+    assert "features: " + " ".join(verb.words.decode().strip() for verb in ADDED) in lines
     assert {'version: "1.13"', 'os: "#1 SMP"', "uptime: 5", "pid: 4711", "draining: false"} <= set(lines)
 
 
@@ -764,7 +775,7 @@ def test_more_facts_come_after_upstreams_keys(rig: Rig) -> None:
     rig.service.facts = lambda: FACTS | {"journal-bytes": 7, "another": b"x"}
     reply = rig.feed(rig.connect(), b"stats\r\n").decode()
     assert f'\nplatform: "x86_64"\n{OUR_KEYS.split()[0]}: ' in reply
-    assert reply.endswith(f'\njournal-bytes: 7\nanother: "x"\nbuild: {BUILD}\n\r\n')
+    assert f'\njournal-bytes: 7\nanother: "x"\nbuild: {BUILD}\ncmd-reserve-batch: 0\n' in reply
 
 
 def test_stats_of_a_job(rig: Rig) -> None:

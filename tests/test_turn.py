@@ -435,12 +435,17 @@ HELD = {
     "bury": b"bury 1 0\r\n",
     "kick": b"kick 1\r\n",
     "kick-job": b"kick-job 1\r\n",
+    "delete-batch": b"delete-batch 1\r\n",
+    "release-batch": b"release-batch 0 0 1\r\n",
+    "bury-batch": b"bury-batch 0 1\r\n",
     "a put's body": PUT,
     "behind others": b"list-tube-used\r\ndelete 1\r\n",
     "at the end": b"delete 1\r\n",
 }
 GOES_ON = {
     "reserve": b"reserve\r\n",
+    "reserve-batch": b"reserve-batch 9\r\n",
+    "touch-batch": b"touch-batch 1\r\n",
     "touch": b"touch 1\r\n",
     "stats": b"stats-tube default\r\n",
     "a put's line": b"put 0 0 60 1\r\n",

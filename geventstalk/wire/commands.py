@@ -33,7 +33,7 @@ OUT_BYTES_MAX: Final = 1 << 18
 SKIP_LINE: Final = -1
 """Stands for all bytes up to the end of the line."""
 
-VERBS_MAX: Final = 32
+VERBS_MAX: Final = 64
 """More than there are verbs."""
 
 _PUTS_UNWATCHED: Final = 32
@@ -134,8 +134,18 @@ class Going:
     changes: bool = False
 
     def go_on(self, client: Commands, now_ns: int) -> bool:
-        """Runs a slice. Returns whether the command is done and answered."""
+        """Runs a slice. Returns whether the command is done and answered.
+
+        It may set `client.awaited`: then the next slice runs when that body has come, or earlier.
+        """
         raise NotImplementedError
+
+    def answered(self, client: Commands, outcome: int, job: Job | None) -> bool:
+        """Hears, where the command waits for a job, how the wait has ended. Returns whether the command is answered."""
+        raise NotImplementedError
+
+    def stop(self, client: Commands) -> None:
+        """Gives up what the command keeps for its further slices; there are none."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -206,7 +216,7 @@ class Commands(Client):
         self.out_bytes += len(piece)
         self.out.append(piece)
 
-    def _reply_in_pieces(self, pieces: list[bytes]) -> None:
+    def reply_in_pieces(self, pieces: list[bytes]) -> None:
         if self.trace is not None:
             self.trace(">", b"".join(pieces))
         self.out_bytes += sum([len(piece) for piece in pieces])
@@ -224,7 +234,7 @@ class Commands(Client):
         if len(body) < LARGE_BODY:
             self.reply(p.reserved(job.id, body))
         else:
-            self._reply_in_pieces([p.reserved_line(job.id, body), body])
+            self.reply_in_pieces([p.reserved_line(job.id, body), body])
 
     def reserve(self, timeout_s: int, now_ns: int) -> None:
         engine = self.engine
@@ -245,19 +255,31 @@ class Commands(Client):
         self.going = going
         self._goes_on = True
 
+    def begin_with(self, going: Going, now_ns: int) -> None:
+        """Runs the first slice of a command now, and has it go on if that is not all."""
+        if not going.go_on(self, now_ns):
+            self.begin(going)
+
     def _go_on(self, now_ns: int) -> bool:
         """Goes on with a command that takes several slices. Returns whether it is done and answered."""
-        if self.awaited is not None:
-            self._goes_on = self._awaits_body(self.awaited, now_ns)
-        elif self._put_body:
-            self._goes_on = not self._put_slice(now_ns)
-        else:
-            going = self.going
-            assert going is not None
+        going = self.going
+        if going is not None:
             self._goes_on = not going.go_on(self, now_ns)
             if not self._goes_on:
                 self.going = None
+        elif self.awaited is not None:
+            self._goes_on = self._awaits_body(self.awaited, now_ns)
+        else:
+            self._goes_on = not self._put_slice(now_ns)
         return not self._goes_on
+
+    def end_wait(self, outcome: int, job: Job | None) -> None:
+        """Ends the wait of a command that goes on."""
+        going = self.going
+        assert going is not None
+        if going.answered(self, outcome, job):
+            self.going = None
+            self._goes_on = False
 
     # --- a body that is not in memory
 
@@ -359,7 +381,7 @@ class Commands(Client):
         if len(body) < LARGE_BODY:
             self.reply(p.found(job.id, body))
         else:
-            self._reply_in_pieces([p.found_line(job.id, body), body])
+            self.reply_in_pieces([p.found_line(job.id, body), body])
 
     def used_tube(self) -> Tube:
         used = self.used

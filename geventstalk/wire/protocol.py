@@ -19,6 +19,12 @@ from geventstalk.limits import is_tube_name as is_tube_name
 
 LINE_BYTES_MAX: Final = 224
 """The longest command line with its CRLF: `pause-tube`, a name of 200 characters and a number of ten digits."""
+BATCH_LINE_BYTES_MAX: Final = 1 << 14
+"""The same for a verb that names up to BATCH_MAX jobs."""
+ADDED_LINE_BYTES_MAX: Final = 512
+"""The same for the other verbs that upstream does not have: `put-in`, a name and four numbers, is longer than 224."""
+BATCH_MAX: Final = 1000
+"""The most jobs that one command names or takes."""
 CRLF: Final = b"\r\n"
 _CR: Final = 13
 _LF: Final = 10
@@ -159,6 +165,27 @@ def release_arguments(arguments: bytes) -> tuple[int, int, int]:
     return _number(words[0], U64_BITS), _number(words[1], U32_BITS), _number(words[2], U32_BITS)
 
 
+def batch_arguments(arguments: bytes, count: int) -> list[int]:
+    """`<verb> <number> ... <id> ...`: so many 32-bit numbers, then 1 to 1,000 ids. Returns all of them."""
+    words = arguments.split(b" ")
+    if b"" in words:
+        words = [word for word in words if word]
+        if arguments.endswith(b" "):
+            raise BadFormat
+    if not count < len(words) <= count + BATCH_MAX or max(map(len, words)) > LINE_BYTES_MAX:
+        raise BadFormat  # Python refuses to read thousands of digits
+    return [_number(word, U32_BITS if at < count else U64_BITS) for at, word in enumerate(words)]
+
+
+def reserve_batch_arguments(arguments: bytes) -> tuple[int, int]:
+    """`reserve-batch <count> [<seconds>]`. Returns the count, 1 to 1,000, and the seconds, or 0."""
+    count, space, seconds = arguments.lstrip(b" ").partition(b" ")
+    number = _number(count, U32_BITS)
+    if not 0 < number <= BATCH_MAX:
+        raise BadFormat
+    return number, _number(seconds, _TIMEOUT_BITS) if space else 0
+
+
 def put_arguments(arguments: bytes) -> tuple[int, int, int, int]:
     """`put <pri> <delay> <ttr> <bytes>`. Raises BadFormat where the body must not be skipped either."""
     if _NATIVE:
@@ -293,6 +320,15 @@ def reserved_line(id: int, body: bytes) -> bytes:
 def found_line(id: int, body: bytes) -> bytes:
     """Returns the part of found() before the body."""
     return b"FOUND %d %d\r\n" % (id, len(body) - 2)
+
+
+def reserved_batch(count: int) -> bytes:
+    """As many replies of reserved() follow."""
+    return b"RESERVED_BATCH %d\r\n" % count
+
+
+def batch_done(done: bytes, count: int, not_found: int) -> bytes:
+    return b"%b_BATCH %d %d\r\n" % (done, count, not_found)
 
 
 def using(name: bytes) -> bytes:

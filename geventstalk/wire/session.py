@@ -14,13 +14,13 @@ from mypy_extensions import mypyc_attr
 
 from geventstalk._build import BUILD
 from geventstalk.core.job import Job
-from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB
+from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB, TIMED_OUT
 from geventstalk.wire import protocol as p
 from geventstalk.wire.commands import LARGE_PUT, SKIP_LINE, Commands
 from geventstalk.wire.commands import MOVE_SLICE as MOVE_SLICE
 from geventstalk.wire.commands import OUT_BYTES_MAX as OUT_BYTES_MAX
 from geventstalk.wire.commands import Service as Service
-from geventstalk.wire.verbs import changes, find, is_put
+from geventstalk.wire.verbs import changes, find, is_put, line_max
 
 COMMAND_SLICE: Final = 128
 """Units of work of one client before others get their turn. A plain command is one unit; one that moves many jobs,
@@ -83,7 +83,7 @@ class Session(Commands):
         self.eof = True
         if self.waiting:
             self.engine.stop_waiting(self)
-            self.reply(p.R_TIMED_OUT)
+            self.answer(TIMED_OUT, None)
         self.run(now_ns)
 
     def take_out(self) -> bytes:
@@ -135,17 +135,22 @@ class Session(Commands):
             upload = self.upload
             self.upload = None
             self.engine.abandon_put(upload)
+        if self.going is not None:
+            self.going.stop(self)
+            self.going = None
         self.stop_awaiting()
         return self.engine.leave(self, now_ns, MOVE_SLICE)
 
     def answer(self, outcome: int, job: Job | None) -> None:
         """Replies to the reserve whose wait the engine ends."""
-        if outcome == RESERVED_JOB:
+        if self._goes_on:
+            self.end_wait(outcome, job)
+        elif outcome == RESERVED_JOB:
             assert job is not None
             self._reserved(job)
         else:
             self.reply(p.R_DEADLINE_SOON if outcome == DEADLINE_SOON else p.R_TIMED_OUT)
-        self.unfinished = len(self._inbox) > 0 or self._goes_on
+        self.unfinished = self._inbox != b"" or self._goes_on
 
     def run(self, now_ns: int) -> None:
         """Executes complete commands until one waits, the input or the slice is used up, or enough replies stand."""
@@ -189,7 +194,7 @@ class Session(Commands):
                 return False
             line = inbox[at:end]
             self._done_up_to(end + 2)
-            if len(line) > _LINE_MAX:
+            if len(line) > _LINE_MAX and len(line) > line_max(line):
                 self.reply(p.R_BAD_FORMAT)
                 return True
         else:
@@ -274,7 +279,8 @@ class Session(Commands):
 
     def _shorten_line(self) -> None:
         """Keeps no more of input without an end of line than a line may have."""
-        if self.pending_bytes > p.LINE_BYTES_MAX - 1:
+        pending = self.pending_bytes
+        if pending > _LINE_MAX + 1 and pending > line_max(self._inbox[self._at : self._at + p.LINE_BYTES_MAX]) + 1:
             self._skip_left = SKIP_LINE
             self._skip_line()
 

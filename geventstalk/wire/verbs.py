@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from mypy_extensions import i64
-
 from geventstalk._build import BUILD
 from geventstalk.core.ages import Search
 from geventstalk.core.engine import ADMITTED
@@ -19,8 +17,10 @@ from geventstalk.core.job import BURIED, DELAYED, READY
 from geventstalk.core.order import EMPTY
 from geventstalk.core.tube import Tube
 from geventstalk.wire import protocol as p
+from geventstalk.wire.batches import BuryBatch, DeleteBatch, ReleaseBatch, ReserveBatch, TouchBatch
 from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, REFUSALS, VERBS_MAX, Commands, Going
 from geventstalk.wire.stats import job_stats, server_stats, tube_stats
+from geventstalk.wire.verb import Bare, OfTube, Verb
 
 _NATIVE: Final = BUILD == "compiled"
 
@@ -35,23 +35,6 @@ _SEARCH_UNITS: Final = 128
 """The work of a slice of the search for the oldest jobs that is not at its end: a slice of its own."""
 _SOME_STATS_UNITS: Final = 4
 """The work of the statistics of a job or a tube."""
-
-
-class Verb:
-    """A command: the words that its lines begin with, with the space before arguments, and the key of its statistic.
-
-    `changes` says that it may change what survives a restart. A put changes that when its body is complete.
-    """
-
-    def __init__(self, words: bytes, statistic: str = "", changes: bool = False) -> None:
-        self.words = words
-        self.statistic = statistic
-        self.changes = changes
-        self.number: i64 = 0  # of its count in Service.commands
-
-    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
-        """Handles a command with these arguments, and counts it if they are right."""
-        raise NotImplementedError
 
 
 class Put(Verb):
@@ -167,18 +150,6 @@ class PauseTube(Verb):
         client.reply(p.R_PAUSED if client.engine.pause(name, delay_s, now_ns) else p.R_NOT_FOUND)
 
 
-class OfTube(Verb):
-    """A verb whose argument is the name of a tube."""
-
-    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
-        name = p.name_argument(arguments)
-        client.counts[self.number] += 1
-        self.do(client, name, now_ns)
-
-    def do(self, client: Commands, name: bytes, now_ns: int) -> None:
-        raise NotImplementedError
-
-
 class Use(OfTube):
     def do(self, client: Commands, name: bytes, now_ns: int) -> None:
         engine = client.engine
@@ -213,17 +184,6 @@ class StatsTube(OfTube):
             client.reply(p.R_NOT_FOUND)
         else:
             _begin_stats(client, tube, now_ns)
-
-
-class Bare(Verb):
-    """A verb without arguments: nothing may follow its words."""
-
-    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
-        client.counts[self.number] += 1
-        self.do(client, now_ns)
-
-    def do(self, client: Commands, now_ns: int) -> None:
-        raise NotImplementedError
 
 
 class Reserve(Bare):
@@ -264,7 +224,7 @@ _PUT: Final = Put(b"put ", "cmd-put")
 _DELETE: Final = Delete(b"delete ", "cmd-delete", changes=True)
 _RESERVE_WITH_TIMEOUT: Final = ReserveWithTimeout(b"reserve-with-timeout ", "cmd-reserve-with-timeout")
 
-VERBS: Final[tuple[Verb, ...]] = (
+_UPSTREAM: Final[tuple[Verb, ...]] = (
     _PUT,
     Peek(b"peek ", "cmd-peek"),
     PeekFirst(b"peek-ready", "cmd-peek-ready", READY),
@@ -292,16 +252,30 @@ VERBS: Final[tuple[Verb, ...]] = (
     KickJob(b"kick-job ", changes=True),
     Quit(b"quit"),
 )
-"""All verbs. Their statistics stand in upstream's order, in which stats tells them."""
+"""The verbs of upstream. Their statistics stand in upstream's order, in which stats tells them."""
+
+ADDED: Final[tuple[Verb, ...]] = (
+    ReserveBatch(b"reserve-batch ", "cmd-reserve-batch"),
+    DeleteBatch(b"delete-batch ", "cmd-delete-batch", b"DELETED"),
+    ReleaseBatch(b"release-batch ", "cmd-release-batch", b"RELEASED", numbers=2),
+    BuryBatch(b"bury-batch ", "cmd-bury-batch", b"BURIED", numbers=1),
+    TouchBatch(b"touch-batch ", "cmd-touch-batch", b"TOUCHED", changes=False),
+)
+"""The verbs that upstream does not have. A line that only begins with their words is answered as upstream does."""
+
+VERBS: Final = (*_UPSTREAM, *ADDED)
 
 for _at, _verb in enumerate(VERBS):
     _verb.number = _at
 assert len(VERBS) <= VERBS_MAX
 COUNTED: Final = [(verb.statistic, int(verb.number)) for verb in VERBS if verb.statistic]
 """The keys of the statistics of verbs, and where Service.commands counts them."""
+_COUNTED_FIRST: Final = len([verb for verb in _UPSTREAM if verb.statistic])
+"""So many of them are upstream's."""
+_FEATURES: Final = " ".join([verb.words.decode().rstrip() for verb in ADDED])
 _BY_WORD: Final = {verb.words.rstrip(b" "): verb for verb in VERBS if verb.words.endswith(b" ")}
 _BY_LINE: Final = {verb.words: verb for verb in VERBS if isinstance(verb, Bare)}
-_BY_LENGTH: Final = sorted(VERBS, key=lambda verb: -len(verb.words))
+_BY_LENGTH: Final = sorted(_UPSTREAM, key=lambda verb: -len(verb.words))
 """So the first one with which a line begins is upstream's."""
 
 
@@ -329,6 +303,12 @@ def find(line: bytes) -> tuple[Verb, bytes]:
                 raise p.BadFormat
             return verb, line[len(verb.words) :]
     raise p.UnknownCommand
+
+
+def line_max(line: bytes) -> int:
+    """Returns how long a line that begins like this may be, without its CRLF."""
+    verb = _BY_WORD.get(line.partition(b" ")[0])
+    return (p.LINE_BYTES_MAX if verb is None else verb.line_bytes_max) - len(p.CRLF)
 
 
 def changes(line: bytes) -> bool:
@@ -427,7 +407,9 @@ class _Stats(Going):
             engine.work += _STATS_UNITS
             service = client.service
             counts = [(key, service.commands[number]) for key, number in COUNTED]
-            stats = server_stats(engine, counts, service.max_job_bytes, service.facts(), oldest, now_ns)
+            first, added = counts[:_COUNTED_FIRST], counts[_COUNTED_FIRST:]
+            stats = server_stats(engine, first, service.max_job_bytes, service.facts(), oldest, now_ns)
+            stats += [*added, ("features", _FEATURES)]
         elif engine.tube_by_number.get(tube.number) is tube:
             engine.work += _SOME_STATS_UNITS
             stats = tube_stats(engine, tube, oldest, now_ns)

@@ -1,0 +1,53 @@
+"""What all verbs have in common, and those that take the name of a tube, or nothing.
+
+This module must not know which verbs there are, nor sockets, gevent, clocks or durability.
+Invariant: a handler raises ProtocolError before it has changed or counted anything, or answers, now or in later slices.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+from geventstalk.wire import protocol as p
+from geventstalk.wire.commands import Commands
+
+
+class Verb:
+    """A command: the words that its lines begin with, with the space before arguments, and the key of its statistic.
+
+    `changes` says that it may change what survives a restart. A put changes that when its body is complete.
+    """
+
+    def __init__(self, words: bytes, statistic: str = "", changes: bool = False) -> None:
+        self.words = words
+        self.statistic = statistic
+        self.changes = changes
+        self.number: i64 = 0  # of its count in Service.commands
+        self.line_bytes_max = p.LINE_BYTES_MAX
+
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        """Handles a command with these arguments, and counts it if they are right."""
+        raise NotImplementedError
+
+
+class OfTube(Verb):
+    """A verb whose argument is the name of a tube."""
+
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        name = p.name_argument(arguments)
+        client.counts[self.number] += 1
+        self.do(client, name, now_ns)
+
+    def do(self, client: Commands, name: bytes, now_ns: int) -> None:
+        raise NotImplementedError
+
+
+class Bare(Verb):
+    """A verb without arguments: nothing may follow its words."""
+
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        client.counts[self.number] += 1
+        self.do(client, now_ns)
+
+    def do(self, client: Commands, now_ns: int) -> None:
+        raise NotImplementedError
