@@ -691,3 +691,13 @@ def test_a_goodbye_is_tried_for_a_lease(leader: Stage) -> None:
         leader.answers(FenceUnreachable("no answer"))
     assert leader.asked is ENDS and leader.member.role == ENDED
     assert LEASE_MS * MS_NS <= leader.now_ns - begun_ns < 2 * LEASE_MS * MS_NS
+
+
+# Bug: On a busy machine a standby had read the log after it had looked, and never told its service manager that it was
+# ready. On an idle cluster the manager then ended the node.
+def test_the_owner_hears_of_a_standby_that_has_read_the_log_after_its_look() -> None:
+    stage = Stage()
+    stage.answers(OTHER)
+    assert stage.events == ["follows 4"] and stage.member.role != STANDBY
+    stage.catch_up()
+    assert stage.events == ["follows 4"] * 2 and stage.member.role == STANDBY

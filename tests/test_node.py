@@ -589,9 +589,15 @@ def test_a_newer_schema_ends_the_start(nodes: Nodes, postgres_server: Postgres) 
     assert "newer geventstalk" in nodes.log("one")
 
 
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[FakeManager]:
+    made = FakeManager(str(tmp_path / "notify"))
+    yield made
+    made.close()
+
+
 # Bug: On a busy machine the third node led before it was asked to, and was waited for as a standby.
-def test_what_the_manager_hears(nodes: Nodes, tmp_path: Path) -> None:
-    manager = FakeManager(str(tmp_path / "notify"))
+def test_what_the_manager_hears(nodes: Nodes, manager: FakeManager) -> None:
     env = {"NOTIFY_SOCKET": manager.address}
     other = nodes.start("other", *CALM)
     one = nodes.begin("one", *CALM, env=env)
@@ -615,4 +621,3 @@ def test_what_the_manager_hears(nodes: Nodes, tmp_path: Path) -> None:
     assert one.stop() == 0
     hears("STOPPING", "1")
     fence.close()
-    manager.close()

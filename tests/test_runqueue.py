@@ -24,7 +24,7 @@ from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.fd_limits import Descriptors
 from geventstalk.serving.link import FrontClient, Link, Owner
 from geventstalk.serving.parking import Parking
-from geventstalk.serving.runqueue import Runnable, RunQueue
+from geventstalk.serving.runqueue import LITTLE_PRESSURE_MAX, Runnable, RunQueue
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.turn import LITTLE_WORK, PASSES_MAX, SHARE_NS, Turn
 from geventstalk.wire.session import COMMAND_SLICE, Service, Session
@@ -352,7 +352,7 @@ def test_who_has_to_wait_depends_on_how_long_the_turn_lasts() -> None:
     assert turn.is_pressed()
     assert not queue.postpones(light)
     assert queue.postpones(heavy)
-    for _ in range(2):
+    for _ in range(LITTLE_PRESSURE_MAX - 1):
         bench.now_ns += SHARE_NS
         turn.is_pressed()
     assert queue.postpones(light)

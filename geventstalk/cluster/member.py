@@ -619,6 +619,8 @@ class Member:
                 if self.role == STARTING:
                     self.role = STANDBY
                     self._tell_ns = 0  # who wants to hand over to this node need not wait
+                    if self.view is not None:
+                        self._owner.follows(self.view)  # its manager waits for a standby, and no news may come
                 self._stirred.set()
             if claimed:
                 return

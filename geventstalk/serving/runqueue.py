@@ -17,7 +17,7 @@ from geventstalk.turn.replies import Channel
 from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Session
 
-LITTLE_PRESSURE_MAX: Final = 3
+LITTLE_PRESSURE_MAX: Final = 6
 """At this pressure of the turn, clients that ask for little have to wait as well."""
 
 
