@@ -1,0 +1,327 @@
+"""The protocol without I/O: commands to bytes, bytes to replies, replies to results or errors.
+
+One function makes the command of each verb. The shells make their methods from these functions.
+Invariant: nothing that a caller gives as a name or a number can end a line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from geventstalk.client import errors
+
+T = TypeVar("T")
+Stats = dict[str, "int | float | str"]
+
+DEFAULT_PRIORITY: Final = 1 << 16
+DEFAULT_TTR: Final = 60
+ROUND_S: Final = 60
+"""The seconds after which a reserve without a limit asks again: so a host that vanished is noticed."""
+_LINE_BYTES_MAX: Final = 1024
+_DIGITS_MAX: Final = 20
+_TUBE: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
+_NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
+_FRACTION: Final = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}")
+_TEXTS: Final = {"name", "tube", "version", "os", "platform", "hostname", "state"}
+_WITH_BODY: Final = {b"RESERVED", b"FOUND", b"OK"}
+_ERRORS: Final[dict[bytes, type[errors.ServerError]]] = {
+    b"NOT_FOUND": errors.NotFound,
+    b"TIMED_OUT": errors.TimedOut,
+    b"DEADLINE_SOON": errors.DeadlineSoon,
+    b"DRAINING": errors.Draining,
+    b"JOB_TOO_BIG": errors.JobTooBig,
+    b"OUT_OF_MEMORY": errors.OutOfMemory,
+    b"INTERNAL_ERROR": errors.InternalError,
+    b"BAD_FORMAT": errors.BadFormat,
+    b"EXPECTED_CRLF": errors.ExpectedCrlf,
+    b"UNKNOWN_COMMAND": errors.UnknownCommand,
+    b"NOT_IGNORED": errors.NotIgnored,
+}
+
+
+class Job(NamedTuple):
+    id: int
+    body: bytes
+
+
+class Reply(NamedTuple):
+    words: list[bytes]
+    body: bytes
+
+
+class Command(Generic[T]):
+    """What is sent, and what makes a result of the reply that begins with the word `wanted`.
+
+    `waits_s` is the time that the server may take beside the usual. A `safe` command may be sent again when it is not
+    known whether the server has done it. `tube` is what a use, watch or ignore names.
+    """
+
+    def __init__(
+        self,
+        line: bytes,
+        wanted: bytes,
+        take: Callable[[Reply], T],
+        *,
+        body: bytes | None = None,
+        waits_s: int = 0,
+        safe: bool = False,
+        tube: str = "",
+    ) -> None:
+        self.line = line + b"\r\n"
+        self.wanted = wanted
+        self.take = take
+        self.body = body
+        self.waits_s = waits_s
+        self.safe = safe
+        self.tube = tube
+
+    def result(self, reply: Reply) -> T | errors.ServerError:
+        """Returns what the reply says. Raises BadReply if it is none to this command."""
+        word = reply.words[0]
+        try:
+            if word == self.wanted:
+                return self.take(reply)
+            if word == b"BURIED":
+                return errors.Buried(int(reply.words[1]) if len(reply.words) > 1 else None)
+        except (ValueError, IndexError):
+            raise _bad(reply.words) from None
+        if word not in _ERRORS or len(reply.words) > 1:
+            raise _bad(reply.words)
+        return _ERRORS[word](f"the server answers {word.decode()} to {self.line[:-2].decode()}")
+
+
+class Replies:
+    """Bytes to replies. The bytes come in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._words: list[bytes] = []  # of a reply whose body is not complete
+        self._size = 0
+        self._searched = 0
+
+    @property
+    def empty(self) -> bool:
+        return not self._words and not self._buffer
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next(self) -> Reply | None:
+        """Returns the next reply, or None until it is complete. Raises BadReply."""
+        if not self._words and not self._head():
+            return None
+        words = self._words
+        body = b""
+        if words[0] in _WITH_BODY:
+            if len(self._buffer) < self._size + 2:
+                return None
+            with memoryview(self._buffer) as view:
+                body = bytes(view[: self._size])
+            if self._buffer[self._size : self._size + 2] != b"\r\n":
+                raise _bad(words)
+            del self._buffer[: self._size + 2]
+        self._words = []
+        return Reply(words, body)
+
+    def _head(self) -> bool:
+        end = self._buffer.find(b"\r\n", self._searched)
+        if (end if end >= 0 else len(self._buffer)) > _LINE_BYTES_MAX:
+            raise _bad([bytes(self._buffer[:40])])
+        if end < 0:
+            self._searched = max(0, len(self._buffer) - 1)
+            return False
+        words = bytes(self._buffer[:end]).split(b" ")
+        del self._buffer[: end + 2]
+        self._searched = 0
+        if words[0] in _WITH_BODY:
+            if not words[-1].isdigit() or len(words[-1]) > _DIGITS_MAX:
+                raise _bad(words)
+            self._size = int(words[-1])
+        self._words = words
+        return True
+
+
+def _bad(words: list[bytes]) -> errors.BadReply:
+    return errors.BadReply(f"the server answers {b' '.join(words)[:80]!r}, which is no reply to the command", sent=True)
+
+
+def parse_stats(text: bytes) -> Stats:
+    """Reads the flat YAML of statistics. What is a name or a version stays text, as do numbers with quotes."""
+    stats: Stats = {}
+    for line in text.decode("utf-8", "surrogateescape").split("\n"):
+        key, colon, value = line.partition(": ")
+        if not colon:
+            continue
+        if key in _TEXTS:
+            stats[key] = _unquoted(value)
+        elif _NUMBER.fullmatch(value):
+            stats[key] = int(value)
+        else:
+            stats[key] = float(value) if _FRACTION.fullmatch(value) else _unquoted(value)
+    return stats
+
+
+def parse_list(text: bytes) -> list[str]:
+    lines = text.decode("utf-8", "surrogateescape").split("\n")
+    return [_unquoted(line[2:]) for line in lines if line.startswith("- ")]
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
+
+
+# What makes a line of an argument
+
+
+def _tube(name: str) -> bytes:
+    word = name.encode()
+    if not _TUBE.fullmatch(word):
+        raise ValueError(f"{name!r} is no name of a tube")
+    return word
+
+
+def _line(verb: bytes, *numbers: int) -> bytes:
+    for number in numbers:
+        if number < 0:
+            raise ValueError(f"{number} is negative")
+    return b" ".join((verb, *(b"%d" % number for number in numbers)))
+
+
+# What makes a result of a reply
+
+
+def _nothing(reply: Reply) -> None:
+    return None
+
+
+def _number(reply: Reply) -> int:
+    return int(reply.words[1])
+
+
+def _name(reply: Reply) -> str:
+    return reply.words[1].decode()
+
+
+def _job(reply: Reply) -> Job:
+    return Job(int(reply.words[1]), reply.body)
+
+
+def _stats(reply: Reply) -> Stats:
+    return parse_stats(reply.body)
+
+
+def _server_stats(reply: Reply) -> Stats:
+    # The server's id is a text of hexadecimal digits, which may all be decimal ones.
+    id = re.search(rb'^id: "?([0-9a-f]*)', reply.body, re.MULTILINE)
+    return {**parse_stats(reply.body), **({"id": id[1].decode()} if id else {})}
+
+
+def _list(reply: Reply) -> list[str]:
+    return parse_list(reply.body)
+
+
+# The verbs
+
+
+def put(body: bytes | str, *, priority: int = DEFAULT_PRIORITY, delay: int = 0, ttr: int = DEFAULT_TTR) -> Command[int]:
+    """Puts a job into the used tube; returns its id."""
+    data = body.encode() if isinstance(body, str) else bytes(body)
+    return Command(_line(b"put", priority, delay, ttr, len(data)), b"INSERTED", _number, body=data)
+
+
+def use(tube: str) -> Command[str]:
+    """Says into which tube jobs are put."""
+    return Command(b"use " + _tube(tube), b"USING", _name, safe=True, tube=tube)
+
+
+def reserve_with_timeout(seconds: int) -> Command[Job]:
+    """Takes a job of the watched tubes. Raises TimedOut when none comes in time."""
+    return Command(_line(b"reserve-with-timeout", seconds), b"RESERVED", _job, waits_s=seconds, safe=True)
+
+
+def reserve_job(id: int) -> Command[Job]:
+    return Command(_line(b"reserve-job", id), b"RESERVED", _job, safe=True)
+
+
+def delete(id: int) -> Command[None]:
+    return Command(_line(b"delete", id), b"DELETED", _nothing)
+
+
+def release(id: int, *, priority: int = DEFAULT_PRIORITY, delay: int = 0) -> Command[None]:
+    """Gives a reserved job back."""
+    return Command(_line(b"release", id, priority, delay), b"RELEASED", _nothing)
+
+
+def bury(id: int, *, priority: int = DEFAULT_PRIORITY) -> Command[None]:
+    return Command(_line(b"bury", id, priority), b"BURIED", _nothing)
+
+
+def touch(id: int) -> Command[None]:
+    """Begins the time to run of a reserved job anew."""
+    return Command(_line(b"touch", id), b"TOUCHED", _nothing)
+
+
+def watch(tube: str) -> Command[int]:
+    """Reserves from this tube, too; returns the number of watched tubes."""
+    return Command(b"watch " + _tube(tube), b"WATCHING", _number, safe=True, tube=tube)
+
+
+def ignore(tube: str) -> Command[int]:
+    """Reserves no more from this tube; returns the number of watched tubes."""
+    return Command(b"ignore " + _tube(tube), b"WATCHING", _number, safe=True, tube=tube)
+
+
+def peek(id: int) -> Command[Job]:
+    return Command(_line(b"peek", id), b"FOUND", _job, safe=True)
+
+
+def peek_ready() -> Command[Job]:
+    return Command(b"peek-ready", b"FOUND", _job, safe=True)
+
+
+def peek_delayed() -> Command[Job]:
+    return Command(b"peek-delayed", b"FOUND", _job, safe=True)
+
+
+def peek_buried() -> Command[Job]:
+    return Command(b"peek-buried", b"FOUND", _job, safe=True)
+
+
+def kick(most: int) -> Command[int]:
+    """Makes at most so many buried jobs of the used tube ready, or delayed ones if none is buried."""
+    return Command(_line(b"kick", most), b"KICKED", _number)
+
+
+def kick_job(id: int) -> Command[None]:
+    return Command(_line(b"kick-job", id), b"KICKED", _nothing)
+
+
+def stats() -> Command[Stats]:
+    return Command(b"stats", b"OK", _server_stats, safe=True)
+
+
+def stats_job(id: int) -> Command[Stats]:
+    return Command(_line(b"stats-job", id), b"OK", _stats, safe=True)
+
+
+def stats_tube(tube: str) -> Command[Stats]:
+    return Command(b"stats-tube " + _tube(tube), b"OK", _stats, safe=True)
+
+
+def list_tubes() -> Command[list[str]]:
+    return Command(b"list-tubes", b"OK", _list, safe=True)
+
+
+def list_tube_used() -> Command[str]:
+    return Command(b"list-tube-used", b"USING", _name, safe=True)
+
+
+def list_tubes_watched() -> Command[list[str]]:
+    return Command(b"list-tubes-watched", b"OK", _list, safe=True)
+
+
+def pause_tube(tube: str, seconds: int) -> Command[None]:
+    """Holds the jobs of a tube back for so long."""
+    return Command(_line(b"pause-tube " + _tube(tube), seconds), b"PAUSED", _nothing, safe=True)

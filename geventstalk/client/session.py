@@ -1,0 +1,286 @@
+"""What a connection remembers and does, without I/O: it yields steps, and a shell does them.
+
+A session connects, restores what the last connection used and watched, sends commands in bounded pieces and reads their
+replies. A step returns the bytes that a Receive brought, or raises OSError.
+Invariant: a piece is sent when all replies to what was sent before are read, and fits into the buffers of sockets or
+is a single command. So the two sides never wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from geventstalk.client import protocol
+from geventstalk.client.errors import BadReply, BeanstalkError, ConnectionLost, NotFound, ServerError, TimedOut
+from geventstalk.client.protocol import Command, Job, Replies
+
+PIECE_BYTES: Final = 32 << 10
+PORT: Final = 11300
+_DEFAULT: Final = "default"
+_BACKOFF_S: Final = 0.1
+_BACKOFF_MAX_S: Final = 2.0
+
+_UNIX: Final = "unix:"
+
+T = TypeVar("T")
+
+
+class Connect(NamedTuple):
+    host: str
+    port: int
+    """0 for the path of a unix socket."""
+
+
+class Send(NamedTuple):
+    data: bytes
+
+
+class Receive(NamedTuple):
+    limit_s: float
+
+
+class Probe(NamedTuple):
+    """Raises OSError if the connection is at its end, although nothing is asked."""
+
+
+class Sleep(NamedTuple):
+    seconds: float
+
+
+Step = Connect | Send | Receive | Probe | Sleep
+Steps = Generator[Step, bytes, None]
+Outcomes = list[Any]
+"""The result of each command, or the error in its place."""
+
+
+class Session:
+    def __init__(
+        self, addresses: Sequence[Connect], use: str, watch: Sequence[str], timeout_s: float, rounds: int
+    ) -> None:
+        self._addresses: Final = addresses
+        self._at = 0
+        self._used = use
+        self._watched = dict.fromkeys(watch)
+        self._timeout_s: Final = timeout_s
+        self._rounds: Final = rounds
+        self._replies = Replies()
+        self._connected = False
+        self._busy = False
+
+    def run(self, commands: Sequence[Command[Any]], outcomes: Outcomes) -> Steps:
+        """Sends the commands; appends an outcome for each. Raises ConnectionLost when some are not known."""
+        if self._busy:
+            raise RuntimeError("a client is for one thread or task at a time")
+        self._busy = True
+        try:
+            for piece in _pieces(commands):
+                begun = len(outcomes)
+                try:
+                    yield from self._piece(piece, outcomes)
+                except ConnectionLost as error:
+                    outcomes.extend([error] * (begun + len(piece) - len(outcomes)))
+                    raise
+        finally:
+            self._busy = False
+
+    def close(self) -> None:
+        self._connected = False
+
+    def _piece(self, piece: Sequence[Command[Any]], outcomes: Outcomes) -> Steps:
+        safe = all(command.safe for command in piece)
+        known = len(outcomes)
+        for attempt in range(self._rounds):
+            yield from self._ready()
+            try:
+                yield from self._exchange(piece, outcomes)
+                return
+            except BadReply:
+                raise
+            except OSError as error:
+                if not safe or attempt == self._rounds - 1:
+                    raise ConnectionLost(f"the connection is lost: {_text(error)}", sent=True) from error
+            del outcomes[known:]
+            yield Sleep(_backoff_s(attempt))
+
+    def _ready(self) -> Steps:
+        """Connects unless there is a connection that still stands."""
+        if self._connected:
+            try:
+                yield Probe()
+                return
+            except OSError:
+                self._connected = False
+        lost: Exception = OSError("no attempt")
+        for attempt in range(self._rounds * len(self._addresses)):
+            if attempt and attempt % len(self._addresses) == 0:
+                yield Sleep(_backoff_s(attempt // len(self._addresses)))
+            try:
+                yield self._addresses[self._at]
+                self._replies = Replies()
+                restored: Outcomes = []
+                self._connected = True
+                for piece in _pieces(list(self._restoration())):
+                    yield from self._exchange(piece, restored)
+            except (OSError, BadReply) as error:
+                lost = error
+                self._at = (self._at + 1) % len(self._addresses)
+                continue
+            refusals = [outcome for outcome in restored if isinstance(outcome, ServerError)]
+            if refusals:
+                self._connected = False
+                raise refusals[0]
+            return
+        raise ConnectionLost(f"cannot connect: {_text(lost)}", sent=False) from lost
+
+    def _restoration(self) -> Iterator[Command[Any]]:
+        if self._used != _DEFAULT:
+            yield protocol.use(self._used)
+        for tube in list(self._watched):
+            if tube != _DEFAULT:
+                yield protocol.watch(tube)
+        if _DEFAULT not in self._watched:
+            yield protocol.ignore(_DEFAULT)
+
+    def _exchange(self, piece: Sequence[Command[Any]], outcomes: Outcomes) -> Steps:
+        self._connected = False  # until all replies are read
+        head = bytearray()
+        for command in piece:
+            head += command.line
+            if command.body is None:
+                continue
+            if len(command.body) > PIECE_BYTES:
+                yield Send(bytes(head))
+                yield Send(command.body)
+                head.clear()
+            else:
+                head += command.body
+            head += b"\r\n"
+        if head:
+            yield Send(bytes(head))
+        for command in piece:
+            reply = self._replies.next()
+            while reply is None:
+                data = yield Receive(self._timeout_s + command.waits_s)
+                if not data:
+                    raise ConnectionResetError("the server closed the connection")
+                self._replies.feed(data)
+                reply = self._replies.next()
+            outcome = command.result(reply)
+            outcomes.append(outcome)
+            if command.tube and not isinstance(outcome, BeanstalkError):
+                self._remember(command)
+        self._connected = self._replies.empty
+
+    def _remember(self, command: Command[Any]) -> None:
+        if command.line.startswith(b"use "):
+            self._used = command.tube
+        elif command.line.startswith(b"watch "):
+            self._watched[command.tube] = None
+        else:
+            self._watched.pop(command.tube, None)
+
+
+def _pieces(commands: Sequence[Command[Any]]) -> Iterator[Sequence[Command[Any]]]:
+    """Commands that fit into the buffers together; a large one alone."""
+    piece: list[Command[Any]] = []
+    size = 0
+    for command in commands:
+        bytes_ = len(command.line) + (0 if command.body is None else len(command.body) + 2)
+        if piece and size + bytes_ > PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(command)
+        size += bytes_
+    if piece:
+        yield piece
+
+
+def _backoff_s(attempt: int) -> float:
+    return min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0**attempt)
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def parse_addresses(given: str | Sequence[str]) -> list[Connect]:
+    addresses = [given] if isinstance(given, str) else given
+    if not addresses:
+        raise ValueError("no address is given")
+    return [_parse(address) for address in addresses]
+
+
+def _parse(address: str) -> Connect:
+    if address.startswith(_UNIX):
+        return Connect(address[len(_UNIX) :], 0)
+    if address.startswith("["):
+        host, bracket, port = address[1:].partition("]")
+        port = port.removeprefix(":")
+        sound = bool(bracket)
+    else:
+        host, _, port = address.partition(":")
+        sound = True
+    port = port or str(PORT)
+    if not (sound and host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(f"{address!r} is no address of a server: host, host:port, [::1]:port or unix:path")
+    return Connect(host, int(port))
+
+
+class Pending(Generic[T]):
+    """What a command of a pipeline will bring."""
+
+    def __init__(self) -> None:
+        self.outcome: Any = ConnectionLost("the pipeline has not sent the command", sent=False)
+
+    def get(self) -> T:
+        """Returns the result when the pipeline is done. Raises the command's error."""
+        if isinstance(self.outcome, BeanstalkError):
+            raise self.outcome
+        result: T = self.outcome
+        return result
+
+
+class Queue:
+    """The commands of a pipeline, which each get their outcome."""
+
+    def __init__(self) -> None:
+        self._commands: list[Command[Any]] = []
+        self._pending: list[Pending[Any]] = []
+
+    def add(self, command: Command[T]) -> Pending[T]:
+        pending: Pending[T] = Pending()
+        self._commands.append(command)
+        self._pending.append(pending)
+        return pending
+
+    def take(self) -> tuple[list[Command[Any]], list[Pending[Any]]]:
+        taken = self._commands, self._pending
+        self._commands, self._pending = [], []
+        return taken
+
+
+def settle(pending: Sequence[Pending[Any]], outcomes: Outcomes) -> None:
+    for one, outcome in zip(pending, outcomes, strict=False):
+        one.outcome = outcome
+
+
+def batch_of_reserves(most: int, seconds: int) -> list[Command[Job]]:
+    return [protocol.reserve_with_timeout(seconds if first else 0) for first in [True] + [False] * (most - 1)]
+
+
+def jobs_of(outcomes: Outcomes) -> list[Job]:
+    """Returns the reserved jobs; [] if there were none. Raises another error if there is no job to lose."""
+    jobs = [outcome for outcome in outcomes if isinstance(outcome, Job)]
+    wrong = [outcome for outcome in outcomes if not isinstance(outcome, (Job, TimedOut))]
+    if wrong and not jobs:
+        raise wrong[0]
+    return jobs
+
+
+def deleted_of(outcomes: Outcomes) -> int:
+    """Returns the number of jobs that were there to delete."""
+    wrong = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, NotFound)]
+    if wrong:
+        raise wrong[0]
+    return outcomes.count(None)

@@ -1,0 +1,434 @@
+"""The client library: programs for threads, gevent and asyncio, with beanstalkd, our server, and broken ones."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from geventstalk.client import (
+    BadReply,
+    Buried,
+    Client,
+    ConnectionLost,
+    Job,
+    JobTooBig,
+    NotFound,
+    NotIgnored,
+    TimedOut,
+    aio,
+)
+from geventstalk.client.protocol import Replies, Reply, delete, parse_list, parse_stats, put
+from geventstalk.client.session import PIECE_BYTES, Connect, Probe, Send, Session, parse_addresses
+from tests.support.process import ROOT, ServerProcess
+
+Starter = Callable[..., ServerProcess]
+Program = Callable[[str], None]
+BODY = b"\0\r\n" * 7_000_000
+
+
+def lives_of_jobs(address: str) -> None:
+    with Client(address, use="a", watch=["a"]) as client:
+        id = client.put(BODY, priority=5, ttr=100)
+        assert client.reserve() == Job(id, BODY)
+        client.touch(id)
+        client.release(id, priority=7)
+        assert client.peek(id).body == client.peek_ready().body == BODY
+        assert client.reserve_job(id).id == id
+        client.bury(id)
+        assert client.stats_job(id)["state"] == "buried"
+        assert (client.peek_buried().id, client.kick(10), client.peek_ready().id) == (id, 1, id)
+        client.delete(id)
+        with pytest.raises(NotFound):
+            client.delete(id)
+        with pytest.raises(NotFound):
+            client.peek_delayed()
+        with pytest.raises(TimedOut):
+            client.reserve_with_timeout(0)
+        with pytest.raises(NotIgnored):
+            client.ignore("a")
+        with pytest.raises(JobTooBig):
+            client.put(BODY + BODY)
+        assert (client.use("007"), client.watch("007"), client.ignore("a")) == ("007", 2, 1)
+        client.pause_tube("007", 0)
+        client.kick_job(client.put("later", delay=1000))
+        assert (client.list_tube_used(), client.list_tubes_watched()) == ("007", ["007"])
+        assert client.stats_tube("007")["name"] == "007"
+        assert (client.stats()["current-jobs-ready"], "007" in client.list_tubes()) == (1, True)
+
+
+def pipelines(address: str) -> None:
+    with Client(address) as client:
+        with client.pipeline() as pipe:
+            puts = [pipe.put(b"%d" % number) for number in range(10_000)]
+            missing = pipe.delete(1 << 40)
+            big = pipe.put(BODY)
+            peeks = [pipe.peek_ready() for _ in range(1000)]
+        assert len({put.get() for put in puts}) == 10_000
+        assert {peek.get().body for peek in peeks} == {b"0"}
+        with pytest.raises(NotFound):
+            missing.get()
+        assert client.delete_batch([big.get(), big.get()]) == 1
+        jobs = client.reserve_batch(20_000)
+        assert [job.body for job in jobs] == [b"%d" % number for number in range(10_000)]
+        assert client.delete_batch([job.id for job in jobs]) == 10_000
+        assert client.reserve_batch(2) == []
+
+
+def with_asyncio(address: str) -> None:
+    async def main() -> None:
+        async with aio.Client(address, use="a", watch=["a"]) as client:
+            id = await client.put(BODY)
+            assert await client.reserve() == Job(id, BODY)
+            await client.bury(id)
+            assert (await client.stats_job(id))["state"] == "buried"
+            assert await client.kick(1) == 1
+            assert await client.delete_batch([id, id]) == 1
+            with pytest.raises(NotFound):
+                await client.delete(id)
+            async with client.pipeline() as pipe:
+                puts = [pipe.put(b"%d" % number) for number in range(10_000)]
+            jobs = await client.reserve_batch(20_000)
+            assert [job.id for job in jobs] == [put.get() for put in puts]
+            assert await client.delete_batch([job.id for job in jobs]) == 10_000
+            # Bug: asyncio.wait_for lost this cancellation, since the command was just written.
+            waiting = asyncio.create_task(client.reserve_with_timeout(600))
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError):
+                await client.stats()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert await client.list_tubes_watched() == ["a"]
+
+    asyncio.run(main())
+
+
+def with_gevent(address: str) -> None:
+    program = (
+        "from gevent import monkey; monkey.patch_all()\n"
+        "import gevent, sys, tests.test_client_library as t\n"
+        "waits = gevent.spawn(t.Client(sys.argv[1], watch=['w']).reserve)\n"
+        "t.lives_of_jobs(sys.argv[1]); t.pipelines(sys.argv[1])\n"
+        "t.Client(sys.argv[1], use='w').put(b'end')\n"
+        "assert waits.get(timeout=60).body == b'end'\n"
+    )
+    subprocess.run([sys.executable, "-c", program, address], cwd=ROOT, timeout=120, check=True)
+
+
+def with_threads(address: str) -> None:
+    def work(bodies: list[bytes]) -> None:
+        with Client(address) as client:
+            while not bodies or bodies[-1] != b"end":
+                job = client.reserve()
+                client.delete(job.id)
+                bodies.append(job.body)
+
+    done: list[list[bytes]] = [[] for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(bodies,)) for bodies in done]
+    for thread in threads:
+        thread.start()
+    with Client(address) as client:
+        for number in range(200):
+            client.put(b"%d" % number)
+        for _ in threads:
+            client.put("end", priority=1 << 20)
+        for thread in threads:
+            thread.join(60)
+    assert sorted(body for bodies in done for body in bodies) == sorted([b"%d" % n for n in range(200)] + [b"end"] * 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [lives_of_jobs, pipelines, with_threads, with_gevent, with_asyncio])
+@pytest.mark.parametrize("which", ["start_beanstalkd", "start_server"])
+def test_a_program_with_a_server(request: pytest.FixtureRequest, which: str, program: Program) -> None:
+    start: Starter = request.getfixturevalue(which)
+    program(f"127.0.0.1:{start('-z', str(len(BODY) + 1)).port}")
+
+
+# Servers that are broken
+
+
+Talk = Callable[[socket.socket], None]
+
+
+@contextmanager
+def fake(*talks: Talk) -> Iterator[str]:
+    """The address of a server that holds one talk with each connection, in turn, and then ends."""
+
+    def serve() -> None:
+        for talk in talks:
+            peer, _ = listener.accept()
+            with peer:
+                peer.settimeout(60)
+                talk(peer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def says(*turns: tuple[bytes, bytes], then: Talk | None = None) -> Talk:
+    """Waits for the first of each pair, and answers the second."""
+
+    def talk(peer: socket.socket) -> None:
+        for wanted, answer in turns:
+            got = b""
+            while len(got) < len(wanted):
+                data = peer.recv(len(wanted) - len(got))
+                assert data, (got, wanted)
+                got += data
+            assert got == wanted
+            peer.sendall(answer)
+        if then is not None:
+            then(peer)
+
+    return talk
+
+
+def until_the_end(peer: socket.socket) -> None:
+    while peer.recv(1 << 16):
+        pass
+
+
+class Loop:
+    """The asyncio client as a blocking one, so that the same test holds for both."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._runner = asyncio.new_event_loop()
+        self._client = aio.Client(*args, **options)
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._client.close()
+        self._runner.run_until_complete(asyncio.sleep(0))
+        self._runner.close()
+
+    def look(self) -> None:
+        """Lets the loop see what the socket has."""
+        assert self._client._streams is not None
+        self._runner.run_until_complete(asyncio.wait_for(self._client._streams[0].read(1), 60))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **options: self._runner.run_until_complete(getattr(self._client, name)(*args, **options))
+
+
+both = pytest.mark.parametrize("shell", [Client, Loop])
+
+
+@both
+@pytest.mark.parametrize("answer", [b"", b"INSERT", b"INSERTED 1"])
+def test_a_put_whose_reply_does_not_come_is_not_repeated(shell: Any, answer: bytes) -> None:
+    with fake(says((b"put 65536 0 60 1\r\nx\r\n", answer))) as address, shell(address) as client:
+        with pytest.raises(ConnectionLost) as lost:
+            client.put(b"x")
+        assert lost.value.sent
+
+
+@both
+def test_a_server_that_stalls_is_given_up(shell: Any) -> None:
+    with fake(says((b"delete 1\r\n", b"DEL"), then=until_the_end)) as address, shell(address, timeout=0.05) as client:
+        with pytest.raises(ConnectionLost) as lost:
+            client.delete(1)
+        assert lost.value.sent
+
+
+@both
+@pytest.mark.parametrize(
+    "answer", [b"\0" * 2000, b"HTTP/1.1 400 Bad\r\n", b"INSERTED\r\n", b"INSERTED x\r\n", b"OK -1\r\n", b"OK 1\r\nabc"]
+)
+def test_garbage_closes_the_connection(shell: Any, answer: bytes) -> None:
+    with fake(says((b"put 65536 0 60 1\r\nx\r\n", answer), then=until_the_end)) as address, shell(address) as client:
+        with pytest.raises(BadReply) as bad:
+            client.put(b"x")
+        assert bad.value.sent
+
+
+@both
+def test_a_new_connection_uses_and_watches_what_the_last_one_did(shell: Any) -> None:
+    begin = (b"use u\r\nwatch a\r\nignore default\r\n", b"USING u\r\nWATCHING 2\r\nWATCHING 1\r\n")
+    again = (b"use v\r\nwatch b\r\nignore default\r\n", b"USING v\r\nWATCHING 2\r\nWATCHING 1\r\n")
+    changes = [
+        (b"use v\r\n", b"USING v\r\n"),
+        (b"watch b\r\n", b"WATCHING 2\r\n"),
+        (b"ignore a\r\n", b"WATCHING 1\r\n"),
+        (b"reserve-with-timeout 9\r\n", b"RESERVED 1 4\r\nha"),
+    ]
+    first, second = says(begin, *changes), says(again, (changes[3][0], b"RESERVED 1 4\r\nhalf\r\n"))
+    with fake(first, second) as address, shell(address, use="u", watch=["a"]) as client:
+        client.use("v")
+        client.watch("b")
+        client.ignore("a")
+        assert client.reserve_with_timeout(9) == Job(1, b"half")
+
+
+@both
+def test_a_put_after_an_idle_connection_ended_goes_to_the_next_one(shell: Any) -> None:
+    ended = threading.Event()
+    put = (b"put 65536 0 60 1\r\nx\r\n", b"INSERTED 1\r\n")
+
+    def end(peer: socket.socket) -> None:
+        peer.close()
+        ended.set()
+
+    with fake(says(put, then=end), says(put)) as address, shell(address) as client:
+        client.put(b"x")
+        assert ended.wait(60)
+        if shell is Loop:  # its loop has to see the end
+            client.look()
+        assert client.put(b"x") == 1
+
+
+@both
+def test_the_next_address_is_tried(shell: Any) -> None:
+    with socket.socket() as taken, fake(says((b"kick 1\r\n", b"KICKED 1\r\n"))) as address:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        dead = f"127.0.0.1:{taken.getsockname()[1]}"
+        with shell([dead, address]) as client:
+            assert client.kick(1) == 1
+        with shell(dead, attempts=2) as client, pytest.raises(ConnectionLost) as lost:
+            client.kick(1)
+        assert not lost.value.sent
+
+
+def test_a_reserve_is_not_repeated_for_ever() -> None:
+    request = (b"reserve-with-timeout 1\r\n", b"")
+    with fake(says(request), says(request)) as address, Client(address, attempts=2) as client:
+        with pytest.raises(ConnectionLost) as lost:
+            client.reserve_with_timeout(1)
+        assert lost.value.sent
+
+
+def test_a_pipeline_that_is_cut_tells_what_is_known() -> None:
+    with fake(says((b"delete 1\r\ndelete 2\r\n", b"DELETED\r\n"))) as address, Client(address) as client:
+        pipe = client.pipeline()
+        first, second, third = pipe.delete(1), pipe.delete(2), pipe.put(b"x" * 100_000)
+        with pytest.raises(ConnectionLost):
+            pipe.flush()
+        first.get()
+        for pending, sent in ((second, True), (third, False)):
+            with pytest.raises(ConnectionLost) as lost:
+                pending.get()
+            assert lost.value.sent is sent
+
+
+def test_a_buried_put_tells_the_id() -> None:
+    with fake(says((b"put 65536 0 60 1\r\nx\r\n", b"BURIED 7\r\n"))) as address, Client(address) as client:
+        with pytest.raises(Buried) as buried:
+            client.put(b"x")
+        assert buried.value.id == 7
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\r\nquit", "-a", "x" * 201, "ü"])
+def test_a_wrong_name_is_not_sent(name: str) -> None:
+    with Client("127.0.0.1:1") as client:
+        for verb in (client.use, client.watch, client.ignore, client.stats_tube):
+            with pytest.raises(ValueError, match="no name of a tube"):
+                verb(name)
+        with pytest.raises(ValueError, match="negative"):
+            client.delete(-1)
+
+
+@pytest.mark.parametrize("address", ["", "h:0", "h:x", "[::1", "h:1:2", "h:65536"])
+def test_a_wrong_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="no address"):
+        Client(address)
+
+
+# The core
+
+
+def test_replies_that_are_cut_anywhere_are_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    whole = [Reply([b"RESERVED", b"%d" % n, b"%d" % n], rng.randbytes(n)) for n in (0, 1, 2, 40, 3000)]
+    whole += [Reply([b"OK", b"4"], b"\r\n\r\n"), Reply([b"DELETED"], b""), Reply([b"INSERTED", b"5"], b"")]
+    for _ in range(100):
+        rng.shuffle(whole)
+        wire = b"".join(
+            b" ".join(r.words) + b"\r\n" + (r.body + b"\r\n") * (len(r.words) > 1 and r.words[0] != b"INSERTED")
+            for r in whole
+        )
+        replies, got, at = Replies(), [], 0
+        longest = rng.choice((1, 3, 100, 5000))
+        while at < len(wire):
+            size = rng.randint(1, longest)
+            replies.feed(wire[at : at + size])
+            at += size
+            while (reply := replies.next()) is not None:
+                got.append(reply)
+        assert got == whole
+        assert replies.empty
+
+
+def test_what_is_sent_without_a_reply_fits_into_the_buffers_or_is_one_command() -> None:
+    commands = [delete(number) for number in range(5000)] + [put(b"x" * 100_000), put(b"y" * 20_000)] * 2
+    session = Session(parse_addresses("h"), "default", ["default"], 1.0, 1)
+    outcomes: list[Any] = []
+    steps = session.run(commands, outcomes)
+    rounds: list[bytes] = []
+    unread = data = b""
+    with pytest.raises(StopIteration):
+        while True:
+            step = steps.send(data) if rounds or unread or data else next(steps)
+            data = b""
+            while isinstance(step, (Connect, Probe)):
+                step = steps.send(b"")
+            if isinstance(step, Send):
+                unread += step.data
+            else:
+                rounds.append(unread)
+                deletes, puts = unread.count(b"delete "), unread.count(b"put ")
+                assert len(unread) <= PIECE_BYTES or (deletes, puts) == (0, 1)
+                data = b"DELETED\r\n" * deletes + b"INSERTED 1\r\n" * puts
+                unread = b""
+    assert b"".join(rounds).count(b"delete ") == 5000
+    assert outcomes == [None] * 5000 + [1] * 4
+
+
+def test_statistics_of_old_and_new_servers_are_read() -> None:
+    text = (
+        b'---\nname: 007\ntube: "1.5"\nage: -3\nrusage-utime: 0.25\nversion: "1.13"\nos: #1 SMP: x\ndraining: false\n'
+    )
+    assert parse_stats(text) == {
+        "name": "007",
+        "tube": "1.5",
+        "age": -3,
+        "rusage-utime": 0.25,
+        "version": "1.13",
+        "os": "#1 SMP: x",
+        "draining": "false",
+    }
+    assert parse_list(b'---\n- default\n- "007"\n') == ["default", "007"]
+
+
+def test_the_standard_library_is_enough() -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); before = set(sys.modules)\n"
+        "import geventstalk.client.aio\n"
+        "print(*sorted({n.split('.')[0] for n in set(sys.modules) - before} - sys.stdlib_module_names))\n"
+        "print(*sorted(n for n in sys.modules if n.startswith('geventstalk')))"
+    )
+    command = [sys.executable, "-S", "-I", "-c", program]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    parts = ["aio", "blocking", "errors", "protocol", "session"]
+    ours = [
+        "geventstalk",
+        "geventstalk._version",
+        "geventstalk.client",
+        *(f"geventstalk.client.{part}" for part in parts),
+    ]
+    assert printed == ["geventstalk", " ".join(ours)]
