@@ -198,7 +198,8 @@ def test_a_batch_ends_with_the_first_body_that_has_to_be_read(forgetful: bodies.
     assert count > 1 and found == [*range(2, 2 + count)], "those that came ahead"
 
 
-def test_bodies_of_a_batch_stay_until_it_is_told(forgetful: bodies.Rig) -> None:
+@pytest.mark.parametrize("goes", [False, True])
+def test_bodies_of_a_batch_stay_until_it_is_told_or_its_client_goes(forgetful: bodies.Rig, goes: bool) -> None:
     rig, wire = forgetful, forgetful.client()
     assert rig.bodies is not None
     rig.bodies.max_bytes = 1 << 18
@@ -209,6 +210,12 @@ def test_bodies_of_a_batch_stay_until_it_is_told(forgetful: bodies.Rig) -> None:
     assert rig.tell(wire, b"reserve-batch 1000\r\n") == b""
     taken = len(wire.session.reserved)
     assert taken > 5 and rig.forget() > 125
+    assert rig.bodies._pins
+    if goes:
+        rig.turn.leave(wire)
+        rig.turn.end()
+        assert not rig.bodies._pins and len(rig.engine.default.ready) == 200
+        return
     rig.fetch()
     assert counted(wire.take()) == (taken - 1, [*range(2, taken + 1)])
 

@@ -499,6 +499,27 @@ def test_changes_wait_until_the_journal_has_caught_up(name: str, fsync_ms: int |
     assert one.session.closed == (name == "at the end")
 
 
+def test_a_batch_under_way_waits_until_the_journal_has_caught_up() -> None:
+    """What is left of it changes as much as its first slice."""
+    rig = Rig()
+    one, other = rig.client(), rig.client()
+    rig.say((one, PUT * 999))
+    for _ in range(20):
+        rig.say((one, b""))
+    rig.say((one, b"delete-batch" + b"".join(b" %d" % id for id in range(1, 1000)) + b"\r\n"))
+    left = len(rig.engine.jobs)
+    assert 0 < left < 999 and one.session.unfinished
+    one.take()
+    task = falls_behind(rig, other)
+    rig.say((one, b""))
+    assert len(rig.engine.jobs) == left + 1 and one.session.held_up
+    rig.journal.behind = False
+    next(task)
+    for _ in range(20):
+        rig.say((one, b""))
+    assert one.take() == b"DELETED_BATCH 999 0\r\n"
+
+
 @pytest.mark.parametrize("name", GOES_ON)
 def test_what_is_no_change_does_not_wait_for_the_journal(name: str) -> None:
     rig = Rig()
