@@ -380,7 +380,7 @@ def test_a_fault_of_one_page_does_not_stay_on_another(
     browser.open(server.url, "/tubes/mail")
     browser.find(".fault", "This page has a fault.")
     browser.keys("g", "t")
-    browser.find("tr[data-key='thumbs'] a").click()
+    browser.click("tr[data-key='thumbs'] a")
     browser.find("h1", "thumbs")
 
 
