@@ -29,7 +29,7 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 ROOMS = {
-    "geventstalk": ["_build", "limits"],
+    "geventstalk": ["_build", "limits", "stream"],
     "geventstalk/core": [
         "ages",
         "bodies",
@@ -79,7 +79,7 @@ ROOMS = {
 }
 """What is compiled. Its shared library is geventstalk/compiled__mypyc; the .py files stay beside it, for tracebacks."""
 ON_THE_WAY = re.compile(
-    r"__native_(geventstalk___(core|wire)___\w+|geventstalk___(turn___(replies|turn)|durable___(records|store)|serving___connection)"
+    r"__native_(geventstalk___stream|geventstalk___(core|wire)___\w+|geventstalk___(turn___(replies|turn)|durable___(records|store)|serving___connection)"
     r"|journal___(liveness|sqlite___(log|segments|writer)))"
 )
 """The names of C sources of rooms that call each other for each command. They become one, with mypyc's runtime."""

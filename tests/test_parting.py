@@ -11,6 +11,7 @@ from threading import Thread
 import pytest
 
 from geventstalk.front import parting
+from geventstalk.stream import Stream
 from tests.support.process import ServerProcess
 
 
@@ -72,7 +73,7 @@ def test_who_still_sends_reads_what_was_said() -> None:
     with server, client:
         server.sendall(b"answer")
         client.sendall(b"a" * 1000)
-        parting.let_read([server], pause)
+        parting.let_read([Stream(server)], pause)
         server.close()
         assert read_all(client) == b"answer"
     assert 10 < len(pauses) <= parting.QUIET + 20, "it ends once nothing comes any more"
@@ -83,11 +84,11 @@ def test_who_closes_is_waited_for_no_longer_and_who_goes_on_not_for_ever() -> No
     pauses: list[float] = []
     with server:
         client.close()
-        parting.let_read([server], pauses.append)
+        parting.let_read([Stream(server)], pauses.append)
     assert len(pauses) <= 1
     server, client = pair()
     with server, client:
-        parting.let_read([server], lambda seconds: client.sendall(b"more"))
+        parting.let_read([Stream(server)], lambda seconds: client.sendall(b"more"))
         assert read_all(client) == b""
 
 

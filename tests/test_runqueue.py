@@ -25,6 +25,7 @@ from geventstalk.serving.fd_limits import Descriptors
 from geventstalk.serving.link import FrontClient, Link, Owner
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import LITTLE_PRESSURE_MAX, Runnable, RunQueue
+from geventstalk.stream import Stream
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.turn import LITTLE_WORK, PASSES_MAX, SHARE_NS, Turn
 from geventstalk.wire.session import COMMAND_SLICE, Service, Session
@@ -83,7 +84,7 @@ class Scene(Owner):
         return client, made[0]
 
     def _serve(self, own: socket.socket, made: list[Connection]) -> None:
-        connection = Connection(own, Session(self.service), self.turn, *self.shared, self.queue, Parking())
+        connection = Connection(Stream(own), Session(self.service), self.turn, *self.shared, self.queue, Parking())
         self.turn.join(connection)
         made.append(connection)
         connection.serve()

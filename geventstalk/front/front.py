@@ -12,13 +12,13 @@ import os
 import resource
 import select
 import socket
-from contextlib import suppress
 from time import monotonic, sleep
 from typing import Final
 
 from geventstalk.addresses import own_end_of, peer_of
 from geventstalk.front import frames as f
 from geventstalk.front.parting import let_read
+from geventstalk.stream import Stream
 
 READ_BYTES: Final = 1 << 16
 """The most that one read takes from a client."""
@@ -49,16 +49,16 @@ _EXCLUSIVE: Final = 1 << 28
 
 
 class Client:
-    """One client's socket."""
+    """One client's stream."""
 
-    __slots__ = ("ask_bytes", "closing", "ended", "fd", "hung_up", "mask", "number", "out", "room", "sock", "taken")
+    __slots__ = ("ask_bytes", "closing", "ended", "fd", "hung_up", "mask", "number", "out", "room", "stream", "taken")
 
     def __init__(self, sock: socket.socket, number: int) -> None:
-        self.sock = sock
-        self.fd = sock.fileno()
+        self.stream: Final = Stream(sock)
+        self.fd = self.stream.fd
         self.number = number
         self.room = f.IN_BYTES  # what it may still send
-        self.out: list[bytes] = []  # replies that its socket has not taken
+        self.out: Final = self.stream.unsent  # replies that its socket has not taken
         self.taken = 0  # what the socket has taken of replies since the engine was told
         self.mask = 0  # what epoll looks for; 0: the socket is not registered
         self.ask_bytes = SHORT_BYTES
@@ -71,7 +71,7 @@ class Front:
     """Serves until the link ends. `alone` says that no other front has these listeners."""
 
     def __init__(self, link: socket.socket, listeners: list[socket.socket], alone: bool) -> None:
-        self._link = link
+        self._link: Final = Stream(link)
         self._link_fd = link.fileno()
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._alone = alone
@@ -79,7 +79,6 @@ class Front:
         self._cutter = f.Cutter()
         self._out: list[bytes] = []  # frames for the engine
         self._out_bytes = 0
-        self._left: memoryview | None = None  # what the link did not take
         self._by_fd: dict[int, Client] = {}
         self._by_number: dict[int, Client] = {}
         self._last_number = 0
@@ -94,7 +93,7 @@ class Front:
     def run(self) -> None:
         """Serves, and returns at the end of the link."""
         self._own = len(os.listdir("/proc/self/fd")) + _SPARE_DESCRIPTORS
-        self._link.setblocking(False)
+        self._link.socket.setblocking(False)
         self._epoll.register(self._link_fd, _IN)
         self._say(f.frame(0, f.HELLO))
         self._flush()
@@ -119,7 +118,7 @@ class Front:
                 self._resume_s = 0.0
                 self._look()
             if self._out:
-                if self._left is None:
+                if not self._link.unsent:
                     self._flush()
                 self._wait_for_engine()
         self._end()
@@ -135,9 +134,9 @@ class Front:
         for client in clients:
             if client.out:
                 self._write(client)
-        let_read([client.sock for client in clients], sleep)
+        let_read([client.stream for client in clients], sleep)
         for client in clients:
-            client.sock.close()
+            client.stream.close()
 
     # --- the link
 
@@ -150,42 +149,33 @@ class Front:
         self._out.clear()
         self._out_bytes = 0
         try:
-            sent = os.write(self._link_fd, data)
-        except BlockingIOError:
-            sent = 0
+            sent = self._link.send(data)
         except OSError:
             self._over = True
             return
         if sent < len(data):
-            self._left = memoryview(data)[sent:]
             self._epoll.modify(self._link_fd, _IN | _OUT)
 
     def _wait_for_engine(self) -> None:
         """Attends to the link alone while the engine does not keep pace with the clients."""
         poll = select.poll()
         poll.register(self._link_fd, _IN | _OUT)
-        while self._left is not None and self._held_bytes() >= CLOG_BYTES and not self._over:
+        while self._link.unsent and self._held_bytes() >= CLOG_BYTES and not self._over:
             for _, event in poll.poll():
                 self._attend_link(event)
 
     def _held_bytes(self) -> int:
-        return self._out_bytes + (0 if self._left is None else len(self._left))
+        return self._out_bytes + self._link.unsent_bytes
 
     def _send_left(self) -> None:
-        left = self._left
-        if left is None:
+        if not self._link.unsent:
             return
         try:
-            sent = os.write(self._link_fd, left)
-        except BlockingIOError:
-            return
+            self._link.flush()
         except OSError:
             self._over = True
             return
-        if sent < len(left):
-            self._left = left[sent:]
-        else:
-            self._left = None
+        if not self._link.unsent:
             self._epoll.modify(self._link_fd, _IN)
 
     def _attend_link(self, event: int) -> None:
@@ -196,7 +186,7 @@ class Front:
 
     def _hear(self) -> None:
         try:
-            data = os.read(self._link_fd, LINK_BYTES)
+            data = self._link.get(LINK_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -222,8 +212,7 @@ class Front:
                 if not client.out:
                     self._drop(client)
             elif kind == f.SHUT:
-                with suppress(OSError):  # the client was quicker
-                    client.sock.shutdown(socket.SHUT_RDWR)
+                client.stream.hang_up()
 
     def _hear_of_accepting(self, kind: int) -> None:
         """Obeys a frame without a client, or of a client that is gone."""
@@ -288,7 +277,7 @@ class Front:
 
     def _read(self, client: Client) -> None:
         try:
-            data = os.read(client.fd, min(client.ask_bytes, client.room))
+            data = client.stream.get(min(client.ask_bytes, client.room))
         except BlockingIOError:
             return
         except (OSError, MemoryError):
@@ -309,38 +298,26 @@ class Front:
             self._look_for(client)
 
     def _reply(self, client: Client, data: bytes) -> None:
-        if client.out:
-            client.out.append(data)
-            return
+        left = bool(client.out)
         try:
-            sent = os.write(client.fd, data)
-        except BlockingIOError:
-            sent = 0
+            sent = client.stream.send(data)
         except OSError:
             self._lose(client)
             return
         if sent:
             self._took(client, sent)
-        if sent < len(data):
-            client.out.append(data[sent:])
+        if sent < len(data) and not left:
             self._look_for(client)
 
     def _write(self, client: Client) -> None:
         """Writes what the socket takes of the replies that wait."""
-        out = client.out
         try:
-            while out:
-                piece = out[0]
-                sent = os.write(client.fd, piece)
-                self._took(client, sent)
-                if sent < len(piece):
-                    out[0] = piece[sent:]
-                    return
-                del out[0]
-        except BlockingIOError:
-            return
+            sent = client.stream.flush()
         except OSError:
             self._lose(client)
+            return
+        if sent:
+            self._took(client, sent)
 
     def _took(self, client: Client, count: int) -> None:
         taken = client.taken + count
@@ -357,13 +334,13 @@ class Front:
             self._drop(client)
 
     def _drop(self, client: Client) -> None:
-        client.out.clear()
+        client.stream.forget()
         del self._by_fd[client.fd]
         del self._by_number[client.number]
         if client.mask:
             self._epoll.unregister(client.fd)
             client.mask = 0
-        client.sock.close()
+        client.stream.close()
 
     # --- listeners
 

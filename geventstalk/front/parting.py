@@ -9,10 +9,11 @@ busy machine, waits no less for its clients. Invariant: no client holds up the e
 from __future__ import annotations
 
 import select
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
+
+from geventstalk.stream import Stream
 
 LOOK_S: Final = 0.002
 QUIET: Final = 100
@@ -34,15 +35,15 @@ def send_rest(flush: Callable[[], int], may: Callable[[], bool], pause: Callable
         pause(LOOK_S)
 
 
-def let_read(sockets: Sequence[socket.socket], pause: Callable[[float], None]) -> None:
-    """Tells these clients the end of what they get, and waits until they have closed, too. The sockets stay open."""
+def let_read(streams: Sequence[Stream], pause: Callable[[float], None]) -> None:
+    """Tells these clients the end of what they get, and waits until they have closed, too. The streams stay open."""
     looks = select.poll()
-    left: dict[int, socket.socket] = {}
-    for each in sockets:
+    left: dict[int, Stream] = {}
+    for each in streams:
         with suppress(OSError):  # the client has gone
-            each.shutdown(socket.SHUT_WR)
-            left[each.fileno()] = each
-            looks.register(each, select.POLLIN)
+            each.end_output()
+            left[each.fd] = each
+            looks.register(each.fd, select.POLLIN)
     quiet = 0
     for _ in range(LINGER):
         if not left or quiet == QUIET:
@@ -51,14 +52,14 @@ def let_read(sockets: Sequence[socket.socket], pause: Callable[[float], None]) -
         quiet = 0 if ready else quiet + 1
         for fd, _ in ready:
             if not _throw_away(left[fd]):
-                looks.unregister(left.pop(fd))
+                looks.unregister(left.pop(fd).fd)
         pause(LOOK_S)
 
 
-def _throw_away(sock: socket.socket) -> bool:
+def _throw_away(stream: Stream) -> bool:
     """Reads what has come. Returns False at the end of it."""
     try:
-        return bool(sock.recv(_CHUNK_BYTES))
+        return bool(stream.get(_CHUNK_BYTES))
     except BlockingIOError:
         return True
     except OSError:

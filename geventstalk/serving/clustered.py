@@ -30,6 +30,7 @@ from geventstalk.serving.listen import advertised
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.server import PROGRESS_EVERY_S, Server
+from geventstalk.stream import Stream
 from geventstalk.turn.leader import LeasedTurn
 from geventstalk.turn.turn import Turn
 from geventstalk.wire.protocol import R_UNKNOWN_COMMAND
@@ -161,8 +162,8 @@ class ClusterServer(Server):
         """The manager hears of it when this node stands by or leads."""
         self._manager.starting("Looking for the database")
 
-    def _connect(self, sock: socket.socket, session: Session) -> Connection:
-        return _LeasedConnection(sock, session, self._leased, self._ahead, self._unsent, self._run_queue, Parking())
+    def _connect(self, stream: Stream, session: Session) -> Connection:
+        return _LeasedConnection(stream, session, self._leased, self._ahead, self._unsent, self._run_queue, Parking())
 
     def serve(self, sock: socket.socket) -> None:
         if self._node.serves or self._node.pass_on(sock):
@@ -377,7 +378,7 @@ class _LeasedConnection(Connection):
 
     def __init__(
         self,
-        sock: socket.socket,
+        stream: Stream,
         session: Session,
         turn: LeasedTurn,
         ahead: Ahead,
@@ -385,7 +386,7 @@ class _LeasedConnection(Connection):
         queue: RunQueue,
         parking: Parking,
     ) -> None:
-        super().__init__(sock, session, turn, ahead, unsent, queue, parking)
+        super().__init__(stream, session, turn, ahead, unsent, queue, parking)
         self._leased = turn
 
     def _write(self) -> None:

@@ -1,4 +1,4 @@
-"""One client's socket: a greenlet with blocking-style code around a session, and the bytes on their way to the client.
+"""One client's stream: a greenlet with blocking-style code around a session, and the bytes on their way to the client.
 
 This module must not know the engine or the journal. Each connection has one lasting read watcher: gevent's own recv()
 starts and stops a watcher each time, which costs a quarter of the speed of a plain request. Nor does a plain request
@@ -10,16 +10,14 @@ of the socket runs only in the state that it belongs to. It wakes the greenlet f
 
 from __future__ import annotations
 
-import os
 import select
-from socket import SHUT_RDWR
-from socket import socket as Socket
 from time import monotonic
 from typing import Any, Final
 
 from geventstalk.core.job import SMALL_BYTES
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import Runnable, RunQueue
+from geventstalk.stream import Stream
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import OUT_BYTES_MAX, Service, Session
@@ -62,9 +60,6 @@ SENDING: Final = 1  # for room in the socket: the client reads slowly, and the s
 PAUSED: Final = 2  # for the end of a turn or of a sync, behind which replies leave, or for its place in the run queue
 FULL: Final = 3  # for its reserve to end: the client sent so much behind it that the server looks only for a hangup
 OVER: Final = 4  # for nothing: the connection is over
-
-_read: Final = os.read  # found at once, and not by its name in two dicts
-_write: Final = os.write
 
 
 class Ahead:
@@ -152,7 +147,7 @@ class Connection(Runnable):
 
     def __init__(
         self,
-        sock: Socket,
+        stream: Stream,
         session: Session,
         turn: Turn,
         ahead: Ahead,
@@ -161,27 +156,29 @@ class Connection(Runnable):
         parking: Parking,
     ) -> None:
         super().__init__(session)
-        self._socket = sock
-        self._fd: Final[Any] = sock.fileno()
+        self.stream: Final = stream
+        stream.done = unsent.take
         self._turn = turn
         self._all_ahead = ahead
         self._ahead_bytes = 0
         self._all_unsent = unsent
         self._run_queue = queue
-        self._unsent: list[memoryview] = []
+        self._unsent: Final = stream.unsent
         self._ask_bytes: Any = CHUNK_BYTES  # Any: as an object, as read() wants it
         self._short_pieces = 0  # how many in a row
         self._state = PAUSED
         self._rests = False
         self._parking = parking
         loop = parking.loop
-        self._reader: Any = loop.io(self._fd, 1)
-        self._writer: Any = loop.io(self._fd, 2)
+        self._reader: Any = loop.io(stream.fd, 1)
+        self._writer: Any = loop.io(stream.fd, 2)
         self._check: Any = loop.timer(HANGUP_CHECK_S, HANGUP_CHECK_S)
 
     def serve(self) -> None:
-        """Returns when the connection is over; the socket is still open then."""
+        """Returns when the connection is over; the stream is still open then."""
         self._become(READING)
+        if self.stream.holds_input:
+            self._read()
         while self._state != OVER:
             self._parking.park()
             if self._unsent:
@@ -227,20 +224,19 @@ class Connection(Runnable):
     def send(self, data: bytes) -> None:
         """Writes as much as the socket takes. The rest follows when there is room again; nothing is read until then."""
         if self._unsent:
-            self._unsent.append(memoryview(data))
+            self.stream.send(data)
             self._all_unsent.leave(data)
+            if self._state == READING:  # what is left is the stream's own, of its last read
+                self._become(SENDING)
             return
         if self._state == OVER:
             return
         try:
-            sent = _write(self._fd, data if len(data) <= _WRITE_BYTES_MAX else memoryview(data)[:_WRITE_BYTES_MAX])
-        except BlockingIOError:
-            sent = 0
+            sent = self.stream.send(data, _WRITE_BYTES_MAX)
         except OSError:
             self._end()
             return
         if sent < len(data):
-            self._unsent.append(memoryview(data)[sent:])
             self._all_unsent.leave(data)
             self._become(SENDING)
 
@@ -252,21 +248,13 @@ class Connection(Runnable):
             self._run_queue.add(self)
 
     @property
-    def socket(self) -> Socket:
-        """To ask who is at its ends, nothing else."""
-        return self._socket
-
-    @property
     def output_bytes(self) -> int:
         """Replies that the client has not taken, as far as they have not left."""
-        return self.held_bytes + self.session.out_bytes + sum([len(piece) for piece in self._unsent])
+        return self.held_bytes + self.session.out_bytes + self.stream.unsent_bytes
 
     def hang_up(self) -> None:
         """As if the client had hung up: what it has sent is executed, and the connection ends."""
-        try:
-            self._socket.shutdown(SHUT_RDWR)
-        except OSError:
-            return  # the client was quicker
+        self.stream.hang_up()
 
     def rest(self) -> None:
         """Reads and executes nothing any more. What its client has not taken leaves by flush()."""
@@ -276,22 +264,22 @@ class Connection(Runnable):
     def flush(self) -> int:
         """After rest(): sends what the client takes now. Returns how many bytes are left."""
         Connection._write(self)
-        return sum([len(piece) for piece in self._unsent])
+        return self.stream.unsent_bytes
 
     def close(self) -> None:
-        """Closes the socket if it is open. serve() must have returned, or must never run again."""
+        """Closes the stream if it is open. serve() must have returned, or must never run again."""
         self._state = OVER
-        if self._socket.fileno() < 0:
+        if self.stream.socket.fileno() < 0:
             return
         for watcher in (self._reader, self._writer, self._check):
             watcher.stop()
             watcher.close()
         self._parking.close()
-        self._forget_unsent()
+        self.stream.forget()
         self._all_ahead.change(self._ahead_bytes, 0)
         self._ahead_bytes = 0
         self._all_ahead.forget(self)
-        self._socket.close()
+        self.stream.close()
 
     # --- states
 
@@ -354,7 +342,7 @@ class Connection(Runnable):
         elif ahead.total_bytes >= ALL_AHEAD_BYTES_MAX and ask_bytes > AHEAD_BYTES_MIN:
             ask_bytes = AHEAD_BYTES_MIN
         try:
-            data = _read(self._fd, ask_bytes)
+            data = self.stream.get(ask_bytes)
         except BlockingIOError:
             return
         except OSError:
@@ -385,28 +373,11 @@ class Connection(Runnable):
             self._become(OVER)
 
     def _write(self) -> None:
-        left = _WRITE_BYTES_MAX
         try:
-            while self._unsent and left > 0:
-                piece = self._unsent[0]
-                sent = _write(self._fd, piece[:left])
-                left -= sent
-                if sent == len(piece):
-                    del self._unsent[0]
-                    self._all_unsent.take(piece.obj)
-                else:
-                    self._unsent[0] = piece[sent:]
-                    return
-        except BlockingIOError:
-            return
+            self.stream.flush(_WRITE_BYTES_MAX)
         except OSError:
-            self._forget_unsent()
+            self.stream.forget()
             self._become(OVER)
-
-    def _forget_unsent(self) -> None:
-        for piece in self._unsent:
-            self._all_unsent.take(piece.obj)
-        self._unsent.clear()
 
     def _look_for_hangup(self) -> None:
         """Asks whether a waiting client has gone. Asking now and then costs nothing in between.
@@ -416,7 +387,7 @@ class Connection(Runnable):
         when there is room for all input before it. So now and then a client's input is read further than usual.
         """
         poll = select.poll()
-        poll.register(self._fd, select.POLLRDHUP)
+        poll.register(self.stream.fd, select.POLLRDHUP)
         events = poll.poll(0)
         if not events:
             if self._ahead_bytes < DEEP_BYTES_MAX and self._all_ahead.go_deep(self):

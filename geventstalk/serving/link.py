@@ -11,7 +11,6 @@ from __future__ import annotations
 import socket
 from collections import deque
 from collections.abc import Callable
-from os import read, write
 from time import monotonic_ns
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from geventstalk.serving.connection import (
     Unsent,
 )
 from geventstalk.serving.runqueue import Runnable, RunQueue
+from geventstalk.stream import Output, Stream
 from geventstalk.turn.replies import Channel
 from geventstalk.wire.session import OUT_BYTES_MAX, Session
 
@@ -62,6 +62,25 @@ class Owner:
         raise NotImplementedError
 
 
+class _Window(Output):
+    """The replies of a client, as many bytes as may be under way to its front."""
+
+    def __init__(self, link: Link, number: int) -> None:
+        super().__init__()
+        self.done = link.unsent.take
+        self.room = f.OUT_BYTES_MAX  # what may still go to the front
+        self._link = link
+        self._number = number
+
+    def put(self, data: Any) -> int:
+        size = min(len(data), self.room)
+        if size <= 0:
+            return 0
+        self.room -= size
+        self._link.reply(self._number, bytes(data[:size]))
+        return size
+
+
 class FrontClient(Runnable):
     """The channel of a client whose socket a front has."""
 
@@ -76,8 +95,8 @@ class FrontClient(Runnable):
         self._ahead_bytes = 0
         self._all_unsent = link.unsent
         self._run_queue = link.run_queue
-        self._unsent: list[memoryview] = []  # replies beyond the window
-        self._out_room = f.OUT_BYTES_MAX  # what of replies may still go to the front
+        self._window: Final = _Window(link, number)
+        self._unsent: Final = self._window.unsent  # replies beyond the window
         self._queue: deque[bytes] = deque()  # input that the session cannot have yet
         self.queued_bytes = 0  # how much that is
         self._in_room = f.IN_BYTES  # what the front may still send
@@ -119,18 +138,10 @@ class FrontClient(Runnable):
 
     def taken(self, count: int) -> None:
         """So many more bytes went into the client's socket."""
-        self._out_room += count
+        self._window.room += count
         if not self._unsent or self._link.is_clogged(self):
             return
-        while self._unsent and self._out_room > 0:
-            piece = self._unsent[0]
-            size = min(len(piece), self._out_room)
-            self._reply(bytes(piece[:size]))
-            if size == len(piece):
-                del self._unsent[0]
-                self._all_unsent.take(piece.obj)
-            else:
-                self._unsent[0] = piece[size:]
+        self._window.flush()
         if not self._unsent:
             self._run_queue.add(self)
 
@@ -144,18 +155,12 @@ class FrontClient(Runnable):
     def send(self, data: bytes) -> None:
         if self.over:
             return
-        if self._unsent:
-            self._unsent.append(memoryview(data))
+        if self._unsent or not self._link.is_clogged(self):
+            sent = self._window.send(data)
+        else:
+            sent = self._window.send(data, 0)
+        if sent < len(data):
             self._all_unsent.leave(data)
-            return
-        room = 0 if self._link.is_clogged(self) else self._out_room
-        if len(data) <= room:
-            self._reply(data)
-            return
-        if room > 0:
-            self._reply(data[:room])
-        self._unsent.append(memoryview(data)[max(room, 0) :])
-        self._all_unsent.leave(data)
 
     def goes_on(self) -> None:
         session = self.session
@@ -166,7 +171,7 @@ class FrontClient(Runnable):
     @property
     def output_bytes(self) -> int:
         """Replies that have not left for the front, as far as they have not."""
-        return self.held_bytes + self.session.out_bytes + sum([len(piece) for piece in self._unsent])
+        return self.held_bytes + self.session.out_bytes + self._window.unsent_bytes
 
     def hang_up(self) -> None:
         """As if the client had hung up."""
@@ -175,9 +180,7 @@ class FrontClient(Runnable):
     def close(self) -> None:
         """The channel takes nothing more. Says nothing to the front."""
         self.over = True
-        for piece in self._unsent:
-            self._all_unsent.take(piece.obj)
-        self._unsent.clear()
+        self._window.forget()
         self._queue.clear()
         self.queued_bytes = 0
         self._all_ahead.change(self._ahead_bytes, 0)
@@ -249,10 +252,6 @@ class FrontClient(Runnable):
             self._all_ahead.change(self._ahead_bytes, ahead_bytes)
             self._ahead_bytes = ahead_bytes
 
-    def _reply(self, data: bytes) -> None:
-        self._out_room -= len(data)
-        self._link.reply(self.number, data)
-
     def give_room(self) -> bool:
         """Lets the front send more, as far as there may be more. Returns whether it may send enough now."""
         crowded = self._all_ahead.total_bytes >= ALL_AHEAD_BYTES_MAX
@@ -301,9 +300,9 @@ class Link:
         self.run_queue = queue
         self.over: Any = Event()
         self.greeted = False
+        self._closed = False
         self.to_accept = 0  # so many more the front may accept, but was not told yet
-        self._sock = sock
-        self._fd = sock.fileno()
+        self._stream: Final = Stream(sock)
         self._loop = loop
         self._come = come
         self._go = go
@@ -312,10 +311,9 @@ class Link:
         self._cutter = f.Cutter()
         self._out: list[bytes] = []
         self._out_bytes = 0
-        self._left: memoryview | None = None  # what the socket did not take
         self._clogged: dict[int, FrontClient] = {}  # whose replies wait until the front reads
-        self._reader: Any = loop.io(self._fd, 1)
-        self._writer: Any = loop.io(self._fd, 2)
+        self._reader: Any = loop.io(self._stream.fd, 1)
+        self._writer: Any = loop.io(self._stream.fd, 2)
         self._full: dict[int, FrontClient] = {}  # who may send nothing; looked at now and then
         self._checker: Any = loop.timer(HANGUP_CHECK_S, HANGUP_CHECK_S)
         self._reader.start(self._hear)
@@ -324,13 +322,13 @@ class Link:
 
     def _hear(self) -> None:
         try:
-            data = read(self._fd, LINK_BYTES)
+            data = self._stream.get(LINK_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         except MemoryError:
-            data = read(self._fd, LITTLE_LINK_BYTES)
+            data = self._stream.get(LITTLE_LINK_BYTES)
         if not data:
             self.end()
             return
@@ -383,8 +381,8 @@ class Link:
         for watcher in (self._reader, self._writer, self._checker):
             watcher.stop()
             watcher.close()
-        self._sock.close()
-        self._fd = -1
+        self._stream.close()
+        self._closed = True
 
     def left(self, client: FrontClient) -> None:
         """A client is over."""
@@ -417,14 +415,16 @@ class Link:
 
     def flush(self) -> None:
         """One write for all that was said in a turn."""
-        if self._left is not None or not self._out or self._fd < 0:
+        if self._stream.unsent or not self._out or self._closed:
             return
         data = b"".join(self._out)
         self._out = []
         self._out_bytes = 0
-        sent = self._write(data)
+        try:
+            sent = self._stream.send(data)
+        except OSError:
+            sent = len(data)  # the front is gone, as the reader will see
         if sent < len(data):
-            self._left = memoryview(data)[sent:]
             self._writer.start(self._send_left)
         if self._clogged:
             clogged, self._clogged = self._clogged, {}
@@ -432,34 +432,23 @@ class Link:
                 client.taken(0)
 
     def _send_left(self) -> None:
-        left = self._left
-        assert left is not None
-        sent = self._write(left)
-        if sent < len(left):
-            self._left = left[sent:]
-            return
-        self._left = None
-        self._writer.stop()
-        self.flush()
-
-    def _write(self, data: Any) -> int:
         try:
-            return write(self._fd, data)
-        except BlockingIOError:
-            return 0
+            self._stream.flush()
         except OSError:
-            return len(data)  # the front is gone, as the reader will see
+            self._stream.forget()
+        if not self._stream.unsent:
+            self._writer.stop()
+            self.flush()
 
     def finish(self) -> None:
         """Sends all that was said, and nothing more. Waits until the front has it, but not for ever."""
-        if self._fd < 0:
+        if self._closed:
             return
-        self._sock.settimeout(_END_S)
+        sock = self._stream.socket
+        sock.settimeout(_END_S)
         try:
-            if self._left is not None:
-                self._sock.sendall(self._left)
-            self._sock.sendall(b"".join(self._out))
-            self._sock.shutdown(socket.SHUT_WR)
+            sock.sendall(b"".join([*self._stream.unsent, *self._out]))
+            self._stream.end_output()
         except OSError:
             return  # it is gone, or stands still
         finally:

@@ -44,6 +44,7 @@ from geventstalk.serving.memory import Collector, Memory, Spare
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.sd_notify import Manager
+from geventstalk.stream import Stream
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.tasks import NEXT_TURN, Task, Wait
 from geventstalk.turn.turn import Turn
@@ -302,7 +303,8 @@ class Server:
     def _look_at(self, channel: Channel) -> tuple[str, str, int, int]:
         """A client's address, where it came in, replies that it has not taken, and input that its session has not."""
         if isinstance(channel, Connection):
-            return peer_of(channel.socket), own_end_of(channel.socket), channel.output_bytes, 0
+            sock = channel.stream.socket
+            return peer_of(sock), own_end_of(sock), channel.output_bytes, 0
         client = _client_of_front(channel)
         return client.peer, client.own_end, client.output_bytes, client.queued_bytes
 
@@ -346,7 +348,7 @@ class Server:
         active_ns = monotonic_ns() - _ACTIVE_NS
         channels = list(self._turn.channels.values())
         let_read(
-            [each.socket for each in channels if isinstance(each, Connection) and each.heard_ns >= active_ns],
+            [each.stream for each in channels if isinstance(each, Connection) and each.heard_ns >= active_ns],
             gevent.sleep,
         )
         for channel in channels:
@@ -379,7 +381,7 @@ class Server:
         if self._trace and self._trace.wire:
             session.trace = _WireTrace(self._trace, fd)
         turn = self._turn
-        connection = self._connect(sock, session)
+        connection = self._connect(Stream(sock), session)
         turn.join(connection)
         try:
             connection.serve()
@@ -391,8 +393,8 @@ class Server:
             if self._trace:
                 self._trace.close(fd)
 
-    def _connect(self, sock: socket.socket, session: Session) -> Connection:
-        return Connection(sock, session, self._turn, self._ahead, self._unsent, self._run_queue, Parking())
+    def _connect(self, stream: Stream, session: Session) -> Connection:
+        return Connection(stream, session, self._turn, self._ahead, self._unsent, self._run_queue, Parking())
 
     # --- connections whose sockets front-end processes have
 
