@@ -296,29 +296,31 @@ COMMANDS: dict[str, Callable[[int], bytes]] = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands(name: str, whole: bool) -> None:
     inside = Inside()
+    now_ns = inside.clock()
 
     def say(size: int) -> None:
         session = inside.session()
         data = COMMANDS[name](size)
         for at in range(0, size, size if whole else 16):
-            session.receive(data[at : at + (size if whole else 16)], 0)
+            session.receive(data[at : at + (size if whole else 16)], now_ns)
             while session.take_out() and session.unfinished:
-                session.run(0)
-        session.hang_up(0)
+                session.run(now_ns)
+        session.hang_up(now_ns)
 
     require_linear(say, 12_000 if whole else 6_000)
 
 
 def test_commands_that_wait_behind_a_reserve() -> None:
     inside = Inside()
+    now_ns = inside.clock()
 
     def say(size: int) -> None:
         session = inside.session(b"reserve\r\n")
         for _ in range(0, size, 1024):
-            session.receive(b"delete 1\r\n" * 102, 0)
-        session.hang_up(0)
+            session.receive(b"delete 1\r\n" * 102, now_ns)
+        session.hang_up(now_ns)
         while session.take_out() and session.unfinished:
-            session.run(0)
+            session.run(now_ns)
 
     require_linear(say, 16_000)
 
