@@ -925,6 +925,17 @@ def test_a_clean_end_is_the_end_of_operations() -> None:
     assert late.heard == ["failed"] and not late.ran and not rig.failures
 
 
+def test_after_the_end_the_journal_is_left_alone() -> None:
+    """The event loop goes round while the last replies leave, and ends a turn that began late: here with a put."""
+    rig = Rig(fsync_ms=0)
+    one = rig.client()
+    rig.turn.finish()
+    assert rig.journal.closed
+    rig.journal.commit_fails = OSError(9, "closed")
+    rig.say((one, PUT))
+    assert not rig.failures and not one.sent
+
+
 # The wall clock
 
 

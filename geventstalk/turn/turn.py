@@ -80,7 +80,7 @@ class Turn(Maintenance):
         self._finished: deque[Operation] = deque()  # those whose last slice is not committed yet
         self._operation_budget = MOVE_SLICE  # what operations may still do within this turn
         self._ran = False  # whether an operation had a slice in this turn
-        self._over = False  # whether finish() was called
+        self._over = False  # whether finish() has ended the last turn
         self._told_full = False  # whether the operator knows that memory has no room for bodies
         self._tell_full_ns = 0  # before this time the operator does not hear of it again
         self._armed_ns = NEVER  # when the task of the clock wakes by itself
@@ -315,7 +315,7 @@ class Turn(Maintenance):
         self.pressure = self._press_ns = self._passes = 0
         self._has_light = False
         self._leave_budget = MOVE_SLICE
-        if self.failed:
+        if self.failed or self._over:
             return
         now_ns = self._clock()
         try:
@@ -618,17 +618,20 @@ class Turn(Maintenance):
             self._give_up_operations()
 
     def finish(self) -> None:
-        """The clean end: commits, syncs, and sends everything that is true by then. No task may run any more."""
-        self._over = True
-        if self.failed:
-            return
+        """The clean end: commits, syncs, and sends everything that is true by then. No task may run any more.
+
+        A turn that begins later has no end: its changes are neither written nor answered.
+        """
         store = self.store
         try:
-            if self.sync is not None and store is not None:
+            if not self.failed and self.sync is not None and store is not None:
                 assert self.sync.over
                 self._synced(store, self.sync)
             self.end()
-            if store is not None and not self.failed:
+            self._over = True
+            if self.failed:
+                return
+            if store is not None:
                 sync = self._sync(store)
                 if sync is not None:
                     sync.run()
