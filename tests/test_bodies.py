@@ -34,6 +34,7 @@ from geventstalk.wire.session import Service, Session
 from journal import Journal, JournalDamaged, JournalError
 from journal.sqlite.files import segment_path
 from journal.sqlite.sql import connect_to_read
+from tests.support import for_change
 from tests.support.check import check
 from tests.support.clock import SECOND, ManualClock
 from tests.support.faults import fetch, wants_compaction
@@ -876,7 +877,7 @@ class Pair:
         check(self.houses[1].engine)
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.long) for n in range(3, 20))])
+@pytest.mark.parametrize("number", for_change(range(20), 0))
 def test_nobody_sees_where_the_bodies_are(tmp_path: Path, seed: int, number: int) -> None:
     draw = random.Random(seed + number)
     pair = Pair(draw, tmp_path)

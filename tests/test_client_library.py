@@ -28,6 +28,7 @@ from geventstalk.client import (
 )
 from geventstalk.client.protocol import Replies, Reply, delete, parse_list, parse_stats, put
 from geventstalk.client.session import PIECE_BYTES, Connect, Probe, Send, Session, parse_addresses
+from tests.support import for_change
 from tests.support.process import ROOT, ServerProcess
 
 Starter = Callable[..., ServerProcess]
@@ -148,7 +149,7 @@ def with_threads(address: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [lives_of_jobs, pipelines, with_threads, with_gevent, with_asyncio])
-@pytest.mark.parametrize("which", ["start_beanstalkd", "start_server"])
+@pytest.mark.parametrize("which", for_change(["start_beanstalkd", "start_server"], 1))
 def test_a_program_with_a_server(request: pytest.FixtureRequest, which: str, program: Program) -> None:
     start: Starter = request.getfixturevalue(which)
     program(f"127.0.0.1:{start('-z', str(len(BODY) + 1)).port}")

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import for_change
 from tests.support.clients import fronts_of, is_there, until
 from tests.support.faults import strace_problem
 from tests.support.history import Broken, Command, History, Traffic
@@ -302,9 +303,7 @@ SHAPES = {"disk": (BOUND_BYTES, 0), "fronts": (0, 2), "disk and fronts": (BOUND_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "shape", ["fronts", *(pytest.param(shape, marks=pytest.mark.long) for shape in ("disk", "disk and fronts"))]
-)
+@pytest.mark.parametrize("shape", for_change(SHAPES, 1))
 def test_killed_in_another_shape_nothing_that_was_acknowledged_is_lost(tmp_path: Path, seed: int, shape: str) -> None:
     policy = list(POLICIES)[seed % 3]
     campaign = Campaign(tmp_path, seed, policy, SEGMENT_BYTES[0], *SHAPES[shape])

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import pytest
 
+from tests.support import for_change
 from tests.support.clients import Launch, burst, launcher, number, until
 from tests.support.disk import fill_up, free_bytes, small_disk, take_all
 from tests.support.process import ServerProcess
@@ -142,7 +143,7 @@ SHAPES = [
 
 # Bug: A segment that could not be created on a full disk kept its database open, and with it room, until the server
 # ended. Bodies of 1,000 bytes take a page of 2,048: half of the disk passed for garbage.
-@pytest.mark.parametrize(("size", "segment", "body"), SHAPES)
+@pytest.mark.parametrize(("size", "segment", "body"), for_change(SHAPES, 1, 4))
 @pytest.mark.parametrize("policy", ["-f0", pytest.param("-f50", marks=pytest.mark.long)])
 def test_a_disk_filled_by_puts(
     launch: Launch, employ: Employ, disk: Callable[[int], Path], size: int, segment: int, body: int, policy: str
@@ -181,7 +182,7 @@ def test_the_room_that_is_kept_back_is_in_proportion(
 
 # Bug: With more than four segments of live records, compaction waited for more garbage than the reserve has room for,
 # and the server ended.
-@pytest.mark.parametrize(("size", "segment", "body"), SHAPES)
+@pytest.mark.parametrize(("size", "segment", "body"), for_change(SHAPES, 1, 2))
 def test_somebody_else_fills_the_disk(
     launch: Launch, employ: Employ, disk: Callable[[int], Path], size: int, segment: int, body: int
 ) -> None:
@@ -235,7 +236,7 @@ def test_somebody_who_takes_each_block_that_is_given_back(
 
 @pytest.mark.parametrize("again", [pytest.param(False, marks=pytest.mark.long), True], ids=["", "filled-again"])
 @pytest.mark.parametrize("end", [ServerProcess.stop, ServerProcess.kill], ids=["stop", "kill"])
-@pytest.mark.parametrize(("size", "segment", "body"), SHAPES[:3])
+@pytest.mark.parametrize(("size", "segment", "body"), for_change(SHAPES[:3], 1))
 def test_a_start_on_a_full_disk(
     launch: Launch,
     employ: Employ,
@@ -282,7 +283,12 @@ def test_a_first_start_without_any_room_is_told_in_one_line(
     assert "no space left" in said.lower(), said
 
 
-@pytest.mark.parametrize(("budget", "segment"), [(1 << 20, 10_485_760), (2_000_000, 65_536), (4_000_000, 1_000_000)])
+@pytest.mark.parametrize(
+    ("budget", "segment"),
+    for_change(
+        [pytest.param(1 << 20, 10_485_760), pytest.param(2_000_000, 65_536), pytest.param(4_000_000, 1_000_000)], 1
+    ),
+)
 def test_a_budget_below_the_disks(launch: Launch, employ: Employ, tmp_path: Path, budget: int, segment: int) -> None:
     """--max-journal-bytes: the directory never comes to more, whatever is put or happens to jobs."""
     folder = tmp_path / "journal"

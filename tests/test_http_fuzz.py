@@ -79,7 +79,7 @@ def test_every_answer_is_one_that_the_document_allows(request: pytest.FixtureReq
 
 def fuzz(port: int, seed: int, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "schemathesis.toml").write_text(CONFIG)
-    options = ["--phases=coverage,fuzzing", f"--max-time={LIMIT_S}", "--max-examples=20", f"--seed={seed % 2**31}"]
+    options = ["--phases=coverage,fuzzing", f"--max-time={LIMIT_S}", "--max-examples=10", f"--seed={seed % 2**31}"]
     options += ["--no-color", "--warnings=off", "--generation-database=none"]
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, "run", f"http://127.0.0.1:{port}/api/v1/openapi.json", *options],

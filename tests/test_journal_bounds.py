@@ -24,6 +24,7 @@ from geventstalk.durable.store import Store
 from geventstalk.turn.tasks import NEXT_TURN
 from geventstalk.turn.turn import Turn
 from journal import Journal
+from tests.support import for_change
 from tests.support.clients import Launch, burst, launcher, number, put_many, until
 from tests.support.faults import backpressure, wants_compaction
 from tests.support.process import ServerProcess
@@ -194,7 +195,7 @@ def test_one_old_buried_job_among_many_short_ones(life: Life) -> None:
 
 
 @pytest.mark.parametrize("allocate", [False, True])
-@pytest.mark.parametrize("segment", [pytest.param(1 << 16, marks=pytest.mark.long), 1 << 18, 1 << 20])
+@pytest.mark.parametrize("segment", for_change([1 << 16, 1 << 18, 1 << 20], 1))
 def test_a_random_mix(tmp_path: Path, seed: int, segment: int, allocate: bool) -> None:
     draw = random.Random(seed)
     life = Life(tmp_path / "journal", segment=segment, allocate=allocate)

@@ -44,6 +44,7 @@ from journal.sqlite.reader import SegmentReader
 from journal.sqlite.repair import LOST_KEYS
 from journal.sqlite.snapshot import Pinned
 from journal.sqlite.survey import SegmentSurvey
+from tests.support import for_change
 from tests.support.binlogs import fill_beanstalkd, stats_of
 from tests.support.disk import small_disk
 from tests.support.faults import wants_compaction
@@ -215,7 +216,7 @@ DAMAGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", for_change(DAMAGES, 1, 2, 6, 8))
 def test_damage_is_found_and_repaired(
     damage: Callable[[Path], str], folder: Path, tmp_path: Path, tool: Callable[..., Ran]
 ) -> None:
@@ -468,7 +469,7 @@ def test_backup_of_a_journal_at_rest(folder: Path, crashed: Path, tmp_path: Path
         assert {path.stat().st_mode & 0o777 for path in segments(target)} == {0o600}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", for_change(DAMAGES, 0, 3, 9))
 def test_a_backup_does_not_hide_damage(
     damage: Callable[[Path], str], folder: Path, tmp_path: Path, tool: Callable[..., Ran]
 ) -> None:
@@ -759,7 +760,7 @@ def test_a_damaged_segment_is_found_while_others_come_and_go(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["backup", "export"])
+@pytest.mark.parametrize("command", for_change(["backup", "export"], 0))
 def test_a_copy_made_while_the_server_runs_is_a_state_it_had(
     command: str, start_server: Callable[..., ServerProcess], tmp_path: Path, tool: Callable[..., Ran], seed: int
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from journal import Journal
+from tests.support import for_change
 from tests.support.faults import (
     Life,
     Model,
@@ -32,9 +33,7 @@ LIVES = 2
 POINTS = 40
 
 
-@pytest.mark.parametrize(
-    "sync_share", [1.0, pytest.param(0.3, marks=pytest.mark.long), 0.03], ids=["f0", "f-short", "f-long"]
-)
+@pytest.mark.parametrize("sync_share", for_change([1.0, 0.3, 0.03], 2), ids=["f0", "f-short", "f-long"])
 @pytest.mark.slow
 def test_what_was_synced_survives_the_loss_of_power(tmp_path: Path, seed: int, times: int, sync_share: float) -> None:
     """The first life finds an empty directory, the second what a kill or a clean end left, both synced by then."""

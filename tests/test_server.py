@@ -24,6 +24,7 @@ import pytest
 from geventstalk.core.engine import Engine
 from geventstalk.serving.connection import AHEAD_BYTES_MAX, ALL_UNSENT_BYTES_MAX, OUT_BYTES_MIN, Unsent
 from geventstalk.wire.session import OUT_BYTES_MAX, Service
+from tests.support import for_change
 from tests.support.clients import (
     CLOSERS,
     Launch,
@@ -64,7 +65,17 @@ policies = pytest.mark.parametrize("policy", ["memory", "-f0", "-f50"])
 # Each kind and each policy, not each with each: for tests that take long.
 some_policies = pytest.mark.parametrize(
     ("launch", "policy"),
-    [("tcp", "memory"), ("unix", "-f0"), ("tcp", "-f50"), ("front", "memory"), ("front", "-f0")],
+    for_change(
+        [
+            pytest.param("tcp", "memory"),
+            pytest.param("unix", "-f0"),
+            pytest.param("tcp", "-f50"),
+            pytest.param("front", "memory"),
+            pytest.param("front", "-f0"),
+        ],
+        2,
+        4,
+    ),
     indirect=["launch"],
 )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import for_change
 from tests.support.clients import Launch, Pump, burst, number, open_files, put_many, reserve_many, until
 from tests.support.process import GEVENTSTALK, ServerProcess
 from tests.support.wire import Client
@@ -142,7 +143,7 @@ def replaying(folder: Path, unix_path: str | None = None) -> ServerProcess:
     return server
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT], ids=lambda stop: stop.name)
+@pytest.mark.parametrize("stop", for_change([signal.SIGTERM, signal.SIGINT], 0), ids=lambda stop: stop.name)
 @pytest.mark.slow
 def test_during_a_long_replay(long_journal: Path, tmp_path: Path, stop: signal.Signals) -> None:
     server = replaying(long_journal, str(tmp_path / "s"))
@@ -155,7 +156,7 @@ def test_during_a_long_replay(long_journal: Path, tmp_path: Path, stop: signal.S
     assert not (tmp_path / "s").exists(), "its unix socket is gone"
 
 
-@pytest.mark.parametrize("signals", [["USR1"], ["USR1", "USR2"], ["USR2", "USR1"]], ids="-".join)
+@pytest.mark.parametrize("signals", for_change([["USR1"], ["USR1", "USR2"], ["USR2", "USR1"]], 1), ids="-".join)
 @pytest.mark.slow
 def test_drain_signals_during_a_long_replay_count(long_journal: Path, tmp_path: Path, signals: list[str]) -> None:
     """They were ignored: an operator who drained a server that had just been started was not heard."""

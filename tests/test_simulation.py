@@ -29,13 +29,13 @@ from tests.support.simulation.oracle import Oracle
 from tests.support.simulation.simulation import Outcome, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
-SEEDS = 100
+SEEDS = 50
 """The known lives of every run, and beside them so many drawn ones."""
-DRAWN_SEEDS = 100
+DRAWN_SEEDS = 50
 LONG_SEEDS = 2_000
 """The same with --long."""
 LONG_DRAWN_SEEDS = 1_000
-CHUNK = 100
+CHUNK = 50
 """So many lives make a test, a few seconds long: enough of them to be shared out among the workers."""
 CANARY_SEEDS = 600
 PINNED = {

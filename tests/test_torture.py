@@ -50,7 +50,7 @@ CUTS = 20
 LONG_TORMENTS = 24
 TORMENTS = 20
 """In so many, of 60 cuts each, a planted fault must show."""
-QUICK = ("delete unrecorded in compaction", "no sync of the directory", "moved jobs not synced", "sync of nothing")
+QUICK = ("delete unrecorded in compaction", "no sync of the directory", "sync of nothing")
 
 
 # Bug: On a full disk a segment that SQLite had not finished was taken for whole, and the next start refused the

@@ -28,6 +28,7 @@ from geventstalk.core.tube import Tube
 from geventstalk.turn.operations import Put
 from geventstalk.wire.commands import LARGE_BODY
 from geventstalk.wire.session import Service, Session
+from tests.support import for_change
 from tests.support.alone import alone
 from tests.support.check import check
 from tests.support.clock import SECOND, ManualClock
@@ -316,7 +317,7 @@ def test_a_put_that_fails_before_it_changed_anything_leaves_no_tube_behind() -> 
 @pytest.mark.slow
 @pytest.mark.skipif(BUILD == "compiled", reason="calls of compiled code cannot be traced")
 @pytest.mark.parametrize("event", ["call", pytest.param("return", marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", for_change(CHANGES, *range(1, len(CHANGES), 3)))
 def test_an_exception_at_every_call(name: str, event: str) -> None:
     for point in range(POINTS_MAX):
         scene = Scene()
@@ -383,7 +384,7 @@ def test_what_is_not_disturbed_does_not_fail(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(BUILD == "compiled", reason="mypyc ends the process when there is no memory for an integer")
 @pytest.mark.skipif(nomemory() is None, reason="this Python has no _testcapi")
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", for_change(CHANGES, *range(0, len(CHANGES), 3)))
 def test_no_memory_at_every_allocation(name: str) -> None:
     alone(lambda: fail_at_every_allocation(name))
 
