@@ -551,6 +551,7 @@ def test_the_choice_of_a_theme_is_kept(browser: Browser, serve: Callable[..., Se
     browser.click("#theme")
 
 
+# Bug: j and k worked only after a click on a row, Shift+x did nothing, and in a row `g j` went to the next row.
 @pytest.mark.slow
 def test_everything_goes_by_keyboard(browser: Browser, serve: Callable[..., Server]) -> None:
     browser.open(serve().url)
@@ -560,8 +561,7 @@ def test_everything_goes_by_keyboard(browser: Browser, serve: Callable[..., Serv
     browser.keys("/")
     assert browser.run("return document.activeElement.id") == "search"
     browser.keys(Keys.ESCAPE)
-    browser.run("document.querySelector('tr[data-index=\"0\"]').focus()")
-    browser.keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_UP)
+    browser.keys("j", "j", Keys.ARROW_DOWN, "k")
     browser.wait(lambda: browser.run("return document.activeElement.dataset.index") == "1", "the second row")
     name = browser.run("return document.activeElement.dataset.key")
     browser.keys(Keys.ENTER)
@@ -574,6 +574,16 @@ def test_everything_goes_by_keyboard(browser: Browser, serve: Callable[..., Serv
     browser.find(".beat", "live")
     browser.keys("g", "j")
     browser.wait(lambda: browser.path() == "/jobs", "jobs")
+    browser.find("tr[data-key]")
+    browser.keys("j", "x", "j", "j")
+    browser.wait(lambda: browser.run("return document.activeElement.dataset.index") == "2", "the third row")
+    browser.keys("X")
+    browser.find(".tool-line", "3 jobs selected")
+    browser.click("tr[data-index='1'] input")
+    browser.keys("j", "j")
+    browser.wait(lambda: browser.run("return document.activeElement.dataset.index") == "3", "the row after the next")
+    browser.keys("g", "j")
+    assert browser.run("return document.activeElement.dataset.index") == "3", "g j goes to the jobs, not to a row"
     browser.driver.back()
     browser.find("h1", "Help")
     browser.resize(360)

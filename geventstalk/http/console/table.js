@@ -1,6 +1,7 @@
 // Long tables: only the rows in view exist. Rows have one height, the page itself scrolls, and a row has its place by its
 // number. Callbacks tell the owner of the rows which are in view, and when they must keep their places: while the pointer
 // or the keyboard is among them.
+import { isOpen } from "./dialog.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./dom.js";
 import { Empty, Fault, Loading } from "./parts.js";
 
@@ -67,12 +68,19 @@ export function Table(props) {
     }
   });
 
+  /** The first row that lies below the head of the table. */
+  const inView = () => Math.max(0, Math.ceil((underHead() - body.current.getBoundingClientRect().top) / rowHeight()));
+
+  const underHead = () => {
+    const heads = [...body.current.parentElement.tHead.rows[0].cells]; // they stay at the top, below the bar
+    return Math.max(...heads.map((head) => head.getBoundingClientRect().bottom));
+  };
+
   const go = (index) => {
     const next = Math.max(0, Math.min(count - 1, index));
     const height = rowHeight();
     const top = body.current.getBoundingClientRect().top + next * height;
-    const heads = [...body.current.parentElement.tHead.rows[0].cells]; // they stay at the top, below the bar
-    const lowest = Math.max(...heads.map((head) => head.getBoundingClientRect().bottom));
+    const lowest = underHead();
     if (top < lowest - 1) scrollBy(0, top - lowest);
     else if (top + height > innerHeight - 8) scrollBy(0, top + height - innerHeight + 8);
     wantsFocus.current = true;
@@ -81,18 +89,31 @@ export function Table(props) {
   };
 
   const onKeyDown = (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.closest("input, select, textarea")) return;
-    const at = active < 0 ? first : active;
+    if (event.defaultPrevented || isOpen() || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { target } = event;
+    if (!body.current || target.closest("input:not([type=checkbox]), select, textarea")) return;
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key; // with Shift, x comes as X
+    const within = body.current.parentElement.contains(target);
+    // Without a click, too: j and k begin at the rows in view. The other keys scroll the page and press its buttons.
+    if (!within && key !== "j" && key !== "k") return;
+    const at = active < 0 ? (within ? first : inView()) : Math.min(active, count - 1);
     const page = Math.max(1, Math.floor(innerHeight / rowHeight()) - 4);
     const row = rowAt(at);
     const steps = { ArrowDown: at + 1, j: at + 1, ArrowUp: at - 1, k: at - 1, Home: 0, End: count - 1, PageDown: at + page, PageUp: at - page };
-    if (event.key in steps) go(active < 0 ? at : steps[event.key]);
-    else if (event.key === "Enter" && onOpen && row && event.target.tagName === "TR") onOpen(row);
-    else if ((event.key === "x" || event.key === " ") && onSelect && row && event.target.tagName === "TR") onSelect(row, at, event.shiftKey);
+    if (key in steps) go(active < 0 ? at : steps[key]);
+    else if (key === "Enter" && onOpen && row && target.tagName === "TR") onOpen(row);
+    else if ((key === "x" || (key === " " && target.tagName === "TR")) && onSelect && row) onSelect(row, at, event.shiftKey);
     else return;
     event.preventDefault();
   };
+  const latestKey = useRef(onKeyDown);
+  latestKey.current = onKeyDown;
+  useEffect(() => {
+    // Behind the keys of all pages (app.js), so that `g j` leaves for the jobs.
+    const call = (event) => latestKey.current(event);
+    addEventListener("keydown", call);
+    return () => removeEventListener("keydown", call);
+  }, []);
 
   const rows = [];
   for (let index = first; index < last; index += 1) rows.push([index, rowAt(index)]);
@@ -115,7 +136,7 @@ export function Table(props) {
   if (problem && !count) return html`<${Fault} problem=${problem} reload=${reload} what="The rows cannot be shown" />`;
   if (loading && !count) return html`<${Loading} />`;
   if (!count) return empty ?? html`<${Empty} title="Nothing here." />`;
-  return html`<table class="rows" aria-label=${label} aria-rowcount=${count + 1} onKeyDown=${onKeyDown}>
+  return html`<table class="rows" aria-label=${label} aria-rowcount=${count + 1}>
     <thead><tr aria-rowindex="1">${onSelect && html`<th scope="col" class="check w-check"><${AllBox} ...${props} /></th>`}${columns.map(heading)}</tr></thead>
     <tbody
       ref=${body}
@@ -132,7 +153,7 @@ export function Table(props) {
               key=${keyOf(row)} data-index=${index} data-key=${keyOf(row)} aria-rowindex=${index + 2}
               tabindex=${index === tabStop ? 0 : -1} aria-selected=${onSelect ? selected.has(keyOf(row)) : undefined}
               class="${onOpen ? "opens" : ""} ${rowClass?.(row) ?? ""}"
-              onFocus=${() => setActive(index)}
+              onFocusIn=${() => setActive(index)}
               onClick=${(event) => {
                 if (!onOpen || event.defaultPrevented || event.target.closest("a, button, input, label")) return;
                 if (!String(getSelection())) onOpen(row);

@@ -124,14 +124,15 @@ export function Jobs() {
     setSelected((old) => {
       const next = new Map(old);
       const on = !old.has(job.id);
-      const from = range && lastSelected.current !== null ? lastSelected.current : index;
+      const last = range ? jobs.findIndex((one) => one.id === lastSelected.current) : -1; // rows may have come since
+      const from = last < 0 ? index : last;
       for (let at = Math.min(from, index); at <= Math.max(from, index); at += 1) {
         if (on) next.set(jobs[at].id, jobs[at]);
         else next.delete(jobs[at].id);
       }
       return next;
     });
-    lastSelected.current = index;
+    lastSelected.current = job.id;
   };
   const toggleAll = () => setSelected(selected.size >= jobs.length ? new Map() : new Map(jobs.map((job) => [job.id, job])));
   const after = () => {
