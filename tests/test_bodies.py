@@ -154,7 +154,7 @@ class Rig:
             if not self.journal.settling:
                 return
             assert time.monotonic() < end_s
-            time.sleep(0.0005)
+            time.sleep(0.002)
 
     def compact(self) -> None:
         end_s = time.monotonic() + PATIENCE_S
@@ -165,6 +165,8 @@ class Rig:
             elif not self.store.settling:
                 self.turn.keep_bound(self.store)
                 return
+            else:
+                time.sleep(0.001)  # for the journal's worker
             assert time.monotonic() < end_s
 
     def put(self, wire: Wire, id: int, size: int = 1000, more: str = "0 0 100") -> bytes:

@@ -252,6 +252,7 @@ def test_no_filter_holds_up_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) 
         last[0] = time.thread_time_ns()
 
     monkeypatch.setattr(yard.backend, "breathe", breathe)
+    breaths = 0
     for text in (
         "",
         "tube:m* size>0 age<1d reserves<1 pri<9",
@@ -260,12 +261,16 @@ def test_no_filter_holds_up_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) 
         "body:" + "ab" * 900 + "c",
         "-abababababx -babababay",
     ):
-        last[0] = time.thread_time_ns()
-        found(yard.search(text))
-    slices.sort()
-    assert len(slices) > 5
-    assert slices[len(slices) * 9 // 10] < 2 * SLICE_NS, slices[-20:]
-    assert slices[-1] < 10 * SLICE_NS, slices[-20:]
+        runs: list[list[int]] = []
+        for _ in range(3):  # what the filter takes, it takes in each run; what the machine takes, it takes in one
+            slices.clear()
+            last[0] = time.thread_time_ns()
+            found(yard.search(text))
+            breaths += len(slices)
+            runs.append(sorted([0, *slices]))
+        assert min(run[len(run) * 9 // 10] for run in runs) < 2 * SLICE_NS, (text, runs)
+        assert min(run[-1] for run in runs) < 10 * SLICE_NS, (text, runs)
+    assert breaths > 15
 
 
 def test_a_large_body_is_matched_in_a_thread_and_one_too_large_is_refused(

@@ -34,6 +34,8 @@ FORMAT_VERSION: Final = 3
 FORMAT_VERSIONS: Final = (1, 2, 3)
 """What can be read. Version 1 has neither groups nor the view. In version 2 nothing stands between PARTs. Whoever reads
 version 3 reads all of them."""
+FORMAT_LIMIT: Final = 99
+"""Largest format version that any geventstalk will write. A larger one is damage: one bit of a number of 32 flipped."""
 PAGE_BYTES: Final = 2048
 """A commit writes whole pages to the WAL: small ones waste less on a single record, large ones less on large bodies."""
 INDEX_BYTES: Final = 1 << 15
@@ -103,7 +105,7 @@ CREATE VIEW each_record(seq, key, kind, payload) AS
 Entry = tuple[int, int, bytes]
 """A record as it is appended: its key, kind and payload."""
 NewRow = tuple[int, int, int, int, bytearray]
-"""To sqlite3 a bytearray is a blob; of bytes it asks first, row by row, whether somebody adapts them to something."""
+"""To sqlite3 a bytearray is a blob; of bytes it asks first, row by row, whether an adapter stands for them."""
 
 
 def checksum(seq: int, key: int, kind: int, payload: bytes) -> int:

@@ -24,6 +24,7 @@ from journal.sqlite.format import (
     APPLICATION_ID,
     BEFORE,
     DELETE,
+    FORMAT_LIMIT,
     FORMAT_VERSION,
     FORMAT_VERSIONS,
     FULL,
@@ -94,8 +95,8 @@ class SegmentReader:
         `oldest` is 0 when the segment does not say it: the segment was prepared and never begun.
         """
         self.path = path
-        # Read-only, so that closing merges nothing. Without a WAL nobody writes to the file. Then SQLite needs no lock
-        # and creates nothing beside the file.
+        # Read-only, so that closing merges nothing. Without a WAL nothing is written to the file. Then SQLite needs no
+        # lock and creates nothing beside the file.
         _require_file(path)
         alone = self.alone = not os.path.exists(path + "-wal")
         mode = "mode=ro&immutable=1" if alone else "mode=ro"
@@ -115,8 +116,8 @@ class SegmentReader:
             raise
         self.records = 0  # number of the last record that rows() found
         self.skipped = 0  # how many damaged records rows() left out
-        self.suspects: list[int] = []  # keys that damaged records seem to be of, until somebody takes them
-        self.digest_error = ""  # what is wrong with the digest, as far as somebody has read it
+        self.suspects: list[int] = []  # keys that damaged records seem to be of, until they are taken
+        self.digest_error = ""  # what is wrong with the digest, as far as it was read
 
     def _read_head(self) -> None:
         path = self.path
@@ -125,7 +126,7 @@ class SegmentReader:
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if application != APPLICATION_ID:
                 raise JournalDamaged(f"{path} is not a journal segment")
-            if version > FORMAT_VERSION:
+            if FORMAT_VERSION < version <= FORMAT_LIMIT:
                 raise JournalNewer(
                     f"{path} was written by a newer geventstalk: it has format version {version}, "
                     f"and this one reads 1 to {FORMAT_VERSION}"
@@ -274,7 +275,7 @@ class SegmentReader:
 
     @property
     def sealed(self) -> bool:
-        """Whether the segment is sealed: nobody writes to a sealed segment."""
+        """Whether the segment is sealed: nothing is written to a sealed segment."""
         return self._expected is not None
 
     def pin(self) -> None:
@@ -325,7 +326,7 @@ class SegmentReader:
 def _require_file(path: str) -> None:
     """Raises JournalDamaged where a name stands for no file, JournalFailed where the system does not say.
 
-    SQLite would wait for ever for somebody to write to a pipe. A file that this user may not read is no damage, and
+    SQLite would wait for ever for a writer of a pipe. A file that this user may not read is no damage, and
     neither is a link to a disk that is not there. The check does not open the file: closing a file drops all locks that
     SQLite holds on the same file in this process.
     """
