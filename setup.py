@@ -260,7 +260,7 @@ def core(folder: str) -> list[Any]:
     files = [f"{package}/{room}.py" for package, rooms in ROOMS.items() for room in rooms]
     print("now: translating the core to C", flush=True)  # scripts/build.py shows it
     try:
-        # Without mypy's settings in pyproject.toml: those are for whoever changes the code, not for who installs it.
+        # Without mypy's settings in pyproject.toml: those are for changes of the code, not for its installation.
         made: list[Any] = mypycify(
             ["--config-file=", "--ignore-missing-imports", *files],
             opt_level="2",
@@ -275,7 +275,7 @@ def core(folder: str) -> list[Any]:
     unwanted = {"-Werror"} | ({"-O2"} if "-O" in os.environ.get("CFLAGS", "") else set())
     for extension in made:
         extension.extra_compile_args = [word for word in extension.extra_compile_args if word not in unwanted]
-        # Nobody else calls the core's functions: so they call each other directly, a tenth fewer instructions in all.
+        # Nothing else calls the core's functions: so they call each other directly, a tenth fewer instructions in all.
         # The warning, which Python's own flags ask for, takes gcc half a minute in a source of 250,000 lines.
         extension.extra_compile_args += ["-fvisibility=hidden", "-Wno-misleading-indentation"]
         # The name of the group has a folder in it; the sources of the rooms include its headers without that.

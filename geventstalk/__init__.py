@@ -1,6 +1,6 @@
 """geventstalk: a work queue server that speaks the beanstalk protocol.
 
-It must not import the server: whoever imports the package would pay for gevent, which start-up puts off
+It must not import the server: an importer of the package would pay for gevent, which start-up puts off
 until the port is open.
 """
 

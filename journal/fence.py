@@ -44,7 +44,7 @@ FADE: Final = 7 / 8
 
 
 class View(NamedTuple):
-    """What one look shows. It may show what a failover of the database takes back. Nobody has led where `epoch` is 0.
+    """What one look shows. It may show what a failover of the database takes back. No node has led where `epoch` is 0.
 
     `node` is the name of the node that claimed this epoch, `incarnation` that of its process alone. `owed_ms` is how
     long leases of earlier nodes could still run at the claim; it is 0 when this node serves, and not before. `beat` is
@@ -119,7 +119,7 @@ class Fence:
     """
 
     linked_ns: int = 0
-    """When its connection was begun, on the monotonic clock. 0 when nobody knows."""
+    """When its connection was begun, on the monotonic clock. 0 when that is not known."""
 
     def look(self) -> View:
         """The rows as they are."""
@@ -134,7 +134,7 @@ class Fence:
         raise NotImplementedError
 
     def confirm(self) -> None:
-        """Has the database commit something of this process that nobody else waits for, and nobody reads.
+        """Has the database commit something of this process that nothing else waits for, and nothing reads.
 
         It counts as safe as the most careful commit. Raises FenceUnreachable at once while an earlier one still waits.
         """
@@ -176,7 +176,7 @@ class Fence:
         raise NotImplementedError
 
     def takeover_age_s(self) -> float | None:
-        """How long ago the process of the last epoch has claimed its first one. None when nobody knows."""
+        """How long ago the process of the last epoch has claimed its first one. None when that is not known."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -143,7 +143,7 @@ class LogTools:
         raise NotImplementedError
 
     def holder(self) -> int | None:
-        """The process that has the log to itself; None when nobody does, or when that cannot be told."""
+        """The process that has the log to itself; None when none does, or when that cannot be told."""
         raise NotImplementedError
 
     def resting(self) -> AbstractContextManager[None]:
@@ -161,13 +161,13 @@ class LogTools:
         raise NotImplementedError
 
     def builder(self, high_water: int = 0) -> Builder:
-        """Writes behind what is there. For whoever is writing(). Raises JournalFailed."""
+        """Writes behind what is there. For a caller within writing(). Raises JournalFailed."""
         raise NotImplementedError
 
     def mend(self, examine: Examine) -> Mended:
         """Makes damage good where it is: writes anew what needs a damaged segment, and only then sets that aside.
 
-        Sound segments stay as they are. For whoever is writing(). Raises a JournalError.
+        Sound segments stay as they are. For a caller within writing(). Raises a JournalError.
         """
         raise NotImplementedError
 

@@ -56,7 +56,7 @@ compiling_fails() {
         IFS= read -r headers
         known=$(cat)
     } <"$compiled/made-pure"
-    : "$reason" # for whoever asked
+    : "$reason" # for the caller
     [ "$known" = "$(toolchain "$headers")
 $1" ]
 }

@@ -380,7 +380,7 @@ def test_ids_of_another_log_than_before_mean_nothing(postgres_url: str) -> None:
     log.remember([7, 1000, 0, 0])
     log.open()
     log.abandon()
-    assert told == ["journal: this is another log than before: somebody has made a new one"]
+    assert told == ["journal: this is another log than before: a new one was made"]
     assert open_log(postgres_url).high_water == 0
 
 

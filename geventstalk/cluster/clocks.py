@@ -21,7 +21,7 @@ class Clocks:
     def compare(self, database_s: float, before_s: float, after_s: float) -> str:
         """The database said its time between these two of this host. Returns a line for the operator, or ""."""
         if abs(after_s - before_s) > OFF_S:
-            return ""  # nobody knows when
+            return ""  # when is not known
         self.ahead_s = ahead_s = (before_s + after_s) / 2 - database_s
         if abs(ahead_s - self._told_s) <= OFF_S:
             return ""

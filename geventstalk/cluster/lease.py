@@ -1,7 +1,7 @@
 """Until when a node may answer its clients, as far as it knows itself.
 
 This module must not know who leads, or how a heartbeat is made. Reservations write nothing, so the database cannot
-fence them: whoever sends replies asks the lease first, after every wake-up.
+fence them: what sends replies asks the lease first, after every wake-up.
 Invariant: the lease ends before any other node takes it for ended, as long as clocks run alike within the margin.
 """
 

@@ -199,7 +199,7 @@ class Member:
             yield from self._lead()
 
     def _follow(self) -> Answer:
-        """Looks, and claims when nobody leads. Returns whether it has claimed; otherwise the member has ended."""
+        """Looks, and claims when no node leads. Returns whether it has claimed; otherwise the member has ended."""
         while True:
             self._stirred.clear()
             if self._asked_to_leave:
@@ -280,7 +280,7 @@ class Member:
     def _wait_no_longer(self, view: View, sent_ns: int) -> bool:
         """Whether it is time for this node to claim, by what the look says that was sent then."""
         if not view.epoch or view.incarnation == self.me.incarnation:
-            return True  # nobody has led; or a claim of this node has come through whose answer was lost
+            return True  # no node has led; or a claim of this node has come through whose answer was lost
         if view.released:
             mine = view.successor in ("", self.me.node)
             return mine or sent_ns - self._released_ns >= view.lease_ms * MS_NS

@@ -153,7 +153,7 @@ class Node(Owner):
         self._leader = ""  # incarnation of the process that clients are passed through to
         self._again_s = 0.0  # when to try again to reach it
         self._told_of = ""  # the one that was not found at its address
-        self._changed: Any = Event()  # whoever waits for a node that leads looks again
+        self._changed: Any = Event()  # what waits for a node that leads looks again
         self._loop: Any = gevent.get_hub().loop
         self._watcher: Any = None
         self._watched = (-1, 0)
@@ -353,7 +353,7 @@ class Node(Owner):
         """A heartbeat has come through. A commit that hangs since before its connection was made hangs for ever.
 
         The server that has the commit may be frozen, while another one has taken its place. A commit that is only slow
-        is left alone, for then nobody had to connect anew; but not for ever, for its connection alone may be dead.
+        is left alone, for then no client had to connect anew; but not for ever, for its connection alone may be dead.
         """
         shared = self.shared
         if shared is None or shared.cut or shared.fenced:
@@ -509,7 +509,7 @@ def wait_for(descriptor: int, reading: bool, writing: bool, seconds: float) -> b
 
 
 def resolve(host: str) -> list[str]:
-    """The addresses of a host, looked up where nobody else has to wait for it. Raises OSError."""
+    """The addresses of a host, looked up where nothing else has to wait for it. Raises OSError."""
     timeout = gevent.Timeout.start_new(_RESOLVE_S)
     try:
         found = green.getaddrinfo(host, None, type=socket.SOCK_STREAM)

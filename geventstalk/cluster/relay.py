@@ -1,7 +1,7 @@
 """Clients of a standby, passed through to the node that leads: bytes both ways, as they come.
 
 This module must not know the protocol, nor who leads. A relay begins when its client has sent something, and first
-proves whom it has reached: with a line that only one process can answer, which no relay ever passes on.
+proves which process it has reached: with a line that only one process can answer, which no relay ever passes on.
 Invariant: a byte of a client goes to no other process than the one that leads; no more than one read of a client or of
 the node waits here to be sent on; whatever ends one side ends the other, behind all that was on its way.
 """

@@ -17,7 +17,7 @@ from journal.fence import Fence, MemberFacts, View
 REFUSED: Final = "refused"
 OPEN: Final = "open"
 SILENT: Final = "silent"
-"""What a knock at a node's port can come to: nobody listens there; the process is there; none of both is known."""
+"""What a knock at a node's port can come to: no process listens there; the process is there; none of both is known."""
 
 
 class Look(NamedTuple):
@@ -73,7 +73,7 @@ class Members(NamedTuple):
 class Knock(NamedTuple):
     """Asks at the address of a node's port for one process of it, for two tenths of a second at the most.
 
-    The answer is REFUSED only if the address itself answers that nobody listens, and OPEN only if that very process
+    The answer is REFUSED only if the address itself answers that no process listens, and OPEN only if that very process
     has answered, and leads.
     """
 
@@ -130,16 +130,16 @@ Steps = Generator[Want, Any, None]
 
 
 class Owner:
-    """Whoever drives a member. Each method returns soon, and calls nothing of the member."""
+    """What drives a member. Each method returns soon, and calls nothing of the member."""
 
     def follows(self, view: View) -> None:
-        """Another process leads now, or nobody does. Called at the start, and for every epoch or goodbye after that."""
+        """Another process leads now, or none does. Called at the start, and for every epoch or goodbye after that."""
 
     def leads(self, epoch: int) -> None:
         """From now on this node serves clients, whenever the lease holds."""
 
     def falls_silent(self) -> None:
-        """The lease has run out. For whoever wants to know; that nothing leaves is the lease's own business."""
+        """The lease has run out. For information; that nothing leaves is the lease's own business."""
 
     def speaks_again(self) -> None:
         """The lease holds again: what was held back may leave. Also after a lapse so short that nothing told of it."""

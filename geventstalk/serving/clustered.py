@@ -66,7 +66,7 @@ class ClusterServer(Server):
         self._node: Node
         self._loaded = False
         self._ready = False
-        self._stops = False  # somebody asked for the end of the process
+        self._stops = False  # the end of the process was asked for
         self._over = False  # nothing leaves this process any more
         self._shown_s = time.monotonic()
         super().__init__(settings, listeners, log, site)
@@ -249,7 +249,7 @@ class ClusterServer(Server):
         self._node.finish()
 
     def _await_sync(self) -> None:
-        """Waits for a commit that is under way, but not for ever: nobody was told of it."""
+        """Waits for a commit that is under way, but not for ever: no client was told of it."""
         turn = self._leased
         end_ns = monotonic_ns() + round(_END_S * 1e9)
         while turn.sync is not None and not turn.sync.over and not turn.failed and monotonic_ns() < end_ns:

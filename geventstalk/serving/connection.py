@@ -47,9 +47,9 @@ _COUNTED_BYTES_MAX: Final = 1 << 17
 would be made for a client that has nothing else unsent, too."""
 DEEP_BYTES_MAX: Final = 1 << 23
 """How much of a client's input is read to find its end. Linux keeps 6 MB for a receiver and 4 MB for a sender at most,
-when nobody has changed that."""
+when no administrator has changed that."""
 ALL_DEEP_BYTES_MAX: Final = 3 << 23
-"""With so much beyond the limits of all clients together, nobody's end is looked for in this way."""
+"""With so much beyond the limits of all clients together, no client's end is looked for in this way."""
 _DEEP_CHUNK_BYTES: Final = 1 << 20
 """What one read takes then. To read takes a third of a millisecond, and what was read before is copied less often."""
 HANGUP_CHECK_S = 1.0
@@ -98,7 +98,7 @@ class Unsent:
     """How many bytes of replies all clients together have not taken. With too many, each client may have few only.
 
     A reply is always made as a whole, and kept. So what a client costs is at most what one turn makes for it, which is
-    Service.out_bytes_max and one reply more: whoever has something unsent executes nothing. Where the limit is lower, a
+    Service.out_bytes_max and one reply more: a client with unsent replies executes nothing. Where the limit is lower, a
     client that reads gets as much, in smaller pieces.
     """
 
@@ -131,7 +131,7 @@ class Unsent:
         self._limit()
 
     def take(self, data: Any) -> None:
-        """A reply that was left is sent, or nobody takes it any more."""
+        """A reply that was left is sent, or no client takes it any more."""
         self._left_bytes -= min(len(data), _COUNTED_BYTES_MAX)
         if self._bodies is not None:
             self._bodies.claimed_bytes -= len(data)
@@ -382,9 +382,9 @@ class Connection(Runnable):
     def _look_for_hangup(self) -> None:
         """Asks whether a waiting client has gone. Asking now and then costs nothing in between.
 
-        After a reset nobody is left to answer. Otherwise the wait ends now, and what the client sent before is read and
-        executed piece by piece: to read all of it first could take megabytes for each client. TCP tells of an end only
-        when there is room for all input before it. So now and then a client's input is read further than usual.
+        After a reset no client is left to answer. Otherwise the wait ends now, and what the client sent before is read
+        and executed piece by piece: to read all of it first could take megabytes for each client. TCP tells of an end
+        only when there is room for all input before it. So now and then a client's input is read further than usual.
         """
         poll = select.poll()
         poll.register(self.stream.fd, select.POLLRDHUP)

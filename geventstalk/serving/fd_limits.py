@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import logging
 
 LIMIT_MAX = 1 << 20
-"""The soft limit is not raised any further; nobody has more clients, and some systems allow a billion."""
+"""The soft limit is not raised any further; no server has more clients, and some systems allow a billion."""
 _MOMENT = 1
 """What the server itself takes for a moment, now and then."""
 _LOOP = 2

@@ -1,7 +1,7 @@
 """The front-end processes: who starts them, tells them to accept, restarts those that die, and ends them.
 
 This module must not know the engine, the journal, nor clients. Only who watches over a front has a greenlet.
-Invariant: whoever waits at a listener is seen by a front that has room, whatever becomes of the others.
+Invariant: a front with room sees each connection that waits at a listener, whatever becomes of the others.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Fronts(Owner):
                     code,
                 )
                 self.restarts += 1
-                # Whoever was to accept a connection and could not leaves it to the others.
+                # A front that was to accept a connection and could not leaves it to the others.
                 if self._opened:
                     self._say(f.frame(0, f.ACCEPT))
             rest_s = 0.0 if monotonic() - begun_s >= LIVED_S else min(max(RESTART_S, 2 * rest_s), RESTART_S_MAX)

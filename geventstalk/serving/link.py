@@ -58,7 +58,7 @@ class Owner:
         raise NotImplementedError
 
     def refused(self, link: Link) -> None:
-        """The front cannot accept somebody who waits."""
+        """The front cannot accept a connection that waits."""
         raise NotImplementedError
 
 
@@ -146,7 +146,7 @@ class FrontClient(Runnable):
             self._run_queue.add(self)
 
     def lost(self) -> None:
-        """Nobody is there any more. The channel ends in a later pass."""
+        """The client is gone. The channel ends in a later pass."""
         self._gone = True
         self._run_queue.end(self)
 
@@ -227,7 +227,7 @@ class FrontClient(Runnable):
         elif self._ended and (not session.eof or session.unread):
             session.unread = False
             self._step(None)
-            self._leave_if_done()  # whoever asks behind it in the same turn does not count it any more
+            self._leave_if_done()  # a command behind it in the same turn does not count it any more
 
     def _leave_if_done(self) -> None:
         if self.session.closed and not self.held and not self.session.out and not self._unsent:

@@ -1,8 +1,8 @@
 """Listening sockets, and the user to run as. Both need the rights that the program was started with.
 
 This module must not import gevent nor know the server: the port is open before either is loaded. The sockets that it
-returns are bound, listening and non-blocking. It takes a unix socket over only when nobody answers there. A lock on the
-directory keeps two starters on one path apart.
+returns are bound, listening and non-blocking. It takes a unix socket over only when no process answers there. A lock
+on the directory keeps two starters on one path apart.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ListenError(Exception):
 
 
 class AddressInUse(ListenError):
-    """Somebody else listens on the address."""
+    """Another process listens on the address."""
 
 
 class UserError(Exception):
@@ -79,7 +79,7 @@ class UnixListener(socket.socket):
         try:
             self.pin = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            os.unlink(path)  # nobody would recognize the file later
+            os.unlink(path)  # the file could not be recognized later
             raise
 
     def remove_file(self) -> None:
@@ -221,7 +221,7 @@ def check_listeners(settings: Settings) -> list[str]:
 
 
 def user_id(settings: Settings) -> int:
-    """The user as whom the server will run. Raises UserError."""
+    """Returns the user that the server will run as. Raises UserError."""
     return os.geteuid() if settings.user is None else _entry_of(settings.user).pw_uid
 
 
@@ -306,7 +306,7 @@ def _plans(settings: Settings) -> list[_Plan]:
 
 
 def _http_plans(settings: Settings) -> list[_Plan]:
-    """The same for HTTP. Raises ConfigError when somebody else could reach an address and no tokens keep him out."""
+    """The same for HTTP. Raises ConfigError when others could reach an address and no tokens keep them out."""
     plans: list[_Plan] = []
     for address in settings.http:
         plan: _Plan

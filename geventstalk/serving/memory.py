@@ -1,5 +1,5 @@
 """Whether there is memory for more jobs, where the address space of the process is limited (`ulimit -v`), and how what
-nobody needs any more goes back to the system; also what only holds itself.
+nothing needs any more goes back to the system; also what only holds itself.
 
 This module must not know what memory is for. A process that has none left cannot even switch greenlets, so whoever asks
 here stops taking more while there is still some.
@@ -123,7 +123,7 @@ def _trim() -> Any:
 def _allocator() -> Any:
     """glibc's mallinfo2(); None where there is none."""
     try:
-        import ctypes  # here, because nobody else needs it
+        import ctypes  # here, because nothing else needs it
     except _NO_LIBRARY:
         return None
 

@@ -25,7 +25,7 @@ class Parking:
         self._resume: Any = getcurrent().switch
 
     def park(self) -> None:
-        """Sleeps until wake(). Whoever kills the greenlet raises its exception here."""
+        """Sleeps until wake(). A kill of the greenlet raises its exception here."""
         self._parked = True
         try:
             self._sleep()
@@ -44,6 +44,6 @@ class Parking:
             self.loop.run_callback(self.wake)
 
     def close(self) -> None:
-        """Nobody parks here again. Drops the reference to the greenlet, which would be part of a cycle."""
+        """No greenlet parks here again. Drops the reference to the greenlet, which would be part of a cycle."""
         self._parked = False
         self._resume = None

@@ -17,10 +17,10 @@ _EXTEND_US: Final = 60_000_000
 
 
 class Manager:
-    """The manager that started this process, or nobody."""
+    """The manager that started this process, or none."""
 
     def __init__(self, address: str = "", watchdog_s: float = 0.0) -> None:
-        """`address` is a path, or a name behind an `@`; empty for nobody. `watchdog_s` is 0 for no watchdog."""
+        """`address` is a path, or a name behind an `@`; empty for none. `watchdog_s` is 0 for no watchdog."""
         self.watchdog_s: Final = watchdog_s
         self._given = address
         self._address = "\0" + address[1:] if address.startswith("@") else address

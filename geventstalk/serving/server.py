@@ -571,7 +571,7 @@ def _sleep(wait: Wait, parking: Parking) -> None:
 
 
 def _sleep_some(at_ns: int, parking: Parking) -> bool:
-    """Sleeps until the moment has come or somebody wakes the greenlet. Returns whether the moment has come."""
+    """Sleeps until the moment has come or the greenlet is woken. Returns whether the moment has come."""
     if at_ns == NEVER:
         parking.park()
         return False
@@ -586,7 +586,7 @@ def _sleep_some(at_ns: int, parking: Parking) -> bool:
 
 
 def _nap(seconds: float, parking: Parking) -> None:
-    """Sleeps for this long, or until somebody wakes the greenlet."""
+    """Sleeps for this long, or until the greenlet is woken."""
     timer = parking.loop.timer(seconds)
     timer.start(parking.wake)
     try:

@@ -104,7 +104,7 @@ class Maintenance:
                 self.give_memory_back()
 
     def keep_bodies(self, store: Store, bodies: Bodies) -> Task:
-        """Fetches bodies that somebody waits for, or will soon, in a thread."""
+        """Fetches bodies that a client waits for, or will soon, in a thread."""
         while True:
             yield Wait(self.missing)
             self.missing.clear()

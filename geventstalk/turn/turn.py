@@ -61,7 +61,7 @@ class Turn(Maintenance):
         self.gate = ReplyGate()
         self.tell: Callable[[str, BaseException | None], None] = _tell_nobody
         self.move_slice = MOVE_SLICE
-        self.guests = 0  # whom the owner serves beside these clients: while there are some, no sync is run here
+        self.guests = 0  # what the owner serves beside these clients: while there are some, no sync is run here
         self.pressure = 0  # for how many times SHARE_NS the turn has lasted
         self._press_ns = 0  # when it has lasted once more; 0 before its first step
         self._has_light = False  # whether a client had a step that asks for little
@@ -570,7 +570,7 @@ class Turn(Maintenance):
             self.let_changes_go_on()
 
     def let_changes_go_on(self) -> None:
-        """The hold has ended: whoever waits for that goes on."""
+        """The hold has ended: clients that wait for that go on."""
         self.engine.held = False
         if self._operations:
             self.wanted.set()

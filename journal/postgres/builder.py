@@ -1,6 +1,6 @@
 """Writes to a log in a database in one transaction: a new log, what goes behind an old one, or what repairs one.
 
-This module must not know what a payload means. Whoever calls it has the log to itself. Invariant: what is written is
+This module must not know what a payload means. The caller has the log to itself. Invariant: what is written is
 there as a whole when finish() has returned, and nothing of it before, whatever ends this process or the database.
 """
 
@@ -46,7 +46,7 @@ _SETTINGS: Final = (
 
 
 class PostgresBuilder(Builder):
-    """See journal/tools.py for what each method promises. To make this object asks nobody."""
+    """See journal/tools.py for what each method promises. Making this object asks nothing of the database."""
 
     def __init__(
         self, place: Place, exclusive: Exclusive, high_water: int = 0, segment_bytes: int = SEGMENT_BYTES

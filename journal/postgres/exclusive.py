@@ -1,7 +1,7 @@
 """A command has the log to itself: it leads without serving, so that no node serves meanwhile.
 
 This module must not know what the command does. A heartbeat goes on in a thread of its own, for the command works in
-one long piece. The lease is the command's own, and longer than a node's: nobody waits for its answers.
+one long piece. The lease is the command's own, and longer than a node's: nothing waits for its answers.
 Invariant: it never takes the epoch of a node that may be alive, and it claims by the rules of all others.
 """
 
@@ -70,7 +70,7 @@ class Exclusive:
             raise JournalLocked(f"{self.place.shown}: a node has taken the lead meanwhile: stop all nodes first")
 
     def _await_silence(self) -> View:
-        """Until it is certain that nobody leads. Raises JournalLocked when somebody does.
+        """Waits until it is certain that no node leads. Raises JournalLocked when one does.
 
         While the database confirms no commit, a node that is well has no heartbeat. So it gets time for one after a
         commit of this command was confirmed.

@@ -30,7 +30,7 @@ from journal.postgres.link import POOLED, Answer, Link, Refused, Resolver, Stale
 from journal.postgres.place import Place
 
 NOBODY: Final = Identity("", "", "", 1000)
-"""For whoever only looks and wishes."""
+"""The identity of a process that only looks and wishes."""
 LOCK_PART: Final = 4
 """A claim waits so small a part of a lease for a lock, and then sees who holds it. Where answers take long it waits
 longer, up to all but that part."""
@@ -99,7 +99,7 @@ _HOLDERS: Final = (
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 """Who has a share of the row's lock, or all of it, and does not wait for it. And whether that one waits for a replica,
-or is another user's, so that nobody can know."""
+or is another user's, so that it cannot be known."""
 _TELL: Final = (
     "WITH c AS (SELECT set_config('synchronous_commit', 'off', true)), now AS (SELECT clock_timestamp() AS at),"
     " before AS (SELECT address, value, extract(epoch FROM seen) AS seen FROM {schema}.member, {schema}.meta"
@@ -318,7 +318,7 @@ class PostgresFence(Fence):
 
 
 class _LockTimeout(FenceUnreachable):
-    """Somebody else holds the row."""
+    """Another transaction holds the row."""
 
 
 def _texts(*values: str | int | float) -> list[bytes | None]:

@@ -81,7 +81,7 @@ GONE: Final = ("3F000", "42P01")
 """There is no such schema or no such table."""
 _UNRELATED: Final = (b"varsup.c", b"multixact.c")
 """PostgreSQL's files whose warnings say nothing of the statement: that numbers of transactions run out in some weeks.
-They come with each commit until somebody has run VACUUM."""
+They come with each commit until VACUUM was run."""
 LOCKED: Final = ("28", "3D000", "42501", "55000")
 """What a connection is refused with when another try changes nothing: this user, no such database, no right to it."""
 _STATE: Final = re.compile(r":  ([0-9A-Z]{5}): ")
@@ -130,7 +130,7 @@ class Answer(NamedTuple):
 
 
 def poll(descriptor: int, reading: bool, writing: bool, seconds: float) -> bool:
-    """The Waiter of whoever has nothing else to do."""
+    """The Waiter of a thread that has nothing else to do."""
     waiter = select.poll()
     waiter.register(descriptor, (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0))
     return bool(waiter.poll(max(0, int(seconds * 1000 + 0.999))))
@@ -151,14 +151,14 @@ def drive(work: Generator[Need, bool, _T], wait: Waiter) -> _T:
 
 
 class Link:
-    """One connection. connect() may be called again after any JournalUnreachable; nobody else may use it meanwhile."""
+    """One connection, for one thread. connect() may be called again after any JournalUnreachable."""
 
     def __init__(self, place: Place, wait: Waiter = poll, resolve: Resolver | None = None) -> None:
         self.place = place
         self.shown = place.shown
         self.wait = wait
         self.warnings: list[str] = []
-        """What the database warned of since somebody emptied this. Each begins with its SQLSTATE."""
+        """What the database warned of since this was last emptied. Each begins with its SQLSTATE."""
         self.pid = 0
         """Of the backend, which has the session as long as the connection is up."""
         self._resolve = resolve
@@ -424,7 +424,7 @@ class Link:
 
     @property
     def conn(self) -> pq.abc.PGconn:
-        """For whoever sends without waiting. Raises JournalUnreachable when there is none."""
+        """For a caller that sends without waiting. Raises JournalUnreachable when there is none."""
         if self._conn is None:
             raise JournalUnreachable(f"{self.shown}: the connection is gone")
         return self._conn
@@ -550,7 +550,7 @@ class Link:
     def refuse(self, error: Refused) -> NoReturn:
         """What a refusal comes to where all can be begun anew. Raises JournalUnreachable when that may help.
 
-        A schema that is not there may come back: somebody has renamed it, or this is another database.
+        A schema that is not there may come back: it was renamed, or this is another database.
 
         Raises JournalLocked when this user may not, else the error itself.
         """
@@ -561,7 +561,7 @@ class Link:
         raise error
 
     def close(self) -> None:
-        """May be called again, also while somebody waits for an answer."""
+        """May be called again, also while another thread waits for an answer."""
         conn = self.give_up()
         if conn is not None:
             finish(conn)
@@ -583,7 +583,7 @@ def _await_any(needs: list[Need], until_s: float, wait: Waiter) -> set[int]:
 
 
 def finish(conn: pq.abc.PGconn) -> None:
-    """Closes a connection. Nobody may watch its descriptor any more."""
+    """Closes a connection. Nothing may watch its descriptor any more."""
     with suppress(PsycopgError):
         conn.finish()
 

@@ -195,7 +195,7 @@ class PostgresLog(SharedLog):
                 )
             self._writer.identity = tables_of.identity(link, self.schema)
             if self._remembered and self._remembered[0] != self._writer.identity:
-                self._log("journal: this is another log than before: somebody has made a new one")
+                self._log("journal: this is another log than before: a new one was made")
             elif self._remembered:
                 link.run(tables_of.raising_floor(self.schema, self._remembered[1]))
             weak = [name for name in ("fsync", "full_page_writes") if link.execute(f"SHOW {name}").rows[0][0] == b"off"]
@@ -509,7 +509,7 @@ class PostgresLog(SharedLog):
         tables.tend()
 
     def _rotate_late(self) -> None:
-        """The next segment was not there when this one was full, and nobody writes now: an empty row ends it."""
+        """The next segment was not there when this one was full, and nothing is written now: an empty row ends it."""
         if self._number + 1 in self._tables.made and self.live.bytes_in(self._number) < self._filled:
             self._writer.add([], 0, self._number, self.high_water)
             self._rotate()
@@ -569,7 +569,7 @@ class PostgresLog(SharedLog):
         return True
 
     def _is_over(self) -> bool:
-        """Whether the segments take all of the budget, for somebody reads the oldest one and nothing can be dropped."""
+        """Returns whether the segments take all of the budget because another session reads the oldest."""
         assert self._budget is not None
         return self.disk_bytes + self._writer.pending_bytes > self._budget - self._limit
 

@@ -132,7 +132,7 @@ class Reading:
         return self._belonging(seq, entries, count.number)
 
     def drop_unfinished(self) -> None:
-        """Nobody will finish what is not finished."""
+        """What is not finished stays so."""
         self._unfinished = []
         self._parts = []
         self._parts_key = 0

@@ -205,8 +205,8 @@ class Tables:
     def _run(self) -> Job:
         """All jobs, each until it is done. One that fails goes behind the others.
 
-        So a segment that somebody reads, and that cannot be dropped, holds up no new one; and where there is no room
-        for a new one, an old one is dropped.
+        So a segment that another session reads, and that cannot be dropped, holds up no new one. Where a new one has no
+        space, an old one is dropped.
         """
         while self._jobs:
             what, job = self._jobs[0]
@@ -243,7 +243,7 @@ class Tables:
             self._stuck, self._stuck_s, self._told = what, now_s + _PATIENCE_S, False
         elif self._stuck == what and not self._told and now_s >= self._stuck_s:
             self._told = True
-            reads = "; somebody reads it, perhaps pg_dump" if error.state == "55P03" else ""
+            reads = "; another session reads it, perhaps pg_dump" if error.state == "55P03" else ""
             self._log(f"journal: cannot be {what}: {error}{reads}")
 
     def _succeeds(self, what: str) -> None:

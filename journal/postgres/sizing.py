@@ -51,5 +51,5 @@ def of_budget(budget: int, limit: int) -> int:
 
 
 def granted(left: int, need: int, limit: int) -> int:
-    """How many bytes puts may take until somebody looks at the segments again. `left` is what left_for_puts() says."""
+    """How many bytes puts may take until the next look at the segments. `left` is what left_for_puts() says."""
     return min(left, max(need, limit // 4))

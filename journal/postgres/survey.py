@@ -27,7 +27,7 @@ _ATTEMPTS: Final = 100
 """So often it tries to hold all segments at once, while a node drops and makes some."""
 _ANSWER_S: Final = 60.0
 SETTINGS: Final = "SET idle_in_transaction_session_timeout = '1h'"
-"""Whoever reads the output may be slow. Who stops reading for good may not hold up the nodes for ever."""
+"""The reader of the output may be slow. A reader that stops for good may not hold up the nodes for ever."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""The tools' door to a log in a database: see journal/tools.py for what each method promises.
+"""A log in a database, for the tools: see journal/tools.py for what each method promises.
 
-Looking goes on beside nodes that serve. Whoever writes leads meanwhile, so that no node does. A repair and an import
-are one transaction. A backup is a journal in a directory, which any server can start on.
+A tool that reads runs beside nodes that serve. A tool that writes leads meanwhile, so that no node does. A repair and
+an import are one transaction. A backup is a journal in a directory, which any server can start on.
 """
 
 from __future__ import annotations

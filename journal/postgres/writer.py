@@ -295,7 +295,7 @@ class Writer:
             self._transmit()
 
     def fail(self, error: JournalFailed) -> None:
-        """The end: nothing more is written, and whoever waits hears of it. Raises the error."""
+        """The end: nothing more is written, and all that wait hear of it. Raises the error."""
         self.failure = error
         points, self._points = self._points, deque()
         for point in points:
@@ -358,7 +358,7 @@ class Writer:
         self.epoch = epoch
         self._epoch_bytes = epoch.to_bytes(8, "big")
         if self._flights and there == len(self._flights):
-            # They are there, but nobody knows whether they are safe: a row behind them that is safe says it.
+            # They are there, but it is not known whether they are safe: a row behind them that is safe says it.
             last = self._flights[-1]
             self._seq += 1
             packed = pack(self._seq, 0, self._high_water(last), [])

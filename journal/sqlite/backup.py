@@ -138,7 +138,7 @@ class _Copy:
     def _keep(self, listed: list[tuple[int, str]]) -> None:
         """Removes copies of other segments, and forbids a start as long as not all of these are copied.
 
-        As in SegmentBuilder, the watermark names a record that does not exist, so nobody starts on half a copy.
+        As in SegmentBuilder, the watermark names a record that does not exist, so no server starts on half a copy.
         """
         if not listed:
             raise JournalLocked(f"{self._directory} has no journal in it")

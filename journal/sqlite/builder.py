@@ -1,6 +1,6 @@
 """Writes whole segments: a new journal, or what repairs an old one.
 
-This module must not know SQL nor what a payload means. Whoever calls it holds the directory's lock.
+This module must not know SQL nor what a payload means. The caller holds the directory's lock.
 Invariant: what is written counts for a server only when it is complete and on the device.
 """
 
@@ -135,7 +135,7 @@ class SegmentBuilder(Builder):
             number = self._first + len(self._writers)
             self._mark(number + 1, 1)
             path = segment_path(self.directory, number)
-            if not os.path.lexists(path):  # otherwise it is somebody else's, and cannot be made
+            if not os.path.lexists(path):  # otherwise it is another's file, and cannot be made
                 self._making = path
             writer = SegmentWriter(path, number, self.high_water)
             self._writers.append(writer)

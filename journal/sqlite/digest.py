@@ -1,7 +1,7 @@
 """The digest of a sealed segment: its records without most of their bytes, side by side. A start reads it instead.
 
 This module must not know what a payload means. A digest repeats what stands in the table `record`, which alone counts:
-whoever cannot read a digest reads that table. So old versions, which know no digests, need not know them.
+a version that cannot read a digest reads that table. So old versions, which know no digests, need not know them.
 Invariant: a digest is made of records whose checksums were right, and is given back only as it was written. It says
 nothing about the bytes that it leaves out.
 """

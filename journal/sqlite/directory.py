@@ -1,6 +1,6 @@
 """A journal's directory: what is in it, its lock while a tool writes to it, and whether a server could use it.
 
-This module must not know records. Whoever only asks takes no lock, not even for a moment: a server that starts
+This module must not know records. A process that only asks takes no lock, not even for a moment: a server that starts
 meanwhile would be refused.
 """
 
@@ -68,7 +68,7 @@ def writing(directory: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def resting(directory: str) -> Iterator[None]:
-    """Keeps servers out, and other readers not. Makes no file, so a journal may lie where nobody may write.
+    """Keeps servers out, and other readers not. Makes no file, so a journal may lie where no process may write.
 
     A directory without a lock was never a server's. Raises JournalLocked, also when a server came to such a one.
     """
@@ -133,7 +133,7 @@ def require_usable(directory: str, owner: Owner | None = None) -> None:
 
 
 def holder(directory: str) -> int | None:
-    """The process that holds a directory's lock. None when nobody holds it, or when nobody can say who does."""
+    """The process that holds a directory's lock. None when no process holds it, or when that cannot be told."""
     try:
         file = os.open(os.path.join(directory, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -50,12 +50,12 @@ def segment_paths(directory: str) -> list[tuple[int, str]]:
 def read_ahead(path: str, share: int) -> None:
     """Has the system read the beginning of a file, and its end, one of `share` parts. Does not wait for that.
 
-    Nobody in this process may have the file open: closing it would drop the locks that SQLite holds on it.
+    This process may not have the file open: closing it would drop the locks that SQLite holds on it.
     """
     advise = getattr(os, "posix_fadvise", None)
     if advise is None:
         return
-    with suppress(OSError):  # whoever reads the file tells what is wrong with it
+    with suppress(OSError):  # the reader of the file tells what is wrong with it
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             size = os.fstat(file).st_size
@@ -207,7 +207,7 @@ def sync_files(path: str) -> None:
 def left_overs(directory: str) -> list[str]:
     """Files of segments that a crash left half made or half removed.
 
-    Only files that a journal makes are among them. A file with another name, or a directory, belongs to somebody else.
+    Only files that a journal makes are among them. A file with another name, or a directory, belongs to another.
     """
     found = []
     with os.scandir(directory) as entries:

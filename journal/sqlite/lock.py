@@ -16,7 +16,7 @@ from journal.errors import JournalLocked
 
 LOCK_NAME = "lock"
 _WAIT_S: Final = 0.5
-"""Whoever makes a unix socket in the directory locks it for a moment, see serving/listen.py."""
+"""A server that makes a unix socket in the directory locks it for a moment, see serving/listen.py."""
 _RETRY_S: Final = 0.01
 
 
@@ -60,7 +60,7 @@ class DirectoryLock:
 def _locked_folder(directory: str) -> int:
     """A descriptor of the directory, with a lock where the file system has such locks.
 
-    Raises BlockingIOError when somebody else has this lock, and OSError when the directory cannot be opened.
+    Raises BlockingIOError when another process has this lock, and OSError when the directory cannot be opened.
     """
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     end_s = time.monotonic() + _WAIT_S

@@ -439,7 +439,7 @@ class Journal(Log):
                 and segments.full
                 and (segments.overgrown or writer.bytes > self.live.bytes_in(writer.number))
             ):
-                self._rotate()  # the next segment was late, and nobody writes now
+                self._rotate()  # the next segment was late, and nothing is written now
                 self._compaction.suspect()
             segments.tend_reserve()
             if self._refusing and not self._space.tight:

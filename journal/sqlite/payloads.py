@@ -1,7 +1,7 @@
 """Reads whole records back from sealed segments, by their places.
 
 This module must not know what a payload means, nor which segments there are. It may run in any thread: it opens a
-sealed segment for itself, reads, and closes it again. Nobody writes to a sealed segment, so SQLite needs no lock.
+sealed segment for itself, reads, and closes it again. Nothing is written to a sealed segment, so SQLite needs no lock.
 Invariant: a payload is given back only when its checksum, place and key are those that it was written with.
 """
 
@@ -23,7 +23,7 @@ from journal.sqlite.sql import CANNOT_OPEN, connect_to_read, unreadable
 READ_ROWS: Final = 64
 """So many records are read in one step of SQLite, see _SELECT."""
 _TRIES: Final = 3
-"""So often it is tried to open a file. A lack of descriptors may be over when somebody looks for it."""
+"""So often it is tried to open a file. A lack of descriptors may be over when a person looks for it."""
 _SELECT: Final = """
 SELECT group_concat(seq || ' ' || key || ' ' || kind || ' ' || crc || ' ' || length(payload), x'0a'),
   CAST(group_concat(payload, '') AS BLOB)
@@ -85,7 +85,7 @@ class SegmentPayloads(Payloads):
         """Raises JournalDamaged or JournalFailed."""
         if not os.path.exists(path):
             raise JournalFailed(f"cannot read {path}: it is gone")  # SQLite would only say that it cannot open it
-        # Where somebody reads the file (sqlite3, a backup) while it is sealed, its records stay in the WAL.
+        # Where another process reads the file (sqlite3, a backup) while it is sealed, its records stay in the WAL.
         mode = "mode=ro" if os.path.exists(path + "-wal") else "mode=ro&immutable=1"
         rows: list[Row] = []
         try:

@@ -79,7 +79,7 @@ class Damage:
         self._missing = []
 
     def _require_free_names(self) -> None:
-        """An accepted segment that somebody put back may still stand under its other name as well."""
+        """An accepted segment that was put back may still stand under its other name as well."""
         for found in self._segments:
             for suffix in _SUFFIXES:
                 aside = found.path + ASIDE_SUFFIX + suffix

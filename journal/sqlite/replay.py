@@ -35,7 +35,7 @@ class Found(NamedTuple):
     path: str
     records: int
     damaged: bool
-    deleted: list[int]  # keys of other segments that its records delete; empty when nobody needs to know
+    deleted: list[int]  # keys of other segments that its records delete; empty when that is not needed
     before: dict[int, int]  # earlier segments to how many records they have, as it says
     idle: bool  # whether it has no record, and says nothing that the segments before it do not say
 
@@ -43,7 +43,7 @@ class Found(NamedTuple):
 def uncounted(sound: list[Found]) -> dict[int, int]:
     """Segments to their records, where no other one of these segments says rightly how many they are.
 
-    Whoever goes on behind these segments says it. Otherwise nobody could tell a segment from an older copy of itself.
+    The next segment says it. Otherwise a segment could not be told from an older copy of itself.
     """
     said: dict[int, int] = {}
     for found in sound:
@@ -98,7 +98,7 @@ class Replay:
         self.suspects: set[int] = set()  # keys that damaged records name and no later record settles
         self.keeps_deleted = False  # whether `found` lists the deleted keys of sound segments, too
         self.heads = False  # whether HEAD rows will do, where a segment has a digest
-        self.checks_digests = False  # whether digests are read that nobody needs
+        self.checks_digests = False  # whether digests are read that are not needed
 
     def records(self) -> Iterator[Record]:
         """Every intact record, oldest first, without the CHANGE and DELETE of keys that have no whole record."""
@@ -210,7 +210,7 @@ class Replay:
         return says or not reader.before.keys() <= {number - 1}
 
     def is_sealed(self, segment: int) -> bool:
-        """Whether this is the segment that is being read, and all of it stands in a file that nobody changes."""
+        """Whether this is the segment that is being read, and all of it stands in a file that no process changes."""
         reader = self._reader
         return reader is not None and reader.number == segment and reader.alone and reader.sealed
 

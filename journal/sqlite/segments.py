@@ -108,7 +108,7 @@ class Sealed:
         sealed.records = found.records
         if os.path.exists(found.path + "-wal"):
             sealed._left_over = found.records
-            sealed.large_bytes = sealed.bytes  # nobody knows which records: changes must not wait for a large one
+            sealed.large_bytes = sealed.bytes  # it is not known which records: changes must not wait for a large one
         else:
             sealed.ready = True
         return sealed
@@ -239,7 +239,7 @@ class Segments:
         path = segment_path(self.directory, number)
         writer = self.writer = self.space.within(lambda: self._begun(path, number, high_water, dead), files=True)
         self._say_tight()
-        # It must stay where it counts segments that nobody else counts. end() speaks of the last one.
+        # It must stay where it counts segments that no other segment counts. end() speaks of the last one.
         self.noted = any(each != self.sealed[-1].number for each in self._uncounted)
         for sealed in self.sealed:
             if not sealed.merged:
@@ -622,7 +622,7 @@ class Segments:
         self.worker.submit(seal.work, seal.done)
 
     def _digest_bytes(self, sealed: Sealed) -> int:
-        """The most that its digest takes; 0 where that might be missed. Nobody needs a digest, so it takes no risk.
+        """The most that its digest takes; 0 where that might be missed. A digest is never needed, so it takes no risk.
 
         It stands in the WAL and in the file for a moment. The arithmetic of the room knows nothing of it before the
         segment is sealed: so there has to be room for it, and for those of all that wait, within every bound.
@@ -638,7 +638,7 @@ class Segments:
         sealed.bytes = disk_bytes(sealed.path)
         if sealed.merged:
             self._room_came()
-        if sealed.wal in self._unsynced:  # already on the device; under `-F` nobody else drops the entry
+        if sealed.wal in self._unsynced:  # already on the device; under `-F` nothing else drops the entry
             self._unsynced.remove(sealed.wal)
         sealed.wal = None
 

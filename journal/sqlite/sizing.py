@@ -205,7 +205,7 @@ class Sizing:
         return left * records // (records + max(BARE_SEGMENT_BYTES, self.moved_bytes(limit) - limit))
 
     def granted(self, left: int, need: int) -> int:
-        """How many bytes puts may take until somebody looks at the disk again. `left` is what left_for_puts() says.
+        """How many bytes puts may take until the next look at the disk. `left` is what left_for_puts() says.
 
         At least what the next put needs, if that is left. Others may fill the disk before the next look.
         """

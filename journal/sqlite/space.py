@@ -1,6 +1,6 @@
 """How much room a journal has: the disk's or its budget's, and a reserve of real blocks for when the disk is full.
 
-This module must not know segments or records. The reserve is a file of allocated blocks: when somebody else fills the
+This module must not know segments or records. The reserve is a file of allocated blocks: when another process fills the
 disk, it is given back piece by piece, each just before it is needed, so that what was accepted can still be changed
 and deleted. What a write leaves of it is taken back before others take it. Any thread may call. Invariant: while
 `tight`, the reserve is not what it should be.
@@ -30,7 +30,7 @@ class Space:
     """Sizing in a directory, below an optional budget of bytes."""
 
     def __init__(self, directory: str, budget: int | None) -> None:
-        """Raises JournalFailed when the file that has the reserve's name is somebody else's."""
+        """Raises JournalFailed when the file that has the reserve's name is another's."""
         self._directory = directory
         self._budget = budget
         self._path = os.path.join(directory, RESERVE_NAME)

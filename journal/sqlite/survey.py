@@ -108,7 +108,7 @@ class SegmentSurvey(Survey):
 
     def close(self) -> None:
         self._snapshot.close()
-        torn = []  # the size of a torn write can be asked only when nobody has the file open
+        torn = []  # the size of a torn write can be asked only when no process has the file open
         for path in self._paths:
             size = torn_bytes(path)
             if size:

@@ -31,7 +31,7 @@ _ZEROS: Final = bytes(1 << 16)
 
 
 class WalFile:
-    """A descriptor of a `-wal` file for fdatasync; closed when nobody refers to it any more."""
+    """A descriptor of a `-wal` file for fdatasync; closed when nothing refers to it any more."""
 
     def __init__(self, path: str) -> None:
         self._file = -1

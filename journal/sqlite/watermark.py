@@ -1,6 +1,6 @@
 """The file `synced`: it says how much of the journal was on the device when a sync point last ended.
 
-A replay uses the watermark to tell a torn tail, which nobody was promised, from damage. The file itself is never
+A replay uses the watermark to tell a torn tail, which no client was promised, from damage. The file itself is never
 synced: the watermark is a lower bound. Several threads run sync points (the hub, a thread of its pool, the journal's
 worker), and the sync points may end in any order.
 Invariant: the watermark only moves forward while a journal is open. What end() writes is the last word.
@@ -58,7 +58,7 @@ class Watermark:
     def end(self, segment: int, records: int) -> None:
         """Says how many records the last segment has, when the empty one behind it goes, and closes the file.
 
-        The empty segment noted how many there are, and nobody else does. All older segments are on the device.
+        The empty segment noted how many there are, and nothing else does. All older segments are on the device.
         """
         with self._lock:
             if self._file >= 0:

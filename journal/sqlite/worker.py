@@ -1,4 +1,4 @@
-"""The journal's own thread. It does one piece of work after the other, and reports when somebody asks.
+"""The journal's own thread. It does one piece of work after the other, and reports when it is asked.
 
 This module must not know what the work is. Invariants: `done` callbacks run in the thread that calls check(), wait() or
 close(). After an exception out of a piece of work, or out of the thread itself, check() raises JournalFailed for ever.
@@ -35,7 +35,7 @@ class Worker:
         """Runs `work` in the thread; the next check() runs `done`. Urgent work is done before all other work."""
         if self._thread is None:
             thread = Thread(target=self._run, name="journal", daemon=True)
-            thread.start()  # where that fails, there is no thread whose end somebody could wait for
+            thread.start()  # where that fails, there is no thread whose end could be waited for
             self._thread = thread
         self._open += 1
         with self._wake:

@@ -42,7 +42,7 @@ from journal.sqlite.sql import connect_to_read, failure_of, read_meta, write_met
 from journal.sqlite.wal import WalFile, bytes_behind
 
 _BUSY_MS: Final = 100
-"""How long sealing waits for others who read the file. Sealing is in a thread of its own: nobody waits for it."""
+"""How long sealing waits for others who read the file. Sealing is in a thread of its own: nothing waits for it."""
 _INSERT: Final = "INSERT INTO record(seq, key, kind, crc, payload) VALUES(?, ?, ?, ?, ?)"
 
 
@@ -69,7 +69,7 @@ class SegmentWriter:
         ours: list[str] = []  # files that this call made, and may remove again
         try:
             _require_none(path)
-            # Job bodies are nobody else's business; SQLite gives its own files the mode of this one.
+            # Job bodies are for this user alone; SQLite gives its own files the mode of this one.
             os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             ours.append(new)
             _create(new, number, high_water)
@@ -168,7 +168,7 @@ class SegmentWriter:
             raise failure_of(error, "cannot write to journal segment", self.path) from error
 
     def discard(self) -> None:
-        """Closes and removes a segment that nobody needs. The segment may be sealed or not. Raises JournalFailed."""
+        """Closes and removes a segment that is not needed. The segment may be sealed or not. Raises JournalFailed."""
         try:
             remove_files(self.path)
         except JournalFailed:
@@ -200,7 +200,7 @@ class SegmentWriter:
 
 
 def _require_none(path: str) -> None:
-    """Raises OSError when a segment's name is taken: a rename would overwrite somebody's file."""
+    """Raises OSError when a segment's name is taken: a rename would overwrite another's file."""
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
@@ -247,7 +247,7 @@ def _require_whole(path: str) -> None:
 def seal(db: sqlite3.Connection, path: str, records: int, digest: Digest | None = None) -> None:
     try:
         if digest is not None:
-            with suppress(sqlite3.Error):  # nobody needs it, and what follows tells what is wrong
+            with suppress(sqlite3.Error):  # it is not needed, and what follows tells what is wrong
                 write_digest(db, digest.rows())
         db.executescript(f"PRAGMA busy_timeout={_BUSY_MS}; PRAGMA synchronous=FULL;")
         meta = read_meta(db)
@@ -260,7 +260,7 @@ def seal(db: sqlite3.Connection, path: str, records: int, digest: Digest | None 
         busy = 1
     db.close()
     if busy:
-        # Somebody reads the file (sqlite3, a backup), so closing left the WAL beside it. A synced WAL is as good.
+        # Another process reads the file (sqlite3, a backup), so closing left the WAL. A synced WAL is as good.
         sync_files(path)
 
 

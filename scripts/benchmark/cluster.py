@@ -104,7 +104,7 @@ def until_served(port: int, end: float) -> None:
             return
         except (OSError, LoadError):
             time.sleep(0.001)
-    raise LoadError("nobody took over")
+    raise LoadError("no node took over")
 
 
 def _ms(seconds: Sequence[float]) -> str:

@@ -179,7 +179,7 @@ def drop_cache(directory: Path) -> None:
 
 
 def _cycle_bodies(server: Server, scale: Scale, _: object) -> None:
-    """Whoever reserves gets the oldest of the jobs, whose bodies are on the disk alone."""
+    """A client that reserves gets the oldest of the jobs, whose bodies are on the disk alone."""
     load = Load(server.port, connections=10, depth=backlog.DEPTH, body_bytes=backlog.BODY_BYTES)
     load.work(scale.seconds)
     load.close()
