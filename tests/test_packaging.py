@@ -32,7 +32,10 @@ from tests.support.process import ROOT, ServerProcess, free_port
 
 MAKE_LIMIT_S = 600
 """What a build, or the tests of one, may take where other tests take the processors meanwhile."""
-SHELL_SCRIPTS = ("scripts/run", "scripts/test", "scripts/environment", "scripts/places.sh", ".ci/run")
+SHELL_SCRIPTS = (
+    *("scripts/run", "scripts/test", "scripts/environment", "scripts/places.sh", "scripts/package", ".ci/run"),
+    *("debian/geventstalk.postinst", "debian/geventstalk.prerm", "debian/geventstalk.postrm"),
+)
 
 
 def run(
