@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from geventstalk import exits
 from geventstalk.config import load
@@ -25,9 +26,17 @@ from tests.support.wire import Client
 DEBIAN = ROOT / "debian"
 DATA = "/var/lib/geventstalk"
 SETTINGS = "/etc/geventstalk/geventstalk.yaml"
+WORKFLOWS = ROOT / ".github" / "workflows"
+OUTPUTS = ("name", "digest")
+RELEASE_WRITES = ["attestations", "contents", "id-token", "packages"]
 BUILD_LIMIT_S = 900
 VENV_LIMIT_S = 300
 SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    text: dict[str, Any] = yaml.safe_load(path.read_text())
+    return text
 
 
 def load_program() -> Any:
@@ -245,6 +254,62 @@ def test_the_sums_are_of_all_that_is_there(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_command_that_fails_says_what_it_said() -> None:
     with pytest.raises(package.Failed, match="exit code 3\nout\nerr\n"):
         package.run("sh", "-c", "echo out; echo err >&2; exit $CODE", CODE="3")
+
+
+class TestWorkflows:
+    """.github/workflows, without GitHub. There, tests.yml runs actionlint over both."""
+
+    @staticmethod
+    def jobs(name: str) -> dict[str, dict[str, Any]]:
+        jobs: dict[str, dict[str, Any]] = load_yaml(WORKFLOWS / name)["jobs"]
+        return jobs
+
+    @pytest.mark.parametrize("name", sorted(path.name for path in WORKFLOWS.iterdir()))
+    def test_each_step_can_be_run(self, name: str) -> None:
+        """Actions have a version, shell is shell, and what the expressions name is there."""
+        jobs = self.jobs(name)
+        for job in jobs.values():
+            assert {*([job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", []))} <= {*jobs}
+            matrix = job.get("strategy", {}).get("matrix", {})
+            known = {f"matrix.{key}" for entry in (matrix, *matrix.get("include", [])) for key in entry}
+            known |= {f"steps.{step['id']}.outputs.{key}" for step in job["steps"] if "id" in step for key in OUTPUTS}
+            assert {*re.findall(r"\$\{\{ (\S+) \}\}", str(job))} <= known | {"secrets.GITHUB_TOKEN"}
+            assert job["timeout-minutes"] <= 120
+            for step in job["steps"]:
+                assert ("uses" in step) != ("run" in step)
+                assert re.fullmatch(r"actions/[\w-]+@v\d+|docker://[\w/]+:[\d.]+", step.get("uses", "actions/it@v1"))
+                said("bash", "-n", "-c", step.get("run", ""))
+                for script in re.findall(r"(?:^|\s)((?:scripts|\.ci)/\S+)", step.get("run", "")):
+                    assert os.access(ROOT / script, os.X_OK), script
+
+    def test_the_token_of_a_job_may_do_what_the_job_does_and_no_more(self) -> None:
+        for name, may_write in (("tests.yml", {}), ("release.yml", {"image": ["packages"], "release": RELEASE_WRITES})):
+            assert load_yaml(WORKFLOWS / name)["permissions"] == {"contents": "read"}
+            jobs = self.jobs(name)
+            found = {
+                key: [area for area, kind in job["permissions"].items() if kind == "write"]
+                for key, job in jobs.items()
+                if "permissions" in job
+            }
+            assert found == may_write
+
+    def test_a_release_has_wheels_for_each_python_processor_and_libc(self) -> None:
+        jobs = self.jobs("release.yml")
+        assert {*jobs["release"]["needs"]} == {*jobs} - {"release"}
+        wheels = jobs["wheels"]
+        (build,) = (step["env"]["CIBW_BUILD"] for step in wheels["steps"] if "env" in step)
+        pythons = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', (ROOT / "setup.py").read_text())
+        assert build == f"cp3{{{','.join(pythons)}}}-${{{{ matrix.libc }}}}_*"
+        assert wheels["strategy"]["matrix"]["libc"] == ["manylinux", "musllinux"]
+        for job in ("wheels", "debian"):
+            assert jobs[job]["strategy"]["matrix"]["runner"] == ["ubuntu-24.04", "ubuntu-24.04-arm"]
+
+    def test_what_they_install_is_what_the_package_is_built_with(self) -> None:
+        (install,) = (
+            step["run"] for step in self.jobs("release.yml")["debian"]["steps"] if "--no-install" in step.get("run", "")
+        )
+        build = {word.split()[0] for word in control()["Build-Depends"].split(", ")}
+        assert {word.replace("debhelper-compat", "debhelper") for word in build} - {"python3"} < {*install.split()}
 
 
 def needs(*names: str) -> None:
