@@ -114,6 +114,7 @@ def version() -> str:
 POSTGRES = ["psycopg[binary]>=3.2,<4"]
 TEST = [
     *POSTGRES,
+    "greenstalk>=2.1.1,<3",
     "hypothesis>=6.100",
     "jsonschema-rs>=0.30",
     "pystalk>=0.9",
@@ -165,14 +166,13 @@ METADATA: dict[str, Any] = {
     "python_requires": ">=3.10",
     # A server has an environment of its own, so the next major version is let in on purpose, not by chance.
     "install_requires": [
-        "click>=8.1,<9",
-        "falcon>=4.0.2,<5",
-        "gevent>=24.10.1,<27",
-        "greenstalk>=2.1.1,<3",
-        "mypy_extensions>=1.0,<2",
-        "prometheus_client>=0.21,<1",
-        "pyyaml>=6.0.1,<7",
-        "rich>=13.7,<16",
+        "click>=8.1,<9",  # the command line
+        "falcon>=4.0.2,<5",  # the API: routes and their errors
+        "gevent>=24.10.1,<27",  # the event loop
+        "mypy_extensions>=1.0,<2",  # the types of compiled modules
+        "prometheus_client>=0.21,<1",  # the formats of /metrics
+        "pyyaml>=6.0.1,<7",  # the configuration file
+        "rich>=13.7,<16",  # tables and `top` of the commands for a running server; the server does not import it
         *RE2,
     ],
     "extras_require": {"postgres": POSTGRES, "test": TEST, "dev": TEST + DEV},

@@ -43,7 +43,7 @@ class Server:
     def run(self, drains):
         if BEHAVIOUR == "modules":
             slow = {"gevent", "yaml", "sqlite3", "json", "asyncio", "encodings.idna"}
-            slow |= {"geventstalk.remote", "geventstalk.cli.program", "greenstalk", "rich", "http"}
+            slow |= {"geventstalk.remote", "geventstalk.cli.program", "geventstalk.client", "rich", "http"}
             print(*sorted(slow & set(sys.modules)), flush=True)
             return 0
         if BEHAVIOUR == "end":

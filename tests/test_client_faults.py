@@ -15,8 +15,9 @@ def test_no_server(bare: Runner) -> None:
         ran = bare(*words, "-p", str(port))
         assert ran == (EXIT_UNREACHABLE, "", f"geventstalk: no server listens at 127.0.0.1:{port}\n")
     assert bare("tubes", "-l", "no.such.host.invalid").code == EXIT_UNREACHABLE
-    assert bare("tubes", "-l", "a..b").code == EXIT_UNREACHABLE
-    assert bare("tubes", "-p", "nosuchservice").code == EXIT_UNREACHABLE
+    for where, why in (("-l a..b", "there is no such host"), ("-p nosuchservice", "there is no service nosuchservice")):
+        ran = bare("tubes", *where.split())
+        assert ran.code == EXIT_UNREACHABLE and ran.err.endswith(f": {why}\n")
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,17 @@ def test_a_server_that_stalls_is_given_up(shell: Any) -> None:
 
 @both
 @pytest.mark.parametrize(
-    "answer", [b"\0" * 2000, b"HTTP/1.1 400 Bad\r\n", b"INSERTED\r\n", b"INSERTED x\r\n", b"OK -1\r\n", b"OK 1\r\nabc"]
+    "answer",
+    [
+        b"\0" * 2000,
+        b"HTTP/1.1 400 Bad\r\n",
+        b"INSERTED\r\n",
+        b"INSERTED 1\n",
+        b"INSERTED x\r\n",
+        b"OK -1\r\n",
+        b"OK 1\r\nabc",
+        b"OK 2147483649\r\n",
+    ],
 )
 def test_garbage_closes_the_connection(shell: Any, answer: bytes) -> None:
     with fake(says((b"put 65536 0 60 1\r\nx\r\n", answer), then=until_the_end)) as address, shell(address) as client:
@@ -344,7 +354,7 @@ def test_a_wrong_name_is_not_sent(name: str) -> None:
             client.delete(-1)
 
 
-@pytest.mark.parametrize("address", ["", "h:0", "h:x", "[::1", "h:1:2", "h:65536"])
+@pytest.mark.parametrize("address", ["", "h:0", "h:x", "[::1", "h:1:2", "h:65536", "a..b"])
 def test_a_wrong_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="no address"):
         Client(address)

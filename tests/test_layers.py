@@ -99,7 +99,6 @@ def test_the_files_that_the_architecture_names_are_there() -> None:
         ("geventstalk/offline/inspect.py", "import click"),
         ("geventstalk/remote/api.py", "import geventstalk.core.engine"),
         ("geventstalk/remote/bulk.py", "import gevent"),
-        ("geventstalk/cli/client_top.py", "def late() -> None:\n    import greenstalk"),
         ("geventstalk/offline/keep.py", "import journal.sqlite.survey"),
         ("geventstalk/durable/store.py", "import journal.sqlite.log"),
         ("geventstalk/serving/acceptor.py", "import geventstalk.cli.main"),

@@ -21,6 +21,8 @@ ROUND_S: Final = 60
 """The seconds after which a reserve without a limit asks again: so a host that vanished is noticed."""
 _LINE_BYTES_MAX: Final = 1024
 _DIGITS_MAX: Final = 20
+_BODY_BYTES_MAX: Final = 1 << 31
+"""A body of a job has at most half as many. What says more is no server of this protocol."""
 _TUBE: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
 _FRACTION: Final = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}")
@@ -126,17 +128,17 @@ class Replies:
         return Reply(words, body)
 
     def _head(self) -> bool:
-        end = self._buffer.find(b"\r\n", self._searched)
-        if (end if end >= 0 else len(self._buffer)) > _LINE_BYTES_MAX:
+        end = self._buffer.find(b"\n", self._searched)
+        if (end if end >= 0 else len(self._buffer)) > _LINE_BYTES_MAX or (end >= 0 and self._buffer[end - 1] != 13):
             raise _bad([bytes(self._buffer[:40])])
         if end < 0:
-            self._searched = max(0, len(self._buffer) - 1)
+            self._searched = len(self._buffer)
             return False
-        words = bytes(self._buffer[:end]).split(b" ")
-        del self._buffer[: end + 2]
+        words = bytes(self._buffer[: end - 1]).split(b" ")
+        del self._buffer[: end + 1]
         self._searched = 0
         if words[0] in _WITH_BODY:
-            if not words[-1].isdigit() or len(words[-1]) > _DIGITS_MAX:
+            if not words[-1].isdigit() or len(words[-1]) > _DIGITS_MAX or int(words[-1]) > _BODY_BYTES_MAX:
                 raise _bad(words)
             self._size = int(words[-1])
         self._words = words

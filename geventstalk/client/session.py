@@ -222,6 +222,10 @@ def _parse(address: str) -> Connect:
         host, _, port = address.partition(":")
         sound = True
     port = port or str(PORT)
+    try:
+        host.encode("idna")  # as the resolver does
+    except UnicodeError:
+        sound = False
     if not (sound and host and port.isdecimal() and 0 < int(port) < 65536):
         raise ValueError(f"{address!r} is no address of a server: host, host:port, [::1]:port or unix:path")
     return Connect(host, int(port))
