@@ -203,6 +203,14 @@ class Settings:
         "A further name by which HTTP requests may call this server, such as that of a proxy in front of it.",
         kind="list",
     )
+    name: str | None = _option(
+        None, "--name", "NAME", values.optional(values.name),
+        "Name of this server on every page of the console. Default: the name of the host.",
+    )
+    name_color: str | None = _option(
+        None, "--name-color", "COLOR", values.optional(values.name_color),
+        f"Colour of the name on every page of the console: {', '.join(values.NAME_COLORS)}.",
+    )
     audit: str | None = _option(  # None: the latest changes are kept in memory only
         None, "--audit", "FILE", values.optional(values.text("file")),
         "Append each change that is made over HTTP to this file: who, when, from where, what.",

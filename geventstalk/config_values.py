@@ -19,6 +19,7 @@ AUTO_CORES_MIN = 4  # with fewer, the clients' processes need them more
 AUTO_IO_PROCESSES_MAX = 3  # more than one engine can keep at work
 TUBE_SERIES_CAP = 100_000  # ten megabytes at each scrape
 VERBOSE_CAP = 100
+NAME_COLORS = ("red", "orange", "green", "blue", "purple", "gray")  # style.css has each of them
 LEASE_S_MIN, LEASE_S_MAX = 0.2, 60.0  # a busy machine may well stand still for longer than the shortest one
 WAIT_S_MAX = 3600.0
 _BYTES_CAP = 1 << 60
@@ -114,6 +115,19 @@ def node(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[\w.:-]{1,100}", value, re.ASCII):
         raise ValueError(f"invalid name of a node: {_shown(value)}; it has up to 100 of a-z, A-Z, 0-9, ., :, _ and -")
     return value
+
+
+def name(value: object) -> str:
+    # Printable: a character that turns the direction of the text would make it look like another server's.
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value.strip()) == len(value) <= 60:
+        raise ValueError(f"invalid name: {_shown(value)}; give up to 60 printable characters")
+    return value
+
+
+def name_color(value: object) -> str:
+    if value not in NAME_COLORS:
+        raise ValueError(f"invalid colour: {_shown(value)}, it is one of {', '.join(NAME_COLORS)}")
+    return str(value)
 
 
 def advertise(value: object) -> str:

@@ -40,6 +40,8 @@ VALUES: dict[str, tuple[str, str, object]] = {
     "http": ("8080", "8080", ("127.0.0.1:8080",)),
     "http_tokens": ("/t", "/t", "/t"),
     "http_host": ("Queue.example", "Queue.example", ("queue.example",)),
+    "name": ("Queue 1", "Queue 1", "Queue 1"),
+    "name_color": ("red", "red", "red"),
     "audit": ("/a", "/a", "/a"),
     "io_processes": ("3", "3", 3),
     "max_tube_series": ("5", "5", 5),
@@ -124,6 +126,18 @@ BAD: dict[str, list[tuple[object, str]]] = {
         ("a:80", "invalid host name: a:80; give it without a port"),
         ("*", "invalid host name: *"),
         (None, "invalid host name: null"),
+    ],
+    "name": [
+        ("", "invalid name: (empty)"),
+        (" a", "invalid name:  a; give up to 60 printable characters"),
+        ("a" * 61, "invalid name: aaa"),
+        ("a\u202eb", "invalid name: "),
+        (5, "invalid name: 5"),
+    ],
+    "name_color": [
+        ("", "invalid colour: (empty)"),
+        ("pink", "invalid colour: pink, it is one of red"),
+        ([], "invalid colour: a list"),
     ],
     "audit": [("", "invalid file: (empty)"), (False, "invalid file: false")],
     "io_processes": [

@@ -122,6 +122,8 @@ def server(backend: Backend, found: Oldest, needy: str) -> Json:
         "build": BUILD,
         "pid": os.getpid(),
         "hostname": _text(facts["hostname"]),
+        "name": backend.settings.name or _text(facts["hostname"]),
+        "name_color": backend.settings.name_color,
         "started": backend.unix_s(engine.started_ns),
         "uptime_s": (now_ns - engine.started_ns) / SECOND_NS,
         "now": backend.unix_s(now_ns),

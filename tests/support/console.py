@@ -24,7 +24,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from geventstalk.core.job import SECOND_NS
 from geventstalk.filters import FilterError, parse
-from geventstalk.http.api.console import FOR_EVER, PAGES, Files, load
+from geventstalk.http.api.console import FOR_EVER, PAGES, File, Files, load
 from geventstalk.http.history import RANGES, TUBE_RANGES
 from geventstalk.remote.sampling import trouble_of
 
@@ -69,6 +69,7 @@ class World:
         self.problems: list[dict[str, str]] = []
         self.draining = False
         self.node: dict[str, Any] | None = None
+        self.name, self.name_color = "queue-1", "red"
         self.leader = "one"
         self.requests: list[tuple[str, str]] = []
         self.tubes = {tube["name"]: tube for tube in map(self._tube, range(tubes))}
@@ -229,6 +230,8 @@ class World:
             "build": "compiled",
             "pid": 4711,
             "hostname": "queue-1",
+            "name": self.name,
+            "name_color": self.name_color,
             "started": self.began,
             "uptime_s": now - self.began,
             "now": now,
@@ -552,6 +555,7 @@ class WideWorld(World):
     def __init__(self) -> None:
         super().__init__(12, 120)
         many, long_s = 2**32 - 1, 2.0**32
+        self.name = "W" * 60
         self.problems = [{"about": "work", "text": f"1 tube needs attention: {LONG_NAME}.", "page": "tubes"}]
         for at, tube in enumerate(self.tubes.values()):
             tube["name"] = LONG_NAME[at:]
@@ -615,17 +619,18 @@ class Application:
         if path.startswith("/api/v1/"):
             return self._api(environ, start_response, method, path)
         name = path.split("/")
-        file, caching = self.files.page if name[1] in ("", *PAGES) else None, "no-cache"
+        file: File | None = self.files.page
+        caching = "no-cache"
         if name[1] == "assets":
             file, caching = self.files.find(name[2], "/".join(name[3:])), FOR_EVER
         headers = [("Content-Security-Policy", CSP), ("X-Content-Type-Options", "nosniff")]
-        if file is None:
+        if file is None or name[1] == "favicon.ico":
             start_response("404 Not Found", headers)
             return [b""]
         headers += [("Content-Type", file.content_type), ("Cache-Control", caching)]
         if file.packed:
             headers.append(("Content-Encoding", "gzip"))
-        start_response("200 OK", headers)
+        start_response("200 OK" if name[1] in ("", "assets", *PAGES) else "404 Not Found", headers)
         return [file.packed or file.plain]
 
     def _api(

@@ -18,6 +18,8 @@ from geventstalk.http.backend import Backend
 
 PAGES: Final = ("tubes", "jobs", "connections", "journal", "nodes", "audit", "help")
 """The first part of each address that is a page; the console's own script reads the rest."""
+_NAMED: Final = ("tubes", "jobs")
+"""The pages of which each has further ones below it: one for each name."""
 FOR_EVER: Final = "public, max-age=31536000, immutable"
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
@@ -105,6 +107,18 @@ class PageResource:
         _send(req, resp, self._files.page, "no-cache")
 
 
+class NowhereSink:
+    """GET of anything else by a browser: the same document, which says that there is no such page, with status 404."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def __call__(self, req: falcon.Request, resp: falcon.Response, **parts: str) -> None:
+        if req.method not in ("GET", "HEAD") or "text/html" not in (req.get_header("Accept") or ""):
+            raise falcon.HTTPRouteNotFound
+        _send(req, resp, self._files.page, "no-store", falcon.HTTP_404)
+
+
 class AssetsResource:
     """GET /assets/HASH/NAME"""
 
@@ -132,11 +146,12 @@ class IconResource:
         _send(req, resp, self._file, "max-age=86400")
 
 
-def _send(req: falcon.Request, resp: falcon.Response, file: File, caching: str) -> None:
+def _send(req: falcon.Request, resp: falcon.Response, file: File, caching: str, status: str = falcon.HTTP_200) -> None:
+    resp.status = status
     resp.set_header("Cache-Control", caching)
     resp.set_header("Vary", "Accept-Encoding")
     resp.set_header("ETag", file.etag)
-    if file.etag in (req.get_header("If-None-Match") or ""):
+    if status == falcon.HTTP_200 and file.etag in (req.get_header("If-None-Match") or ""):
         resp.status = falcon.HTTP_304
         return
     resp.content_type = file.content_type
@@ -161,6 +176,8 @@ def add(app: Any, backend: Backend) -> None:
     app.add_route("/", page)
     for name in PAGES:
         app.add_route(f"/{name}", page)
+    for name in _NAMED:
         app.add_route(f"/{name}/{{rest:path}}", page)
     app.add_route("/favicon.ico", IconResource(files))
     app.add_route("/assets/{folder}/{name:path}", AssetsResource(files))
+    app.add_sink(NowhereSink(files), "/(?!api/|assets/)")

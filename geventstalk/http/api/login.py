@@ -21,14 +21,14 @@ _PAGE: Final = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>Log in to geventstalk</title>
+<title>Log in to {name}</title>
 <link rel="stylesheet" href="/login.css">
 </head>
 <body>
 <main>
 <h1><svg viewBox="0 0 32 32" aria-hidden="true"><path class="stalk" d="M16 28C16 19 13 15 16 4"/><path d="M15.2 19.5C9.5
 20 6.5 17 6 12.5c5-.3 8.4 2 9.2 7zM16 13.5c.2-4.6 3.3-7.3 9.3-6.8 0 5.1-3.8 7.7-9.3 6.8z"/></svg>geventstalk</h1>
-<p>{host}</p>
+<p>{name}</p>
 {problem}<form method="post" action="/login">
 <label for="token">Token</label>
 <input id="token" name="token" type="password" required autofocus autocomplete="current-password" spellcheck="false">
@@ -107,7 +107,9 @@ class LoginResource:
 
     def _show(self, req: falcon.Request, resp: falcon.Response, target: str, problem: str = "") -> None:
         shown = f'<p class="problem" role="alert">{problem}</p>\n' if problem else ""
-        resp.text = _PAGE.format(host=escape(req.host), problem=shown, next=escape(target))
+        # The name of the host is for those who are logged in.
+        name = self._backend.settings.name or req.host
+        resp.text = _PAGE.format(name=escape(name), problem=shown, next=escape(target))
         resp.content_type = falcon.MEDIA_HTML
 
 

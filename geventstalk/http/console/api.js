@@ -14,8 +14,8 @@ export class Problem extends Error {
   }
 }
 
-/** The user. Until the server has answered, one with the role read. */
-export const session = { role: "read", name: "", csrf: null, mayChange: false };
+/** The user, and the server's name. Until the server has answered, the user has the role read. */
+export const session = { role: "read", name: "", csrf: null, mayChange: false, node: null, place: "", colour: null };
 
 /** A path of the API; each value is one segment, with any characters. */
 export function path(strings, ...values) {
@@ -87,8 +87,10 @@ export async function whoAmI() {
   return session;
 }
 
-/** Takes the node's role: no user changes anything at a standby. */
+/** Takes the server's name, and the node's role: no user changes anything at a standby. */
 export function sit(server) {
+  session.place = server?.name ?? session.place;
+  session.colour = server ? server.name_color : session.colour;
   session.node = server?.node ?? null;
   session.mayChange = session.role === "admin" && session.node?.serves !== false;
 }

@@ -1,9 +1,9 @@
 // The frame of all pages: the page of an address, the bar above, the keys that work everywhere.
 import { whoAmI, session, Problem } from "./api.js";
-import { Dialogs, isOpen } from "./dialog.js";
+import { Dialogs, isOpen, Place } from "./dialog.js";
 import { Careful, html, render, useState } from "./dom.js";
 import { start, togglePause, useLive } from "./live.js";
-import { Fault, useTitle } from "./parts.js";
+import { Fault, Plain, useTitle } from "./parts.js";
 import { navigate, route, useRoute } from "./route.js";
 import { Audit } from "./pages/audit.js";
 import { Connections } from "./pages/connections.js";
@@ -26,13 +26,14 @@ function Page() {
   const { page, name } = useRoute();
   if (page === "tubes" && name) return html`<${Tube} key=${name} name=${name} />`;
   if (page === "jobs" && name) return html`<${Job} key=${name} id=${name} />`;
-  const Found = PAGES[page];
+  const Found = name ? null : PAGES[page];
   return Found ? html`<${Found} key=${page} />` : html`<${Nowhere} />`;
 }
 
 function Nowhere() {
   useTitle("No such page");
-  return html`<div class="blank"><p class="head">There is no such page.</p><p><a href="/">Overview</a></p></div>`;
+  return html`<div class="blank"><h1>There is no such page.</h1><p><code><${Plain} text=${location.pathname} /></code></p>
+    <p class="buttons-line"><a class="button" href="/">Overview</a><a class="button" href="/tubes">Tubes</a><a class="button" href="/jobs">Jobs</a></p></div>`;
 }
 
 const THEMES = { auto: "as the system", light: "light", dark: "dark" };
@@ -67,6 +68,11 @@ function Beat() {
     <i aria-hidden="true" />${SAYS[state]}</button>`;
 }
 
+function Named() {
+  useLive();
+  return session.place && html`<${Place} />`;
+}
+
 /** A standby shows the jobs it has read, and names the leader. */
 function Standby() {
   const node = useLive().server?.node;
@@ -89,6 +95,7 @@ function App() {
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>To the contents</a>
     <header class="bar">
       <a class="brand" href="/" aria-label="geventstalk, overview"><svg viewBox="0 0 32 32" aria-hidden="true"><path d="M16 28C16 19 13 15 16 4" fill="none" stroke="currentColor" stroke-width="2.6" stroke-linecap="round" /><path fill="currentColor" d="M15.2 19.500C9.5 20 6.5 17 6 12.500c5-.3 8.4 2 9.2 7zM16 13.500c.2-4.6 3.3-7.3 9.3-6.8 0 5.1-3.8 7.7-9.3 6.800z" /></svg><span>geventstalk</span></a>
+      <${Named} />
       <nav aria-label="Pages">${BAR.filter(([key]) => key !== "nodes" || session.node).map(([key, text]) => html`<a key=${key} href="/${key}" aria-current=${page === key ? "page" : undefined}>${text}</a>`)}</nav>
       <div class="tools">
         <${Beat} />
@@ -109,7 +116,7 @@ function LogOut() {
   return html`<form method="post" action="/logout" class="logout"><button type="submit" class="small quiet-button" title=${`You are ${session.name}`}>Log out</button></form>`;
 }
 
-let leader = 0; // when `g` was pressed
+let leader = -Infinity; // when `g` was pressed; never, at first and after its second key
 
 function onKey(event) {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -118,7 +125,7 @@ function onKey(event) {
   if (typing || isOpen()) return;
   const field = document.querySelector("[data-filter]");
   if (performance.now() - leader < 1500 && GO[event.key]) {
-    leader = 0;
+    leader = -Infinity;
     navigate(GO[event.key]);
   } else if (event.key === "g") leader = performance.now();
   else if (event.key === "/" && field) {

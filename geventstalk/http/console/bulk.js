@@ -2,7 +2,7 @@
 import { get, path, Problem, remove, session } from "./api.js";
 import { say } from "./dialog.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
-import { count, share } from "./format.js";
+import { count, share, visible } from "./format.js";
 import { isRunning, useEvent, useLive } from "./live.js";
 import { jobsHref } from "./route.js";
 
@@ -46,7 +46,7 @@ export function BulkChanges() {
   if (!changes.length) return null;
   return html`<section class="bulk" aria-label="Work under way">${changes.map(
     (work) => html`<p key=${work.number}>
-      <b title=${work.tube}>${work.action}${work.tube ? ` to ${work.tube}` : ""}</b> <a href=${jobsHref(work.filter)} title=${work.filter}><code>${work.filter || "all jobs"}</code></a>
+      <b title=${work.tube}>${work.action}${work.tube ? ` to ${work.tube}` : ""}</b> <a href=${jobsHref(work.filter)} title=${visible(work.filter)}><code>${visible(work.filter) || "all jobs"}</code></a>
       <span>by ${work.by}: ${share(work.searched, work.jobs_before)}, ${count(work.done)} done</span>
       <progress max=${Math.max(1, work.jobs_before)} value=${work.searched} aria-label="How far the work is"></progress>
       ${session.mayChange && html`<button type="button" class="small" onClick=${() => stop(work)}>Stop</button>`}

@@ -1,6 +1,8 @@
 // Questions before harm, progress of work, menus, and short notes. They share one place on the page: <Dialogs>. A
 // question returns a promise.
+import { session } from "./api.js";
 import { html, useLayoutEffect, useRef, useState } from "./dom.js";
+import { visible } from "./format.js";
 
 const shown = { dialogs: [], menu: null, notes: [] };
 let again = () => {};
@@ -102,7 +104,7 @@ export function Dialogs() {
     ${shown.menu && html`<${Menu} key=${String(shown.menu.label)} ...${shown.menu} />`}
     <div class="notes" role="status" aria-live="polite">${shown.notes.map(
       (note) => html`<div key=${note.number} class="note ${note.fault ? "fault" : ""}" data-number=${note.number}>
-        <span>${note.text}</span>
+        <span>${typeof note.text === "string" ? visible(note.text) : note.text}</span>
         ${note.undo && html`<button type="button" class="small" onClick=${() => { putAway(note.number); note.undo.run(); }}>${note.undo.text}</button>`}
         <button type="button" class="small quiet-button" aria-label="Put this note away" onClick=${() => putAway(note.number)}>×</button>
       </div>`,
@@ -127,6 +129,9 @@ function Modal({ onCancel, label, children, wide }) {
   >${children}</dialog>`;
 }
 
+/** The server's name, in its colour. */
+export const Place = () => html`<span class="place ${session.colour ? `place-${session.colour}` : ""}" title=${`This server is ${visible(session.place)}`}>${visible(session.place)}</span>`;
+
 function Question({ title, text, button, danger, typed, fields = [], done, check, wide }) {
   const [values, setValues] = useState(() => Object.fromEntries(fields.map((field) => [field.name, field.value ?? ""])));
   const [word, setWord] = useState("");
@@ -143,8 +148,9 @@ function Question({ title, text, button, danger, typed, fields = [], done, check
   };
   return html`<${Modal} onCancel=${() => done(null)} label=${title} wide=${wide}>
     <form onSubmit=${submit}>
-      <h2>${title}</h2>
-      ${text && html`<p>${text}</p>`}
+      ${session.place && html`<p class="at-place">on <${Place} /></p>`}
+      <h2>${visible(title)}</h2>
+      ${text && html`<p>${visible(text)}</p>`}
       ${fields.length > 0 && html`<div class="fields">${fields.map((field) => html`<${Field} key=${field.name} ...${field} value=${values[field.name]} set=${(value) => set(field.name, value)} />`)}</div>`}
       ${typed && html`<label class="field typed"><span>Type <code>${typed}</code> to go on</span><input
         name="typed" autocomplete="off" spellcheck=${false} autofocus value=${word} onInput=${(event) => setWord(event.target.value)} /></label>`}

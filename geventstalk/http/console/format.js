@@ -113,6 +113,22 @@ export function exactMoment(unix) {
   return `${date} ${clock(unix)}.${String(at.getMilliseconds()).padStart(3, "0")} ${zone}`;
 }
 
+// Characters that are not seen, or change the direction of those beside them. The joiners are part of some scripts and of
+// emoji, so they are seen beside such characters.
+const HIDDEN = /([\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}]|(?<=^|[\0-\u024f])[\u200c\u200d])/u;
+const EVERY_HIDDEN = new RegExp(HIDDEN, "gu");
+
+const escaped = (character) => {
+  const code = character.codePointAt(0).toString(16);
+  return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
+};
+
+/** A text with escapes for what is hidden in it. */
+export const visible = (text) => text.replace(EVERY_HIDDEN, escaped);
+
+/** The pieces of a text; every second one is the escape of a hidden character. */
+export const pieces = (text) => text.split(HIDDEN).map((piece, at) => (at % 2 ? escaped(piece) : piece));
+
 /** A part of a whole: 12 %, 0.4 %. */
 export function share(part, whole) {
   if (!whole) return NONE;

@@ -1,6 +1,7 @@
 // Small components of every page: states, ages, numbers that show their changes, and placeholders.
+import { session } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
-import { age, count, exactly, exactMoment, moment } from "./format.js";
+import { age, count, exactly, exactMoment, moment, pieces, visible } from "./format.js";
 import { say } from "./dialog.js";
 
 export const STATES = ["ready", "reserved", "delayed", "buried"];
@@ -19,6 +20,11 @@ export function Shape({ state }) {
 
 export function State({ state }) {
   return html`<span class="state s-${state}"><${Shape} state=${state} />${state}</span>`;
+}
+
+/** A text of others: what is hidden in it is an escape. */
+export function Plain({ text }) {
+  return pieces(text).map((piece, at) => (at % 2 ? html`<span class="escape" title="A character that is not seen, or turns the text">${piece}</span>` : piece));
 }
 
 /** A span of time; the exact one on hover. */
@@ -174,9 +180,10 @@ export function Pick({ options, value, onChange, label }) {
   )}</div>`;
 }
 
-/** The title of the window while this page is shown. */
+/** The title of the window while this page is shown: the page, and the server's name. */
 export function useTitle(text) {
+  const { place } = session;
   useEffect(() => {
-    document.title = text ? `${text} · geventstalk` : "geventstalk";
-  }, [text]);
+    document.title = visible([text, place, "geventstalk"].filter(Boolean).join(" · "));
+  }, [text, place]);
 }

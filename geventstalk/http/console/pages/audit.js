@@ -2,7 +2,7 @@
 import { get, Problem } from "../api.js";
 import { attempt } from "../actions.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
-import { count, counted } from "../format.js";
+import { count, counted, visible } from "../format.js";
 import { useEvent, useLive } from "../live.js";
 import { download, Empty, Moment, Search, useTitle, Stale } from "../parts.js";
 import { jobHref, jobsHref, tubeHref, useQuery } from "../route.js";
@@ -15,14 +15,14 @@ const inWords = (entry) => [entry.action, entry.job && `job ${entry.job}`, entry
 
 const where = (entry) => [
   entry.job ? html` <a href=${jobHref(entry.job)}>job ${entry.job}</a>` : "",
-  entry.filter ? html` <a href=${jobsHref(entry.filter)}><code>${entry.filter}</code></a>` : "",
+  entry.filter ? html` <a href=${jobsHref(entry.filter)}><code>${visible(entry.filter)}</code></a>` : "",
   entry.tube ? html` <a href=${tubeHref(entry.tube)}>${entry.tube}</a>` : "",
 ];
 
 /** A change in one line: "kick job 5 mail", "bulk delete tube:mail state:buried, 1,204". */
 export function did(entry) {
   const many = entry.count > 1 && !entry.job ? ` ${counted(entry.count, "job")}` : "";
-  return html`${entry.action}${where(entry)}${entry.detail ? ` ${entry.detail}` : ""}<span class="quiet">${many}</span>`;
+  return html`${entry.action}${where(entry)}${entry.detail ? ` ${visible(entry.detail)}` : ""}<span class="quiet">${many}</span>`;
 }
 
 export function Audit() {

@@ -2,9 +2,9 @@
 import { get, path, Problem, session } from "../api.js";
 import { closeConnection } from "../actions.js";
 import { html, useRef, useState } from "../dom.js";
-import { bytes, count, counted } from "../format.js";
+import { bytes, count, counted, visible } from "../format.js";
 import { usePoll } from "../live.js";
-import { Age, Empty, Moment, Num, useTitle, Stale } from "../parts.js";
+import { Age, Empty, Moment, Num, Plain, useTitle, Stale } from "../parts.js";
 import { jobsHref, tubeHref, useQuery } from "../route.js";
 import { merged, Table } from "../table.js";
 
@@ -54,7 +54,7 @@ export function Connections() {
   };
   const columns = [
     { id: "number", title: "Number", sort: "number", num: true, width: "w-short", hide: "m", cell: (one) => one.number },
-    { id: "address", title: "Address", sort: "address", width: "w-address", cell: (one) => html`<span title=${`${one.address}, at ${one.listener}`}>${one.address}</span>` },
+    { id: "address", title: "Address", sort: "address", width: "w-address", cell: (one) => html`<span title=${visible(`${one.address}, at ${one.listener}`)}><${Plain} text=${one.address} /></span>` },
     { id: "role", title: "Is", width: "w-short", hide: "m", cell: (one) => [one.producer && "producer", one.worker && "worker"].filter(Boolean).join(", ") || html`<span class="none">–</span>` },
     { id: "uses", title: "Uses", width: "w-use", hide: "l", cell: (one) => html`<a href=${tubeHref(one.uses)} title=${one.uses}>${one.uses}</a>` },
     { id: "watches", title: "Watches", hide: "m", cell: (one) => html`<span title=${one.watches.join(", ")}>${one.watches.map((name, index) => html`${index ? ", " : ""}<a href=${tubeHref(name)}>${name}</a>`)}${one.watching > one.watches.length ? `, and ${count(one.watching - one.watches.length)} more` : ""}</span>` },

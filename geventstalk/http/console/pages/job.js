@@ -5,7 +5,7 @@ import { MenuButton } from "../dialog.js";
 import { html, useMemo, useState } from "../dom.js";
 import { age, bytes, count, counted, exactMoment } from "../format.js";
 import { usePoll } from "../live.js";
-import { copy, Empty, Facts, Fault, Loading, Moment, Pick, useTitle, Stale, State } from "../parts.js";
+import { copy, Empty, Facts, Fault, Loading, Moment, Pick, Plain, useTitle, Stale, State } from "../parts.js";
 import { connectionHref, jobHref, navigate, tubeHref } from "../route.js";
 
 const ROW = 16; // bytes in a line of hex
@@ -122,7 +122,7 @@ function Body({ job, most, setMost }) {
     ${!body.whole && html`<p class="stale">The first ${bytes(raw.length)} of ${bytes(job.size)}. ${most < WHOLE_MAX && html`<button type="button" class="link" onClick=${() => setMost(WHOLE_MAX)}>Show ${job.size > WHOLE_MAX ? `the first ${bytes(WHOLE_MAX)}` : "all"}</button>`}</p>`}
     ${job.size === 0
       ? html`<p class="quiet">The body is empty.</p>`
-      : html`<pre class="body" tabindex="0" aria-label="Body">${form === "json" ? tinted(shown) : shown}</pre>`}
+      : html`<pre class="body" tabindex="0" aria-label="Body">${form === "json" ? tinted(shown) : html`<${Plain} text=${shown} />`}</pre>`}
     ${cut && html`<p class="quiet">The first ${bytes(HEX_MAX)}; the download has all.</p>`}
   </section>`;
 }
@@ -141,13 +141,13 @@ const TINTED_MAX = 60_000;
 
 /** JSON with colours for names and values. */
 function tinted(text) {
-  if (text.length > TINTED_MAX) return text;
+  if (text.length > TINTED_MAX) return html`<${Plain} text=${text} />`;
   const pieces = [];
   let at = 0;
   for (const found of text.matchAll(TOKENS)) {
     if (found.index > at) pieces.push(text.slice(at, found.index));
     const kind = found[2] !== undefined ? "j-name" : found[1] !== undefined ? "j-text" : "j-value";
-    pieces.push(html`<span class=${kind}>${found[1] ?? found[0]}</span>`, found[2] ?? "");
+    pieces.push(html`<span class=${kind}><${Plain} text=${found[1] ?? found[0]} /></span>`, found[2] ?? "");
     at = found.index + found[0].length;
   }
   pieces.push(text.slice(at));

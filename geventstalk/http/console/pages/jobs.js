@@ -6,7 +6,7 @@ import { html, useEffect, useRef, useState } from "../dom.js";
 import { FilterLine } from "../filterline.js";
 import { bytes, clock, count, counted } from "../format.js";
 import { isRunning, useLive } from "../live.js";
-import { Age, Empty, useTitle, Stale, State } from "../parts.js";
+import { Age, Empty, Plain, useTitle, Stale, State } from "../parts.js";
 import { jobHref, navigate, tubeHref, useQuery } from "../route.js";
 import { merged, Table } from "../table.js";
 import { FirstJob } from "./overview.js";
@@ -19,7 +19,7 @@ const keyOf = (job) => job.id;
 
 /** The first characters of a body, on one line. */
 export function excerpt(body) {
-  if (body.encoding === "text") return html`<span class="excerpt">${body.data.replace(/\s+/g, " ")}</span>`;
+  if (body.encoding === "text") return html`<span class="excerpt"><${Plain} text=${body.data.replace(/\s+/g, " ")} /></span>`;
   return html`<span class="excerpt quiet">${bytesOf(body.data, 24)}</span>`;
 }
 

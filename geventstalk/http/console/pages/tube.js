@@ -7,7 +7,7 @@ import { html, useRef } from "../dom.js";
 import { age, count, counted, rate, short, signed } from "../format.js";
 import { filterOf } from "../filter.js";
 import { live, useLive, usePoll } from "../live.js";
-import { Age, Empty, Fault, Loading, Num, useTitle, Stale, State, STATES } from "../parts.js";
+import { Age, Empty, Fault, Loading, Num, Plain, useTitle, Stale, State, STATES } from "../parts.js";
 import { connectionHref, jobHref, jobsHref } from "../route.js";
 import { tubeItems } from "../tubelist.js";
 import { JOBS, RATES, ratesNow, useHistory } from "./overview.js";
@@ -100,7 +100,7 @@ function StateBlock({ tube, state }) {
     <${State} state=${state} />
     <p class="big"><${Num} n=${n} href=${jobsHref(filterOf(tube.name, state))} of=${`${state} jobs`} /></p>
     <p class="quiet">${n ? html`oldest <${Age} s=${tube.ages[state]} />` : "none"}${state === "ready" && tube.jobs.urgent ? `, ${count(tube.jobs.urgent)} urgent` : ""}</p>
-    ${next && html`<p class="next">next <a href=${jobHref(next.id)}>${next.id}</a> <span class="excerpt">${next.body.encoding === "text" ? next.body.data.slice(0, 80) : "bytes"}</span></p>`}
+    ${next && html`<p class="next">next <a href=${jobHref(next.id)}>${next.id}</a> <span class="excerpt">${next.body.encoding === "text" ? html`<${Plain} text=${next.body.data.slice(0, 80)} />` : "bytes"}</span></p>`}
   </div>`;
 }
 
