@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
 from geventstalk import config_values as values
+from geventstalk.config_listeners import Listener, Tls, listen_address, listener
 from geventstalk.exits import EXIT_USAGE
 
 ENV_PREFIX = "GEVENTSTALK_"
@@ -30,6 +31,7 @@ _ENV_OF_SERVICE_LINKS = r"GEVENTSTALK_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d
 _ENV_OF_PORTS = r"GEVENTSTALK_(\w+_)?PORT"
 _SERVICE_LINK = r"(tcp|udp|sctp)://"
 
+EVERY_IPV4 = "0.0.0.0"
 SHARED = ("postgresql://", "postgres://")
 """The beginnings of a journal's URL when several nodes share it."""
 _FSYNC_MS: int | None = 50
@@ -58,7 +60,8 @@ class Option:
     """One setting as the command line, a file and the environment give it.
 
     `parse` takes text or a YAML value from a source and returns the setting; its ValueError is a
-    text for the user. `negative` are flags without a value that stand for `negative_value`.
+    text for the user. `negative` are flags without a value that stand for `negative_value`. One without flags is a
+    key of the file alone.
     """
 
     key: str
@@ -129,6 +132,28 @@ class Settings:
     socket_owner: str | None = _option(
         None, "--socket-owner", "OWNER", values.optional(values.socket_owner),
         "Owner of each unix socket: USER, USER:GROUP or :GROUP; without it the user that starts the server.",
+    )
+    listeners: tuple[Listener, ...] = _option(
+        (), "", "", values.listed(listener),
+        "Addresses where clients are served on terms of their own, such as TLS.",
+        kind="list",
+    )
+    tls_listen: str | None = _option(
+        None, "--tls-listen", "ADDR:PORT", values.optional(listen_address),
+        "Serve clients over TLS here: ADDR:PORT, unix:PATH, or PORT for 127.0.0.1. Without TLS the server then listens "
+        "only where -l or -p says.",
+    )
+    tls_cert: str | None = _option(
+        None, "--tls-cert", "FILE", values.optional(values.text("file")),
+        "Certificate for --tls-listen, in PEM, with those between it and its authority.",
+    )
+    tls_key: str | None = _option(
+        None, "--tls-key", "FILE", values.optional(values.text("file")),
+        "Key of that certificate, in PEM and without a password, which other users must not be able to read.",
+    )
+    tls_client_ca: str | None = _option(
+        None, "--tls-client-ca", "FILE", values.optional(values.text("file")),
+        "Authorities in PEM: a client of --tls-listen needs a certificate that one of them has signed.",
     )
     user: str | None = _option(
         None, "-u --user", "USER", values.optional(values.text("user")),
@@ -231,6 +256,18 @@ class Settings:
     # fmt: on
 
     @property
+    def extra_listeners(self) -> tuple[Listener, ...]:
+        """Returns the listeners beside those of `listen` and `port`."""
+        if self.tls_listen is None or self.tls_cert is None or self.tls_key is None:
+            return self.listeners
+        return (*self.listeners, Listener(self.tls_listen, Tls(self.tls_cert, self.tls_key, self.tls_client_ca)))
+
+    @property
+    def plain_hosts(self) -> tuple[str | None, ...]:
+        """Returns where `listen` has the server listen; None is every IPv4 address."""
+        return self.listen or (() if self.extra_listeners else (None,))
+
+    @property
     def shared(self) -> bool:
         """Returns whether several nodes share the journal."""
         return self.journal is not None and self.journal.startswith(SHARED)
@@ -245,8 +282,9 @@ class Settings:
         return without_password(self.journal)
 
 
-OPTIONS = tuple(Option(key=each.name, default=each.default, **each.metadata) for each in fields(Settings))
-_BY_KEY = {option.key: option for option in OPTIONS}
+KEYS = tuple(Option(key=each.name, default=each.default, **each.metadata) for each in fields(Settings))
+OPTIONS = tuple(option for option in KEYS if option.flags)
+_BY_KEY = {option.key: option for option in KEYS}
 _BY_ENV = {option.env: option for option in OPTIONS}
 
 
@@ -265,6 +303,8 @@ def load(
         given[key] = _parsed(option, value, ", ".join(option.flags))
         if key == "journal" and str(value).startswith(SHARED):
             _refuse_password(str(value))
+    if "port" in given and not given.get("listen") and (given.get("listeners") or given.get("tls_listen")):
+        given["listen"] = (EVERY_IPV4,)  # as -p alone says; without any of these three, TLS is all there is
     return _within_limits(replace(Settings(), **given))
 
 
@@ -280,7 +320,18 @@ def _refuse_password(journal: str) -> None:
 
 def require_fitting(settings: Settings) -> None:
     """Raises ConfigError when options do not go together."""
+    if settings.tls_listen is None:
+        for key in ("tls_cert", "tls_key", "tls_client_ca"):
+            if getattr(settings, key) is not None:
+                raise ConfigError(f"{_BY_KEY[key].flags[0]} is for --tls-listen, which is missing")
+    elif settings.tls_cert is None or settings.tls_key is None:
+        raise ConfigError("--tls-listen needs --tls-cert and --tls-key")
     if settings.shared:
+        if not all(each.is_plain for each in settings.extra_listeners):
+            raise ConfigError(
+                "TLS does not go with a journal in PostgreSQL: a standby passes on bytes as they come, so it cannot "
+                "end TLS; put a proxy that ends TLS in front of each node"
+            )
         if settings.io_processes:
             raise ConfigError(
                 "--io-processes does not go with a journal in PostgreSQL: a front-end process knows nothing of the "

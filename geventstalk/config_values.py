@@ -52,7 +52,8 @@ def text(noun: str) -> Callable[[object], str]:
     return lambda value: _plain_text(value, noun)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Returns a value as a message shows it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (list, tuple, dict, set)):
@@ -67,22 +68,22 @@ def _shown(value: object) -> str:
 def _number(value: object, noun: str, highest: int) -> int:
     number = int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,40}", value) else value
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise ValueError(f"invalid {noun}: {_shown(value)}")
+        raise ValueError(f"invalid {noun}: {shown(value)}")
     if number > highest:
-        raise ValueError(f"invalid {noun}: {_shown(value)}, the highest is {highest}")
+        raise ValueError(f"invalid {noun}: {shown(value)}, the highest is {highest}")
     return number
 
 
 def _bytes_from(value: object, number: object, lowest: int) -> int:
     found = _number(number, "size", _BYTES_CAP)
     if found < lowest:
-        raise ValueError(f"invalid size: {_shown(value)}, the lowest is {lowest}")
+        raise ValueError(f"invalid size: {shown(value)}, the lowest is {lowest}")
     return found
 
 
 def _plain_text(value: object, noun: str) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
-        raise ValueError(f"invalid {noun}: {_shown(value)}")
+        raise ValueError(f"invalid {noun}: {shown(value)}")
     return value
 
 
@@ -113,27 +114,27 @@ def port(value: object) -> str:
 
 def node(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[\w.:-]{1,100}", value, re.ASCII):
-        raise ValueError(f"invalid name of a node: {_shown(value)}; it has up to 100 of a-z, A-Z, 0-9, ., :, _ and -")
+        raise ValueError(f"invalid name of a node: {shown(value)}; it has up to 100 of a-z, A-Z, 0-9, ., :, _ and -")
     return value
 
 
 def name(value: object) -> str:
     # Printable: a character that turns the direction of the text would make it look like another server's.
     if not isinstance(value, str) or not value.isprintable() or not 0 < len(value.strip()) == len(value) <= 60:
-        raise ValueError(f"invalid name: {_shown(value)}; give up to 60 printable characters")
+        raise ValueError(f"invalid name: {shown(value)}; give up to 60 printable characters")
     return value
 
 
 def name_color(value: object) -> str:
     if value not in NAME_COLORS:
-        raise ValueError(f"invalid colour: {_shown(value)}, it is one of {', '.join(NAME_COLORS)}")
+        raise ValueError(f"invalid colour: {shown(value)}, it is one of {', '.join(NAME_COLORS)}")
     return str(value)
 
 
 def advertise(value: object) -> str:
     found = isinstance(value, str) and re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/@\0]+):([0-9]{1,5})", value)
     if not found or not 0 < int(found[2]) <= 65_535:
-        raise ValueError(f"invalid address: {_shown(value)}; give HOST:PORT, where other nodes reach this one")
+        raise ValueError(f"invalid address: {shown(value)}; give HOST:PORT, where other nodes reach this one")
     return str(value)
 
 
@@ -146,7 +147,7 @@ def seconds(noun: str, lowest: float, highest: float) -> Callable[[object], floa
         if isinstance(written, str) and re.fullmatch(r"[0-9]{1,10}(\.[0-9]{1,10})?", written):
             number = float(written)
         if number is None or not lowest <= number <= highest:
-            raise ValueError(f"invalid {noun}: {_shown(value)}; give seconds from {lowest:g} to {highest:g}")
+            raise ValueError(f"invalid {noun}: {shown(value)}; give seconds from {lowest:g} to {highest:g}")
         return number
 
     return parse
@@ -171,41 +172,45 @@ def listen_address(value: object) -> str:
 
 def socket_mode(value: object) -> int:
     if not isinstance(value, str) or not re.fullmatch("0?[0-7]{3}", value):
-        raise ValueError(f"invalid mode: {_shown(value)}; give three octal digits such as 660, in quotes in a file")
+        raise ValueError(f"invalid mode: {shown(value)}; give three octal digits such as 660, in quotes in a file")
     return int(value, 8)
 
 
 def socket_owner(value: object) -> str:
     owner = _plain_text(value, "owner")
     if not re.fullmatch(r"[^\s:]+(:[^\s:]+)?|:[^\s:]+", owner):
-        raise ValueError(f"invalid owner: {_shown(value)}; give USER, USER:GROUP or :GROUP")
+        raise ValueError(f"invalid owner: {shown(value)}; give USER, USER:GROUP or :GROUP")
     return owner
 
 
 def http_address(value: object) -> str:
+    return endpoint(value, "HTTP address")
+
+
+def endpoint(value: object, noun: str) -> str:
     """Parses `HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`; a port alone is one of 127.0.0.1."""
     address = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(address, str) and address.startswith("unix:") and "\0" not in address:
         if address == "unix:":
-            raise ValueError(f"invalid HTTP address: {address}, the path is missing")
+            raise ValueError(f"invalid {noun}: {address}, the path is missing")
         return address
     form = r"(?:(\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/@\0]+):)?([0-9]{1,40})"
     found = re.fullmatch(form, address) if isinstance(address, str) else None
     if not found:
-        raise ValueError(f"invalid HTTP address: {_shown(value)}; give ADDR:PORT, PORT or unix:PATH")
+        raise ValueError(f"invalid {noun}: {shown(value)}; give ADDR:PORT, PORT or unix:PATH")
     return f"{found[1] or '127.0.0.1'}:{_number(found[2], 'port', 65_535)}"
 
 
 def http_host(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", value):
-        raise ValueError(f"invalid host name: {_shown(value)}; give it without a port")
+        raise ValueError(f"invalid host name: {shown(value)}; give it without a port")
     return value.lower()
 
 
 def switch(value: object) -> bool:
     found = value if isinstance(value, bool) else _BOOLEANS.get(value.lower()) if isinstance(value, str) else None
     if found is None:
-        raise ValueError(f"invalid switch: {_shown(value)}, it is true or false")
+        raise ValueError(f"invalid switch: {shown(value)}, it is true or false")
     return found
 
 
@@ -214,4 +219,4 @@ def log_format(value: object) -> Literal["text", "json"]:
         return "text"
     if value == "json":
         return "json"
-    raise ValueError(f"invalid log format: {_shown(value)}, it is text or json")
+    raise ValueError(f"invalid log format: {shown(value)}, it is text or json")

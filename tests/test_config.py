@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from geventstalk import config, logs
-from geventstalk.config import OPTIONS, ConfigError, Option, Settings, load
+from geventstalk.config import KEYS, OPTIONS, ConfigError, Option, Settings, load
+from geventstalk.config_listeners import Listener, Tls
 from journal.sqlite.builder import SEGMENT_BYTES
 from tests.support.process import ROOT
 
@@ -47,6 +48,10 @@ VALUES: dict[str, tuple[str, str, object]] = {
     "max_tube_series": ("5", "5", 5),
     "verbose": ("2", "2", 2),
     "log_format": ("json", "json", "json"),
+    "tls_listen": ("11301", "127.0.0.1:11301", "127.0.0.1:11301"),
+    "tls_cert": ("/c", "/c", "/c"),
+    "tls_key": ("/k", "/k", "/k"),
+    "tls_client_ca": ("/a", "/a", "/a"),
 }
 
 BAD: dict[str, list[tuple[object, str]]] = {
@@ -151,12 +156,18 @@ BAD: dict[str, list[tuple[object, str]]] = {
         (True, "invalid verbosity: true"),
         (-1, "invalid verbosity: -1"),
     ],
+    "tls_listen": [
+        ("", "invalid address: (empty); give ADDR:PORT, PORT or unix:PATH"),
+        ("unix:", "invalid address: unix:, the path is missing"),
+        ("localhost", "invalid address: localhost;"),
+    ],
+    "tls_key": [("", "invalid file: (empty)")],
     "log_format": [("xml", "invalid log format: xml"), (None, "invalid log format: null")],
 }
 
 
 def by_key(key: str) -> Option:
-    (option,) = [option for option in OPTIONS if option.key == key]
+    (option,) = [option for option in KEYS if option.key == key]
     return option
 
 
@@ -189,7 +200,8 @@ def test_tools_write_segments_of_the_default_size() -> None:
 
 def test_every_setting_has_a_row_in_the_table_and_every_row_is_complete() -> None:
     fields = [field.name for field in dataclasses.fields(Settings)]
-    assert sorted(option.key for option in OPTIONS) == sorted(fields)
+    assert sorted(option.key for option in KEYS) == sorted(fields)
+    assert [option.key for option in KEYS if option not in OPTIONS] == ["listeners"], "a mapping is no word"
     for option in OPTIONS:
         assert f"--{option.key.replace('_', '-')}" in option.flags
         assert option.env == f"GEVENTSTALK_{option.key.upper()}"
@@ -204,7 +216,7 @@ def test_every_setting_has_a_row_in_the_table_and_every_row_is_complete() -> Non
 
 def test_the_example_file_holds_the_defaults_of_exactly_these_options() -> None:
     content = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
-    assert sorted(content) == sorted(option.key for option in OPTIONS)
+    assert sorted(content) == sorted(option.key for option in KEYS)
     settings, warnings = load({}, {}, str(EXAMPLE))
     assert settings == Settings(listen=("127.0.0.1",)), "who copies the example exposes nothing"
     assert warnings == ()
@@ -428,6 +440,14 @@ def test_small_journal_files_become_a_page_with_a_warning() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        ({"tls_listen": "1"}, "--tls-listen needs --tls-cert and --tls-key"),
+        ({"tls_listen": "1", "tls_cert": "/c"}, "--tls-listen needs --tls-cert and --tls-key"),
+        ({"tls_cert": "/c", "tls_key": "/k"}, "--tls-cert is for --tls-listen, which is missing"),
+        ({"tls_client_ca": "/a"}, "--tls-client-ca is for --tls-listen, which is missing"),
+        (
+            {"journal": "postgresql://h/d", "tls_listen": "1", "tls_cert": "/c", "tls_key": "/k"},
+            "TLS does not go with a journal in PostgreSQL: ",
+        ),
         ({"node": "a"}, "--node is for nodes that share a journal"),
         ({"journal": "/d", "lease": "2"}, "--lease is for nodes that share a journal"),
         ({"journal": "postgresql://h/d", "fsync_ms": "20"}, "-f20 is for files"),
@@ -443,6 +463,77 @@ def test_options_of_a_shared_journal_are_taken(fsync: dict[str, object]) -> None
     settings, _ = load({"journal": "postgresql://user@h1,h2/d?schema=jobs", "node": "a", "lease": "2", **fsync}, {})
     config.require_fitting(settings)
     assert settings.shared and not Settings(journal="/d").shared and not Settings().shared
+
+
+def test_listeners_are_read_from_the_file_alone(tmp_path: Path) -> None:
+    text = (
+        "listeners:\n"
+        "  - address: 11301\n"
+        "  - {address: '0.0.0.0:11302', tls: {certificate: c.pem, key: k.pem, client_ca: ca.pem}}\n"
+        "  - {address: 'unix:/s', tls: {certificate: c.pem, key: k.pem, client_ca: null}}\n"
+        "  - {address: '[::1]:11303', tls: null}\n"
+    )
+    settings = from_yaml(tmp_path, text)
+    assert settings.listeners == settings.extra_listeners == (
+        Listener("127.0.0.1:11301"),
+        Listener("0.0.0.0:11302", Tls("c.pem", "k.pem", "ca.pem")),
+        Listener("unix:/s", Tls("c.pem", "k.pem")),
+        Listener("[::1]:11303"),
+    )  # fmt: skip
+    assert [each.is_plain for each in settings.listeners] == [True, False, False, True]
+    assert from_yaml(tmp_path, "listeners: []\n") == Settings()
+    assert refusal({}, {"GEVENTSTALK_LISTENERS": "x"}).startswith("unknown environment variable: GEVENTSTALK_LISTENERS")
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("11301", "a listener is 11301, and has to be a mapping of address, "),
+        ("{}", "the key address of a listener is missing"),
+        ("{address: x}", "invalid address: x; give ADDR:PORT, PORT or unix:PATH"),
+        ("{address: 1, tsl: {}}", "a listener has no key tsl, but address, tls"),
+        ("{address: 1, 2: 3}", "a listener has no key 2, but "),
+        ("{address: 1, [a]: 3}", "is not YAML"),
+        ("{address: 1, identity: [address]}", "a listener has no key identity, but "),
+        ("{address: 1, tls: yes}", "tls is true, and has to be a mapping of certificate, key, client_ca"),
+        ("{address: 1, tls: {}}", "the key certificate of tls is missing"),
+        ("{address: 1, tls: {certificate: c}}", "the key key of tls is missing"),
+        ("{address: 1, tls: {certificate: c, key: 5}}", "invalid file: 5"),
+        ("{address: 1, tls: {certificate: c, key: k, ca: a}}", "tls has no key ca, but "),
+    ],
+)
+def test_listeners_that_make_no_sense_are_refused(entry: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"listeners:\n  - {entry}\n", encoding="utf-8")
+    text = refusal({}, {}, path)
+    assert words in text and str(path) in text and "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "plain"),
+    [
+        ({}, (None,)),
+        ({"port": "7"}, (None,)),
+        ({"listen": ("::1",)}, ("::1",)),
+        ({"tls_listen": "1"}, ()),
+        ({"tls_listen": "1", "port": "11300"}, ("0.0.0.0",)),
+        ({"tls_listen": "1", "listen": ("::1",)}, ("::1",)),
+        ({"tls_listen": "1", "listen": ("::1",), "port": "7"}, ("::1",)),
+    ],
+)
+def test_with_tls_nothing_listens_without_it_unless_asked_for(
+    flags: dict[str, object], plain: tuple[str | None, ...], tmp_path: Path
+) -> None:
+    certificate = {"tls_cert": "/c", "tls_key": "/k"} if "tls_listen" in flags else {}
+    settings, _ = load({**flags, **certificate}, {})
+    config.require_fitting(settings)
+    assert settings.plain_hosts == plain
+    if "tls_listen" in flags:
+        assert settings.extra_listeners == (Listener("127.0.0.1:1", Tls("/c", "/k")),)
+        path = tmp_path / "settings.yaml"
+        path.write_text("listeners: [{address: 1}]\n", encoding="utf-8")
+        del flags["tls_listen"]
+        assert load(flags, {}, str(path))[0].plain_hosts == plain
 
 
 # Bug: /api showed a password whose name a URL escapes (pass%77ord=): the settings had rules of their own.

@@ -141,7 +141,7 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "empty"
         self._log = folder / "log"
-        self._ports = {"11300": str(free_port()), "8080": str(free_port())}
+        self._ports = {shown: str(free_port()) for shown in ("11300", "11301", "8080")}
         self._server: subprocess.Popen[bytes] | None = None
         programs = folder / "bin"
         programs.mkdir()
@@ -234,7 +234,7 @@ TYPED = [page for page in PAGES if any(block.language == "console" for block in 
 @pytest.mark.parametrize("page", TYPED, ids=page_id)
 def test_commands_do_what_the_page_says(page: Path, reader: Reader) -> None:
     found = [block for block in blocks(page.read_text()) if block.language in ("console", "python")]
-    for program in ("sqlite3", "curl"):
+    for program in ("sqlite3", "curl", "openssl"):
         if any(f"$ {program} " in block.text for block in found) and shutil.which(program) is None:
             missing(f"{program} is not installed")
     for block in found:

@@ -149,7 +149,17 @@ def test_the_contracts_know_every_floor() -> None:
     layers = re.findall(r"^layers = \[(.*?)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
     known = set(re.findall(r"geventstalk\.(\w+)", layers[0]))  # the others are those of the rooms of one floor
     assert floors <= known
-    assert rooms - known == {"__init__", "__main__", "_build", "_version", "config", "config_values", "exits", "logs"}
+    assert rooms - known == {
+        "__init__",
+        "__main__",
+        "_build",
+        "_version",
+        "config",
+        "config_listeners",
+        "config_values",
+        "exits",
+        "logs",
+    }
 
 
 def test_pywsgi_is_imported_in_one_file() -> None:

@@ -93,7 +93,11 @@ def files_of(settings: Settings, config_file: str | None) -> dict[str, str | Non
 
     tokens = settings.http_tokens if settings.http else None
     read = (config_file or os.environ.get(ENV_CONFIG) or None) if settings.shared else None
-    return {"--http-tokens": tokens, "--config": read}
+    files = {"--http-tokens": tokens, "--config": read}
+    for each in settings.extra_listeners:
+        for name, path in (each.tls._asdict() if each.tls else {}).items():
+            files[f"tls {name} of {each.address}"] = path
+    return files
 
 
 def _serve(
@@ -139,13 +143,14 @@ def _open(
         refuse_binlog(settings.journal)
     fd_limits.raise_limit(log)  # before the sockets, which may be many
     links = settings.io_processes + _OF_A_START if settings.io_processes else 0
-    fd_limits.require_some(1 + len(settings.http) + links)
+    fd_limits.require_some(len(settings.plain_hosts + settings.extra_listeners) + len(settings.http) + links)
     trace = logs.make_trace(settings.verbose)
     if trace:
         trace.started()
     if settings.user is not None:
         listen.require_readable(settings.user, files)
     tokens = _tokens(settings)
+    check_certificates(settings)
     served = listen.open_listeners(settings, log) if left is None else listen.take_over(left["served"])
     listeners.extend(served)
     http = listen.open_http_listeners(settings, log) if left is None else listen.take_over(left["http"])
@@ -157,6 +162,16 @@ def _open(
     if settings.user is not None:
         listen.drop_privileges(settings.user)
     return served, http, tokens
+
+
+def check_certificates(settings: Settings) -> None:
+    """Raises ConfigError when a listener cannot use its certificate."""
+    if any(each.tls for each in settings.extra_listeners):
+        from geventstalk.serving.tls import Certificate  # here: few servers have one, and ssl takes 10 ms
+
+        for each in settings.extra_listeners:
+            if each.tls:
+                Certificate(each.tls)
 
 
 def _tokens(settings: Settings) -> Tokens | None:

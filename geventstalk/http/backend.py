@@ -136,6 +136,13 @@ class FrontsView(Protocol):
         """Returns of each front-end process its place, from 1 on, its pid, and the number of its clients."""
 
 
+class HandshakesView(Protocol):
+    done: int
+    failed: int
+    refused: int
+    unfinished: int
+
+
 class Backend:
     """The server for HTTP. `facts` returns the server's facts, as `stats` has them; `drain` begins or ends draining."""
 
@@ -166,6 +173,7 @@ class Backend:
         self.node: NodeView | None = None  # with a journal that several nodes share
         self.cluster: ClusterView | None = None
         self.fronts: FrontsView | None = None  # with front-end processes
+        self.handshakes: HandshakesView | None = None  # with TLS
         self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # called with the progress of bulk changes
         self.needy, self.needy_until_ns = "", 0  # the sentence about tubes that need an operator, and its end
         self.history: Final = History()

@@ -97,6 +97,7 @@ class Metrics:
         yield from self._of_cluster()
         yield from self._of_process()
         yield from self._of_fronts()
+        yield from self._of_tls()
         yield from self._of_tubes(pace)
 
     def _of_server(self) -> Iterator[_Family]:
@@ -214,6 +215,18 @@ class Metrics:
         for metric in found:
             lines = [(each.name.removeprefix(metric.name), each.labels, each.value) for each in metric.samples]
             yield _Family(metric.name, metric.documentation, metric.type, lines)
+
+    def _of_tls(self) -> Iterator[_Family]:
+        shakes = self._backend.handshakes
+        if shakes is None:
+            return
+        results = (("done", shakes.done), ("failed", shakes.failed), ("refused", shakes.refused))
+        yield _counter(
+            "geventstalk_tls_handshakes",
+            "TLS handshakes by result; refused ones found too many that were not finished.",
+            [("_total", {"result": result}, count) for result, count in results],
+        )
+        yield _value("geventstalk_tls_handshakes_unfinished", "TLS handshakes under way.", shakes.unfinished)
 
     def _of_fronts(self) -> Iterator[_Family]:
         fronts = self._backend.fronts

@@ -98,7 +98,8 @@ def open_listeners(
 ) -> list[socket.socket]:
     """Opens a socket for every address of the settings, or takes the sockets that the service manager passed.
 
-    Resolves all names before it binds the first socket. Leaves nothing behind after a ListenError.
+    Those of `settings.extra_listeners` come last; no service manager passes them. Resolves all names before it binds
+    the first socket. Leaves nothing behind after a ListenError.
     """
     listeners: list[socket.socket] = []
     try:
@@ -106,8 +107,8 @@ def open_listeners(
         if inherited:
             _warn_of_ignored(settings, log)
             listeners.extend(map(_adopt, inherited))
-        else:
-            listeners.extend(_open_all(_plans(settings), settings, log))
+        plans = ([] if inherited else _plans(settings)) + _extra_plans(settings)
+        listeners.extend(_open_all(plans, settings, log))
     except ListenError:
         close_listeners(listeners)
         raise
@@ -208,7 +209,7 @@ def check_listeners(settings: Settings) -> list[str]:
     """
     warnings = []
     _owner_ids(settings.socket_owner)
-    for plans in (_plans(settings), _http_plans(settings)):
+    for plans in (_plans(settings) + _extra_plans(settings), _http_plans(settings)):
         for plan in plans:
             try:
                 if isinstance(plan, str):
@@ -297,7 +298,7 @@ def _open_all(plans: Sequence[_Plan], settings: Settings, log: logging.Logger) -
 def _plans(settings: Settings) -> list[_Plan]:
     """For each address of the settings: the path of its unix socket, or the addresses that its name resolves to."""
     plans: list[_Plan] = []
-    for address in settings.listen or (None,):
+    for address in settings.plain_hosts:
         if address is not None and address.startswith(UNIX_PREFIX):
             plans.append(_unix_path(address))
         else:
@@ -305,17 +306,25 @@ def _plans(settings: Settings) -> list[_Plan]:
     return plans
 
 
+def _extra_plans(settings: Settings) -> list[_Plan]:
+    return [_plan_of(each.address) for each in settings.extra_listeners]
+
+
+def _plan_of(address: str) -> _Plan:
+    if address.startswith(UNIX_PREFIX):
+        return _unix_path(address)
+    host, _, port = address.rpartition(":")
+    return _resolve(host.strip("[]"), port)
+
+
 def _http_plans(settings: Settings) -> list[_Plan]:
     """The same for HTTP. Raises ConfigError when others could reach an address and no tokens keep them out."""
     plans: list[_Plan] = []
     for address in settings.http:
-        plan: _Plan
-        if address.startswith(UNIX_PREFIX):
-            plan = _unix_path(address)
+        plan = _plan_of(address)
+        if isinstance(plan, str):
             guarded = not _everybody_may_connect(settings.socket_mode)
         else:
-            host, _, port = address.rpartition(":")
-            plan = _resolve(host.strip("[]"), port)
             guarded = all(_is_loopback(address_info[4][0]) for address_info in plan)
         if not guarded and settings.http_tokens is None:
             raise ConfigError(

@@ -19,6 +19,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from gevent.event import Event
 
 from geventstalk._version import __version__
 from geventstalk.config import Settings
+from geventstalk.config_listeners import Listener
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from geventstalk.http.backend import Backend
     from geventstalk.http.site import Site
     from geventstalk.serving.fronts import Fronts
+    from geventstalk.serving.handshakes import Handshakes
     from geventstalk.serving.link import FrontClient, Link
 
 NEXT_TURN_S = 1e-9
@@ -79,6 +82,11 @@ class Server:
         """`site` is HTTP's; None where it is off."""
         self._settings = settings
         self._listeners = listeners
+        extra = settings.extra_listeners  # the last ones: a program that begins anew has the sockets only
+        pairs = list(zip(listeners[len(listeners) - len(extra) :], extra, strict=True))
+        self._plain = listeners[: len(listeners) - len(extra)] + [one for one, each in pairs if each.is_plain]
+        self._guarded = [(one, each) for one, each in pairs if not each.is_plain]  # which want handshakes first
+        self._handshakes: Handshakes | None = None
         self._site = site
         self._backend: Backend | None = None
         self._log = log
@@ -132,8 +140,14 @@ class Server:
         # make needs collecting.
         collector = Collector()
         collector.begin()
-        if self._settings.io_processes:
+        if self._guarded:
+            from geventstalk.serving.handshakes import Handshakes  # here: most servers have none
+
+            self._handshakes = Handshakes([each for _, each in self._guarded], self._log)
+        if self._settings.io_processes and self._plain:
             self._start_fronts()
+        elif self._settings.io_processes:
+            self._log.warning("no front-end process is started: the server's own process has all listeners with TLS")
         self._descriptors = self._make_descriptors()
         self._descriptors.warn_of_few(self._log)
         guests = self._open_site(collector)
@@ -145,7 +159,9 @@ class Server:
                 self._fronts.finish()
             return EXIT_LOCKED if isinstance(error, JournalLocked) else EXIT_DAMAGE
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:
+            if self._handshakes is not None and number == signal.SIGHUP:
+                gevent.signal_handler(number, self._read_again)
+            elif signal.getsignal(number) != signal.SIG_IGN:
                 gevent.signal_handler(number, self.stop, f"stopped by {number.name}")
         gevent.signal_handler(signal.SIGUSR1, self.drain, True)
         gevent.signal_handler(signal.SIGUSR2, self.drain, False)
@@ -155,11 +171,15 @@ class Server:
         if self._fronts is not None:
             self._fronts.accept()
         else:
-            self._acceptors = [Acceptor(each, self.serve, self._descriptors, self._log) for each in self._listeners]
+            self._acceptors = [Acceptor(each, self.serve, self._descriptors, self._log) for each in self._plain]
+        for one, listener in self._guarded:
+            self._acceptors.append(Acceptor(one, partial(self._let_in, listener), self._descriptors, self._log))
         for acceptor in self._acceptors:
             acceptor.start()
-        for listener in self._listeners:
-            self._log.info("listening on %s", describe(listener))
+        for each in self._plain:
+            self._log.info("listening on %s", describe(each))
+        for one, _ in self._guarded:
+            self._log.info("listening on %s, with TLS", describe(one))
         self._accepts()
         period_s = self._manager.watchdog_s / 2
         alive: Any = self._loop.timer(period_s, period_s)
@@ -280,6 +300,7 @@ class Server:
         backend.look_at = self._look_at
         backend.hang_up = self._hang_up
         backend.fronts = self._fronts
+        backend.handshakes = self._handshakes
         backend.listen = [full_address_of(each) for each in self._listeners]
         backend.http = [full_address_of(each) for each in site.listeners]
         self._backend = backend
@@ -372,16 +393,34 @@ class Server:
 
     # --- connections
 
+    def _let_in(self, listener: Listener, sock: socket.socket) -> None:
+        """Serves one connection of a listener that wants a handshake first. Runs in the greenlet of the connection."""
+        assert self._handshakes is not None
+        stream = self._handshakes.run(sock, listener)
+        if stream is not None and not self._stopped.is_set():
+            self._serve(stream)
+            return
+        if stream is not None:
+            stream.close()
+        self._descriptors.give_back()
+
+    def _read_again(self) -> None:
+        assert self._handshakes is not None
+        self._handshakes.read_again(anyway=True)
+
     def serve(self, sock: socket.socket) -> None:
         """Serves one connection until its end. Runs in the greenlet of the connection."""
-        fd = sock.fileno()
+        self._serve(Stream(sock))
+
+    def _serve(self, stream: Stream) -> None:
+        fd = stream.fd
         if self._trace:
             self._trace.accept(fd)
         session = Session(self._service)
         if self._trace and self._trace.wire:
             session.trace = _WireTrace(self._trace, fd)
         turn = self._turn
-        connection = self._connect(Stream(sock), session)
+        connection = self._connect(stream, session)
         turn.join(connection)
         try:
             connection.serve()
@@ -401,9 +440,7 @@ class Server:
     def _start_fronts(self) -> None:
         from geventstalk.serving.fronts import Fronts  # here: most servers have none
 
-        self._fronts = Fronts(
-            self._settings.io_processes, self._listeners, self._make_link, self._log, self._fronts_failed
-        )
+        self._fronts = Fronts(self._settings.io_processes, self._plain, self._make_link, self._log, self._fronts_failed)
         self._fronts.start()
 
     def _make_link(self, sock: socket.socket, fronts: Fronts) -> Link:
