@@ -143,7 +143,7 @@ def _open(
         refuse_binlog(settings.journal)
     fd_limits.raise_limit(log)  # before the sockets, which may be many
     links = settings.io_processes + _OF_A_START if settings.io_processes else 0
-    fd_limits.require_some(len(settings.plain_hosts + settings.extra_listeners) + len(settings.http) + links)
+    fd_limits.require_some(1 + len(settings.http) + links)
     trace = logs.make_trace(settings.verbose)
     if trace:
         trace.started()

@@ -42,6 +42,7 @@ class Authority:
     def context(self, own: Pair | None = None) -> ssl.SSLContext:
         """Returns the context of a client that trusts this authority, with a certificate of its own where given."""
         context = ssl.create_default_context(cafile=self.trusted)
+        context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)  # a cut is told from a farewell
         if own is not None:
             context.load_cert_chain(own.certificate, own.key)
         return context
