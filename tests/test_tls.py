@@ -237,7 +237,7 @@ def test_a_client_hears_whether_it_has_got_everything(pki: Pki) -> None:
         assert stream.unsent
         stream.forget()
         stream.close()
-        with pytest.raises(ssl.SSLError, match="(?i)eof"):
+        with pytest.raises(ssl.SSLError, match=r"(?i)eof"):
             while peer.read():
                 pass
 
