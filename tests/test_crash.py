@@ -13,6 +13,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ import pytest
 from tests.support import for_change
 from tests.support.clients import fronts_of, is_there, until
 from tests.support.faults import strace_problem
-from tests.support.history import Broken, Command, History, Traffic
+from tests.support.history import Broken, Command, History, Traffic, own_tube
 from tests.support.process import ServerProcess
 from tests.support.shapes import BOUND
 from tests.support.wire import Client, WireError
@@ -224,7 +225,7 @@ class Campaign:
             with self._client(server) as client:
                 until(lambda: client.stats(b"stats")["current-connections"] == "1", "all are gone")
                 until(lambda: client.stats(b"stats")["current-jobs-reserved"] == "0", "so is what they held")
-                self.history.verify(client)
+                self.history.verify(client, restarted=False)
 
     def _is_replaced(self, server: ServerProcess, victim: int) -> bool:
         fronts = fronts_of(server)
@@ -402,14 +403,14 @@ def test_histories_see_what_is_not_as_it_was_promised(
         traffic_for(history, server)
         with Client(server.connect()) as client:
             wait_for_no_holders(client)
-            history.verify(client)
+            history.verify(client, restarted=False)
     with Client(server.connect()) as client:
         if tamper is None:
             assert history.drain(client) > 5
             return
         tamper(client, history.ids)
         with pytest.raises(Broken):
-            history.verify(client)
+            history.verify(client, restarted=False)
 
 
 def wait_for_no_holders(client: Client) -> None:
@@ -425,6 +426,26 @@ def test_histories_see_that_everything_is_forgotten(start_server: Callable[..., 
         history.verify(client)
 
 
+# Bug: jobs behind the ids of half puts were not looked for, when a front was killed and the server ran on.
+def test_ids_of_half_puts_are_not_given_again(start_server: Callable[..., ServerProcess], seed: int) -> None:
+    """Of the tool: three puts end half-way; a later one whose reply is lost has none of their ids."""
+    history = History(seed, CLIENTS)
+    server = start_server()
+    for parts in (2, 2, 2, 1):
+        with Client(server.connect()) as client:
+            client.ask(b"use %b" % own_tube(0))
+            line = history._put(0, own_tube(0)).line
+            client.send(line[: len(line) // parts])
+            client.sock.shutdown(socket.SHUT_WR)
+            assert client.sock.recv(100).startswith(b"INSERTED 4") == (parts == 1)
+        if parts == 2:
+            with Client(server.connect()) as client:
+                history.verify(client, restarted=False)
+    with Client(server.connect()) as client:
+        history.verify(client, restarted=False)
+        assert history.ids == [4]
+
+
 def test_an_id_is_seen_to_be_given_twice(start_server: Callable[..., ServerProcess], seed: int) -> None:
     """Of the tool: the second server begins anew, with nothing to miss."""
     history = History(seed, CLIENTS)
@@ -432,7 +453,7 @@ def test_an_id_is_seen_to_be_given_twice(start_server: Callable[..., ServerProce
     traffic_for(history, server)
     with Client(server.connect()) as client:
         wait_for_no_holders(client)
-        history.verify(client)
+        history.verify(client, restarted=False)
         history.drain(client)
     with pytest.raises(Broken, match="is given"):
         traffic_for(history, start_server())

@@ -138,7 +138,7 @@ class History:
         self._dead: set[int] = set()
         self._number = 0
         self._first_id = 1  # of the life that runs or ran last
-        self._puts = 0  # in that life
+        self._puts = 0  # as many ids as that life may have given
         self._unanswered: list[Command] = []
 
     @property
@@ -336,12 +336,13 @@ class History:
 
     # --- after a restart
 
-    def verify(self, client: Client) -> None:
-        """The server has been started again and nobody else speaks to it. Raises Broken; changes nothing there.
+    def verify(self, client: Client, *, restarted: bool = True) -> None:
+        """The server serves no other client, and without `restarted` it runs on. Raises Broken; changes nothing there.
 
-        A WireError, when the server ends meanwhile, leaves the histories as they were.
+        A server that runs on does not give the ids of half puts again. A WireError, when the server ends meanwhile,
+        leaves the histories as they were.
         """
-        restarted = time.monotonic()
+        begun = time.monotonic()
         found = self._look(client)
         totals = client.stats(b"stats")
         count = sum(int(totals[f"current-jobs-{place}"]) for place in (READY, DELAYED, BURIED, "reserved"))
@@ -363,12 +364,13 @@ class History:
             raise Broken(f"there are {count} jobs, {len(self._jobs)} of them known")
         self.judge_order(self._unanswered, fates)
         for command in self._unanswered:
-            command.ended = restarted
+            command.ended = begun
         for tube, id in firsts:
             self._judge_buried(tube, id)
         self._unanswered.clear()
+        end = self._first_id + self._puts
         self._first_id = max([0, *self._ids, *self._dead]) + 1
-        self._puts = 0
+        self._puts = 0 if restarted else end - self._first_id
 
     def _look(self, client: Client) -> dict[int, Found]:
         """Every job there can be, by id."""
