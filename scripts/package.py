@@ -195,7 +195,9 @@ def make(kinds: Collection[str], work: Path) -> None:
     if "deb" in archives:
         make_deb(work, wheel)
     if "image" in kinds:
-        run(container_engine() or "docker", "build", "--tag", "geventstalk", ROOT)
+        engine = str(container_engine())
+        options = ["--format=docker"] if engine == "podman" else []  # podman's own format has no health check
+        run(engine, "build", *options, "--tag", "geventstalk", ROOT)
         print("geventstalk: the image is there with the name geventstalk", file=sys.stderr)
 
 

@@ -27,6 +27,7 @@ DEBIAN = ROOT / "debian"
 DATA = "/var/lib/geventstalk"
 SETTINGS = "/etc/geventstalk/geventstalk.yaml"
 WORKFLOWS = ROOT / ".github" / "workflows"
+GETTING_STARTED = ROOT / "docs" / "getting-started.md"
 OUTPUTS = ("name", "digest")
 RELEASE_WRITES = ["attestations", "contents", "id-token", "packages"]
 BUILD_LIMIT_S = 900
@@ -196,12 +197,16 @@ class TestMain:
         """All of them where none is named, and no image where nothing can make it."""
         assert (main(*words.split()), made) == (0, expected)
 
+    # Bug: podman left the health check out of the image, for which its own format has no place.
     def test_an_image_is_made_where_an_engine_answers(
         self, made: list[str], main: Callable[..., int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(package, "container_engine", lambda: "podman")
-        assert (main("image"), made) == (0, ["podman"])
-        assert (main(), made[-1]) == (0, "podman")
+        monkeypatch.setattr(package, "run", lambda *words: made.append(" ".join(map(str, words))))
+        for engine, options in (("docker", ""), ("podman", " --format=docker")):
+            monkeypatch.setattr(package, "container_engine", lambda engine=engine: engine)
+            made.clear()
+            assert (main("image"), made) == (0, [f"{engine} build{options} --tag geventstalk {ROOT}"])
+            assert main() == 0 and made[-1].startswith(engine)
 
     def test_what_cannot_be_made_here_stops_before_anything_is_made(
         self,
@@ -304,12 +309,18 @@ class TestWorkflows:
         for job in ("wheels", "debian"):
             assert jobs[job]["strategy"]["matrix"]["runner"] == ["ubuntu-24.04", "ubuntu-24.04-arm"]
 
-    def test_what_they_install_is_what_the_package_is_built_with(self) -> None:
-        (install,) = (
-            step["run"] for step in self.jobs("release.yml")["debian"]["steps"] if "--no-install" in step.get("run", "")
-        )
-        build = {word.split()[0] for word in control()["Build-Depends"].split(", ")}
-        assert {word.replace("debhelper-compat", "debhelper") for word in build} - {"python3"} < {*install.split()}
+    # Bug: dpkg asks for build-essential as well, which no field of debian/control names.
+    def test_what_is_installed_before_a_package_is_built(self) -> None:
+        build = {word.split()[0].removesuffix("-compat") for word in control()["Build-Depends"].split(", ")}
+        steps = self.jobs("release.yml")["debian"]["steps"]
+        places = [
+            *(step["run"] for step in steps if "--no-install" in step.get("run", "")),
+            *re.findall(r"^sudo apt-get install .*debhelper.*$", GETTING_STARTED.read_text(), re.MULTILINE),
+            *re.findall(r"--long.*\((.*debhelper.*)\)", (ROOT / ".ci" / "run").read_text()),
+        ]
+        assert len(places) == 3
+        for place in places:
+            assert (build | {"build-essential"}) - {"python3"} <= {*place.split()}, place
 
 
 def needs(*names: str) -> None:
