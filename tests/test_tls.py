@@ -16,6 +16,7 @@ import socket
 import ssl
 import subprocess
 import termios
+import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -31,7 +32,7 @@ from geventstalk.client import aio
 from geventstalk.config import ConfigError
 from geventstalk.config_listeners import Listener, Tls
 from geventstalk.serving import handshakes as shaking
-from geventstalk.serving.handshakes import Handshakes
+from geventstalk.serving.handshakes import HANDSHAKE_S, Handshakes
 from geventstalk.serving.tls import RECORD_BYTES, Certificate, TlsStream
 from geventstalk.stream import Stream
 from tests.clients.programs import missing
@@ -40,6 +41,7 @@ from tests.support.pki import Authority, Pair
 from tests.support.process import ServerProcess, free_port
 from tests.support.wire import Client
 from tests.test_cli import run
+from tests.test_fd_limits import server_with
 
 LOG = logging.getLogger("tests.tls")
 
@@ -312,13 +314,10 @@ def test_connections_that_do_not_shake_hands_are_closed(
 
 
 def test_the_newest_of_too_many_are_closed_at_once(
-    pki: Pki,
-    listener: Listener,
-    connect: Callable[[], tuple[socket.socket, socket.socket]],
-    monkeypatch: pytest.MonkeyPatch,
+    pki: Pki, listener: Listener, connect: Callable[[], tuple[socket.socket, socket.socket]]
 ) -> None:
-    monkeypatch.setattr(shaking, "UNFINISHED_MAX", 2)
     handshakes = Handshakes([listener], LOG)
+    handshakes.unfinished_max = 2
     pairs = [connect() for _ in range(3)]
     first, second = (gevent.spawn(handshakes.run, ours, listener) for ours, _ in pairs[:2])
     gevent.sleep(0)
@@ -610,6 +609,21 @@ def test_many_that_say_nothing_keep_nobody_out(serve: Callable[..., Served]) -> 
             )
             assert number(other, "current-connections") == 2
         assert len(fronts_of(served.server)) == 1
+
+
+# Bug: clients that began no handshake took all descriptors, and the port without TLS served no client for ten seconds.
+@pytest.mark.slow
+def test_unfinished_handshakes_leave_descriptors_to_others(pki: Pki, tmp_path: Path) -> None:
+    port = free_port()
+    with server_with(100, *pki.flags(port), tmp_path=tmp_path) as server, ExitStack() as opened:
+        server.wait_ready()
+        silent = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(120)]
+        log = tmp_path / "log"
+        until(lambda: contains(log, "cannot accept") or select.select(silent, [], [], 0)[0], "there are too many")
+        begun_s = time.monotonic()
+        with Client(server.connect()) as client:
+            client.sync()
+        assert time.monotonic() - begun_s < HANDSHAKE_S / 2, "not when the handshakes are given up"
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """TLS handshakes: what new connections of some listeners do before their first command.
 
 This module must not know sessions nor the turn. Invariant: a connection that has not finished has no session, and
-HANDSHAKE_S in all; there are no more than UNFINISHED_MAX of them. Handshakes take SHARE_NS of a pass of the event loop,
-or one step where that takes longer.
+HANDSHAKE_S in all; there are no more than `unfinished_max` of them. Handshakes take SHARE_NS of a pass of the event
+loop, or one step where that takes longer.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Handshakes:
         self._look: Any = None  # the greenlet of the last look at the files
         self._reads_anyway = False
         self._told_s = -_TELL_EVERY_S
+        self.unfinished_max = UNFINISHED_MAX  # the owner lowers it where descriptors are few
         self.unfinished = 0
         self.done = 0
         self.failed = 0
@@ -53,7 +54,7 @@ class Handshakes:
 
         Waits in the greenlet of the connection.
         """
-        if self.unfinished >= UNFINISHED_MAX:
+        if self.unfinished >= self.unfinished_max:
             self.refused += 1
             sock.close()
             return None

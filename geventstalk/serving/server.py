@@ -140,16 +140,14 @@ class Server:
         # make needs collecting.
         collector = Collector()
         collector.begin()
-        if self._guarded:
-            from geventstalk.serving.handshakes import Handshakes  # here: most servers have none
-
-            self._handshakes = Handshakes([each for _, each in self._guarded], self._log)
         if self._settings.io_processes and self._plain:
             self._start_fronts()
         elif self._settings.io_processes:
             self._log.warning("no front-end process is started: the server's own process has all listeners with TLS")
         self._descriptors = self._make_descriptors()
         self._descriptors.warn_of_few(self._log)
+        if self._guarded:
+            self._handshakes = self._make_handshakes()
         guests = self._open_site(collector)
         try:
             self._open_journal()
@@ -218,6 +216,14 @@ class Server:
     def _make_descriptors(self) -> Descriptors:
         durable = self._settings.journal is not None
         return Descriptors(DESCRIPTORS_MIN, DESCRIPTORS_MAX) if durable else Descriptors()
+
+    def _make_handshakes(self) -> Handshakes:
+        from geventstalk.serving.handshakes import Handshakes  # here: most servers have none
+
+        made = Handshakes([each for _, each in self._guarded], self._log)
+        # Clients that begin no handshake leave half of the connections to others.
+        made.unfinished_max = min(made.unfinished_max, max(1, self._descriptors.for_clients // 2))
+        return made
 
     def _stop_accepting(self, acceptor: Acceptor) -> None:
         acceptor.stop()
