@@ -44,7 +44,7 @@ FADE: Final = 7 / 8
 
 
 class View(NamedTuple):
-    """What one look shows. It may show what a failover of the database takes back. No node has led where `epoch` is 0.
+    """The rows as one look shows them. A failover of the database may undo them. `epoch` is 0 before any node has led.
 
     `node` is the name of the node that claimed this epoch, `incarnation` that of its process alone. `owed_ms` is how
     long leases of earlier nodes could still run at the claim; it is 0 when this node serves, and not before. `beat` is
@@ -176,7 +176,7 @@ class Fence:
         raise NotImplementedError
 
     def takeover_age_s(self) -> float | None:
-        """How long ago the process of the last epoch has claimed its first one. None when that is not known."""
+        """Returns the seconds since the leading process claimed its first epoch; None when they are not known."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ def test_a_commit_that_hangs_alone_is_looked_for() -> None:
     node._doubt_of = (0, 0)
     node._log = logging.getLogger("test")
     node.member = Member(Identity("a", "a:1", "a.1", 1000), monotonic_ns, node)
-    node.member.log_is_cut = lambda: cuts.append(1)  # type: ignore[method-assign]
+    node.member.log_is_cut = lambda: cuts.append(1)  # type: ignore[method-assign]  # a spy
     now_ns = monotonic_ns()
     for waits_ns, linked_ns, doubts in (
         (0, 1, False),

@@ -145,9 +145,9 @@ def test_the_manual_names_exit_codes_that_there_are() -> None:
 
 # Bug: A Python that was built in a home folder left the path of it as the RUNPATH of each compiled module.
 def test_what_is_compiled_does_not_look_for_libraries_where_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = {"LDSHARED": "gcc -shared -L/home/a/lib -Wl,-rpath,/home/a/lib -Wl,-rpath=/b -Wl,-O1"}
+    words = {"LDSHARED": "gcc -shared -L/opt/libs -Wl,-rpath,/opt/libs -Wl,-rpath=/b -Wl,-O1"}
     monkeypatch.setattr("sysconfig.get_config_var", words.get)
-    assert package.linker() == "gcc -shared -L/home/a/lib -Wl,-O1"
+    assert package.linker() == "gcc -shared -L/opt/libs -Wl,-O1"
 
 
 class TestMain:
@@ -217,7 +217,7 @@ class TestMain:
     ) -> None:
         assert (main("sdist", "image"), made) == (1, [])
         assert capsys.readouterr().err == "geventstalk: neither docker nor podman answers, so there is no image\n"
-        monkeypatch.setattr("sys.base_prefix", "/home/a/python")
+        monkeypatch.setattr("sys.base_prefix", "/opt/python")
         assert (main("deb"), made) == (1, ["dpkg-checkbuilddeps"])
         assert "try PYTHON=/usr/bin/python3" in capsys.readouterr().err
 

@@ -22,7 +22,7 @@ ROUND_S: Final = 60
 _LINE_BYTES_MAX: Final = 1024
 _DIGITS_MAX: Final = 20
 _BODY_BYTES_MAX: Final = 1 << 31
-"""A body of a job has at most half as many. What says more is no server of this protocol."""
+"""The most bytes of a reply's body: twice the largest body of a job. A larger number is no reply of a server."""
 _TUBE: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
 _FRACTION: Final = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}")
@@ -129,12 +129,15 @@ class Replies:
 
     def _head(self) -> bool:
         end = self._buffer.find(b"\n", self._searched)
-        if (end if end >= 0 else len(self._buffer)) > _LINE_BYTES_MAX or (end >= 0 and self._buffer[end - 1] != 13):
+        if (end if end >= 0 else len(self._buffer)) > _LINE_BYTES_MAX:
             raise _bad([bytes(self._buffer[:40])])
         if end < 0:
             self._searched = len(self._buffer)
             return False
-        words = bytes(self._buffer[: end - 1]).split(b" ")
+        line = bytes(self._buffer[: end + 1])
+        if not line.endswith(b"\r\n"):
+            raise _bad([line[:40]])
+        words = line[:-2].split(b" ")
         del self._buffer[: end + 1]
         self._searched = 0
         if words[0] in _WITH_BODY:

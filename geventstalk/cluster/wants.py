@@ -17,7 +17,7 @@ from journal.fence import Fence, MemberFacts, View
 REFUSED: Final = "refused"
 OPEN: Final = "open"
 SILENT: Final = "silent"
-"""What a knock at a node's port can come to: no process listens there; the process is there; none of both is known."""
+"""Results of a knock at a node's port: no process listens there; the process is there; neither is known."""
 
 
 class Look(NamedTuple):
@@ -130,7 +130,7 @@ Steps = Generator[Want, Any, None]
 
 
 class Owner:
-    """What drives a member. Each method returns soon, and calls nothing of the member."""
+    """The interface to the process around a member. Each method returns soon, and calls no method of the member."""
 
     def follows(self, view: View) -> None:
         """Another process leads now, or none does. Called at the start, and for every epoch or goodbye after that."""
@@ -139,7 +139,7 @@ class Owner:
         """From now on this node serves clients, whenever the lease holds."""
 
     def falls_silent(self) -> None:
-        """The lease has run out. For information; that nothing leaves is the lease's own business."""
+        """The lease has run out. The owner need not act: the lease itself holds all replies back."""
 
     def speaks_again(self) -> None:
         """The lease holds again: what was held back may leave. Also after a lapse so short that nothing told of it."""

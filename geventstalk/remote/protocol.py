@@ -26,7 +26,7 @@ _AT_ONCE: Final = 100
 _REFUSALS: Final = {
     client.Draining: "the server is draining and takes no jobs",
     client.JobTooBig: "the job is larger than the server takes",
-    client.OutOfMemory: "the server has no room for the job",
+    client.OutOfMemory: "the server has no memory or disk space for the job",
     client.InternalError: "the server has a fault and did not do it",
     client.BadFormat: "the server does not understand the command",
     client.UnknownCommand: "the server does not know the command",

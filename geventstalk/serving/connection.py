@@ -384,7 +384,7 @@ class Connection(Runnable):
 
         After a reset no client is left to answer. Otherwise the wait ends now, and what the client sent before is read
         and executed piece by piece: to read all of it first could take megabytes for each client. TCP tells of an end
-        only when there is room for all input before it. So now and then a client's input is read further than usual.
+        only when its buffer has taken all input before the end. So now and then the server reads further than usual.
         """
         poll = select.poll()
         poll.register(self.stream.fd, select.POLLRDHUP)

@@ -1,7 +1,7 @@
 """The front-end processes: who starts them, tells them to accept, restarts those that die, and ends them.
 
 This module must not know the engine, the journal, nor clients. Only who watches over a front has a greenlet.
-Invariant: a front with room sees each connection that waits at a listener, whatever becomes of the others.
+Invariant: a front that may accept sees each connection that waits at a listener, whatever happens to other fronts.
 """
 
 from __future__ import annotations

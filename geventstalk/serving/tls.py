@@ -111,7 +111,7 @@ class TlsStream(Stream):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._cipher: Any = b""  # what the socket has not taken of the ciphertext
-        self._under_way = 0  # so many bytes of put() are in there
+        self._under_way = 0  # bytes of put() whose ciphertext the socket has not taken yet
         self._in_record = False  # the last get() ended within a record
         self._ended = False  # the client said that it sends nothing more
         self._cut = False  # something was dropped that the client would have got
@@ -218,7 +218,7 @@ class TlsStream(Stream):
             self._cipher = memoryview(self._cipher)[sent:]
 
     def _say(self) -> None:
-        """Writes what TLS itself has to say. Where the socket has no room, nothing is read until it has some."""
+        """Writes the messages of TLS itself. While the socket takes no more bytes, the owner reads nothing."""
         if not self._outgoing.pending:
             return
         with suppress(OSError):  # the next read finds out

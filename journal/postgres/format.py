@@ -22,7 +22,7 @@ MORE: Final = 2
 TAKEOVER: Final = 4
 """Another process writes from here on: parts and commits that its predecessor did not finish are garbage."""
 LOST: Final = 8
-"""What stood here and in missing rows before it was damaged, and an operator has accepted that."""
+"""Marks rows that were damaged or missing, a loss that an operator has accepted."""
 PART: Final = 4
 LAST: Final = 5
 """Kinds beside FULL, CHANGE and DELETE: a large record is PART ... LAST, as in the SQLite kind. LAST begins with the
