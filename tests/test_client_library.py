@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from geventstalk.client import (
+    BadFormat,
     BadReply,
     Buried,
     Client,
@@ -335,6 +336,37 @@ def test_a_pipeline_that_is_cut_tells_what_is_known() -> None:
             with pytest.raises(ConnectionLost) as lost:
                 pending.get()
             assert lost.value.sent is sent
+
+
+def test_tags_of_a_put(start_server: Starter) -> None:
+    with Client(f"127.0.0.1:{start_server().port}") as client:
+        first = client.put("x", tags="idp:k:60  grp:g")
+        assert client.put("y", tags="idp:k") == first
+        assert client.stats_group("g") == {
+            "name": "g",
+            "pending": 1,
+            "buried": 0,
+            "complete": "false",
+            "waiting-jobs": 0,
+        }
+        with pytest.raises(NotFound):
+            client.stats_group("other")
+        for wrong in ("idp:\r\nquit", "note:\xfc", "note:\0"):
+            with pytest.raises(ValueError, match="printable"):
+                client.put("x", tags=wrong)
+        with pytest.raises(BadFormat):
+            client.put("delete 1", tags="idp:")
+        assert client.peek(first).body == b"x"
+
+
+def test_a_put_whose_key_stays_unique_is_sent_again() -> None:
+    line = b"put 65536 0 60 1 idp:k:60\r\nx\r\n"
+    with fake(says((line, b"")), says((line, b"INSERTED 5 READY\r\n"))) as address, Client(address) as client:
+        assert client.put(b"x", tags="idp:k:60") == 5
+    for tags in ("idp:k", "note:a"):
+        line = b"put 65536 0 60 1 %b\r\nx\r\n" % tags.encode()
+        with fake(says((line, b""))) as address, Client(address) as client, pytest.raises(ConnectionLost):
+            client.put(b"x", tags=tags)
 
 
 def test_a_buried_put_tells_the_id() -> None:

@@ -125,6 +125,7 @@ class Client:
     stats = _now(protocol.stats)
     stats_job = _now(protocol.stats_job)
     stats_tube = _now(protocol.stats_tube)
+    stats_group = _now(protocol.stats_group)
     list_tubes = _now(protocol.list_tubes)
     list_tube_used = _now(protocol.list_tube_used)
     list_tubes_watched = _now(protocol.list_tubes_watched)

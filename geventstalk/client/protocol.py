@@ -230,10 +230,21 @@ def _list(reply: Reply) -> list[str]:
 # The verbs
 
 
-def put(body: bytes | str, *, priority: int = DEFAULT_PRIORITY, delay: int = 0, ttr: int = DEFAULT_TTR) -> Command[int]:
-    """Puts a job into the used tube; returns its id."""
+def put(
+    body: bytes | str, *, priority: int = DEFAULT_PRIORITY, delay: int = 0, ttr: int = DEFAULT_TTR, tags: str = ""
+) -> Command[int]:
+    """Puts a job into the used tube; returns its id, or that of the job that has the same unique key.
+
+    `tags` are words of docs/protocol.md, such as "idp:order-7:60 tries:3"; beanstalkd does not know them. A put whose
+    key stays unique for some seconds after its job may be sent again. Raises ValueError for other characters.
+    """
     data = body.encode() if isinstance(body, str) else bytes(body)
-    return Command(_line(b"put", priority, delay, ttr, len(data)), b"INSERTED", _number, body=data)
+    line = _line(b"put", priority, delay, ttr, len(data))
+    if not tags.isascii() or (tags and not tags.isprintable()):
+        raise ValueError(f"tags are words of printable ASCII characters: {tags!r}")
+    words = [word.encode() for word in tags.split()]
+    again = any(word.startswith(b"idp:") and word.count(b":") == 2 for word in words)
+    return Command(b" ".join([line, *words]), b"INSERTED", _number, body=data, safe=again)
 
 
 def use(tube: str) -> Command[str]:
@@ -313,6 +324,11 @@ def stats_job(id: int) -> Command[Stats]:
 
 def stats_tube(tube: str) -> Command[Stats]:
     return Command(b"stats-tube " + _tube(tube), b"OK", _stats, safe=True)
+
+
+def stats_group(name: str) -> Command[Stats]:
+    """Says how many jobs of a group are not deleted, and how many jobs wait for that. beanstalkd does not know it."""
+    return Command(b"stats-group " + _tube(name), b"OK", _stats, safe=True)
 
 
 def list_tubes() -> Command[list[str]]:
