@@ -29,7 +29,7 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 ROOMS = {
-    "geventstalk": ["_build", "limits", "stream"],
+    "geventstalk": ["_build", "limits", "stream", "tags"],
     "geventstalk/core": [
         "ages",
         "bodies",
@@ -46,6 +46,7 @@ ROOMS = {
         "order",
         "packed",
         "plain",
+        "rules",
         "state",
         "timerwheel",
         "tube",

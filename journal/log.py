@@ -47,6 +47,8 @@ HEAD: Final = 7
 """The kind of a row that stands for a FULL record, and has no more than the first HEAD_BYTES of its payload. The fourth
 number of the row is the length of the whole payload, which payloads() gives."""
 HEAD_BYTES: Final = 256
+UNCUT_MIN: Final = 0xC0
+"""A payload that begins with this byte or a larger one stands in no HEAD row: its owner needs more than HEAD_BYTES."""
 
 Wanted = tuple[int, int, int]
 """A FULL record that is to be read back: its segment, place and key."""

@@ -31,7 +31,7 @@ from gevent.event import Event
 
 from geventstalk._build import BUILD
 from geventstalk.config import ConfigError, Settings, require_fitting
-from geventstalk.core.engine import Engine
+from geventstalk.core.operate import Operate
 from geventstalk.front.frames import (
     ACCEPT,
     CLIENTS_MAX,
@@ -603,7 +603,7 @@ def make_fronts(count: int, fails: Callable[[str], None]) -> Fronts:
     loop = gevent.get_hub().loop
 
     def link(sock: socket.socket, fronts: Fronts) -> Link:
-        return Link(sock, loop, nobody, nobody, nobody, *shared(Service(Engine(0), 100, dict)), nobody, fronts)
+        return Link(sock, loop, nobody, nobody, nobody, *shared(Service(Operate(0), 100, dict)), nobody, fronts)
 
     return Fronts(count, [], link, logging.getLogger("tests.fronts"), fails)
 
@@ -656,7 +656,7 @@ def test_a_front_that_is_far_ahead_waits_for_the_others() -> None:
 def test_a_front_that_talks_nonsense_loses_its_link_and_nothing_else() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    service = Service(Engine(0), 100, dict)
+    service = Service(Operate(0), 100, dict)
     gone: list[int] = []
 
     def come(link: Link, number: int, peer: str, own_end: str) -> FrontClient:

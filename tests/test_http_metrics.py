@@ -29,7 +29,7 @@ Key = tuple[str, frozenset[tuple[str, str]]]
 DOCS = ROOT / "docs" / "metrics.md"
 BOUNDS = ("--max-journal-bytes", "20000000", "--max-memory", "1000000")
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
-NOT_TOLD = {"features", "pid", "version", "id", "hostname", "os", "platform", "build", "name"}
+NOT_TOLD = {"features", "tags", "pid", "version", "id", "hostname", "os", "platform", "build", "name"}
 """Keys of statistics that are no figures. Version and build are labels of geventstalk_build_info."""
 NAMES = {
     "job-timeouts": "beanstalkd_job_timeouts_total",

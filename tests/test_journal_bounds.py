@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk.core.engine import NEVER, Engine
+from geventstalk.core.engine import NEVER
 from geventstalk.core.job import BURIED, DELAYED, READY, Job
+from geventstalk.core.operate import Operate
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.turn.tasks import NEXT_TURN
@@ -337,7 +338,7 @@ def test_compaction_at_leisure_looks_again_after_the_turn(tmp_path: Path) -> Non
         life.delete(id)
     life.store.commit(0)
     assert wants_compaction(life.store)
-    turn = Turn(Engine(0), time.monotonic_ns, time.time_ns, lambda: None, lambda error: None)
+    turn = Turn(Operate(0), time.monotonic_ns, time.time_ns, lambda: None, lambda error: None)
     keeper = turn.compact(life.store)
     turn.grown.set()
     wait = next(keeper)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED, Engine
+from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED
 from geventstalk.core.job import BURIED, Job, held_body
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, Operate
 from geventstalk.durable.large import LARGE_BYTES
@@ -567,7 +567,7 @@ def test_a_large_body_is_never_copied_on_its_way_out(rig: Rig) -> None:
 
 
 def test_without_a_journal_a_large_put_is_answered_at_once() -> None:
-    engine = Engine(0)
+    engine = Operate(0)
     client = Session(Service(engine, 1 << 30, dict))
     client.receive(b"put 0 0 60 %d\r\n" % len(BODY) + BODY + b"\r\n", 0)
     assert replies(client) == b"INSERTED 1\r\n"

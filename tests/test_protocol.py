@@ -372,7 +372,11 @@ def test_only_the_exact_words_of_a_verb_that_was_added_count(verb: Verb, line: b
     if line == b"%b" and not verb.words.endswith(b" "):
         assert parse(words) == words
     else:
-        upstream = p.R_BAD_FORMAT if words.startswith(b"reserve") and line.startswith(b"%b") else p.R_UNKNOWN_COMMAND
+        upstream = (
+            p.R_BAD_FORMAT
+            if words.startswith((b"reserve", b"stats")) and line.startswith(b"%b")
+            else p.R_UNKNOWN_COMMAND
+        )
         assert parse(line % words) == upstream
 
 

@@ -7,11 +7,10 @@ from math import exp
 
 import pytest
 
-from geventstalk.core.engine import Engine
 from geventstalk.core.figures import rates
 from geventstalk.core.job import Job
 from geventstalk.core.meter import EVENTS, NO_RATES, SPANS_S, Rates
-from geventstalk.core.tube import Tube
+from geventstalk.core.operate import Operate
 from geventstalk.turn.maintenance import RATES_NS, RATES_SLICE
 from geventstalk.turn.tasks import NEXT_TURN
 from geventstalk.turn.turn import Turn
@@ -117,7 +116,7 @@ class Events(Bench):
 
     def agrees(self) -> None:
         for name in (b"", b"a", b"b", b"c"):
-            of: Engine | Tube = self.engine.tubes[name] if name else self.engine
+            of = self.engine.tubes[name] if name else self.engine
             found = iter(rates(of, self.clock.ns))
             for span_s in SPANS_S:
                 for event in EVENTS:
@@ -163,7 +162,7 @@ def test_what_happened_to_a_tube_that_is_gone_is_settled_after_an_undo() -> None
 
 def test_rates_in_statistics() -> None:
     clock = ManualClock()
-    engine = Engine(clock.ns)
+    engine = Operate(clock.ns)
     session = Session(Service(engine, 100, dict))
     for _ in range(6):
         session.receive(b"put 0 0 1 1\r\nx\r\n", clock.ns)
@@ -185,7 +184,7 @@ def test_rates_in_statistics() -> None:
 class Rig:
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.engine = Engine(self.clock.ns)
+        self.engine = Operate(self.clock.ns)
         self.turn = Turn(self.engine, lambda: self.clock.ns, lambda: self.clock.ns, lambda: None, self.fails)
         self.service = Service(self.engine, 100, dict)
         self.task = self.turn.keep_rates()

@@ -187,7 +187,7 @@ def test_a_truncated_record_is_refused(tally: Tally | None) -> None:
             apply_change(job_of(), change[:length], EPOCH)
 
 
-@pytest.mark.parametrize("state", [UPLOADING, RESERVED, DELETED, 6, 0x7F])
+@pytest.mark.parametrize("state", [UPLOADING, RESERVED, DELETED, 6, 0x3F])
 @pytest.mark.parametrize("tally", [None, Tally()])
 def test_a_state_that_cannot_be_kept_is_refused(state: int, tally: Tally | None) -> None:
     for payload in (encode_whole(job_of(tally=tally), b"t", EPOCH), encode_change(job_of(tally=tally), EPOCH)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from geventstalk.core.engine import Engine
+from geventstalk.core.operate import Operate
 from geventstalk.turn.replies import Channel, Operation, ReplyGate
 from geventstalk.wire.session import Service, Session
 
@@ -40,7 +40,7 @@ class Work(Operation):
 
 def test_what_is_held_leaves_in_the_order_in_which_it_came(seed: int) -> None:
     draw = random.Random(seed)
-    service = Service(Engine(0), 100, dict)
+    service = Service(Operate(0), 100, dict)
     gate = ReplyGate()
     left: Left = []
     held: Left = []
@@ -73,7 +73,7 @@ def test_who_comes_while_others_leave_is_not_let_out_with_them() -> None:
     """goes_on() may bring the next reply, which no sync covers yet."""
     gate = ReplyGate()
     left: Left = []
-    service = Service(Engine(0), 100, dict)
+    service = Service(Operate(0), 100, dict)
 
     class Eager(Wire):
         def goes_on(self) -> None:
@@ -87,7 +87,7 @@ def test_who_comes_while_others_leave_is_not_let_out_with_them() -> None:
 
 
 def test_clients_that_also_wait_are_counted_once() -> None:
-    service = Service(Engine(0), 100, dict)
+    service = Service(Operate(0), 100, dict)
     gate = ReplyGate()
     wires = [Wire(service, []) for _ in range(3)]
     for wire in wires[:2]:

@@ -500,3 +500,27 @@ def test_without_a_journal_everything_is_forgotten(launch: Launch, tmp_path: Pat
         assert client.ask(b"peek 1") == b"NOT_FOUND\r\n"
         assert client.put(b"x") == 1
     assert not [path for path in tmp_path.iterdir() if path.name != "log"]
+
+
+@ends
+def test_tags_hold_over_a_restart(launch: Launch, journal: Path, end: End) -> None:
+    """A unique key, the time after its job, a group, a key's limit and a job's tries."""
+    server = launch("-b", str(journal), "-f0")
+    with Client(server.connect()) as client:
+        for tags in ("idp:live", "idp:gone:60", "grp:g", "aft:g", "tries:2", "tries:1 dead:lost", "con:k", "con:k"):
+            assert client.ask(b"put 9 0 60 1 %b\r\nx" % tags.encode()).startswith(b"INSERTED ")
+        assert client.ask(b"delete 2") == b"DELETED\r\n"
+        assert [client.ask(b"reserve-job %d" % id)[:8] for id in (5, 7)] == [b"RESERVED"] * 2
+        assert client.ask(b"reserve-job 6")[:8] == b"RESERVED"
+    end(server)
+    server = launch("-b", str(journal), "-f0")
+    with Client(server.connect()) as client:
+        assert client.ask(b"put 9 0 60 1 idp:live\r\nx") == b"INSERTED 1 READY\r\n"
+        assert client.ask(b"put 9 0 60 1 idp:gone\r\nx") == b"INSERTED 2 DELETED\r\n"
+        assert client.ask(b"reserve-job 4") == b"NOT_FOUND\r\n"
+        until(lambda: client.stats(b"stats-job 6")["tube"] == '"lost"', "the job with one try is not a dead letter")
+        assert client.stats(b"stats-job 6")["reason"] == "tries"
+        assert [client.ask(b"reserve-job %d" % id)[:8] for id in (5, 7, 8)] == [b"RESERVED"] * 2 + [b"NOT_FOUN"]
+        assert client.ask(b"release 5 0 0") == b"RELEASED\r\n"
+        until(lambda: client.stats(b"stats-job 5")["state"] == "buried", "the job with two tries is not buried")
+        assert client.ask(b"delete 3") == b"DELETED\r\n" and client.ask(b"reserve-job 4")[:8] == b"RESERVED"

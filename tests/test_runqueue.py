@@ -17,7 +17,7 @@ from typing import Any
 import gevent
 import pytest
 
-from geventstalk.core.engine import Engine
+from geventstalk.core.operate import Operate
 from geventstalk.front import frames as f
 from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
@@ -42,7 +42,7 @@ ANSWER = b"USING default\r\n"
 class CountedTurn(Turn):
     """Counts what is done for clients between two commits."""
 
-    def __init__(self, engine: Engine, begins: Callable[[], None]) -> None:
+    def __init__(self, engine: Operate, begins: Callable[[], None]) -> None:
         clock = itertools.count(TICK_NS, TICK_NS)
         super().__init__(engine, clock.__next__, time.time_ns, begins, fail)
         self.counts = [0]
@@ -67,7 +67,7 @@ class Scene(Owner):
 
     def __init__(self) -> None:
         self.loop: Any = gevent.get_hub().loop
-        self.service = Service(Engine(0), 65535, dict)
+        self.service = Service(Operate(0), 65535, dict)
         self.turn = CountedTurn(self.service.engine, lambda: self.loop.run_callback(self.turn.end))
         self.queue = RunQueue(self.loop, self.turn)
         self.shared = Ahead(), Unsent(self.service)
@@ -311,7 +311,7 @@ class Bench:
         self.now_ns = 1
         self.takes_ns = SHARE_NS // 2 + 1
         self.ran: list[str] = []
-        self.service = Service(Engine(0), 65535, dict)
+        self.service = Service(Operate(0), 65535, dict)
         self.turn = Turn(self.service.engine, lambda: self.now_ns, time.time_ns, lambda: None, fail)
         self.loop = Loop()
         self.queue = RunQueue(self.loop, self.turn)

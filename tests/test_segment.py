@@ -109,7 +109,7 @@ def test_a_segment_says_what_it_is(path: Path) -> None:
     head = path.read_bytes()[:100]
     assert head.startswith(b"SQLite format 3\0")
     assert head[68:72] == b"gvst"
-    assert int.from_bytes(head[60:64], "big") == 3
+    assert int.from_bytes(head[60:64], "big") == FORMAT_VERSION
     assert path.stat().st_mode & 0o777 == 0o600
 
 

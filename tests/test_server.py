@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk.core.engine import Engine
+from geventstalk.core.operate import Operate
 from geventstalk.serving.connection import AHEAD_BYTES_MAX, ALL_UNSENT_BYTES_MAX, OUT_BYTES_MIN, Unsent
 from geventstalk.wire.session import OUT_BYTES_MAX, Service
 from tests.support import for_change
@@ -914,7 +914,7 @@ def test_replies_that_nobody_reads_take_little_memory(
 
 
 def test_the_share_of_a_client_falls_while_all_together_make_too_much() -> None:
-    service = Service(Engine(0), 100, dict)
+    service = Service(Operate(0), 100, dict)
     unsent = Unsent(service)
     assert service.out_bytes_max == OUT_BYTES_MAX
     for _ in range(3):

@@ -15,8 +15,8 @@ import pytest
 
 from geventstalk._build import BUILD
 from geventstalk.core.bodies import Bodies
-from geventstalk.core.engine import Engine
 from geventstalk.core.job import BURIED, READY, Job, Ledger
+from geventstalk.core.operate import Operate
 from geventstalk.core.state import TUBE_BYTES, TUBES_BYTES_MIN, WATCH_BYTES
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.wire import protocol as p
@@ -69,7 +69,7 @@ class Rig:
 
     def __init__(self, chunking: Chunking = whole, max_job_bytes: int = 65535) -> None:
         self.clock = ManualClock()
-        self.engine = Engine(self.clock.ns)
+        self.engine = Operate(self.clock.ns)
         self.service = Service(self.engine, max_job_bytes, lambda: FACTS)
         self.chunking = chunking
         self.sessions: list[Session] = []
@@ -94,7 +94,14 @@ class Rig:
             session.run(self.clock.ns)
             out += all_of(session)
         assert session.out_bytes == 0
+        self.settle_tags()
         return out
+
+    def settle_tags(self) -> None:
+        """Does what tags want, as the turn does."""
+        rules = self.engine.rules
+        while rules is not None and rules.due:
+            self.engine.settle(rules.due.popleft(), self.clock.ns)
 
     def hang_up(self, session: Session) -> bytes:
         session.hang_up(self.clock.ns)
@@ -110,12 +117,13 @@ class Rig:
         check(self.engine)
         assert not self.engine.clients and not self.engine.waiting_count and not self.engine.reserved_count
         for tube in self.engine.tubes.values():
-            assert tube.jobs == len(tube.ready) + len(tube.delayed) + len(tube.buried)
+            assert tube.jobs == tube.ready_count() + len(tube.delayed) + len(tube.buried)
             assert not tube.using and not tube.watchers
 
     def settle(self) -> None:
         while not self.engine.advance(self.clock.ns, MOVE_SLICE):
             pass
+        self.settle_tags()
 
     def advance(self, ns: int) -> None:
         """Time passes from deadline to deadline, as it does for a server that has nothing else to do."""
@@ -766,7 +774,7 @@ def test_stats_name_every_key_in_upstreams_order(rig: Rig) -> None:
     assert lines[0] == "---"
     keys = [line.partition(": ")[0] for line in lines[1:-1]]
     added = [verb.statistic for verb in ADDED]
-    assert keys == [*UPSTREAM_KEYS.split(), *OUR_KEYS.split(), "build", *added, "features"]
+    assert keys == [*UPSTREAM_KEYS.split(), *OUR_KEYS.split(), "build", *added, "features", "tags"]
     assert "features: " + " ".join(verb.words.decode().strip() for verb in ADDED) in lines
     assert {'version: "1.13"', 'os: "#1 SMP"', "uptime: 5", "pid: 4711", "draining: false"} <= set(lines)
 

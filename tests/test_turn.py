@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from geventstalk._build import BUILD
-from geventstalk.core.engine import NEVER, Engine
+from geventstalk.core.engine import NEVER
 from geventstalk.core.job import READY, Job
 from geventstalk.core.jobtable import JobTable
+from geventstalk.core.operate import Operate
 from geventstalk.durable.records import ClockOffset, encode_whole
 from geventstalk.durable.store import Store
 from geventstalk.turn.maintenance import CATCH_UP_SLICES, REPACK_PAGES
@@ -130,7 +131,7 @@ class Rig:
     def __init__(self, fsync_ms: int | None = None, *, durable: bool = True) -> None:
         self.clock = ManualClock()
         self.wall_step_ns = 0
-        self.engine = Engine(self.clock.ns)
+        self.engine = Operate(self.clock.ns)
         self.service = Service(self.engine, 65535, dict)
         self.failures: list[BaseException] = []
         self.begun = 0

@@ -143,7 +143,9 @@ def _count(engine: Engine, tube: Tube | None, state: int) -> int:
         return engine.reserved_count if state == RESERVED else engine.buried_count
     if state == RESERVED:
         return tube.reserved
-    return len(tube.ready if state == READY else tube.delayed if state == DELAYED else tube.buried)
+    if state == READY:
+        return tube.ready_count()
+    return len(tube.delayed if state == DELAYED else tube.buried)
 
 
 def _ids(tube: Tube, state: int) -> list[int] | None:
@@ -151,7 +153,10 @@ def _ids(tube: Tube, state: int) -> list[int] | None:
     if state == RESERVED:
         return _held_by_watchers(tube)
     order = tube.ready if state == READY else tube.delayed if state == DELAYED else tube.buried
-    return order.smallest(_FEW)
+    ids = order.smallest(_FEW)
+    if state == READY and tube.blocked is not None:
+        ids += tube.blocked.smallest(_FEW)
+    return ids
 
 
 def _held_by_watchers(tube: Tube) -> list[int] | None:

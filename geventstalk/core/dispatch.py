@@ -86,7 +86,7 @@ class Dispatch(EngineState):
     def _make_ready(self, job: Job, tube: Tube, now_ns: int) -> None:
         """Makes a job ready that is in no place. The ledger is not told."""
         pri = job.pri
-        self._place_ready(tube, pri, job.id)
+        self._place_ready(tube, pri, job, now_ns)
         if job.holder:
             self._measure_work(tube, now_ns - job.since_ns)
         job.state = READY

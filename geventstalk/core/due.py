@@ -39,9 +39,11 @@ class Due(Dispatch):
                 return self.wheel.allowance > 0
             if isinstance(timer, Tube):
                 limit -= 1 + self._tube_due(timer, now_ns, limit)
-            else:
-                assert isinstance(timer, Client)
+            elif isinstance(timer, Client):
                 limit -= 1 + self._client_due(timer, now_ns, limit)
+            else:
+                assert self.rules is not None
+                limit -= 1 + self.rules.fire(now_ns, limit)
         return False
 
     def _tube_due(self, tube: Tube, now_ns: int, limit: int) -> int:
@@ -94,7 +96,7 @@ class Due(Dispatch):
         """Takes a job from its worker, at the end of its ttr, and makes it ready."""
         tally = job.counts()
         tube = self._leave_place(job)
-        self._place_ready(tube, job.pri, job.id)
+        self._place_ready(tube, job.pri, job, now_ns)
         if not tube.active:
             self._wake(tube, now_ns)
         total, of_tube, timeouts = self.total_timeouts + 1, tube.total_timeouts + 1, tally.timeouts + 1

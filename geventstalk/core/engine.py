@@ -13,8 +13,20 @@ from __future__ import annotations
 from typing import Final
 
 from geventstalk.core.due import Due
-from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, SECOND_NS, Job
+from geventstalk.core.job import (
+    BURIED,
+    DELAYED,
+    DELETED,
+    READY,
+    RESERVED,
+    SECOND_NS,
+    Job,
+    TaggedTally,
+    tags_bytes,
+    tags_of,
+)
 from geventstalk.core.order import EMPTY
+from geventstalk.core.rules import Duplicate, Rules
 from geventstalk.core.state import SMALL_STEPS, TUBE_STEPS
 from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
 from geventstalk.core.tube import Client, Tube
@@ -30,6 +42,10 @@ UNFINISHED: Final = 7
 """The ledger has not yet taken all of a large body."""
 TOO_BIG: Final = 11
 """The body is larger than jobs may be."""
+DUPLICATE: Final = 12
+"""There is a job with the same unique key: see Rules.duplicate."""
+CYCLE: Final = 13
+"""The job's group would wait for itself."""
 
 _SERVE_SLICE: Final = 250
 """Jobs that a command hands out when it ends a pause. The tube's timer hands out the others."""
@@ -173,7 +189,7 @@ class Engine(Due):
         """
         tube = self.tube_by_number[job.tube]
         if not job.body:
-            outcome = self._admit(job, body, tube)
+            outcome = self._admit(job, body, tube, now_ns)
             if outcome != ADMITTED:
                 return outcome
             self._begin(job, body, now_ns)
@@ -185,7 +201,7 @@ class Engine(Due):
             return OUT_OF_MEMORY
         return INSERTED if taken else UNFINISHED
 
-    def _admit(self, job: Job, body: bytes, tube: Tube) -> int:
+    def _admit(self, job: Job, body: bytes, tube: Tube, now_ns: int) -> int:
         """Returns ADMITTED when a job whose body is complete may come in, or the outcome that says why not.
 
         Each put asks here, a client's and an operator's, as it asks Service.admit() before its body comes. The body
@@ -198,7 +214,49 @@ class Engine(Due):
             bodies.unclaim(job.id)
             if not bodies.claim(self, job.id, len(body)):
                 return OUT_OF_MEMORY
-        return ADMITTED if self.ledger.admits(len(body), tube.name) else OUT_OF_MEMORY
+        if job.tally is None:
+            return ADMITTED if self.ledger.admits(len(body), tube.name) else OUT_OF_MEMORY
+        if not self.ledger.admits(len(body) + tags_bytes(job), tube.name):
+            return OUT_OF_MEMORY
+        return self._judge(job, tube, now_ns)
+
+    def _judge(self, job: Job, tube: Tube, now_ns: int) -> int:
+        """Returns ADMITTED when the tags of a new job let it in, or DUPLICATE, CYCLE or OUT_OF_MEMORY.
+
+        With DUPLICATE a smaller priority than that of the first job is given to the first one.
+        """
+        tally = job.tally
+        assert isinstance(tally, TaggedTally)
+        rules = self.rules_of_tags()
+        id = rules.finds(tally.tags, tube)
+        if id:
+            first = self.jobs.get(id)
+            if first is None:
+                rules.duplicate = Duplicate(id, DELETED, -1)
+                return DUPLICATE
+            raises = job.pri < first.pri
+            if raises:
+                self._raise_priority(first, job.pri, now_ns)
+            rules.duplicate = Duplicate(id, first.state, job.pri if raises else -1)
+            return DUPLICATE
+        if rules.closes_cycle(tally.tags):
+            return CYCLE
+        return ADMITTED if rules.takes(tally.tags) else OUT_OF_MEMORY
+
+    def _raise_priority(self, job: Job, pri: int, now_ns: int) -> None:
+        """Gives a job a smaller priority, in whatever state it is."""
+        self.changing = True
+        before = job.pri
+        job.pri = pri
+        try:
+            self.ledger.change(job)
+        finally:
+            job.pri = before
+        if job.state == READY:
+            tube = self._leave_place(job)
+            self._place_ready(tube, pri, job, now_ns)
+            job.rank = pri
+        job.pri = pri
 
     def _begin(self, job: Job, body: bytes, now_ns: int) -> None:
         """Sets the fields of a job that is in no place yet."""
@@ -211,18 +269,23 @@ class Engine(Due):
         job.body = body
 
     def put(self, job: Job, body: bytes, now_ns: int) -> int:
-        """Inserts a job whose body, with its CRLF, is complete. Returns INSERTED, DRAINING or OUT_OF_MEMORY."""
+        """Inserts a job whose body, with its CRLF, is complete.
+
+        Returns INSERTED, DRAINING or OUT_OF_MEMORY; for a job with tags also DUPLICATE or CYCLE.
+        """
         tube = self.tube_by_number[job.tube]
         if not job.body:  # otherwise the ledger has most of the body, through prepare()
-            outcome = self._admit(job, body, tube)
-            if outcome != ADMITTED:
-                self.abandon_put(job)
-                return outcome
-            if job.delay_s:
-                self._begin(job, body, now_ns)
-            else:  # the same without a call
-                job.state = READY
-                job.body = body
+            outcome = self._admit(job, body, tube, now_ns)
+        else:  # of a new job, only one with tags has a tally
+            outcome = ADMITTED if job.tally is None else self._judge(job, tube, now_ns)
+        if outcome != ADMITTED:
+            self.abandon_put(job)
+            return outcome
+        if job.delay_s:
+            self._begin(job, body, now_ns)
+        else:  # the same without a call
+            job.state = READY
+            job.body = body
         self.changing = True
         try:
             self.ledger.put(job, tube.name)
@@ -234,10 +297,12 @@ class Engine(Due):
             self._wake(tube, now_ns)
         total, of_tube = self.total_jobs + 1, tube.total_jobs + 1
         job.since_ns = now_ns
+        if job.tally is not None:
+            self.rules_of_tags().enter(job, tube)
         if job.delay_s:
             self._place_delayed(tube, job.rank, job.id)
         else:
-            self._place_ready(tube, job.pri, job.id)
+            self._place_ready(tube, job.pri, job, now_ns)
         self.jobs.add(job)
         if self.bodies is not None:
             self.bodies.came(job)
@@ -248,26 +313,52 @@ class Engine(Due):
         return INSERTED
 
     def restore(self, job: Job, tube_name: bytes, now_ns: int) -> None:
-        """Gives a job of `jobs` its place. Its state is READY, BURIED or DELAYED; the last two have their rank set."""
-        tube = self._tube(tube_name)
-        tube.jobs += 1
-        job.tube = tube.number
+        """Gives a job of `jobs` its place. Its state is READY, BURIED or DELAYED; the last two have their rank set.
+
+        A mark, which is DELETED, leaves `jobs`. restored() follows behind the last job.
+        """
         if job.id >= self.next_id:
             self.next_id = job.id + 1
         else:
             self.unsorted = True
+        if job.state == DELETED:
+            self._restore_mark(job, tube_name)
+            return
+        tube = self._tube(tube_name)
+        tube.jobs += 1
+        job.tube = tube.number
         if job.created_ns < self._restored_ns or self.total_jobs:
             self.unsorted = True
         self._restored_ns = job.created_ns
+        if isinstance(job.tally, TaggedTally):
+            self._rules_to_load().enter(job, tube)
         if job.state == BURIED:
             self._bury_number = max(self._bury_number, job.rank)
-            self._place_buried(tube, job.rank, job.id)
+            self._place_buried(tube, job.rank, job)
             job.since_ns = now_ns
         elif job.state == DELAYED and job.rank > now_ns:
             self._place_delayed(tube, job.rank, job.id)
             job.since_ns = now_ns
         else:
             self._make_ready(job, tube, now_ns)
+
+    def restored(self, now_ns: int) -> None:
+        """Ends the restoring of jobs: those go on that wait for groups without members."""
+        if self.rules is not None:
+            self.rules.loaded(now_ns)
+
+    def _restore_mark(self, mark: Job, tube_name: bytes) -> None:
+        if self.bodies is not None:
+            self.bodies.left(mark)
+        self.jobs.remove(mark.id)
+        mark.body = b"\r\n"
+        self._rules_to_load().add_mark(mark, tube_name)
+
+    def _rules_to_load(self) -> Rules:
+        """Returns the rules while jobs are restored, until restored()."""
+        rules = self.rules_of_tags()
+        rules.loading = True
+        return rules
 
     # --- reserve
 
@@ -287,6 +378,8 @@ class Engine(Due):
         """Reserves the job with this id if it is ready, delayed or buried. Tube, watches and pauses do not matter."""
         job = self.jobs.get(id)
         if job is None or job.state == RESERVED:
+            return None
+        if self.rules is not None and not self.rules.may_reserve(job, self.tube_of(job)):
             return None
         if not client.worker:
             self._become_worker(client)
@@ -313,8 +406,11 @@ class Engine(Due):
         if job is None or (job.state == RESERVED and job.holder != client.number):
             return False
         self.changing = True
-        self.ledger.delete(job)
-        tube = self._leave_place(job)
+        if self.rules is None:
+            self.ledger.delete(job)
+            tube = self._leave_place(job)
+        else:
+            tube = self._leave_for_good(job, self.rules, now_ns)
         tube.jobs -= 1
         if not tube.active:
             self._wake(tube, now_ns)
@@ -331,6 +427,35 @@ class Engine(Due):
         self._forget_if_unused(tube)
         return True
 
+    def _leave_for_good(self, job: Job, rules: Rules, now_ns: int) -> Tube:
+        """Tells the ledger that a job ends, and takes it out of its place. Returns its tube.
+
+        A mark stays of a job whose key has to be unique for a while longer.
+        """
+        tube = self.tube_by_number[job.tube]
+        mark = self._mark_of(job, rules, tube, now_ns)
+        if mark is None:
+            self.ledger.delete(job)
+        else:
+            self.ledger.retire(job, mark, tube.name)
+        self._leave_place(job)
+        rules.leave(job, tube, now_ns)
+        if mark is not None:
+            rules.add_mark(mark, tube.name)
+        return tube
+
+    def _mark_of(self, job: Job, rules: Rules, tube: Tube, now_ns: int) -> Job | None:
+        tags = tags_of(job)
+        if tags is None or not tags.unique_s or rules.finds(tags, tube) != job.id:
+            return None
+        mark = Job(job.id, 0, job.pri, 0, job.ttr_s)
+        mark.state = DELETED
+        mark.rank = now_ns + tags.unique_s * SECOND_NS
+        mark.created_ns = job.created_ns
+        mark.body = b"\r\n"
+        mark.tally = TaggedTally(tags)
+        return mark
+
     def release(self, client: Client, id: int, pri: int, delay_s: int, now_ns: int) -> bool:
         """Gives a job back with a new priority, at once or after a delay. Returns whether the client held it."""
         job = client.reserved.get(id)
@@ -342,7 +467,7 @@ class Engine(Due):
             self._place_delayed(tube, rank, id)
             self._record(job, tube, DELAYED, rank, pri, delay_s, _RELEASED, now_ns)
         else:
-            self._place_ready(tube, pri, id)
+            self._place_ready(tube, pri, job, now_ns)
             self._record(job, tube, READY, pri, pri, 0, _RELEASED, now_ns)
             if tube.line.entries:
                 self._serve(tube, now_ns, 1)
@@ -358,7 +483,7 @@ class Engine(Due):
             self._wake(tube, now_ns)
         rank = self._bury_number + 1
         self._bury_number = rank
-        self._place_buried(tube, rank, id)
+        self._place_buried(tube, rank, job)
         self._record(job, tube, BURIED, rank, pri, job.delay_s, _BURIED, now_ns)
         return True
 
@@ -398,8 +523,13 @@ class Engine(Due):
         return True
 
     def _kick(self, job: Job, now_ns: int) -> None:
+        if self.rules is not None:
+            tally = job.tally
+            if isinstance(tally, TaggedTally):
+                tally.tried = 0  # a job that an operator wants once more has all of its tries again
+                tally.why = 0
         tube = self._leave_place(job)
-        self._place_ready(tube, job.pri, job.id)
+        self._place_ready(tube, job.pri, job, now_ns)
         self._record(job, tube, READY, job.pri, job.pri, job.delay_s, _KICKED, now_ns)
         if tube.line.entries:
             self._serve(tube, now_ns, 1)
@@ -467,7 +597,10 @@ class Engine(Due):
         """Returns the first READY, DELAYED or BURIED job of the tube that the client uses."""
         tube = client.used
         assert tube is not None
-        first = (tube.ready if state == READY else tube.delayed if state == DELAYED else tube.buried).first()
+        order = tube.ready if state == READY else tube.delayed if state == DELAYED else tube.buried
+        if state == READY and order.first() == EMPTY and tube.blocked is not None:
+            order = tube.blocked
+        first = order.first()
         return None if first == EMPTY else self.jobs.get(first)
 
     # --- after an exception

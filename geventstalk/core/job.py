@@ -13,6 +13,7 @@ from mypy_extensions import i32, i64, mypyc_attr, u8
 from geventstalk._build import BUILD
 from geventstalk.limits import U32_MAX as U32_MAX
 from geventstalk.limits import U64_MAX as U64_MAX
+from geventstalk.tags import Tags
 
 UPLOADING: Final = 0
 READY: Final = 1
@@ -32,6 +33,8 @@ SECOND_NS: Final = 1_000_000_000
 
 SMALL_BYTES: Final = 512 - 33
 """The C library allocates larger bodies, and gives back the pages between those that stay; Python the smaller ones."""
+TAGS_HEAD_BYTES: Final = 7
+"""What the tags of a job take in its record beside their text: the numbers of a TaggedTally, and the text's length."""
 _BIAS: Final = 1 << 31
 """Subtracted from unsigned numbers of 32 bits: mypyc knows signed ones only."""
 
@@ -51,6 +54,28 @@ class Tally:
         self.buries: i64 = buries
         self.kicks: i64 = kicks
         self.holder: i64 = 0
+
+
+@mypyc_attr(acyclic=True)
+class TaggedTally(Tally):
+    """The tally of a job that has tags, from its put on.
+
+    `tried` counts the deliveries since the put or the last kick, for the tag `tries`. `why` says which tag ended the
+    job's time in its tube, 0 for none. `freed` says that the job waits for no group any more, and `until_ns` when the
+    time ends in which it has to be reserved, 0 for never.
+    """
+
+    __slots__ = ("freed", "tags", "tried", "until_ns", "why")
+
+    def __init__(
+        self, tags: Tags, reserves: int = 0, timeouts: int = 0, releases: int = 0, buries: int = 0, kicks: int = 0
+    ) -> None:
+        super().__init__(reserves, timeouts, releases, buries, kicks)
+        self.tags = tags
+        self.tried: i64 = 0
+        self.why: u8 = 0
+        self.freed = False
+        self.until_ns: i64 = 0
 
 
 @mypyc_attr(acyclic=True)
@@ -174,7 +199,9 @@ class Job:
         body = self.body
         job.body = body if body is None or len(body) > SMALL_BYTES else bytes(memoryview(body))
         tally = self.tally
-        if tally is not None:
+        if isinstance(tally, TaggedTally):
+            job.tally = tally
+        elif tally is not None:
             job.tally = Tally(tally.reserves, tally.timeouts, tally.releases, tally.buries, tally.kicks)
         job.holder = self.holder
         return job
@@ -184,6 +211,18 @@ if BUILD == "pure":
     # Interpreted, the getters and setters would be calls, and a call can fail in the middle of a change. Plain slots.
     for _name in ("tube", "pri", "delay_s", "ttr_s", "segment", "holder"):
         setattr(Job, _name, vars(Job)[f"_{_name}"])
+
+
+def tags_of(job: Job) -> Tags | None:
+    """Returns the tags of a job, None when it has none."""
+    tally = job.tally
+    return tally.tags if isinstance(tally, TaggedTally) else None
+
+
+def tags_bytes(job: Job) -> int:
+    """Returns how many bytes a job's tags add to its whole record, at most."""
+    tally = job.tally
+    return TAGS_HEAD_BYTES + len(tally.tags.text) if isinstance(tally, TaggedTally) else 0
 
 
 def held_body(job: Job) -> bytes:
@@ -236,3 +275,9 @@ class Ledger:
 
     def delete(self, job: Job) -> None:
         """Forgets a job."""
+
+    def retire(self, job: Job, mark: Job, tube_name: bytes) -> None:
+        """Forgets a job, and keeps a mark of it, DELETED and without a body.
+
+        The mark has a segment afterwards when it outlives the process. Then delete() ends it, in time.
+        """

@@ -13,7 +13,7 @@ from typing import Final
 
 from geventstalk.core.ages import find_strays
 from geventstalk.core.engine import Engine
-from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, Job
+from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, SECOND_NS, Job, TaggedTally
 from geventstalk.core.tube import Tube
 
 _LONG_AGO_NS: Final = -(1 << 62)
@@ -38,6 +38,16 @@ class Mirror:
             find_strays(engine)
         self._look_at_all()
 
+    def set(self, job: Job, tube_name: bytes, now_ns: int) -> None:
+        """Takes in all of a job, new or anew, or of the mark of one."""
+        before = self.engine.jobs.get(job.id)
+        if job.state == DELETED:
+            self.mark(job, tube_name, now_ns)
+        elif before is None:
+            self.add(job, tube_name, now_ns)
+        else:
+            self.replace(before, job, tube_name, now_ns)
+
     def add(self, job: Job, tube_name: bytes, now_ns: int) -> None:
         """Adds a new job: READY, or DELAYED or BURIED with its rank."""
         engine = self.engine
@@ -45,6 +55,8 @@ class Mirror:
         tube.jobs += 1
         job.tube = tube.number
         job.since_ns = now_ns
+        if isinstance(job.tally, TaggedTally):
+            engine.rules_of_tags().enter(job, tube)
         self.place(job, tube, now_ns)
         engine.jobs.add(job)
         if engine.bodies is not None:
@@ -61,6 +73,10 @@ class Mirror:
         engine = self.engine
         left = engine._leave_place(before)
         tube = engine._tube(tube_name)
+        if engine.rules is not None:
+            engine.rules.enter(job, tube)  # before the other leaves, or their group would be done for a moment
+            engine.rules.leave(before, left, now_ns)
+            engine.rules.moves(job, left, tube_name)
         left.jobs -= 1
         tube.jobs += 1
         job.tube = tube.number
@@ -91,15 +107,15 @@ class Mirror:
         if job.state == BURIED:
             if job.rank > engine._bury_number:
                 engine._bury_number = job.rank
-            engine._place_buried(tube, job.rank, job.id)
+            engine._place_buried(tube, job.rank, job)
         elif job.state == DELAYED and job.rank > now_ns:
             engine._place_delayed(tube, job.rank, job.id)
         else:
-            engine._place_ready(tube, job.pri, job.id)
+            engine._place_ready(tube, job.pri, job, now_ns)
             job.state = READY
             job.rank = job.pri
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: Job, now_ns: int) -> None:
         """Removes a job."""
         engine = self.engine
         tube = engine._leave_place(job)
@@ -108,6 +124,28 @@ class Mirror:
         if engine.bodies is not None:
             engine.bodies.left(job)
         engine._forget_if_unused(tube)
+        if engine.rules is not None:
+            engine.rules.leave(job, tube, now_ns)
+
+    def mark(self, mark: Job, tube_name: bytes, now_ns: int) -> None:
+        """Keeps the mark of a job that is deleted, in place of the job or of an earlier copy of the mark."""
+        engine = self.engine
+        rules = engine.rules_of_tags()
+        job = engine.jobs.get(mark.id)
+        if job is not None:
+            self.remove(job, now_ns)
+        elif mark.id in rules.marks:
+            rules.drop_mark(mark.id)
+        mark.body = b"\r\n"
+        rules.add_mark(mark, tube_name)
+        if mark.id >= engine.next_id:
+            engine.next_id = mark.id + 1
+
+    def forget_mark(self, id: int) -> None:
+        """Forgets a mark, if there is one of this id."""
+        rules = self.engine.rules
+        if rules is not None and id in rules.marks:
+            rules.drop_mark(id)
 
     # --- ages
 

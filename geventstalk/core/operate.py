@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Final
 
 from geventstalk.core.engine import _BURIED, _RELEASED, OUT_OF_MEMORY, UNFINISHED, Engine
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job, TaggedTally
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
+from geventstalk.tags import EXPIRED, moved_from
 
 _Numbers = tuple[int, int, int, int, int]
 """State, rank, priority, delay and ttr of a job."""
@@ -63,7 +64,7 @@ class Operate(Engine):
         if job.state != RESERVED:
             return WRONG_STATE
         tube = self._leave_place(job)
-        self._place_ready(tube, job.pri, id)
+        self._place_ready(tube, job.pri, job, now_ns)
         self._record(job, tube, READY, job.pri, job.pri, 0, _RELEASED, now_ns)
         if tube.line.entries:
             self._serve(tube, now_ns, 1)
@@ -82,7 +83,7 @@ class Operate(Engine):
             self._wake(tube, now_ns)
         rank = self._bury_number + 1
         self._bury_number = rank
-        self._place_buried(tube, rank, id)
+        self._place_buried(tube, rank, job)
         self._record(job, tube, BURIED, rank, job.pri, job.delay_s, _BURIED, now_ns)
         return DONE
 
@@ -99,6 +100,58 @@ class Operate(Engine):
         self.next_id += 1
         tube.jobs += 1
         return job
+
+    # --- what the tags of a job want
+
+    def settle(self, id: int, now_ns: int) -> int:
+        """Does what is due for a job or a mark whose id Rules.due had.
+
+        A job that had its tries, or whose time is over, goes to the tube that its tags name; without one it is buried
+        after its tries, and deleted after its time. A job whose group is done is freed. A mark is forgotten. After
+        UNFINISHED the caller does as after that of alter().
+        """
+        self.work += 1
+        rules = self.rules_of_tags()
+        job = self.jobs.get(id)
+        if job is None:
+            self._forget_mark(id, now_ns)
+            return DONE
+        tally = job.tally
+        assert isinstance(tally, TaggedTally)
+        why = rules.why_over(job)
+        if not why:
+            rules.frees(job, tally, now_ns)
+            return DONE
+        if tally.tags.dead:
+            outcome = self._move_to_dead(job, tally, why, now_ns)
+            if outcome in (DONE, UNFINISHED):
+                return outcome
+        elif why == EXPIRED:
+            return self.force_delete(id, now_ns)
+        tally.why = why
+        return self.force_bury(id, now_ns)
+
+    def _move_to_dead(self, job: Job, tally: TaggedTally, why: int, now_ns: int) -> int:
+        before, before_why = tally.tags, tally.why
+        tally.tags = moved_from(before, self.tube_of(job).name)
+        tally.why = why
+        outcome = OUT_OF_MEMORY
+        try:
+            outcome = self.alter(job.id, KEEP, KEEP, KEEP, before.dead, now_ns)
+        finally:
+            if outcome != DONE:
+                tally.tags, tally.why = before, before_why
+        self.rules_of_tags().grew(before, tally.tags)
+        return outcome
+
+    def _forget_mark(self, id: int, now_ns: int) -> None:
+        rules = self.rules_of_tags()
+        mark = rules.marks.get(id)
+        if mark is not None and mark.rank <= now_ns:
+            self.changing = True
+            if mark.segment:
+                self.ledger.delete(mark)
+            rules.drop_mark(id)
 
     # --- other numbers, another tube
 
@@ -187,15 +240,17 @@ class Operate(Engine):
         """Moves a job from one place to another, perhaps of another tube."""
         self._leave_place(job)
         tube = self._tube(name)
+        if self.rules is not None and tube is not before:
+            self.rules.moves(job, before, name)
         before.jobs -= 1
         tube.jobs += 1
         state, rank, pri, delay_s, ttr_s = new
         if state == READY:
-            self._place_ready(tube, pri, job.id)
+            self._place_ready(tube, pri, job, now_ns)
         elif state == DELAYED:
             self._place_delayed(tube, rank, job.id)
         else:
-            self._place_buried(tube, rank, job.id)
+            self._place_buried(tube, rank, job)
         since_ns = job.since_ns if state == job.state else now_ns
         job.state = state
         job.rank = rank

@@ -13,10 +13,22 @@ from __future__ import annotations
 from typing import Final
 
 from geventstalk.core.bodies import Bodies
-from geventstalk.core.job import DELAYED, ID_MAX_BITS, READY, RESERVED, SECOND_NS, U32_MAX, URGENT_PRI_MAX, Job, Ledger
+from geventstalk.core.job import (
+    DELAYED,
+    ID_MAX_BITS,
+    READY,
+    RESERVED,
+    SECOND_NS,
+    U32_MAX,
+    URGENT_PRI_MAX,
+    Job,
+    Ledger,
+    TaggedTally,
+)
 from geventstalk.core.jobtable import JobTable
 from geventstalk.core.meter import Rates, Times
 from geventstalk.core.order import EMPTY
+from geventstalk.core.rules import Rules
 from geventstalk.core.timerwheel import NEVER, Timer, TimerWheel
 from geventstalk.core.tube import NO_ID, Client, Tube
 
@@ -40,6 +52,7 @@ class EngineState:
         self.ledger = ledger if ledger is not None else Ledger()
         self.jobs = JobTable()
         self.bodies: Bodies | None = None  # None: memory has no bound, and every job has its body
+        self.rules: Rules | None = None  # None: no job has had tags yet
         self.next_id = 1
         self.tubes: dict[bytes, Tube] = {}  # in order of creation
         self.clients: dict[int, Client] = {}
@@ -104,8 +117,11 @@ class EngineState:
                 holder.deadlines.clear()  # most workers hold one job; this makes a delete a tenth cheaper
             self.reserved_count -= 1
             tube.reserved -= 1
+            if self.rules is not None:
+                self.rules.lets_go(job)
         elif state == READY:
-            tube.ready.discard(job.rank, job.id)
+            if self.rules is None or not self.rules.displace(job, tube):
+                tube.ready.discard(job.rank, job.id)
             self._left_ready(tube, job.pri)
         elif state == DELAYED:
             tube.delayed.discard(job.rank, job.id)
@@ -113,6 +129,8 @@ class EngineState:
         else:
             tube.buried.discard(job.rank, job.id)
             self.buried_count -= 1
+            if self.rules is not None:
+                self.rules.counts_buried(job, -1)
         return tube
 
     def _take_first(self, tube: Tube) -> Job:
@@ -130,11 +148,13 @@ class EngineState:
         if tube.ready.first() == EMPTY:
             self.stocked.pop(tube.number, None)
 
-    def _place_ready(self, tube: Tube, pri: int, id: int) -> None:
+    def _place_ready(self, tube: Tube, pri: int, job: Job, now_ns: int) -> None:
         """Places a ready job. When it is completely ready, the caller serves the tube's line."""
-        tube.ready.push(pri, id)
-        if not tube.paused_until_ns:
-            self.stocked[tube.number] = tube
+        id = job.id
+        if self.rules is None or not self.rules.place(job, tube, pri, now_ns):
+            tube.ready.push(pri, id)
+            if not tube.paused_until_ns:
+                self.stocked[tube.number] = tube
         if id < tube.low_ready:
             tube.low_ready = id
         if id < self.low_ready:
@@ -154,9 +174,12 @@ class EngineState:
         self.delayed_count += 1
         self._arm(tube, deadline_ns)
 
-    def _place_buried(self, tube: Tube, number: int, id: int) -> None:
+    def _place_buried(self, tube: Tube, number: int, job: Job) -> None:
         """Places a buried job. The number of the burying orders the tube's buried jobs."""
+        id = job.id
         tube.buried.push(number, id)
+        if self.rules is not None:
+            self.rules.counts_buried(job, 1)
         if id < tube.low_buried:
             tube.low_buried = id
         if id < self.low_buried:
@@ -170,6 +193,8 @@ class EngineState:
         tally = job.tally
         if tally is None:
             tally = job.counts()
+        if self.rules is not None:
+            self.rules.holds(job)
         id = job.id
         client.reserved[id] = job
         if id < tube.low_reserved:
@@ -208,7 +233,10 @@ class EngineState:
             tube.reserved_unready -= 1
         job.state, job.rank, job.since_ns = state, rank, since_ns
         job.holder = 0
-        job.counts().reserves -= 1
+        tally = job.counts()
+        tally.reserves -= 1
+        if isinstance(tally, TaggedTally):
+            tally.tried -= 1
 
     def _measure_work(self, tube: Tube, ns: int) -> None:
         """Counts the time for which a job was reserved, wholly or not at all."""
@@ -216,6 +244,18 @@ class EngineState:
         if worked is None:
             worked = tube.worked = Times()
         worked.add(ns, self.worked)
+
+    def serve_soon(self, tube: Tube) -> None:
+        """Leaves it to the tube's timer, which fires at once, to serve the clients that wait for a job of the tube."""
+        self._arm(tube, self.wheel.now_ns)
+        tube.behind = True
+
+    def rules_of_tags(self) -> Rules:
+        """Returns the rules, made now when no job had tags yet."""
+        rules = self.rules
+        if rules is None:
+            rules = self.rules = Rules(self)
+        return rules
 
     # --- rates
 

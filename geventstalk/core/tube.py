@@ -29,7 +29,8 @@ DEADLINE_SOON: Final = 3
 class Tube(Timer):
     """A named set of jobs, and the line of clients that wait for one. Its timer is for its delays and its pause.
 
-    `ready`, `delayed` and `buried` hold ranks and ids. `behind` says that more jobs could be handed to waiting
+    `ready`, `delayed` and `buried` hold ranks and ids; so does `blocked`, of ready jobs that may not be given out yet:
+    see rules.py; None before the first of them. `behind` says that more jobs could be handed to waiting
     clients than one slice may, and that the tube's timer goes on with that. `queued` and `worked` say how long jobs
     were ready until they were reserved, and reserved until that ended; None before the first reservation. `low_...` are
     lower bounds of ids, see ages.py. `rates` are None before the first event; `active` says that an event has come
@@ -39,6 +40,7 @@ class Tube(Timer):
     __slots__ = (
         "active",
         "behind",
+        "blocked",
         "buried",
         "delayed",
         "jobs",
@@ -74,6 +76,7 @@ class Tube(Timer):
         self.number = number
         self.name = name
         self.ready = Order()
+        self.blocked: Order | None = None
         self.delayed = Order()
         self.buried = Order()
         self.line = Line()
@@ -98,6 +101,21 @@ class Tube(Timer):
         self.rates: Rates | None = None
         self.queued: Times | None = None
         self.worked: Times | None = None
+
+    def block(self, pri: int, id: int) -> None:
+        """Places a ready job that may not be given out yet."""
+        if self.blocked is None:
+            self.blocked = Order()
+        self.blocked.push(pri, id)
+
+    def unblock(self, pri: int, id: int) -> None:
+        """Takes such a job out of its place."""
+        assert self.blocked is not None
+        self.blocked.discard(pri, id)
+
+    def ready_count(self) -> int:
+        """Returns how many jobs are ready."""
+        return len(self.ready) if self.blocked is None else len(self.ready) + len(self.blocked)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, URGENT_PRI_MAX, Job
+from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, URGENT_PRI_MAX, Job, TaggedTally
 from geventstalk.core.line import Line
 from geventstalk.core.order import Order
+from geventstalk.core.rules import Rules
 from geventstalk.core.timerwheel import NEVER, TimerWheel
 from geventstalk.core.tube import Client, Tube
 
@@ -30,6 +31,8 @@ def rebuild(engine: Engine) -> None:
     for client in engine.clients.values():
         _stand_alone(client)
     _join_clients(engine)
+    if engine.rules is not None:
+        _enter_jobs(engine, engine.rules)
     _place_jobs(engine)
     _find_tubes(engine)
     events = {tube.number: tube for tube in engine.settling + engine.active}  # also of tubes that are gone
@@ -53,6 +56,7 @@ def _find_tubes(engine: Engine) -> None:
 def _empty(tube: Tube) -> None:
     tube.forget()
     tube.ready = Order()
+    tube.blocked = None
     tube.delayed = Order()
     tube.buried = Order()
     tube.line = Line()
@@ -96,6 +100,12 @@ def _join_clients(engine: Engine) -> None:
                 client.absent[tube.number] = tube
 
 
+def _enter_jobs(engine: Engine, rules: Rules) -> None:
+    rules.rebuild()
+    for job in engine.jobs.in_order():
+        rules.enter(job, engine.tube_by_number[job.tube])
+
+
 def _place_jobs(engine: Engine) -> None:
     engine.ready_count = engine.urgent_count = engine.reserved_count = 0
     engine.delayed_count = engine.buried_count = 0
@@ -103,8 +113,10 @@ def _place_jobs(engine: Engine) -> None:
     for job in engine.jobs.in_order():
         tube = engine.tube_by_number[job.tube]
         tube.jobs += 1
+        rules = engine.rules
         if job.state == READY:
-            tube.ready.push(job.rank, job.id)
+            if rules is None or not rules.place(job, tube, job.rank, engine.wheel.now_ns):
+                tube.ready.push(job.rank, job.id)
             engine.ready_count += 1
             if job.pri <= URGENT_PRI_MAX:
                 engine.urgent_count += 1
@@ -115,12 +127,16 @@ def _place_jobs(engine: Engine) -> None:
         elif job.state == BURIED:
             tube.buried.push(job.rank, job.id)
             engine.buried_count += 1
+            if rules is not None:
+                rules.counts_buried(job, 1)
         else:
             holder = engine.clients[job.holder]
             holder.deadlines.push(job.rank, job.id)
             holder.reserved.setdefault(job.id, job)
             engine.reserved_count += 1
             tube.reserved += 1
+            if rules is not None and isinstance(job.tally, TaggedTally):
+                rules.reserved(job.tally)
 
 
 def _arm_tube(engine: Engine, tube: Tube) -> None:

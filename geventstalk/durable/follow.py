@@ -43,6 +43,7 @@ class Follower:
             count += 1
             if not count & _PROGRESS_MASK:
                 progress(count)
+        engine.restored(clock())
         if engine.bodies is not None:
             engine.bodies.recount(engine.jobs)  # now, while no client waits for this node
         self._mirror = Mirror(engine)
@@ -60,11 +61,7 @@ class Follower:
                     job, name = decode_whole(key, payload, offset)
                     job.segment = segment
                     make_plausible(job, now_ns)
-                    before = jobs.get(key)
-                    if before is None:
-                        mirror.add(job, name, now_ns)
-                    else:
-                        mirror.replace(before, job, name, now_ns)
+                    mirror.set(job, name, now_ns)
                     if unfit:
                         unfit.discard(key)
                 elif kind == CHANGE:
@@ -85,8 +82,12 @@ class Follower:
                 else:
                     gone = jobs.get(key)
                     if gone is not None:
-                        mirror.remove(gone)
+                        mirror.remove(gone, now_ns)
+                    else:
+                        mirror.forget_mark(key)
             except ValueError as error:
                 where = f"segment {segment}, job {key}"
                 raise JournalDamaged(f"journal record is not a job's ({where}): {error}") from error
+        if engine.rules is not None:
+            engine.rules.due.clear()  # the other node does that; see Rules.find_due()
         self.applied += len(rows)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from geventstalk.core.bodies import Bodies
-from geventstalk.core.job import DELETED, Job, Ledger, held_body
+from geventstalk.core.job import DELETED, Job, Ledger, held_body, tags_bytes
 from geventstalk.core.jobtable import JobTable
 from geventstalk.core.meter import Times
 from geventstalk.durable.large import LARGE_BYTES, MOVE, PART_BYTES, PUT, REWRITE, LargeRecord
@@ -25,6 +25,7 @@ from geventstalk.durable.records import (
     decode_head,
     decode_whole,
     encode_change,
+    encode_whole,
     fits,
     stamp_of,
 )
@@ -131,7 +132,7 @@ class Store(Ledger):
                 return None
             return large.tube_name == tube_name and large.ttr_s == ttr_s and self._append_part(large)
         body_bytes = len(held_body(job))
-        size = WHOLE_BYTES + len(tube_name) + body_bytes
+        size = WHOLE_BYTES + len(tube_name) + tags_bytes(job) + body_bytes
         if body_bytes < self.large_bytes:
             return True if self._log.admits(size) else None
         if self._log.short_of_room:
@@ -245,6 +246,15 @@ class Store(Ledger):
                 del self._rewritten[page]
         if self._large is not None:
             self.unprepare(job)
+
+    def retire(self, job: Job, mark: Job, tube_name: bytes) -> None:
+        if not self._log.admits(WHOLE_BYTES + len(tube_name) + tags_bytes(mark)):
+            self.delete(job)
+            return
+        if self._large is not None:
+            self.unprepare(job)
+        self._log.append(mark.id, FULL, encode_whole(mark, tube_name, self.offset))
+        mark.segment = self._log.current
 
     # --- start
 
@@ -474,7 +484,7 @@ class Store(Ledger):
         job, name = self._found(id)
         payload = self._encoder.whole(job, name)
         bodies = self.bodies
-        if bodies is not None:
+        if bodies is not None and job.state != DELETED:  # the body of a mark does not count
             bodies.left(job)
             self._stands(bodies, job, len(payload), self._log.tail + 1)
             bodies.came(job)

@@ -97,7 +97,7 @@ class Sampler:
         for name in kept:
             pace.step()
             tube = tubes.get(name)
-            sparks.add(name, number, 0 if tube is None else len(tube.ready))
+            sparks.add(name, number, 0 if tube is None else tube.ready_count())
 
     def _read_busy(self) -> None:
         """Continues the charts of the busiest tubes. Breathes.
@@ -123,7 +123,7 @@ class Sampler:
             if tube is None:
                 reading = Reading(at_ns, (0,) * len(RATES), (0,) * (len(TUBE_SERIES) - len(RATES)))
             else:
-                jobs = (len(tube.ready), tube.reserved, len(tube.delayed), len(tube.buried))
+                jobs = (tube.ready_count(), tube.reserved, len(tube.delayed), len(tube.buried))
                 reading = Reading(at_ns, _counts(tube), jobs)
             charts.add(name, rank(name) or 0.0, 0 if tube is None else tube.number, reading)
 

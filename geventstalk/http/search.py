@@ -298,8 +298,8 @@ class Search:
 
 
 def _orders(tube: Tube, states: frozenset[int]) -> list[Any]:
-    pairs = ((READY, tube.ready), (DELAYED, tube.delayed), (BURIED, tube.buried))
-    return [order for state, order in pairs if state in states and order.first() >= 0]
+    pairs = ((READY, tube.ready), (READY, tube.blocked), (DELAYED, tube.delayed), (BURIED, tube.buried))
+    return [order for state, order in pairs if order is not None and state in states and order.first() >= 0]
 
 
 def _fits(body: Any, patterns: list[tuple[Pattern, bool]]) -> bool:

@@ -19,7 +19,7 @@ from geventstalk.core.ages import Oldest, Search
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import Engine
 from geventstalk.core.figures import field_of, has_deadline, totals
-from geventstalk.core.job import SECOND_NS, STATE_NAMES, Job, held_body
+from geventstalk.core.job import SECOND_NS, STATE_NAMES, Job, TaggedTally, held_body
 from geventstalk.core.meter import EVENTS, NO_TIMES, Times, quantiles
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import SegmentState
@@ -27,6 +27,7 @@ from geventstalk.fields import COUNT, FIELDS, REFERENCE, SINCE, UNTIL
 from geventstalk.http.backend import ACTIVE, Backend
 from geventstalk.http.memory import resident_bytes
 from geventstalk.http.slices import Pace, page
+from geventstalk.tags import REASONS
 from geventstalk.trouble import CALM, Trouble, trouble
 from geventstalk.turn.replies import Channel
 
@@ -100,7 +101,7 @@ def trouble_of(backend: Backend, tube: Tube) -> Trouble:
 def _trouble(backend: Backend, tube: Tube, per_second: dict[str, dict[str, float]], waits_s: float | None) -> Trouble:
     follows = backend.node is not None and not backend.node.serves
     return trouble(
-        ready=len(tube.ready),
+        ready=tube.ready_count(),
         waits_s=waits_s or 0,
         consumers=1 if follows else len(tube.watchers),
         growth=growth(per_second),
@@ -245,7 +246,7 @@ def jobs(engine: Engine) -> dict[str, int]:
 def jobs_in(tube: Tube) -> dict[str, int]:
     return {
         "urgent": tube.urgent,
-        "ready": len(tube.ready),
+        "ready": tube.ready_count(),
         "reserved": tube.reserved,
         "delayed": len(tube.delayed),
         "buried": len(tube.buried),
@@ -274,8 +275,17 @@ def job(backend: Backend, job: Job, now_ns: int, body_bytes: int, data: bytes | 
         "created": backend.unix_s(job.created_ns),
         "size": len(data) - len(_CRLF),
         **numbers,
+        "tags": _tags(job),
         "body": body_shape(data, len(data) - len(_CRLF), body_bytes),
     }
+
+
+def _tags(job: Job) -> Json | None:
+    tally = job.tally
+    if not isinstance(tally, TaggedTally):
+        return None
+    reason = REASONS[tally.why] if tally.why else None
+    return {"text": tally.tags.text.decode("ascii"), "tried": tally.tried, "reason": reason}
 
 
 def quantiles_of(times: Times | None) -> Json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from geventstalk.core.job import BURIED, DELAYED, READY, STATE_NAMES, Job
+from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, STATE_NAMES, Job
 from geventstalk.durable.records import apply_change, decode_whole
 from geventstalk.offline.lines import WALL, examine, facts_of
 from journal import CHANGE, FULL, Record, tools_for
@@ -83,7 +83,7 @@ def stats(directory: str) -> tuple[dict[str, object], list[str]]:
         "bytes": size,
         "live-bytes": survey.live_bytes,
         "dead-bytes": max(0, size - survey.live_bytes),
-        "jobs": survey.keys,
+        "jobs": sum(sum(counts.values()) for counts in tubes.values()),
         "highest-id": survey.high_water,
         "tubes": {
             name.decode("ascii", "backslashreplace"): {names[state]: counts[state] for state in names}
@@ -113,6 +113,7 @@ def _count(records: Iterable[Record]) -> dict[bytes, dict[int, int]]:
             places.pop(record.key, None)
     counts: dict[bytes, dict[int, int]] = {}
     for place in places.values():
-        of_tube = counts.setdefault(tubes[place >> 8], {READY: 0, DELAYED: 0, BURIED: 0})
-        of_tube[place & 0xFF] += 1
+        if place & 0xFF != DELETED:  # which is the mark of a job, for its key
+            of_tube = counts.setdefault(tubes[place >> 8], {READY: 0, DELAYED: 0, BURIED: 0})
+            of_tube[place & 0xFF] += 1
     return counts

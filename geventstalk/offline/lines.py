@@ -10,12 +10,25 @@ import base64
 import json
 from typing import Any, Final
 
-from geventstalk.core.job import BURIED, DELAYED, READY, SECOND_NS, STATE_NAMES, U32_MAX, Job, Tally, held_body
+from geventstalk.core.job import (
+    BURIED,
+    DELAYED,
+    DELETED,
+    READY,
+    SECOND_NS,
+    STATE_NAMES,
+    U32_MAX,
+    Job,
+    TaggedTally,
+    Tally,
+    held_body,
+)
 from geventstalk.durable.export import EXPORT_FORMAT, EXPORT_VERSION, changeable_fields_of, fields_of
 from geventstalk.durable.records import ClockOffset, apply_change, decode_whole, fits
 from geventstalk.fields import COUNTS
 from geventstalk.limits import is_tube_name
 from geventstalk.offline.binlog import WALL_NS_MAX
+from geventstalk.tags import REASONS, parse
 from journal import CHANGE, FULL, Record
 
 WALL: Final = ClockOffset(0, 0)
@@ -29,7 +42,7 @@ LINE_BYTES_MAX: Final = (_BODY_BYTES_MAX + 2) // 3 * 4 + (1 << 16)
 """The size of the largest body in base64, and room for the fields of a job several times over."""
 HEADER_BYTES_MAX: Final = 1 << 16
 _SHOWN_CHARS: Final = 60
-_STATES: Final = {STATE_NAMES[state]: state for state in (READY, DELAYED, BURIED)}
+_STATES: Final = {STATE_NAMES[state]: state for state in (READY, DELAYED, BURIED, DELETED)}
 
 
 class Unreadable(Exception):
@@ -71,7 +84,7 @@ def job_of(line: bytes, number: int) -> tuple[Job, bytes]:
     job = Job(of("id", _I64_MAX, 1, None), 0, of("pri"), of("delay"), max(1, of("ttr", default=None)))
     job.created_ns = of("created_ns", WALL_NS_MAX)
     job.state = _STATES[state]
-    if job.state == DELAYED:
+    if job.state in (DELAYED, DELETED):
         job.rank = of("deadline_ns", WALL_NS_MAX, default=None)
         if "delay" not in fields:
             # A server takes no deadline for true that is later than the delay allows.
@@ -79,9 +92,25 @@ def job_of(line: bytes, number: int) -> tuple[Job, bytes]:
     elif job.state == BURIED:
         job.rank = of("burying", _I64_MAX // 2)  # the next buryings are counted up from it
     counts = [of(key) for key in COUNTS]
-    job.tally = Tally(*counts) if any(counts) else None
+    if "tags" in fields or job.state == DELETED:
+        job.tally = _tagged(fields, counts, of("tried"), number)
+    elif any(counts):
+        job.tally = Tally(*counts)
     job.body = body + _CRLF
     return job, name
+
+
+def _tagged(fields: dict[str, Any], counts: list[int], tried: int, number: int) -> TaggedTally:
+    try:
+        tally = TaggedTally(parse(_text(fields, "tags", number).encode("ascii")), *counts)
+    except ValueError:
+        raise Unreadable(f"line {number}: tags are not words that tags can be: {_shown(fields['tags'])}") from None
+    tally.tried = tried
+    reason = fields.get("reason", REASONS[0])
+    if reason not in REASONS:
+        raise Unreadable(f"line {number}: reason is {_shown(reason)}, and not one of {', '.join(REASONS)}")
+    tally.why = REASONS.index(reason)
+    return tally
 
 
 def _object_of(line: bytes, number: int, what: str) -> dict[str, Any]:

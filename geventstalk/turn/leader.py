@@ -14,7 +14,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.engine import Engine
+from geventstalk.core.operate import Operate
 from geventstalk.durable.store import Store
 from geventstalk.turn.replies import Channel, Operation
 from geventstalk.turn.tasks import Flag, Task, Wait
@@ -34,7 +34,7 @@ class LeasedTurn(Turn):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Operate,
         clock: Callable[[], int],
         wall_clock: Callable[[], int],
         begins: Callable[[], None],
@@ -55,6 +55,9 @@ class LeasedTurn(Turn):
 
     def tasks_of(self, store: Store) -> list[Task]:
         return [*super().tasks_of(store), self.keep_patience()]
+
+    def may_settle(self) -> bool:
+        return self.store is not None
 
     def take_no_more(self) -> None:
         """Executes no more commands; called before finish(), and after the end of all tasks."""

@@ -15,8 +15,8 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from geventstalk.core.bodies import Bodies
-from geventstalk.core.engine import Engine
 from geventstalk.core.job import DELETED
+from geventstalk.core.operate import Operate
 from geventstalk.core.order import EMPTY
 from geventstalk.durable.reading import Reading
 from geventstalk.durable.store import Store
@@ -47,7 +47,7 @@ LookAhead = Generator[Wait, None, bool]
 class Maintenance:
     """The tasks, and what they are woken by."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], int]) -> None:
+    def __init__(self, engine: Operate, clock: Callable[[], int]) -> None:
         self.engine = engine
         self.store: Store | None = None
         self.failed = False

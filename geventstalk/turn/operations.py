@@ -1,4 +1,4 @@
-"""Operations that every operator needs: one that puts a job, and one that changes many jobs. See replies.py.
+"""Operations of every operator, that put a job and change many jobs, and one of the server itself. See replies.py.
 
 This module must not know how an operator is answered: the classes that derive from these do.
 Invariant: while Engine.held, an operation only goes on with a large job of which the ledger has some parts.
@@ -7,6 +7,7 @@ Invariant: while Engine.held, an operation only goes on with a large job of whic
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -126,3 +127,24 @@ class Changes(Operation):
             assert self._engine.bodies is not None
             self._engine.bodies.let_be(job)
         self._kept.clear()
+
+
+SETTLE_MAX: Final = 1000
+"""Jobs of one such operation."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Settling(Changes):
+    """Does what the tags of some jobs want, where their time has come: see Operate.settle(). `over` in the end."""
+
+    def __init__(self, engine: Operate) -> None:
+        assert engine.rules is not None
+        due = engine.rules.due
+        super().__init__(engine, [due.popleft() for _ in range(min(len(due), SETTLE_MAX))], engine.settle)
+        self.over = False
+
+    def done(self) -> None:
+        self.over = True
+
+    def failed(self) -> None:
+        self.over = True

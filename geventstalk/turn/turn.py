@@ -19,11 +19,13 @@ from mypy_extensions import mypyc_attr
 
 from geventstalk.core.ages import find_strays
 from geventstalk.core.bodies import Bodies
-from geventstalk.core.engine import NEVER, Engine
+from geventstalk.core.engine import NEVER
 from geventstalk.core.job import DELETED, Job
+from geventstalk.core.operate import Operate
 from geventstalk.durable.records import make_plausible
 from geventstalk.durable.store import Store
 from geventstalk.turn.maintenance import Maintenance
+from geventstalk.turn.operations import Settling
 from geventstalk.turn.replies import Channel, Operation, ReplyGate
 from geventstalk.turn.tasks import NEXT_TURN, Flag, Task, Wait
 from geventstalk.wire.session import MOVE_SLICE
@@ -50,7 +52,7 @@ class Turn(Maintenance):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Operate,
         clock: Callable[[], int],
         wall_clock: Callable[[], int],
         begins: Callable[[], None],
@@ -84,6 +86,7 @@ class Turn(Maintenance):
         self._told_full = False  # whether the operator knows that memory has no room for bodies
         self._tell_full_ns = 0  # before this time the operator does not hear of it again
         self._armed_ns = NEVER  # when the task of the clock wakes by itself
+        self._settling: Settling | None = None  # the operation that does what tags want
         self.earlier = Flag()  # something is due earlier than that
         self.wanted = Flag()  # operations want another slice
         self.gone = Flag()  # clients are gone and have to give back what they held
@@ -103,6 +106,7 @@ class Turn(Maintenance):
             make_plausible(job, now_ns)
             engine.restore(job, tube_name, now_ns)
             count += 1
+        engine.restored(now_ns)
         if engine.unsorted:
             find_strays(engine)
         self.write_to(store)
@@ -116,10 +120,15 @@ class Turn(Maintenance):
         engine.next_id = max(engine.next_id, store.start(self._find))
         engine.ledger = store
         self.store = store
+        if engine.rules is not None:
+            engine.rules.find_due()
 
     def _find(self, id: int) -> tuple[Job, bytes] | None:
-        job = self.engine.jobs.get(id)
-        return None if job is None else (job, self.engine.tube_of(job).name)
+        engine = self.engine
+        job = engine.jobs.get(id)
+        if job is not None:
+            return job, engine.tube_of(job).name
+        return None if engine.rules is None else engine.rules.mark_of(id)
 
     def tasks(self) -> list[Task]:
         """All that has to run beside the clients, from the start on."""
@@ -290,6 +299,17 @@ class Turn(Maintenance):
             self.tell("a change of an operator's failed and is undone", error)
             operation.failed()
 
+    def may_settle(self) -> bool:
+        """Returns whether this server is the one that changes jobs by itself."""
+        return True
+
+    def _settle(self) -> None:
+        """Begins an operation for the jobs whose tags want something now, unless one is under way."""
+        settling = self._settling
+        if (settling is None or settling.over) and self.may_settle():
+            self._settling = Settling(self.engine)
+            self._put_off(self._settling)
+
     def _give_up_operations(self) -> None:
         """Those that are not done never will be."""
         operations = [*self.gate.operations, *self._finished, *self._operations]
@@ -325,6 +345,8 @@ class Turn(Maintenance):
                 self.busy.set()
             if self._ran:
                 self.settle_operations()
+            if self.engine.rules is not None and self.engine.rules.due:
+                self._settle()
             touched, self._in_turn = self._in_turn, []
             self.flush(touched)
             self.arm()
@@ -362,8 +384,11 @@ class Turn(Maintenance):
         """Clients whose wait ended in this turn have replies, too."""
         served = self.engine.served
         if served:
+            tagged = self.engine.rules is not None  # a delivery may have been written down
             for client in served:
                 channel = self.channels.get(client.number)
+                if channel is not None and tagged:
+                    channel.changed = True
                 if channel is not None and not channel.in_turn:
                     channel.in_turn = True
                     self._in_turn.append(channel)
@@ -503,9 +528,12 @@ class Turn(Maintenance):
 
     def advance(self) -> bool:
         """One slice of what is due. Returns whether that was all."""
-        done = self.engine.advance(self._clock(), self.move_slice)
-        if self.engine.active:
+        engine = self.engine
+        done = engine.advance(self._clock(), self.move_slice)
+        if engine.active:
             self.busy.set()
+        if engine.rules is not None and engine.rules.due:
+            self._settle()
         return done
 
     def let_go(self) -> Task:

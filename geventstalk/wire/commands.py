@@ -12,8 +12,18 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.engine import ADMITTED, DRAINING, INSERTED, OUT_OF_MEMORY, TOO_BIG, UNFINISHED, Engine
-from geventstalk.core.job import DELETED, ID_MAX_BITS, RESERVED, SECOND_NS, Job
+from geventstalk.core.engine import (
+    ADMITTED,
+    CYCLE,
+    DRAINING,
+    DUPLICATE,
+    INSERTED,
+    OUT_OF_MEMORY,
+    TOO_BIG,
+    UNFINISHED,
+)
+from geventstalk.core.job import DELETED, ID_MAX_BITS, RESERVED, SECOND_NS, STATE_NAMES, Job
+from geventstalk.core.operate import Operate
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import Client, Tube
 from geventstalk.wire import protocol as p
@@ -42,7 +52,12 @@ _PUTS_UNWATCHED: Final = 32
 _QUICK_ID_MAX: Final = (1 << 62) - 1
 """The compiled build compares integers up to here directly, and others by a call."""
 FOR_EVER: Final = -1
-REFUSALS: Final = {DRAINING: p.R_DRAINING, OUT_OF_MEMORY: p.R_OUT_OF_MEMORY, TOO_BIG: p.R_JOB_TOO_BIG}
+REFUSALS: Final = {
+    DRAINING: p.R_DRAINING,
+    OUT_OF_MEMORY: p.R_OUT_OF_MEMORY,
+    TOO_BIG: p.R_JOB_TOO_BIG,
+    CYCLE: p.R_BAD_FORMAT,
+}
 """The replies to puts that are not admitted, by their outcome."""
 # What an awaited body is for.
 _FOR_RESERVE: Final = 1
@@ -62,7 +77,7 @@ class Service:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Operate,
         max_job_bytes: int,
         facts: Callable[[], Mapping[str, object]],
         tell: Callable[[str, Exception | None], None] | None = None,
@@ -358,7 +373,7 @@ class Commands(Client):
         else:
             self.upload = None
             self.engine.abandon_put(job)
-            self.reply(REFUSALS[outcome])
+            self._refuse(outcome)
         return True
 
     def _finish_put(self, job: Job, body: bytes, now_ns: int) -> None:
@@ -367,7 +382,18 @@ class Commands(Client):
         if outcome == INSERTED:
             self.reply(p.inserted(job.id))
         else:
+            self._refuse(outcome)
+
+    def _refuse(self, outcome: int) -> None:
+        """Replies to a put that stores nothing."""
+        if outcome != DUPLICATE:
             self.reply(REFUSALS[outcome])
+            return
+        rules = self.engine.rules
+        assert rules is not None
+        first = rules.duplicate
+        self.shows_job = True
+        self.reply(p.duplicate(first.id, STATE_NAMES[first.state], first.pri))
 
     def found(self, job: Job | None) -> None:
         if job is None:

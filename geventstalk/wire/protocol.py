@@ -16,9 +16,12 @@ from geventstalk._build import BUILD
 from geventstalk.limits import TUBE_NAME_BYTES_MAX as TUBE_NAME_BYTES_MAX
 from geventstalk.limits import TUBE_NAME_CHARACTERS, U32_BITS, U32_MAX, U64_BITS
 from geventstalk.limits import is_tube_name as is_tube_name
+from geventstalk.tags import TAGS_BYTES_MAX, Tags, is_tag, parse_put
 
 LINE_BYTES_MAX: Final = 224
 """The longest command line with its CRLF: `pause-tube`, a name of 200 characters and a number of ten digits."""
+TAGGED_LINE_BYTES_MAX: Final = LINE_BYTES_MAX + 1 + TAGS_BYTES_MAX
+"""The same for a put with tags."""
 BATCH_LINE_BYTES_MAX: Final = 1 << 14
 """The same for a verb that names up to BATCH_MAX jobs."""
 ADDED_LINE_BYTES_MAX: Final = 512
@@ -32,6 +35,8 @@ _SPACE: Final = 32
 _ZERO: Final = 48
 YAML_HEAD: Final = b"---\n"
 _MAP_LINE: Final = "%s: %s\n"
+_NO_TEXT: Final = ("true", "false", "yes", "no", "on", "off", "y", "n", "null")
+"""Words that YAML 1.1 does not read as text."""
 
 _NATIVE: Final = BUILD == "compiled"
 """Compiled, a loop over some bytes is much faster than a method of `bytes`; interpreted, much slower."""
@@ -255,6 +260,28 @@ def put_size_with_garbage(arguments: bytes) -> int:
         return -1
 
 
+def put_tags(arguments: bytes) -> tuple[int, tuple[int, int, int, Tags] | None]:
+    """`put <pri> <delay> <ttr> <bytes> <tag> ...`: the size of the body, and all else, None where that is wrong.
+
+    The size is -1 where the fifth word is no tag, or the fourth no size: then upstream's rules hold.
+    """
+    words = arguments.split(b" ")
+    if b"" in words:
+        words = [word for word in words if word]
+    if len(words) < 5 or not is_tag(words[4]) or not words[3].isdigit() or len(words[3]) > LINE_BYTES_MAX:
+        return -1, None
+    size = int(words[3])
+    if size > U32_MAX:
+        return -1, None
+    try:
+        pri, delay_s, ttr_s = [_number(word, U32_BITS) for word in words[:3]]
+        if arguments.endswith(b" "):
+            raise BadFormat
+        return size, (pri, delay_s, ttr_s, parse_put(b" ".join(words[4:])))
+    except (BadFormat, ValueError):
+        return size, None
+
+
 def timeout_argument(arguments: bytes) -> int:
     """`reserve-with-timeout <seconds>`: whatever follows the digits is ignored, as upstream does, but no NUL."""
     if _NATIVE:
@@ -300,6 +327,12 @@ def pause_arguments(arguments: bytes) -> tuple[bytes, int]:
 
 def inserted(id: int) -> bytes:
     return b"INSERTED %d\r\n" % id
+
+
+def duplicate(id: int, state: str, pri: int) -> bytes:
+    """The reply to a put whose unique key a job has already. `pri` is that job's priority if it was raised, or -1."""
+    reply = b"INSERTED %d %b" % (id, state.upper().encode())
+    return reply + (b"\r\n" if pri < 0 else b" %d\r\n" % pri)
 
 
 def reserved(id: int, body: bytes) -> bytes:
@@ -371,6 +404,12 @@ def yaml_names_bytes(names: list[bytes]) -> int:
 def yaml_map(items: Iterable[tuple[str, object]]) -> bytes:
     """Returns keys and values as a YAML map. Text stays as it is: see quoted()."""
     return YAML_HEAD + "".join(map(_MAP_LINE.__mod__, items)).encode("latin-1")
+
+
+def plain(name: bytes) -> str:
+    """Returns a name as a YAML map has it: without quotes, as tuber has names, unless it would not be text then."""
+    text = name.decode("latin-1")
+    return text if text[:1].isalpha() and text.lower() not in _NO_TEXT else f'"{text}"'
 
 
 def quoted(value: object) -> object:

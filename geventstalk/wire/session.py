@@ -20,7 +20,7 @@ from geventstalk.wire.commands import LARGE_PUT, SKIP_LINE, Commands
 from geventstalk.wire.commands import MOVE_SLICE as MOVE_SLICE
 from geventstalk.wire.commands import OUT_BYTES_MAX as OUT_BYTES_MAX
 from geventstalk.wire.commands import Service as Service
-from geventstalk.wire.verbs import changes, find, is_put, line_max
+from geventstalk.wire.verbs import body_behind, changes, find, is_put, line_max
 
 COMMAND_SLICE: Final = 128
 """Units of work of one client before others get their turn. A plain command is one unit; one that moves many jobs,
@@ -195,7 +195,7 @@ class Session(Commands):
             line = inbox[at:end]
             self._done_up_to(end + 2)
             if len(line) > _LINE_MAX and len(line) > line_max(line):
-                self.reply(p.R_BAD_FORMAT)
+                self.skip(body_behind(line), p.R_BAD_FORMAT)
                 return True
         else:
             line, ending, rest = inbox.partition(p.CRLF)
@@ -280,9 +280,12 @@ class Session(Commands):
     def _shorten_line(self) -> None:
         """Keeps no more of input without an end of line than a line may have."""
         pending = self.pending_bytes
-        if pending > _LINE_MAX + 1 and pending > line_max(self._inbox[self._at : self._at + p.LINE_BYTES_MAX]) + 1:
-            self._skip_left = SKIP_LINE
-            self._skip_line()
+        if pending > _LINE_MAX + 1:
+            begin = self._inbox[self._at : self._at + p.LINE_BYTES_MAX]
+            if pending > line_max(begin) + 1:
+                self.body_left = body_behind(begin)
+                self._skip_left = SKIP_LINE
+                self._skip_line()
 
     def _skip_line(self) -> bool:
         """Throws away a line that is too long; returns whether all of it has come."""
@@ -292,8 +295,7 @@ class Session(Commands):
             self._at = 0
             return False
         self._done_up_to(end + 2)
-        self._skip_left = 0
-        self.reply(p.R_BAD_FORMAT)
+        self.skip(self.body_left, p.R_BAD_FORMAT)
         return True
 
     def _skip_some(self) -> bool:

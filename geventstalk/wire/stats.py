@@ -14,10 +14,12 @@ from geventstalk._build import BUILD
 from geventstalk.core.ages import NO_JOBS, Oldest
 from geventstalk.core.engine import Engine
 from geventstalk.core.figures import field_of, has_deadline, rates
-from geventstalk.core.job import SECOND_NS, STATE_NAMES, Job
+from geventstalk.core.job import SECOND_NS, STATE_NAMES, Job, TaggedTally
 from geventstalk.core.meter import EVENTS, PERCENTS, SPANS_S, quantiles
+from geventstalk.core.rules import Group
 from geventstalk.core.tube import Tube
 from geventstalk.fields import FIELDS, SINCE, UNTIL, Field
+from geventstalk.tags import REASONS
 from geventstalk.wire import protocol as p
 
 _JOB_FIELDS: Final = [field for field in FIELDS if field.in_stats]
@@ -29,6 +31,40 @@ def job_stats(engine: Engine, job: Job, now_ns: int) -> list[tuple[str, object]]
         ("tube", p.quoted(engine.tube_of(job).name)),
         ("state", STATE_NAMES[job.state]),
         *[(field.name, _told(job, field, now_ns)) for field in _JOB_FIELDS],
+        *_tag_stats(job),
+    ]
+
+
+def _tag_stats(job: Job) -> list[tuple[str, object]]:
+    """Returns what stats-job tells of a job with tags behind all else. A tag that is not there is empty text, or 0."""
+    tally = job.tally
+    if not isinstance(tally, TaggedTally):
+        return []
+    tags = tally.tags
+    return [
+        ("idempotency-key", p.plain(tags.unique)),
+        ("idempotency-ttl", tags.unique_s),
+        ("group", p.plain(tags.group)),
+        ("after-group", p.plain(tags.after)),
+        ("concurrency-key", p.plain(tags.key)),
+        ("concurrency-limit", tags.key_max),
+        ("tries", tags.tries),
+        ("tried", tally.tried),
+        ("time-to-live", tags.ttl_s),
+        ("dead-letter", p.plain(tags.dead)),
+        ("origin", p.plain(tags.origin)),
+        ("reason", REASONS[tally.why]),
+        ("note", p.plain(tags.note)),
+    ]
+
+
+def group_stats(group: Group) -> list[tuple[str, object]]:
+    return [
+        ("name", p.quoted(group.name)),
+        ("pending", group.pending),
+        ("buried", group.buried),
+        ("complete", "false" if group.pending else "true"),
+        ("waiting-jobs", len(group.waiting)),
     ]
 
 
@@ -44,7 +80,7 @@ def tube_stats(engine: Engine, tube: Tube, oldest: Oldest, now_ns: int) -> list[
     return [
         ("name", p.quoted(tube.name)),
         ("current-jobs-urgent", tube.urgent),
-        ("current-jobs-ready", len(tube.ready)),
+        ("current-jobs-ready", tube.ready_count()),
         ("current-jobs-reserved", tube.reserved),
         ("current-jobs-delayed", len(tube.delayed)),
         ("current-jobs-buried", len(tube.buried)),

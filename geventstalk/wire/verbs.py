@@ -13,13 +13,14 @@ from typing import Final
 from geventstalk._build import BUILD
 from geventstalk.core.ages import Search
 from geventstalk.core.engine import ADMITTED
-from geventstalk.core.job import BURIED, DELAYED, READY
+from geventstalk.core.job import BURIED, DELAYED, READY, TaggedTally
 from geventstalk.core.order import EMPTY
 from geventstalk.core.tube import Tube
+from geventstalk.tags import TAG_NAMES, Tags
 from geventstalk.wire import protocol as p
 from geventstalk.wire.batches import BuryBatch, DeleteBatch, ReleaseBatch, ReserveBatch, TouchBatch
 from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, REFUSALS, VERBS_MAX, Commands, Going
-from geventstalk.wire.stats import job_stats, server_stats, tube_stats
+from geventstalk.wire.stats import group_stats, job_stats, server_stats, tube_stats
 from geventstalk.wire.verb import Bare, OfTube, Verb
 
 _NATIVE: Final = BUILD == "compiled"
@@ -43,6 +44,10 @@ class Put(Verb):
         try:
             pri, delay_s, ttr_s, size = p.put_arguments(arguments)
         except p.BadFormat:
+            size, tagged = p.put_tags(arguments)
+            if size >= 0:
+                self._put_tagged(client, size, tagged, now_ns)
+                return
             size = p.put_size_with_garbage(arguments)
             if size >= 0:
                 client.counts[self.number] += 1
@@ -56,6 +61,19 @@ class Put(Verb):
             client.skip(size + 2, REFUSALS[outcome])
             return
         client.upload = client.engine.open_put(client, pri, delay_s, ttr_s or 1, now_ns)
+        client.body_left = size + 2
+
+    def _put_tagged(self, client: Commands, size: int, tagged: tuple[int, int, int, Tags] | None, now_ns: int) -> None:
+        """Begins a put with tags. A body that is announced is never read as commands, whatever is wrong."""
+        client.counts[self.number] += 1
+        outcome = client.service.admit(size)
+        if outcome != ADMITTED or tagged is None:
+            client.skip(size + 2, p.R_BAD_FORMAT if tagged is None else REFUSALS[outcome])
+            return
+        pri, delay_s, ttr_s, tags = tagged
+        job = client.engine.open_put(client, pri, delay_s, ttr_s or 1, now_ns)
+        job.tally = TaggedTally(tags)
+        client.upload = job
         client.body_left = size + 2
 
 
@@ -177,6 +195,15 @@ class Ignore(OfTube):
         client.reply(p.watching(count) if count else p.R_NOT_IGNORED)
 
 
+class StatsGroup(OfTube):
+    """Its argument is the name of a group, which follows the rules of tube names."""
+
+    def do(self, client: Commands, name: bytes, now_ns: int) -> None:
+        rules = client.engine.rules
+        group = None if rules is None else rules.groups.get(name)
+        client.reply(p.R_NOT_FOUND if group is None else p.ok(p.yaml_map(group_stats(group))))
+
+
 class StatsTube(OfTube):
     def do(self, client: Commands, name: bytes, now_ns: int) -> None:
         tube = client.engine.tubes.get(name)
@@ -260,6 +287,7 @@ ADDED: Final[tuple[Verb, ...]] = (
     ReleaseBatch(b"release-batch ", "cmd-release-batch", b"RELEASED", numbers=2),
     BuryBatch(b"bury-batch ", "cmd-bury-batch", b"BURIED", numbers=1),
     TouchBatch(b"touch-batch ", "cmd-touch-batch", b"TOUCHED", changes=False),
+    StatsGroup(b"stats-group ", "cmd-stats-group"),
 )
 """The verbs that upstream does not have. A line that only begins with their words is answered as upstream does."""
 
@@ -273,6 +301,7 @@ COUNTED: Final = [(verb.statistic, int(verb.number)) for verb in VERBS if verb.s
 _COUNTED_FIRST: Final = len([verb for verb in _UPSTREAM if verb.statistic])
 """So many of them are upstream's."""
 _FEATURES: Final = " ".join([verb.words.decode().rstrip() for verb in ADDED])
+_TAGS: Final = b" ".join(TAG_NAMES).decode()
 _BY_WORD: Final = {verb.words.rstrip(b" "): verb for verb in VERBS if verb.words.endswith(b" ")}
 _BY_LINE: Final = {verb.words: verb for verb in VERBS if isinstance(verb, Bare)}
 _BY_LENGTH: Final = sorted(_UPSTREAM, key=lambda verb: -len(verb.words))
@@ -307,8 +336,21 @@ def find(line: bytes) -> tuple[Verb, bytes]:
 
 def line_max(line: bytes) -> int:
     """Returns how long a line that begins like this may be, without its CRLF."""
+    if body_behind(line):
+        return p.TAGGED_LINE_BYTES_MAX - len(p.CRLF)
     verb = _BY_WORD.get(line.partition(b" ")[0])
     return (p.LINE_BYTES_MAX if verb is None else verb.line_bytes_max) - len(p.CRLF)
+
+
+def body_behind(line: bytes) -> int:
+    """Returns the bytes of the body, with its CRLF, behind a line that begins as a put with tags does; 0 behind others.
+
+    Such a put may be too long, but its body is never read as commands.
+    """
+    if not line.startswith(_PUT.words):
+        return 0
+    size, _ = p.put_tags(line[len(_PUT.words) : p.LINE_BYTES_MAX])
+    return 0 if size < 0 else size + len(p.CRLF)
 
 
 def changes(line: bytes) -> bool:
@@ -409,7 +451,7 @@ class _Stats(Going):
             counts = [(key, service.commands[number]) for key, number in COUNTED]
             first, added = counts[:_COUNTED_FIRST], counts[_COUNTED_FIRST:]
             stats = server_stats(engine, first, service.max_job_bytes, service.facts(), oldest, now_ns)
-            stats += [*added, ("features", _FEATURES)]
+            stats += [*added, ("features", _FEATURES), ("tags", _TAGS)]
         elif engine.tube_by_number.get(tube.number) is tube:
             engine.work += _SOME_STATS_UNITS
             stats = tube_stats(engine, tube, oldest, now_ns)

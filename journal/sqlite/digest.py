@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Final
 
-from journal.log import HEAD, HEAD_BYTES
+from journal.log import HEAD, HEAD_BYTES, UNCUT_MIN
 from journal.sqlite.format import DELETE, FULL, GROUP, GROUP_ERRORS, LAST, PAGE_BYTES, PART, Row, checksum, ungroup
 
 CUT_MIN: Final = 2048
@@ -60,7 +60,7 @@ class Digest:
         if size > CUT_MAX or kind > GROUP or kind in (PART, LAST):
             self._spoil()
             return
-        kept = bytes(payload[:HEAD_BYTES] if kind == FULL and size >= CUT_MIN else payload)
+        kept = bytes(payload[:HEAD_BYTES] if kind == FULL and size >= CUT_MIN and payload[0] < UNCUT_MIN else payload)
         self._heads.append(f"[{key},{kind},{size}]")
         self._pieces.append(kept)
         self._piece_bytes += len(kept)
@@ -133,7 +133,7 @@ def read_digest(db: sqlite3.Connection, segment: int) -> Iterator[list[Row]]:
         rows: list[Row] = []
         for head in heads:
             key, kind, length = head[0], head[1], head[2]
-            if kind == FULL and length >= CUT_MIN:
+            if kind == FULL and length >= CUT_MIN and payload[at] < UNCUT_MIN:
                 before += 1
                 rows.append((before, key, HEAD, length, payload[at : at + HEAD_BYTES]))
                 at += HEAD_BYTES

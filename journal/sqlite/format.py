@@ -30,10 +30,10 @@ GROUP: Final = 6
 begins with the number of its PARTs (u32). Other records may stand between them, but no PARTs of another key. GROUP is a
 row of several small records."""
 APPLICATION_ID: Final = 0x67767374  # "gvst"
-FORMAT_VERSION: Final = 3
-FORMAT_VERSIONS: Final = (1, 2, 3)
-"""What can be read. Version 1 has neither groups nor the view. In version 2 nothing stands between PARTs. Whoever reads
-version 3 reads all of them."""
+FORMAT_VERSION: Final = 4
+FORMAT_VERSIONS: Final = (1, 2, 3, 4)
+"""What can be read. Version 1 has neither groups nor the view. In version 2 nothing stands between PARTs. Up to version
+3 no payload has tags. A reader of version 4 reads all of them."""
 FORMAT_LIMIT: Final = 99
 """Largest format version that any geventstalk will write. A larger one is damage: one bit of a number of 32 flipped."""
 PAGE_BYTES: Final = 2048

@@ -5,10 +5,13 @@ Invariant: whatever command, slice or end of a deadline came last, check() finds
 
 from __future__ import annotations
 
+from collections import Counter
+
 from geventstalk.core.engine import NEVER, Engine
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MAX
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MAX, TaggedTally
 from geventstalk.core.meter import NO_TIMES, Rates, Times
-from geventstalk.core.order import EMPTY
+from geventstalk.core.order import EMPTY, Order
+from geventstalk.core.rules import Rules
 from geventstalk.core.state import events
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
 
@@ -40,6 +43,8 @@ def check(engine: Engine) -> None:
         _check_tube(engine, tube)
     _check_ages(engine)
     _check_rates(engine)
+    if engine.rules is not None:
+        _check_rules(engine, engine.rules)
     for client in engine.clients.values():
         _check_client(engine, client)
     assert engine.waiting_count == sum(client.waiting for client in engine.clients.values())
@@ -52,7 +57,8 @@ def _places(engine: Engine) -> dict[tuple[int, int, int], int]:
     """Every entry of every heap as (state, rank, id) with its tube, each only once."""
     places: dict[tuple[int, int, int], int] = {}
     for tube in engine.tubes.values():
-        for state, heap in ((READY, tube.ready), (DELAYED, tube.delayed), (BURIED, tube.buried)):
+        blocked = Order() if tube.blocked is None else tube.blocked
+        for state, heap in ((READY, tube.ready), (READY, blocked), (DELAYED, tube.delayed), (BURIED, tube.buried)):
             for rank, id in heap.entries(len(heap)):
                 assert (state, rank, id) not in places
                 places[state, rank, id] = tube.number
@@ -70,13 +76,14 @@ def _places(engine: Engine) -> dict[tuple[int, int, int], int]:
 def _check_tube(engine: Engine, tube: Tube) -> None:
     assert engine.tube_by_number[tube.number] is tube
     _check_measured(tube, tube.reserved)
-    placed = len(tube.ready) + len(tube.delayed) + len(tube.buried) + tube.reserved
+    placed = tube.ready_count() + len(tube.delayed) + len(tube.buried) + tube.reserved
     assert tube.jobs >= placed, "jobs that are uploaded count, so a tube may have more than are placed"
     assert tube.jobs or tube.using or tube.watchers or tube is engine.default
     stocked = len(tube.ready) > 0 and not tube.paused_until_ns
     assert stocked == (tube.number in engine.stocked)
-    for order in (tube.ready, tube.delayed, tube.buried):
-        order.check()
+    for order in (tube.ready, tube.blocked, tube.delayed, tube.buried):
+        if order is not None:
+            order.check()
     first_ns = tube.delayed.first_rank()
     if first_ns != EMPTY:
         assert tube.armed and tube.deadline_ns <= first_ns
@@ -91,6 +98,42 @@ def _check_tube(engine: Engine, tube: Tube) -> None:
         assert (number in waits) != (tube.number in client.absent)
         in_line = client.waiting and number in waits
         assert tube.behind or not (stocked and in_line), "a ready job and a client that waits for it"
+
+
+def _check_rules(engine: Engine, rules: Rules) -> None:
+    """Which ready jobs may be given out, recounted from the fields of all jobs."""
+    tagged = [(job, tally) for job in engine.jobs.in_order() if isinstance(tally := job.tally, TaggedTally)]
+    pending = Counter(tally.tags.group for _, tally in tagged if tally.tags.group)
+    buried = Counter(tally.tags.group for job, tally in tagged if tally.tags.group and job.state == BURIED)
+    reserved = Counter(tally.tags.key for job, tally in tagged if tally.tags.key and job.state == RESERVED)
+    assert {name: group.pending for name, group in rules.groups.items() if group.pending} == dict(pending)
+    assert {name: group.buried for name, group in rules.groups.items() if group.buried} == dict(buried)
+    waiting = {id: name for name, group in rules.groups.items() for id in group.waiting}
+    lanes: dict[tuple[int, bytes, int], list[tuple[int, int]]] = {}
+    shown = {(tube.number, id) for tube in engine.tubes.values() for id in tube.ready.smallest(len(tube.ready))}
+    for job, tally in tagged:
+        tags, is_shown = tally.tags, (job.tube, job.id) in shown
+        if job.state != READY:
+            assert job.id not in waiting and not rules.why_over(job)
+        elif rules.why_over(job):
+            assert not is_shown
+        elif job.id in waiting:
+            assert waiting[job.id] == tags.after and not tally.freed and not is_shown
+        elif tags.key:
+            lanes.setdefault((job.tube, tags.key, tags.key_max), []).append((job.rank, job.id))
+        else:
+            assert is_shown, "a ready job that nothing blocks is not given out"
+        if job.state == READY and tags.tries and tally.tried >= tags.tries and tags.dead != engine.tube_of(job).name:
+            assert rules.why_over(job), "a job that had its tries may be given out"
+    for (tube, key, most), jobs in lanes.items():
+        first = min(jobs)[1] if reserved[key] < most else 0
+        assert {id for _, id in jobs if (tube, id) in shown} == ({first} if first else set()), (key, most)
+    keys: dict[bytes, set[int]] = {}
+    for job, tally in tagged:
+        if tally.tags.unique:
+            keys.setdefault(engine.tube_of(job).name + b" " + tally.tags.unique, set()).add(job.id)
+    for unique, id in rules._unique.items():
+        assert id in rules.marks or id in keys[unique]
 
 
 def _check_ages(engine: Engine) -> None:

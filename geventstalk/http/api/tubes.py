@@ -25,7 +25,7 @@ _BODY_BYTES: Final = 200
 
 _SORTS: Final[dict[str, Callable[[Tube], Any]]] = {
     "name": lambda tube: tube.name,
-    "ready": lambda tube: len(tube.ready),
+    "ready": lambda tube: tube.ready_count(),
     "reserved": lambda tube: tube.reserved,
     "delayed": lambda tube: len(tube.delayed),
     "buried": lambda tube: len(tube.buried),
@@ -33,7 +33,7 @@ _SORTS: Final[dict[str, Callable[[Tube], Any]]] = {
     "total": lambda tube: tube.total_jobs,
 }
 _ONLY: Final[dict[str, Callable[[Tube], object]]] = {
-    "ready": lambda tube: tube.ready.first() != EMPTY,
+    "ready": lambda tube: tube.ready_count(),
     "delayed": lambda tube: tube.delayed.first() != EMPTY,
     "reserved": lambda tube: tube.reserved,
     "buried": lambda tube: tube.buried.first() != EMPTY,

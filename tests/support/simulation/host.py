@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from geventstalk.core.bodies import Bodies
-from geventstalk.core.engine import NEVER, Engine
+from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
 from geventstalk.durable.store import Store
 from geventstalk.turn.replies import Channel
@@ -149,7 +149,7 @@ class Connection(Channel):
 class WatchedTurn(Turn):
     """The turn, which tells the world what it does."""
 
-    def __init__(self, engine: Engine, world: World, host: Host) -> None:
+    def __init__(self, engine: Operate, world: World, host: Host) -> None:
         super().__init__(engine, world.now_ns, world.wall_ns, host.turn_begins, host.turn_fails)
         self.world = world
 

@@ -54,6 +54,9 @@ export function Job({ id }) {
       ["Released", times(job.counts.releases)],
       ["Buried", times(job.counts.buries)],
       ["Kicked", times(job.counts.kicks)],
+      job.tags && ["Tags", job.tags.text],
+      job.tags && ["Tried", times(job.tags.tried)],
+      job.tags?.reason && ["Reason", { tries: "it had all of its tries", ttl: "no worker took it in time" }[job.tags.reason]],
       job.holder !== null && ["Held by", html`<a href=${connectionHref(job.holder)}>connection ${job.holder}</a>`],
       job.segment !== null && ["Segment of the journal", html`<a href="/journal">${job.segment}</a>`],
     ]} />

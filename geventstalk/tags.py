@@ -1,0 +1,141 @@
+"""The tags of a put: what a job asks for beyond its priority, delay, ttr and body.
+
+This module must not know jobs, tubes or clients: rules.py says what each tag does.
+Invariant: `text` says all of it. Parsed again, it gives the same tags.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from geventstalk.limits import U32_MAX, is_tube_name
+
+TAGS_BYTES_MAX: Final = 1024
+"""The tags of a job, with a space between two of them, are at most so many bytes."""
+TAG_NAMES: Final = (b"aft", b"con", b"dead", b"grp", b"idp", b"note", b"tries", b"ttl")
+# Why a job's time in its tube is over.
+TRIED: Final = 1
+EXPIRED: Final = 2
+REASONS: Final = ("none", "tries", "ttl")
+"""What each of them is called: by the name of the tag."""
+_ORIGIN: Final = b"from"
+"""The tag that the server adds to a job which it moves to another tube. No client can give it."""
+_NUMBER_DIGITS_MAX: Final = 10
+
+
+@mypyc_attr(acyclic=True)
+class Tags:
+    """The tags of a job. An empty name and a 0 stand for a tag that is not there.
+
+    `unique` is unique in its tube while the job lives, and for `unique_s` seconds after its deletion. The job is a
+    member of `group`, and is held while `after` has members. Of the jobs with a `key`, at most `key_max` are reserved.
+    After `tries` deliveries, or `ttl_s` seconds without one, the job goes to the tube `dead`; `origin` is the tube from
+    which it came there.
+    """
+
+    __slots__ = (
+        "after",
+        "dead",
+        "group",
+        "key",
+        "key_max",
+        "note",
+        "origin",
+        "text",
+        "tries",
+        "ttl_s",
+        "unique",
+        "unique_s",
+    )
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.unique = b""
+        self.unique_s = 0
+        self.group = b""
+        self.after = b""
+        self.key = b""
+        self.key_max = 1
+        self.tries = 0
+        self.ttl_s = 0
+        self.dead = b""
+        self.note = b""
+        self.origin = b""
+
+
+def is_tag(word: bytes) -> bool:
+    """Returns whether a word begins as a tag does that this server knows, whatever its value."""
+    name, colon, _ = word.partition(b":")
+    return colon != b"" and name in TAG_NAMES
+
+
+def parse_put(text: bytes) -> Tags:
+    """Returns the tags of a client's put: words with one space between two of them. Raises ValueError."""
+    if len(text) > TAGS_BYTES_MAX:
+        raise ValueError("the tags are too long")
+    tags = parse(text)
+    if tags.origin:
+        raise ValueError("no client can give this tag")
+    return tags
+
+
+def parse(text: bytes) -> Tags:
+    """Returns the tags of a text that the server keeps. Raises ValueError."""
+    tags = Tags()
+    tags.text = text
+    seen: set[bytes] = set()
+    for word in text.split(b" "):
+        name, colon, value = word.partition(b":")
+        if not colon or name in seen:
+            raise ValueError("a word is no tag, or a tag stands twice")
+        seen.add(name)
+        _set(tags, name, value)
+    return tags
+
+
+def moved_from(tags: Tags, tube_name: bytes) -> Tags:
+    """Returns the tags of a job that the server moves out of this tube."""
+    words = [word for word in tags.text.split(b" ") if not word.startswith(_ORIGIN + b":")]
+    return parse(b" ".join([*words, _ORIGIN + b":" + tube_name]))
+
+
+def _set(tags: Tags, name: bytes, value: bytes) -> None:
+    if name == b"idp":
+        tags.unique, tags.unique_s = _name_and_number(value, 0)
+    elif name == b"con":
+        tags.key, tags.key_max = _name_and_number(value, 1)
+    elif name == b"tries":
+        tags.tries = _number(value)
+    elif name == b"ttl":
+        tags.ttl_s = _number(value)
+    elif name == b"grp":
+        tags.group = _name(value)
+    elif name == b"aft":
+        tags.after = _name(value)
+    elif name == b"dead":
+        tags.dead = _name(value)
+    elif name == b"note":
+        tags.note = _name(value)
+    elif name == _ORIGIN:
+        tags.origin = _name(value)
+    else:
+        raise ValueError("the tag is unknown")
+
+
+def _name(value: bytes) -> bytes:
+    if not is_tube_name(value):
+        raise ValueError("a tag's name follows the rules of tube names")
+    return value
+
+
+def _number(digits: bytes) -> int:
+    if not digits.isdigit() or len(digits) > _NUMBER_DIGITS_MAX or not 0 < int(digits) <= U32_MAX:
+        raise ValueError("a tag's number is from 1 to 4,294,967,295")
+    return int(digits)
+
+
+def _name_and_number(value: bytes, default: int) -> tuple[bytes, int]:
+    name, colon, digits = value.partition(b":")
+    return _name(name), _number(digits) if colon else default
