@@ -359,6 +359,42 @@ def test_tags_of_a_put(start_server: Starter) -> None:
         assert client.peek(first).body == b"x"
 
 
+def test_verbs_that_beanstalkd_does_not_have(start_server: Starter) -> None:
+    with Client(f"127.0.0.1:{start_server().port}", watch=["default", "a"]) as client:
+        first, second = client.put_in("a", "x", priority=7, tags="note:n"), client.put_in("a", "yy", delay=50)
+        client.move(first, "b")
+        client.reprioritize(second, 3)
+        client.reprioritize(second, 3, 90)
+        assert [(job["id"], job["pri"], job["size"]) for job in client.list_jobs("a", "delayed")] == [(second, 3, 2)]
+        assert client.list_jobs("b", "ready", 5, first) == []
+        with pytest.raises(NotFound):
+            client.move(second + 1, "b")
+        assert (client.flush_tube("a", "ready"), client.flush_tube("a"), client.flush_tube("none")) == (0, 1, 0)
+        assert client.reserve_job(first).body == b"x"
+        assert client.use("b") == "b" and client.peek_reserved().id == first
+        assert client.watch("b", 5) == 3 and client.reserve_mode("weighted") == "weighted"
+        with pytest.raises(BadFormat):
+            client.reserve_mode("fast")
+        with pytest.raises(BadFormat):
+            client.watch("b", 1001)
+
+
+def test_weights_and_the_mode_come_back_with_the_connection() -> None:
+    said = (
+        (b"watch a 5\r\n", b"WATCHING 2\r\n"),
+        (b"watch default 2\r\n", b"WATCHING 2\r\n"),
+        (b"reserve-mode weighted\r\n", b"USING weighted\r\n"),
+    )
+    again = b"watch default 2\r\nwatch a 5\r\nreserve-mode weighted\r\n"
+    answers = b"WATCHING 1\r\nWATCHING 2\r\nUSING weighted\r\n"
+    more = (again, answers), (b"stats-tube a\r\n", b"OK 4\r\n---\n\r\n")
+    with fake(says(*said), says(*more)) as address, Client(address) as client:
+        client.watch("a", 5)
+        client.watch("default", 2)
+        client.reserve_mode("weighted")
+        assert client.stats_tube("a") == {}
+
+
 def test_a_put_whose_key_stays_unique_is_sent_again() -> None:
     line = b"put 65536 0 60 1 idp:k:60\r\nx\r\n"
     with fake(says((line, b"")), says((line, b"INSERTED 5 READY\r\n"))) as address, Client(address) as client:

@@ -17,6 +17,14 @@ from geventstalk.wire.verbs import ADDED, find
 U32 = 2**32 - 1
 U64 = 2**64 - 1
 
+
+def put_in(arguments: bytes) -> object:
+    size, name, numbers = p.put_in_arguments(arguments)
+    if numbers is None:
+        raise p.BadFormat
+    return size, name, numbers
+
+
 ARGUMENTS: dict[bytes, Callable[[bytes], object]] = {
     b"put ": p.put_arguments,
     b"peek ": p.id_argument,
@@ -39,6 +47,13 @@ ARGUMENTS: dict[bytes, Callable[[bytes], object]] = {
     b"release-batch ": partial(p.batch_arguments, count=2),
     b"bury-batch ": partial(p.batch_arguments, count=1),
     b"touch-batch ": partial(p.batch_arguments, count=0),
+    b"stats-group ": p.name_argument,
+    b"put-in ": put_in,
+    b"list-jobs ": p.list_arguments,
+    b"flush-tube ": p.flush_arguments,
+    b"move ": p.move_arguments,
+    b"reprioritize ": p.reprioritize_arguments,
+    b"reserve-mode ": p.word_argument,
 }
 
 
@@ -107,7 +122,7 @@ def test_a_verb_without_the_space_it_owns(verb: bytes) -> None:
     "line",
     [
         *(b"reservefoo", b"reserve ", b"reserve 1", b"reserve-with-timeout", b"reserve-with-timeout ", b"reserve-job"),
-        *(b"reserve-job ", b"reserve-mode fifo", b"reserve\t", b"reserve-with-timeout\t1", b"reserve-jobx 1"),
+        *(b"reserve-job ", b"reserve-moda fifo", b"reserve\t", b"reserve-with-timeout\t1", b"reserve-jobx 1"),
         *(
             b"statsfoo",
             b"stats foo",

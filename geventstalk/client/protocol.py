@@ -223,6 +223,11 @@ def _server_stats(reply: Reply) -> Stats:
     return {**parse_stats(reply.body), **({"id": id[1].decode()} if id else {})}
 
 
+def _listed_jobs(reply: Reply) -> list[Stats]:
+    lines = re.findall(rb"^- \{(.*)\}$", reply.body, re.MULTILINE)
+    return [parse_stats(line.replace(b", ", b"\n")) for line in lines]
+
+
 def _list(reply: Reply) -> list[str]:
     return parse_list(reply.body)
 
@@ -238,13 +243,30 @@ def put(
     `tags` are words of docs/protocol.md, such as "idp:order-7:60 tries:3"; beanstalkd does not know them. A put whose
     key stays unique for some seconds after its job may be sent again. Raises ValueError for other characters.
     """
+    return _put(b"put", body, (priority, delay, ttr), tags)
+
+
+def put_in(
+    tube: str,
+    body: bytes | str,
+    *,
+    priority: int = DEFAULT_PRIORITY,
+    delay: int = 0,
+    ttr: int = DEFAULT_TTR,
+    tags: str = "",
+) -> Command[int]:
+    """Does what put() does, in this tube. beanstalkd does not know it."""
+    return _put(b"put-in " + _tube(tube), body, (priority, delay, ttr), tags)
+
+
+def _put(verb: bytes, body: bytes | str, numbers: tuple[int, int, int], tags: str) -> Command[int]:
     data = body.encode() if isinstance(body, str) else bytes(body)
-    line = _line(b"put", priority, delay, ttr, len(data))
     if not tags.isascii() or (tags and not tags.isprintable()):
         raise ValueError(f"tags are words of printable ASCII characters: {tags!r}")
     words = [word.encode() for word in tags.split()]
     again = any(word.startswith(b"idp:") and word.count(b":") == 2 for word in words)
-    return Command(b" ".join([line, *words]), b"INSERTED", _number, body=data, safe=again)
+    line = b" ".join([_line(verb, *numbers, len(data)), *words])
+    return Command(line, b"INSERTED", _number, body=data, safe=again)
 
 
 def use(tube: str) -> Command[str]:
@@ -279,9 +301,15 @@ def touch(id: int) -> Command[None]:
     return Command(_line(b"touch", id), b"TOUCHED", _nothing)
 
 
-def watch(tube: str) -> Command[int]:
-    """Reserves from this tube, too; returns the number of watched tubes."""
-    return Command(b"watch " + _tube(tube), b"WATCHING", _number, safe=True, tube=tube)
+def watch(tube: str, weight: int = 0) -> Command[int]:
+    """Reserves from this tube, too; returns how many are watched. A weight, up to 1,000, is for reserve_mode()."""
+    line = _line(b"watch " + _tube(tube), *([weight] if weight else []))
+    return Command(line, b"WATCHING", _number, safe=True, tube=tube)
+
+
+def reserve_mode(mode: str) -> Command[str]:
+    """Says how reserves are shared among the watched tubes: default, weighted, weighted-fair or fifo-fair."""
+    return Command(b"reserve-mode " + _tube(mode), b"USING", _name, safe=True, tube=mode)
 
 
 def ignore(tube: str) -> Command[int]:
@@ -303,6 +331,33 @@ def peek_delayed() -> Command[Job]:
 
 def peek_buried() -> Command[Job]:
     return Command(b"peek-buried", b"FOUND", _job, safe=True)
+
+
+def peek_reserved() -> Command[Job]:
+    return Command(b"peek-reserved", b"FOUND", _job, safe=True)
+
+
+def list_jobs(tube: str, state: str, most: int = 1000, after: int = 0) -> Command[list[Stats]]:
+    """Lists jobs of a tube by their ids, those above `after`: what stats_job() tells, but the tube, and their size."""
+    line = b"list-jobs " + _tube(tube) + b" " + _tube(state)
+    return Command(_line(line, most, after), b"OK", _listed_jobs, safe=True)
+
+
+def flush_tube(tube: str, state: str = "") -> Command[int]:
+    """Deletes all jobs of a tube, or those of a state; returns how many there were."""
+    words = [b"flush-tube", _tube(tube), *([_tube(state)] if state else [])]
+    return Command(b" ".join(words), b"FLUSHED", _number)
+
+
+def move(id: int, tube: str) -> Command[None]:
+    """Moves a job that is not reserved to another tube."""
+    return Command(_line(b"move", id) + b" " + _tube(tube), b"MOVED", _nothing)
+
+
+def reprioritize(id: int, priority: int, delay: int | None = None) -> Command[None]:
+    """Gives a job that is not reserved another priority, and perhaps another delay, which begins now."""
+    numbers = [priority] if delay is None else [priority, delay]
+    return Command(_line(b"reprioritize", id, *numbers), b"CHANGED", _nothing)
 
 
 def kick(most: int) -> Command[int]:

@@ -61,7 +61,8 @@ class Session:
         self._addresses: Final = addresses
         self._at = 0
         self._used = use
-        self._watched = dict.fromkeys(watch)
+        self._watched = dict.fromkeys(watch, 0)  # with their weights
+        self._mode = _DEFAULT
         self._timeout_s: Final = timeout_s
         self._rounds: Final = rounds
         self._replies = Replies()
@@ -136,9 +137,11 @@ class Session:
     def _restoration(self) -> Iterator[Command[Any]]:
         if self._used != _DEFAULT:
             yield protocol.use(self._used)
-        for tube in list(self._watched):
-            if tube != _DEFAULT:
-                yield protocol.watch(tube)
+        for tube, weight in list(self._watched.items()):
+            if tube != _DEFAULT or weight:
+                yield protocol.watch(tube, weight)
+        if self._mode != _DEFAULT:
+            yield protocol.reserve_mode(self._mode)
         if _DEFAULT not in self._watched:
             yield protocol.ignore(_DEFAULT)
 
@@ -175,8 +178,11 @@ class Session:
     def _remember(self, command: Command[Any]) -> None:
         if command.line.startswith(b"use "):
             self._used = command.tube
+        elif command.line.startswith(b"reserve-mode "):
+            self._mode = command.tube
         elif command.line.startswith(b"watch "):
-            self._watched[command.tube] = None
+            words = command.line.split()
+            self._watched[command.tube] = int(words[2]) if len(words) > 2 else self._watched.get(command.tube, 0)
         else:
             self._watched.pop(command.tube, None)
 

@@ -14,6 +14,7 @@ from mypy_extensions import i64
 
 from geventstalk.core.job import READY, SECOND_NS, Job
 from geventstalk.core.order import EMPTY
+from geventstalk.core.shares import Shares
 from geventstalk.core.state import SMALL_STEPS, TUBE_STEPS, EngineState
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, RESERVED_JOB, Client, Tube
@@ -37,6 +38,8 @@ class Dispatch(EngineState):
         if len(watched) == 1:
             for number in watched:
                 return self.stocked.get(number)
+        if client.shares is not None and client.shares.mode:
+            return self._shared_tube(client, client.shares)
         stocked = self.stocked
         few, many = (watched, stocked) if len(watched) <= len(stocked) else (stocked, watched)
         if len(few) > _SCAN_MAX:
@@ -54,6 +57,13 @@ class Dispatch(EngineState):
                 if best is None or pri < best_pri or (pri == best_pri and id < best_id):
                     best, best_pri, best_id = tube, pri, id
         return best
+
+    def _shared_tube(self, client: Client, shares: Shares) -> Tube | None:
+        """Returns the watched, unpaused tube with ready jobs whose turn it is."""
+        stocked = self.stocked
+        tubes = [tube for number, tube in client.watched.items() if number in stocked]
+        self.work += len(client.watched) // SMALL_STEPS
+        return shares.choose(tubes) if tubes else None
 
     def _best_candidate(self, client: Client) -> Tube | None:
         """Does what _best_tube() does, for a client that has looked at all tubes since a job last became ready.

@@ -27,6 +27,7 @@ from geventstalk.core.job import (
 )
 from geventstalk.core.order import EMPTY
 from geventstalk.core.rules import Duplicate, Rules
+from geventstalk.core.shares import Shares
 from geventstalk.core.state import SMALL_STEPS, TUBE_STEPS
 from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
 from geventstalk.core.tube import Client, Tube
@@ -133,7 +134,16 @@ class Engine(Due):
             self.changing = True
             del client.watched[tube.number]
             self._unwatch(client, tube)
+            if client.shares is not None:
+                client.shares.forget(tube.number)
         return len(client.watched)
+
+    def shares_of(self, client: Client) -> Shares:
+        """Returns how the client shares its reserves among its tubes, made now when it did not say so yet."""
+        shares = client.shares
+        if shares is None:
+            shares = client.shares = Shares()
+        return shares
 
     def pause(self, name: bytes, delay_s: int, now_ns: int) -> bool:
         """Stops reserves from a tube for `delay_s` seconds; 0 ends a pause. Returns whether the tube exists."""
@@ -166,10 +176,14 @@ class Engine(Due):
         job.created_ns = now_ns
         self.next_id += 1
         if not client.producer:
-            self.producer_count += 1
-            client.producer = True
+            self.becomes_producer(client)
         tube.jobs += 1
         return job
+
+    def becomes_producer(self, client: Client) -> None:
+        """Counts a client that has begun a put."""
+        self.producer_count += not client.producer
+        client.producer = True
 
     def abandon_put(self, job: Job) -> None:
         """Ends a put whose body did not arrive or was refused. The id is not used again."""

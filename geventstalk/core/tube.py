@@ -5,7 +5,7 @@ This module must not know the rules by which they change. Invariant: that of the
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -14,6 +14,9 @@ from geventstalk.core.line import Line
 from geventstalk.core.meter import Rates, Times
 from geventstalk.core.order import Order
 from geventstalk.core.timerwheel import NEVER, Timer
+
+if TYPE_CHECKING:
+    from geventstalk.core.shares import Shares
 
 NO_ID: Final = 1 << 61
 """A lower bound for the ids of no jobs at all, also for ids beyond it."""
@@ -136,6 +139,7 @@ class Client(Timer):
         "number",
         "producer",
         "reserved",
+        "shares",
         "upload",
         "used",
         "wait_number",
@@ -157,6 +161,7 @@ class Client(Timer):
         self.reserved: dict[int, Job] = {}
         self.leaving: list[Job] = []  # what is still to be given back of a client that is gone, last one first
         self.deadlines = Order()
+        self.shares: Shares | None = None  # how it shares its reserves among its tubes, when it has said so
         self.upload: Job | None = None  # a job whose body is still on its way
         self.gone = False  # the connection has ended, and what it held is given back
         self.waiting = False

@@ -279,9 +279,9 @@ class Commands(Client):
         """Goes on with a command that takes several slices. Returns whether it is done and answered."""
         going = self.going
         if going is not None:
-            self._goes_on = not going.go_on(self, now_ns)
-            if not self._goes_on:
+            if going.go_on(self, now_ns):
                 self.going = None
+                self._goes_on = self.awaited is not None  # the body of a job that the reply shows
         elif self.awaited is not None:
             self._goes_on = self._awaits_body(self.awaited, now_ns)
         else:

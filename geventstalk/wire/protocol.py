@@ -22,10 +22,14 @@ LINE_BYTES_MAX: Final = 224
 """The longest command line with its CRLF: `pause-tube`, a name of 200 characters and a number of ten digits."""
 TAGGED_LINE_BYTES_MAX: Final = LINE_BYTES_MAX + 1 + TAGS_BYTES_MAX
 """The same for a put with tags."""
+PUT_IN_LINE_BYTES_MAX: Final = TAGGED_LINE_BYTES_MAX + TUBE_NAME_BYTES_MAX + 1
+"""The same for `put-in`, also with tags."""
 BATCH_LINE_BYTES_MAX: Final = 1 << 14
 """The same for a verb that names up to BATCH_MAX jobs."""
 ADDED_LINE_BYTES_MAX: Final = 512
-"""The same for the other verbs that upstream does not have: `put-in`, a name and four numbers, is longer than 224."""
+"""The same for the other verbs that upstream does not have."""
+WEIGHT_MAX: Final = 1000
+"""The largest weight of a watched tube."""
 BATCH_MAX: Final = 1000
 """The most jobs that one command names or takes."""
 CRLF: Final = b"\r\n"
@@ -72,6 +76,8 @@ R_TOUCHED: Final = b"TOUCHED\r\n"
 R_PAUSED: Final = b"PAUSED\r\n"
 R_TIMED_OUT: Final = b"TIMED_OUT\r\n"
 R_DEADLINE_SOON: Final = b"DEADLINE_SOON\r\n"
+R_MOVED: Final = b"MOVED\r\n"
+R_CHANGED: Final = b"CHANGED\r\n"
 
 
 class ProtocolError(Exception):
@@ -282,6 +288,68 @@ def put_tags(arguments: bytes) -> tuple[int, tuple[int, int, int, Tags] | None]:
         return size, None
 
 
+def put_in_arguments(arguments: bytes) -> tuple[int, bytes, tuple[int, int, int, Tags | None] | None]:
+    """`put-in <tube> <pri> <delay> <ttr> <bytes> [<tag> ...]`: the size of the body, the tube, and all else.
+
+    All else is None where it is wrong, or the tube's name. Raises BadFormat where the size is not known.
+    """
+    words = [word for word in arguments.split(b" ") if word]
+    if len(words) < 5 or not words[4].isdigit() or len(words[4]) > _U32_DIGITS + 1 or int(words[4]) > U32_MAX:
+        raise BadFormat
+    size, name = int(words[4]), words[0]
+    try:
+        pri, delay_s, ttr_s = [_number(word, U32_BITS) for word in words[1:4]]
+        tags = parse_put(b" ".join(words[5:])) if len(words) > 5 else None
+    except (BadFormat, ValueError):
+        return size, name, None
+    right = is_tube_name(name) and not arguments.endswith(b" ")
+    return size, name, (pri, delay_s, ttr_s, tags) if right else None
+
+
+def reprioritize_arguments(arguments: bytes) -> tuple[int, int, int]:
+    """`reprioritize <id> <pri> [<delay>]`: the delay is -1 when there is none."""
+    words = [word for word in arguments.split(b" ") if word]
+    if len(words) not in (2, 3) or arguments.endswith(b" "):
+        raise BadFormat
+    delay_s = _number(words[2], U32_BITS) if len(words) == 3 else -1
+    return _number(words[0], U64_BITS), _number(words[1], U32_BITS), delay_s
+
+
+def move_arguments(arguments: bytes) -> tuple[int, bytes]:
+    """`move <id> <tube>`."""
+    words = _words(arguments, 2)
+    return _number(words[0], U64_BITS), name_argument(words[1])
+
+
+def flush_arguments(arguments: bytes) -> tuple[bytes, bytes]:
+    """`flush-tube <tube> [<state>]`: the state is empty when there is none."""
+    words = [word for word in arguments.split(b" ") if word]
+    if len(words) not in (1, 2) or arguments.endswith(b" "):
+        raise BadFormat
+    return name_argument(words[0]), word_argument(words[1]) if len(words) == 2 else b""
+
+
+def list_arguments(arguments: bytes) -> tuple[bytes, bytes, int, int]:
+    """`list-jobs <tube> <state> <count> [<after id>]`: the id is 0 when there is none."""
+    words = [word for word in arguments.split(b" ") if word]
+    if len(words) not in (3, 4) or arguments.endswith(b" "):
+        raise BadFormat
+    count = _number(words[2], U32_BITS)
+    if not 0 < count <= BATCH_MAX:
+        raise BadFormat
+    after = _number(words[3], U64_BITS) if len(words) == 4 else 0
+    return name_argument(words[0]), word_argument(words[1]), count, after
+
+
+def watch_arguments(arguments: bytes) -> tuple[bytes, int]:
+    """`watch <tube> <weight>`: a weight from 1 to 1,000."""
+    words = _words(arguments, 2)
+    weight = _number(words[1], U32_BITS)
+    if not 0 < weight <= WEIGHT_MAX:
+        raise BadFormat
+    return name_argument(words[0]), weight
+
+
 def timeout_argument(arguments: bytes) -> int:
     """`reserve-with-timeout <seconds>`: whatever follows the digits is ignored, as upstream does, but no NUL."""
     if _NATIVE:
@@ -314,6 +382,13 @@ def name_argument(arguments: bytes) -> bytes:
     if not is_tube_name(arguments):
         raise BadFormat
     return arguments
+
+
+def word_argument(word: bytes) -> bytes:
+    """One of some words: letters, with hyphens between them."""
+    if not word.replace(b"-", b"").isalpha():
+        raise BadFormat
+    return word
 
 
 def pause_arguments(arguments: bytes) -> tuple[bytes, int]:
@@ -353,6 +428,10 @@ def reserved_line(id: int, body: bytes) -> bytes:
 def found_line(id: int, body: bytes) -> bytes:
     """Returns the part of found() before the body."""
     return b"FOUND %d %d\r\n" % (id, len(body) - 2)
+
+
+def flushed(count: int) -> bytes:
+    return b"FLUSHED %d\r\n" % count
 
 
 def reserved_batch(count: int) -> bytes:

@@ -281,7 +281,7 @@ class Session(Commands):
         """Keeps no more of input without an end of line than a line may have."""
         pending = self.pending_bytes
         if pending > _LINE_MAX + 1:
-            begin = self._inbox[self._at : self._at + p.LINE_BYTES_MAX]
+            begin = self._inbox[self._at : self._at + 2 * p.LINE_BYTES_MAX]
             if pending > line_max(begin) + 1:
                 self.body_left = body_behind(begin)
                 self._skip_left = SKIP_LINE

@@ -8,6 +8,7 @@ Invariant: a handler raises ProtocolError before it has changed or counted anyth
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Final
 
 from geventstalk._build import BUILD
@@ -18,6 +19,15 @@ from geventstalk.core.order import EMPTY
 from geventstalk.core.tube import Tube
 from geventstalk.tags import TAG_NAMES, Tags
 from geventstalk.wire import protocol as p
+from geventstalk.wire.added import (
+    FlushTube,
+    ListJobs,
+    Move,
+    PeekReserved,
+    PutIn,
+    Reprioritize,
+    ReserveMode,
+)
 from geventstalk.wire.batches import BuryBatch, DeleteBatch, ReleaseBatch, ReserveBatch, TouchBatch
 from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, REFUSALS, VERBS_MAX, Commands, Going
 from geventstalk.wire.stats import group_stats, job_stats, server_stats, tube_stats
@@ -179,6 +189,17 @@ class Use(OfTube):
 
 
 class Watch(OfTube):
+    """Its argument may be followed by a weight, for reserve-mode."""
+
+    def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
+        weight = 0
+        if b" " in arguments:
+            arguments, weight = p.watch_arguments(arguments)
+        super().run(client, arguments, now_ns)
+        tube = client.engine.tubes.get(arguments)
+        if weight and tube is not None and tube.number in client.watched:
+            client.engine.shares_of(client).weights[tube.number] = weight
+
     def do(self, client: Commands, name: bytes, now_ns: int) -> None:
         engine = client.engine
         if engine.bodies is not None and not engine.takes_tubes():
@@ -288,6 +309,13 @@ ADDED: Final[tuple[Verb, ...]] = (
     BuryBatch(b"bury-batch ", "cmd-bury-batch", b"BURIED", numbers=1),
     TouchBatch(b"touch-batch ", "cmd-touch-batch", b"TOUCHED", changes=False),
     StatsGroup(b"stats-group ", "cmd-stats-group"),
+    PutIn(b"put-in ", "cmd-put-in"),
+    PeekReserved(b"peek-reserved", "cmd-peek-reserved"),
+    ListJobs(b"list-jobs ", "cmd-list-jobs"),
+    FlushTube(b"flush-tube ", "cmd-flush-tube", changes=True),
+    Move(b"move ", "cmd-move", changes=True),
+    Reprioritize(b"reprioritize ", "cmd-reprioritize", changes=True),
+    ReserveMode(b"reserve-mode ", "cmd-reserve-mode"),
 )
 """The verbs that upstream does not have. A line that only begins with their words is answered as upstream does."""
 
@@ -336,21 +364,24 @@ def find(line: bytes) -> tuple[Verb, bytes]:
 
 def line_max(line: bytes) -> int:
     """Returns how long a line that begins like this may be, without its CRLF."""
-    if body_behind(line):
+    if line.startswith(_PUT.words) and body_behind(line):
         return p.TAGGED_LINE_BYTES_MAX - len(p.CRLF)
     verb = _BY_WORD.get(line.partition(b" ")[0])
     return (p.LINE_BYTES_MAX if verb is None else verb.line_bytes_max) - len(p.CRLF)
 
 
 def body_behind(line: bytes) -> int:
-    """Returns the bytes of the body, with its CRLF, behind a line that begins as a put with tags does; 0 behind others.
+    """Returns the bytes of the body, with its CRLF, behind a line that begins as a put with tags does, or a put-in.
 
-    Such a put may be too long, but its body is never read as commands.
+    0 stands for other lines. Such a put may be too long, but its body is never read as commands.
     """
-    if not line.startswith(_PUT.words):
-        return 0
-    size, _ = p.put_tags(line[len(_PUT.words) : p.LINE_BYTES_MAX])
-    return 0 if size < 0 else size + len(p.CRLF)
+    if line.startswith(_PUT.words):
+        size, _ = p.put_tags(line[len(_PUT.words) : p.LINE_BYTES_MAX])
+        return 0 if size < 0 else size + len(p.CRLF)
+    if line.startswith(b"put-in "):
+        with suppress(p.BadFormat):
+            return p.put_in_arguments(line[len(b"put-in ") : 2 * p.LINE_BYTES_MAX])[0] + len(p.CRLF)
+    return 0
 
 
 def changes(line: bytes) -> bool:
