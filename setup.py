@@ -58,7 +58,7 @@ ROOMS = {
     "geventstalk/front": ["frames", "front"],
     "geventstalk/serving": ["busy_poll", "clustered", "connection", "fronts", "link", "parking", "runqueue", "server"],
     "geventstalk/turn": ["leader", "maintenance", "operations", "replies", "tasks", "turn"],
-    "geventstalk/wire": ["added", "batches", "commands", "protocol", "session", "stats", "verb", "verbs"],
+    "geventstalk/wire": ["added", "batches", "commands", "guarded", "protocol", "session", "stats", "verb", "verbs"],
     "journal": ["liveness", "log", "packed", "plain"],
     "journal/postgres": ["compaction", "format", "log", "replay", "sizing", "writer"],
     "journal/sqlite": [

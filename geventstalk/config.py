@@ -138,6 +138,10 @@ class Settings:
         "Addresses where clients are served on terms of their own, such as TLS.",
         kind="list",
     )
+    access: str | None = _option(
+        None, "--access", "FILE", values.optional(values.text("file")),
+        "YAML file of users and their rights, for listeners with an identity.",
+    )
     tls_listen: str | None = _option(
         None, "--tls-listen", "ADDR:PORT", values.optional(listen_address),
         "Serve clients over TLS here: ADDR:PORT, unix:PATH, or PORT for 127.0.0.1. Without TLS the server then listens "
@@ -326,11 +330,12 @@ def require_fitting(settings: Settings) -> None:
                 raise ConfigError(f"{_BY_KEY[key].flags[0]} is for --tls-listen, which is missing")
     elif settings.tls_cert is None or settings.tls_key is None:
         raise ConfigError("--tls-listen needs --tls-cert and --tls-key")
+    _require_users(settings)
     if settings.shared:
         if not all(each.is_plain for each in settings.extra_listeners):
             raise ConfigError(
-                "TLS does not go with a journal in PostgreSQL: a standby passes on bytes as they come, so it cannot "
-                "end TLS; put a proxy that ends TLS in front of each node"
+                "TLS and identities do not go with a journal in PostgreSQL: a standby passes on bytes as they come; "
+                "put a proxy that ends TLS in front of each node"
             )
         if settings.io_processes:
             raise ConfigError(
@@ -346,6 +351,15 @@ def require_fitting(settings: Settings) -> None:
     for key in ("node", "advertise", "lease", "put_wait", "takeover_wait"):
         if getattr(settings, key) != _BY_KEY[key].default:
             raise ConfigError(f"{_BY_KEY[key].flags[0]} is for nodes that share a journal: -b postgresql://...")
+
+
+def _require_users(settings: Settings) -> None:
+    """Raises ConfigError when users are asked for and not there, or there and not asked for."""
+    asks = any(each.identity for each in settings.listeners)
+    if asks and settings.access is None:
+        raise ConfigError("a listener has an identity, so the users have to be in a file: --access FILE")
+    if settings.access is not None and not asks:
+        raise ConfigError("--access is for listeners with an identity, and there is none")
 
 
 def _within_limits(settings: Settings) -> tuple[Settings, tuple[str, ...]]:

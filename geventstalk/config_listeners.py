@@ -6,7 +6,7 @@ This module must not know options, files or sockets. A parser raises ValueError 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from geventstalk import config_values as values
 
@@ -19,23 +19,61 @@ class Tls(NamedTuple):
     client_ca: str | None = None
 
 
+CERTIFICATE: Final = "certificate"
+UNIX_USER: Final = "unix_user"
+ADDRESS: Final = "address"
+TOKEN: Final = "token"
+IDENTITIES: Final = (CERTIFICATE, UNIX_USER, ADDRESS, TOKEN)
+"""What shows whose a connection is. The first that says so counts."""
+_UNIX: Final = "unix:"
+
+
 class Listener(NamedTuple):
-    """One address."""
+    """One address. `identity` is empty where every client may do everything."""
 
     address: str
     tls: Tls | None = None
+    identity: tuple[str, ...] = ()
 
     @property
     def is_plain(self) -> bool:
-        """Returns whether the first byte of a connection belongs to its first command."""
-        return self.tls is None
+        """Returns whether the first byte of a connection belongs to its first command, and all clients are the same."""
+        return self.tls is None and not self.identity
+
+    @property
+    def terms(self) -> str:
+        """Returns for whom and how clients are served, for people."""
+        terms = ["with TLS"] if self.tls else []
+        return ", ".join(terms + ([f"for users by {', '.join(self.identity)}"] if self.identity else []))
 
 
 def listener(value: object) -> Listener:
     """Parses one entry of the list."""
-    found = _mapping(value, "a listener", {"address": listen_address, "tls": values.optional(_tls)})
+    parsers = {"address": listen_address, "tls": values.optional(_tls), "identity": values.listed(_identity)}
+    found = _mapping(value, "a listener", parsers)
     _require(found, "a listener", "address")
-    return Listener(**found)
+    made = Listener(**found)
+    _require_possible(made)
+    return made
+
+
+def _identity(value: object) -> str:
+    if value not in IDENTITIES:
+        raise ValueError(f"an identity is {', '.join(IDENTITIES)}, and not {values.shown(value)}")
+    return str(value)
+
+
+def _require_possible(made: Listener) -> None:
+    """Raises ValueError for an identity that no connection of the listener can show."""
+    unix = made.address.startswith(_UNIX)
+    if CERTIFICATE in made.identity and (made.tls is None or made.tls.client_ca is None):
+        raise ValueError(f"the identity {CERTIFICATE} is for a listener with tls and client_ca")
+    if UNIX_USER in made.identity and not unix:
+        raise ValueError(f"the identity {UNIX_USER} is for a unix socket")
+    if ADDRESS in made.identity and unix:
+        raise ValueError(f"the identity {ADDRESS} is not for a unix socket")
+    if TOKEN in made.identity and made.tls is None and not unix:
+        raise ValueError(f"the identity {TOKEN} is for a listener with tls, or a unix socket: others would read it")
 
 
 def listen_address(value: object) -> str:

@@ -356,7 +356,7 @@ def check_files_read_again(folder: Path) -> None:
     settings = folder / "settings"
     settings.touch(0o600)
     shared = Settings(journal="postgresql://h/d", user="nobody")
-    assert cli.files_of(shared, str(settings)) == {"--http-tokens": None, "--config": str(settings)}
+    assert cli.files_of(shared, str(settings)) == {"--http-tokens": None, "--access": None, "--config": str(settings)}
     with pytest.raises(ConfigError, match=r"settings \(--config\)"):
         listen.require_readable("nobody", cli.files_of(shared, str(settings)))
 

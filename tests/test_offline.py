@@ -33,7 +33,7 @@ import journal.sqlite.backup
 import journal.sqlite.snapshot
 from geventstalk._build import BUILD
 from geventstalk.cli.main import COMMANDS
-from geventstalk.cli.program import ALL, CLUSTER, LIVE, OFFLINE, leaves, main
+from geventstalk.cli.program import ALL, CLUSTER, LIVE, OFFLINE, USERS, leaves, main
 from geventstalk.durable.records import ClockOffset, encode_whole
 from geventstalk.offline import inspect, transfer
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
@@ -1201,7 +1201,7 @@ def test_a_torn_binlog_is_a_note(tmp_path: Path, tool: Callable[..., Ran]) -> No
 
 
 def test_main_belongs_to_these_words() -> None:
-    assert tuple(ALL) == COMMANDS == (*LIVE, *OFFLINE, *CLUSTER)
+    assert tuple(ALL) == COMMANDS == (*LIVE, *OFFLINE, *CLUSTER, *USERS)
     assert tuple(OFFLINE) == ("journal", "export", "import", "import-binlog", "copy")
 
 

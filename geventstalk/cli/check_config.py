@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Mapping
 
-from geventstalk.cli.serve import Unusable, check_certificates, holds_binlog
+from geventstalk.cli.serve import Unusable, check_access, check_certificates, holds_binlog
 from geventstalk.config import ConfigError, Settings
 from geventstalk.dsn import is_shared
 from geventstalk.exits import EXIT_DAMAGE
@@ -26,6 +26,7 @@ def check(settings: Settings, log: logging.Logger, files: Mapping[str, str | Non
     if settings.http:
         check_http(settings)
     check_certificates(settings)
+    check_access(settings)
     for warning in listen.check_listeners(settings):
         log.warning("%s", warning)
     owner = None if settings.user is None else Owner(*listen.check_user(settings.user))

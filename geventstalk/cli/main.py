@@ -39,6 +39,7 @@ COMMANDS = (
     "import-binlog",
     "copy",
     "cluster",
+    "token",
 )
 """The first words of command lines that are not the server's. With the list here, a start of the server imports none of
 these commands.

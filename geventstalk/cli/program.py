@@ -50,7 +50,9 @@ LIVE = {
 """The commands for a running server."""
 CLUSTER = {"cluster": "cluster:cluster"}
 """The commands for nodes that share a journal in a database."""
-ALL = {**LIVE, **OFFLINE, **CLUSTER}
+USERS = {"token": "token:token"}
+"""The command for the file of users."""
+ALL = {**LIVE, **OFFLINE, **CLUSTER, **USERS}
 
 
 class _Verbosity:

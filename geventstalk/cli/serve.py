@@ -93,7 +93,7 @@ def files_of(settings: Settings, config_file: str | None) -> dict[str, str | Non
 
     tokens = settings.http_tokens if settings.http else None
     read = (config_file or os.environ.get(ENV_CONFIG) or None) if settings.shared else None
-    files = {"--http-tokens": tokens, "--config": read}
+    files = {"--http-tokens": tokens, "--access": settings.access, "--config": read}
     for each in settings.extra_listeners:
         for name, path in (each.tls._asdict() if each.tls else {}).items():
             files[f"tls {name} of {each.address}"] = path
@@ -151,6 +151,7 @@ def _open(
         listen.require_readable(settings.user, files)
     tokens = _tokens(settings)
     check_certificates(settings)
+    check_access(settings)
     served = listen.open_listeners(settings, log) if left is None else listen.take_over(left["served"])
     listeners.extend(served)
     http = listen.open_http_listeners(settings, log) if left is None else listen.take_over(left["http"])
@@ -172,6 +173,14 @@ def check_certificates(settings: Settings) -> None:
         for each in settings.extra_listeners:
             if each.tls:
                 Certificate(each.tls)
+
+
+def check_access(settings: Settings) -> None:
+    """Raises ConfigError when the file of users cannot be used."""
+    if settings.access is not None:
+        from geventstalk.serving.users import read_access  # here: most servers have none
+
+        read_access(settings.access)
 
 
 def _tokens(settings: Settings) -> Tokens | None:
@@ -308,6 +317,7 @@ def _command_class() -> type[click.Command]:
                 CLUSTER,
                 LIVE,
                 OFFLINE,
+                USERS,
                 leaves,
             )
 
@@ -316,6 +326,7 @@ def _command_class() -> type[click.Command]:
                 "Commands for a running server (each has its own --help)": LIVE,
                 "For a journal": OFFLINE,
                 "For a cluster of nodes": CLUSTER,
+                "For users and their rights": USERS,
             }
             for title, names in sections.items():
                 rows = [(words, command.get_short_help_str(limit=100)) for words, command in leaves(names)]

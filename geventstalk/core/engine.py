@@ -125,6 +125,15 @@ class Engine(Due):
             self._watch(client, tube)
         return len(client.watched)
 
+    def unwatch(self, client: Client, name: bytes) -> None:
+        """Ends the watch of a tube, which may be the client's only one."""
+        tube = self.tubes.get(name)
+        if tube is not None and client.watched.pop(tube.number, None) is not None:
+            self.changing = True
+            self._unwatch(client, tube)
+            if client.shares is not None:
+                client.shares.forget(tube.number)
+
     def ignore(self, client: Client, name: bytes) -> int:
         """Ends the watch of a tube. Returns how many tubes stay watched, or 0 when it is the only tube and stays."""
         tube = self.tubes.get(name)

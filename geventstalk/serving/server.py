@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from geventstalk.http.backend import Backend
     from geventstalk.http.site import Site
     from geventstalk.serving.fronts import Fronts
+    from geventstalk.serving.guard import Guard
     from geventstalk.serving.handshakes import Handshakes
     from geventstalk.serving.link import FrontClient, Link
 
@@ -87,6 +88,7 @@ class Server:
         self._plain = listeners[: len(listeners) - len(extra)] + [one for one, each in pairs if each.is_plain]
         self._guarded = [(one, each) for one, each in pairs if not each.is_plain]  # which want handshakes first
         self._handshakes: Handshakes | None = None
+        self._guard: Guard | None = None
         self._site = site
         self._backend: Backend | None = None
         self._log = log
@@ -143,11 +145,13 @@ class Server:
         if self._settings.io_processes and self._plain:
             self._start_fronts()
         elif self._settings.io_processes:
-            self._log.warning("no front-end process is started: the server's own process has all listeners with TLS")
+            self._log.warning("no front-end process is started: the server's own process has all of these listeners")
         self._descriptors = self._make_descriptors()
         self._descriptors.warn_of_few(self._log)
-        if self._guarded:
+        if any(each.tls for _, each in self._guarded):
             self._handshakes = self._make_handshakes()
+        if self._settings.access is not None:
+            self._guard = self._make_guard(self._settings.access)
         guests = self._open_site(collector)
         try:
             self._open_journal()
@@ -157,7 +161,7 @@ class Server:
                 self._fronts.finish()
             return EXIT_LOCKED if isinstance(error, JournalLocked) else EXIT_DAMAGE
         for number in STOP_SIGNALS:
-            if self._handshakes is not None and number == signal.SIGHUP:
+            if number == signal.SIGHUP and (self._handshakes is not None or self._guard is not None):
                 gevent.signal_handler(number, self._read_again)
             elif signal.getsignal(number) != signal.SIG_IGN:
                 gevent.signal_handler(number, self.stop, f"stopped by {number.name}")
@@ -176,8 +180,8 @@ class Server:
             acceptor.start()
         for each in self._plain:
             self._log.info("listening on %s", describe(each))
-        for one, _ in self._guarded:
-            self._log.info("listening on %s, with TLS", describe(one))
+        for one, listener in self._guarded:
+            self._log.info("listening on %s, %s", describe(one), listener.terms)
         self._accepts()
         period_s = self._manager.watchdog_s / 2
         alive: Any = self._loop.timer(period_s, period_s)
@@ -220,10 +224,15 @@ class Server:
     def _make_handshakes(self) -> Handshakes:
         from geventstalk.serving.handshakes import Handshakes  # here: most servers have none
 
-        made = Handshakes([each for _, each in self._guarded], self._log)
+        made = Handshakes([each for _, each in self._guarded if each.tls], self._log)
         # Clients that begin no handshake leave half of the connections to others.
         made.unfinished_max = min(made.unfinished_max, max(1, self._descriptors.for_clients // 2))
         return made
+
+    def _make_guard(self, path: str) -> Guard:
+        from geventstalk.serving.guard import Guard  # here: most servers have none
+
+        return Guard(path, self._service, self._turn, self._hang_up, self._log)
 
     def _stop_accepting(self, acceptor: Acceptor) -> None:
         acceptor.stop()
@@ -400,29 +409,38 @@ class Server:
     # --- connections
 
     def _let_in(self, listener: Listener, sock: socket.socket) -> None:
-        """Serves one connection of a listener that wants a handshake first. Runs in the greenlet of the connection."""
-        assert self._handshakes is not None
-        stream = self._handshakes.run(sock, listener)
+        """Serves one connection of a listener with TLS or an identity. Runs in the greenlet of the connection."""
+        stream: Stream | None = None
+        if listener.tls is None:
+            stream = Stream(sock)
+        elif self._handshakes is not None:
+            stream = self._handshakes.run(sock, listener)
         if stream is not None and not self._stopped.is_set():
-            self._serve(stream)
+            self._serve(stream, listener)
             return
         if stream is not None:
             stream.close()
         self._descriptors.give_back()
 
     def _read_again(self) -> None:
-        assert self._handshakes is not None
-        self._handshakes.read_again(anyway=True)
+        if self._handshakes is not None:
+            self._handshakes.read_again(anyway=True)
+        if self._guard is not None:
+            self._guard.read_again()
 
     def serve(self, sock: socket.socket) -> None:
         """Serves one connection until its end. Runs in the greenlet of the connection."""
         self._serve(Stream(sock))
 
-    def _serve(self, stream: Stream) -> None:
+    def _serve(self, stream: Stream, listener: Listener | None = None) -> None:
         fd = stream.fd
         if self._trace:
             self._trace.accept(fd)
-        session = Session(self._service)
+        guard = self._guard
+        if guard is None or listener is None or not listener.identity:
+            session, late = Session(self._service), None
+        else:
+            session, late = guard.session_of(listener, stream)
         if self._trace and self._trace.wire:
             session.trace = _WireTrace(self._trace, fd)
         turn = self._turn
@@ -431,6 +449,9 @@ class Server:
         try:
             connection.serve()
         finally:
+            if late is not None:
+                late.stop()
+                late.close()
             if not self._stopped.is_set():
                 connection.close()
                 self._descriptors.give_back()

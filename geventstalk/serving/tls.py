@@ -26,6 +26,8 @@ RECORD_BYTES: Final = 1 << 14
 """The most that a record carries. No more is read or written at once, because the buffers keep their greatest size."""
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20:!aNULL"
 """For TLS 1.2; those of TLS 1.3 are OpenSSL's."""
+_NAMES: Final = ("DNS", "URI", "email")
+"""Kinds of names that stand for a client."""
 _READ_BYTES: Final = RECORD_BYTES + 320
 _FILE_BYTES_MAX: Final = 1 << 20
 _KEY_FORBIDDEN: Final = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
@@ -176,6 +178,12 @@ class TlsStream(Stream):
         self._ended = True
         with suppress(OSError):
             self.socket.shutdown(SHUT_RD)  # the owner finds an end from now on, as without TLS
+
+    def names_of_peer(self) -> list[str]:
+        """Returns the names in the client's certificate: those of its subjectAltName, and its common name."""
+        found: Any = self._tls.getpeercert() or {}
+        names = [value for kind, value in found.get("subjectAltName", ()) if kind in _NAMES]
+        return names + [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
 
     def put(self, data: Any) -> int:
         done = 0

@@ -6,10 +6,25 @@ Invariant: a handler raises ProtocolError before it has changed or counted anyth
 
 from __future__ import annotations
 
+from typing import Final
+
 from mypy_extensions import i64
 
 from geventstalk.wire import protocol as p
 from geventstalk.wire.commands import Commands
+
+# What a verb is about.
+NOTHING: Final = 0
+JOB: Final = 1
+"""The job whose id is its first argument."""
+JOBS: Final = 2
+"""The jobs of a batch."""
+TUBE: Final = 3
+"""The tube that its first argument names."""
+USED: Final = 4
+"""The tube that the client uses."""
+SERVER: Final = 5
+"""All tubes."""
 
 
 class Verb:
@@ -23,6 +38,8 @@ class Verb:
         self.statistic = statistic
         self.changes = changes
         self.number: i64 = 0  # of its count in Service.commands
+        self.subject = NOTHING  # what its right is about, where users have rights: see guarded.py
+        self.right = 0
         self.line_bytes_max = p.LINE_BYTES_MAX
 
     def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:

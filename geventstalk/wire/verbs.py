@@ -7,7 +7,7 @@ Invariant: a handler raises ProtocolError before it has changed or counted anyth
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
@@ -17,6 +17,7 @@ from geventstalk.core.engine import ADMITTED
 from geventstalk.core.job import BURIED, DELAYED, READY, TaggedTally
 from geventstalk.core.order import EMPTY
 from geventstalk.core.tube import Tube
+from geventstalk.rights import ALL, LOOK, MANAGE, PUT, WORK
 from geventstalk.tags import TAG_NAMES, Tags
 from geventstalk.wire import protocol as p
 from geventstalk.wire.added import (
@@ -31,7 +32,7 @@ from geventstalk.wire.added import (
 from geventstalk.wire.batches import BuryBatch, DeleteBatch, ReleaseBatch, ReserveBatch, TouchBatch
 from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, REFUSALS, VERBS_MAX, Commands, Going
 from geventstalk.wire.stats import group_stats, job_stats, server_stats, tube_stats
-from geventstalk.wire.verb import Bare, OfTube, Verb
+from geventstalk.wire.verb import JOB, JOBS, NOTHING, SERVER, TUBE, USED, Bare, OfTube, Verb
 
 _NATIVE: Final = BUILD == "compiled"
 
@@ -231,7 +232,7 @@ class StatsTube(OfTube):
         if tube is None:
             client.reply(p.R_NOT_FOUND)
         else:
-            _begin_stats(client, tube, now_ns)
+            begin_stats(client, tube, now_ns)
 
 
 class Reserve(Bare):
@@ -250,12 +251,12 @@ class PeekFirst(Bare):
 
 class Stats(Bare):
     def do(self, client: Commands, now_ns: int) -> None:
-        _begin_stats(client, None, now_ns)
+        begin_stats(client, None, now_ns)
 
 
 class ListTubes(Bare):
     def do(self, client: Commands, now_ns: int) -> None:
-        _begin_list(client, client.engine.tubes)
+        begin_list(client, client.engine.tubes)
 
 
 class ListTubeUsed(Bare):
@@ -265,7 +266,7 @@ class ListTubeUsed(Bare):
 
 class ListTubesWatched(Bare):
     def do(self, client: Commands, now_ns: int) -> None:
-        _begin_list(client, [tube.name for tube in client.watched.values()])
+        begin_list(client, [tube.name for tube in client.watched.values()])
 
 
 _PUT: Final = Put(b"put ", "cmd-put")
@@ -321,8 +322,45 @@ ADDED: Final[tuple[Verb, ...]] = (
 
 VERBS: Final = (*_UPSTREAM, *ADDED)
 
+_GUARDS: Final[dict[bytes, tuple[int, int]]] = {
+    b"put ": (USED, PUT),
+    b"put-in ": (TUBE, PUT),
+    b"use ": (TUBE, ALL),  # any of these
+    b"watch ": (TUBE, ALL),
+    b"ignore ": (TUBE, ALL),
+    b"reserve-job ": (JOB, WORK),
+    b"delete ": (JOB, WORK),
+    b"release ": (JOB, WORK),
+    b"bury ": (JOB, WORK),
+    b"touch ": (JOB, WORK),
+    b"delete-batch ": (JOBS, WORK),
+    b"release-batch ": (JOBS, WORK),
+    b"bury-batch ": (JOBS, WORK),
+    b"touch-batch ": (JOBS, WORK),
+    b"peek ": (JOB, LOOK),
+    b"stats-job ": (JOB, LOOK),
+    b"peek-ready": (USED, LOOK),
+    b"peek-delayed": (USED, LOOK),
+    b"peek-buried": (USED, LOOK),
+    b"peek-reserved": (USED, LOOK),
+    b"stats-tube ": (TUBE, LOOK),
+    b"list-jobs ": (TUBE, LOOK),
+    b"stats": (SERVER, LOOK),
+    b"stats-group ": (SERVER, LOOK),
+    b"list-tubes": (SERVER, LOOK),
+    b"list-tubes-watched": (SERVER, LOOK),
+    b"kick ": (USED, MANAGE),
+    b"kick-job ": (JOB, MANAGE),
+    b"move ": (JOB, MANAGE),
+    b"reprioritize ": (JOB, MANAGE),
+    b"pause-tube": (TUBE, MANAGE),
+    b"flush-tube ": (TUBE, MANAGE),
+}
+"""What each verb is about, and the right that it needs, where users have rights: see guarded.py."""
+
 for _at, _verb in enumerate(VERBS):
     _verb.number = _at
+    _verb.subject, _verb.right = _GUARDS.get(_verb.words, (NOTHING, 0))
 assert len(VERBS) <= VERBS_MAX
 COUNTED: Final = [(verb.statistic, int(verb.number)) for verb in VERBS if verb.statistic]
 """The keys of the statistics of verbs, and where Service.commands counts them."""
@@ -421,7 +459,7 @@ class _Kick(Going):
         return True
 
 
-def _begin_list(client: Commands, names: Collection[bytes]) -> None:
+def begin_list(client: Commands, names: Collection[bytes]) -> None:
     """Answers with the names as they are now, however long it takes the client to read them."""
     engine = client.engine
     if len(names) <= LIST_SLICE:
@@ -458,14 +496,24 @@ class _List(Going):
         return True
 
 
-def _begin_stats(client: Commands, tube: Tube | None, now_ns: int) -> None:
+def begin_stats(client: Commands, tube: Tube | None, now_ns: int) -> None:
     """Answers with the statistics of a tube, or of the server, once it is known which jobs are the oldest ones."""
     stats = _Stats(Search(client.engine, tube), tube)
     if not stats.go_on(client, now_ns):
         client.begin(stats)
 
 
+def begin_some_stats(client: Commands, now_ns: int, hides: Callable[[str], bool]) -> None:
+    """Answers with the statistics of the server. A key for which `hides` returns True has the value 0."""
+    stats = _Stats(Search(client.engine, None), None)
+    stats.hides = hides
+    if not stats.go_on(client, now_ns):
+        client.begin(stats)
+
+
 class _Stats(Going):
+    hides: Callable[[str], bool] | None = None
+
     def __init__(self, search: Search, tube: Tube | None) -> None:
         self._search = search
         self._tube = tube
@@ -483,6 +531,9 @@ class _Stats(Going):
             first, added = counts[:_COUNTED_FIRST], counts[_COUNTED_FIRST:]
             stats = server_stats(engine, first, service.max_job_bytes, service.facts(), oldest, now_ns)
             stats += [*added, ("features", _FEATURES), ("tags", _TAGS)]
+            hides = self.hides
+            if hides is not None:
+                stats = [(key, 0 if hides(key) else value) for key, value in stats]
         elif engine.tube_by_number.get(tube.number) is tube:
             engine.work += _SOME_STATS_UNITS
             stats = tube_stats(engine, tube, oldest, now_ns)

@@ -1,0 +1,126 @@
+"""What users may do: rights on patterns of tubes, and how a connection proves which user it is.
+
+This module must not know files, sockets or commands. Invariant: what no pattern grants is not granted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import Final, NamedTuple
+
+PUT: Final = 1
+WORK: Final = 2
+"""Reserve, delete, release, bury and touch what one has reserved."""
+LOOK: Final = 4
+"""Peek, statistics and lists."""
+MANAGE: Final = 8
+"""Kick, pause, move and flush, and delete what one has not reserved."""
+ALL: Final = PUT | WORK | LOOK | MANAGE
+RIGHTS: Final = {"put": PUT, "work": WORK, "look": LOOK, "manage": MANAGE, "all": ALL}
+EVERY_TUBE: Final = "*"
+TOKEN_BYTES: Final = 32
+"""A token has so many random bytes, so its hash need not be a slow one."""
+HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_KNOWN_MAX: Final = 4096
+"""Tubes whose rights are kept for each user."""
+
+Network = IPv4Network | IPv6Network
+
+
+class Proof(NamedTuple):
+    """What shows that a connection is a user's, each None where it does not: a name in a certificate, the hash of a
+    token, the number of a user of the host, networks."""
+
+    certificate: str | None = None
+    token: str | None = None
+    uid: int | None = None
+    networks: tuple[Network, ...] = ()
+
+
+class User:
+    """A user, and the rights on each tube. `sees_all` says that the user may look at every tube."""
+
+    def __init__(self, name: str, proof: Proof, rights: Mapping[str, int]) -> None:
+        self.name: Final = name
+        self.proof: Final = proof
+        self.rights: Final = dict(rights)
+        self._patterns = [(pattern.encode().split(b"*"), right) for pattern, right in rights.items()]
+        self._known: dict[bytes, int] = {}
+        self.sees_all: Final = rights.get(EVERY_TUBE, 0) & LOOK != 0
+
+    def on(self, tube: bytes) -> int:
+        """Returns the rights on a tube: those of all patterns that fit."""
+        known = self._known.get(tube)
+        if known is None:
+            known = 0
+            for parts, right in self._patterns:
+                if _fits(parts, tube):
+                    known |= right
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[tube] = known
+        return known
+
+
+class Access:
+    """All users."""
+
+    def __init__(self, users: Iterable[User]) -> None:
+        self.users: Final = {user.name: user for user in users}
+        proofs = [(user.proof, user) for user in self.users.values()]
+        self._by_certificate = {proof.certificate: user for proof, user in proofs if proof.certificate is not None}
+        self._by_token = {proof.token: user for proof, user in proofs if proof.token is not None}
+        self._by_uid = {proof.uid: user for proof, user in proofs if proof.uid is not None}
+        networks = [(network, user) for user in self.users.values() for network in user.proof.networks]
+        self._networks = sorted(networks, key=lambda pair: -pair[0].prefixlen)
+
+    def of_certificate(self, names: Iterable[str]) -> User | None:
+        """Returns the user whom one of the names of a certificate stands for."""
+        return next((self._by_certificate[name] for name in names if name in self._by_certificate), None)
+
+    def of_token(self, token: str) -> User | None:
+        """Returns the user of a token. Takes the same time whichever token is wrong."""
+        found = None
+        given = hash_of(token)
+        for known, user in self._by_token.items():
+            if hmac.compare_digest(given, known):
+                found = user
+        return found
+
+    def of_uid(self, uid: int) -> User | None:
+        """Returns the user of this number on the host."""
+        return self._by_uid.get(uid)
+
+    def of_address(self, address: str) -> User | None:
+        """Returns the user of the smallest network that has this address."""
+        found = ip_address(address.partition("%")[0])
+        mapped = getattr(found, "ipv4_mapped", None)
+        if mapped is not None:
+            found = mapped
+        return next((user for network, user in self._networks if found in network), None)
+
+
+def hash_of(token: str) -> str:
+    """Returns a token as the file of users has it."""
+    return "sha256:" + hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _fits(parts: list[bytes], tube: bytes) -> bool:
+    """Returns whether a name has these parts in order, the first at its beginning and the last at its end."""
+    first, last = parts[0], parts[-1]
+    if len(parts) == 1:
+        return tube == first
+    end = len(tube) - len(last)
+    if not tube.startswith(first) or not tube.endswith(last) or end < len(first):
+        return False
+    at = len(first)
+    for part in parts[1:-1]:
+        at = tube.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True

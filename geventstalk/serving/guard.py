@@ -1,0 +1,112 @@
+"""Listeners with an identity: whose session a connection has, how long a token may take, and new files of users.
+
+This module must not know commands or rights. Invariant: once a new file is in use, no client does what the file does
+not grant: each gets the rights of its user there, and is hung up on where that user is gone or is shown otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic, monotonic_ns
+from typing import Any, Final
+
+import gevent
+
+from geventstalk.config import ConfigError
+from geventstalk.config_listeners import TOKEN, Listener
+from geventstalk.serving.listen import peer_of
+from geventstalk.serving.users import read_access, user_of
+from geventstalk.stream import Stream
+from geventstalk.turn.replies import Channel
+from geventstalk.turn.turn import Turn
+from geventstalk.wire.guarded import GuardedSession
+from geventstalk.wire.session import Service, Session
+
+TOKEN_S: Final = 10.0
+"""A client without a token by then is hung up on."""
+_TELL_EVERY_S: Final = 60.0
+
+
+class Guard:
+    """The users of a server, as of the last correct reading of their file."""
+
+    def __init__(
+        self, path: str, service: Service, turn: Turn, hang_up: Callable[[Channel], None], log: logging.Logger
+    ) -> None:
+        """Raises ConfigError."""
+        self._path = path
+        self._service = service
+        self._turn = turn
+        self._hang_up = hang_up
+        self._log = log
+        self._access = read_access(path)
+        self._told_s = -_TELL_EVERY_S
+
+    def session_of(self, listener: Listener, stream: Stream) -> tuple[Session, Any]:
+        """Returns the session of a new connection of this listener, and a timer that the caller stops at its end.
+
+        The timer, None where no token is to be shown, hangs up on a client that shows none in time.
+        """
+        access = self._access
+        user = user_of(listener, stream, access)
+        wants_token = TOKEN in listener.identity
+        session = GuardedSession(self._service, user, access if wants_token else None)
+        if user is not None:
+            return session, None
+        if not wants_token:
+            self._tell(stream, "shows no user")
+            return session, None
+        timer = gevent.get_hub().loop.timer(TOKEN_S)
+        timer.start(self._be_late, session, stream)
+        return session, timer
+
+    def _be_late(self, session: GuardedSession, stream: Stream) -> None:
+        if session.waits_for_token:
+            self._tell(stream, f"has shown no token within {TOKEN_S:g} s")
+            stream.hang_up()
+
+    def _tell(self, stream: Stream, what: str) -> None:
+        """Logs a client that is no user's, seldom."""
+        if monotonic() >= self._told_s + _TELL_EVERY_S:
+            self._told_s = monotonic()
+            self._log.warning("a client at %s %s; for a minute no other one is told of", peer_of(stream.socket), what)
+
+    def read_again(self) -> None:
+        """Reads the file in a thread, and uses it from then on. A file with a fault changes nothing."""
+        gevent.spawn(self._read_again)
+
+    def _read_again(self) -> None:
+        found: Any = gevent.get_hub().threadpool.apply(_read, (self._path,))
+        if isinstance(found, ConfigError):
+            self._log.error("%s; the users in use stay", found)
+            return
+        if self._turn.failed:
+            return
+        self._access = found
+        self._turn.begin()
+        for channel in [*self._turn.channels.values()]:
+            session = channel.session
+            if not isinstance(session, GuardedSession):
+                continue
+            session.set_access(found)
+            user = session.user
+            if user is None:
+                continue
+            new = found.users.get(user.name)
+            if new is None or new.proof != user.proof:
+                session.revoke()
+                session.gives_back(monotonic_ns())
+                self._hang_up(channel)
+            else:
+                session.become(new)
+                session.gives_back(monotonic_ns())
+        self._log.info("read the users of %s again", self._path)
+
+
+def _read(path: str) -> Any:
+    """Returns the users of the file, or why there are none. Runs in a thread."""
+    try:
+        return read_access(path)
+    except ConfigError as error:  # gevent takes an exception out of a thread for a fault
+        return error

@@ -1,0 +1,184 @@
+"""The users of the file of `--access`: reads them, and finds whose a connection is.
+
+This module must not import gevent: --check-config reads the file, too. A fault of the file is a ConfigError that names
+the user, never a token. Invariant: no file is used that others can read or replace.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import stat
+import struct
+from collections.abc import Mapping
+from ipaddress import ip_network
+from socket import SO_PEERCRED, SOL_SOCKET
+from socket import socket as Socket
+from typing import Any, Final
+
+from geventstalk import config_values as values
+from geventstalk.config import ConfigError
+from geventstalk.config_listeners import ADDRESS, CERTIFICATE, UNIX_USER, Listener
+from geventstalk.limits import TUBE_NAME_CHARACTERS
+from geventstalk.rights import HASH, RIGHTS, Access, Network, Proof, User
+from geventstalk.serving.tls import TlsStream
+from geventstalk.stream import Stream
+
+_FILE_BYTES_MAX: Final = 1 << 20
+_FORBIDDEN: Final = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
+_NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+_PATTERN_CHARS: Final = {*TUBE_NAME_CHARACTERS.decode(), "*"}
+_PROOFS: Final = ("certificate", "token", "unix_user", "address")
+
+
+def read_access(path: str) -> Access:
+    """Returns the users of a file. Raises ConfigError."""
+    found = _yaml(path)
+    if not isinstance(found, dict) or set(found) != {"users"} or not isinstance(found["users"], dict):
+        raise ConfigError(f"{path} does not hold users: its one key is `users`, a mapping of names")
+    users = []
+    for name, entry in found["users"].items():
+        try:
+            users.append(_user(name, entry))
+        except ValueError as error:
+            raise ConfigError(f"{path}, user {values.shown(name)}: {error}") from None
+    _require_distinct(path, users)
+    return Access(users)
+
+
+def user_of(listener: Listener, stream: Stream, access: Access) -> User | None:
+    """Returns whose a new connection is: what the first identity says that says something. None without any."""
+    for identity in listener.identity:
+        user: User | None = None
+        if identity == CERTIFICATE:
+            assert isinstance(stream, TlsStream)
+            user = access.of_certificate(stream.names_of_peer())
+        elif identity == UNIX_USER:
+            user = access.of_uid(_uid_of(stream.socket))
+        elif identity == ADDRESS:
+            user = _by_address(stream.socket, access)
+        if user is not None:
+            return user
+    return None
+
+
+def _uid_of(sock: Socket) -> int:
+    """Returns the number of the user whose process connected. See unix(7), SO_PEERCRED."""
+    credentials = struct.Struct("3i")
+    uid: int = credentials.unpack(sock.getsockopt(SOL_SOCKET, SO_PEERCRED, credentials.size))[1]
+    return uid
+
+
+def _by_address(sock: Socket, access: Access) -> User | None:
+    try:
+        return access.of_address(sock.getpeername()[0])
+    except OSError:  # the client has gone
+        return None
+
+
+def _yaml(path: str) -> Any:
+    import yaml  # here: most runs have no such file
+
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{path} is no file")
+            if status.st_mode & _FORBIDDEN:
+                mode = stat.S_IMODE(status.st_mode)
+                raise ConfigError(f"others can read or replace {path}: its mode is {mode:04o}; chmod 600 is fine")
+            content = file.read(_FILE_BYTES_MAX + 1)
+        if len(content) > _FILE_BYTES_MAX:
+            raise ConfigError(f"{path} is no file of users: it is larger than {_FILE_BYTES_MAX} bytes")
+        return yaml.safe_load(content)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        line = 0 if error.problem_mark is None else error.problem_mark.line + 1
+        raise ConfigError(f"{path} is not YAML: line {line}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not YAML: {type(error).__name__}") from None
+
+
+def _user(name: object, entry: object) -> User:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError("a name has up to 64 letters, digits and _ . @ -")
+    if not isinstance(entry, dict):
+        raise ValueError(f"it is {values.shown(entry)}, and has to be a mapping of {', '.join(_PROOFS)} and rights")
+    for key in entry:
+        if key not in (*_PROOFS, "rights"):
+            raise ValueError(f"there is no key {values.shown(key)}, but {', '.join(_PROOFS)} and rights")
+    proof = Proof(
+        certificate=_certificate(entry.get("certificate")),
+        token=_token(entry.get("token")),
+        uid=_uid(entry.get("unix_user")),
+        networks=tuple(_network(each) for each in _as_list(entry.get("address"))),
+    )
+    if proof == Proof():
+        raise ValueError(f"nothing shows who it is: it needs one of {', '.join(_PROOFS)}")
+    return User(name, proof, _rights(entry.get("rights")))
+
+
+def _certificate(value: object) -> str | None:
+    return None if value is None else values.text("certificate")(value)
+
+
+def _token(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not HASH.fullmatch(value):
+        raise ValueError("token is no hash: `geventstalk token new USER` makes a token, and prints the hash")
+    return value
+
+
+def _uid(value: object) -> int | None:
+    if value is None:
+        return None
+    if type(value) is int:
+        return value
+    try:
+        return pwd.getpwnam(values.text("unix_user")(value)).pw_uid
+    except KeyError:
+        raise ValueError(f"this host has no user {values.shown(value)}") from None
+
+
+def _network(value: object) -> Network:
+    try:
+        return ip_network(values.text("address")(value))
+    except ValueError as error:
+        raise ValueError(f"address {values.shown(value)} is no network such as 10.1.0.0/16: {error}") from None
+
+
+def _as_list(value: object) -> list[object]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _rights(value: object) -> dict[str, int]:
+    if not isinstance(value, Mapping):
+        raise ValueError('rights is a mapping of patterns of tubes, such as {"mail.*": work}')
+    rights = {}
+    for pattern, words in value.items():
+        if not isinstance(pattern, str) or not pattern or not _PATTERN_CHARS.issuperset(pattern):
+            raise ValueError(f"{values.shown(pattern)} is no pattern of tubes: a name, with * for any characters")
+        granted = 0
+        for word in _as_list(words):
+            if not isinstance(word, str) or word not in RIGHTS:
+                raise ValueError(f"a right is {', '.join(RIGHTS)}, and not {values.shown(word)}")
+            granted |= RIGHTS[word]
+        rights[pattern] = granted
+    return rights
+
+
+def _require_distinct(path: str, users: list[User]) -> None:
+    """Raises ConfigError when the same proof stands for two users."""
+    seen: dict[object, str] = {}
+    for user in users:
+        proof = user.proof
+        for kind, value in zip(_PROOFS, (proof.certificate, proof.token, proof.uid), strict=False):
+            if value is not None and seen.setdefault((kind, value), user.name) != user.name:
+                raise ConfigError(f"{path}: the same {kind} is that of {seen[kind, value]} and of {user.name}")
+        for network in proof.networks:
+            if seen.setdefault(network, user.name) != user.name:
+                raise ConfigError(f"{path}: the same address is that of {seen[network]} and of {user.name}")

@@ -1,0 +1,560 @@
+"""Users and their rights: the file, every verb with every right beside a model, what is never shown, and new files."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from geventstalk.config import ConfigError
+from geventstalk.core.job import RESERVED
+from geventstalk.rights import ALL, LOOK, MANAGE, PUT, WORK, Access, Proof, User, hash_of
+from geventstalk.serving.guard import TOKEN_S
+from geventstalk.serving.users import read_access
+from geventstalk.wire.guarded import GuardedSession
+from geventstalk.wire.session import Session
+from geventstalk.wire.verb import NOTHING
+from geventstalk.wire.verbs import VERBS
+from tests.clients.programs import missing
+from tests.support.check import check
+from tests.support.clients import until
+from tests.support.pki import Authority, Pair
+from tests.support.process import GEVENTSTALK, ServerProcess, free_port
+from tests.test_cli import run
+from tests.test_session import Rig
+
+NOT_FOUND, FORBIDDEN, UNAUTHORIZED = b"NOT_FOUND\r\n", b"FORBIDDEN\r\n", b"UNAUTHORIZED\r\n"
+TOKEN = "a" * 43
+
+
+def user(rights: dict[str, int], name: str = "u") -> User:
+    return User(name, Proof(token=hash_of(name)), rights)
+
+
+# --- who
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "others"),
+    [
+        ("a", ["a"], ["b", "aa", ""]),
+        ("*", ["a", "any.thing"], []),
+        ("mail.*", ["mail.", "mail.x", "mail.a.b"], ["mail", "xmail.a"]),
+        ("*.low", ["a.low", ".low"], ["low", "a.lowx"]),
+        ("a*b*c", ["abc", "axbxc", "abcbc"], ["ab", "acb", "abcx"]),
+        ("aa*aa", ["aaaa", "aabaa"], ["aaa", "aa"]),
+    ],
+)
+def test_patterns(pattern: str, fits: list[str], others: list[str]) -> None:
+    found = user({pattern: PUT})
+    assert all(found.on(name.encode()) == PUT for name in fits)
+    assert not any(found.on(name.encode()) for name in others)
+
+
+def test_rights_of_all_patterns_that_fit_add_up() -> None:
+    found = user({"a.*": PUT, "*.b": WORK, "*": LOOK})
+    assert found.on(b"a.b") == PUT | WORK | LOOK and found.on(b"c") == LOOK and found.sees_all
+    assert not user({"a*": ALL}).sees_all
+
+
+def test_a_pattern_is_matched_in_linear_time() -> None:
+    found = user({"*".join("a" * 100): PUT})
+    begun = time.process_time()
+    for number in range(200):
+        assert not found.on(b"a" * 90 + b"b" * (number % 100))
+    assert time.process_time() - begun < 1
+
+
+def test_whose_a_connection_is() -> None:
+    by_token = User("t", Proof(token=hash_of(TOKEN)), {})
+    wide = User("w", Proof(networks=(ip_network("10.0.0.0/8"), ip_network("fd00::/8"))), {})
+    narrow = User("n", Proof(networks=(ip_network("10.1.0.0/16"),), certificate="n.example", uid=7), {})
+    access = Access([by_token, wide, narrow])
+    assert access.of_token(TOKEN) is by_token and access.of_token("b" * 43) is None and access.of_token("") is None
+    assert access.of_address("10.1.2.3") is narrow and access.of_address("::ffff:10.2.0.1") is wide
+    assert access.of_address("fd00::1%eth0") is wide and access.of_address("11.0.0.1") is None
+    assert access.of_certificate(["x", "n.example"]) is narrow and access.of_certificate([]) is None
+    assert access.of_uid(7) is narrow and access.of_uid(0) is None
+
+
+GOOD = {
+    "users": {
+        "shop": {"certificate": "shop.example.org", "rights": {"orders": "put", "mail.*": ["put", "work"]}},
+        "ops": {"unix_user": 0, "address": ["10.0.0.0/8", "::1"], "token": hash_of("x"), "rights": {"*": "all"}},
+    }
+}
+
+
+def written(tmp_path: Path, content: object, mode: int = 0o600) -> str:
+    import yaml
+
+    path = tmp_path / "access.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_file_of_users(tmp_path: Path) -> None:
+    access = read_access(written(tmp_path, GOOD))
+    shop, ops = access.users["shop"], access.users["ops"]
+    assert (shop.on(b"orders"), shop.on(b"mail.a"), shop.on(b"x")) == (PUT, PUT | WORK, 0)
+    assert ops.on(b"x") == ALL and access.of_address("::1") is ops and access.of_uid(0) is ops
+    example = Path(__file__).resolve().parents[1] / "conf" / "access.yaml"
+    (tmp_path / "example.yaml").write_text(example.read_text().replace("unix_user: ops", "unix_user: root"))
+    (tmp_path / "example.yaml").chmod(0o600)
+    assert len(read_access(str(tmp_path / "example.yaml")).users) == 4
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"rights": {}}, "nothing shows who it is"),
+        ({"token": "secret", "rights": {}}, "token is no hash"),
+        ({"address": "10.0.0.1/8", "rights": {}}, "no network"),
+        ({"address": 7, "rights": {}}, "no network"),
+        ({"unix_user": "no-such-user", "rights": {}}, "no user no-such-user"),
+        ({"unix_user": 0}, "rights is a mapping"),
+        ({"unix_user": 0, "rights": {"a": "read"}}, "a right is put, work"),
+        ({"unix_user": 0, "rights": {"a b": "put"}}, "no pattern"),
+        ({"unix_user": 0, "rights": {7: "put"}}, "no pattern"),
+        ({"unix_user": 0, "rights": {}, "group": 1}, "no key group"),
+        ("all", "has to be a mapping"),
+    ],
+)
+def test_a_wrong_user_is_refused(tmp_path: Path, entry: object, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"user x: .*{says}") as refused:
+        read_access(written(tmp_path, {"users": {"x": entry}}))
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "says"),
+    [
+        ("", 0o600, "does not hold users"),
+        ("users: 7", 0o600, "does not hold users"),
+        ("users: {a: {}\n", 0o600, "is not YAML: line"),
+        ("\x00", 0o600, "is not YAML"),
+        ("a: !!timestamp x\n", 0o600, "is not YAML"),
+        ({"users": {"a b": {}}}, 0o600, "a name has"),
+        ({"users": {"a": {"unix_user": 0, "rights": {}}, "b": {"unix_user": 0, "rights": {}}}}, 0o600, "of a and of b"),
+        ({"users": {n: {"address": "::1", "rights": {}} for n in "ab"}}, 0o600, "the same address"),
+        (GOOD, 0o644, "others can read or replace"),
+        (GOOD, 0o620, "others can read or replace"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, content: object, mode: int, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_access(written(tmp_path, content, mode))
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_access(str(tmp_path / "none"))
+
+
+# --- the matrix: every verb, every set of rights, every kind of job
+
+ID_VERBS = {
+    "delete {id}": WORK,
+    "release {id} 1 0": WORK,
+    "bury {id} 1": WORK,
+    "touch {id}": WORK,
+    "reserve-job {id}": WORK,
+    "peek {id}": LOOK,
+    "stats-job {id}": LOOK,
+    "kick-job {id}": MANAGE,
+    "move {id} t": MANAGE,
+    "reprioritize {id} 3": MANAGE,
+    "delete-batch {id}": WORK,
+    "release-batch 1 0 {id}": WORK,
+    "bury-batch 1 {id}": WORK,
+    "touch-batch {id}": WORK,
+}
+TUBE_VERBS = {"stats-tube t": LOOK, "list-jobs t ready 9": LOOK, "pause-tube t 1": MANAGE, "flush-tube t": MANAGE}
+USED_VERBS = {"peek-ready": LOOK, "peek-delayed": LOOK, "peek-buried": LOOK, "peek-reserved": LOOK, "kick 9": MANAGE}
+OWN = 5
+
+
+class World(Rig):
+    """Jobs 1 to 5 of the tube t: ready, delayed, buried, held by another client, held by the client itself."""
+
+    def __init__(self, rights: int | None) -> None:
+        super().__init__()
+        self.other = self.connect()
+        other = b"use t\r\nwatch t\r\n" + b"".join(b"put 0 %d 60 1\r\nx\r\n" % delay for delay in (0, 9, 0, 0, 0))
+        self.feed(self.other, other + b"reserve-job 3\r\nbury 3 0\r\nreserve-job 4\r\n")
+        if rights is None:
+            self.client = self.connect()
+        else:
+            self.client = GuardedSession(self.service, user({"t": rights, "own": ALL}), None)
+            self.sessions.append(self.client)
+        self.engine.use(self.client, b"t")
+        assert self.engine.reserve_job(self.client, OWN, self.clock.ns)
+
+    def says(self, line: str) -> bytes:
+        reply = self.feed(self.client, line.encode() + b"\r\n")
+        check(self.engine)
+        return reply
+
+
+def may(line: str, needs: int, rights: int, id: int) -> bool:
+    """The model."""
+    if line.startswith("delete") and id != OWN and id != 4:
+        needs = MANAGE
+    if needs == LOOK and id == OWN:
+        needs = LOOK | WORK
+    return rights & needs != 0
+
+
+@pytest.mark.parametrize("rights", range(16))
+def test_every_verb_with_every_right(rights: int) -> None:
+    for line, needs in ID_VERBS.items():
+        for id in (1, 2, 3, 4, OWN, 99):
+            found = World(rights).says(line.format(id=id))
+            allowed = may(line, needs, rights, id)
+            assert found == World(None).says(line.format(id=id if allowed else 0)), (line, id, rights)
+    for line, needs in TUBE_VERBS.items():
+        there = line if rights & needs else line.replace(" t", " none")
+        assert World(rights).says(line) == World(None).says(there), (line, rights)
+    for line, needs in USED_VERBS.items():
+        nothing = b"KICKED 0\r\n" if line.startswith("kick") else NOT_FOUND
+        assert World(rights).says(line) == (World(None).says(line) if rights & needs else nothing), (line, rights)
+    for line in ("use t", "watch t", "watch t 5"):
+        found = World(rights).says(line)
+        assert found == (World(None).says(line) if rights else FORBIDDEN), (line, rights)
+    for line in ("put 0 0 60 8\r\ndelete 1", "put-in t 0 0 60 8 note:n\r\ndelete 1"):
+        found = World(rights).says(line)
+        assert found == (b"INSERTED 6\r\n" if rights & PUT else FORBIDDEN), (line, rights)
+    dead = World(rights).says("put-in own 0 0 60 8 tries:1 dead:t\r\ndelete 1")
+    assert dead == (b"INSERTED 6\r\n" if rights & PUT else FORBIDDEN)
+    assert (b"- t\n" in World(rights).says("list-tubes")) == (rights & LOOK != 0)
+    assert World(rights).says("move 99 none") == NOT_FOUND
+
+
+def test_each_verb_is_in_the_matrix() -> None:
+    """A verb without a right would be everybody's."""
+    lines = [*ID_VERBS, *TUBE_VERBS, *USED_VERBS, "use t", "watch t", "put 0", "put-in t"]
+    free = [b"reserve", b"reserve-with-timeout ", b"reserve-batch ", b"quit", b"list-tube-used", b"reserve-mode "]
+    of_server = [b"stats", b"stats-group ", b"list-tubes", b"list-tubes-watched", b"ignore "]
+    for verb in VERBS:
+        begins = any(line.encode().startswith(verb.words) for line in lines)
+        assert begins or verb.words in free + of_server, verb.words
+        assert (verb.subject == NOTHING) == (verb.words in free)
+
+
+@pytest.mark.parametrize(
+    "line", ["delete x", "peek", "stats-tube", "kick x", "use -a", "put 0 0", "watch t 0", "move 1 -a"]
+)
+def test_mistakes_are_answered_as_ever(line: str) -> None:
+    assert World(0).says(line) == World(None).says(line)
+
+
+def test_statistics_tell_no_sums_of_other_tubes() -> None:
+    def stats(world: World, line: str = "stats") -> dict[str, str]:
+        text = world.says(line).decode()
+        return dict(each.split(": ", 1) for each in text.splitlines()[2:] if ": " in each)
+
+    hidden = stats(World(ALL))
+    assert (
+        hidden["current-jobs-ready"] == hidden["cmd-put"] == hidden["total-jobs"] == hidden["oldest-ready-age"] == "0"
+    )
+    assert hidden["max-job-size"] == "65535" and hidden["current-connections"] == "2"
+    world = World(0)
+    assert isinstance(world.client, GuardedSession)
+    world.client.become(user({"*": LOOK}))
+    assert stats(world)["current-jobs-buried"] == "1" and world.says("stats-group g") == NOT_FOUND
+    world.feed(world.other, b"put 0 0 60 1 grp:g\r\nx\r\n")
+    assert world.says("stats-group g").startswith(b"OK") and list(stats(world)) == list(hidden)
+    world.client.become(user({"t": LOOK}))
+    assert world.says("stats-group g") == NOT_FOUND
+
+
+def test_tubes_without_the_right_to_work_are_watched_in_name_only() -> None:
+    rig = Rig()
+    client = GuardedSession(rig.service, user({"look": LOOK, "work": WORK, "more": WORK}), None)
+    rig.sessions.append(client)
+    other = rig.connect()
+    rig.feed(other, b"".join(b"put-in %b 0 0 60 1\r\nx\r\n" % tube for tube in (b"default", b"look", b"work")))
+
+    def ask(line: bytes) -> bytes:
+        return rig.feed(client, line + b"\r\n")
+
+    assert ask(b"reserve-with-timeout 0") == b"TIMED_OUT\r\n"
+    assert ask(b"ignore default") == b"NOT_IGNORED\r\n"
+    assert [ask(b"watch look"), ask(b"watch work 3"), ask(b"watch none")] == [
+        b"WATCHING 2\r\n",
+        b"WATCHING 3\r\n",
+        FORBIDDEN,
+    ]
+    assert ask(b"list-tubes-watched").count(b"\n- ") == 3
+    assert ask(b"reserve-with-timeout 0") == b"RESERVED 3 1\r\nx\r\n"
+    assert [ask(b"ignore default"), ask(b"ignore work"), ask(b"ignore look"), ask(b"ignore none")] == [
+        b"WATCHING 2\r\n",
+        b"WATCHING 1\r\n",
+        b"NOT_IGNORED\r\n",
+        b"WATCHING 1\r\n",
+    ]
+    assert [ask(b"watch work"), ask(b"ignore look"), ask(b"watch more"), ask(b"ignore work")] == [
+        b"WATCHING 2\r\n",
+        b"WATCHING 1\r\n",
+        b"WATCHING 2\r\n",
+        b"WATCHING 1\r\n",
+    ]
+    check(rig.engine)
+
+
+LINES = (
+    "reserve-with-timeout 0", "reserve-batch 5", "peek {}", "reserve-job {}", "delete {}", "release {} 1 0",
+    "bury {} 1", "kick-job {}", "kick 5", "peek-ready", "peek-buried", "peek-reserved", "watch {t}",
+    "ignore {t}", "use {t}",
+    "put 0 0 60 1 idp:{}:5\r\nx", "put-in {t} 1 0 60 1 con:k tries:2 dead:{t}\r\nx", "move {} {t}", "flush-tube {t}",
+    "delete-batch {} 1 2 3", "release-batch 0 0 {} 4 5", "list-jobs {t} ready 9", "stats-job {}", "touch {}",
+)  # fmt: skip
+TUBES = ("default", "a", "b", "c")
+
+
+def test_nothing_is_shown_or_handed_out_without_the_right(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(30):
+        rig = Rig()
+        users = [user({tube: draw.randrange(16) for tube in TUBES}, f"u{n}") for n in range(3)]
+        clients = [GuardedSession(rig.service, each, None) for each in users]
+        rig.sessions.extend(clients)
+        free = rig.connect()
+        for _ in range(120):
+            client = draw.choice(clients)
+            if draw.random() < 0.05:
+                client.become(user({tube: draw.randrange(16) for tube in TUBES}, "new"))
+                client.gives_back(rig.clock.ns)
+            rights = client.user
+            assert rights is not None
+            line = draw.choice(LINES).format(draw.randrange(1, 30), t=draw.choice(TUBES))
+            where = {job.id: rig.engine.tube_of(job).name for job in rig.engine.jobs}
+            held = {*client.reserved}
+            reply = rig.feed(client, line.encode() + b"\r\n")
+            for word in reply.split(b"\r\n"):
+                if word.startswith((b"RESERVED ", b"FOUND ")):
+                    id = int(word.split()[1])
+                    needs = LOOK | (WORK if id in held else 0) if word.startswith(b"FOUND") else WORK
+                    assert rights.on(where[id]) & needs, (line, reply)
+            gone = [tube for id, tube in where.items() if rig.engine.jobs.get(id) is None]
+            assert all(rights.on(tube) & (WORK | MANAGE) for tube in gone), (line, gone)
+            if draw.random() < 0.3:
+                rig.feed(free, b"put-in %b 1 0 60 1\r\nx\r\n" % draw.choice(TUBES).encode())
+            check(rig.engine)
+
+
+# --- a client that has to show a token
+
+
+def test_a_token_comes_first() -> None:
+    rig = Rig()
+    access = Access([User("a", Proof(token=hash_of(TOKEN)), {"default": ALL})])
+
+    def come() -> GuardedSession:
+        rig.sessions.append(GuardedSession(rig.service, None, access))
+        return rig.sessions[-1]  # type: ignore[return-value]
+
+    client = come()
+    assert (
+        rig.feed(client, b"put 0 0 60 8\r\nlist-tub\r\nreserve\r\nput-in x 0 0 60 3 a\r\nabc\r\n") == UNAUTHORIZED * 3
+    )
+    assert rig.feed(client, b"auth %b\r\nput 0 0 60 1\r\nx\r\n" % TOKEN.encode()) == b"AUTHENTICATED\r\nINSERTED 1\r\n"
+    assert rig.feed(client, b"auth %b\r\n" % TOKEN.encode()) == b"UNKNOWN_COMMAND\r\n" and not client.waits_for_token
+    wrong = come()
+    assert rig.feed(wrong, b"auth x\r\npeek 1\r\n") == UNAUTHORIZED and wrong.closed
+    stranger = GuardedSession(rig.service, None, None)
+    rig.sessions.append(stranger)
+    assert rig.feed(stranger, b"peek 1\r\npeek 1\r\n") == UNAUTHORIZED and stranger.closed
+    plain: Session = rig.connect()
+    assert rig.feed(plain, b"auth x\r\n") == b"UNKNOWN_COMMAND\r\n"
+
+
+def test_a_revoked_client_is_turned_away_and_gives_back() -> None:
+    world = World(ALL)
+    assert isinstance(world.client, GuardedSession)
+    world.client.revoke()
+    world.client.gives_back(world.clock.ns)
+    assert world.engine.jobs.get(OWN).state != RESERVED  # type: ignore[union-attr]
+    assert world.says("peek 1") == UNAUTHORIZED and world.client.closed
+
+
+# --- a server
+
+Starter = Callable[..., ServerProcess]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[Callable[[str, dict[str, object]], list[str]]]:
+    def write(listeners: str, users: dict[str, object]) -> list[str]:
+        written(tmp_path, {"users": users})
+        (tmp_path / "s.yaml").write_text(f"listeners:\n{listeners}access: {tmp_path}/access.yaml\n")
+        return ["--config", str(tmp_path / "s.yaml")]
+
+    yield write
+
+
+def talk(sock: socket.socket, data: bytes) -> bytes:
+    """What comes back until the server says nothing for a moment, or hangs up."""
+    sock.settimeout(5)
+    sock.sendall(data + b"list-tube-used\r\n")
+    got = b""
+    while b"USING" not in got:
+        more = sock.recv(1 << 16)
+        if not more:
+            return got
+        got += more
+    return got.partition(b"USING")[0]
+
+
+_open: list[socket.socket] = []
+
+
+@pytest.fixture(autouse=True)
+def _close_sockets() -> Iterator[None]:
+    yield
+    while _open:
+        _open.pop().close()
+
+
+def unix(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    _open.append(sock)
+    sock.connect(str(path))
+    return sock
+
+
+def test_users_of_sockets_and_new_files(
+    start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]
+) -> None:
+    listeners = "".join(
+        f'  - {{address: "unix:{tmp_path}/{name}", identity: [{name}]}}\n' for name in ("unix_user", "token")
+    )
+    me = {"me": {"unix_user": os.getuid(), "rights": {"*": "all"}}}
+    shop = {"token": hash_of(TOKEN), "rights": {"mail": ["put", "work"]}}
+    server = start_server(*settings(listeners, me | {"shop": shop}), "-b", str(tmp_path / "data"))
+    mine, auth = unix(tmp_path / "unix_user"), b"auth %b\r\n" % TOKEN.encode()
+    assert (
+        talk(mine, b"put-in secret 0 0 60 1\r\nx\r\nput-in mail 0 0 60 1\r\nx\r\n") == b"INSERTED 1\r\nINSERTED 2\r\n"
+    )
+    theirs, waits = unix(tmp_path / "token"), unix(tmp_path / "token")
+    assert talk(theirs, auth + b"watch mail\r\npeek 1\r\nreserve\r\n").endswith(NOT_FOUND + b"RESERVED 2 1\r\nx\r\n")
+    waits.sendall(auth + b"watch mail\r\nreserve\r\n")
+    written(tmp_path, {"users": me | {"shop": shop | {"rights": {"mail": "put", "secret": "look"}}}})
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: b"state: ready" in talk(mine, b"stats-job 2\r\n"), "a job stays with its worker")
+    assert talk(theirs, b"peek 1\r\ndelete 2\r\n") == b"FOUND 1 1\r\nx\r\n" + NOT_FOUND
+    (tmp_path / "access.yaml").write_text("users: {")
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: b"the users in use stay" in log_of(server), "a wrong file is not refused")
+    assert talk(theirs, b"peek 1\r\n") == b"FOUND 1 1\r\nx\r\n"
+    written(tmp_path, {"users": me})
+    os.kill(server.pid, signal.SIGHUP)
+    theirs.settimeout(10)
+    until(lambda: closed(theirs), "the connection of a user that is gone stays")
+    assert talk(unix(tmp_path / "token"), auth) == UNAUTHORIZED
+
+
+def closed(sock: socket.socket) -> bool:
+    try:
+        sock.sendall(b"peek 1\r\n")
+        return UNAUTHORIZED in (got := sock.recv(1 << 16)) or not got
+    except OSError:
+        return True
+
+
+def log_of(server: ServerProcess) -> bytes:
+    return os.pread(server.log.file.fileno(), 1 << 20, 0)
+
+
+def test_users_of_certificates_and_addresses(
+    start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]
+) -> None:
+    if shutil.which("openssl") is None:
+        missing("openssl is not installed")
+    authority = Authority(tmp_path, "authority")
+    own, shop, other = (authority.certify(name) for name in ("server", "shop", "other"))
+    over_tls, near = free_port(), free_port()
+    listeners = (
+        f"  - {{address: '127.0.0.1:{over_tls}', identity: [certificate, address], tls: {{certificate: "
+        f"'{own.certificate}', key: '{own.key}', client_ca: '{authority.trusted}'}}}}\n"
+        f"  - {{address: '127.0.0.1:{near}', identity: address}}\n"
+    )
+    users: dict[str, object] = {
+        "shop": {"certificate": "shop", "rights": {"orders": "put"}},
+        "near": {"address": "127.0.0.2/32", "rights": {"near": "all"}},
+    }
+    server = start_server(*settings(listeners, users))
+    put = b"put-in orders 0 0 60 1\r\nx\r\nput-in near 0 0 60 1\r\nx\r\n"
+
+    def connect(port: int, pair: Pair | None, source: str = "127.0.0.1") -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", port), 10, (source, 0))
+        if pair is not None:
+            sock = authority.context(pair).wrap_socket(sock, server_hostname="127.0.0.1")
+        _open.append(sock)
+        return sock
+
+    assert talk(connect(over_tls, shop), put) == b"INSERTED 1\r\n" + FORBIDDEN
+    assert talk(connect(over_tls, other, "127.0.0.2"), put) == FORBIDDEN + b"INSERTED 2\r\n", "the second identity"
+    assert talk(connect(over_tls, other), put) == UNAUTHORIZED
+    assert talk(connect(near, None, "127.0.0.2"), put) == FORBIDDEN + b"INSERTED 3\r\n"
+    assert talk(connect(near, None), put) == UNAUTHORIZED
+    _open.append(server.connect())
+    assert talk(_open[-1], put) == b"INSERTED 4\r\nINSERTED 5\r\n", "an address without an identity"
+
+
+def test_a_token_that_does_not_come_ends_the_connection(
+    start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]
+) -> None:
+    users = {"shop": {"token": hash_of(TOKEN), "rights": {"mail": "put"}}}
+    start_server(*settings(f'  - {{address: "unix:{tmp_path}/token", identity: token}}\n', users))
+    late, quick = unix(tmp_path / "token"), unix(tmp_path / "token")
+    assert talk_once(late, b"reserve\r\n") == UNAUTHORIZED
+    assert talk_once(quick, b"auth %b\r\n" % TOKEN.encode()) == b"AUTHENTICATED\r\n"
+    late.settimeout(TOKEN_S + 10)
+    assert late.recv(1) == b""
+    assert talk_once(quick, b"use mail\r\n") == b"USING mail\r\n"
+
+
+def talk_once(sock: socket.socket, data: bytes) -> bytes:
+    sock.settimeout(10)
+    sock.sendall(data)
+    return sock.recv(1 << 16)
+
+
+def test_the_command_makes_tokens(start_server: Starter, tmp_path: Path) -> None:
+    said = subprocess.run(
+        [*GEVENTSTALK, "token", "new", "shop"], capture_output=True, text=True, check=True, timeout=60
+    )
+    made = re.fullmatch(r"token of shop, [^:]*: (\S{43})\nentry of shop, [^:]*: token: \"(\S+)\"\n", said.stdout)
+    assert made is not None and hash_of(made[1]) == made[2]
+
+
+@pytest.mark.parametrize(
+    ("listener", "says"),
+    [
+        ("{address: '127.0.0.1:0', identity: [certificate]}", "is for a listener with tls and client_ca"),
+        ("{address: '127.0.0.1:0', identity: [unix_user]}", "is for a unix socket"),
+        ("{address: '127.0.0.1:0', identity: [token]}", "is for a listener with tls, or a unix socket"),
+        ("{address: 'unix:/tmp/x', identity: [address]}", "is not for a unix socket"),
+        ("{address: '127.0.0.1:0', identity: [name]}", "an identity is certificate"),
+        ("{address: '127.0.0.1:0', identity: [address]}", "the users have to be in a file"),
+    ],
+)
+def test_settings_that_do_not_go_together(tmp_path: Path, listener: str, says: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(f"listeners:\n  - {listener}\n")
+    code, _, err = run("--config", str(path), "--check-config")
+    assert code == 5 and says in err and err.count("\n") == 1
+    if "users have to be" in says:
+        code, _, err = run("--access", written(tmp_path, GOOD), "--check-config")
+        assert code == 5 and "there is none" in err
+        code, _, err = run("--config", str(path), "--access", written(tmp_path, "users: 7"), "--check-config")
+        assert code == 5 and "does not hold users" in err
