@@ -20,7 +20,9 @@ LOOK: Final = 4
 MANAGE: Final = 8
 """Kick, pause, move and flush, and delete what one has not reserved."""
 ALL: Final = PUT | WORK | LOOK | MANAGE
-RIGHTS: Final = {"put": PUT, "work": WORK, "look": LOOK, "manage": MANAGE, "all": ALL}
+OPERATE: Final = 16
+"""Have the server refuse puts: not a right on a tube, so it is granted on every tube only."""
+RIGHTS: Final = {"put": PUT, "work": WORK, "look": LOOK, "manage": MANAGE, "all": ALL, "operate": OPERATE}
 EVERY_TUBE: Final = "*"
 TOKEN_BYTES: Final = 32
 """A token has so many random bytes, so its hash need not be a slow one."""
@@ -42,7 +44,9 @@ class Proof(NamedTuple):
 
 
 class User:
-    """A user, and the rights on each tube. `sees_all` says that the user may look at every tube."""
+    """A user, and the rights on each tube. `sees_all` says that the user may look at every tube, `operates` that the
+    user may have the server refuse puts.
+    """
 
     def __init__(self, name: str, proof: Proof, rights: Mapping[str, int]) -> None:
         self.name: Final = name
@@ -50,6 +54,7 @@ class User:
         self.rights: Final = dict(rights)
         self._patterns = [(pattern.encode().split(b"*"), right) for pattern, right in rights.items()]
         self._known: dict[bytes, int] = {}
+        self.operates: Final = rights.get(EVERY_TUBE, 0) & OPERATE != 0
         self.sees_all: Final = rights.get(EVERY_TUBE, 0) & LOOK != 0
 
     def on(self, tube: bytes) -> int:

@@ -20,6 +20,7 @@ from geventstalk.client import (
     Buried,
     Client,
     ConnectionLost,
+    Draining,
     Job,
     JobTooBig,
     NotFound,
@@ -373,6 +374,10 @@ def test_verbs_that_beanstalkd_does_not_have(start_server: Starter) -> None:
         assert client.reserve_job(first).body == b"x"
         assert client.use("b") == "b" and client.peek_reserved().id == first
         assert client.watch("b", 5) == 3 and client.reserve_mode("weighted") == "weighted"
+        client.drain()
+        with pytest.raises(Draining):
+            client.put("x")
+        client.undrain()
         with pytest.raises(BadFormat):
             client.reserve_mode("fast")
         with pytest.raises(BadFormat):

@@ -18,7 +18,7 @@ import pytest
 
 from geventstalk.config import ConfigError
 from geventstalk.core.job import RESERVED
-from geventstalk.rights import ALL, LOOK, MANAGE, PUT, WORK, Access, Proof, User, hash_of
+from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK, Access, Proof, User, hash_of
 from geventstalk.serving.guard import TOKEN_S
 from geventstalk.serving.users import read_access
 from geventstalk.wire.guarded import GuardedSession
@@ -127,6 +127,7 @@ def test_a_file_of_users(tmp_path: Path) -> None:
         ({"unix_user": 0, "rights": {"a": "read"}}, "a right is put, work"),
         ({"unix_user": 0, "rights": {"a b": "put"}}, "no pattern"),
         ({"unix_user": 0, "rights": {7: "put"}}, "no pattern"),
+        ({"unix_user": 0, "rights": {"a": "operate"}}, "operate is a right on every tube"),
         ({"unix_user": 0, "rights": {}, "group": 1}, "no key group"),
         ("all", "has to be a mapping"),
     ],
@@ -242,7 +243,7 @@ def test_each_verb_is_in_the_matrix() -> None:
     """A verb without a right would be everybody's."""
     lines = [*ID_VERBS, *TUBE_VERBS, *USED_VERBS, "use t", "watch t", "put 0", "put-in t"]
     free = [b"reserve", b"reserve-with-timeout ", b"reserve-batch ", b"quit", b"list-tube-used", b"reserve-mode "]
-    of_server = [b"stats", b"stats-group ", b"list-tubes", b"list-tubes-watched", b"ignore "]
+    of_server = [b"stats", b"stats-group ", b"list-tubes", b"list-tubes-watched", b"ignore ", b"drain", b"undrain"]
     for verb in VERBS:
         begins = any(line.encode().startswith(verb.words) for line in lines)
         assert begins or verb.words in free + of_server, verb.words
@@ -274,6 +275,15 @@ def test_statistics_tell_no_sums_of_other_tubes() -> None:
     assert world.says("stats-group g").startswith(b"OK") and list(stats(world)) == list(hidden)
     world.client.become(user({"t": LOOK}))
     assert world.says("stats-group g") == NOT_FOUND
+
+
+def test_the_right_to_operate_is_one_of_its_own() -> None:
+    world = World(ALL)
+    assert isinstance(world.client, GuardedSession)
+    assert world.says("drain") == world.says("undrain") == FORBIDDEN
+    world.client.become(user({"*": OPERATE | PUT}))
+    assert world.says("drain") == b"DRAINING\r\n" and world.says("put 0 0 60 1\r\nx") == b"DRAINING\r\n"
+    assert world.says("undrain") == b"NOT_DRAINING\r\n" and world.says("put 0 0 60 1\r\nx").startswith(b"INSERTED")
 
 
 def test_tubes_without_the_right_to_work_are_watched_in_name_only() -> None:
@@ -308,6 +318,24 @@ def test_tubes_without_the_right_to_work_are_watched_in_name_only() -> None:
         b"WATCHING 1\r\n",
     ]
     check(rig.engine)
+
+
+def test_long_lists_and_watches_in_name_only_have_bounds() -> None:
+    rig = Rig()
+    client = GuardedSession(rig.service, user({"a*": LOOK, "b*": PUT}), None)
+    rig.sessions.append(client)
+    other = rig.connect()
+    for number in range(3000):
+        rig.feed(other, b"put-in %b%d 0 0 60 1\r\nx\r\n" % (b"ab"[number % 2 : number % 2 + 1], number))
+    client.receive(b"list-tubes\r\n", rig.clock.ns)
+    assert client.unfinished and not client.out
+    names = rig.finish(client).split(b"\n- ")[1:]
+    assert len(names) == 1500 and all(name.startswith(b"a") for name in names)
+    said = rig.feed(client, b"".join(b"watch a%d\r\n" % number for number in range(1200)))
+    assert said.count(b"WATCHING") == 999 and said.count(b"OUT_OF_MEMORY") == 201
+    client.become(user({"a5": LOOK}))
+    assert rig.feed(client, b"list-tubes\r\n").count(b"\n- ") == 0
+    assert rig.feed(client, b"watch a5\r\n").startswith(b"WATCHING")
 
 
 LINES = (

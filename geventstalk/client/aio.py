@@ -133,6 +133,8 @@ class Client:
     move = _now(protocol.move)
     reprioritize = _now(protocol.reprioritize)
     reserve_mode = _now(protocol.reserve_mode)
+    drain = _now(protocol.drain)
+    undrain = _now(protocol.undrain)
     list_tubes = _now(protocol.list_tubes)
     list_tube_used = _now(protocol.list_tube_used)
     list_tubes_watched = _now(protocol.list_tubes_watched)

@@ -360,6 +360,16 @@ def reprioritize(id: int, priority: int, delay: int | None = None) -> Command[No
     return Command(_line(b"reprioritize", id, *numbers), b"CHANGED", _nothing)
 
 
+def drain() -> Command[None]:
+    """Has the server refuse all puts."""
+    return Command(b"drain", b"DRAINING", _nothing, safe=True)
+
+
+def undrain() -> Command[None]:
+    """Has the server take puts again."""
+    return Command(b"undrain", b"NOT_DRAINING", _nothing, safe=True)
+
+
 def kick(most: int) -> Command[int]:
     """Makes at most so many buried jobs of the used tube ready, or delayed ones if none is buried."""
     return Command(_line(b"kick", most), b"KICKED", _number)

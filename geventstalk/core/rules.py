@@ -28,6 +28,8 @@ _LINKS_MAX: Final = 10_000
 """Groups that a search for a cycle looks at: some milliseconds. A chain that is longer is refused."""
 TAGS_BYTES: Final = 700
 """About the memory of the tags of a job, or of a mark, without their text, which takes up to twice its bytes."""
+KEY_BYTES: Final = 400
+"""The same for a key of its own, with its lane."""
 BYTES_MIN: Final = 1 << 22
 """Where memory has a bound, tags and marks may take a quarter of it beside bodies, and this in any case."""
 _NO_JOB: Final = 0
@@ -534,7 +536,7 @@ def _unique_key(tube_name: bytes, tags: Tags) -> bytes:
 
 
 def _bytes_of(tags: Tags) -> int:
-    return TAGS_BYTES + 2 * len(tags.text)
+    return TAGS_BYTES + 2 * len(tags.text) + (KEY_BYTES if tags.key else 0)
 
 
 def _leave_lane(lane: _Lane, job: Job) -> None:

@@ -102,6 +102,7 @@ class Server:
         if settings.max_memory is not None:
             self._engine.bodies = Bodies(settings.max_memory)
         self._service = Service(self._engine, settings.max_job_bytes, self._facts, self._tell)
+        self._service.drain = self.drain
         memory = Memory()
         if memory.limited:
             self._service.watch_memory(memory.is_left)

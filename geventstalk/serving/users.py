@@ -21,7 +21,7 @@ from geventstalk import config_values as values
 from geventstalk.config import ConfigError
 from geventstalk.config_listeners import ADDRESS, CERTIFICATE, UNIX_USER, Listener
 from geventstalk.limits import TUBE_NAME_CHARACTERS
-from geventstalk.rights import HASH, RIGHTS, Access, Network, Proof, User
+from geventstalk.rights import EVERY_TUBE, HASH, OPERATE, RIGHTS, Access, Network, Proof, User
 from geventstalk.serving.tls import TlsStream
 from geventstalk.stream import Stream
 
@@ -167,6 +167,8 @@ def _rights(value: object) -> dict[str, int]:
             if not isinstance(word, str) or word not in RIGHTS:
                 raise ValueError(f"a right is {', '.join(RIGHTS)}, and not {values.shown(word)}")
             granted |= RIGHTS[word]
+        if granted & OPERATE and pattern != EVERY_TUBE:
+            raise ValueError('operate is a right on every tube: "*": [all, operate]')
         rights[pattern] = granted
     return rights
 

@@ -110,6 +110,18 @@ class Reprioritize(_Added):
         client.reply(_told(outcome, p.R_CHANGED))
 
 
+class Drain(Bare):
+    """Has the server refuse puts, or take them again."""
+
+    def __init__(self, words: bytes, statistic: str, on: bool) -> None:
+        super().__init__(words, statistic)
+        self._on = on
+
+    def do(self, client: Commands, now_ns: int) -> None:
+        client.service.drain(self._on)
+        client.reply(p.R_DRAINING if self._on else p.R_NOT_DRAINING)
+
+
 class ReserveMode(_Added):
     def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
         mode = p.word_argument(arguments).decode()

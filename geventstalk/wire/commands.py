@@ -92,8 +92,12 @@ class Service:
         self.silent = False  # with Engine.held: no commands are executed, whatever they are
         self.refuses = False  # puts, also while Engine.held; see refuse()
         self.unknown: Callable[[bytes], bytes] = _unknown  # the reply to a line that is no command
+        self.drain: Callable[[bool], None] = self._drain  # refuses puts from now on, or ends that
         self._has_memory: Callable[[], bool] | None = None
         self._refusing = False
+
+    def _drain(self, on: bool) -> None:
+        self.engine.draining = on
 
     def watch_memory(self, has_memory: Callable[[], bool]) -> None:
         """Refuses puts while `has_memory`, which is called now and then, returns False."""

@@ -13,11 +13,11 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from geventstalk.core.job import RESERVED, Job
-from geventstalk.rights import ALL, LOOK, MANAGE, PUT, WORK, Access, User
+from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK, Access, User
 from geventstalk.tags import Tags
 from geventstalk.wire import protocol as p
 from geventstalk.wire.batches import OfIds
-from geventstalk.wire.commands import Service
+from geventstalk.wire.commands import Commands, Going, Service
 from geventstalk.wire.session import Session
 from geventstalk.wire.verb import JOB, JOBS, SERVER, TUBE, USED, Verb
 from geventstalk.wire.verbs import begin_list, begin_some_stats, find
@@ -27,6 +27,10 @@ R_UNAUTHORIZED: Final = b"UNAUTHORIZED\r\n"
 R_AUTHENTICATED: Final = b"AUTHENTICATED\r\n"
 AUTH: Final = b"auth "
 _SUMS: Final = ("current-jobs-", "cmd-", "oldest-", "queued-", "worked-", "memory-", "journal-", "binlog-records-")
+_BLIND_MAX: Final = 1000
+"""Tubes that a client may watch in name only: no limit of memory knows them."""
+_NAMES_SLICE: Final = 500
+"""Tubes that one slice of a list looks at: a millisecond or two."""
 _MORE_SUMS: Final = ("job-timeouts", "total-jobs", "current-tubes")
 
 
@@ -165,14 +169,12 @@ class GuardedSession(Session):
         if not word.isdigit() or len(word) > 20:
             return None
         job = self.engine.jobs.get(int(word))
-        right = verb.right
-        if job is None:
-            return None
-        if verb.words == b"delete " and job.state != RESERVED:
-            right = MANAGE
-        allowed = self._may(user, job, right)
-        if verb.words == b"move ":
-            allowed = allowed and user.on(rest.strip(b" ")) & MANAGE != 0
+        allowed = False  # for a job that is not there it takes as long to say so as for one of others
+        if job is not None:
+            right = MANAGE if verb.words == b"delete " and job.state != RESERVED else verb.right
+            allowed = self._may(user, job, right)
+            if verb.words == b"move ":
+                allowed = allowed and user.on(rest.strip(b" ")) & MANAGE != 0
         return None if allowed else b"0" + space + rest
 
     def _jobs(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
@@ -260,6 +262,9 @@ class GuardedSession(Session):
             self.reply(R_FORBIDDEN)
             return b""
         if not granted & WORK:
+            if len(self._blind) >= _BLIND_MAX and name not in self._blind:
+                self.reply(p.R_OUT_OF_MEMORY)
+                return b""
             self._blind[name] = None
         elif not self.engine.takes_tubes() and name not in self.engine.tubes:
             self.reply(p.R_OUT_OF_MEMORY)
@@ -292,6 +297,12 @@ class GuardedSession(Session):
 
     def _server(self, user: User, verb: Verb, arguments: bytes, now_ns: int) -> bytes | None:
         words = verb.words
+        if verb.right == OPERATE:
+            if user.operates:
+                return None
+            self.counts[verb.number] += 1
+            self.reply(R_FORBIDDEN)
+            return b""
         if words == b"list-tubes-watched":
             if not self._blind:
                 return None
@@ -299,7 +310,9 @@ class GuardedSession(Session):
         elif user.sees_all:
             return None
         elif words == b"list-tubes":
-            names = [name for name in self.engine.tube_names() if user.on(name) & LOOK]
+            self.counts[verb.number] += 1
+            self.begin(_Names(user, self.engine.tube_names()))
+            return b""
         else:
             self.counts[verb.number] += 1
             if words == b"stats":
@@ -311,6 +324,26 @@ class GuardedSession(Session):
         self.counts[verb.number] += 1
         begin_list(self, names)
         return b""
+
+
+class _Names(Going):
+    """Lists the tubes that a user may look at."""
+
+    def __init__(self, user: User, names: list[bytes]) -> None:
+        self._user = user
+        self._names = names
+        self._at = 0
+        self._found: list[bytes] = []
+
+    def go_on(self, client: Commands, now_ns: int) -> bool:
+        user, end = self._user, self._at + _NAMES_SLICE
+        self._found += [name for name in self._names[self._at : end] if user.on(name) & LOOK]
+        self._at = end
+        client.engine.work += _NAMES_SLICE // 4
+        if end < len(self._names):
+            return False
+        begin_list(client, self._found)
+        return client.going is self
 
 
 def _is_sum(key: str) -> bool:

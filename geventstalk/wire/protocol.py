@@ -76,6 +76,7 @@ R_TOUCHED: Final = b"TOUCHED\r\n"
 R_PAUSED: Final = b"PAUSED\r\n"
 R_TIMED_OUT: Final = b"TIMED_OUT\r\n"
 R_DEADLINE_SOON: Final = b"DEADLINE_SOON\r\n"
+R_NOT_DRAINING: Final = b"NOT_DRAINING\r\n"
 R_MOVED: Final = b"MOVED\r\n"
 R_CHANGED: Final = b"CHANGED\r\n"
 

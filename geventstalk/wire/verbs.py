@@ -17,10 +17,11 @@ from geventstalk.core.engine import ADMITTED
 from geventstalk.core.job import BURIED, DELAYED, READY, TaggedTally
 from geventstalk.core.order import EMPTY
 from geventstalk.core.tube import Tube
-from geventstalk.rights import ALL, LOOK, MANAGE, PUT, WORK
+from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK
 from geventstalk.tags import TAG_NAMES, Tags
 from geventstalk.wire import protocol as p
 from geventstalk.wire.added import (
+    Drain,
     FlushTube,
     ListJobs,
     Move,
@@ -317,6 +318,8 @@ ADDED: Final[tuple[Verb, ...]] = (
     Move(b"move ", "cmd-move", changes=True),
     Reprioritize(b"reprioritize ", "cmd-reprioritize", changes=True),
     ReserveMode(b"reserve-mode ", "cmd-reserve-mode"),
+    Drain(b"drain", "cmd-drain", on=True),
+    Drain(b"undrain", "cmd-undrain", on=False),
 )
 """The verbs that upstream does not have. A line that only begins with their words is answered as upstream does."""
 
@@ -349,6 +352,8 @@ _GUARDS: Final[dict[bytes, tuple[int, int]]] = {
     b"stats-group ": (SERVER, LOOK),
     b"list-tubes": (SERVER, LOOK),
     b"list-tubes-watched": (SERVER, LOOK),
+    b"drain": (SERVER, OPERATE),
+    b"undrain": (SERVER, OPERATE),
     b"kick ": (USED, MANAGE),
     b"kick-job ": (JOB, MANAGE),
     b"move ": (JOB, MANAGE),
