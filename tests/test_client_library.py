@@ -21,11 +21,13 @@ from geventstalk.client import (
     Client,
     ConnectionLost,
     Draining,
+    Forbidden,
     Job,
     JobTooBig,
     NotFound,
     NotIgnored,
     TimedOut,
+    Unauthorized,
     aio,
 )
 from geventstalk.client.protocol import Replies, Reply, delete, parse_list, parse_stats, put
@@ -384,6 +386,25 @@ def test_verbs_that_beanstalkd_does_not_have(start_server: Starter) -> None:
             client.watch("b", 1001)
 
 
+def test_a_token_comes_first_and_is_in_no_error() -> None:
+    use = b"auth secret\r\nuse a\r\n", b"AUTHENTICATED\r\nUSING a\r\n"
+    with (
+        fake(says(use, (b"delete 1\r\n", b"FORBIDDEN\r\n"))) as address,
+        Client(address, use="a", token="secret") as client,
+        pytest.raises(Forbidden),
+    ):
+        client.delete(1)
+    with (
+        fake(says((use[0], b"UNAUTHORIZED\r\nUNAUTHORIZED\r\n"))) as address,
+        Client(address, use="a", token="secret") as client,
+        pytest.raises(Unauthorized) as refused,
+    ):
+        client.delete(1)
+    assert "secret" not in str(refused.value)
+    with pytest.raises(ValueError, match="a token is a word"):
+        Client("127.0.0.1:1", token="a b")
+
+
 def test_weights_and_the_mode_come_back_with_the_connection() -> None:
     said = (
         (b"watch a 5\r\n", b"WATCHING 2\r\n"),
@@ -460,7 +481,7 @@ def test_replies_that_are_cut_anywhere_are_the_same(seed: int) -> None:
 
 def test_what_is_sent_without_a_reply_fits_into_the_buffers_or_is_one_command() -> None:
     commands = [delete(number) for number in range(5000)] + [put(b"x" * 100_000), put(b"y" * 20_000)] * 2
-    session = Session(parse_addresses("h"), "default", ["default"], 1.0, 1)
+    session = Session(parse_addresses("h"), "default", ["default"], 1.0, 1, "")
     outcomes: list[Any] = []
     steps = session.run(commands, outcomes)
     rounds: list[bytes] = []

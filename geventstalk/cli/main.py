@@ -32,6 +32,7 @@ COMMANDS = (
     "pause",
     "drain",
     "watch",
+    "work",
     "completion",
     "journal",
     "export",

@@ -45,6 +45,7 @@ LIVE = {
     "pause": "client_tubes:pause",
     "drain": "client_drain:drain",
     "watch": "client_watch:watch",
+    "work": "work:work",
     "completion": "completion:completion",
 }
 """The commands for a running server."""

@@ -13,6 +13,7 @@ from geventstalk.client.errors import (
     DeadlineSoon,
     Draining,
     ExpectedCrlf,
+    Forbidden,
     InternalError,
     JobTooBig,
     NotFound,
@@ -20,6 +21,7 @@ from geventstalk.client.errors import (
     OutOfMemory,
     ServerError,
     TimedOut,
+    Unauthorized,
     UnknownCommand,
 )
 from geventstalk.client.protocol import Job, Stats
@@ -35,6 +37,7 @@ __all__ = [
     "DeadlineSoon",
     "Draining",
     "ExpectedCrlf",
+    "Forbidden",
     "InternalError",
     "Job",
     "JobTooBig",
@@ -46,5 +49,6 @@ __all__ = [
     "ServerError",
     "Stats",
     "TimedOut",
+    "Unauthorized",
     "UnknownCommand",
 ]

@@ -45,8 +45,9 @@ class Client:
         connect_timeout: float = 5.0,
         attempts: int = 3,
         tls: ssl.SSLContext | None = None,
+        token: str = "",
     ) -> None:
-        self._session: Final = Session(session.parse_addresses(addresses), use, watch, timeout, attempts)
+        self._session: Final = Session(session.parse_addresses(addresses), use, watch, timeout, attempts, token)
         self._timeout_s: Final = timeout
         self._connect_timeout_s: Final = connect_timeout
         self._tls: Final = tls

@@ -63,6 +63,14 @@ class NotIgnored(ServerError):
     """The tube is the last one that the connection watches."""
 
 
+class Unauthorized(ServerError):
+    """The server knows no user by this token, or the connection shows none."""
+
+
+class Forbidden(ServerError):
+    """The user has no right to this."""
+
+
 class ConnectionLost(BeanstalkError):
     """The connection is gone. If `sent` is true, the server may have done the command."""
 

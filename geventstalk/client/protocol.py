@@ -40,7 +40,11 @@ _ERRORS: Final[dict[bytes, type[errors.ServerError]]] = {
     b"EXPECTED_CRLF": errors.ExpectedCrlf,
     b"UNKNOWN_COMMAND": errors.UnknownCommand,
     b"NOT_IGNORED": errors.NotIgnored,
+    b"UNAUTHORIZED": errors.Unauthorized,
+    b"FORBIDDEN": errors.Forbidden,
 }
+_SECRET: Final = b"auth "
+"""A line with a secret begins so: no error shows it."""
 
 
 class Job(NamedTuple):
@@ -91,7 +95,8 @@ class Command(Generic[T]):
             raise _bad(reply.words) from None
         if word not in _ERRORS or len(reply.words) > 1:
             raise _bad(reply.words)
-        return _ERRORS[word](f"the server answers {word.decode()} to {self.line[:-2].decode()}")
+        line = b"auth" if self.line.startswith(_SECRET) else self.line[:-2]
+        return _ERRORS[word](f"the server answers {word.decode()} to {line.decode()}")
 
 
 class Replies:
@@ -267,6 +272,14 @@ def _put(verb: bytes, body: bytes | str, numbers: tuple[int, int, int], tags: st
     again = any(word.startswith(b"idp:") and word.count(b":") == 2 for word in words)
     line = b" ".join([_line(verb, *numbers, len(data)), *words])
     return Command(line, b"INSERTED", _number, body=data, safe=again)
+
+
+def auth(token: str) -> Command[None]:
+    """Shows whose the connection is. Raises ValueError for what no token has in it."""
+    word = token.encode()
+    if not word or not word.isascii() or not token.isprintable() or b" " in word:
+        raise ValueError("a token is a word of printable ASCII characters")
+    return Command(_SECRET + word, b"AUTHENTICATED", _nothing, safe=True)
 
 
 def use(tube: str) -> Command[str]:

@@ -56,8 +56,9 @@ Outcomes = list[Any]
 
 class Session:
     def __init__(
-        self, addresses: Sequence[Connect], use: str, watch: Sequence[str], timeout_s: float, rounds: int
+        self, addresses: Sequence[Connect], use: str, watch: Sequence[str], timeout_s: float, rounds: int, token: str
     ) -> None:
+        self._auth = protocol.auth(token) if token else None
         self._addresses: Final = addresses
         self._at = 0
         self._used = use
@@ -135,6 +136,8 @@ class Session:
         raise ConnectionLost(f"cannot connect: {_text(lost)}", sent=False) from lost
 
     def _restoration(self) -> Iterator[Command[Any]]:
+        if self._auth is not None:
+            yield self._auth
         if self._used != _DEFAULT:
             yield protocol.use(self._used)
         for tube, weight in list(self._watched.items()):

@@ -1,0 +1,305 @@
+"""Workers: the library, the command `geventstalk work`, with our server and with beanstalkd."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from geventstalk.client import Client, NotFound
+from geventstalk.worker import Attempt, Backoff, Bury, Policy, Retry, Tasks, Worker
+from tests.support.clients import until
+from tests.support.process import GEVENTSTALK, ServerProcess
+from tests.test_cli import run
+
+Starter = Callable[..., ServerProcess]
+
+
+@pytest.fixture(params=["start_server", "start_beanstalkd"])
+def address(request: pytest.FixtureRequest) -> str:
+    start: Starter = request.getfixturevalue(request.param)
+    return f"127.0.0.1:{start().port}"
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Client]:
+    with Client(address, use="t", watch=["t"]) as made:
+        yield made
+
+
+def worker(address: str, handler: Callable[[Attempt], None], policy: Policy = Policy()) -> Worker:  # noqa: B008
+    return Worker(handler, ["t"], address, lambda attempt: policy)
+
+
+def all_of(at: Worker) -> None:
+    """Has a worker do all that there is to do."""
+    with at:
+        while at.work_once():
+            pass
+
+
+def test_a_backoff_grows_to_its_limit() -> None:
+    assert [Backoff(2, 3, 40).after(tries) for tries in (0, 1, 2, 3, 4, 10**9)] == [2, 2, 6, 18, 40, 40]
+    assert Backoff(0, 2, 5).after(3) == 0
+
+
+def test_what_becomes_of_a_job(address: str, client: Client) -> None:
+    seen: list[Attempt] = []
+
+    def handler(attempt: Attempt) -> None:
+        seen.append(attempt)
+        body = attempt.job.body
+        if body == b"fails":
+            raise OSError("no")
+        if body == b"retry":
+            raise Retry(100)
+        if body == b"bury":
+            raise Bury("never")
+
+    ids = {body: client.put(body, priority=7, ttr=9) for body in ("done", "retry", "bury", "fails")}
+    all_of(worker(address, handler, Policy(2, Backoff(0, 1, 0))))
+    with pytest.raises(NotFound):
+        client.stats_job(ids["done"])
+    stats = {body: client.stats_job(id) for body, id in ids.items() if body != "done"}
+    assert {body: stats[body]["state"] for body in stats} == {"retry": "delayed", "bury": "buried", "fails": "buried"}
+    assert stats["retry"]["delay"] == 100 and stats["fails"]["reserves"] == 2
+    assert all(found["pri"] == 7 for found in stats.values()), "a job keeps its priority"
+    assert (seen[0].tube, seen[0].ttr_s, seen[0].tries) == ("t", 9, 1)
+
+
+def test_a_long_job_is_touched(address: str, client: Client) -> None:
+    id = client.put("x", ttr=1)
+    left: list[object] = []
+
+    def handler(attempt: Attempt) -> None:
+        time.sleep(2.5)
+        left.append(client.stats_job(id)["state"])
+
+    at = worker(address, handler)
+    all_of(at)
+    assert left == ["reserved"] and (at.done, at.failed) == (1, 0)
+    with pytest.raises(NotFound):
+        client.stats_job(id)
+
+
+def test_a_job_is_touched_for_so_long_only(address: str, client: Client) -> None:
+    id = client.put("x", ttr=1)
+    seen: list[object] = []
+
+    def handler(attempt: Attempt) -> None:
+        time.sleep(2.5)
+        seen.append(client.reserve_job(id).id)
+
+    all_of(worker(address, handler, Policy(timeout_s=0.1)))
+    assert seen == [id] and client.stats_job(id)["timeouts"] == 1, "another worker may have it"
+
+
+def test_a_worker_stops_after_its_job(address: str, client: Client) -> None:
+    begun = threading.Event()
+
+    def handler(attempt: Attempt) -> None:
+        begun.set()
+        time.sleep(0.3)
+
+    ids = [client.put("x"), client.put("y")]
+    at = worker(address, handler)
+    thread = threading.Thread(target=at.run)
+    thread.start()
+    assert begun.wait(10)
+    at.stop()
+    thread.join(10)
+    assert not thread.is_alive() and client.stats_job(ids[1])["state"] == "ready"
+
+
+def test_tasks_are_put_and_run(address: str, client: Client) -> None:
+    tasks = Tasks(address)
+    calls: list[object] = []
+
+    @tasks.task(tube="t", tries=1)
+    def send(to: str, *, copies: int = 1) -> int:
+        """Sends."""
+        calls.append((to, copies))
+        return copies
+
+    @tasks.task(tube="t", tries=5, backoff=Backoff(0, 1, 0), name="other")
+    def fails() -> None:
+        calls.append("fails")
+        raise ValueError
+
+    assert send("here", copies=3) == 3 and send.__doc__ == "Sends." and tasks.tubes == ["t"]
+    first, second = send.put("ann", copies=2), fails.put()
+    third = send.put_with(priority=1, delay=0, ttr=5)("bob")
+    assert json.loads(client.peek(first).body) == {"task": "send", "args": ["ann"], "kwargs": {"copies": 2}}
+    nonsense = [client.put(body) for body in ("{", "[]", "{}", '{"task":"none","args":[],"kwargs":{}}', "\xff")]
+    all_of(Worker(tasks.run, tasks.tubes, address, tasks.policy_of))
+    assert calls[:3] == [("here", 3), ("bob", 1), ("ann", 2)] and calls.count("fails") == 5
+    assert [client.stats_job(id)["state"] for id in (second, *nonsense)] == ["buried"] * 6
+    for id in (first, third):
+        with pytest.raises(NotFound):
+            client.stats_job(id)
+    with pytest.raises(ValueError, match="already"):
+        tasks.task(name="send")(lambda: None)
+    with pytest.raises(TypeError):
+        send.put(object())  # type: ignore[arg-type]
+    tasks.close()
+
+
+def test_puts_go_into_the_tubes_of_their_tasks_from_threads_and_forks(
+    address: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = Tasks(address)
+    made = [tasks.task(tube=f"t{number}", name=f"n{number}")(lambda value: value) for number in range(3)]
+
+    def put_all() -> None:
+        for value in range(50):
+            made[value % 3].put(value)
+
+    threads = [threading.Thread(target=put_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: 0)
+        made[0].put("child")
+        tasks.close()
+    until(lambda: client.stats()["current-connections"] == 2, "the fork and its parent share a connection")
+    made[0].put("parent")
+    tasks.close()
+    tasks.close()
+    assert [client.stats_tube(f"t{number}")["current-jobs-ready"] for number in range(3)] == [70, 68, 64]
+    for number in range(3):
+        client.use(f"t{number}")
+        assert f'"task":"n{number}"' in client.peek_ready().body.decode()
+    made[1].put("again")
+    tasks.close()
+
+
+def test_a_worker_waits_for_a_server_that_is_away(start_server: Starter, tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    server = start_server(unix_path=path)
+    done = threading.Event()
+    at = worker(f"unix:{path}", lambda attempt: done.set())
+    thread = threading.Thread(target=at.run)
+    thread.start()
+    server.kill()
+    start_server(unix_path=path)
+    with Client(f"unix:{path}", use="t") as client:
+        client.put("x")
+        assert done.wait(30)
+    at.stop()
+    thread.join(30)
+
+
+# --- the command
+
+
+@pytest.fixture
+def working(address: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(*words: str, **options: str) -> subprocess.Popen[str]:
+        port = address.rpartition(":")[2]
+        command = [*GEVENTSTALK, "work", "-p", port, *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        begun.append(subprocess.Popen(command, text=True, **pipes, **options))  # type: ignore[call-overload]
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+def test_a_command_runs_for_each_job(
+    working: Callable[..., subprocess.Popen[str]], client: Client, tmp_path: Path
+) -> None:
+    script = 'cat > "$OUT/$GEVENTSTALK_ID.$GEVENTSTALK_TUBE.$GEVENTSTALK_TRIES"; test "$GEVENTSTALK_ID" != 2'
+    os.environ["OUT"] = str(tmp_path)
+    try:
+        begun = working("--tries", "2", "--backoff", "0", "-j", "2", "t", "--", "sh", "-c", script)
+    finally:
+        del os.environ["OUT"]
+    body = bytes(range(256)) * 200
+    assert [client.put(body, ttr=5), client.put("b")] == [1, 2]
+    until(lambda: "buried" in states(client, 2), "the job that fails is not buried")
+    until(lambda: not states(client, 1), "the job is not deleted")
+    code, out, err = ended(begun)
+    assert (code, out) == (
+        0,
+        "done: 1, failed: 2\n",
+    ) and "job 2 of t is buried after try 2: RuntimeError: exit code 1" in err
+    assert (tmp_path / "1.t.1").read_bytes() == body and (tmp_path / "2.t.2").read_bytes() == b"b"
+
+
+def states(client: Client, id: int) -> list[object]:
+    try:
+        return [client.stats_job(id)["state"]]
+    except NotFound:
+        return []
+
+
+def test_a_module_of_tasks_is_run(
+    working: Callable[..., subprocess.Popen[str]], client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "reports.py").write_text(
+        "from geventstalk.worker import Tasks\n"
+        "tasks = Tasks()\n"
+        "@tasks.task(tube='t')\n"
+        "def report(text):\n"
+        "    open('made', 'w').write(text)\n"
+    )
+    begun = working("reports:tasks", cwd=str(tmp_path))
+    client.put('{"task":"report","args":["x"],"kwargs":{}}')
+    until((tmp_path / "made").exists, "the task is not run")
+    until(lambda: not states(client, 1), "the job is not deleted")
+    assert ended(begun)[:2] == (0, "done: 1, failed: 0\n")
+
+
+def test_a_second_signal_ends_at_once(working: Callable[..., subprocess.Popen[str]], client: Client) -> None:
+    begun = working("t", "--", "sleep", "20")
+    client.put("x")
+    until(lambda: states(client, 1) == ["reserved"], "the job is not reserved")
+    begun.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert begun.poll() is None
+    begun.send_signal(signal.SIGTERM)
+    assert begun.wait(10) == 128 + signal.SIGTERM
+    until(lambda: states(client, 1) == ["ready"], "the job does not go back")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["no_such_module"], "there is no Python module no_such_module"),
+        (["json"], "json names no Tasks"),
+        (["json:loads"], "json:loads names no Tasks"),
+        (["-j", "0", "t", "--", "true"], "0"),
+    ],
+)
+def test_wrong_words_are_one_line(words: list[str], says: str) -> None:
+    code, out, err = run("work", *words)
+    assert code == 5 and out == "" and says in err and err.count("\n") == 1
+
+
+def test_the_library_needs_nothing_of_the_server() -> None:
+    program = (
+        "import sys; import geventstalk.worker; print([m for m in sys.modules if m.startswith(('gevent.', 'click'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
