@@ -151,7 +151,7 @@ def test_what_was_measured_is_kept_when_the_rest_fails(
     assert report.load_results(kept)["rows"]["plain"]["pure"]
 
 
-@pytest.mark.parametrize("name", ["tubes", "blocked", "restart", "restart-churned", "memory", "f0-put-100"])
+@pytest.mark.parametrize("name", ["tubes", "batches", "blocked", "restart", "restart-churned", "memory", "f0-put-100"])
 def test_every_kind_of_row_can_be_measured(name: str) -> None:
     row = BY_NAME[name]
     try:

@@ -200,6 +200,13 @@ class Client:
         line, self._rest = self._rest[:end], self._rest[end + 2 :]
         return line
 
+    def lines(self, number: int) -> list[bytes]:
+        """The next lines, so many, without their ends."""
+        while self._rest.count(CRLF) < number:
+            self._rest += self._more()
+        *lines, self._rest = self._rest.split(CRLF, number)
+        return lines
+
     def chunk(self, size: int) -> bytes:
         """The next `size` bytes, whose end of line is taken off."""
         parts = [self._rest]

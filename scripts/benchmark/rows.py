@@ -1,6 +1,7 @@
 """The rows of the table: what is measured, how, and which ratio to beanstalkd is asked for.
 
-Invariant: a row measures every server with the same steps, and each measurement begins with a fresh server.
+Invariant: a row measures every server with the same steps, and each measurement begins with a fresh server. Only
+`batches` asks each server for as much at a time as its protocol allows.
 """
 
 from __future__ import annotations
@@ -130,6 +131,33 @@ def work(load: Load, seconds: float) -> int:
             raise LoadError(f"the server answered nothing in {SILENCE_S:g} s")
         commands = load.work(seconds)
     return commands
+
+
+def taking(build: Build, row: Row, scale: Scale, core: int) -> Sample:
+    """Jobs that one worker takes and deletes a second: a batch at a time where the server has batches, or one."""
+    with serving(build, row.flags, core=core) as server:
+        fill(server.port, scale.jobs)
+        with Client(server.port) as worker:
+            most = row.load["batch"] if b"reserve-batch" in worker.text(b"stats\r\n") else 1
+            watch, end = Watch(server), time.monotonic() + scale.seconds
+            left = scale.jobs
+            while left >= most and time.monotonic() < end:
+                take(worker, most)
+                left -= most
+            return watch.sample(scale.jobs - left, a_second=True)
+
+
+def take(worker: Client, jobs: int) -> None:
+    """Reserves and deletes so many jobs of one line each, in two round trips."""
+    if jobs == 1:
+        id = worker.ask(b"reserve-with-timeout 0\r\n", b"RESERVED ").split()[1]
+        worker.line()
+        worker.ask(b"delete %b\r\n" % id, b"DELETED")
+        return
+    reserve = b"reserve-batch %d\r\n" % jobs
+    worker.ask(reserve, b"RESERVED_BATCH %d" % jobs)
+    ids = [words[1] for words in map(bytes.split, worker.lines(2 * jobs)[::2])]
+    worker.ask(b"delete-batch %b\r\n" % b" ".join(ids), b"DELETED_BATCH %d 0" % jobs)
 
 
 def fill_tubes(port: int, tubes: int, first: int = 0) -> None:
@@ -290,6 +318,16 @@ ROWS = (
         1.5,
         connections=50,
         other_tubes=1,
+    ),
+    Row(
+        "batches",
+        "reserve and delete of one worker, 100 jobs a batch where the server has batches, {jobs:,} jobs",
+        10,
+        10,
+        taking,
+        unit="jobs/s",
+        load={"batch": 100},
+        why_idle=_TURN,
     ),
     Row(
         "blocked",
