@@ -236,6 +236,12 @@ def test_the_audit_knows_what_the_command_line_did(server: HttpServer, real: Run
     assert job["body"]["data"] == "/wA="
     assert real("put", "mail", "x") == (0, f"put job {line['id'] + 1} into mail\n", "")
     assert real("put", "mail", stdin=b"x" * 70_000).code == 1
+    (tagged,) = real("put", "mail", "x", "--tags", "idp:k note:n", "--json").lines
+    assert ask(real, "job", str(tagged["id"]))[0]["tags"]["text"] == "idp:k note:n"
+    before = server.audited()
+    again = real("put", "mail", "x", "--tags", "idp:k")
+    assert again == (0, f"job {tagged['id']} has the same unique key: it is ready\n", "")
+    assert server.audited() == before, "nothing was put"
     assert real("pause", "mail", "60") == (0, "mail is paused for 1 min\n", "")
     last = server.audited()[-1]
     assert (last["via"], last["action"], last["tube"], last["who"]) == ("cli", "pause", "mail", "local")

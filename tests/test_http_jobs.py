@@ -112,6 +112,35 @@ def test_a_job_is_what_was_put(web: Inside) -> None:
     assert (plain["pri"], plain["delay_s"], plain["ttr_s"], plain["state"]) == (65536, 0, 60, "ready")
 
 
+def test_a_put_has_tags(web: Inside) -> None:
+    job = put(web, tags="idp:k:60 tries:3")
+    assert job["tags"] == {"text": "idp:k:60 tries:3", "tried": 0, "reason": None}
+    assert put(web, "x" * 50_000, tags="grp:g")["tags"]["text"] == "grp:g"
+    for body in ("y", "y" * 50_000):
+        for state in ("ready", "buried"):
+            again = web.json("POST", "/api/v1/jobs", {"tube": "mail", "body": body, "tags": "idp:k"})
+            validate(again, "/jobs", "post", 200)
+            assert again == {"id": job["id"], "state": state}
+            web.json("POST", f"/api/v1/jobs/{job['id']}/{'bury' if state == 'ready' else 'kick'}")
+    assert web.ask("DELETE", f"/api/v1/jobs/{job['id']}")[0] == 204
+    again = web.json("POST", "/api/v1/jobs", {"tube": "mail", "tags": "idp:k"})
+    validate(again, "/jobs", "post", 200)
+    assert again == {"id": job["id"], "state": "deleted"}
+    for wrong, why in (
+        ("tries:0", "tags are wrong: a tag's number is from 1 to 4,294,967,295"),
+        ("é:1", "tags hold a character that is not ASCII"),
+        ("grp:a  aft:b", "tags are wrong: a word is no tag, or a tag stands twice"),
+        ("from:a", "tags are wrong: no client can give this tag"),
+    ):
+        assert detail(web, "POST", "/jobs", {"tube": "a", "tags": wrong}) == (400, why)
+    put(web, tags="grp:b")
+    put(web, tags="grp:a aft:b")
+    assert detail(web, "POST", "/jobs", {"tube": "a", "tags": "grp:b aft:a"}) == (
+        409,
+        "With this job, groups of jobs would wait for each other for ever.",
+    )
+
+
 def test_bytes_come_and_go_as_they_are(web: Inside) -> None:
     """Names and bodies that are markup, or no text at all, are data: the answer is JSON, and nothing sniffs it."""
     for data in (MARKUP, bytes(range(256)), b"", b"\r\n"):

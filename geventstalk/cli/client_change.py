@@ -139,9 +139,9 @@ def delete(context: Context, words: Sequence[str], limit: int | None, dry_run: b
 def move(context: Context, words: Sequence[str], limit: int | None, dry_run: bool, target: str) -> int:
     """Move jobs to another tube.
 
-    WHAT is ids, or a filter such as tube:mail state:buried. Over the protocol alone each job is reserved, put anew
-    under a new id, and deleted. That is not atomic: if the server or this command dies in between, a job can be there
-    twice. No job is lost. The exit code is 1 when nothing matched or a job could not be moved.
+    WHAT is ids, or a filter such as tube:mail state:buried. With beanstalkd each job is reserved, put anew under a
+    new id, and deleted. That is not atomic: if the server or this command dies in between, a job can be there twice. No
+    job is lost. The exit code is 1 when nothing matched or a job could not be moved.
     """
     return _change(context, "move", selection(words, bare_words=False), limit, dry_run, target=target)
 
@@ -294,11 +294,11 @@ class _OverProtocol:
         return self._plan
 
     def _steps(self) -> Iterator[Step]:
-        target = None
-        if self._target is not None:
-            note("over the protocol alone a move is a put and a delete: not atomic, under new ids")
-            target = self._context.another()
-            target.use(self._target)
+        target: bulk.Target = self._target
+        if self._target is not None and not self._context.server.knows("move"):
+            note("to beanstalkd a move is a put and a delete: not atomic, under new ids")
+            target = other = self._context.another()
+            other.use(self._target)
         if self._wanted.ids:
             return bulk.change_ids(self._context.server, self._action, self._wanted.ids, target)
         return bulk.change(self._context.server, self._action, self._planned().parts, self._limit, target)

@@ -14,6 +14,7 @@ from geventstalk.cli import completion
 from geventstalk.dsn import has_password, without_password
 from geventstalk.limits import U32_MAX, is_tube_name
 from geventstalk.logs import one_line
+from geventstalk.tags import parse_put
 
 if TYPE_CHECKING:
     _TextType = click.ParamType[str]
@@ -39,6 +40,23 @@ class Number(click.FloatRange):
     """A number within bounds."""
 
     name = "number"
+
+
+class PutTags(_TextType):
+    """The tags of a put: words of docs/protocol.md."""
+
+    name = "tags"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = " ".join(str(value).split())
+        try:
+            if text:
+                parse_put(text.encode("ascii"))
+        except UnicodeEncodeError:
+            self.fail("tags hold a character that is not ASCII", param, ctx)
+        except ValueError as error:
+            self.fail(f"{one_line(text)}: {error}", param, ctx)
+        return text
 
 
 class TubeName(_TextType):

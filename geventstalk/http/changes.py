@@ -10,11 +10,12 @@ from typing import Final
 
 import falcon
 
-from geventstalk.core.engine import DRAINING, INSERTED, OUT_OF_MEMORY, TOO_BIG, UNFINISHED
+from geventstalk.core.engine import CYCLE, DRAINING, DUPLICATE, INSERTED, OUT_OF_MEMORY, TOO_BIG, UNFINISHED
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate, can_alter
 from geventstalk.http import views
 from geventstalk.http.backend import Backend
+from geventstalk.tags import Tags
 from geventstalk.turn.operations import Changes, Put
 
 ACTIONS: Final = ("delete", "kick", "bury", "release", "move", "change")
@@ -140,10 +141,12 @@ class OneChange(Changes):
 
 
 class OnePut(Put):
-    """Puts a job. `after` is its view; later it may be gone already."""
+    """Puts a job. `after` is its view; later it may be gone already. With DUPLICATE, id and state of the first job."""
 
-    def __init__(self, backend: Backend, tube: bytes, body: bytes, pri: int, delay_s: int, ttr_s: int) -> None:
-        super().__init__(backend.engine, backend.service, tube, body, pri, delay_s, ttr_s)
+    def __init__(
+        self, backend: Backend, tube: bytes, body: bytes, numbers: tuple[int, int, int], tags: Tags | None
+    ) -> None:
+        super().__init__(backend.engine, backend.service, tube, body, *numbers, tags)
         self.after: views.Json = {}
         self._backend = backend
 
@@ -152,6 +155,9 @@ class OnePut(Put):
         job = self.job
         if self.outcome == INSERTED and job is not None:
             self.after = views.job(self._backend, job, now_ns, BODY_BYTES)
+        elif self.outcome == DUPLICATE:
+            first = self._backend.engine.rules_of_tags().duplicate
+            self.after = {"id": first.id, "state": STATE_NAMES[first.state]}
         return over
 
     def done(self) -> None:
@@ -169,7 +175,9 @@ class OnePut(Put):
             raise falcon.HTTPContentTooLarge(description=f"The body of a job has at most {most} bytes.")
         if self.outcome == OUT_OF_MEMORY:
             raise falcon.HTTPInsufficientStorage(description=NO_ROOM)
-        assert self.outcome == INSERTED, self.outcome
+        if self.outcome == CYCLE:
+            raise falcon.HTTPConflict(description="With this job, groups of jobs would wait for each other for ever.")
+        assert self.outcome in (INSERTED, DUPLICATE), self.outcome
 
 
 def no_such_job() -> falcon.HTTPError:

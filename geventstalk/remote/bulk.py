@@ -84,10 +84,12 @@ def _states(action: str, selection: Selection) -> list[str]:
     return states
 
 
-def change(
-    server: Beanstalk, action: str, parts: Iterable[Part], most: int | None, target: Beanstalk | None
-) -> Iterator[Step]:
-    """Changes at most `most` jobs. `target` is another connection, which uses the tube that jobs move to."""
+Target = Beanstalk | str | None
+"""The tube that jobs move to: its name for a server that moves jobs, otherwise another connection that uses it."""
+
+
+def change(server: Beanstalk, action: str, parts: Iterable[Part], most: int | None, target: Target) -> Iterator[Step]:
+    """Changes at most `most` jobs."""
     for part in parts:
         wanted = part.jobs if most is None else min(part.jobs, most)
         for step in _part(server, action, part, wanted, target):
@@ -95,7 +97,7 @@ def change(
             yield step
 
 
-def _part(server: Beanstalk, action: str, part: Part, wanted: int, target: Beanstalk | None) -> Iterator[Step]:
+def _part(server: Beanstalk, action: str, part: Part, wanted: int, target: Target) -> Iterator[Step]:
     server.use(part.tube)
     if action == "kick" and part.state == "buried":
         return _kick(server, wanted)
@@ -130,7 +132,7 @@ def _each(server: Beanstalk, part: Part, wanted: int, act: Callable[[Beanstalk, 
         raise NotDone(f"workers take the jobs of {part.tube} faster than this command can")
 
 
-def change_ids(server: Beanstalk, action: str, ids: Iterable[int], target: Beanstalk | None) -> Iterator[Step]:
+def change_ids(server: Beanstalk, action: str, ids: Iterable[int], target: Target) -> Iterator[Step]:
     act = _one(action, target)
     for id in ids:
         try:
@@ -141,10 +143,12 @@ def change_ids(server: Beanstalk, action: str, ids: Iterable[int], target: Beans
             yield Step(done=1)
 
 
-def _one(action: str, target: Beanstalk | None) -> Callable[[Beanstalk, int], None]:
+def _one(action: str, target: Target) -> Callable[[Beanstalk, int], None]:
     if action == "move":
         if target is None:
             raise ValueError("a move needs a target")
+        if isinstance(target, str):
+            return lambda server, id: server.move(id, target)
         return lambda server, id: _move(server, id, target)
     return {"delete": Beanstalk.delete, "kick": Beanstalk.kick_job, "bury": _bury}[action]
 
@@ -172,7 +176,7 @@ def _move(server: Beanstalk, id: int, target: Beanstalk) -> None:
     body = server.reserve(id)
     try:
         # A buried job must not be ready in between, or a worker gets it.
-        new = target.put(body, pri, _FAR_S if buried else delay_s, ttr_s)
+        new, _ = target.put(body, pri, _FAR_S if buried else delay_s, ttr_s)
         if buried:
             with contextlib.suppress(Absent):  # a worker has reserved it meanwhile
                 target.reserve(new)

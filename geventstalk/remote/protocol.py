@@ -114,9 +114,10 @@ class Beanstalk:
             self._do(protocol.use(tube))
             self._used = tube
 
-    def put(self, body: bytes, pri: int, delay_s: int, ttr_s: int) -> int:
-        """Puts a job into the used tube; returns its id."""
-        return self._do(protocol.put(body, priority=pri, delay=delay_s, ttr=ttr_s))
+    def put(self, body: bytes, pri: int, delay_s: int, ttr_s: int, tags: str = "") -> tuple[int, str]:
+        """Puts a job into the used tube; returns its id, or id and state of the job that has the same unique key."""
+        put = protocol.put(body, priority=pri, delay=delay_s, ttr=ttr_s, tags=tags)
+        return self._do(protocol.Command(put.line[:-2], put.wanted, _placed, body=put.body, safe=put.safe))
 
     def peek(self, id: int) -> bytes:
         return self._do(protocol.peek(id)).body
@@ -146,6 +147,13 @@ class Beanstalk:
 
     def kick_job(self, id: int) -> None:
         self._do(protocol.kick_job(id))
+
+    def knows(self, word: str) -> bool:
+        """Returns whether the server has a verb, or a tag, that beanstalkd does not have."""
+        return word in f"{self.facts.get('features', '')} {self.facts.get('tags', '')}".split()
+
+    def move(self, id: int, tube: str) -> None:
+        self._do(protocol.move(id, tube))
 
     def pause(self, tube: str, seconds: int) -> None:
         self._do(protocol.pause_tube(tube, seconds))
@@ -186,6 +194,11 @@ class Beanstalk:
 
     def _nonsense(self) -> Nonsense:
         return Nonsense(f"what answers at {self.address} does not speak the beanstalk protocol")
+
+
+def _placed(reply: Reply) -> tuple[int, str]:
+    words = reply.words
+    return int(words[1]), words[2].decode("ascii").lower() if len(words) > 2 else ""
 
 
 def _facts(reply: Reply) -> Facts:

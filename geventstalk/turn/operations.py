@@ -13,18 +13,30 @@ from mypy_extensions import mypyc_attr
 
 from geventstalk.core.bodies import AHEAD_MAX
 from geventstalk.core.engine import ADMITTED, INSERTED, OUT_OF_MEMORY, UNFINISHED
-from geventstalk.core.job import Job
+from geventstalk.core.job import Job, TaggedTally
 from geventstalk.core.operate import Operate
+from geventstalk.tags import Tags
 from geventstalk.turn.replies import Operation
 from geventstalk.wire.commands import LARGE_PUT, MOVE_SLICE, PART_UNITS, Service
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Put(Operation):
-    """Puts a job. In the end `outcome` is INSERTED, DRAINING, OUT_OF_MEMORY or TOO_BIG; with INSERTED it is `job`."""
+    """Puts a job. In the end `outcome` is INSERTED, DRAINING, OUT_OF_MEMORY or TOO_BIG; with INSERTED it is `job`.
+
+    With tags it may also be DUPLICATE, and the engine's rules know the first job, or CYCLE.
+    """
 
     def __init__(
-        self, engine: Operate, service: Service, tube_name: bytes, body: bytes, pri: int, delay_s: int, ttr_s: int
+        self,
+        engine: Operate,
+        service: Service,
+        tube_name: bytes,
+        body: bytes,
+        pri: int,
+        delay_s: int,
+        ttr_s: int,
+        tags: Tags | None = None,
     ) -> None:
         self.job: Job | None = None
         self.outcome = UNFINISHED
@@ -33,6 +45,7 @@ class Put(Operation):
         self._tube_name = tube_name
         self._body = body
         self._numbers = pri, delay_s, ttr_s or 1
+        self._tags = tags
 
     def run(self, now_ns: int) -> bool:
         outcome = self._put(now_ns)
@@ -56,6 +69,8 @@ class Put(Operation):
                 return OUT_OF_MEMORY
             pri, delay_s, ttr_s = self._numbers
             job = self.job = engine.open_put_to(self._tube_name, pri, delay_s, ttr_s, now_ns)
+            if self._tags is not None:
+                job.tally = TaggedTally(self._tags)
         if len(self._body) >= LARGE_PUT:
             outcome = engine.prepare(job, self._body, now_ns)
             if outcome == UNFINISHED:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import falcon
 
+from geventstalk.core.engine import DUPLICATE
 from geventstalk.core.operate import KEEP
 from geventstalk.filters import Term, parse
 from geventstalk.http import views
@@ -20,6 +21,7 @@ from geventstalk.http.matcher import CRLF_BYTES, ID_MAX
 from geventstalk.http.params import Fields, Parameters, wrong
 from geventstalk.http.search import Search
 from geventstalk.http.slices import Pace
+from geventstalk.tags import Tags, parse_put
 
 _ID: Final = re.compile(r"[0-9]{1,19}")
 _FILTER_TEXT_MAX: Final = 1 << 16
@@ -84,10 +86,14 @@ class JobsResource:
         pri = fields.integer("pri", _PRI)
         delay_s = fields.integer("delay_s", 0)
         ttr_s = fields.integer("ttr_s", _TTR_S)
+        tags = _tags_of(fields)
         fields.end()
-        put = OnePut(self._backend, tube, body, pri, delay_s, ttr_s)
+        put = OnePut(self._backend, tube, body, (pri, delay_s, ttr_s), tags)
         self._backend.change(put)
         put.require_done()
+        if put.outcome == DUPLICATE:
+            resp.media = put.after
+            return
         self._backend.audit.record(who_sends(req), "put", 1, tube=tube.decode("ascii"), job=put.after["id"])
         resp.media = put.after
         resp.status = falcon.HTTP_201
@@ -182,6 +188,16 @@ def values_of(fields: Fields) -> Values:
     """Returns the new numbers of a job."""
     pri, delay_s, ttr_s = (fields.integer(name) if fields.has(name) else KEEP for name in ("pri", "delay_s", "ttr_s"))
     return Values(pri, delay_s, ttr_s)
+
+
+def _tags_of(fields: Fields) -> Tags | None:
+    text = fields.text("tags", "")
+    try:
+        return parse_put(text.encode("ascii")) if text else None
+    except UnicodeEncodeError:
+        raise wrong("tags hold a character that is not ASCII") from None
+    except ValueError as error:
+        raise wrong(f"tags are wrong: {error}") from None
 
 
 def _body_of(fields: Fields) -> bytes:
