@@ -5,6 +5,7 @@ This module must not know options, files or sockets. A parser raises ValueError 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -26,14 +27,21 @@ TOKEN: Final = "token"
 IDENTITIES: Final = (CERTIFICATE, UNIX_USER, ADDRESS, TOKEN)
 """What shows whose a connection is. The first that says so counts."""
 _UNIX: Final = "unix:"
+_ACCOUNT: Final = re.compile(r"[^\s:]+")
 
 
 class Listener(NamedTuple):
-    """One address. `identity` is empty where every client may do everything."""
+    """One address. `identity` is empty where every client may do everything.
+
+    `mode`, `owner` and `group` are those of a unix socket; without them, those of all unix sockets hold.
+    """
 
     address: str
     tls: Tls | None = None
     identity: tuple[str, ...] = ()
+    mode: int | None = None
+    owner: str | None = None
+    group: str | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -49,12 +57,26 @@ class Listener(NamedTuple):
 
 def listener(value: object) -> Listener:
     """Parses one entry of the list."""
-    parsers = {"address": listen_address, "tls": values.optional(_tls), "identity": values.listed(_identity)}
+    parsers: dict[str, Callable[[object], Any]] = {
+        "address": listen_address,
+        "tls": values.optional(_tls),
+        "identity": values.listed(_identity),
+        "mode": values.socket_mode,
+        "owner": _account,
+        "group": _account,
+    }
     found = _mapping(value, "a listener", parsers)
     _require(found, "a listener", "address")
     made = Listener(**found)
     _require_possible(made)
     return made
+
+
+def _account(value: object) -> str:
+    name = values.text("user or group")(value)
+    if not _ACCOUNT.fullmatch(name):
+        raise ValueError(f"{values.shown(value)} is no name of a user or group")
+    return name
 
 
 def _identity(value: object) -> str:
@@ -64,8 +86,10 @@ def _identity(value: object) -> str:
 
 
 def _require_possible(made: Listener) -> None:
-    """Raises ValueError for an identity that no connection of the listener can show."""
+    """Raises ValueError for an identity that no connection of the listener can show, and a mode of no file."""
     unix = made.address.startswith(_UNIX)
+    if not unix and (made.mode, made.owner, made.group) != (None, None, None):
+        raise ValueError(f"mode, owner and group are for a unix socket, and not for {made.address}")
     if CERTIFICATE in made.identity and (made.tls is None or made.tls.client_ca is None):
         raise ValueError(f"the identity {CERTIFICATE} is for a listener with tls and client_ca")
     if UNIX_USER in made.identity and not unix:

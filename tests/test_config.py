@@ -472,6 +472,7 @@ def test_listeners_are_read_from_the_file_alone(tmp_path: Path) -> None:
         "  - {address: '0.0.0.0:11302', tls: {certificate: c.pem, key: k.pem, client_ca: ca.pem}}\n"
         "  - {address: 'unix:/s', tls: {certificate: c.pem, key: k.pem, client_ca: null}}\n"
         "  - {address: '[::1]:11303', tls: null}\n"
+        "  - {address: 'unix:/t', mode: '0660', owner: ann, group: www-data}\n"
     )
     settings = from_yaml(tmp_path, text)
     assert settings.listeners == settings.extra_listeners == (
@@ -479,8 +480,9 @@ def test_listeners_are_read_from_the_file_alone(tmp_path: Path) -> None:
         Listener("0.0.0.0:11302", Tls("c.pem", "k.pem", "ca.pem")),
         Listener("unix:/s", Tls("c.pem", "k.pem")),
         Listener("[::1]:11303"),
+        Listener("unix:/t", mode=0o660, owner="ann", group="www-data"),
     )  # fmt: skip
-    assert [each.is_plain for each in settings.listeners] == [True, False, False, True]
+    assert [each.is_plain for each in settings.listeners] == [True, False, False, True, True]
     assert from_yaml(tmp_path, "listeners: []\n") == Settings()
     assert refusal({}, {"GEVENTSTALK_LISTENERS": "x"}).startswith("unknown environment variable: GEVENTSTALK_LISTENERS")
 
@@ -492,6 +494,13 @@ def test_listeners_are_read_from_the_file_alone(tmp_path: Path) -> None:
         ("{}", "the key address of a listener is missing"),
         ("{address: x}", "invalid address: x; give ADDR:PORT, PORT or unix:PATH"),
         ("{address: 1, tsl: {}}", "a listener has no key tsl, but address, tls, identity"),
+        ("{address: 1, mode: '660'}", "mode, owner and group are for a unix socket, and not for 127.0.0.1:1"),
+        ("{address: 1, group: root}", "mode, owner and group are for a unix socket, and not for 127.0.0.1:1"),
+        (
+            "{address: 'unix:/s', mode: 660}",
+            "invalid mode: 660; give three octal digits such as 660, in quotes in a file",
+        ),
+        ("{address: 'unix:/s', owner: 'a:b'}", "a:b is no name of a user or group"),
         ("{address: 1, 2: 3}", "a listener has no key 2, but "),
         ("{address: 1, [a]: 3}", "is not YAML"),
         ("{address: 1, identity: [name]}", "an identity is certificate, unix_user, address, token, and not name"),

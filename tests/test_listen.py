@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from geventstalk.config import Settings
+from geventstalk.config_listeners import Listener
 from geventstalk.serving import listen
 from geventstalk.serving.listen import (
     ListenError,
@@ -101,6 +102,31 @@ def test_a_unix_socket_has_the_mode_and_the_owner_that_were_asked_for(tmp_path: 
     for owner in ("no_such_user", ":no_such_group"):
         assert "no such owner of a socket: " in refusal(replace(unix(path), socket_owner=owner))
     assert not path.exists()
+
+
+def test_a_unix_listener_has_a_mode_and_an_owner_of_its_own(tmp_path: Path) -> None:
+    user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name
+    paths = [tmp_path / name for name in "abc"]
+    a, b, c = (f"unix:{path}" for path in paths)
+    extra = (Listener(b, mode=0o606, owner=user, group=group), Listener(c))
+    settings = Settings(listen=(a,), listeners=extra, socket_mode=0o640)
+    assert listen.check_listeners(settings) == []
+    with listening(settings):
+        assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o640, 0o606, 0o640]
+    for wrong in (Listener(b, owner="no_such_user"), Listener(b, group="no_such_group")):
+        assert "no such owner of a socket: " in refusal(replace(settings, listeners=(wrong,)))
+        with pytest.raises(ListenError, match="no such owner of a socket"):
+            listen.check_listeners(replace(settings, listeners=(wrong,)))
+    assert not any(path.exists() for path in paths)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_a_listener_adds_its_group_to_the_owner_of_all(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    one = Listener(f"unix:{path}", group="daemon")
+    with listening(Settings(listen=("127.0.0.1",), port="0", listeners=(one,), socket_owner="nobody")):
+        status = path.stat()
+        assert (status.st_uid, status.st_gid) == (pwd.getpwnam("nobody").pw_uid, grp.getgrnam("daemon").gr_gid)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")

@@ -17,7 +17,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from geventstalk.addresses import UNIX_PREFIX as UNIX_PREFIX
 from geventstalk.addresses import address_of as address_of
@@ -25,6 +25,7 @@ from geventstalk.addresses import full_address_of as full_address_of
 from geventstalk.addresses import own_end_of as own_end_of
 from geventstalk.addresses import peer_of as peer_of
 from geventstalk.config import ConfigError, Settings
+from geventstalk.config_listeners import Listener
 from geventstalk.exits import EXIT_LISTEN, EXIT_NO_SUCH_USER, EXIT_USER, EXIT_USER_UNREADABLE
 
 if TYPE_CHECKING:
@@ -41,7 +42,16 @@ _LOCK_RETRY_S = 0.01
 _ADDRESS_UNAVAILABLE = frozenset({errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EADDRNOTAVAIL})
 
 _AddressInfo = tuple[int, int, int, str, Any]  # as getaddrinfo gives it
-_Plan = str | Sequence[_AddressInfo]
+
+
+class _UnixPlan(NamedTuple):
+    path: str
+    mode: int | None
+    owner: str | None
+    """USER:GROUP, where each of the two may be missing."""
+
+
+_Plan = _UnixPlan | Sequence[_AddressInfo]
 
 
 class ListenError(Exception):
@@ -208,12 +218,12 @@ def check_listeners(settings: Settings) -> list[str]:
     ConfigError for an HTTP address that needs tokens.
     """
     warnings = []
-    _owner_ids(settings.socket_owner)
     for plans in (_plans(settings) + _extra_plans(settings), _http_plans(settings)):
         for plan in plans:
             try:
-                if isinstance(plan, str):
-                    _check_unix(plan)
+                if isinstance(plan, _UnixPlan):
+                    _owner_ids(plan.owner)
+                    _check_unix(plan.path)
                 else:
                     _open_tcp(plan, _ipv4_apart(plans), listens=False).close()
             except AddressInUse as error:
@@ -292,7 +302,7 @@ def _warn_of_ignored(settings: Settings, log: logging.Logger) -> None:
 
 def _open_all(plans: Sequence[_Plan], settings: Settings, log: logging.Logger) -> Iterator[socket.socket]:
     for plan in plans:
-        yield _open_unix(plan, settings, log) if isinstance(plan, str) else _open_tcp(plan, _ipv4_apart(plans))
+        yield _open_unix(plan, log) if isinstance(plan, _UnixPlan) else _open_tcp(plan, _ipv4_apart(plans))
 
 
 def _plans(settings: Settings) -> list[_Plan]:
@@ -300,19 +310,19 @@ def _plans(settings: Settings) -> list[_Plan]:
     plans: list[_Plan] = []
     for address in settings.plain_hosts:
         if address is not None and address.startswith(UNIX_PREFIX):
-            plans.append(_unix_path(address))
+            plans.append(_unix_plan(address, settings))
         else:
             plans.append(_resolve(address, settings.port))
     return plans
 
 
 def _extra_plans(settings: Settings) -> list[_Plan]:
-    return [_plan_of(each.address) for each in settings.extra_listeners]
+    return [_plan_of(each.address, settings, each) for each in settings.extra_listeners]
 
 
-def _plan_of(address: str) -> _Plan:
+def _plan_of(address: str, settings: Settings, terms: Listener | None = None) -> _Plan:
     if address.startswith(UNIX_PREFIX):
-        return _unix_path(address)
+        return _unix_plan(address, settings, terms)
     host, _, port = address.rpartition(":")
     return _resolve(host.strip("[]"), port)
 
@@ -321,9 +331,9 @@ def _http_plans(settings: Settings) -> list[_Plan]:
     """The same for HTTP. Raises ConfigError when others could reach an address and no tokens keep them out."""
     plans: list[_Plan] = []
     for address in settings.http:
-        plan = _plan_of(address)
-        if isinstance(plan, str):
-            guarded = not _everybody_may_connect(settings.socket_mode)
+        plan = _plan_of(address, settings)
+        if isinstance(plan, _UnixPlan):
+            guarded = not _everybody_may_connect(plan.mode)
         else:
             guarded = all(_is_loopback(address_info[4][0]) for address_info in plan)
         if not guarded and settings.http_tokens is None:
@@ -350,7 +360,7 @@ def _everybody_may_connect(mode: int | None) -> bool:
 
 def _ipv4_apart(plans: Sequence[_Plan]) -> bool:
     """Whether some address is an IPv4 address. Then an IPv6 wildcard must not serve IPv4, too."""
-    return any(not isinstance(plan, str) and plan[0][0] == socket.AF_INET for plan in plans)
+    return any(not isinstance(plan, _UnixPlan) and plan[0][0] == socket.AF_INET for plan in plans)
 
 
 def _resolve(host: str | None, port: str) -> Sequence[_AddressInfo]:
@@ -429,13 +439,19 @@ def _adopt(fd: int) -> socket.socket:
     return listener
 
 
-def _unix_path(address: str) -> str:
+def _unix_plan(address: str, settings: Settings, terms: Listener | None = None) -> _UnixPlan:
+    """The socket of an address: with the mode and the owner of its listener, or those of all unix sockets."""
     path = address[len(UNIX_PREFIX) :]
     size = len(os.fsencode(path))
     if size > UNIX_PATH_BYTES_MAX:
         limit = f"where maximum allowed is {UNIX_PATH_BYTES_MAX}"
         raise ListenError(f"socket path {path} is too long ({size} characters), {limit}")
-    return path
+    mode, owner = settings.socket_mode, settings.socket_owner
+    if terms is not None:
+        mode = mode if terms.mode is None else terms.mode
+        user, _, group = (owner or "").partition(":")
+        owner = f"{terms.owner or user}:{terms.group or group}"
+    return _UnixPlan(path, mode, owner)
 
 
 def _owner_ids(owner: str | None) -> tuple[int, int]:
@@ -447,18 +463,18 @@ def _owner_ids(owner: str | None) -> tuple[int, int]:
         raise ListenError(f"no such owner of a socket: {error.args[0]}") from None
 
 
-def _open_unix(path: str, settings: Settings, log: logging.Logger) -> UnixListener:
-    owner = _owner_ids(settings.socket_owner)
+def _open_unix(plan: _UnixPlan, log: logging.Logger) -> UnixListener:
+    path, owner = plan.path, _owner_ids(plan.owner)
     with _directory_lock(path) as locked:
         _make_way(path, locked, log)
         listener = UnixListener(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.setblocking(False)
             listener.bind_pinned(path)
-            if settings.socket_owner is not None:  # before it listens, so that no other mode or owner is ever served
+            if owner != (-1, -1):  # before it listens, so that no other mode or owner is ever served
                 os.chown(path, *owner)
-            if settings.socket_mode is not None:
-                os.chmod(path, settings.socket_mode)
+            if plan.mode is not None:
+                os.chmod(path, plan.mode)
             listener.listen(BACKLOG)
         except OSError as error:
             close_listeners([listener])
