@@ -277,6 +277,19 @@ def test_statistics_tell_no_sums_of_other_tubes() -> None:
     assert world.says("stats-group g") == NOT_FOUND
 
 
+# Bug: beaneater and pheanstalk take no notice of FORBIDDEN to a use, and their next put went into the tube before.
+def test_after_a_refused_use_nothing_goes_to_the_tube_before() -> None:
+    world = World(ALL)
+    assert world.says("use none") == FORBIDDEN
+    assert world.says("put 0 0 60 1\r\nx") == world.says("put 0 0 60 1 tries:3\r\nx") == FORBIDDEN
+    assert world.says("kick 9") == b"KICKED 0\r\n"
+    assert all(world.says(f"peek-{state}") == NOT_FOUND for state in ("ready", "delayed", "buried", "reserved"))
+    assert world.says("use -") == b"BAD_FORMAT\r\n" and world.says("put 0 0 60 1\r\nx") == FORBIDDEN
+    assert world.says("put-in t 0 0 60 1\r\nx") == b"INSERTED 6\r\n", "it names its tube"
+    assert world.says("use t") == b"USING t\r\n" and world.says("kick 9") == b"KICKED 1\r\n"
+    assert world.says("put 0 0 60 1\r\nx") == b"INSERTED 7\r\n"
+
+
 def test_the_right_to_operate_is_one_of_its_own() -> None:
     world = World(ALL)
     assert isinstance(world.client, GuardedSession)

@@ -38,12 +38,13 @@ _MORE_SUMS: Final = ("job-timeouts", "total-jobs", "current-tubes")
 class GuardedSession(Session):
     """`user` is None until the client has shown whose it is: by `auth`, where `access` is given for that, or never."""
 
-    __slots__ = ("_access", "_blind", "user")
+    __slots__ = ("_access", "_astray", "_blind", "user")
 
     def __init__(self, service: Service, user: User | None, access: Access | None) -> None:
         super().__init__(service)
         self.user: User | None = None
         self._access = access
+        self._astray = False  # a use was refused; client libraries that do not see that go on with puts
         self._blind: dict[bytes, None] = {}  # tubes that are watched in name only
         if user is not None:
             self.become(user)
@@ -192,7 +193,7 @@ class GuardedSession(Session):
         return b" ".join([b"%d" % number for number in numbers]) if changed else None
 
     def _used(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
-        allowed = user.on(self.used_tube().name) & verb.right != 0
+        allowed = not self._astray and user.on(self.used_tube().name) & verb.right != 0
         if verb.words == b"put ":
             return self._put(user, verb, arguments, allowed)
         if allowed:
@@ -243,7 +244,10 @@ class GuardedSession(Session):
             name = p.flush_arguments(arguments)[0]
         else:
             name = p.name_argument(arguments)
-        if user.on(name) & verb.right:
+        granted = user.on(name) & verb.right != 0
+        if words == b"use ":
+            self._astray = not granted
+        if granted:
             return None
         self.counts[verb.number] += 1
         if words == b"use ":
