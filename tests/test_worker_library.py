@@ -90,16 +90,18 @@ def test_a_long_job_is_touched(address: str, client: Client) -> None:
         client.stats_job(id)
 
 
-def test_a_job_is_touched_for_so_long_only(address: str, client: Client) -> None:
-    id = client.put("x", ttr=1)
+def test_a_job_is_touched_for_so_long_only(start_server: Starter) -> None:
+    """Not with beanstalkd, which loses the timer of a reserved job now and then."""
+    address = f"127.0.0.1:{start_server().port}"
     seen: list[object] = []
+    with Client(address, use="t", watch=["t"]) as client:
+        id = client.put("x", ttr=1)
 
-    def handler(attempt: Attempt) -> None:
-        time.sleep(2.5)
-        seen.append(client.reserve_job(id).id)
+        def handler(attempt: Attempt) -> None:
+            seen.append(client.reserve_with_timeout(30).id)
 
-    all_of(worker(address, handler, Policy(timeout_s=0.1)))
-    assert seen == [id] and client.stats_job(id)["timeouts"] == 1, "another worker may have it"
+        all_of(worker(address, handler, Policy(timeout_s=0.1)))
+        assert seen == [id] and client.stats_job(id)["timeouts"] == 1, "another worker may have it"
 
 
 def test_a_worker_stops_after_its_job(address: str, client: Client) -> None:
