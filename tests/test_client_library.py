@@ -20,8 +20,10 @@ from geventstalk.client import (
     Buried,
     Client,
     ConnectionLost,
+    DeadlineSoon,
     Draining,
     Forbidden,
+    InternalError,
     Job,
     JobTooBig,
     NotFound,
@@ -31,7 +33,7 @@ from geventstalk.client import (
     aio,
 )
 from geventstalk.client.protocol import Replies, Reply, delete, parse_list, parse_stats, put
-from geventstalk.client.session import PIECE_BYTES, Connect, Probe, Send, Session, parse_addresses
+from geventstalk.client.session import PIECE_BYTES, Connect, Probe, Receive, Send, Session, parse_addresses
 from tests.support import for_change
 from tests.support.process import ROOT, ServerProcess
 
@@ -289,6 +291,82 @@ def test_a_new_connection_uses_and_watches_what_the_last_one_did(shell: Any) -> 
         client.watch("b")
         client.ignore("a")
         assert client.reserve_with_timeout(9) == Job(1, b"half")
+
+
+OK_BATCHES = b"---\nfeatures: reserve-batch delete-batch\n"
+HAS_BATCHES = (b"stats\r\n", b"OK %d\r\n%b\r\n" % (len(OK_BATCHES), OK_BATCHES))
+HAS_NONE = (b"stats\r\n", b"OK 4\r\n---\n\r\n")
+
+
+@both
+def test_batches_are_those_of_the_server_where_it_has_some(shell: Any) -> None:
+    ids = list(range(10**19, 10**19 + 1000))
+    lines = [b"delete-batch " + b" ".join(b"%d" % id for id in part) + b"\r\n" for part in (ids[:700], ids[700:])]
+    exchanges = (
+        HAS_BATCHES,
+        (b"reserve-batch 3 9\r\n", b"RESERVED_BATCH 2\r\nRESERVED 1 1\r\na\r\nRESERVED 7 2\r\nbc\r\n"),
+        (b"reserve-batch 1\r\n", b"RESERVED_BATCH 0\r\n"),
+        (b"reserve-batch 1000 9\r\n", b"RESERVED_BATCH 1\r\nRESERVED 8 0\r\n\r\n"),
+        (b"reserve-batch 1000\r\n", b"DEADLINE_SOON\r\n"),
+        (b"reserve-batch 2\r\n", b"DEADLINE_SOON\r\n"),
+        (lines[0] + lines[1], b"DELETED_BATCH 700 0\r\nDELETED_BATCH 299 1\r\n"),
+        (b"delete-batch 1\r\n", b"INTERNAL_ERROR\r\n"),
+    )
+    with fake(says(*exchanges)) as address, shell(address) as client:
+        assert client.reserve_batch(3, 9) == [Job(1, b"a"), Job(7, b"bc")]
+        assert client.reserve_batch(2000, 9) == [Job(8, b"")]
+        with pytest.raises(DeadlineSoon):
+            client.reserve_batch(2)
+        assert all(len(line) <= 16384 for line in lines) and client.delete_batch(ids) == 999
+        assert client.delete_batch([]) == 0
+        with pytest.raises(InternalError):
+            client.delete_batch([1])
+
+
+@both
+def test_batches_are_single_verbs_for_another_server(shell: Any) -> None:
+    reserve = b"reserve-with-timeout 5\r\nreserve-with-timeout 0\r\n"
+    first = says(
+        HAS_NONE, (reserve, b"RESERVED 1 1\r\na\r\nTIMED_OUT\r\n"), (b"delete 1\r\ndelete 2\r\n", b"DELETED\r\n")
+    )
+    second = says(HAS_BATCHES, (b"delete-batch 1\r\n", b"DELETED_BATCH 0 1\r\n"))
+    with fake(first, second) as address, shell(address) as client:
+        assert client.reserve_batch(0) == []
+        assert client.reserve_batch(2, 5) == [Job(1, b"a")]
+        with pytest.raises(ConnectionLost):
+            client.delete_batch([1, 2])
+        assert client.delete_batch([1]) == 0, "the next server is asked again"
+
+
+# Bug: later reserves of a large batch were sent again over a new connection, which does not hold the jobs of the first.
+@pytest.mark.parametrize("batches", [True, False])
+def test_a_batch_is_not_continued_over_a_new_connection(batches: bool) -> None:
+    session = Session(parse_addresses("127.0.0.1"), "default", ["default"], 5, 9, "")
+    steps = session.reserve_batch(3000, 0, [])
+    answers = [HAS_BATCHES[1] if batches else HAS_NONE[1]]
+    if batches:
+        answers.append(b"RESERVED_BATCH 1\r\nRESERVED 1 0\r\n\r\n")
+    else:
+        answers.append(b"RESERVED 1 0\r\n\r\n" * (PIECE_BYTES // len(b"reserve-with-timeout 0\r\n")))
+    step: object = next(steps)
+    while answers:
+        step = steps.send(answers.pop(0) if isinstance(step, Receive) else b"")
+    while not isinstance(step, Receive):
+        step = steps.send(b"")
+    with pytest.raises(ConnectionLost) as lost:
+        steps.throw(ConnectionResetError())
+    assert lost.value.sent
+
+
+@both
+@pytest.mark.parametrize(
+    "answer",
+    [b"RESERVED_BATCH\r\n", b"RESERVED_BATCH x\r\n", b"RESERVED_BATCH 10000\r\n", b"RESERVED_BATCH 1\r\nTIMED_OUT\r\n"],
+)
+def test_a_wrong_batch_closes_the_connection(shell: Any, answer: bytes) -> None:
+    exchange = says(HAS_BATCHES, (b"reserve-batch 2\r\n", answer), then=until_the_end)
+    with fake(exchange) as address, shell(address) as client, pytest.raises(BadReply):
+        client.reserve_batch(2)
 
 
 @both

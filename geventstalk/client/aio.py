@@ -85,15 +85,15 @@ class Client:
                 continue
 
     async def reserve_batch(self, most: int, timeout: int = 0) -> list[Job]:
-        """Takes at most so many jobs in one round trip. Waits so many seconds for the first."""
+        """Takes at most so many jobs, many at once. Waits so many seconds for the first."""
         outcomes: Outcomes = []
-        await self.drive(self._session.run(session.batch_of_reserves(most, timeout), outcomes))
+        await self.drive(self._session.reserve_batch(most, timeout, outcomes))
         return session.jobs_of(outcomes)
 
     async def delete_batch(self, ids: Sequence[int]) -> int:
-        """Deletes jobs in one round trip; returns how many there were."""
+        """Deletes jobs, many at once; returns how many there were."""
         outcomes: Outcomes = []
-        await self.drive(self._session.run([protocol.delete(id) for id in ids], outcomes))
+        await self.drive(self._session.delete_batch(ids, outcomes))
         return session.deleted_of(outcomes)
 
     def pipeline(self) -> Pipeline:

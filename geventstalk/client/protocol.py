@@ -7,7 +7,7 @@ Invariant: nothing that a caller gives as a name or a number can end a line.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from geventstalk.client import errors
@@ -17,6 +17,8 @@ Stats = dict[str, "int | float | str"]
 
 DEFAULT_PRIORITY: Final = 1 << 16
 DEFAULT_TTR: Final = 60
+BATCH_MAX: Final = 1000
+"""The most jobs of a reserve-batch."""
 ROUND_S: Final = 60
 """The seconds after which a reserve without a limit asks again: so a host that vanished is noticed."""
 _LINE_BYTES_MAX: Final = 1024
@@ -61,7 +63,8 @@ class Command(Generic[T]):
     """What is sent, and what makes a result of the reply that begins with the word `wanted`.
 
     `waits_s` is the time that the server may take beside the usual. A `safe` command may be sent again when it is not
-    known whether the server has done it. `tube` is what a use, watch or ignore names.
+    known whether the server has done it. `tube` is what a use, watch or ignore names. With `many`, the reply says how
+    many others follow it, each a RESERVED: these jobs are the result.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class Command(Generic[T]):
         waits_s: int = 0,
         safe: bool = False,
         tube: str = "",
+        many: bool = False,
     ) -> None:
+        self.many = many
         self.line = line + b"\r\n"
         self.wanted = wanted
         self.take = take
@@ -82,6 +87,15 @@ class Command(Generic[T]):
         self.waits_s = waits_s
         self.safe = safe
         self.tube = tube
+
+    def following(self, reply: Reply) -> int:
+        """Returns how many other replies belong to this one. Raises BadReply."""
+        if not self.many or reply.words[0] != self.wanted:
+            return 0
+        number = reply.words[1] if len(reply.words) == 2 else b""
+        if not number.isdigit() or len(number) > len(str(BATCH_MAX)):
+            raise _bad(reply.words)
+        return int(number)
 
     def result(self, reply: Reply) -> T | errors.ServerError:
         """Returns what the reply says. Raises BadReply if it is none to this command."""
@@ -206,12 +220,26 @@ def _nothing(reply: Reply) -> None:
     return None
 
 
+def _nothing_yet(reply: Reply) -> list[Job]:
+    return []
+
+
 def _number(reply: Reply) -> int:
     return int(reply.words[1])
 
 
 def _name(reply: Reply) -> str:
     return reply.words[1].decode()
+
+
+def job_of(reply: Reply) -> Job:
+    """Returns the job of a RESERVED. Raises BadReply."""
+    try:
+        if reply.words[0] == b"RESERVED":
+            return _job(reply)
+    except (ValueError, IndexError):
+        pass
+    raise _bad(reply.words)
 
 
 def _job(reply: Reply) -> Job:
@@ -290,6 +318,17 @@ def use(tube: str) -> Command[str]:
 def reserve_with_timeout(seconds: int) -> Command[Job]:
     """Takes a job of the watched tubes. Raises TimedOut when none comes in time."""
     return Command(_line(b"reserve-with-timeout", seconds), b"RESERVED", _job, waits_s=seconds, safe=True)
+
+
+def reserve_batch(most: int, seconds: int, *, safe: bool) -> Command[list[Job]]:
+    """Takes at most so many jobs, up to 1,000; waits for the first. There may be more that are ready."""
+    line = _line(b"reserve-batch", most, *([seconds] if seconds else []))
+    return Command(line, b"RESERVED_BATCH", _nothing_yet, waits_s=seconds, safe=safe, many=True)
+
+
+def delete_batch(ids: Sequence[int]) -> Command[int]:
+    """Deletes jobs, up to 700; returns how many there were."""
+    return Command(_line(b"delete-batch", *ids), b"DELETED_BATCH", _number)
 
 
 def reserve_job(id: int) -> Command[Job]:

@@ -13,10 +13,12 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from geventstalk.client import protocol
 from geventstalk.client.errors import BadReply, BeanstalkError, ConnectionLost, NotFound, ServerError, TimedOut
-from geventstalk.client.protocol import Command, Job, Replies
+from geventstalk.client.protocol import Command, Job, Replies, Reply
 
 PIECE_BYTES: Final = 32 << 10
 PORT: Final = 11300
+_IDS_MAX: Final = 700
+"""So many ids of 20 digits fit into the 16 KiB of a line."""
 _DEFAULT: Final = "default"
 _BACKOFF_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
@@ -69,11 +71,11 @@ class Session:
         self._replies = Replies()
         self._connected = False
         self._busy = False
+        self._batches: bool | None = None  # of this connection's server
 
     def run(self, commands: Sequence[Command[Any]], outcomes: Outcomes) -> Steps:
         """Sends the commands; appends an outcome for each. Raises ConnectionLost when some are not known."""
-        if self._busy:
-            raise RuntimeError("a client is for one thread or task at a time")
+        self._require_idle()
         self._busy = True
         try:
             for piece in _pieces(commands):
@@ -85,6 +87,50 @@ class Session:
                     raise
         finally:
             self._busy = False
+
+    def reserve_batch(self, most: int, seconds: int, outcomes: Outcomes) -> Steps:
+        """Takes at most so many jobs: each outcome is one, or why there is none."""
+        if not (yield from self._knows_batches()):
+            yield from self.run(batch_of_reserves(most, seconds), outcomes)
+            return
+        while len(outcomes) < most:
+            # Only the first may be sent again: with another connection, the jobs of this one are not held any more.
+            told: Outcomes = []
+            number = min(most - len(outcomes), protocol.BATCH_MAX)
+            wait_s = 0 if outcomes else seconds
+            yield from self.run([protocol.reserve_batch(number, wait_s, safe=not outcomes)], told)
+            if not told[0]:
+                return
+            if not isinstance(told[0], list):
+                outcomes.append(told[0])
+                return
+            outcomes.extend(told[0])
+
+    def delete_batch(self, ids: Sequence[int], outcomes: Outcomes) -> Steps:
+        """Deletes jobs: None is the outcome of each that was there."""
+        if not (yield from self._knows_batches()):
+            yield from self.run([protocol.delete(id) for id in ids], outcomes)
+            return
+        told: Outcomes = []
+        lines = [ids[at : at + _IDS_MAX] for at in range(0, len(ids), _IDS_MAX)]
+        yield from self.run([protocol.delete_batch(line) for line in lines], told)
+        for outcome in told:
+            outcomes.extend([None] * outcome if isinstance(outcome, int) else [outcome])
+
+    def _knows_batches(self) -> Generator[Step, bytes, bool]:
+        """Whether the server has batches. beanstalkd would take the rest of a long line for another command."""
+        self._require_idle()
+        yield from self._ready()
+        if self._batches is None:
+            told: Outcomes = []
+            yield from self.run([protocol.stats()], told)
+            features = told[0].get("features", "") if isinstance(told[0], dict) else ""
+            self._batches = {"reserve-batch", "delete-batch"} <= set(str(features).split())
+        return self._batches
+
+    def _require_idle(self) -> None:
+        if self._busy:
+            raise RuntimeError("a client is for one thread or task at a time")
 
     def close(self) -> None:
         self._connected = False
@@ -120,6 +166,7 @@ class Session:
             try:
                 yield self._addresses[self._at]
                 self._replies = Replies()
+                self._batches = None
                 restored: Outcomes = []
                 self._connected = True
                 for piece in _pieces(list(self._restoration())):
@@ -165,18 +212,25 @@ class Session:
         if head:
             yield Send(bytes(head))
         for command in piece:
-            reply = self._replies.next()
-            while reply is None:
-                data = yield Receive(self._timeout_s + command.waits_s)
-                if not data:
-                    raise ConnectionResetError("the server closed the connection")
-                self._replies.feed(data)
-                reply = self._replies.next()
-            outcome = command.result(reply)
+            reply = yield from self._reply(command)
+            jobs: list[Job] = []
+            for _ in range(command.following(reply)):
+                jobs.append(protocol.job_of((yield from self._reply(command))))
+            outcome = jobs or command.result(reply)
             outcomes.append(outcome)
             if command.tube and not isinstance(outcome, BeanstalkError):
                 self._remember(command)
         self._connected = self._replies.empty
+
+    def _reply(self, command: Command[Any]) -> Generator[Step, bytes, Reply]:
+        reply = self._replies.next()
+        while reply is None:
+            data = yield Receive(self._timeout_s + command.waits_s)
+            if not data:
+                raise ConnectionResetError("the server closed the connection")
+            self._replies.feed(data)
+            reply = self._replies.next()
+        return reply
 
     def _remember(self, command: Command[Any]) -> None:
         if command.line.startswith(b"use "):
@@ -279,7 +333,11 @@ def settle(pending: Sequence[Pending[Any]], outcomes: Outcomes) -> None:
 
 
 def batch_of_reserves(most: int, seconds: int) -> list[Command[Job]]:
-    return [protocol.reserve_with_timeout(seconds if first else 0) for first in [True] + [False] * (most - 1)]
+    """Returns single reserves. The later ones are not sent again: their connection holds the jobs of the first ones."""
+    commands = [protocol.reserve_with_timeout(0 if number else seconds) for number in range(most)]
+    for command in commands[protocol.BATCH_MAX :]:
+        command.safe = False
+    return commands
 
 
 def jobs_of(outcomes: Outcomes) -> list[Job]:
