@@ -359,6 +359,9 @@ def check_files_read_again(folder: Path) -> None:
     assert cli.files_of(shared, str(settings)) == {"--http-tokens": None, "--access": None, "--config": str(settings)}
     with pytest.raises(ConfigError, match=r"settings \(--config\)"):
         listen.require_readable("nobody", cli.files_of(shared, str(settings)))
+    with_users = cli.files_of(Settings(access="a"), str(settings))
+    assert with_users == {"--http-tokens": None, "--access": "a", "--config": str(settings)}
+    assert cli.files_of(Settings(), str(settings))["--config"] is None, "nothing of it is used before a restart"
 
 
 # Bug: The server gave one warning, and had none of the jobs.

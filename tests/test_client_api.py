@@ -250,6 +250,10 @@ def test_the_audit_knows_what_the_command_line_did(server: HttpServer, real: Run
     assert real("put", "mail", "x").err == "geventstalk: the server is draining: it refuses puts\n"
     assert "DRAINING: puts are refused" in real("top").out
     assert real("drain", "--off") == (0, "the server takes jobs\n", "")
+    assert real("reload") == (0, "the server has no files to read again\n", "")
+    assert real("reload", "--json").lines == [{"files": [], "at_restart": []}]
+    assert server.audited()[-1]["action"] == "reload"
+    assert "kill -HUP" in real("reload", "--api", "none").err
 
 
 def test_the_api_on_a_unix_socket(server: HttpServer, bare: Runner) -> None:

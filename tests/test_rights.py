@@ -494,7 +494,7 @@ def test_users_of_sockets_and_new_files(
     assert talk(theirs, b"peek 1\r\ndelete 2\r\n") == b"FOUND 1 1\r\nx\r\n" + NOT_FOUND
     (tmp_path / "access.yaml").write_text("users: {")
     os.kill(server.pid, signal.SIGHUP)
-    until(lambda: b"the users in use stay" in log_of(server), "a wrong file is not refused")
+    until(lambda: b"what is in use stays" in log_of(server), "a wrong file is not refused")
     assert talk(theirs, b"peek 1\r\n") == b"FOUND 1 1\r\nx\r\n"
     written(tmp_path, {"users": me})
     os.kill(server.pid, signal.SIGHUP)

@@ -643,7 +643,7 @@ def test_files_are_read_again(serve: Callable[..., Served], pki: Pki, tmp_path: 
         until(lambda: served.trusts(pki.stranger), "the files are read because they changed")
         mine.key.write_bytes(b"no key")
         served.server.process.send_signal(signal.SIGHUP)
-        until(lambda: "the certificate in use stays" in served.log.read_text(), "the failure is told")
+        until(lambda: "what is in use stays" in served.log.read_text(), "the failure is told")
         assert served.trusts(pki.stranger)
         before = served.log.read_text().count("and its key again")
         become(pki.unknown)

@@ -31,6 +31,7 @@ COMMANDS = (
     "flush",
     "pause",
     "drain",
+    "reload",
     "watch",
     "work",
     "completion",

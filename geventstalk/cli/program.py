@@ -44,6 +44,7 @@ LIVE = {
     "flush": "client_change:flush",
     "pause": "client_tubes:pause",
     "drain": "client_drain:drain",
+    "reload": "client_reload:reload",
     "watch": "client_watch:watch",
     "work": "work:work",
     "completion": "completion:completion",

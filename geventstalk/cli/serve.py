@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from geventstalk.config import CommandLine, Option, Settings
     from geventstalk.http.site import Site
     from geventstalk.http.tokens import Tokens
+    from geventstalk.serving.server import Server
 
 
 class Unusable(Exception):
@@ -71,7 +72,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
             check(settings, log, files_of(settings, line.config))
             _print("configuration is fine", after_name=":")
             return EXIT_OK
-        _serve(settings, listeners, log, files_of(settings, line.config))
+        _serve(settings, listeners, log, line)
     except (config.ConfigError, listen.ListenError, listen.UserError, TooFewError, Unusable, StdoutError) as error:
         logs.print_error(str(error), settings.log_format)
         listen.close_listeners(listeners)
@@ -92,7 +93,8 @@ def files_of(settings: Settings, config_file: str | None) -> dict[str, str | Non
     from geventstalk.config import ENV_CONFIG
 
     tokens = settings.http_tokens if settings.http else None
-    read = (config_file or os.environ.get(ENV_CONFIG) or None) if settings.shared else None
+    begins_anew = settings.shared or settings.access is not None  # users can be taken away by a reload only
+    read = (config_file or os.environ.get(ENV_CONFIG) or None) if begins_anew else None
     files = {"--http-tokens": tokens, "--access": settings.access, "--config": read}
     for each in settings.extra_listeners:
         for name, path in (each.tls._asdict() if each.tls else {}).items():
@@ -100,30 +102,47 @@ def files_of(settings: Settings, config_file: str | None) -> dict[str, str | Non
     return files
 
 
-def _serve(
-    settings: Settings, listeners: list[socket.socket], log: logging.Logger, files: Mapping[str, str | None]
-) -> NoReturn:
+def _serve(settings: Settings, listeners: list[socket.socket], log: logging.Logger, line: CommandLine) -> NoReturn:
     from geventstalk.cli import again
     from geventstalk.serving import listen
 
     left = again.taken_over(os.environ)
-    served, http, tokens = _open(settings, listeners, log, files, left)
+    served, http, tokens = _open(settings, listeners, log, files_of(settings, line.config), left)
     site = _site(settings, http, tokens, log)
     if settings.shared:
         from geventstalk.serving.clustered import ClusterServer
 
         node = ClusterServer(settings, served, log, site, left["seen"] if left else None)
+        _follow_options(node, settings, line, log)
         code = node.run(drains if left is None or not left["drains"] else lambda: True)
         if node.begins_anew:
             again.begin_anew(served, http, node.environment(os.environ), drains=node.draining, seen=node.seen)
     else:
         from geventstalk.serving.server import Server
 
-        code = Server(settings, served, log, site).run(drains)
+        server = Server(settings, served, log, site)
+        _follow_options(server, settings, line, log)
+        code = server.run(drains)
     for number in STOP_SIGNALS + DRAIN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a second signal must not turn a clean end into another
     listen.close_listeners(listeners)
     end(code)
+
+
+def _follow_options(server: Server, settings: Settings, line: CommandLine, log: logging.Logger) -> None:
+    """Has a reload read the file of settings, where there is one."""
+    from geventstalk import config
+
+    def load() -> Settings:
+        found, _ = config.load(line.flags, os.environ, line.config)
+        config.require_fitting(found)
+        return found
+
+    path = line.config or os.environ.get(config.ENV_CONFIG)
+    if path:
+        from geventstalk.serving.reload import Options
+
+        server.reload.add(Options(path, settings, load, log))
 
 
 def _open(

@@ -143,6 +143,19 @@ class HandshakesView(Protocol):
     unfinished: int
 
 
+class ReloadView(Protocol):
+    refused: bool
+
+    @property
+    def files(self) -> list[str]: ...
+
+    @property
+    def at_restart(self) -> list[str]: ...
+
+    def run(self) -> None:
+        """Raises ConfigError."""
+
+
 class Backend:
     """The server for HTTP. `facts` returns the server's facts, as `stats` has them; `drain` begins or ends draining."""
 
@@ -174,6 +187,7 @@ class Backend:
         self.cluster: ClusterView | None = None
         self.fronts: FrontsView | None = None  # with front-end processes
         self.handshakes: HandshakesView | None = None  # with TLS
+        self.reload: ReloadView
         self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # called with the progress of bulk changes
         self.needy, self.needy_until_ns = "", 0  # the sentence about tubes that need an operator, and its end
         self.history: Final = History()

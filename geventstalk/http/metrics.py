@@ -127,6 +127,7 @@ class Metrics:
         yield _count("beanstalkd_connections", "Connections that have come.", engine.total_clients)
         yield _value("beanstalkd_uptime_seconds", "Time since the start.", (now_ns - engine.started_ns) / SECOND_NS)
         yield _value("beanstalkd_draining", "Whether puts are refused because the server drains.", engine.draining)
+        yield _value("geventstalk_reload_refused", "Whether the last reload was refused.", backend.reload.refused)
         yield _counter("geventstalk_job_events", "What happened to jobs.", _events(totals(engine)._asdict()))
         yield _histogram(_QUEUED, "Time from ready to reserved.", _buckets({}, engine.queued, range(len(BOUNDS_NS))))
         yield _histogram(_WORKED, "Time from reserved to its end.", _buckets({}, engine.worked, range(len(BOUNDS_NS))))

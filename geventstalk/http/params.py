@@ -60,11 +60,11 @@ class Parameters:
         return text
 
     def choices(self, name: str, choices: Collection[str]) -> frozenset[str]:
-        """Returns several words with commas between them."""
-        found = frozenset(filter(None, self.text(name).split(",")))
-        if not found <= set(choices):
+        """Returns several words with commas between them; there are no more of them than choices."""
+        words = [word for word in self.text(name).split(",") if word]
+        if len(words) > len(choices) or not set(choices).issuperset(words):
             raise wrong(f"{name} holds something else than {', '.join(choices)}")
-        return found
+        return frozenset(words)
 
     def tube(self, name: str) -> bytes | None:
         """Returns the name of a tube, or None without the parameter."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import monotonic, monotonic_ns
 from typing import Any, Final
 
 import gevent
 
-from geventstalk.config import ConfigError
 from geventstalk.config_listeners import TOKEN, Listener
+from geventstalk.rights import Access
 from geventstalk.serving.listen import peer_of
 from geventstalk.serving.users import read_access, user_of
 from geventstalk.stream import Stream
@@ -72,15 +73,17 @@ class Guard:
             self._told_s = monotonic()
             self._log.warning("a client at %s %s; for a minute no other one is told of", peer_of(stream.socket), what)
 
-    def read_again(self) -> None:
-        """Reads the file in a thread, and uses it from then on. A file with a fault changes nothing."""
-        gevent.spawn(self._read_again)
+    # --- a new file
 
-    def _read_again(self) -> None:
-        found: Any = gevent.get_hub().threadpool.apply(_read, (self._path,))
-        if isinstance(found, ConfigError):
-            self._log.error("%s; the users in use stay", found)
-            return
+    @property
+    def files(self) -> tuple[str]:
+        return (self._path,)
+
+    def read(self) -> Callable[[], None]:
+        """Reads the file, and returns what puts it into use. Runs in a thread. Raises ConfigError."""
+        return partial(self._use, read_access(self._path))
+
+    def _use(self, found: Access) -> None:
         if self._turn.failed:
             return
         self._access = found
@@ -102,11 +105,3 @@ class Guard:
                 session.become(new)
                 session.gives_back(monotonic_ns())
         self._log.info("read the users of %s again", self._path)
-
-
-def _read(path: str) -> Any:
-    """Returns the users of the file, or why there are none. Runs in a thread."""
-    try:
-        return read_access(path)
-    except ConfigError as error:  # gevent takes an exception out of a thread for a fault
-        return error

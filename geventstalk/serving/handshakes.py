@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from socket import socket as Socket
 from time import monotonic, monotonic_ns
 from typing import Any, Final
@@ -17,9 +18,9 @@ from typing import Any, Final
 import gevent
 
 from geventstalk.config import ConfigError
-from geventstalk.config_listeners import Listener
+from geventstalk.config_listeners import Listener, Tls
 from geventstalk.serving.parking import Parking
-from geventstalk.serving.tls import Certificate, TlsStream, reason_of
+from geventstalk.serving.tls import Certificate, Found, TlsStream, reason_of
 from geventstalk.stream import Stream
 
 HANDSHAKE_S: Final = 10.0
@@ -41,7 +42,6 @@ class Handshakes:
         self._next_pass: Any = gevent.get_hub().loop.timer(0)
         self._looked_s = monotonic()
         self._look: Any = None  # the greenlet of the last look at the files
-        self._reads_anyway = False
         self._told_s = -_TELL_EVERY_S
         self.unfinished_max = UNFINISHED_MAX  # the owner lowers it where descriptors are few
         self.unfinished = 0
@@ -97,35 +97,38 @@ class Handshakes:
 
     def _context_of(self, listener: Listener) -> Any:
         assert listener.tls is not None
-        if monotonic() >= self._looked_s + LOOK_EVERY_S:
-            self.read_again()
+        if monotonic() >= self._looked_s + LOOK_EVERY_S and (self._look is None or self._look.dead):
+            self._looked_s = monotonic()
+            self._look = gevent.spawn(self._look_for_changes)
         return self._certificates[listener.tls].context
 
-    def read_again(self, *, anyway: bool = False) -> None:
-        """Reads the files that have changed, or all of them, in a thread; new connections use them from then on."""
-        self._looked_s = monotonic()
-        self._reads_anyway = self._reads_anyway or anyway
-        if self._look is None or self._look.dead:
-            self._look = gevent.spawn(self._look_at_all)
+    def _look_for_changes(self) -> None:
+        """Reads the files that have changed, in a thread; new connections use them from then on."""
+        for files, certificate in self._certificates.items():
+            found = gevent.get_hub().threadpool.apply(_read_changed, (certificate,))
+            if isinstance(found, ConfigError):
+                self._log.error("%s; the certificate in use stays", found)
+            elif found is not None:
+                self._use([(files, found)])
 
-    def _look_at_all(self) -> None:
-        while True:
-            anyway, self._reads_anyway = self._reads_anyway, False
-            for files, certificate in self._certificates.items():
-                found = gevent.get_hub().threadpool.apply(_read, (certificate, anyway))
-                if isinstance(found, ConfigError):
-                    self._log.error("%s; the certificate in use stays", found)
-                elif found is not None:
-                    certificate.context = found
-                    self._log.info("read certificate %s and its key again", files.certificate)
-            if not self._reads_anyway:
-                return
+    @property
+    def files(self) -> list[str]:
+        return [path for files in self._certificates for path in files if path is not None]
+
+    def read(self) -> Callable[[], None]:
+        """Reads all files, and returns what puts them into use. Runs in a thread. Raises ConfigError."""
+        return partial(self._use, [(files, each.read()) for files, each in self._certificates.items()])
+
+    def _use(self, found: Iterable[tuple[Tls, Found]]) -> None:
+        for files, one in found:
+            self._certificates[files].use(one)
+            self._log.info("read certificate %s and its key again", files.certificate)
 
 
-def _read(certificate: Certificate, anyway: bool) -> Any:
-    """Returns a new context, or why there is none; None when the files are as they were. Runs in a thread."""
+def _read_changed(certificate: Certificate) -> Any:
+    """Returns what is found, or why that cannot be used; None when the files are as they were. Runs in a thread."""
     try:
-        return certificate.read_again() if anyway or certificate.has_changed() else None
+        return certificate.read_changed()
     except ConfigError as error:  # gevent takes an exception out of a thread for a fault
         return error
 

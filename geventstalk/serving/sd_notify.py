@@ -34,6 +34,10 @@ class Manager:
         watched = bool(address) and period_us.isdecimal() and pid in ("", str(os.getpid()))
         return cls(address, int(period_us) / 1e6 if watched else 0.0)
 
+    @property
+    def is_there(self) -> bool:
+        return bool(self._given)
+
     def give_back(self, environment: MutableMapping[str, str]) -> None:
         """Puts the names there again, for the next program of the same process."""
         if self._given:

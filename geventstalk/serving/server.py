@@ -44,6 +44,7 @@ from geventstalk.serving.fd_limits import Descriptors, Share
 from geventstalk.serving.listen import describe, full_address_of, own_end_of, peer_of
 from geventstalk.serving.memory import Collector, Memory, Spare
 from geventstalk.serving.parking import Parking
+from geventstalk.serving.reload import Reload
 from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.sd_notify import Manager
 from geventstalk.stream import Stream
@@ -89,6 +90,7 @@ class Server:
         self._guarded = [(one, each) for one, each in pairs if not each.is_plain]  # which want handshakes first
         self._handshakes: Handshakes | None = None
         self._guard: Guard | None = None
+        self.reload = Reload(log)
         self._site = site
         self._backend: Backend | None = None
         self._log = log
@@ -151,9 +153,13 @@ class Server:
         self._descriptors.warn_of_few(self._log)
         if any(each.tls for _, each in self._guarded):
             self._handshakes = self._make_handshakes()
+            self.reload.add(self._handshakes)
         if self._settings.access is not None:
             self._guard = self._make_guard(self._settings.access)
+            self.reload.add(self._guard)
         guests = self._open_site(collector)
+        if self._reloads:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # during the replay; all files have just been read
         try:
             self._open_journal()
         except JournalError as error:
@@ -161,13 +167,7 @@ class Server:
             if self._fronts is not None:
                 self._fronts.finish()
             return EXIT_LOCKED if isinstance(error, JournalLocked) else EXIT_DAMAGE
-        for number in STOP_SIGNALS:
-            if number == signal.SIGHUP and (self._handshakes is not None or self._guard is not None):
-                gevent.signal_handler(number, self._read_again)
-            elif signal.getsignal(number) != signal.SIG_IGN:
-                gevent.signal_handler(number, self.stop, f"stopped by {number.name}")
-        gevent.signal_handler(signal.SIGUSR1, self.drain, True)
-        gevent.signal_handler(signal.SIGUSR2, self.drain, False)
+        self._handle_signals()
         if drains():
             self.drain(True)
         self._tasks += [gevent.spawn(self._drive, task) for task in self._turn.tasks()]
@@ -200,6 +200,20 @@ class Server:
             self._site.stop()
         gevent.killall(self._tasks)
         return self._finish()
+
+    @property
+    def _reloads(self) -> bool:
+        """Returns whether SIGHUP reads files again. Without any, `systemctl reload` must not end the server."""
+        return bool(self.reload.files) or self._manager.is_there
+
+    def _handle_signals(self) -> None:
+        for number in STOP_SIGNALS:
+            if number == signal.SIGHUP and self._reloads:
+                gevent.signal_handler(number, self.reload.run_and_log)
+            elif signal.getsignal(number) != signal.SIG_IGN:
+                gevent.signal_handler(number, self.stop, f"stopped by {number.name}")
+        gevent.signal_handler(signal.SIGUSR1, self.drain, True)
+        gevent.signal_handler(signal.SIGUSR2, self.drain, False)
 
     def stop(self, why: str = "stopped") -> None:
         """Ends run() cleanly: what was answered is safe, what was not answered is not done."""
@@ -317,6 +331,7 @@ class Server:
         backend.hang_up = self._hang_up
         backend.fronts = self._fronts
         backend.handshakes = self._handshakes
+        backend.reload = self.reload
         backend.listen = [full_address_of(each) for each in self._listeners]
         backend.http = [full_address_of(each) for each in site.listeners]
         self._backend = backend
@@ -422,12 +437,6 @@ class Server:
         if stream is not None:
             stream.close()
         self._descriptors.give_back()
-
-    def _read_again(self) -> None:
-        if self._handshakes is not None:
-            self._handshakes.read_again(anyway=True)
-        if self._guard is not None:
-            self._guard.read_again()
 
     def serve(self, sock: socket.socket) -> None:
         """Serves one connection until its end. Runs in the greenlet of the connection."""

@@ -14,7 +14,7 @@ import stat
 from contextlib import suppress
 from socket import SHUT_RD
 from socket import socket as Socket
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from geventstalk.config import ConfigError
 from geventstalk.config_listeners import Tls
@@ -32,6 +32,16 @@ _READ_BYTES: Final = RECORD_BYTES + 320
 _FILE_BYTES_MAX: Final = 1 << 20
 _KEY_FORBIDDEN: Final = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 
+Marks = list[tuple[int, ...]]
+"""What any change of the files changes."""
+
+
+class Found(NamedTuple):
+    """The files of a certificate, as they were read."""
+
+    marks: Marks
+    context: ssl.SSLContext
+
 
 class Certificate:
     """The context of a listener: its certificate, key and authorities, as of the last correct reading."""
@@ -39,16 +49,24 @@ class Certificate:
     def __init__(self, files: Tls) -> None:
         """Raises ConfigError."""
         self._paths = [os.path.abspath(path) for path in files if path is not None]
-        self._seen: object = None
-        self.context = self.read_again()
+        self._seen: Marks = []  # of the last reading, correct or not
+        self.use(self.read())
 
-    def has_changed(self) -> bool:
-        """Returns whether a file was changed since all were last read, correct or not."""
-        return self._marks() != self._seen
+    def use(self, found: Found) -> None:
+        """Gives what was read to new connections."""
+        self._seen, self.context = found
 
-    def read_again(self) -> ssl.SSLContext:
+    def read_changed(self) -> Found | None:
+        """Reads the files if one was changed since all were last read, correct or not. Raises ConfigError."""
+        marks = self._marks()
+        if marks == self._seen:
+            return None
+        self._seen = marks
+        return self.read()
+
+    def read(self) -> Found:
         """Returns a context of the files as they are now. Raises ConfigError."""
-        self._seen = self._marks()  # before they are read: a change meanwhile is found later
+        marks = self._marks()  # before they are read: a change meanwhile is found later
         for path in self._paths:
             _require_readable(path, is_key=path == self._paths[1])
         certificate, key, *authorities = self._paths
@@ -66,11 +84,11 @@ class Certificate:
             except (OSError, ValueError) as error:
                 raise ConfigError(f"cannot use {path} as authority of clients: {reason_of(error)}") from None
             context.verify_mode = ssl.CERT_REQUIRED
-        return context
+        return Found(marks, context)
 
-    def _marks(self) -> list[tuple[int, ...]]:
+    def _marks(self) -> Marks:
         """Returns what any change of a file changes."""
-        marks: list[tuple[int, ...]] = []
+        marks: Marks = []
         for path in self._paths:
             try:
                 found = os.stat(path)

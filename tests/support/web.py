@@ -30,6 +30,7 @@ from geventstalk.http.api.document import load
 from geventstalk.http.backend import Backend
 from geventstalk.http.site import Service as Site
 from geventstalk.http.tokens import Tokens
+from geventstalk.serving.reload import Reload
 from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import Service, Session
 from tests.support.wire import FACTS
@@ -111,6 +112,7 @@ class Inside(Web):
             lambda: FACTS,
             self.drain,
         )
+        self.backend.reload = self.reload = Reload(log)
         self.backend.commands = self.service.commands
         self.backend.audit.unix_s = time.time
         self.backend.replayed = True

@@ -24,7 +24,7 @@ class ReadyResource:
     """GET /readyz: the journal is replayed and takes puts, and the server is neither draining nor stopping.
 
     A node of a cluster is also ready when it stands by and another one leads. With `?role=active` or `?role=standby` it
-    is ready only in that role; a server alone is active.
+    is ready only in that role; a server alone is active. A reload that was refused is said, and changes nothing.
     """
 
     public = True
@@ -42,6 +42,8 @@ class ReadyResource:
         if why is not None:
             resp.status = falcon.HTTP_503
         text = "ok" if backend.node is None else f"ok: {role}"
+        if backend.reload.refused:
+            text += "; the last reload was refused, see the log"
         resp.text = f"{why or text}\n"
         resp.content_type = falcon.MEDIA_TEXT
 

@@ -1,4 +1,4 @@
-"""The server as a whole, and draining."""
+"""The server as a whole: its figures, draining, and reading its files again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import falcon
 
+from geventstalk.config import ConfigError
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
 from geventstalk.http.backend import Backend
@@ -31,5 +32,23 @@ class ServerResource:
         resp.media = views.whole(self._backend)
 
 
+class ReloadResource:
+    """POST /api/v1/reload"""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
+        Fields(req).end()
+        reload = self._backend.reload
+        try:
+            reload.run()
+        except ConfigError as error:
+            raise falcon.HTTPConflict(description=f"Nothing is reloaded: {error}.") from None
+        self._backend.audit.record(who_sends(req), "reload", 1)
+        resp.media = {"files": reload.files, "at_restart": reload.at_restart}
+
+
 def add(app: Any, backend: Backend) -> None:
     app.add_route("/api/v1/server", ServerResource(backend))
+    app.add_route("/api/v1/reload", ReloadResource(backend))
