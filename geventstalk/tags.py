@@ -10,11 +10,12 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from geventstalk import backoff
 from geventstalk.limits import U32_MAX, is_tube_name
 
 TAGS_BYTES_MAX: Final = 1024
 """The tags of a job, with a space between two of them, are at most so many bytes."""
-TAG_NAMES: Final = (b"aft", b"con", b"dead", b"grp", b"idp", b"note", b"tries", b"ttl")
+TAG_NAMES: Final = (b"aft", b"backoff", b"con", b"dead", b"grp", b"idp", b"note", b"tries", b"ttl")
 # Why a job's time in its tube is over.
 TRIED: Final = 1
 EXPIRED: Final = 2
@@ -32,11 +33,12 @@ class Tags:
     `unique` is unique in its tube while the job lives, and for `unique_s` seconds after its deletion. The job is a
     member of `group`, and is held while `after` has members. Of the jobs with a `key`, at most `key_max` are reserved.
     After `tries` deliveries, or `ttl_s` seconds without one, the job goes to the tube `dead`; `origin` is the tube from
-    which it came there.
+    which it came there. After a delivery that ended without a delete it waits as `backoff` says.
     """
 
     __slots__ = (
         "after",
+        "backoff",
         "dead",
         "group",
         "key",
@@ -59,6 +61,7 @@ class Tags:
         self.key = b""
         self.key_max = 1
         self.tries = 0
+        self.backoff: backoff.Backoff | None = None
         self.ttl_s = 0
         self.dead = b""
         self.note = b""
@@ -108,6 +111,8 @@ def _set(tags: Tags, name: bytes, value: bytes) -> None:
         tags.key, tags.key_max = _name_and_number(value, 1)
     elif name == b"tries":
         tags.tries = _number(value)
+    elif name == b"backoff":
+        tags.backoff = backoff.parse(value)
     elif name == b"ttl":
         tags.ttl_s = _number(value)
     elif name == b"grp":

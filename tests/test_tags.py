@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from geventstalk.backoff import parse as parse_backoff
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import CYCLE, DUPLICATE, INSERTED, OUT_OF_MEMORY, Engine
 from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, STATE_NAMES, Job, TaggedTally, tags_of
-from geventstalk.core.operate import KEEP, Operate
+from geventstalk.core.operate import DONE, KEEP, Operate
 from geventstalk.core.rules import BYTES_MIN, FREE_SLICE, TAGS_BYTES
 from geventstalk.durable.follow import Follower
 from geventstalk.durable.records import ClockOffset, encode_whole
@@ -116,6 +117,13 @@ def server() -> Iterator[Server]:
         "tries:",
         "ttl:1s",
         "note:{a*201}",
+        "backoff:",
+        "backoff:0",
+        "backoff:1;",
+        "backoff:1;x",
+        "backoff:1:0",
+        "backoff:1:2:3:101",
+        "backoff:1:2:3:4:5",
         "note:\xff",
         "from:a",
         "from",
@@ -346,6 +354,84 @@ def test_a_job_is_delivered_so_many_times_at_most(server: Server, ends: str, dea
     check(Server(server.clock, server.log).engine)
 
 
+@pytest.mark.parametrize(
+    ("text", "delays"),
+    [
+        (b"7", [7, 7, 7]),
+        (b"10;60;600", [10, 60, 600, 600]),
+        (b"5:3", [5, 15, 45, 135]),
+        (b"5;7:3:100", [5, 7, 21, 63, 100, 100]),
+        (b"9:2:4", [4, 4]),
+        (b"4294967295:4294967295", [2**32 - 1, 2**32 - 1]),
+    ],
+)
+def test_delays_of_a_backoff(text: bytes, delays: list[int]) -> None:
+    backoff = parse_backoff(text)
+    assert [backoff.delay_s(1, tries) for tries in range(1, len(delays) + 1)] == delays
+    assert backoff.delay_s(1, 2**32) == delays[-1] or backoff.factor > 1
+
+
+def test_jitter_spreads_delays_and_is_the_same_after_a_restart() -> None:
+    backoff = parse_backoff(b"100:1:100:20")
+    delays = [backoff.delay_s(id, 1) for id in range(5000)]
+    assert (min(delays), max(delays)) == (80, 120) and abs(sum(delays) / 5000 - 100) < 1
+    assert delays == [parse_backoff(b"100:1:100:20").delay_s(id, 1) for id in range(5000)]
+    assert len({backoff.delay_s(5, tries) for tries in range(1, 50)}) > 20, "each try has its own"
+    assert parse_backoff(b"1:1:1:100").delay_s(1, 1) == 1
+
+
+@pytest.mark.parametrize("ends", ["release", "timeout", "hangup"])
+def test_a_delivery_that_failed_waits_as_its_backoff_says(server: Server, ends: str) -> None:
+    a = server.come()
+    server.put(a, "backoff:4;8 tries:3")
+    for delay_s in (4, 8, 0):
+        assert server.reserve(a) == 1
+        if ends == "release":
+            server.engine.release(a, 1, 5, 0, server.clock.ns)
+        elif ends == "timeout":
+            server.pass_s(10.1)
+        else:
+            server.engine.leave(a, server.clock.ns, 100)
+            a = server.come()
+        server.settle()
+        if not delay_s:
+            assert server.job(1).state == BURIED, "after the last try it does not wait"
+            break
+        job = server.job(1)
+        assert (job.state, job.delay_s, server.reserve(a)) == (DELAYED, delay_s, 0)
+        server.pass_s(delay_s - 0.2)
+        again = Server(server.clock, server.log)
+        assert server.reserve(a) == again.reserve(again.come()) == 0
+        server.pass_s(0.3)
+    check(Server(server.clock, server.log).engine)
+
+
+def test_the_delay_of_a_client_counts_before_a_backoff(server: Server) -> None:
+    a = server.come()
+    server.put(a, "backoff:50")
+    assert server.reserve(a) == 1 and server.engine.release(a, 1, 5, 3, server.clock.ns)
+    assert server.job(1).delay_s == 3
+
+
+def test_a_backoff_does_not_count_in_the_tube_of_dead_letters(server: Server) -> None:
+    a = server.come()
+    server.put(a, "backoff:50 tries:1 dead:lost")
+    assert server.reserve(a) == 1
+    server.engine.release(a, 1, 5, 0, server.clock.ns)
+    server.settle()
+    server.engine.watch(a, b"lost")
+    assert server.reserve(a) == 1
+    server.engine.release(a, 1, 5, 0, server.clock.ns)
+    assert server.reserve(a) == 1
+
+
+def test_a_job_that_an_operator_releases_does_not_wait(server: Server) -> None:
+    a = server.come()
+    server.put(a, "backoff:50")
+    assert server.reserve(a) == 1 and server.engine.force_release(1, server.clock.ns) == DONE
+    assert server.job(1).state == READY
+
+
 def test_a_job_that_no_worker_takes_in_time_ends(server: Server) -> None:
     a = server.come()
     server.put(a, "ttl:5")
@@ -375,7 +461,18 @@ def test_a_job_that_no_worker_takes_in_time_ends(server: Server) -> None:
 # --- random lives
 
 CHOICES = ("", "", "con:k", "con:k:2", "con:l", "grp:g", "aft:g", "grp:h aft:g", "aft:h", "tries:2", "tries:1 dead:b")
-MORE = ("idp:i", "idp:i:4", "idp:j:9", "ttl:6", "ttl:3 dead:a", "note:n con:k tries:2", "grp:g con:l", "aft:h con:k")
+MORE = (
+    "idp:i",
+    "idp:i:4",
+    "idp:j:9",
+    "ttl:6",
+    "ttl:3 dead:a",
+    "note:n con:k tries:2",
+    "grp:g con:l",
+    "aft:h con:k",
+    "backoff:2 con:k",
+    "backoff:1:2:5:50 tries:3 dead:a",
+)
 
 
 class Model:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from geventstalk.core.dispatch import Dispatch
-from geventstalk.core.job import READY, Job
+from geventstalk.core.job import DELAYED, READY, RESERVED, SECOND_NS, Job
 from geventstalk.core.order import EMPTY
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, DEADLINE_SOON, TIMED_OUT, Client, Tube
@@ -93,23 +93,54 @@ class Due(Dispatch):
         return moved
 
     def _time_out(self, job: Job, now_ns: int) -> None:
-        """Takes a job from its worker, at the end of its ttr, and makes it ready."""
+        """Takes a job from its worker, at the end of its ttr, and makes it ready, or delays it by its backoff."""
         tally = job.counts()
         tube = self._leave_place(job)
-        self._place_ready(tube, job.pri, job, now_ns)
+        delay_s = 0 if self.rules is None else self.rules.backoff_s(job, tube)
+        if not delay_s:
+            self._place_ready(tube, job.pri, job, now_ns)
         if not tube.active:
             self._wake(tube, now_ns)
         total, of_tube, timeouts = self.total_timeouts + 1, tube.total_timeouts + 1, tally.timeouts + 1
-        self._measure_work(tube, now_ns - job.since_ns)
+        if delay_s:
+            self._set_back(job, tube, delay_s, now_ns)
+        else:
+            self._measure_work(tube, now_ns - job.since_ns)
+            job.state = READY
+            job.rank = job.pri
+            job.holder = 0
+            job.since_ns = now_ns
         self.total_timeouts = total
         tube.total_timeouts = of_tube
         tally.timeouts = timeouts
-        job.state = READY
-        job.rank = job.pri
+        if tube.line.entries and not delay_s:
+            self._serve(tube, now_ns, 1)
+
+    def _give_back(self, job: Job, now_ns: int) -> None:
+        """Takes a job from a worker that is gone, and makes it ready, or delays it by its backoff."""
+        tube = self._leave_place(job)
+        delay_s = 0 if self.rules is None else self.rules.backoff_s(job, tube)
+        if delay_s:
+            self._set_back(job, tube, delay_s, now_ns)
+        else:
+            self._make_ready(job, tube, now_ns)
+
+    def _set_back(self, job: Job, tube: Tube, delay_s: int, now_ns: int) -> None:
+        """Delays a job that has left its worker, and tells the ledger. Does all or nothing."""
+        rank, before = now_ns + delay_s * SECOND_NS, (job.rank, job.delay_s, job.holder, job.since_ns)
+        self._place_delayed(tube, rank, job.id)
+        job.state = DELAYED
+        job.rank = rank
+        job.delay_s = delay_s
         job.holder = 0
         job.since_ns = now_ns
-        if tube.line.entries:
-            self._serve(tube, now_ns, 1)
+        try:
+            self.ledger.change(job)
+            self._measure_work(tube, now_ns - before[3])
+        except BaseException:
+            job.state = RESERVED
+            job.rank, job.delay_s, job.holder, job.since_ns = before
+            raise
 
     def _arm_client(self, client: Client) -> None:
         """Arms its timer for its first deadline, with the margin while it waits, and for the end of its wait."""

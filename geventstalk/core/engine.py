@@ -88,7 +88,7 @@ class Engine(Due):
             limit -= 1
             job = leaving.pop()
             if job.holder == client.number:  # its ttr may have ended since the last slice
-                self._make_ready(job, self._leave_place(job), now_ns)
+                self._give_back(job, now_ns)
         if leaving:
             return False
         for _ in range(min(len(watched), max(SMALL_STEPS, TUBE_STEPS * limit))):
@@ -480,11 +480,16 @@ class Engine(Due):
         return mark
 
     def release(self, client: Client, id: int, pri: int, delay_s: int, now_ns: int) -> bool:
-        """Gives a job back with a new priority, at once or after a delay. Returns whether the client held it."""
+        """Gives a job back with a new priority, at once or after a delay. Returns whether the client held it.
+
+        Without a delay the job's backoff counts, where it has one.
+        """
         job = client.reserved.get(id)
         if job is None:
             return False
         tube = self._leave_place(job)
+        if not delay_s and self.rules is not None:
+            delay_s = self.rules.backoff_s(job, tube)
         if delay_s:
             rank = now_ns + delay_s * SECOND_NS
             self._place_delayed(tube, rank, id)

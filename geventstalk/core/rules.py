@@ -290,6 +290,16 @@ class Rules(Timer):
 
     # --- reservations
 
+    def backoff_s(self, job: Job, tube: Tube) -> int:
+        """Returns for how long a reserved job waits whose delivery ends without a delete, 0 for not at all."""
+        tally = job.tally
+        if not isinstance(tally, TaggedTally):
+            return 0
+        backoff = tally.tags.backoff
+        if backoff is None or tube.name == tally.tags.dead or _is_tried(tally, tube):
+            return 0
+        return backoff.delay_s(job.id, tally.tried)
+
     def holds(self, job: Job) -> None:
         """Hears that a job is about to be reserved. It is in no place, or was just taken from its tube's `ready`.
 

@@ -50,6 +50,7 @@ def _tag_stats(job: Job) -> list[tuple[str, object]]:
         ("concurrency-limit", tags.key_max),
         ("tries", tags.tries),
         ("tried", tally.tried),
+        ("backoff", p.plain(b"" if tags.backoff is None else tags.backoff.text)),
         ("time-to-live", tags.ttl_s),
         ("dead-letter", p.plain(tags.dead)),
         ("origin", p.plain(tags.origin)),
