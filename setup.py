@@ -29,7 +29,7 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 ROOMS = {
-    "geventstalk": ["_build", "backoff", "limits", "stream", "tags"],
+    "geventstalk": ["_build", "backoff", "globs", "limits", "policies", "stream", "tags"],
     "geventstalk/core": [
         "ages",
         "bodies",

@@ -15,7 +15,9 @@ from typing import Any, Literal, TypeVar
 
 from geventstalk import config_values as values
 from geventstalk.config_listeners import Listener, Tls, listen_address, listener
+from geventstalk.config_policies import policies
 from geventstalk.exits import EXIT_USAGE
+from geventstalk.policies import Terms
 
 ENV_PREFIX = "GEVENTSTALK_"
 ENV_CONFIG = "GEVENTSTALK_CONFIG"
@@ -137,6 +139,10 @@ class Settings:
         (), "", "", values.listed(listener),
         "Addresses where clients are served on terms of their own, such as TLS.",
         kind="list",
+    )
+    policies: tuple[tuple[str, Terms], ...] = _option(
+        (), "", "", policies,
+        "What holds for jobs that are put into the tubes of a pattern.",
     )
     access: str | None = _option(
         None, "--access", "FILE", values.optional(values.text("file")),

@@ -6,7 +6,7 @@ This module must not know options, files or sockets. A parser raises ValueError 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from geventstalk import config_values as values
@@ -65,8 +65,8 @@ def listener(value: object) -> Listener:
         "owner": _account,
         "group": _account,
     }
-    found = _mapping(value, "a listener", parsers)
-    _require(found, "a listener", "address")
+    found = values.mapping(value, "a listener", parsers)
+    values.require(found, "a listener", "address")
     made = Listener(**found)
     _require_possible(made)
     return made
@@ -107,21 +107,6 @@ def listen_address(value: object) -> str:
 
 def _tls(value: object) -> Tls:
     file = values.text("file")
-    found = _mapping(value, "tls", {"certificate": file, "key": file, "client_ca": values.optional(file)})
-    _require(found, "tls", "certificate", "key")
+    found = values.mapping(value, "tls", {"certificate": file, "key": file, "client_ca": values.optional(file)})
+    values.require(found, "tls", "certificate", "key")
     return Tls(**found)
-
-
-def _mapping(value: object, noun: str, parsers: Mapping[str, Callable[[object], Any]]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{noun} is {values.shown(value)}, and has to be a mapping of {', '.join(parsers)}")
-    for key in value:
-        if key not in parsers:
-            raise ValueError(f"{noun} has no key {values.shown(key)}, but {', '.join(parsers)}")
-    return {key: parsers[key](one) for key, one in value.items()}
-
-
-def _require(found: Mapping[str, Any], noun: str, *keys: str) -> None:
-    for key in keys:
-        if key not in found:
-            raise ValueError(f"the key {key} of {noun} is missing")

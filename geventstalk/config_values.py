@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from typing import Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
 
 MAX_MEMORY_BYTES_MIN = 1 << 16
 MAX_JOURNAL_BYTES_MIN = 1 << 20  # room for the segments that are there without any job
@@ -40,6 +40,23 @@ def optional(parse: Callable[[object], Setting]) -> Callable[[object], Setting |
 def listed(parse: Callable[[object], Setting]) -> Callable[[object], tuple[Setting, ...]]:
     """Returns a parser of a list, or of a single value that stands for a list of one."""
     return lambda value: tuple(parse(one) for one in (value if isinstance(value, (list, tuple)) else (value,)))
+
+
+def mapping(value: object, noun: str, parsers: Mapping[str, Callable[[object], Any]]) -> dict[str, Any]:
+    """Parses each entry of a mapping of YAML."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{noun} is {shown(value)}, and has to be a mapping of {', '.join(parsers)}")
+    for key in value:
+        if key not in parsers:
+            raise ValueError(f"{noun} has no key {shown(key)}, but {', '.join(parsers)}")
+    return {key: parsers[key](one) for key, one in value.items()}
+
+
+def require(found: Mapping[str, Any], noun: str, *keys: str) -> None:
+    """Raises ValueError when one of the keys of a mapping is missing."""
+    for key in keys:
+        if key not in found:
+            raise ValueError(f"the key {key} of {noun} is missing")
 
 
 def whole(noun: str, highest: int) -> Callable[[object], int]:

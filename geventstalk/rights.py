@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final, NamedTuple
 
+from geventstalk import globs
+
 PUT: Final = 1
 WORK: Final = 2
 """Reserve, delete, release, bury and touch what one has reserved."""
@@ -52,7 +54,7 @@ class User:
         self.name: Final = name
         self.proof: Final = proof
         self.rights: Final = dict(rights)
-        self._patterns = [(pattern.encode().split(b"*"), right) for pattern, right in rights.items()]
+        self._patterns = [(globs.parts_of(pattern), right) for pattern, right in rights.items()]
         self._known: dict[bytes, int] = {}
         self.operates: Final = rights.get(EVERY_TUBE, 0) & OPERATE != 0
         self.sees_all: Final = rights.get(EVERY_TUBE, 0) & LOOK != 0
@@ -63,7 +65,7 @@ class User:
         if known is None:
             known = 0
             for parts, right in self._patterns:
-                if _fits(parts, tube):
+                if globs.fits(parts, tube):
                     known |= right
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
@@ -112,20 +114,3 @@ class Access:
 def hash_of(token: str) -> str:
     """Returns a token as the file of users has it."""
     return "sha256:" + hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _fits(parts: list[bytes], tube: bytes) -> bool:
-    """Returns whether a name has these parts in order, the first at its beginning and the last at its end."""
-    first, last = parts[0], parts[-1]
-    if len(parts) == 1:
-        return tube == first
-    end = len(tube) - len(last)
-    if not tube.startswith(first) or not tube.endswith(last) or end < len(first):
-        return False
-    at = len(first)
-    for part in parts[1:-1]:
-        at = tube.find(part, at, end)
-        if at < 0:
-            return False
-        at += len(part)
-    return True

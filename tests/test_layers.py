@@ -156,6 +156,7 @@ def test_the_contracts_know_every_floor() -> None:
         "_version",
         "config",
         "config_listeners",
+        "config_policies",
         "config_values",
         "exits",
         "logs",

@@ -13,7 +13,7 @@ from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import CYCLE, DUPLICATE, INSERTED, OUT_OF_MEMORY, Engine
 from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, STATE_NAMES, Job, TaggedTally, tags_of
 from geventstalk.core.operate import DONE, KEEP, Operate
-from geventstalk.core.rules import BYTES_MIN, FREE_SLICE, TAGS_BYTES
+from geventstalk.core.rules import BYTES_MIN, FREE_SLICE, SHARED_BYTES, TAGS_BYTES
 from geventstalk.durable.follow import Follower
 from geventstalk.durable.records import ClockOffset, encode_whole
 from geventstalk.durable.store import Store
@@ -193,9 +193,9 @@ def test_tags_and_marks_have_a_bound(server: Server) -> None:
     """Without one, a client that puts jobs with long tags, or puts and deletes, would take all memory."""
     server.engine.bodies = Bodies(1 << 20)
     a = server.come()
+    texts = [f"note:{number:0150}" for number in range(BYTES_MIN // (TAGS_BYTES + 2 * 155))]
     text = "note:" + "n" * 150
-    most = BYTES_MIN // (TAGS_BYTES + 2 * len(text))
-    assert all(server.put(a, text) > 0 for _ in range(most))
+    assert all(server.put(a, each) > 0 for each in texts)
     assert server.put(a, text) == -OUT_OF_MEMORY
     assert server.put(a, "") > 0
     server.engine.delete(a, 1, server.clock.ns)
@@ -204,6 +204,22 @@ def test_tags_and_marks_have_a_bound(server: Server) -> None:
     assert server.put(a, text) == -OUT_OF_MEMORY
     server.pass_s(61)
     assert server.put(a, text) > 0
+
+
+def test_jobs_with_the_same_tags_share_them(server: Server) -> None:
+    server.engine.bodies = Bodies(1 << 20)
+    a = server.come()
+    text = "tries:1 note:" + "n" * 150
+    assert all(server.put(a, text) > 0 for _ in range(4000)), "there is room for 4,153 jobs with tags of their own"
+    again = Server(server.clock, server.log)
+    for each in (server, again):
+        tags = {id(tags_of(each.job(number))) for number in range(1, 4001)}
+        assert len(tags) == 1 and each.engine.rules is not None
+        assert each.engine.rules.bytes == 3999 * SHARED_BYTES + TAGS_BYTES + 2 * len(text)
+    client = again.come()
+    for number in range(1, 4001):
+        again.engine.delete(client, number, again.clock.ns)
+    assert again.engine.rules is not None and again.engine.rules.bytes == 0
 
 
 # --- at most so many at a time

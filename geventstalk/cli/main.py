@@ -32,6 +32,7 @@ COMMANDS = (
     "pause",
     "drain",
     "reload",
+    "policies",
     "watch",
     "work",
     "completion",

@@ -45,6 +45,7 @@ LIVE = {
     "pause": "client_tubes:pause",
     "drain": "client_drain:drain",
     "reload": "client_reload:reload",
+    "policies": "client_policies:policies",
     "watch": "client_watch:watch",
     "work": "work:work",
     "completion": "completion:completion",

@@ -34,7 +34,7 @@ from geventstalk.core.tube import Client, Tube
 from geventstalk.core.undo import rebuild
 
 ADMITTED: Final = 0
-"""A put may go on."""
+"""A put may go on. All other outcomes of a put are true."""
 # Outcomes of a put, named as on the wire.
 INSERTED: Final = 4
 DRAINING: Final = 5
@@ -208,7 +208,7 @@ class Engine(Due):
         """Gives the ledger a slice of a large body that is complete, so that put() has little left to do.
 
         Returns INSERTED when the caller may call put(), and UNFINISHED when the caller has to call prepare() again.
-        After DRAINING or OUT_OF_MEMORY the caller has to call abandon_put(). Meanwhile no client sees the job.
+        After any other outcome the caller has to call abandon_put(). Meanwhile no client sees the job.
         """
         tube = self.tube_by_number[job.tube]
         if not job.body:
@@ -232,6 +232,10 @@ class Engine(Due):
         """
         if self.draining:
             return DRAINING
+        if self.policies is not None:
+            outcome = self._apply_policy(job, len(body), tube)
+            if outcome != ADMITTED:
+                return outcome
         bodies = self.bodies
         if bodies is not None:
             bodies.unclaim(job.id)
@@ -242,6 +246,28 @@ class Engine(Due):
         if not self.ledger.admits(len(body) + tags_bytes(job), tube.name):
             return OUT_OF_MEMORY
         return self._judge(job, tube, now_ns)
+
+    def _apply_policy(self, job: Job, body_bytes: int, tube: Tube) -> int:
+        """Gives a new job what the policy of its tube says. Returns ADMITTED, TOO_BIG or OUT_OF_MEMORY."""
+        policies = self.policies
+        assert policies is not None
+        if tube.policies is not policies:
+            tube.policy = policies.of(tube.name)
+            tube.policies = policies
+        policy = tube.policy
+        if policy is None:
+            return ADMITTED
+        if body_bytes - len(b"\r\n") > policy.max_job_bytes:
+            return TOO_BIG
+        if tube.jobs > policy.max_jobs:
+            return OUT_OF_MEMORY
+        job.rank = job.pri = policy.priority_of(job.pri)
+        job.delay_s = policy.delay_of(job.delay_s)
+        job.ttr_s = policy.ttr_of(job.ttr_s)
+        if policy.tags is not None:
+            tags = tags_of(job)
+            job.tally = TaggedTally(policy.tags if tags is None else policy.tags_with(tags))
+        return ADMITTED
 
     def _judge(self, job: Job, tube: Tube, now_ns: int) -> int:
         """Returns ADMITTED when the tags of a new job let it in, or DUPLICATE, CYCLE or OUT_OF_MEMORY.
@@ -294,14 +320,14 @@ class Engine(Due):
     def put(self, job: Job, body: bytes, now_ns: int) -> int:
         """Inserts a job whose body, with its CRLF, is complete.
 
-        Returns INSERTED, DRAINING or OUT_OF_MEMORY; for a job with tags also DUPLICATE or CYCLE.
+        Returns INSERTED, DRAINING, OUT_OF_MEMORY or TOO_BIG; for a job with tags also DUPLICATE or CYCLE.
         """
         tube = self.tube_by_number[job.tube]
         if not job.body:  # otherwise the ledger has most of the body, through prepare()
             outcome = self._admit(job, body, tube, now_ns)
         else:  # of a new job, only one with tags has a tally
             outcome = ADMITTED if job.tally is None else self._judge(job, tube, now_ns)
-        if outcome != ADMITTED:
+        if outcome:
             self.abandon_put(job)
             return outcome
         if job.delay_s:

@@ -141,7 +141,7 @@ class Operate(Engine):
         finally:
             if outcome != DONE:
                 tally.tags, tally.why = before, before_why
-        self.rules_of_tags().grew(before, tally.tags)
+        self.rules_of_tags().grew(before, tally)
         return outcome
 
     def _forget_mark(self, id: int, now_ns: int) -> None:

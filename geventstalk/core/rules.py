@@ -28,6 +28,8 @@ _LINKS_MAX: Final = 10_000
 """Groups that a search for a cycle looks at: some milliseconds. A chain that is longer is refused."""
 TAGS_BYTES: Final = 700
 """About the memory of the tags of a job, or of a mark, without their text, which takes up to twice its bytes."""
+SHARED_BYTES: Final = 250
+"""The same for a job whose tags are those of another job."""
 KEY_BYTES: Final = 400
 """The same for a key of its own, with its lane."""
 BYTES_MIN: Final = 1 << 22
@@ -75,6 +77,16 @@ class Group:
         self.after: dict[bytes, int] = {}
 
 
+class _Shared:
+    """Tags that several jobs have, and how many jobs that are."""
+
+    __slots__ = ("jobs", "tags")
+
+    def __init__(self, tags: Tags) -> None:
+        self.tags = tags
+        self.jobs = 0
+
+
 class Duplicate:
     """The job that stands where a put has another with the same key: its id, its state, and its priority if raised."""
 
@@ -99,6 +111,7 @@ class Rules(Timer):
         self.due: deque[int] = deque()  # ids of jobs and marks for settle()
         self.bytes = 0  # about what the tags of jobs and marks take
         self.loading = False  # jobs are restored, in order of their ids: members of a group may follow those that wait
+        self._shared: dict[bytes, _Shared] = {}  # by their text; tags with a unique key are not shared
         self._unique: dict[bytes, int] = {}
         self._keys: dict[bytes, _Key] = {}
         self._over: dict[int, int] = {}  # why the time of ready jobs in their tube is over
@@ -113,7 +126,8 @@ class Rules(Timer):
     def takes(self, tags: Tags) -> bool:
         """Returns whether memory has room for a job with these tags. A mark takes what its job took."""
         bodies = self._engine.bodies
-        return bodies is None or self.bytes + _bytes_of(tags) <= max(bodies.max_bytes // 4, BYTES_MIN)
+        more = SHARED_BYTES if tags.text in self._shared else _bytes_of(tags)
+        return bodies is None or self.bytes + more <= max(bodies.max_bytes // 4, BYTES_MIN)
 
     def closes_cycle(self, tags: Tags) -> bool:
         """Returns whether a group would wait for itself, if a job with these tags were put."""
@@ -139,8 +153,8 @@ class Rules(Timer):
         tally = job.tally
         if not isinstance(tally, TaggedTally):
             return
+        self._share(tally)
         tags = tally.tags
-        self.bytes += _bytes_of(tags)
         tally.freed = tally.freed or tally.reserves > 0
         if tags.unique:
             self._unique.setdefault(_unique_key(tube.name, tags), job.id)
@@ -156,7 +170,7 @@ class Rules(Timer):
         if not isinstance(tally, TaggedTally):
             return
         tags = tally.tags
-        self.bytes -= _bytes_of(tags)
+        self._unshare(tags)
         if tags.unique:
             key = _unique_key(tube.name, tags)
             if self._unique.get(key) == job.id:
@@ -169,9 +183,37 @@ class Rules(Timer):
             if not group.pending:
                 self._free(group, now_ns)
 
-    def grew(self, before: Tags, tags: Tags) -> None:
+    def grew(self, before: Tags, tally: TaggedTally) -> None:
         """Hears that a job has other tags."""
-        self.bytes += _bytes_of(tags) - _bytes_of(before)
+        self._unshare(before)
+        self._share(tally)
+
+    def _share(self, tally: TaggedTally) -> None:
+        """Counts the memory of a job's tags. Equal tags of several jobs become the same object."""
+        tags = tally.tags
+        if tags.unique:
+            self.bytes += _bytes_of(tags)
+            return
+        shared = self._shared.get(tags.text)
+        if shared is None:
+            shared = self._shared[tags.text] = _Shared(tags)
+            self.bytes += _bytes_of(tags)
+        else:
+            tally.tags = shared.tags
+            self.bytes += SHARED_BYTES
+        shared.jobs += 1
+
+    def _unshare(self, tags: Tags) -> None:
+        if tags.unique:
+            self.bytes -= _bytes_of(tags)
+            return
+        shared = self._shared[tags.text]
+        shared.jobs -= 1
+        if shared.jobs:
+            self.bytes -= SHARED_BYTES
+        else:
+            del self._shared[tags.text]
+            self.bytes -= _bytes_of(tags)
 
     def moves(self, job: Job, before: Tube, name: bytes) -> None:
         """Follows a job from one tube to another. It is unique there unless another job has its key."""
@@ -523,6 +565,7 @@ class Rules(Timer):
         """Forgets everything but the marks. enter() follows for each job, then the orders and place() for each."""
         self.forget()
         self.bytes = 0
+        self._shared = {}
         self.groups = {}
         self._unique = {}
         self._keys = {}

@@ -31,6 +31,7 @@ from geventstalk.core.order import EMPTY
 from geventstalk.core.rules import Rules
 from geventstalk.core.timerwheel import NEVER, Timer, TimerWheel
 from geventstalk.core.tube import NO_ID, Client, Tube
+from geventstalk.policies import Policies
 
 SMALL_STEPS: Final = 16
 """Small steps that count as one unit of work. To move one job is one unit."""
@@ -53,6 +54,7 @@ class EngineState:
         self.jobs = JobTable()
         self.bodies: Bodies | None = None  # None: memory has no bound, and every job has its body
         self.rules: Rules | None = None  # None: no job has had tags yet
+        self.policies: Policies | None = None  # None: no tube has a policy
         self.next_id = 1
         self.tubes: dict[bytes, Tube] = {}  # in order of creation
         self.clients: dict[int, Client] = {}

@@ -14,6 +14,7 @@ from geventstalk.core.line import Line
 from geventstalk.core.meter import Rates, Times
 from geventstalk.core.order import Order
 from geventstalk.core.timerwheel import NEVER, Timer
+from geventstalk.policies import Policies, Policy
 
 if TYPE_CHECKING:
     from geventstalk.core.shares import Shares
@@ -56,6 +57,8 @@ class Tube(Timer):
         "number",
         "pause_s",
         "paused_until_ns",
+        "policies",
+        "policy",
         "queued",
         "rates",
         "ready",
@@ -91,6 +94,8 @@ class Tube(Timer):
         self.urgent = 0
         self.pause_s = 0
         self.paused_until_ns = 0  # 0: not paused
+        self.policies: Policies | None = None  # those of the engine when `policy` was looked up
+        self.policy: Policy | None = None
         self.total_jobs = 0
         self.total_deletes = 0
         self.total_releases = 0

@@ -149,6 +149,7 @@ class OnePut(Put):
         super().__init__(backend.engine, backend.service, tube, body, *numbers, tags)
         self.after: views.Json = {}
         self._backend = backend
+        self._tube = tube
 
     def run(self, now_ns: int) -> bool:
         over = super().run(now_ns)
@@ -170,9 +171,15 @@ class OnePut(Put):
         """Raises HTTPError for any other outcome."""
         if self.outcome == DRAINING:
             raise falcon.HTTPServiceUnavailable(description="The server is draining: it refuses puts.")
+        policies, tube = self._backend.engine.policies, self._backend.engine.tubes.get(self._tube)
+        policy = None if policies is None else policies.of(self._tube)
         if self.outcome == TOO_BIG:
             most = self._backend.service.max_job_bytes
+            most = most if policy is None else min(most, policy.max_job_bytes)
             raise falcon.HTTPContentTooLarge(description=f"The body of a job has at most {most} bytes.")
+        jobs = 0 if tube is None else tube.jobs
+        if self.outcome == OUT_OF_MEMORY and policy is not None and jobs >= policy.max_jobs:
+            raise falcon.HTTPInsufficientStorage(description=f"The tube's policy allows {policy.max_jobs} jobs.")
         if self.outcome == OUT_OF_MEMORY:
             raise falcon.HTTPInsufficientStorage(description=NO_ROOM)
         if self.outcome == CYCLE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -17,6 +17,9 @@ import gevent
 from gevent.lock import BoundedSemaphore
 
 from geventstalk.config import ConfigError, Settings
+
+LIVE: Final = frozenset({"policies"})
+"""The settings that a running server changes."""
 
 
 class Source(Protocol):
@@ -82,23 +85,37 @@ def _read(sources: Sequence[Source]) -> Any:
 
 
 class Options:
-    """The file of settings. None of its keys changes what a running server does: a reload says which have changed."""
+    """The file of settings. A running server changes those of LIVE; of others a reload says that they have changed."""
 
-    def __init__(self, path: str, settings: Settings, load: Callable[[], Settings], log: logging.Logger) -> None:
+    def __init__(
+        self,
+        path: str,
+        settings: Settings,
+        load: Callable[[], Settings],
+        use: Callable[[Settings], None],
+        log: logging.Logger,
+    ) -> None:
         self.files: Final = (path,)
         self.changed: tuple[str, ...] = ()
         self._settings = settings
         self._load = load
+        self._take = use
         self._log = log
 
     def read(self) -> Callable[[], None]:
-        found = self._load()
-        names = [each.name for each in fields(found)]
-        return partial(self._use, [name for name in names if getattr(found, name) != getattr(self._settings, name)])
+        return partial(self._use, self._load())
 
-    def _use(self, changed: Sequence[str]) -> None:
-        self.changed = tuple(changed)
-        if changed:
-            self._log.warning("changed in %s, and in use after a restart only: %s", self.files[0], ", ".join(changed))
-        else:
-            self._log.info("read the settings of %s again: none has changed", self.files[0])
+    def _use(self, found: Settings) -> None:
+        changed = [
+            each.name for each in fields(found) if getattr(found, each.name) != getattr(self._settings, each.name)
+        ]
+        self.changed = tuple(name for name in changed if name not in LIVE)
+        path, used = self.files[0], [name for name in changed if name in LIVE]
+        if used:
+            self._take(found)
+            self._settings = replace(self._settings, **{name: getattr(found, name) for name in used})
+            self._log.info("read the settings of %s again, and use those that have changed: %s", path, ", ".join(used))
+        if self.changed:
+            self._log.warning("changed in %s, and in use after a restart only: %s", path, ", ".join(self.changed))
+        if not changed:
+            self._log.info("read the settings of %s again: none has changed", path)

@@ -37,6 +37,7 @@ from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
 from geventstalk.front.parting import let_read, send_rest
 from geventstalk.logs import Trace, make_trace
+from geventstalk.policies import Policies
 from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
 from geventstalk.serving.busy_poll import BusyPoll
 from geventstalk.serving.connection import Ahead, Connection, Unsent
@@ -103,6 +104,7 @@ class Server:
         self._engine = Operate(monotonic_ns())
         if settings.max_memory is not None:
             self._engine.bodies = Bodies(settings.max_memory)
+        self.use_settings(settings)
         self._service = Service(self._engine, settings.max_job_bytes, self._facts, self._tell)
         self._service.drain = self.drain
         memory = Memory()
@@ -219,6 +221,10 @@ class Server:
         """Ends run() cleanly: what was answered is safe, what was not answered is not done."""
         self._stopped_by = self._stopped_by or why
         self._stopped.set()
+
+    def use_settings(self, settings: Settings) -> None:
+        """Uses the settings that a reload can change, see reload.LIVE."""
+        self._engine.policies = Policies(settings.policies) if settings.policies else None
 
     def drain(self, on: bool) -> None:
         """While the server drains, it refuses puts and serves every other command."""

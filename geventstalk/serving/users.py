@@ -20,7 +20,7 @@ from typing import Any, Final
 from geventstalk import config_values as values
 from geventstalk.config import ConfigError
 from geventstalk.config_listeners import ADDRESS, CERTIFICATE, UNIX_USER, Listener
-from geventstalk.limits import TUBE_NAME_CHARACTERS
+from geventstalk.globs import is_glob
 from geventstalk.rights import EVERY_TUBE, HASH, OPERATE, RIGHTS, Access, Network, Proof, User
 from geventstalk.serving.tls import TlsStream
 from geventstalk.stream import Stream
@@ -28,7 +28,6 @@ from geventstalk.stream import Stream
 _FILE_BYTES_MAX: Final = 1 << 20
 _FORBIDDEN: Final = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 _NAME: Final = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
-_PATTERN_CHARS: Final = {*TUBE_NAME_CHARACTERS.decode(), "*"}
 _PROOFS: Final = ("certificate", "token", "unix_user", "address")
 
 
@@ -160,7 +159,7 @@ def _rights(value: object) -> dict[str, int]:
         raise ValueError('rights is a mapping of patterns of tubes, such as {"mail.*": work}')
     rights = {}
     for pattern, words in value.items():
-        if not isinstance(pattern, str) or not pattern or not _PATTERN_CHARS.issuperset(pattern):
+        if not is_glob(pattern):
             raise ValueError(f"{values.shown(pattern)} is no pattern of tubes: a name, with * for any characters")
         granted = 0
         for word in _as_list(words):

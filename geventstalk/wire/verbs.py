@@ -69,7 +69,7 @@ class Put(Verb):
             return
         client.counts[self.number] += 1
         outcome = service.admit(size)
-        if outcome != ADMITTED:
+        if outcome:
             client.skip(size + 2, REFUSALS[outcome])
             return
         client.upload = client.engine.open_put(client, pri, delay_s, ttr_s or 1, now_ns)

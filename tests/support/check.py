@@ -103,6 +103,8 @@ def _check_tube(engine: Engine, tube: Tube) -> None:
 def _check_rules(engine: Engine, rules: Rules) -> None:
     """Which ready jobs may be given out, recounted from the fields of all jobs."""
     tagged = [(job, tally) for job in engine.jobs.in_order() if isinstance(tally := job.tally, TaggedTally)]
+    shared = Counter(tally.tags.text for _, tally in tagged if not tally.tags.unique)
+    assert {text: each.jobs for text, each in rules._shared.items()} == dict(shared)
     pending = Counter(tally.tags.group for _, tally in tagged if tally.tags.group)
     buried = Counter(tally.tags.group for job, tally in tagged if tally.tags.group and job.state == BURIED)
     reserved = Counter(tally.tags.key for job, tally in tagged if tally.tags.key and job.state == RESERVED)
