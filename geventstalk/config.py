@@ -233,6 +233,21 @@ class Settings:
         None, "--http-tokens", "FILE", values.optional(values.text("file")),
         "Tokens for HTTP: a file of lines `NAME read|admin TOKEN`, which other users must not be able to read.",
     )
+    http_cert: str | None = _option(
+        None, "--http-cert", "FILE", values.optional(values.text("file")),
+        "Certificate for HTTP, in PEM, with those between it and its authority: each address of --http but unix:PATH "
+        "then speaks HTTPS.",
+    )
+    http_key: str | None = _option(
+        None, "--http-key", "FILE", values.optional(values.text("file")),
+        "Key of that certificate, in PEM and without a password, which other users must not be able to read.",
+    )
+    http_insecure: bool = _option(
+        False, "--http-insecure", "", values.switch,
+        "Serve other hosts over HTTP without TLS: whoever is on the way reads tokens and jobs.",
+        kind="switch",
+        negative=("--http-secure", "false", "With --http-secure, the default, they need --http-cert and --http-key."),
+    )
     http_host: tuple[str, ...] = _option(
         (), "--http-host", "NAME", values.listed(values.http_host),
         "A further name by which HTTP requests may call this server, such as that of a proxy in front of it.",
@@ -271,6 +286,17 @@ class Settings:
         if self.tls_listen is None or self.tls_cert is None or self.tls_key is None:
             return self.listeners
         return (*self.listeners, Listener(self.tls_listen, Tls(self.tls_cert, self.tls_key, self.tls_client_ca)))
+
+    @property
+    def http_tls(self) -> Tls | None:
+        """Returns the files of HTTPS, None where HTTP has no TLS."""
+        return None if self.http_cert is None or self.http_key is None else Tls(self.http_cert, self.http_key)
+
+    @property
+    def certificates(self) -> dict[str, Tls]:
+        """Returns all files of certificates, by what they are for."""
+        found = {each.address: each.tls for each in self.extra_listeners if each.tls is not None}
+        return found | ({"HTTP": self.http_tls} if self.http and self.http_tls is not None else {})
 
     @property
     def plain_hosts(self) -> tuple[str | None, ...]:
@@ -330,12 +356,7 @@ def _refuse_password(journal: str) -> None:
 
 def require_fitting(settings: Settings) -> None:
     """Raises ConfigError when options do not go together."""
-    if settings.tls_listen is None:
-        for key in ("tls_cert", "tls_key", "tls_client_ca"):
-            if getattr(settings, key) is not None:
-                raise ConfigError(f"{_BY_KEY[key].flags[0]} is for --tls-listen, which is missing")
-    elif settings.tls_cert is None or settings.tls_key is None:
-        raise ConfigError("--tls-listen needs --tls-cert and --tls-key")
+    _require_certificates(settings)
     _require_users(settings)
     if settings.shared:
         if not all(each.is_plain for each in settings.extra_listeners):
@@ -357,6 +378,19 @@ def require_fitting(settings: Settings) -> None:
     for key in ("node", "advertise", "lease", "put_wait", "takeover_wait"):
         if getattr(settings, key) != _BY_KEY[key].default:
             raise ConfigError(f"{_BY_KEY[key].flags[0]} is for nodes that share a journal: -b postgresql://...")
+
+
+def _require_certificates(settings: Settings) -> None:
+    if settings.tls_listen is None:
+        for key in ("tls_cert", "tls_key", "tls_client_ca"):
+            if getattr(settings, key) is not None:
+                raise ConfigError(f"{_BY_KEY[key].flags[0]} is for --tls-listen, which is missing")
+    elif settings.tls_cert is None or settings.tls_key is None:
+        raise ConfigError("--tls-listen needs --tls-cert and --tls-key")
+    if (settings.http_cert is None) != (settings.http_key is None):
+        raise ConfigError("--http-cert and --http-key need each other")
+    if settings.http_tls is not None and not settings.http:
+        raise ConfigError("--http-cert is for --http, which is missing")
 
 
 def _require_users(settings: Settings) -> None:

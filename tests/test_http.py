@@ -84,7 +84,7 @@ def test_stats_say_where_http_is(start_server: Start, tmp_path: Path) -> None:
 
 def test_tokens_have_roles(start_server: Start, tokens: Path) -> None:
     port = free_port()
-    start_server("--http", f"0.0.0.0:{port}", "--http-tokens", str(tokens))
+    start_server("--http", f"0.0.0.0:{port}", "--http-insecure", "--http-tokens", str(tokens))
     nobody, reader, admin, liar = (Web(port, token) for token in (None, READ, ADMIN, READ[:-1] + "x"))
     assert nobody.status("GET", "/api/v1/server") == 401
     assert liar.status("GET", "/api/v1/server") == 401

@@ -6,11 +6,13 @@ import logging
 import os
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from geventstalk.config import ConfigError, Settings, load
+from geventstalk.config import ConfigError, Settings, load, require_fitting
 from geventstalk.serving.listen import (
     AddressInUse,
     check_listeners,
@@ -23,9 +25,9 @@ from tests.support.process import GEVENTSTALK, ROOT, free_port
 LOG = logging.getLogger("tests.listen")
 
 
-def opened(*addresses: str, tokens: str | None = None) -> list[str]:
+def opened(*addresses: str, tokens: str | None = None, insecure: bool = False) -> list[str]:
     """The addresses of the sockets that are opened for these; they are closed again."""
-    settings, _ = load({"http": addresses, **({"http_tokens": tokens} if tokens else {})}, {})
+    settings = Settings(http=load({"http": addresses}, {})[0].http, http_tokens=tokens, http_insecure=insecure)
     listeners = open_http_listeners(settings, LOG)
     try:
         return [full_address_of(listener) for listener in listeners]
@@ -48,7 +50,28 @@ def test_addresses_that_others_reach_need_tokens(address: str) -> None:
     with pytest.raises(ConfigError, match="--http-tokens"):
         check_listeners(Settings(listen=("127.0.0.1",), port="0", http=(address,)))
     if "ffff" not in address:
-        assert len(opened(address, tokens="/t")) == 1
+        assert len(opened(address, tokens="/t", insecure=True)) == 1
+
+
+def test_addresses_that_others_reach_need_tls(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="could read tokens and jobs"):
+        opened("0", "0.0.0.0:0", tokens="/t")
+    settings = Settings(http=("0.0.0.0:0",), http_tokens="/t", http_cert="/c", http_key="/k")
+    assert not check_listeners(replace(settings, listen=("127.0.0.1",), port="0"))
+    assert len(opened("[::1]:0", f"unix:{tmp_path}/s", tokens="/t")) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"http": ("0",), "http_cert": "/c"}, "--http-cert and --http-key need each other"),
+        ({"http": ("0",), "http_key": "/c"}, "--http-cert and --http-key need each other"),
+        ({"http_cert": "/c", "http_key": "/k"}, "--http-cert is for --http, which is missing"),
+    ],
+)
+def test_certificates_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        require_fitting(Settings(**settings))
 
 
 def test_a_unix_socket_that_everybody_may_use_needs_tokens(tmp_path: Path) -> None:
@@ -101,5 +124,8 @@ def test_check_config_finds_what_a_start_would_find(tmp_path: Path) -> None:
     code, said = check_config("--http", "0.0.0.0:0")
     assert code == 5 and "--http-tokens" in said
     audit = tmp_path / "audit"
-    assert check_config("--http", "0.0.0.0:0", "--http-tokens", str(tokens), "--audit", str(audit)) == (0, "")
+    words = ["--http", "0.0.0.0:0", "--http-tokens", str(tokens), "--audit", str(audit)]
+    code, said = check_config(*words)
+    assert code == 5 and "--http-insecure" in said
+    assert check_config("--http-insecure", *words) == (0, "")
     assert not audit.exists()

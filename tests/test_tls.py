@@ -76,6 +76,11 @@ def listener(pki: Pki) -> Listener:
     return Listener("127.0.0.1:1", Tls(str(pki.server.certificate), str(pki.server.key)))
 
 
+def tls_of(listener: Listener) -> Tls:
+    assert listener.tls is not None
+    return listener.tls
+
+
 # The stream
 
 
@@ -291,7 +296,7 @@ def test_connections_that_do_not_shake_hands_are_closed(
 ) -> None:
     """Silent ones, slow ones, those that go away, and those that speak something else."""
     monkeypatch.setattr(shaking, "HANDSHAKE_S", 0.2)
-    handshakes = Handshakes([listener], LOG)
+    handshakes = Handshakes([tls_of(listener)], LOG)
     pairs = [connect() for _ in range(4)]
     runs = [gevent.spawn(handshakes.run, ours, listener) for ours, _ in pairs]
     gevent.sleep(0.01)
@@ -316,7 +321,7 @@ def test_connections_that_do_not_shake_hands_are_closed(
 def test_the_newest_of_too_many_are_closed_at_once(
     pki: Pki, listener: Listener, connect: Callable[[], tuple[socket.socket, socket.socket]]
 ) -> None:
-    handshakes = Handshakes([listener], LOG)
+    handshakes = Handshakes([tls_of(listener)], LOG)
     handshakes.unfinished_max = 2
     pairs = [connect() for _ in range(3)]
     first, second = (gevent.spawn(handshakes.run, ours, listener) for ours, _ in pairs[:2])
@@ -334,7 +339,7 @@ def test_handshakes_leave_the_event_loop_to_others(listener: Listener, monkeypat
     """However many are ready: a share of each pass of the event loop, and one step at least."""
     now_ns = [0]
     monkeypatch.setattr(shaking, "monotonic_ns", lambda: now_ns[0])
-    handshakes = Handshakes([listener], LOG)
+    handshakes = Handshakes([tls_of(listener)], LOG)
     passes: list[int] = [0]
 
     class Visitor:

@@ -61,4 +61,4 @@ def _console(at: str) -> str | None:
             found = address.of_api(server.facts.get("http", ""), leader)
     except ClientError:
         return None
-    return None if found is None or found.is_unix else f"http://{found}/"
+    return None if found is None or found.is_unix else f"{found}/" if found.secure else f"http://{found}/"

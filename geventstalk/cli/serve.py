@@ -96,9 +96,9 @@ def files_of(settings: Settings, config_file: str | None) -> dict[str, str | Non
     begins_anew = settings.shared or settings.access is not None  # users can be taken away by a reload only
     read = (config_file or os.environ.get(ENV_CONFIG) or None) if begins_anew else None
     files = {"--http-tokens": tokens, "--access": settings.access, "--config": read}
-    for each in settings.extra_listeners:
-        for name, path in (each.tls._asdict() if each.tls else {}).items():
-            files[f"tls {name} of {each.address}"] = path
+    for address, tls in settings.certificates.items():
+        for name, path in tls._asdict().items():
+            files[f"tls {name} of {address}"] = path
     return files
 
 
@@ -186,12 +186,11 @@ def _open(
 
 def check_certificates(settings: Settings) -> None:
     """Raises ConfigError when a listener cannot use its certificate."""
-    if any(each.tls for each in settings.extra_listeners):
+    if settings.certificates:
         from geventstalk.serving.tls import Certificate  # here: few servers have one, and ssl takes 10 ms
 
-        for each in settings.extra_listeners:
-            if each.tls:
-                Certificate(each.tls)
+        for each in settings.certificates.values():
+            Certificate(each)
 
 
 def check_access(settings: Settings) -> None:

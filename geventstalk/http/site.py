@@ -13,7 +13,6 @@ from time import monotonic
 from typing import Any, Final
 
 import gevent
-from gevent import socket as gevent_socket
 
 from geventstalk.config import Settings
 from geventstalk.http import app, wire
@@ -55,10 +54,13 @@ class Site:
         gevent.spawn(Sampler(backend).run)
         self._service = Service(backend, app.make(backend, self._access), self._log)
 
-    def serve(self, sock: socket.socket, peer: str) -> None:
-        """Serves one connection until its end, and closes it. Runs in the greenlet of the connection."""
+    def serve(self, sock: Any, peer: str, *, secure: bool = False) -> None:
+        """Serves one connection until its end, and closes it. Runs in the greenlet of the connection.
+
+        `sock` waits as gevent's sockets do; `secure` says that it has TLS.
+        """
         assert self._service is not None
-        self._service.serve(sock, peer)
+        self._service.serve(sock, peer, secure=secure)
 
     def give_up_some(self) -> None:
         """Closes the connections that have been idle the longest, to admit new ones."""
@@ -91,10 +93,8 @@ class Service:
 
     # --- connections
 
-    def serve(self, sock: socket.socket, peer: str) -> None:
-        fd = sock.detach()
-        own: Any = gevent_socket.socket(sock.family, sock.type, sock.proto, fileno=fd)
-        handler = wire.Handler(own, peer, self)
+    def serve(self, sock: Any, peer: str, *, secure: bool = False) -> None:
+        handler = wire.Handler(sock, peer, self, secure=secure)
         self._backend.turn.guests += 1
         try:
             handler.handle()
@@ -103,7 +103,7 @@ class Service:
         finally:
             self._backend.turn.guests -= 1
             self._forget(handler)
-            own.close()
+            sock.close()
 
     def rests(self, handler: wire.Handler) -> None:
         """Notes that the connection waits for a request, or for its end."""

@@ -285,7 +285,8 @@ class Body(pywsgi.Input):
 class Handler(pywsgi.WSGIHandler):
     """One connection and its requests. Its server is a Service of site.py."""
 
-    def __init__(self, sock: Any, peer: str, service: Any) -> None:
+    def __init__(self, sock: Any, peer: str, service: Any, *, secure: bool = False) -> None:
+        self._secure = secure
         self.input = Input(sock, service.breathe)
         self.head = False
         self._peer = peer
@@ -341,6 +342,8 @@ class Handler(pywsgi.WSGIHandler):
         base: Any = super()
         environ: dict[str, Any] = base.get_environ()
         environ["geventstalk.peer"] = self._peer
+        if self._secure:
+            environ["wsgi.url_scheme"] = "https"
         environ["geventstalk.connection"] = proxy(self)  # weak: there is no collector of cycles
         self.head = environ["REQUEST_METHOD"] == "HEAD"
         if self.head:

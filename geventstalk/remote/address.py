@@ -15,10 +15,11 @@ _HERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}
 
 
 class Address(NamedTuple):
-    """A TCP address, or the path of a unix socket, which has no port."""
+    """A TCP address, or the path of a unix socket, which has no port. `secure` says that an API has TLS there."""
 
     host: str
     port: str | None
+    secure: bool = False
 
     @property
     def is_unix(self) -> bool:
@@ -32,7 +33,8 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         if self.port is None:
             return UNIX + self.host
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        scheme = "https://" if self.secure else ""
+        return f"{scheme}[{self.host}]:{self.port}" if ":" in self.host else f"{scheme}{self.host}:{self.port}"
 
 
 def of_server(listen: Sequence[str], port: str) -> Address:
@@ -44,7 +46,7 @@ def of_server(listen: Sequence[str], port: str) -> Address:
 
 
 def of_api(said: str, server: Address) -> Address | None:
-    """Returns the address of the API from the server's own facts, `127.0.0.1:8080` or `unix:/run/web,[::]:8080`.
+    """Returns the address of the API from the server's own facts: `127.0.0.1:8080`, `https://[::]:8443,unix:/run/web`.
 
     Returns None when the facts name no API, or none on the host of the server's port.
     """
@@ -53,13 +55,14 @@ def of_api(said: str, server: Address) -> Address | None:
             if server.is_local:
                 return Address(one[len(UNIX) :], None)
             continue
-        host, colon, port = one.rpartition(":")
+        secure = one.startswith("https://")
+        host, colon, port = one.removeprefix("https://").rpartition(":")
         host = host.strip("[]")
         if not colon or not port.isdecimal():
             continue
         if host in _HERE:
-            return Address(_HERE[host] if server.is_unix else server.host, port)
-        found = Address(host, port)
+            return Address(_HERE[host] if server.is_unix else server.host, port, secure)
+        found = Address(host, port, secure)
         if host == server.host or (found.is_local and server.is_local):
             return found
     return None

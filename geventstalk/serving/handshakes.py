@@ -34,9 +34,9 @@ _TELL_EVERY_S: Final = 60.0
 class Handshakes:
     """All connections that are on their way to a session, and the certificates of their listeners."""
 
-    def __init__(self, listeners: Iterable[Listener], log: logging.Logger) -> None:
+    def __init__(self, certificates: Iterable[Tls], log: logging.Logger) -> None:
         """Raises ConfigError."""
-        self._certificates = {each.tls: Certificate(each.tls) for each in listeners if each.tls is not None}
+        self._certificates = {each: Certificate(each) for each in certificates}
         self._log = log
         self._queue: deque[_Visitor] = deque()
         self._next_pass: Any = gevent.get_hub().loop.timer(0)
@@ -61,11 +61,10 @@ class Handshakes:
         self.unfinished += 1
         visitor = _Visitor(self, sock)
         try:
-            stream = visitor.shake_hands(self._context_of(listener))
+            stream = visitor.shake_hands(self.context_of(listener.tls))
         except (OSError, MemoryError) as error:
             sock.close()
-            self.failed += 1
-            self._tell(error)
+            self.count_failed(error)
             return None
         finally:
             visitor.close()
@@ -86,8 +85,9 @@ class Handshakes:
         if self._queue and not self._next_pass.active:
             self._next_pass.start(self._run)
 
-    def _tell(self, error: Exception) -> None:
-        """Logs that a handshake failed, seldom. A client that only connects, or goes away, is no news."""
+    def count_failed(self, error: Exception) -> None:
+        """Counts a handshake that failed, and logs it, seldom. A client that goes away is no news."""
+        self.failed += 1
         if isinstance(error, ConnectionError) or monotonic() < self._told_s + _TELL_EVERY_S:
             return
         self._told_s = monotonic()
@@ -95,12 +95,13 @@ class Handshakes:
 
     # --- files
 
-    def _context_of(self, listener: Listener) -> Any:
-        assert listener.tls is not None
+    def context_of(self, files: Tls | None) -> Any:
+        """Returns the context of these files as they were read last; looks for changes first, once a second."""
+        assert files is not None
         if monotonic() >= self._looked_s + LOOK_EVERY_S and (self._look is None or self._look.dead):
             self._looked_s = monotonic()
             self._look = gevent.spawn(self._look_for_changes)
-        return self._certificates[listener.tls].context
+        return self._certificates[files].context
 
     def _look_for_changes(self) -> None:
         """Reads the files that have changed, in a thread; new connections use them from then on."""

@@ -341,6 +341,12 @@ def _http_plans(settings: Settings) -> list[_Plan]:
                 f"everybody who can reach {address} could read and delete every job (--http); "
                 "say with --http-tokens who may, or give an address of this host alone"
             )
+        is_local = isinstance(plan, _UnixPlan) or guarded
+        if not is_local and settings.http_tls is None and not settings.http_insecure:
+            raise ConfigError(
+                f"whoever is on the way to {address} could read tokens and jobs (--http); give --http-cert and "
+                "--http-key, or say --http-insecure, such as where a proxy that has TLS stands in front of it"
+            )
         plans.append(plan)
     return plans
 

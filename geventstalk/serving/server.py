@@ -153,7 +153,7 @@ class Server:
             self._log.warning("no front-end process is started: the server's own process has all of these listeners")
         self._descriptors = self._make_descriptors()
         self._descriptors.warn_of_few(self._log)
-        if any(each.tls for _, each in self._guarded):
+        if self._settings.certificates:
             self._handshakes = self._make_handshakes()
             self.reload.add(self._handshakes)
         if self._settings.access is not None:
@@ -245,7 +245,7 @@ class Server:
     def _make_handshakes(self) -> Handshakes:
         from geventstalk.serving.handshakes import Handshakes  # here: most servers have none
 
-        made = Handshakes([each for _, each in self._guarded if each.tls], self._log)
+        made = Handshakes(self._settings.certificates.values(), self._log)
         # Clients that begin no handshake leave half of the connections to others.
         made.unfinished_max = min(made.unfinished_max, max(1, self._descriptors.for_clients // 2))
         return made
@@ -339,7 +339,7 @@ class Server:
         backend.handshakes = self._handshakes
         backend.reload = self.reload
         backend.listen = [full_address_of(each) for each in self._listeners]
-        backend.http = [full_address_of(each) for each in site.listeners]
+        backend.http = [_web_address_of(each, self._settings) for each in site.listeners]
         self._backend = backend
         site.open(backend)
         share = Share(self._descriptors, CONNECTIONS_MAX, site.give_up_some)
@@ -349,7 +349,8 @@ class Server:
             acceptor.tell_every_s = TELL_SELDOM_S
             acceptor.start()
         for listener in site.listeners:
-            self._log.info("HTTP on %s", describe(listener))
+            secure = listener.family != socket.AF_UNIX and self._settings.http_tls is not None
+            self._log.info("%s on %s", "HTTPS" if secure else "HTTP", describe(listener))
         self._guests = share
         return acceptors
 
@@ -374,9 +375,20 @@ class Server:
 
     def _serve_guest(self, sock: socket.socket) -> None:
         """Serves one connection of HTTP until its end. Runs in the greenlet of the connection."""
+        from gevent import socket as gevent_socket  # here: only HTTP needs it
+
         assert self._site is not None
         try:
-            self._site.serve(sock, peer_of(sock))
+            peer, files = peer_of(sock), self._settings.http_tls
+            if files is None or sock.family == socket.AF_UNIX:
+                own = gevent_socket.socket(sock.family, sock.type, sock.proto, fileno=sock.detach())
+                self._site.serve(own, peer)
+                return
+            from geventstalk.serving.tls_socket import TlsSocket  # here: most servers have none
+
+            assert self._handshakes is not None and self._backend is not None
+            context = self._handshakes.context_of(files)
+            self._site.serve(TlsSocket(sock, context, self._handshakes, self._backend.breathe), peer, secure=True)
         finally:
             self._guests.give_back()
 
@@ -626,6 +638,12 @@ class Server:
             "binlog-records-written": 0,
             "binlog-max-size": self._settings.segment_bytes,
         }
+
+
+def _web_address_of(listener: socket.socket, settings: Settings) -> str:
+    """Returns where HTTP is served, for commands and people."""
+    address = full_address_of(listener)
+    return address if listener.family == socket.AF_UNIX or settings.http_tls is None else f"https://{address}"
 
 
 def _client_of_front(channel: Channel) -> FrontClient:

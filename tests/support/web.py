@@ -158,8 +158,8 @@ class Wired(Inside):
 
     def connect(self) -> Any:
         ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        self.greenlets.append(gevent.spawn(self.site.serve, theirs, "peer"))
+        waiting = gevent_socket.socket(fileno=theirs.detach())
+        self.greenlets.append(gevent.spawn(self.site.serve, waiting, "peer"))
         mine: Any = gevent_socket.socket(fileno=ours.detach())
         mine.settimeout(10)
         return mine

@@ -100,7 +100,7 @@ class LoginResource:
             self._show(req, resp, target, "This token is not known.")
             return
         name, value = cookie
-        secure = req.get_header("X-Forwarded-Proto") == "https"
+        secure = req.scheme == "https" or req.get_header("X-Forwarded-Proto") == "https"
         resp.set_cookie(name, value, path="/", http_only=True, same_site="Strict", secure=secure)
         resp.status = falcon.HTTP_303
         resp.location = target
