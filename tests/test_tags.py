@@ -189,6 +189,33 @@ def test_a_key_is_unique_for_a_while_after_the_end_of_its_job(server: Server) ->
     check(again.engine)
 
 
+# Bug: when the first of them was deleted, its key was free, although another job with it had been moved beside it.
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("ends", ["deleted", "deleted and marked", "moved"])
+def test_a_key_is_taken_while_any_job_with_it_lives(server: Server, restarts: bool, ends: str) -> None:
+    a = server.come()
+    text = "idp:k:5" if "marked" in ends else "idp:k"
+    assert [server.put(a, text, tube=b"a"), server.put(a, "idp:k")] == [1, 2]
+    server.engine.alter(1, KEEP, KEEP, KEEP, b"default", server.clock.ns)
+    if restarts:
+        server = Server(server.clock, server.log)
+        a = server.come()
+    first = 1 if restarts else 2
+    if ends == "moved":
+        server.engine.alter(first, KEEP, KEEP, KEEP, b"b", server.clock.ns)
+    else:
+        server.engine.delete(a, first, server.clock.ns)
+    if ends == "deleted and marked":
+        assert server.put(a, "idp:k") == -DUPLICATE
+        server.pass_s(6)
+    assert server.put(a, "idp:k") == -DUPLICATE and server.duplicate()[0] == 3 - first
+    server.engine.undo()
+    server.engine.delete(a, 3 - first, server.clock.ns)
+    server.pass_s(6)
+    assert server.put(a, "idp:k") > 0
+    check(server.engine)
+
+
 def test_tags_and_marks_have_a_bound(server: Server) -> None:
     """Without one, a client that puts jobs with long tags, or puts and deletes, would take all memory."""
     server.engine.bodies = Bodies(1 << 20)

@@ -112,7 +112,8 @@ class Rules(Timer):
         self.bytes = 0  # about what the tags of jobs and marks take
         self.loading = False  # jobs are restored, in order of their ids: members of a group may follow those that wait
         self._shared: dict[bytes, _Shared] = {}  # by their text; tags with a unique key are not shared
-        self._unique: dict[bytes, int] = {}
+        self._unique: dict[bytes, int] = {}  # the job or the mark that a put with this key finds
+        self._later: dict[bytes, dict[int, None]] = {}  # other jobs with the same key, which were moved together
         self._keys: dict[bytes, _Key] = {}
         self._over: dict[int, int] = {}  # why the time of ready jobs in their tube is over
         self._times = Order()  # when the times of ready jobs and of marks end, and their ids
@@ -157,7 +158,7 @@ class Rules(Timer):
         tags = tally.tags
         tally.freed = tally.freed or tally.reserves > 0
         if tags.unique:
-            self._unique.setdefault(_unique_key(tube.name, tags), job.id)
+            self._take_key(_unique_key(tube.name, tags), job.id)
         if tags.group:
             group = self._group(tags.group)
             group.pending += 1
@@ -172,9 +173,7 @@ class Rules(Timer):
         tags = tally.tags
         self._unshare(tags)
         if tags.unique:
-            key = _unique_key(tube.name, tags)
-            if self._unique.get(key) == job.id:
-                del self._unique[key]
+            self._leave_key(_unique_key(tube.name, tags), job.id)
         if tags.group:
             group = self.groups[tags.group]
             group.pending -= 1
@@ -216,13 +215,29 @@ class Rules(Timer):
             self.bytes -= _bytes_of(tags)
 
     def moves(self, job: Job, before: Tube, name: bytes) -> None:
-        """Follows a job from one tube to another. It is unique there unless another job has its key."""
+        """Follows a job from one tube to another, where other jobs may have its key."""
         tags = tags_of(job)
         if tags is not None and tags.unique:
-            key = _unique_key(before.name, tags)
-            if self._unique.get(key) == job.id:
-                del self._unique[key]
-            self._unique.setdefault(_unique_key(name, tags), job.id)
+            self._leave_key(_unique_key(before.name, tags), job.id)
+            self._take_key(_unique_key(name, tags), job.id)
+
+    def _take_key(self, key: bytes, id: int) -> None:
+        if self._unique.setdefault(key, id) != id:
+            self._later.setdefault(key, {})[id] = None
+
+    def _leave_key(self, key: bytes, id: int) -> None:
+        """Gives a key to the next job that has it, or sets it free."""
+        later = self._later.get(key)
+        if self._unique.get(key) != id:
+            if later is not None:
+                later.pop(id, None)
+        elif later:
+            self._unique[key] = min(later)
+            del later[self._unique[key]]
+        else:
+            del self._unique[key]
+        if later is not None and not later:
+            del self._later[key]
 
     # --- places
 
@@ -493,10 +508,17 @@ class Rules(Timer):
         self.bytes += _bytes_of(tally.tags)
         self.marks[mark.id] = mark
         self.mark_tubes[mark.id] = tube_name
-        self._unique[_unique_key(tube_name, tally.tags)] = mark.id
+        self._mark_key(_unique_key(tube_name, tally.tags), mark.id)
         tally.until_ns = max(1, mark.rank)
         self._times.push(tally.until_ns, mark.id)
         self._arm()
+
+    def _mark_key(self, key: bytes, id: int) -> None:
+        """Has a put find this mark, and not a job with the same key that was moved to its tube."""
+        job_id = self._unique.get(key)
+        self._unique[key] = id
+        if job_id is not None:
+            self._take_key(key, job_id)
 
     def mark_of(self, id: int) -> tuple[Job, bytes] | None:
         """Returns a mark and the name of its tube."""
@@ -509,9 +531,7 @@ class Rules(Timer):
         tally = mark.tally
         assert isinstance(tally, TaggedTally)
         self.bytes -= _bytes_of(tally.tags)
-        key = _unique_key(self.mark_tubes.pop(id), tally.tags)
-        if self._unique.get(key) == id:
-            del self._unique[key]
+        self._leave_key(_unique_key(self.mark_tubes.pop(id), tally.tags), id)
         self._stop_time(tally, id)
 
     # --- times
@@ -568,6 +588,7 @@ class Rules(Timer):
         self._shared = {}
         self.groups = {}
         self._unique = {}
+        self._later = {}
         self._keys = {}
         self._over = {}
         self._times = Order()
@@ -579,7 +600,7 @@ class Rules(Timer):
             assert isinstance(tally, TaggedTally)
             self.bytes += _bytes_of(tally.tags)
             tally.until_ns = max(1, mark.rank)
-            self._unique[_unique_key(self.mark_tubes[id], tally.tags)] = id
+            self._mark_key(_unique_key(self.mark_tubes[id], tally.tags), id)
             self._times.push(tally.until_ns, id)
         self._arm()
 

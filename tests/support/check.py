@@ -136,6 +136,7 @@ def _check_rules(engine: Engine, rules: Rules) -> None:
             keys.setdefault(engine.tube_of(job).name + b" " + tally.tags.unique, set()).add(job.id)
     for unique, id in rules._unique.items():
         assert id in rules.marks or id in keys[unique]
+    assert set(keys) <= set(rules._unique), "a key is free although a job has it"
 
 
 def _check_ages(engine: Engine) -> None:
