@@ -170,6 +170,7 @@ METADATA: dict[str, Any] = {
     # A server has an environment of its own, so the next major version is let in on purpose, not by chance.
     "install_requires": [
         "click>=8.1,<9",  # the command line
+        "cronsim>=2.6,<3",  # when a schedule is due, also where clocks are set forward and back
         "falcon>=4.0.2,<5",  # the API: routes and their errors
         "gevent>=24.10.1,<27",  # the event loop
         "mypy_extensions>=1.0,<2",  # the types of compiled modules

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from geventstalk import config_values as values
 from geventstalk.config_listeners import Listener, Tls, listen_address, listener
 from geventstalk.config_policies import policies
+from geventstalk.config_schedules import Schedule, schedules
 from geventstalk.exits import EXIT_USAGE
 from geventstalk.policies import Terms
 
@@ -143,6 +144,10 @@ class Settings:
     policies: tuple[tuple[str, Terms], ...] = _option(
         (), "", "", policies,
         "What holds for jobs that are put into the tubes of a pattern.",
+    )
+    schedules: tuple[Schedule, ...] = _option(
+        (), "", "", schedules,
+        "Jobs that the server puts at the times of a cron expression.",
     )
     access: str | None = _option(
         None, "--access", "FILE", values.optional(values.text("file")),

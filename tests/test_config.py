@@ -204,7 +204,9 @@ def test_tools_write_segments_of_the_default_size() -> None:
 def test_every_setting_has_a_row_in_the_table_and_every_row_is_complete() -> None:
     fields = [field.name for field in dataclasses.fields(Settings)]
     assert sorted(option.key for option in KEYS) == sorted(fields)
-    assert [option.key for option in KEYS if option not in OPTIONS] == ["listeners", "policies"], "a mapping is no word"
+    assert [option.key for option in KEYS if option not in OPTIONS] == ["listeners", "policies", "schedules"], (
+        "a mapping is no word"
+    )
     for option in OPTIONS:
         assert f"--{option.key.replace('_', '-')}" in option.flags
         assert option.env == f"GEVENTSTALK_{option.key.upper()}"

@@ -157,6 +157,7 @@ def test_the_contracts_know_every_floor() -> None:
         "config",
         "config_listeners",
         "config_policies",
+        "config_schedules",
         "config_values",
         "exits",
         "logs",

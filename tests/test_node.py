@@ -391,6 +391,32 @@ def test_what_http_tells_of_a_node(nodes: Nodes) -> None:
     assert ready("other", "?role=active") == (200, b"ok: active\n")
 
 
+def test_a_tick_has_one_job_over_a_takeover(nodes: Nodes, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text(
+        "schedules: {monthly: {cron: '@monthly', tube: t, body: x, missed: once}}\npolicies: {t: {tries: 3}}\n"
+    )
+    ports = {"one": free_port(), "other": free_port()}
+    web = {name: Web(port) for name, port in ports.items()}
+    words = ["--config", str(tmp_path / "settings.yaml")]
+    started = {name: nodes.start(name, *words, "--http", str(port)) for name, port in ports.items()}
+    nodes.await_log("other", "one leads")
+    nodes.await_log("one", "schedule monthly: put job 1")
+    assert ask(started["other"], b"watch t", b"reserve")[1].endswith(b"x\r\n")
+    assert web["other"].get("/schedules")["schedules"] == []
+    told = web["other"].json("POST", "/api/v1/reload", {})
+    assert told["files"] == [str(tmp_path / "settings.yaml")], "a standby reads its own files"
+    started["one"].kill()
+    nodes.await_log("other", "this node leads")
+
+    def outcome() -> str:
+        found = web["other"].get("/schedules")["schedules"]
+        return found[0]["last"]["outcome"] if found and found[0]["last"] else ""
+
+    wait(lambda: outcome() == "put before", "the tick had its job")
+    assert int(stats(started["other"])["current-jobs-ready"]) == 1
+    assert web["other"].get("/policies")["policies"][0]["tags"] == ["tries:3"]
+
+
 def test_a_frozen_node_answers_nothing_when_it_wakes_up(nodes: Nodes) -> None:
     one = nodes.start("one")
     other = nodes.start("other")

@@ -98,7 +98,7 @@ def test_the_wheel_says_what_it_needs(metadata: email.message.Message) -> None:
     assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
     needs = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     names = sorted(re.split(r"[^A-Za-z0-9_-]", line)[0].lower() for line in needs)
-    assert " ".join(names) == "click falcon gevent google-re2 mypy_extensions prometheus_client pyyaml rich"
+    assert " ".join(names) == "click cronsim falcon gevent google-re2 mypy_extensions prometheus_client pyyaml rich"
 
 
 @when_the_build_changed

@@ -33,6 +33,7 @@ COMMANDS = (
     "drain",
     "reload",
     "policies",
+    "schedules",
     "watch",
     "work",
     "completion",

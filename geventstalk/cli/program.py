@@ -46,6 +46,7 @@ LIVE = {
     "drain": "client_drain:drain",
     "reload": "client_reload:reload",
     "policies": "client_policies:policies",
+    "schedules": "client_schedules:schedules",
     "watch": "client_watch:watch",
     "work": "work:work",
     "completion": "completion:completion",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic, perf_counter_ns, thread_time
 from typing import Any, Final, Protocol
 
@@ -19,6 +19,7 @@ from gevent.event import Event
 from gevent.hub import Waiter
 
 from geventstalk.config import Settings
+from geventstalk.config_schedules import Schedule
 from geventstalk.core.job import DELETED, Job
 from geventstalk.core.operate import Operate
 from geventstalk.durable.reading import JournalError, Reading
@@ -143,6 +144,21 @@ class HandshakesView(Protocol):
     unfinished: int
 
 
+class PlanView(Protocol):
+    @property
+    def schedule(self) -> Schedule: ...
+
+    next_s: int
+    last_s: int
+    outcome: str
+    job: int
+
+
+class SchedulesView(Protocol):
+    @property
+    def plans(self) -> Sequence[PlanView]: ...
+
+
 class ReloadView(Protocol):
     refused: bool
 
@@ -188,6 +204,7 @@ class Backend:
         self.fronts: FrontsView | None = None  # with front-end processes
         self.handshakes: HandshakesView | None = None  # with TLS
         self.reload: ReloadView
+        self.schedules: SchedulesView | None = None
         self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # called with the progress of bulk changes
         self.needy, self.needy_until_ns = "", 0  # the sentence about tubes that need an operator, and its end
         self.history: Final = History()

@@ -225,6 +225,7 @@ class ClusterServer(Server):
         turn = self._leased
         turn.write_to(store)
         self._tasks += [gevent.spawn(self._drive, task) for task in turn.tasks_of(store)]
+        self._begin_schedules()
         self._loop.run_callback(self.show_role)
 
     def renew(self) -> None:

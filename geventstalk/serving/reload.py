@@ -18,7 +18,7 @@ from gevent.lock import BoundedSemaphore
 
 from geventstalk.config import ConfigError, Settings
 
-LIVE: Final = frozenset({"policies"})
+LIVE: Final = frozenset({"policies", "schedules"})
 """The settings that a running server changes."""
 
 

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from geventstalk.serving.guard import Guard
     from geventstalk.serving.handshakes import Handshakes
     from geventstalk.serving.link import FrontClient, Link
+    from geventstalk.serving.schedules import Schedules
 
 NEXT_TURN_S = 1e-9
 """A sleep of this length lets every socket have its turn. After sleep(0) gevent runs the greenlet up to 50 times more
@@ -104,7 +105,6 @@ class Server:
         self._engine = Operate(monotonic_ns())
         if settings.max_memory is not None:
             self._engine.bodies = Bodies(settings.max_memory)
-        self.use_settings(settings)
         self._service = Service(self._engine, settings.max_job_bytes, self._facts, self._tell)
         self._service.drain = self.drain
         memory = Memory()
@@ -112,6 +112,9 @@ class Server:
             self._service.watch_memory(memory.is_left)
         self._turn = self._make_turn()
         self._turn.tell = self._tell
+        self._schedules: Schedules | None = None
+        self._leads = False  # jobs are served, and schedules run
+        self.use_settings(settings)
         self._turn.give_memory_back = Spare().give_back
         self._ahead = Ahead()
         self._unsent = Unsent(self._service)
@@ -225,6 +228,24 @@ class Server:
     def use_settings(self, settings: Settings) -> None:
         """Uses the settings that a reload can change, see reload.LIVE."""
         self._engine.policies = Policies(settings.policies) if settings.policies else None
+        if settings.schedules and self._schedules is None:
+            from geventstalk.serving.schedules import Schedules  # here: most servers have none
+
+            self._schedules = Schedules(self._engine, self._service, self._turn.accept, self._log, self._unix_s)
+            if self._leads:
+                self._begin_schedules()
+        if self._schedules is not None:
+            self._schedules.use(settings.schedules)
+
+    def _unix_s(self) -> float:
+        return self._wall_clock() / 1e9
+
+    def _begin_schedules(self) -> None:
+        self._leads = True
+        if self._schedules is not None:
+            self._tasks.append(gevent.spawn(self._schedules.run, durable=self._settings.journal is not None))
+        if self._backend is not None:
+            self._backend.schedules = self._schedules
 
     def drain(self, on: bool) -> None:
         """While the server drains, it refuses puts and serves every other command."""
@@ -263,6 +284,7 @@ class Server:
         if self._backend is not None:
             self._backend.replayed = True
         self._manager.ready(self._status())
+        self._begin_schedules()
 
     def _open_journal(self) -> None:
         directory = self._settings.journal

@@ -35,6 +35,8 @@ class ServerResource:
 class ReloadResource:
     """POST /api/v1/reload"""
 
+    on_standby = True  # the files are those of this node
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 

@@ -1,0 +1,40 @@
+"""The schedules of the server, and their ticks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+
+from geventstalk.http.backend import Backend, PlanView
+from geventstalk.http.params import Parameters
+
+
+class SchedulesResource:
+    """GET /api/v1/schedules"""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        Parameters(req).end()
+        schedules = self._backend.schedules
+        resp.media = {"schedules": [] if schedules is None else [_shown(plan) for plan in schedules.plans]}
+
+
+def _shown(plan: PlanView) -> dict[str, Any]:
+    schedule = plan.schedule
+    last = {"tick": plan.last_s, "outcome": plan.outcome, "job": plan.job or None} if plan.last_s else None
+    return {
+        "name": schedule.name,
+        "cron": schedule.cron,
+        "zone": schedule.zone,
+        "tube": schedule.tube,
+        "missed": schedule.missed,
+        "next": plan.next_s,
+        "last": last,
+    }
+
+
+def add(app: Any, backend: Backend) -> None:
+    app.add_route("/api/v1/schedules", SchedulesResource(backend))
