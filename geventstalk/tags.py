@@ -11,7 +11,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from geventstalk import backoff
-from geventstalk.limits import U32_MAX, is_tube_name
+from geventstalk.limits import TUBE_NAME_CHARACTERS, U32_MAX, is_tube_name
 
 TAGS_BYTES_MAX: Final = 1024
 """The tags of a job, with a space between two of them, are at most so many bytes."""
@@ -19,10 +19,13 @@ TAG_NAMES: Final = (b"aft", b"backoff", b"con", b"dead", b"grp", b"idp", b"note"
 # Why a job's time in its tube is over.
 TRIED: Final = 1
 EXPIRED: Final = 2
-REASONS: Final = ("none", "tries", "ttl")
-"""What each of them is called: by the name of the tag."""
+TOLD: Final = 3
+REASONS: Final = ("none", "tries", "ttl", "told")
+"""What each of them is called: by the name of the tag; `told` by the worker that buried the job."""
 _ORIGIN: Final = b"from"
 """The tag that the server adds to a job which it moves to another tube. No client can give it."""
+_REASON: Final = b"reason"
+"""The same for the text of a bury. Other characters than those of names stand as % and two hexadecimal digits."""
 _NUMBER_DIGITS_MAX: Final = 10
 
 
@@ -33,7 +36,8 @@ class Tags:
     `unique` is unique in its tube while the job lives, and for `unique_s` seconds after its deletion. The job is a
     member of `group`, and is held while `after` has members. Of the jobs with a `key`, at most `key_max` are reserved.
     After `tries` deliveries, or `ttl_s` seconds without one, the job goes to the tube `dead`; `origin` is the tube from
-    which it came there. After a delivery that ended without a delete it waits as `backoff` says.
+    which it came there. After a delivery that ended without a delete it waits as `backoff` says. `reason` is why it was
+    buried, as its worker told, in UTF-8.
     """
 
     __slots__ = (
@@ -45,6 +49,7 @@ class Tags:
         "key_max",
         "note",
         "origin",
+        "reason",
         "text",
         "tries",
         "ttl_s",
@@ -66,6 +71,7 @@ class Tags:
         self.dead = b""
         self.note = b""
         self.origin = b""
+        self.reason = b""
 
 
 def is_tag(word: bytes) -> bool:
@@ -79,7 +85,7 @@ def parse_put(text: bytes) -> Tags:
     if len(text) > TAGS_BYTES_MAX:
         raise ValueError("the tags are too long")
     tags = parse(text)
-    if tags.origin:
+    if tags.origin or tags.reason:
         raise ValueError("no client can give this tag")
     return tags
 
@@ -89,7 +95,7 @@ def parse(text: bytes) -> Tags:
     tags = Tags()
     tags.text = text
     seen: set[bytes] = set()
-    for word in text.split(b" "):
+    for word in text.split(b" ") if text else []:
         name, colon, value = word.partition(b":")
         if not colon or name in seen:
             raise ValueError("a word is no tag, or a tag stands twice")
@@ -100,8 +106,27 @@ def parse(text: bytes) -> Tags:
 
 def moved_from(tags: Tags, tube_name: bytes) -> Tags:
     """Returns the tags of a job that the server moves out of this tube."""
-    words = [word for word in tags.text.split(b" ") if not word.startswith(_ORIGIN + b":")]
-    return parse(b" ".join([*words, _ORIGIN + b":" + tube_name]))
+    return _with(tags, _ORIGIN, tube_name)
+
+
+def buried_for(tags: Tags | None, reason: bytes) -> Tags:
+    """Returns the tags of a job whose worker tells why it buries it."""
+    escaped = [bytes([byte]) if byte in TUBE_NAME_CHARACTERS else b"%%%02x" % byte for byte in reason]
+    return _with(tags, _REASON, b"".join(escaped))
+
+
+def without_reason(tags: Tags) -> bytes:
+    """Returns the text of tags without that of a bury."""
+    return b" ".join(_others(tags, _REASON))
+
+
+def _with(tags: Tags | None, name: bytes, value: bytes) -> Tags:
+    words = [] if tags is None else _others(tags, name)
+    return parse(b" ".join([*words, name + b":" + value]))
+
+
+def _others(tags: Tags, name: bytes) -> list[bytes]:
+    return [word for word in tags.text.split(b" ") if word and not word.startswith(name + b":")]
 
 
 def _set(tags: Tags, name: bytes, value: bytes) -> None:
@@ -123,8 +148,16 @@ def _set(tags: Tags, name: bytes, value: bytes) -> None:
         tags.dead = _name(value)
     elif name == b"note":
         tags.note = _name(value)
-    elif name == _ORIGIN:
+    else:
+        _set_of_server(tags, name, value)
+
+
+def _set_of_server(tags: Tags, name: bytes, value: bytes) -> None:
+    """Sets a tag that no client can give."""
+    if name == _ORIGIN:
         tags.origin = _name(value)
+    elif name == _REASON:
+        tags.reason = _unescaped(value)
     else:
         raise ValueError("the tag is unknown")
 
@@ -133,6 +166,11 @@ def _name(value: bytes) -> bytes:
     if not is_tube_name(value):
         raise ValueError("a tag's name follows the rules of tube names")
     return value
+
+
+def _unescaped(value: bytes) -> bytes:
+    first, *others = value.split(b"%")
+    return first + b"".join([bytes.fromhex(part[:2].decode("ascii")) + part[2:] for part in others])
 
 
 def _number(digits: bytes) -> int:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
-from geventstalk.client import BeanstalkError, Client, ConnectionLost, DeadlineSoon, Job, NotFound, TimedOut
+from geventstalk.client import BadFormat, BeanstalkError, Client, ConnectionLost, DeadlineSoon, Job, NotFound, TimedOut
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -291,10 +291,19 @@ class Worker:
         self.failed += 1
         if delay_s is None or attempt.tries >= policy.tries:
             _LOG.error("job %d of %s is buried after try %d: %s", job.id, attempt.tube, attempt.tries, why)
-            self._end(attempt, "failed", lambda: client.bury(job.id, priority=attempt.priority))
+            self._end(attempt, "failed", lambda: self._bury(attempt, why))
         else:
             _LOG.warning("job %d of %s failed in try %d: %s", job.id, attempt.tube, attempt.tries, why)
             self._end(attempt, "failed", lambda: client.release(job.id, priority=attempt.priority, delay=delay_s))
+
+    def _bury(self, attempt: Attempt, why: str) -> None:
+        """Buries a job, and tells a server that keeps it why."""
+        id, priority = attempt.job.id, attempt.priority
+        reason = "".join(each if each.isprintable() else " " for each in why).strip()
+        try:
+            self._client.bury(id, priority=priority, reason="" if reason.isdecimal() else reason)
+        except BadFormat:
+            self._client.bury(id, priority=priority)
 
     def _end(self, attempt: Attempt, what: str, end: Callable[[], object]) -> None:
         try:

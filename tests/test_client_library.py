@@ -52,6 +52,8 @@ def lives_of_jobs(address: str) -> None:
         assert client.reserve_job(id).id == id
         client.bury(id)
         assert client.stats_job(id)["state"] == "buried"
+        with pytest.raises(ValueError):
+            client.bury(id, reason="a\nb")
         assert (client.peek_buried().id, client.kick(10), client.peek_ready().id) == (id, 1, id)
         client.delete(id)
         with pytest.raises(NotFound):

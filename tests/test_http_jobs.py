@@ -112,6 +112,17 @@ def test_a_job_is_what_was_put(web: Inside) -> None:
     assert (plain["pri"], plain["delay_s"], plain["ttr_s"], plain["state"]) == (65536, 0, 60, "ready")
 
 
+def test_the_reason_of_a_bury(web: Inside) -> None:
+    first, second = put(web), put(web, tags="note:n")
+    web.session(
+        *[b"watch mail\r\n", b"reserve\r\n", b"reserve\r\n"],
+        *[b"bury %d 5 no: \xc3\xbc\r\n" % job["id"] for job in (first, second)],
+    )
+    for job, text in ((first, ""), (second, "note:n")):
+        found = web.get(f"/jobs/{job['id']}", "/jobs/{id}")
+        assert found["tags"]["text"] == text and found["tags"]["reason"] == "no: ü" and found["state"] == "buried"
+
+
 def test_a_put_has_tags(web: Inside) -> None:
     job = put(web, tags="idp:k:60 tries:3")
     assert job["tags"] == {"text": "idp:k:60 tries:3", "tried": 0, "reason": None}

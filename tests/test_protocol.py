@@ -85,7 +85,7 @@ VERBS = [b"put", b"peek", b"delete", b"release", b"bury", b"kick", b"kick-job", 
         (b"reserve-job 3", (b"reserve-job ", 3)),
         (b"delete 4", (b"delete ", 4)),
         (b"release 1 2 3", (b"release ", (1, 2, 3))),
-        (b"bury 1 2", (b"bury ", (1, 2))),
+        (b"bury 1 2", (b"bury ", (1, 2, b""))),
         (b"kick 5", (b"kick ", 5)),
         (b"kick-job 6", (b"kick-job ", 6)),
         (b"touch 1", (b"touch ", 1)),
@@ -238,6 +238,9 @@ def test_nothing_may_stand_behind_the_last_number(template: bytes) -> None:
     line = template % b"1"
     lenient = line.startswith(b"reserve-with-timeout")
     for behind in (b" ", b"x", b" x", b" 1", b"\t", b"-", b"\r"):
+        if line.startswith(b"bury") and behind == b" x":
+            assert parse(line + behind) == (b"bury ", (1, 1, b"x"))
+            continue
         assert (parse(line + behind) == parse(line)) if lenient else (parse(line + behind) == p.R_BAD_FORMAT)
 
 
@@ -435,7 +438,7 @@ def test_any_bytes_are_a_command_or_a_protocol_error(line: bytes) -> None:
 @given(st.integers(0, U64), st.integers(0, U32), st.integers(0, U32), st.integers(0, U32))
 def test_numbers_come_through(id: int, pri: int, delay: int, size: int) -> None:
     assert p.id_argument(b"%d" % id) == id
-    assert p.bury_arguments(b"%d %d" % (id, pri)) == (id, pri)
+    assert p.bury_arguments(b"%d %d" % (id, pri)) == (id, pri, b"")
     assert p.release_arguments(b"%d %d %d" % (id, pri, delay)) == (id, pri, delay)
     for _ in range(2):  # also when it knows them already
         assert p.put_arguments(b"%d %d %d %d" % (pri, delay, pri, size)) == (pri, delay, pri, size)

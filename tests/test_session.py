@@ -775,7 +775,7 @@ def test_stats_name_every_key_in_upstreams_order(rig: Rig) -> None:
     keys = [line.partition(": ")[0] for line in lines[1:-1]]
     added = [verb.statistic for verb in ADDED]
     assert keys == [*UPSTREAM_KEYS.split(), *OUR_KEYS.split(), "build", *added, "features", "tags"]
-    assert "features: " + " ".join(verb.words.decode().strip() for verb in ADDED) in lines
+    assert "features: " + " ".join([*(verb.words.decode().strip() for verb in ADDED), "bury-text"]) in lines
     assert {'version: "1.13"', 'os: "#1 SMP"', "uptime: 5", "pid: 4711", "draining: false"} <= set(lines)
 
 

@@ -10,9 +10,20 @@ import pytest
 
 from geventstalk.backoff import parse as parse_backoff
 from geventstalk.core.bodies import Bodies
-from geventstalk.core.engine import CYCLE, DUPLICATE, INSERTED, OUT_OF_MEMORY, Engine
-from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, STATE_NAMES, Job, TaggedTally, tags_of
-from geventstalk.core.operate import DONE, KEEP, Operate
+from geventstalk.core.engine import CYCLE, DUPLICATE, INSERTED, OUT_OF_MEMORY, UNFINISHED, Engine
+from geventstalk.core.job import (
+    BURIED,
+    DELAYED,
+    DELETED,
+    READY,
+    RESERVED,
+    STATE_NAMES,
+    Job,
+    TaggedTally,
+    reason_of,
+    tags_of,
+)
+from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, Operate
 from geventstalk.core.rules import BYTES_MIN, FREE_SLICE, SHARED_BYTES, TAGS_BYTES
 from geventstalk.durable.follow import Follower
 from geventstalk.durable.records import ClockOffset, encode_whole
@@ -126,6 +137,7 @@ def server() -> Iterator[Server]:
         "backoff:1:2:3:4:5",
         "note:\xff",
         "from:a",
+        "reason:a",
         "from",
         " idp:a",
         "idp:a ",
@@ -501,6 +513,91 @@ def test_a_job_that_no_worker_takes_in_time_ends(server: Server) -> None:
     assert server.engine.jobs.get(5) is None
 
 
+# --- told reasons
+
+
+def told(server: Server, client: Worker, id: int, reason: str) -> int:
+    """Buries a job that the client holds. Returns the outcome for the reason."""
+    outcome = UNFINISHED
+    while outcome == UNFINISHED:
+        outcome = server.engine.explain(client, id, reason.encode())
+    assert server.engine.bury(client, id, 5, server.clock.ns)
+    return outcome
+
+
+def reason(server: Server, id: int) -> str:
+    tally = server.job(id).tally
+    return reason_of(tally) if isinstance(tally, TaggedTally) else ""
+
+
+@pytest.mark.parametrize("tags", ["", "con:k tries:9 note:n", "idp:k:60 grp:g"])
+def test_a_worker_tells_why_it_buries(server: Server, tags: str) -> None:
+    a = server.come()
+    id = server.put(a, tags)
+    text = "50% of 'ü' is \\ \" no"
+    assert server.reserve(a) == id and told(server, a, id, text) == DONE
+    for each in (server, Server(server.clock, server.log)):
+        job = each.job(id)
+        assert (job.state, reason(each, id)) == (BURIED, text)
+        assert (job.tally.reserves, job.tally.buries) == (1, 1)  # type: ignore[union-attr]
+        found = tags_of(job)
+        assert found is not None and found.text.decode().rpartition("reason:")[0].strip() == tags
+        check(each.engine)
+        client = each.come()
+        assert each.engine.kick_job(id, each.clock.ns) and reason(each, id) == "none"
+        assert each.reserve(client) == id and told(each, client, id, "again") == DONE and reason(each, id) == "again"
+        got = each.engine.reserve_job(client, id, each.clock.ns)
+        assert got is not None and each.engine.bury(client, id, 5, each.clock.ns)
+        assert reason(each, id) == "none", "this time the worker told nothing"
+        got = each.engine.reserve_job(client, id, each.clock.ns)
+        assert got is not None and told(each, client, id, "y") == DONE
+        got = each.engine.reserve_job(client, id, each.clock.ns)
+        assert got is not None and each.engine.force_bury(id, each.clock.ns) == DONE
+        assert reason(each, id) == "none", "an operator did it"
+        assert each.engine.delete(client, id, each.clock.ns)
+        check(each.engine)
+
+
+def test_a_reason_without_room_is_dropped(server: Server) -> None:
+    server.engine.bodies = Bodies(1 << 20)
+    a = server.come()
+    for number in range(5000):
+        id = server.put(a, pri=number)
+        assert server.reserve(a) == id
+        if told(server, a, id, f"{number:0150}") == OUT_OF_MEMORY:
+            break
+    assert server.job(id).state == BURIED and server.job(id - 1).state == BURIED and number > 1000
+    assert reason(server, id) == "" and reason(server, id - 1) != ""
+    server.log.admits = lambda size: False  # type: ignore[method-assign]
+    server.engine.bodies = None
+    server.engine.kick_job(1, server.clock.ns)
+    assert server.reserve(a) == 1 and told(server, a, 1, "y") == OUT_OF_MEMORY and server.job(1).state == BURIED
+
+
+def test_only_the_holder_tells_a_reason(server: Server) -> None:
+    a, b = server.come(), server.come()
+    server.put(a)
+    assert server.engine.explain(a, 1, b"x") == NOT_FOUND
+    assert server.reserve(a) == 1 and server.engine.explain(b, 1, b"x") == NOT_FOUND
+    assert server.job(1).tally is not None and not isinstance(server.job(1).tally, TaggedTally)
+
+
+def test_a_follower_hears_of_a_reason(server: Server) -> None:
+    a = server.come()
+    server.put(a)
+    standby = Operate(server.clock.ns)
+    store = Store(MemoryLog([*server.log.rows]), None, ClockOffset(WALL_NS + server.clock.ns, server.clock.ns))
+    follower = Follower(standby, store)
+    follower.load(lambda: server.clock.ns)
+    seen = len(server.log.rows)
+    assert server.reserve(a) == 1 and told(server, a, 1, "x y") == DONE
+    server.engine.delete(a, 1, server.clock.ns)
+    for segment, row in server.log.rows[seen:]:
+        follower.apply(segment, [row], server.clock.ns)
+        check(standby)
+    assert not standby.jobs
+
+
 # --- random lives
 
 CHOICES = ("", "", "con:k", "con:k:2", "con:l", "grp:g", "aft:g", "grp:h aft:g", "aft:h", "tries:2", "tries:1 dead:b")
@@ -580,7 +677,10 @@ def step(server: Server, model: Model, draw: random.Random, clients: list[Worker
     elif what == 10 and held:
         engine.release(client, draw.choice(held), 5, draw.choice((0, 0, 3)), now_ns)
     elif what == 11 and held:
-        engine.bury(client, draw.choice(held), 5, now_ns)
+        if draw.random() < 0.5:
+            engine.bury(client, draw.choice(held), 5, now_ns)
+        else:
+            told(server, client, draw.choice(held), draw.choice(("x", "why not")))
     elif what == 12 and ids:
         id = draw.choice(ids)
         if engine.kick_job(id, now_ns):

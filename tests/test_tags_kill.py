@@ -35,6 +35,7 @@ class Known:
         self.moved = "dead" in self.tags  # or may be, by the server
         self.delivered = 0  # since the put or the last kick
         self.ever = False  # it was delivered once
+        self.reason = ""  # that its worker told
         self.fleeting = self.tags.get("ttl") == "1"  # its time may end at any moment
         self.perhaps_deleted = self.fleeting
         self.freed = False  # its group was done at some time
@@ -94,11 +95,14 @@ class Life:
             assert client.ask(b"release %d 5 %d" % (mine, delay)) == b"RELEASED\r\n"
             del held[mine]
         elif what == 11 and mine:
-            assert client.ask(b"bury %d 5" % mine) == b"BURIED\r\n"
+            reason = self.draw.choice((b"", b"x", b"no: \\ 'y'"))
+            assert client.ask(b"bury %d 5 %b" % (mine, reason) if reason else b"bury %d 5" % mine) == b"BURIED\r\n"
+            self.jobs[mine].reason = reason.decode()
             del held[mine]
         elif what == 12 and some:
             if client.ask(b"kick-job %d" % some) == b"KICKED\r\n":
                 self.jobs[some].delivered = 0
+                self.jobs[some].reason = ""
         elif what == 13 and some:
             tube = self.draw.choice(TUBES)
             if client.ask(b"move %d %b" % (some, tube.encode())) == b"MOVED\r\n":
@@ -160,6 +164,7 @@ class Life:
         self.held[at][id] = key
         job.delivered += 1
         job.ever = True
+        job.reason = ""
         facts = self.clients[at].stats(b"stats-job %d" % id)
         if "tries" in job.tags and facts["tube"] != '"dead"':
             assert job.delivered <= int(job.tags["tries"]), "a job was delivered too often"
@@ -253,6 +258,9 @@ class Life:
                 assert facts["after-group"].strip('"') == job.tags.get("aft", "")
                 assert facts["backoff"].strip('"') == job.tags.get("backoff", "")
                 assert facts["idempotency-key"].strip('"') == job.tags.get("idp", "").partition(":")[0]
+            if job.reason and facts["state"] == "buried":
+                expected = job.reason.replace("\\", "\\\\")
+                assert facts["reason"] == f'"{expected}"'
             if "tries" in job.tags and facts["reason"] == "none":
                 assert int(facts["tried"]) == job.delivered, "a delivery is forgotten"
             # Others wait for members that came since, as well.

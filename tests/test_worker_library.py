@@ -70,6 +70,8 @@ def test_what_becomes_of_a_job(address: str, client: Client) -> None:
         client.stats_job(ids["done"])
     stats = {body: client.stats_job(id) for body, id in ids.items() if body != "done"}
     assert {body: stats[body]["state"] for body in stats} == {"retry": "delayed", "bury": "buried", "fails": "buried"}
+    if "bury-text" in str(client.stats().get("features")):
+        assert (stats["bury"]["reason"], stats["fails"]["reason"]) == ("never", "OSError: no")
     assert stats["retry"]["delay"] == 100 and stats["fails"]["reserves"] == 2
     assert all(found["pri"] == 7 for found in stats.values()), "a job keeps its priority"
     assert (seen[0].tube, seen[0].ttr_s, seen[0].tries) == ("t", 9, 1)

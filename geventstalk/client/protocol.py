@@ -21,6 +21,8 @@ BATCH_MAX: Final = 1000
 """The most jobs of a reserve-batch."""
 ROUND_S: Final = 60
 """The seconds after which a reserve without a limit asks again: so a host that vanished is noticed."""
+_OLD_LINE_BYTES_MAX: Final = 224
+"""Of a line with a verb that beanstalkd knows, with its CRLF."""
 _LINE_BYTES_MAX: Final = 1024
 _DIGITS_MAX: Final = 20
 _BODY_BYTES_MAX: Final = 1 << 31
@@ -344,8 +346,14 @@ def release(id: int, *, priority: int = DEFAULT_PRIORITY, delay: int = 0) -> Com
     return Command(_line(b"release", id, priority, delay), b"RELEASED", _nothing)
 
 
-def bury(id: int, *, priority: int = DEFAULT_PRIORITY) -> Command[None]:
-    return Command(_line(b"bury", id, priority), b"BURIED", _nothing)
+def bury(id: int, *, priority: int = DEFAULT_PRIORITY, reason: str = "") -> Command[None]:
+    """Buries a job. geventstalk's server keeps the reason, of which so much is sent as fits into its line."""
+    line = _line(b"bury", id, priority)
+    if reason:
+        if not reason.isprintable() or reason.isspace() or reason.isdecimal():
+            raise ValueError("a reason is printable text, and not a number alone")
+        line += b" " + reason.encode()[: _OLD_LINE_BYTES_MAX - len(line) - 3].decode("utf-8", "ignore").strip().encode()
+    return Command(line, b"BURIED", _nothing)
 
 
 def touch(id: int) -> Command[None]:

@@ -514,7 +514,7 @@ class Engine(Due):
         if job is None:
             return False
         tube = self._leave_place(job)
-        if not delay_s and self.rules is not None:
+        if self.rules is not None and not delay_s:
             delay_s = self.rules.backoff_s(job, tube)
         if delay_s:
             rank = now_ns + delay_s * SECOND_NS

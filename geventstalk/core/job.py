@@ -13,7 +13,7 @@ from mypy_extensions import i32, i64, mypyc_attr, u8
 from geventstalk._build import BUILD
 from geventstalk.limits import U32_MAX as U32_MAX
 from geventstalk.limits import U64_MAX as U64_MAX
-from geventstalk.tags import Tags
+from geventstalk.tags import REASONS, TOLD, Tags
 
 UPLOADING: Final = 0
 READY: Final = 1
@@ -211,6 +211,11 @@ if BUILD == "pure":
     # Interpreted, the getters and setters would be calls, and a call can fail in the middle of a change. Plain slots.
     for _name in ("tube", "pri", "delay_s", "ttr_s", "segment", "holder"):
         setattr(Job, _name, vars(Job)[f"_{_name}"])
+
+
+def reason_of(tally: TaggedTally) -> str:
+    """Returns why a job's time in its tube ended, or why its worker buried it; `none` when neither happened."""
+    return tally.tags.reason.decode("utf-8", "replace") if tally.why == TOLD else REASONS[tally.why]
 
 
 def tags_of(job: Job) -> Tags | None:

@@ -73,6 +73,8 @@ class Mirror:
         engine = self.engine
         left = engine._leave_place(before)
         tube = engine._tube(tube_name)
+        if isinstance(job.tally, TaggedTally):
+            engine.rules_of_tags()
         if engine.rules is not None:
             engine.rules.enter(job, tube)  # before the other leaves, or their group would be done for a moment
             engine.rules.leave(before, left, now_ns)

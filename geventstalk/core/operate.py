@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Final
 
 from geventstalk.core.engine import _BURIED, _RELEASED, OUT_OF_MEMORY, UNFINISHED, Engine
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job, TaggedTally
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job, TaggedTally, Tally, tags_of
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
-from geventstalk.tags import EXPIRED, moved_from
+from geventstalk.tags import EXPIRED, TOLD, Tags, buried_for, moved_from
 
 _Numbers = tuple[int, int, int, int, int]
 """State, rank, priority, delay and ttr of a job."""
@@ -153,6 +153,39 @@ class Operate(Engine):
                 self.ledger.delete(mark)
             rules.drop_mark(id)
 
+    def explain(self, client: Client, id: int, reason: bytes) -> int:
+        """Keeps why a client is about to bury a job that it holds, as a tag. Returns NOT_FOUND where it does not.
+
+        After UNFINISHED the caller does as after that of alter().
+        """
+        self.work += 1
+        job = client.reserved.get(id)
+        if job is None:
+            return NOT_FOUND
+        tube = self.tube_of(job)
+        tags = buried_for(tags_of(job), reason)
+        if not self.rules_of_tags().takes(tags):
+            return OUT_OF_MEMORY
+        before = job.counts()
+        job.tally = tally = _explained(before, tags)
+        outcome = OUT_OF_MEMORY
+        try:
+            outcome = self._prepare(job, tube.name, job.ttr_s)
+            if outcome == DONE:
+                self.changing = True
+                self.ledger.rewrite(job, tube.name)
+        except MemoryError:
+            outcome = OUT_OF_MEMORY
+        finally:
+            if outcome != DONE:
+                job.tally = before
+        if outcome == DONE:
+            if isinstance(before, TaggedTally):
+                self.rules_of_tags().grew(before.tags, tally)
+            else:
+                self.rules_of_tags().enter(job, tube)
+        return outcome
+
     # --- other numbers, another tube
 
     def alter(self, id: int, pri: int, delay_s: int, ttr_s: int, tube_name: bytes, now_ns: int) -> int:
@@ -262,6 +295,19 @@ class Operate(Engine):
         self._forget_if_unused(before)
         if state == READY and tube.line.entries:
             self._serve(tube, now_ns, 1)
+
+
+def _explained(before: Tally, tags: Tags) -> TaggedTally:
+    """Returns the tally of a job with these tags, one of which tells why it is buried."""
+    counts = before.reserves, before.timeouts, before.releases, before.buries, before.kicks
+    tally = TaggedTally(tags, *counts)
+    tally.holder = before.holder
+    tally.why = TOLD
+    if isinstance(before, TaggedTally):
+        tally.tried = before.tried
+        tally.freed = before.freed
+        tally.until_ns = before.until_ns
+    return tally
 
 
 def can_alter(state: int, pri: int, delay_s: int, moves: bool) -> bool:

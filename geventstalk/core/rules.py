@@ -15,7 +15,7 @@ from geventstalk.core.job import READY, SECOND_NS, Job, TaggedTally, tags_of
 from geventstalk.core.order import EMPTY, Order
 from geventstalk.core.timerwheel import Timer
 from geventstalk.core.tube import Tube
-from geventstalk.tags import EXPIRED, TRIED, Tags
+from geventstalk.tags import EXPIRED, TOLD, TRIED, Tags
 
 if TYPE_CHECKING:
     from geventstalk.core.state import EngineState
@@ -380,6 +380,8 @@ class Rules(Timer):
                 raise
             finally:
                 tally.reserves -= 1
+        if tally.why == TOLD:
+            tally.why = 0  # its worker told why it buried the job another time
         self.reserved(tally)
 
     def reserved(self, tally: TaggedTally) -> None:

@@ -19,7 +19,7 @@ from geventstalk.core.ages import Oldest, Search
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import Engine
 from geventstalk.core.figures import field_of, has_deadline, totals
-from geventstalk.core.job import SECOND_NS, STATE_NAMES, Job, TaggedTally, held_body
+from geventstalk.core.job import SECOND_NS, STATE_NAMES, Job, TaggedTally, held_body, reason_of
 from geventstalk.core.meter import EVENTS, NO_TIMES, Times, quantiles
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import SegmentState
@@ -27,7 +27,7 @@ from geventstalk.fields import COUNT, FIELDS, REFERENCE, SINCE, UNTIL
 from geventstalk.http.backend import ACTIVE, Backend
 from geventstalk.http.memory import resident_bytes
 from geventstalk.http.slices import Pace, page
-from geventstalk.tags import REASONS
+from geventstalk.tags import without_reason as tags_without_reason
 from geventstalk.trouble import CALM, Trouble, trouble
 from geventstalk.turn.replies import Channel
 
@@ -284,8 +284,8 @@ def _tags(job: Job) -> Json | None:
     tally = job.tally
     if not isinstance(tally, TaggedTally):
         return None
-    reason = REASONS[tally.why] if tally.why else None
-    return {"text": tally.tags.text.decode("ascii"), "tried": tally.tried, "reason": reason}
+    reason = reason_of(tally) if tally.why else None
+    return {"text": tags_without_reason(tally.tags).decode("ascii"), "tried": tally.tried, "reason": reason}
 
 
 def quantiles_of(times: Times | None) -> Json:

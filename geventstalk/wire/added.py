@@ -274,22 +274,28 @@ def _line(job: Job, size: int, now_ns: int) -> bytes:
     return f"- {{{', '.join(facts)}, size: {size - len(p.CRLF)}}}\n".encode()
 
 
-class _Move(Going):
-    """Moves a job to another tube, in parts when it is large, and once its body is in memory."""
+class _Rewrite(Going):
+    """Keeps a job anew, in parts when it is large, and once its body is in memory."""
 
-    def __init__(self, id: int, name: bytes) -> None:
+    def __init__(self, id: int) -> None:
         self.changes = True
         self._id = id
-        self._name = name
         self._kept: Job | None = None
+
+    def attempt(self, client: Commands, now_ns: int) -> int:
+        """Returns the outcome of a slice."""
+        raise NotImplementedError
+
+    def reply(self, client: Commands, outcome: int, now_ns: int) -> bytes:
+        raise NotImplementedError
 
     def go_on(self, client: Commands, now_ns: int) -> bool:
         engine = client.engine
         client.awaited = None
-        outcome = engine.alter(self._id, KEEP, KEEP, KEEP, self._name, now_ns)
+        outcome = self.attempt(client, now_ns)
         if outcome != UNFINISHED:
             self.stop(client)
-            client.reply(_told(outcome, p.R_MOVED))
+            client.reply(self.reply(client, outcome, now_ns))
             return True
         job = engine.jobs.get(self._id)
         self.changes = job is None or not engine.ledger.has_begun(job)  # the ledger may need the end of what has begun
@@ -311,3 +317,33 @@ class _Move(Going):
             assert engine.bodies is not None
             engine.bodies.let_be(self._kept)
             self._kept = None
+
+
+class _Move(_Rewrite):
+    """Moves a job to another tube."""
+
+    def __init__(self, id: int, name: bytes) -> None:
+        super().__init__(id)
+        self._name = name
+
+    def attempt(self, client: Commands, now_ns: int) -> int:
+        return client.engine.alter(self._id, KEEP, KEEP, KEEP, self._name, now_ns)
+
+    def reply(self, client: Commands, outcome: int, now_ns: int) -> bytes:
+        return _told(outcome, p.R_MOVED)
+
+
+class ToldBury(_Rewrite):
+    """Buries a job and keeps the text that tells why; without the text when there is no room for it."""
+
+    def __init__(self, id: int, pri: int, text: bytes) -> None:
+        super().__init__(id)
+        self._pri = pri
+        self._text = text
+
+    def attempt(self, client: Commands, now_ns: int) -> int:
+        return client.engine.explain(client, self._id, self._text)
+
+    def reply(self, client: Commands, outcome: int, now_ns: int) -> bytes:
+        done = client.engine.bury(client, self._id, self._pri, now_ns)
+        return p.R_BURIED if done else p.R_NOT_FOUND

@@ -165,10 +165,33 @@ def id_argument(arguments: bytes) -> int:
     return _number(arguments, U64_BITS)
 
 
-def bury_arguments(arguments: bytes) -> tuple[int, int]:
-    """`bury <id> <pri>`."""
-    words = _words(arguments, 2)
-    return _number(words[0], U64_BITS), _number(words[1], U32_BITS)
+def bury_arguments(arguments: bytes) -> tuple[int, int, bytes]:
+    """`bury <id> <pri> [<text>]`."""
+    try:
+        words = _words(arguments, 2)
+    except BadFormat:
+        return _told_bury_arguments(arguments)
+    return _number(words[0], U64_BITS), _number(words[1], U32_BITS), b""
+
+
+def _told_bury_arguments(arguments: bytes) -> tuple[int, int, bytes]:
+    """The same with a text. A number is no text: it is answered as beanstalkd answers it."""
+    words = arguments.split(None, 2)
+    if len(words) < 3:
+        raise BadFormat
+    text = words[2]
+    words = _words(arguments.removesuffix(text).rstrip(b" "), 2)
+    if text.isdigit() or not _is_text(text):
+        raise BadFormat
+    return _number(words[0], U64_BITS), _number(words[1], U32_BITS), text
+
+
+def _is_text(text: bytes) -> bool:
+    """Returns whether this is UTF-8 without control characters."""
+    try:
+        return text.decode("utf-8").isprintable()
+    except UnicodeDecodeError:
+        return False
 
 
 def release_arguments(arguments: bytes) -> tuple[int, int, int]:
@@ -490,6 +513,12 @@ def plain(name: bytes) -> str:
     """Returns a name as a YAML map has it: without quotes, as tuber has names, unless it would not be text then."""
     text = name.decode("latin-1")
     return text if text[:1].isalpha() and text.lower() not in _NO_TEXT else f'"{text}"'
+
+
+def spoken(text: bytes) -> str:
+    """Returns any text as a YAML map has it, in double quotes."""
+    escaped = text.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+    return f'"{escaped.decode("latin-1")}"'
 
 
 def quoted(value: object) -> object:

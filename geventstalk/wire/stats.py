@@ -19,7 +19,7 @@ from geventstalk.core.meter import EVENTS, PERCENTS, SPANS_S, quantiles
 from geventstalk.core.rules import Group
 from geventstalk.core.tube import Tube
 from geventstalk.fields import FIELDS, SINCE, UNTIL, Field
-from geventstalk.tags import REASONS
+from geventstalk.tags import REASONS, TOLD
 from geventstalk.wire import protocol as p
 
 _JOB_FIELDS: Final = [field for field in FIELDS if field.in_stats]
@@ -54,7 +54,7 @@ def _tag_stats(job: Job) -> list[tuple[str, object]]:
         ("time-to-live", tags.ttl_s),
         ("dead-letter", p.plain(tags.dead)),
         ("origin", p.plain(tags.origin)),
-        ("reason", REASONS[tally.why]),
+        ("reason", p.spoken(tags.reason) if tally.why == TOLD else REASONS[tally.why]),
         ("note", p.plain(tags.note)),
     ]
 

@@ -29,6 +29,7 @@ from geventstalk.wire.added import (
     PutIn,
     Reprioritize,
     ReserveMode,
+    ToldBury,
 )
 from geventstalk.wire.batches import BuryBatch, DeleteBatch, ReleaseBatch, ReserveBatch, TouchBatch
 from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, REFUSALS, VERBS_MAX, Commands, Going
@@ -113,8 +114,11 @@ class Release(Verb):
 
 class Bury(Verb):
     def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
-        id, pri = p.bury_arguments(arguments)
+        id, pri, text = p.bury_arguments(arguments)
         client.counts[self.number] += 1
+        if text:
+            client.begin(ToldBury(id, pri, text))
+            return
         client.reply(p.R_BURIED if client.engine.bury(client, id, pri, now_ns) else p.R_NOT_FOUND)
 
 
@@ -371,7 +375,7 @@ COUNTED: Final = [(verb.statistic, int(verb.number)) for verb in VERBS if verb.s
 """The keys of the statistics of verbs, and where Service.commands counts them."""
 _COUNTED_FIRST: Final = len([verb for verb in _UPSTREAM if verb.statistic])
 """So many of them are upstream's."""
-_FEATURES: Final = " ".join([verb.words.decode().rstrip() for verb in ADDED])
+_FEATURES: Final = " ".join([verb.words.decode().rstrip() for verb in ADDED] + ["bury-text"])
 _TAGS: Final = b" ".join(TAG_NAMES).decode()
 _BY_WORD: Final = {verb.words.rstrip(b" "): verb for verb in VERBS if verb.words.endswith(b" ")}
 _BY_LINE: Final = {verb.words: verb for verb in VERBS if isinstance(verb, Bare)}

@@ -11,6 +11,7 @@ import { connectionHref, jobHref, navigate, tubeHref } from "../route.js";
 const ROW = 16; // bytes in a line of hex
 const HEX_MAX = 16_384;
 const WHOLE_MAX = 1_048_576;
+const REASONS = { tries: "it had all of its tries", ttl: "no worker took it in time" }; // others are a worker's words
 const NAMES = { kick: "Kick", bury: "Bury", release: "Release" };
 
 export function Job({ id }) {
@@ -54,9 +55,9 @@ export function Job({ id }) {
       ["Released", times(job.counts.releases)],
       ["Buried", times(job.counts.buries)],
       ["Kicked", times(job.counts.kicks)],
-      job.tags && ["Tags", job.tags.text],
+      job.tags?.text && ["Tags", job.tags.text],
       job.tags && ["Tried", times(job.tags.tried)],
-      job.tags?.reason && ["Reason", { tries: "it had all of its tries", ttl: "no worker took it in time" }[job.tags.reason]],
+      job.tags?.reason && ["Reason", REASONS[job.tags.reason] ?? job.tags.reason],
       job.holder !== null && ["Held by", html`<a href=${connectionHref(job.holder)}>connection ${job.holder}</a>`],
       job.segment !== null && ["Segment of the journal", html`<a href="/journal">${job.segment}</a>`],
     ]} />
