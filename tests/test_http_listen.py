@@ -53,6 +53,11 @@ def test_addresses_that_others_reach_need_tokens(address: str) -> None:
         assert len(opened(address, tokens="/t", insecure=True)) == 1
 
 
+def test_users_keep_others_out_as_tokens_do() -> None:
+    settings = Settings(http=("0.0.0.0:0",), access="/a", http_insecure=True)
+    assert not check_listeners(replace(settings, listen=("127.0.0.1",), port="0"))
+
+
 def test_addresses_that_others_reach_need_tls(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="could read tokens and jobs"):
         opened("0", "0.0.0.0:0", tokens="/t")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from ipaddress import ip_network
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -30,6 +31,7 @@ from tests.support.check import check
 from tests.support.clients import until
 from tests.support.pki import Authority, Pair
 from tests.support.process import GEVENTSTALK, ServerProcess, free_port
+from tests.support.web import Web
 from tests.test_cli import run
 from tests.test_session import Rig
 
@@ -501,6 +503,48 @@ def test_users_of_sockets_and_new_files(
     theirs.settimeout(10)
     until(lambda: closed(theirs), "the connection of a user that is gone stays")
     assert talk(unix(tmp_path / "token"), auth) == UNAUTHORIZED
+
+
+def test_users_of_http(start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]) -> None:
+    """HTTP tells of all tubes: so a token needs the right to look at all of them, and for changes every right."""
+    tokens = {name: f"{name}{TOKEN}" for name in ("boss", "watcher", "half", "shop")}
+    rights: dict[str, object] = {
+        "boss": {"*": ["all", "operate"]},
+        "watcher": {"*": "look"},
+        "half": {"*": "all"},
+        "shop": {"mail": "all"},
+    }
+    users = {name: {"token": hash_of(tokens[name]), "rights": rights[name]} for name in tokens}
+    port = free_port()
+    listener = f'  - {{address: "unix:{tmp_path}/token", identity: [token]}}\n'
+    server = start_server(*settings(listener, users), "--http", str(port))
+    web = {name: Web(port, tokens[name]) for name in tokens}
+
+    def statuses(client: Web) -> tuple[int, int]:
+        return client.status("GET", "/api/v1/tubes"), client.status("POST", "/api/v1/jobs", {"tube": "t", "body": "x"})
+
+    assert [statuses(web[name]) for name in ("boss", "watcher", "half", "shop")] == [
+        (200, 201),
+        (200, 403),
+        (200, 403),
+        (401, 401),
+    ]
+    assert statuses(Web(port)) == (401, 401), "nobody comes in without a token, also on this host"
+    assert web["boss"].json("GET", "/api/v1/session")["name"] == "boss"
+    form = urlencode({"token": tokens["boss"], "next": "/"}).encode()
+    kind = {"Content-Type": "application/x-www-form-urlencoded", "Origin": f"http://127.0.0.1:{port}"}
+    status, headers, _ = Web(port).send("POST", "/login", form, kind)
+    cookie = {"Cookie": headers["set-cookie"].partition(";")[0]}
+    assert status == 303 and Web(port).send("GET", "/api/v1/tubes", None, cookie)[0] == 200
+    users["boss"] = {"token": hash_of(tokens["boss"]), "rights": {"*": "look"}}
+    written(tmp_path, {"users": users})
+    assert web["boss"].status("POST", "/api/v1/reload", {}) == 200
+    assert statuses(web["boss"]) == (200, 403)
+    assert Web(port).send("GET", "/api/v1/tubes", None, cookie)[0] == 401, "the login had another role"
+    del users["watcher"]
+    written(tmp_path, {"users": users})
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: statuses(web["watcher"]) == (401, 401), "a user that is gone comes in")
 
 
 def closed(sock: socket.socket) -> bool:

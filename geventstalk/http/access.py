@@ -20,7 +20,7 @@ from gevent import sleep
 from geventstalk.config import ConfigError
 from geventstalk.http.audit import Audit
 from geventstalk.http.sessions import LoginSession, Sessions
-from geventstalk.http.tokens import Role, Token, Tokens
+from geventstalk.http.tokens import Role, Source, Token, Tokens
 
 COOKIE: Final = "geventstalk"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -60,16 +60,21 @@ class Access:
     ) -> None:
         self._proxies = frozenset(proxies)
         self._hosts = self._proxies | {"localhost", *hosts}
-        self._tokens = tokens
+        self._file = tokens
+        self._sources: list[Source] = [] if tokens is None else [tokens]
         self._sessions = Sessions()
         self._audit = audit
         self._log = log
         self._looked_ns = 0
         self._delayed = 0
 
+    def add(self, source: Source) -> None:
+        """Has the tokens of another source count, too."""
+        self._sources.append(source)
+
     @property
     def asks_for_tokens(self) -> bool:
-        return self._tokens is not None
+        return bool(self._sources)
 
     # --- origins
 
@@ -124,12 +129,12 @@ class Access:
         wrong.
         """
         address, via = _address(req), _via(req)
-        if self._tokens is None:
+        if not self._sources:
             return Who("local", "admin", address, via)
-        self._follow_file(self._tokens, now_ns)
+        self._follow_file(now_ns)
         scheme, _, text = (req.auth or "").partition(" ")
         if scheme.lower() != "bearer":
-            session = self._session_of(req, self._tokens, now_ns)
+            session = self._session_of(req, now_ns)
             return None if session is None else Who(session.token.name, session.token.role, address, via, session)
         token = self._find_token(text.strip(), address, via, now_ns)
         if token is None:
@@ -138,17 +143,21 @@ class Access:
 
     def still_knows(self, req: falcon.Request, who: Who, now_ns: int) -> bool:
         """Returns whether the sender of this request would be admitted again. Never waits."""
-        if self._tokens is None:
+        if not self._sources:
             return True
-        self._follow_file(self._tokens, now_ns)
+        self._follow_file(now_ns)
         if who.session is not None:
-            return self._session_of(req, self._tokens, now_ns) is who.session
-        token = self._tokens.find((req.auth or "").partition(" ")[2].strip())
-        return token is not None and token.name == who.name
+            return self._session_of(req, now_ns) is who.session
+        token = self._find((req.auth or "").partition(" ")[2].strip())
+        return token is not None and (token.name, token.role) == (who.name, who.role)
+
+    def _find(self, text: str) -> Token | None:
+        found = [source.find(text) for source in self._sources]
+        return next((token for token in found if token is not None), None)
 
     def _find_token(self, text: str, address: str, via: str, now_ns: int) -> Token | None:
         """Returns the token with this text. A wrong guess takes time, delays no other request, and is logged."""
-        found = None if self._tokens is None else self._tokens.find(text)
+        found = self._find(text)
         if found is None:
             self._audit.refuse_token(Who("", "", address, via), now_ns)
         if found is None and self._delayed < _DELAYED_MAX:
@@ -161,19 +170,18 @@ class Access:
 
     # --- sessions
 
-    def _session_of(self, req: falcon.Request, tokens: Tokens, now_ns: int) -> LoginSession | None:
-        """Returns the session of the request's cookie, as long as its token is in the file."""
+    def _session_of(self, req: falcon.Request, now_ns: int) -> LoginSession | None:
+        """Returns the session of the request's cookie, as long as its token counts."""
         cookie = _cookie(req)
         session = self._sessions.find(cookie, now_ns)
-        if session is not None and not tokens.holds(session.token):
+        if session is not None and not any(source.holds(session.token) for source in self._sources):
             self._sessions.end(cookie)
             return None
         return session
 
     def log_in(self, req: falcon.Request, text: str, now_ns: int) -> tuple[str, str] | None:
         """Begins a session for this token. Returns name and value of its cookie; None for an unknown token."""
-        if self._tokens is not None:
-            self._follow_file(self._tokens, now_ns)
+        self._follow_file(now_ns)
         address = _address(req)
         token = self._find_token(text, address, "console", now_ns)
         if token is None:
@@ -190,9 +198,10 @@ class Access:
 
     # --- tokens
 
-    def _follow_file(self, tokens: Tokens, now_ns: int) -> None:
+    def _follow_file(self, now_ns: int) -> None:
         """Reads the file of tokens again soon after it was changed. A faulty file changes nothing."""
-        if now_ns - self._looked_ns < _LOOK_EVERY_NS:
+        tokens = self._file
+        if tokens is None or now_ns - self._looked_ns < _LOOK_EVERY_NS:
             return
         self._looked_ns = now_ns
         if tokens.has_changed():

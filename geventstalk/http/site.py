@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
 
@@ -20,7 +21,8 @@ from geventstalk.http.access import SECURITY_HEADERS, Access
 from geventstalk.http.audit import Audit
 from geventstalk.http.backend import Backend, ClusterView
 from geventstalk.http.sampler import Sampler
-from geventstalk.http.tokens import Tokens
+from geventstalk.http.tokens import Tokens, UserTokens
+from geventstalk.rights import Access as Users
 
 CONNECTIONS_MAX: Final = 256
 _GIVE_UP_AT_ONCE: Final = 16
@@ -45,6 +47,10 @@ class Site:
         self._access = Access(map(str.lower, names), settings.http_host, tokens, self._audit, log)
         self._service: Service | None = None
         self.cluster: ClusterView | None = None
+
+    def admit_users(self, access: Callable[[], Users]) -> None:
+        """Has users with a token use HTTP, and no client without a token."""
+        self._access.add(UserTokens(access))
 
     def open(self, backend: Backend) -> None:
         """Makes the application. serve() can be called then."""

@@ -1,4 +1,4 @@
-"""Reads the file of `--http-tokens`, with lines `NAME ROLE TOKEN`.
+"""The tokens of HTTP: the file of `--http-tokens`, with lines `NAME ROLE TOKEN`, and the users of `--access`.
 
 This module must not import gevent or falcon: --check-config reads the file, too. A fault of the file is a ConfigError
 that names the line, never a token. Invariant: a token is compared in constant time, and only its hash is kept.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
-from typing import Literal
+from typing import Literal, Protocol
 
 from geventstalk.config import ConfigError
+from geventstalk.rights import ALL, EVERY_TUBE, User
+from geventstalk.rights import Access as Users
 
 Role = Literal["read", "admin"]
 
@@ -28,11 +31,43 @@ _FORBIDDEN_MODE = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 
 @dataclass(frozen=True)
 class Token:
-    """One line of the file."""
+    """One line of the file, or a user with a token."""
 
     name: str
     role: Role
     digest: bytes
+
+
+class Source(Protocol):
+    """Where tokens come from."""
+
+    def find(self, text: str) -> Token | None:
+        """Returns the token with this text. Takes as long for a token that is nearly right as for any other."""
+
+    def holds(self, token: Token) -> bool:
+        """Returns whether the token still counts, with the same role."""
+
+
+class UserTokens:
+    """The tokens of the users of `--access`. HTTP tells of the whole server, so a role is for all tubes or none."""
+
+    def __init__(self, access: Callable[[], Users]) -> None:
+        self._access = access
+
+    def find(self, text: str) -> Token | None:
+        user = self._access().of_token(text)
+        role = None if user is None else _role_of(user)
+        return None if user is None or role is None else Token(user.name, role, sha256(text.encode()).digest())
+
+    def holds(self, token: Token) -> bool:
+        user = self._access().users.get(token.name)
+        return user is not None and user.proof.token == f"sha256:{token.digest.hex()}" and _role_of(user) == token.role
+
+
+def _role_of(user: User) -> Role | None:
+    if not user.sees_all:
+        return None
+    return "admin" if user.operates and user.rights[EVERY_TUBE] & ALL == ALL else "read"
 
 
 class Tokens:
@@ -47,7 +82,6 @@ class Tokens:
         self.read_again()
 
     def find(self, text: str) -> Token | None:
-        """Returns the line with this token. Takes as long for a token that is nearly right as for any other."""
         digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
         found = None
         for token in self._tokens:
@@ -56,7 +90,6 @@ class Tokens:
         return found
 
     def holds(self, token: Token) -> bool:
-        """Returns whether the file still has this line."""
         return token in self._tokens
 
     def has_changed(self) -> bool:

@@ -44,6 +44,10 @@ class Guard:
         self._access = read_access(path)
         self._told_s = -_TELL_EVERY_S
 
+    def users(self) -> Access:
+        """Returns the users as the file was read last."""
+        return self._access
+
     def session_of(self, listener: Listener, stream: Stream) -> tuple[Session, Any]:
         """Returns the session of a new connection of this listener, and a timer that the caller stops at its end.
 

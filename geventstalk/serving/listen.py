@@ -336,7 +336,7 @@ def _http_plans(settings: Settings) -> list[_Plan]:
             guarded = not _everybody_may_connect(plan.mode)
         else:
             guarded = all(_is_loopback(address_info[4][0]) for address_info in plan)
-        if not guarded and settings.http_tokens is None:
+        if not guarded and settings.http_tokens is None and settings.access is None:
             raise ConfigError(
                 f"everybody who can reach {address} could read and delete every job (--http); "
                 "say with --http-tokens who may, or give an address of this host alone"

@@ -162,6 +162,8 @@ class Server:
         if self._settings.access is not None:
             self._guard = self._make_guard(self._settings.access)
             self.reload.add(self._guard)
+            if self._site is not None:
+                self._site.admit_users(self._guard.users)
         guests = self._open_site(collector)
         if self._reloads:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # during the replay; all files have just been read
