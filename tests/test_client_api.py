@@ -20,6 +20,7 @@ from tests.support.clients import until
 from tests.support.fake_api import FakeApi, fake_api
 from tests.support.live import Ran, Runner
 from tests.support.process import GEVENTSTALK, ServerProcess, free_port
+from tests.support.wire import Client
 
 Run = Callable[..., Ran]
 
@@ -254,6 +255,24 @@ def test_the_audit_knows_what_the_command_line_did(server: HttpServer, real: Run
     assert real("reload", "--json").lines == [{"files": [], "at_restart": []}]
     assert server.audited()[-1]["action"] == "reload"
     assert "kill -HUP" in real("reload", "--api", "none").err
+
+
+def test_a_job_has_its_tags_and_its_reason(server: HttpServer, real: Run) -> None:
+    text = "note:n tries:4 idp:u:60 con:k:2 grp:g backoff:1:2:60 ttl:99 dead:lost aft:h"
+    (plain,) = real("put", "tagged", "x", "--json").lines
+    (line,) = real("put", "tagged", "x", "--tags", text, "--pri", "1", "--json").lines
+    with Client(server.process.connect()) as client:
+        client.ask(b"watch tagged")
+        assert client.ask(b"reserve-job %d" % line["id"]).startswith(b"RESERVED ")
+        assert client.ask(b'bury %d 1 5\\ of "x"' % line["id"]) == b"BURIED\r\n"
+    for words in ([], ["--api", "none"]):
+        (job,) = ask(real, "job", str(line["id"]), *words)
+        assert sorted(job["tags"]["text"].split()) == sorted(text.split())
+        assert (job["tags"]["tried"], job["tags"]["reason"]) == (1, '5\\ of "x"')
+        shown = real("job", str(line["id"]), *words).out
+        assert 'reason       5\\ of "x"\n' in shown and "tried        1\n" in shown and "note:n" in shown
+        assert ask(real, "job", str(plain["id"]), *words)[0]["tags"] is None
+        assert "tags" not in real("job", str(plain["id"]), *words).out
 
 
 def test_the_api_on_a_unix_socket(server: HttpServer, bare: Runner) -> None:

@@ -178,7 +178,7 @@ def test_what_the_api_tells_of_a_job_is_checked() -> None:
     facts |= dict.fromkeys(("reserves", "timeouts", "releases", "buries", "kicks"), "0")
     job = shapes.job(facts, b"x", 10)
     assert shapes.checked_job(job) == job
-    fine = (("tube", "x"), ("time_left_s", None))
+    fine = (("tube", "x"), ("time_left_s", None), ("tags", None))
     others: list[Any] = [None, "x", [], {}, {"encoding": "base64", "data": "?", "whole": True}]
     spoilt: list[Any] = [{**job, key: value} for key in job for value in others if (key, value) not in fine]
     spoilt += [{name: job[name] for name in job if name != key} for key in job]

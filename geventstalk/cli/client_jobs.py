@@ -202,6 +202,9 @@ def _over_protocol(context: Context, id: int, most: int) -> tuple[Shape, bytes]:
     raise Absent("there is no such job")
 
 
+_TAG_FACTS: Final = (("tags", "text"), ("tried", "tried"), ("reason", "reason"))
+
+
 def _show(job: Shape) -> None:
     counts: dict[str, Any] = job["counts"]
     left = job["time_left_s"]
@@ -221,6 +224,8 @@ def _show(job: Shape) -> None:
         *[(name, count(counts[name])) for name in COUNTS],
         ("size", plural(job["size"], "byte")),
     ]
+    tags = job["tags"] or {}
+    facts += [(name, str(tags[key])) for name, key in _TAG_FACTS if tags.get(key) not in (None, "")]
     for name, value in facts:
         click.echo(f"{name:<12} {one_line(value)}")
     click.echo()

@@ -109,6 +109,21 @@ def server(facts: Facts) -> Shape:
     return shape | _figures(facts)
 
 
+_TAGS: Final = (
+    ("idp", "idempotency-key", "idempotency-ttl", "0"),
+    ("grp", "group", "", ""),
+    ("aft", "after-group", "", ""),
+    ("con", "concurrency-key", "concurrency-limit", "1"),
+    ("tries", "tries", "", ""),
+    ("backoff", "backoff", "", ""),
+    ("ttl", "time-to-live", "", ""),
+    ("dead", "dead-letter", "", ""),
+    ("from", "origin", "", ""),
+    ("note", "note", "", ""),
+)
+"""Each tag, the keys of stats-job with its value and with a number behind that, and the number that is left out."""
+
+
 def job(facts: Facts, body: bytes | None, most: int) -> Shape:
     """Returns a job from its stats-job, with at most `most` bytes of its body."""
     state = facts.get("state", "")
@@ -119,10 +134,24 @@ def job(facts: Facts, body: bytes | None, most: int) -> Shape:
     left = max(0, number(facts, "time-left"))
     shape["time_left_s"] = left if state in ("delayed", "reserved") else None
     shape["counts"] = {name: number(facts, name) for name in COUNTS}
+    shape["tags"] = _tags(facts)
     if body is not None:
         shape["size"] = len(body)
         shape["body"] = body_shape(body, len(body), most)
     return shape
+
+
+def _tags(facts: Facts) -> Shape | None:
+    """Returns the tags of a job as the API has them; None for a job without."""
+    if "tried" not in facts:
+        return None
+    words = []
+    for tag, key, behind, default in _TAGS:
+        value, more = facts.get(key, ""), facts.get(behind, default)
+        if value not in ("", "0"):
+            words.append(f"{tag}:{value}" if more == default else f"{tag}:{value}:{more}")
+    reason = facts.get("reason", "none").replace('\\"', '"').replace("\\\\", "\\")
+    return {"text": " ".join(words), "tried": number(facts, "tried"), "reason": None if reason == "none" else reason}
 
 
 def checked_job(answer: Any) -> Shape:
@@ -133,6 +162,9 @@ def checked_job(answer: Any) -> Shape:
         known &= isinstance(answer["time_left_s"], (int, float, type(None)))
         known &= isinstance(answer["tube"], str) and answer["state"] in STATES
         known &= all(isinstance(answer["counts"][name], int) for name in COUNTS)
+        tags = answer["tags"]
+        known &= tags is None or (isinstance(tags["text"], str) and isinstance(tags["tried"], int))
+        known &= tags is None or isinstance(tags["reason"], (str, type(None)))
         body_bytes(answer["body"])
     except (KeyError, TypeError, ValueError, AttributeError):
         known = False

@@ -34,7 +34,7 @@ class FakeApi:
         for id in range(len(self.jobs) + 1, len(self.jobs) + count + 1):
             self.jobs[id] = {
                 "id": id, "tube": tube, "state": state, "pri": 1, "age_s": 7.5, "time_left_s": None, "size": 1,
-                "delay_s": 0, "ttr_s": 60, "counts": dict(counts),
+                "delay_s": 0, "ttr_s": 60, "counts": dict(counts), "tags": None,
                 "body": {"encoding": "text", "data": f"body {id}", "whole": True},
             }  # fmt: skip
 
