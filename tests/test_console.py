@@ -336,7 +336,7 @@ def test_the_overview_answers_the_three_questions(browser: Browser, serve: Calla
     browser.open(server.url)
     browser.find(".verdict.ill a", "2 tubes need attention.")
     assert [one.text for one in browser.all(".verdict.well")] == ["The server is well.", "The journal is well."]
-    browser.wait(lambda: len(browser.all(".chart canvas")) == 3, "three charts")
+    browser.wait(lambda: len(browser.all(".chart canvas")) == 4, "four charts")
     browser.click(".pick button", "1 w")
     browser.find(".pick button[aria-pressed=true]", "1 w")
     assert browser.find(".worst table").rect["y"] < 500
@@ -360,7 +360,7 @@ def test_another_range_keeps_the_charts_and_the_focus(browser: Browser, serve: C
         browser.click(".pick button", "1 h")
         browser.find(".pick button[aria-pressed=true]", "1 h")
         assert browser.run("return document.activeElement.textContent") == "1 h"
-        assert len(browser.all(".chart canvas")) == 3
+        assert len(browser.all(".chart canvas")) == 4
 
 
 @pytest.mark.slow
@@ -502,7 +502,7 @@ def test_each_page_fits_into_every_width_at_every_moment(browser: Browser, serve
     browser.loaded()
     drawn = """
         const plots = [...document.querySelectorAll('.plot')];
-        return plots.length === 3 && plots.every((one) => one.clientWidth === one.querySelector('.uplot').offsetWidth);
+        return plots.length === 4 && plots.every((one) => one.clientWidth === one.querySelector('.uplot').offsetWidth);
         """
     for width in (768, 1920):
         browser.resize(width)

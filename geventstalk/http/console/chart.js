@@ -6,7 +6,8 @@ import uPlot from "./vendor/uplot.js";
 
 const HEIGHT = 168;
 const SPAN_MIN_S = 60;
-const DASH = { solid: undefined, dash: [5, 4], dots: [2, 3] };
+const DASH = { solid: undefined, dash: [5, 4] };
+const BAND = 0.22; // how opaque
 
 /** Returns a custom property as a colour of canvas, in the present theme. */
 function colour(name) {
@@ -33,11 +34,14 @@ function useTheme() {
   return turn;
 }
 
+/** The same colour, mostly transparent. */
+const soft = (name) => colour(name).replace(/^rgb\((.*)\)$/, `rgba($1, ${BAND})`);
+
 /**
- * series: {key, label, colour, line, width, shape}; data: {at: [unix], [key]: [number|null]}; format(value): text.
+ * series: {key, label, colour, line, width, shape}, where the line `band` fills the room down to the one before; data: {at: [unix], [key]: [number|null]}; format(value): text.
  * log: a logarithmic scale. now: {key: value}, the legend while the pointer is elsewhere.
  */
-export function Chart({ title, series, data, format, axis = format, log = false, now, children, groups }) {
+export function Chart({ title, note, series, data, format, axis = format, log = false, now, children }) {
   const place = useRef(null);
   const plot = useRef(null);
   const [pointed, setPointed] = useState(null);
@@ -75,13 +79,14 @@ export function Chart({ title, series, data, format, axis = format, log = false,
         series: [
           {},
           ...series.map((one) => ({
-            stroke: colour(one.colour),
-            width: one.width ?? 1.5,
+            stroke: one.line === "band" ? null : colour(one.colour),
+            width: one.line === "band" ? 0 : (one.width ?? 1.5),
             dash: DASH[one.line ?? "solid"],
             points: { show: false },
             spanGaps: false,
           })),
         ],
+        bands: series.flatMap((one, at) => (one.line === "band" ? [{ series: [at + 1, at], fill: soft(one.colour) }] : [])),
         hooks: { setCursor: [(self) => setPointed(self.cursor.idx ?? null)] },
       },
       columns(),
@@ -105,12 +110,9 @@ export function Chart({ title, series, data, format, axis = format, log = false,
   const at = pointed !== null && pointed <= last ? pointed : null;
   const value = (key) => (at !== null ? data[key]?.[at] : now ? now[key] : data[key]?.[last]);
   const entry = (one) => html`<span key=${one.key} class="entry"><${Mark} ...${one} />${one.label} <b>${format(value(one.key) ?? null)}</b></span>`;
-  const legend = groups
-    ? groups.map((group) => html`<span key=${group.label} class="group"><span class="group-name">${group.label}</span>${group.keys.map((key) => entry(series.find((one) => one.key === key)))}</span>`)
-    : series.map(entry);
   return html`<figure class="chart">
-    <figcaption><h2>${title}</h2>${at !== null && html`<span class="at">${moment(data.at[at])}</span>`}${children}</figcaption>
-    <div class="legend">${legend}</div>
+    <figcaption><h2 title=${note}>${title}</h2>${at !== null && html`<span class="at">${moment(data.at[at])}</span>`}${children}</figcaption>
+    <div class="legend">${series.map(entry)}</div>
     ${known
       ? html`<div ref=${place} class="plot" role="img" aria-label=${`${title} over time. Now: ${series.map((one) => `${one.label} ${format((now ?? {})[one.key] ?? data[one.key]?.[last] ?? null)}`).join(", ")}.`}></div>`
       : html`<div class="plot blank">No figures yet.</div>`}
@@ -138,6 +140,7 @@ function spread(low, high) {
 
 function Mark({ colour: name, line = "solid", width = 1.5, shape }) {
   if (STATES.includes(shape)) return html`<${Shape} state=${shape} />`;
+  if (line === "band") return html`<svg class="mark ink-${name}" viewBox="0 0 16 8" aria-hidden="true"><path d="M0 4h16" stroke="currentColor" stroke-width="8" stroke-opacity=${BAND} /></svg>`;
   const dash = DASH[line]?.join(" ");
   return html`<svg class="mark ink-${name}" viewBox="0 0 16 8" aria-hidden="true"><path d="M0 4h16" stroke="currentColor" stroke-width=${width + 0.5} stroke-dasharray=${dash} /></svg>`;
 }

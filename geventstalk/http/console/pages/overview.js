@@ -24,17 +24,16 @@ export const RATES = [
   { key: "bury", label: "buried", colour: "buried" },
 ];
 export const JOBS = ["ready", "reserved", "delayed", "buried"].map((state) => ({ key: state, label: state, colour: state, shape: state, width: 1.8 }));
-const LATENCY = ["queued", "worked"].flatMap((what) =>
-  [["p50", "solid", 2], ["p95", "dash", 1.5], ["p99", "dots", 1.5]].map(([key, line, width]) => ({
-    key: `${what}_${key}`, label: key, colour: what === "queued" ? "ready" : "reserved", line, width,
-  })),
-);
-const LATENCY_GROUPS = [
-  { label: "in queue", keys: ["queued_p50", "queued_p95", "queued_p99"] },
-  { label: "at work", keys: ["worked_p50", "worked_p95", "worked_p99"] },
+/** A line for the median, and a band from there to p95. */
+const times = (what, colour) => [
+  { key: `${what}_p50`, label: "p50", colour, width: 2 },
+  { key: `${what}_p95`, label: "p95", colour, line: "band" },
 ];
+const WAITING = times("queued", "ready");
+const RUNNING = times("worked", "reserved");
 
 const decade = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1e4) / 10} ms` : `${short(seconds)} s`);
+const latency = (seconds) => (seconds !== null && seconds < 0.001 ? "< 1 ms" : age(seconds));
 export const ratesNow = (rates) => Object.fromEntries(RATES.map(({ key }) => [key, rates[key].m1]));
 
 export function Overview() {
@@ -137,7 +136,8 @@ function Charts({ server }) {
   return html`<section class="charts" aria-label="Charts">
     <${Chart} title="Jobs a second" series=${RATES} data=${series} format=${rate} axis=${short} />
     <${Chart} title="Jobs by state" series=${JOBS} data=${series} format=${count} axis=${short} now=${server.jobs} />
-    <${Chart} title="Time" series=${LATENCY} groups=${LATENCY_GROUPS} data=${series} format=${age} axis=${decade} log>${pick}</${Chart}>
+    <${Chart} title="Waiting" note="From ready to reserved" series=${WAITING} data=${series} format=${latency} axis=${decade} log />
+    <${Chart} title="Running" note="From reserved to its end" series=${RUNNING} data=${series} format=${latency} axis=${decade} log>${pick}</${Chart}>
   </section>`;
 }
 
