@@ -21,6 +21,7 @@ from tests.support.process import ServerProcess, free_port
 from tests.support.web import Web
 from tests.support.wire import Client
 
+TOKEN = "t" * 32
 Starter = Callable[..., ServerProcess]
 
 
@@ -42,8 +43,10 @@ class Files:
             ],
             "access": str(folder / "access.yaml"),
             "http": [str(self.http_port)],
+            "http_tokens": str(folder / "tokens"),
         }
-        self.web = Web(self.http_port)
+        self.web = Web(self.http_port, TOKEN)
+        self._write("tokens", b"ops admin %b\n" % TOKEN.encode())
         self.write_settings()
         self.write_users("put")
         self.write_certificate(0)
