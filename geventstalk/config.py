@@ -366,8 +366,8 @@ def require_fitting(settings: Settings) -> None:
     if settings.shared:
         if not all(each.is_plain for each in settings.extra_listeners):
             raise ConfigError(
-                "TLS and identities do not go with a journal in PostgreSQL: a standby passes on bytes as they come; "
-                "put a proxy that ends TLS in front of each node"
+                "TLS, identities and proxies do not go with a journal in PostgreSQL: a standby passes on bytes as they "
+                "come; put a proxy that ends TLS in front of each node"
             )
         if settings.io_processes:
             raise ConfigError(

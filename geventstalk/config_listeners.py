@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final, NamedTuple
 
 from geventstalk import config_values as values
+
+Network = IPv4Network | IPv6Network
 
 
 class Tls(NamedTuple):
@@ -31,7 +34,7 @@ _ACCOUNT: Final = re.compile(r"[^\s:]+")
 
 
 class Listener(NamedTuple):
-    """One address. `identity` is empty where every client may do everything.
+    """One address. `identity` is empty where every client may do everything. Only `proxy` connects, if given.
 
     `mode`, `owner` and `group` are those of a unix socket; without them, those of all unix sockets hold.
     """
@@ -42,16 +45,18 @@ class Listener(NamedTuple):
     mode: int | None = None
     owner: str | None = None
     group: str | None = None
+    proxy: tuple[Network, ...] = ()
 
     @property
     def is_plain(self) -> bool:
         """Returns whether the first byte of a connection belongs to its first command, and all clients are the same."""
-        return self.tls is None and not self.identity
+        return self.tls is None and not self.identity and not self.proxy
 
     @property
     def terms(self) -> str:
         """Returns for whom and how clients are served, for people."""
         terms = ["with TLS"] if self.tls else []
+        terms += ["behind a proxy"] if self.proxy else []
         return ", ".join(terms + ([f"for users by {', '.join(self.identity)}"] if self.identity else []))
 
 
@@ -64,6 +69,7 @@ def listener(value: object) -> Listener:
         "mode": values.socket_mode,
         "owner": _account,
         "group": _account,
+        "proxy": values.listed(_network),
     }
     found = values.mapping(value, "a listener", parsers)
     values.require(found, "a listener", "address")
@@ -79,6 +85,13 @@ def _account(value: object) -> str:
     return name
 
 
+def _network(value: object) -> Network:
+    try:
+        return ip_network(values.text("address")(value))
+    except ValueError as error:
+        raise ValueError(f"proxy {values.shown(value)} is no network such as 10.1.0.0/16: {error}") from None
+
+
 def _identity(value: object) -> str:
     if value not in IDENTITIES:
         raise ValueError(f"an identity is {', '.join(IDENTITIES)}, and not {values.shown(value)}")
@@ -90,6 +103,8 @@ def _require_possible(made: Listener) -> None:
     unix = made.address.startswith(_UNIX)
     if not unix and (made.mode, made.owner, made.group) != (None, None, None):
         raise ValueError(f"mode, owner and group are for a unix socket, and not for {made.address}")
+    if unix and made.proxy:
+        raise ValueError("proxy is not for a unix socket")
     if CERTIFICATE in made.identity and (made.tls is None or made.tls.client_ca is None):
         raise ValueError(f"the identity {CERTIFICATE} is for a listener with tls and client_ca")
     if UNIX_USER in made.identity and not unix:

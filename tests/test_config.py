@@ -451,7 +451,7 @@ def test_small_journal_files_become_a_page_with_a_warning() -> None:
         ({"tls_client_ca": "/a"}, "--tls-client-ca is for --tls-listen, which is missing"),
         (
             {"journal": "postgresql://h/d", "tls_listen": "1", "tls_cert": "/c", "tls_key": "/k"},
-            "TLS and identities do not go with a journal in PostgreSQL: ",
+            "TLS, identities and proxies do not go with a journal in PostgreSQL: ",
         ),
         ({"node": "a"}, "--node is for nodes that share a journal"),
         ({"journal": "/d", "lease": "2"}, "--lease is for nodes that share a journal"),
@@ -505,6 +505,9 @@ def test_listeners_are_read_from_the_file_alone(tmp_path: Path) -> None:
             "{address: 'unix:/s', mode: 660}",
             "invalid mode: 660; give three octal digits such as 660, in quotes in a file",
         ),
+        ("{address: 'unix:/s', proxy: 10.0.0.0/8}", "proxy is not for a unix socket"),
+        ("{address: 1, proxy: x}", "proxy x is no network such as 10.1.0.0/16"),
+        ("{address: 1, proxy: [10.0.0.1/8]}", "proxy 10.0.0.1/8 is no network such as 10.1.0.0/16"),
         ("{address: 'unix:/s', owner: 'a:b'}", "a:b is no name of a user or group"),
         ("{address: 1, 2: 3}", "a listener has no key 2, but "),
         ("{address: 1, [a]: 3}", "is not YAML"),

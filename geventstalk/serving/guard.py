@@ -75,7 +75,9 @@ class Guard:
         """Logs a client that is no user's, seldom."""
         if monotonic() >= self._told_s + _TELL_EVERY_S:
             self._told_s = monotonic()
-            self._log.warning("a client at %s %s; for a minute no other one is told of", peer_of(stream.socket), what)
+            self._log.warning(
+                "a client at %s %s; for a minute no other one is told of", stream.peer or peer_of(stream.socket), what
+            )
 
     # --- a new file
 

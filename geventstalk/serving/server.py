@@ -92,6 +92,7 @@ class Server:
         self._guarded = [(one, each) for one, each in pairs if not each.is_plain]  # which want handshakes first
         self._handshakes: Handshakes | None = None
         self._guard: Guard | None = None
+        self._told_of_proxy_s = -TELL_SELDOM_S
         self.reload = Reload(log)
         self._site = site
         self._backend: Backend | None = None
@@ -387,7 +388,7 @@ class Server:
         """A client's address, where it came in, replies that it has not taken, and input that its session has not."""
         if isinstance(channel, Connection):
             sock = channel.stream.socket
-            return peer_of(sock), own_end_of(sock), channel.output_bytes, 0
+            return channel.stream.peer or peer_of(sock), own_end_of(sock), channel.output_bytes, 0
         client = _client_of_front(channel)
         return client.peer, client.own_end, client.output_bytes, client.queued_bytes
 
@@ -469,16 +470,35 @@ class Server:
     def _let_in(self, listener: Listener, sock: socket.socket) -> None:
         """Serves one connection of a listener with TLS or an identity. Runs in the greenlet of the connection."""
         stream: Stream | None = None
-        if listener.tls is None:
+        client = self._client_behind(listener, sock) if listener.proxy else ""
+        if client is None:
+            sock.close()
+        elif listener.tls is None:
             stream = Stream(sock)
         elif self._handshakes is not None:
             stream = self._handshakes.run(sock, listener)
+        if stream is not None and client:
+            stream.peer = client
         if stream is not None and not self._stopped.is_set():
             self._serve(stream, listener)
             return
         if stream is not None:
             stream.close()
         self._descriptors.give_back()
+
+    def _client_behind(self, listener: Listener, sock: socket.socket) -> str | None:
+        """Returns the address of a client that a proxy tells, None where the connection is to be closed."""
+        from geventstalk.serving.proxied import NoHeader, client_of  # here: most servers have no proxy
+
+        try:
+            return client_of(sock, listener.proxy)
+        except NoHeader as error:
+            if time.monotonic() >= self._told_of_proxy_s + TELL_SELDOM_S:
+                self._told_of_proxy_s = time.monotonic()
+                self._log.warning("closed a connection of %s to %s: %s", peer_of(sock), listener.address, error)
+        except OSError:
+            pass  # it has gone
+        return None
 
     def serve(self, sock: socket.socket) -> None:
         """Serves one connection until its end. Runs in the greenlet of the connection."""

@@ -56,7 +56,7 @@ def user_of(listener: Listener, stream: Stream, access: Access) -> User | None:
         elif identity == UNIX_USER:
             user = access.of_uid(_uid_of(stream.socket))
         elif identity == ADDRESS:
-            user = _by_address(stream.socket, access)
+            user = _by_address(stream, access)
         if user is not None:
             return user
     return None
@@ -69,9 +69,11 @@ def _uid_of(sock: Socket) -> int:
     return uid
 
 
-def _by_address(sock: Socket, access: Access) -> User | None:
+def _by_address(stream: Stream, access: Access) -> User | None:
+    if stream.peer:
+        return access.of_address(stream.peer.rpartition(":")[0].strip("[]"))
     try:
-        return access.of_address(sock.getpeername()[0])
+        return access.of_address(stream.socket.getpeername()[0])
     except OSError:  # the client has gone
         return None
 
