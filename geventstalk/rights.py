@@ -29,6 +29,7 @@ EVERY_TUBE: Final = "*"
 TOKEN_BYTES: Final = 32
 """A token has so many random bytes, so its hash need not be a slow one."""
 HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
+NO_LIMIT: Final = 1 << 31
 _KNOWN_MAX: Final = 4096
 """Tubes whose rights are kept for each user."""
 
@@ -47,10 +48,11 @@ class Proof(NamedTuple):
 
 class User:
     """A user, and the rights on each tube. `sees_all` says that the user may look at every tube, `operates` that the
-    user may have the server refuse puts.
+    user may have the server refuse puts. At most `connections` of the user are open.
     """
 
-    def __init__(self, name: str, proof: Proof, rights: Mapping[str, int]) -> None:
+    def __init__(self, name: str, proof: Proof, rights: Mapping[str, int], connections: int = NO_LIMIT) -> None:
+        self.connections: Final = connections
         self.name: Final = name
         self.proof: Final = proof
         self.rights: Final = dict(rights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -13,9 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+import yaml
+from jsonschema_rs import Draft202012Validator
 
 from geventstalk.config import ConfigError
 from geventstalk.core.job import RESERVED
@@ -89,7 +93,7 @@ def test_whose_a_connection_is() -> None:
     assert access.of_uid(7) is narrow and access.of_uid(0) is None
 
 
-GOOD = {
+GOOD: dict[str, Any] = {
     "users": {
         "shop": {"certificate": "shop.example.org", "rights": {"orders": "put", "mail.*": ["put", "work"]}},
         "ops": {"unix_user": 0, "address": ["10.0.0.0/8", "::1"], "token": hash_of("x"), "rights": {"*": "all"}},
@@ -98,8 +102,6 @@ GOOD = {
 
 
 def written(tmp_path: Path, content: object, mode: int = 0o600) -> str:
-    import yaml
-
     path = tmp_path / "access.yaml"
     path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     path.chmod(mode)
@@ -117,9 +119,32 @@ def test_a_file_of_users(tmp_path: Path) -> None:
     assert len(read_access(str(tmp_path / "example.yaml")).users) == 4
 
 
+def test_the_schema_for_editors_says_what_the_server_says() -> None:
+    conf = Path(__file__).resolve().parents[1] / "conf"
+    schema = Draft202012Validator(json.loads((conf / "access.schema.json").read_text()))
+    good = {"users": {name: {**entry, "connections": 5} for name, entry in GOOD["users"].items()}}
+    for content in (yaml.safe_load((conf / "access.yaml").read_text()), GOOD, good):
+        assert schema.is_valid(content)
+    wrong: list[object] = [
+        {"rights": {}},
+        {"token": "secret", "rights": {}},
+        {"address": 7, "rights": {}},
+        {"unix_user": 0},
+        {"unix_user": 0, "rights": {"a": "read"}},
+        {"unix_user": 0, "rights": {"a b": "put"}},
+        {"unix_user": 0, "rights": {}, "group": 1},
+        {"unix_user": 0, "rights": {}, "connections": "many"},
+        "all",
+    ]
+    for entry in wrong:
+        assert not schema.is_valid({"users": {"x": entry}}), entry
+    assert not schema.is_valid({"users": {"a b": {"unix_user": 0, "rights": {}}}})
+
+
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
+        ({"unix_user": 0, "rights": {}, "connections": "many"}, "invalid connections: many"),
         ({"rights": {}}, "nothing shows who it is"),
         ({"token": "secret", "rights": {}}, "token is no hash"),
         ({"address": "10.0.0.1/8", "rights": {}}, "no network"),
@@ -545,6 +570,45 @@ def test_users_of_http(start_server: Starter, tmp_path: Path, settings: Callable
     written(tmp_path, {"users": users})
     os.kill(server.pid, signal.SIGHUP)
     until(lambda: statuses(web["watcher"]) == (401, 401), "a user that is gone comes in")
+
+
+def test_a_user_has_so_many_connections(
+    start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]
+) -> None:
+    listeners = "".join(
+        f'  - {{address: "unix:{tmp_path}/{name}", identity: [{name}]}}\n' for name in ("unix_user", "token")
+    )
+    me = {"unix_user": os.getuid(), "rights": {"*": "all"}, "connections": 2}
+    shop = {"token": hash_of(TOKEN), "rights": {"*": "all"}, "connections": 1}
+    web = Web(free_port(), "w" * 32)
+    (tmp_path / "tokens").write_text(f"ops read {web.token}\n")
+    (tmp_path / "tokens").chmod(0o600)
+    words = settings(listeners, {"me": me, "shop": shop})
+    server = start_server(*words, "--http", str(web.port), "--http-tokens", str(tmp_path / "tokens"))
+    mine = [unix(tmp_path / "unix_user") for _ in range(2)]
+    assert [talk(sock, b"") for sock in mine] == [b"", b""]
+    assert talk_or_end(unix(tmp_path / "unix_user"), b"peek 1\r\n") == b""
+    auth = b"auth %b\r\n" % TOKEN.encode()
+    theirs, other = unix(tmp_path / "token"), unix(tmp_path / "token")
+    assert talk(theirs, auth) == b"AUTHENTICATED\r\n"
+    assert talk_or_end(other, auth + b"peek 1\r\n") in (b"", UNAUTHORIZED)
+    text = web.ask("GET", "/metrics")[2]
+    for line in (b"connections", b"connections_refused_total"):
+        assert b'geventstalk_user_%b{user="me"} %d.0' % (line, 2 if line == b"connections" else 1) in text
+        assert b'geventstalk_user_%b{user="shop"} 1.0' % line in text
+    assert b"is closed: me has 2 connections" in log_of(server)
+    mine[0].close()
+    theirs.close()
+    until(lambda: talk_or_end(unix(tmp_path / "unix_user"), b"peek 1\r\n") == NOT_FOUND, "a place is free again")
+    until(lambda: talk_or_end(unix(tmp_path / "token"), auth).startswith(b"AUTH"), "this one, too")
+
+
+def talk_or_end(sock: socket.socket, data: bytes) -> bytes:
+    """What comes back, or what came until the server hung up."""
+    try:
+        return talk(sock, data)
+    except ConnectionError:
+        return b""
 
 
 def closed(sock: socket.socket) -> bool:

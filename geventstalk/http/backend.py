@@ -9,7 +9,7 @@ not for one of each request. While they send commands, HTTP has a quarter of the
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic, perf_counter_ns, thread_time
 from typing import Any, Final, Protocol
@@ -26,6 +26,7 @@ from geventstalk.durable.reading import JournalError, Reading
 from geventstalk.http.audit import Audit
 from geventstalk.http.history import History, Sparks, TubeHistory
 from geventstalk.http.memory import memory_limit_bytes
+from geventstalk.rights import Access as Users
 from geventstalk.turn.maintenance import LACKING_NS
 from geventstalk.turn.replies import Channel, Operation
 from geventstalk.turn.turn import Turn
@@ -144,6 +145,13 @@ class HandshakesView(Protocol):
     unfinished: int
 
 
+class GuardView(Protocol):
+    connections: Counter[str]
+    refused: Counter[str]
+
+    def users(self) -> Users: ...
+
+
 class PlanView(Protocol):
     @property
     def schedule(self) -> Schedule: ...
@@ -203,6 +211,7 @@ class Backend:
         self.cluster: ClusterView | None = None
         self.fronts: FrontsView | None = None  # with front-end processes
         self.handshakes: HandshakesView | None = None  # with TLS
+        self.guard: GuardView | None = None  # with users
         self.reload: ReloadView
         self.schedules: SchedulesView | None = None
         self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # called with the progress of bulk changes

@@ -98,6 +98,7 @@ class Metrics:
         yield from self._of_process()
         yield from self._of_fronts()
         yield from self._of_tls()
+        yield from self._of_users()
         yield from self._of_tubes(pace)
 
     def _of_server(self) -> Iterator[_Family]:
@@ -228,6 +229,22 @@ class Metrics:
             [("_total", {"result": result}, count) for result, count in results],
         )
         yield _value("geventstalk_tls_handshakes_unfinished", "TLS handshakes under way.", shakes.unfinished)
+
+    def _of_users(self) -> Iterator[_Family]:
+        guard = self._backend.guard
+        if guard is None:
+            return
+        names = list(guard.users().users)
+        yield _gauge(
+            "geventstalk_user_connections",
+            "Connections of each user.",
+            [("", {"user": name}, guard.connections[name]) for name in names],
+        )
+        yield _counter(
+            "geventstalk_user_connections_refused",
+            "Connections that were closed because their user had as many as it may have.",
+            [("_total", {"user": name}, guard.refused[name]) for name in names],
+        )
 
     def _of_fronts(self) -> Iterator[_Family]:
         fronts = self._backend.fronts

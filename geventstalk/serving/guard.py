@@ -7,6 +7,7 @@ not grant: each gets the rights of its user there, and is hung up on where that 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from time import monotonic, monotonic_ns
@@ -15,7 +16,7 @@ from typing import Any, Final
 import gevent
 
 from geventstalk.config_listeners import TOKEN, Listener
-from geventstalk.rights import Access
+from geventstalk.rights import Access, User
 from geventstalk.serving.listen import peer_of
 from geventstalk.serving.users import read_access, user_of
 from geventstalk.stream import Stream
@@ -43,28 +44,56 @@ class Guard:
         self._log = log
         self._access = read_access(path)
         self._told_s = -_TELL_EVERY_S
+        self._counted: dict[GuardedSession, str] = {}  # by the name of the user that each came as
+        self.connections: Counter[str] = Counter()  # of each user
+        self.refused: Counter[str] = Counter()  # those that were too many
 
     def users(self) -> Access:
         """Returns the users as the file was read last."""
         return self._access
 
-    def session_of(self, listener: Listener, stream: Stream) -> tuple[Session, Any]:
-        """Returns the session of a new connection of this listener, and a timer that the caller stops at its end.
+    def session_of(self, listener: Listener, stream: Stream) -> tuple[Session, Callable[[], None]] | None:
+        """Returns the session of a new connection of this listener, and what its end has to call.
 
-        The timer, None where no token is to be shown, hangs up on a client that shows none in time.
+        A client that is to show a token and does not in time is hung up on. None says that the user of the connection
+        has as many as it may have.
         """
         access = self._access
         user = user_of(listener, stream, access)
         wants_token = TOKEN in listener.identity
-        session = GuardedSession(self._service, user, access if wants_token else None)
+
+        def admit(session: GuardedSession, user: User) -> bool:
+            return self._admit(session, user, stream)
+
+        session = GuardedSession(self._service, user, access if wants_token else None, admit)
+        timer: Any = None
         if user is not None:
-            return session, None
-        if not wants_token:
+            if not admit(session, user):
+                return None
+        elif wants_token:
+            timer = gevent.get_hub().loop.timer(TOKEN_S)
+            timer.start(self._be_late, session, stream)
+        else:
             self._tell(stream, "shows no user")
-            return session, None
-        timer = gevent.get_hub().loop.timer(TOKEN_S)
-        timer.start(self._be_late, session, stream)
-        return session, timer
+        return session, partial(self._end, session, timer)
+
+    def _admit(self, session: GuardedSession, user: User, stream: Stream) -> bool:
+        """Counts one more connection of a user, unless the user has as many as it may have."""
+        if self.connections[user.name] >= user.connections:
+            self.refused[user.name] += 1
+            self._tell(stream, f"is closed: {user.name} has {user.connections} connections")
+            return False
+        self.connections[user.name] += 1
+        self._counted[session] = user.name
+        return True
+
+    def _end(self, session: GuardedSession, timer: Any) -> None:
+        if timer is not None:
+            timer.stop()
+            timer.close()
+        name = self._counted.pop(session, None)
+        if name is not None:
+            self.connections[name] -= 1
 
     def _be_late(self, session: GuardedSession, stream: Stream) -> None:
         if session.waits_for_token:
@@ -72,7 +101,7 @@ class Guard:
             stream.hang_up()
 
     def _tell(self, stream: Stream, what: str) -> None:
-        """Logs a client that is no user's, seldom."""
+        """Logs a client that is not served, seldom."""
         if monotonic() >= self._told_s + _TELL_EVERY_S:
             self._told_s = monotonic()
             self._log.warning(

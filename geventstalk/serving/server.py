@@ -362,6 +362,7 @@ class Server:
         backend.hang_up = self._hang_up
         backend.fronts = self._fronts
         backend.handshakes = self._handshakes
+        backend.guard = self._guard
         backend.reload = self.reload
         backend.listen = [full_address_of(each) for each in self._listeners]
         backend.http = [_web_address_of(each, self._settings) for each in site.listeners]
@@ -509,10 +510,16 @@ class Server:
         if self._trace:
             self._trace.accept(fd)
         guard = self._guard
+        ended: Callable[[], None] | None = None
         if guard is None or listener is None or not listener.identity:
-            session, late = Session(self._service), None
+            session = Session(self._service)
         else:
-            session, late = guard.session_of(listener, stream)
+            found = guard.session_of(listener, stream)
+            if found is None:
+                stream.close()
+                self._descriptors.give_back()
+                return
+            session, ended = found
         if self._trace and self._trace.wire:
             session.trace = _WireTrace(self._trace, fd)
         turn = self._turn
@@ -521,9 +528,8 @@ class Server:
         try:
             connection.serve()
         finally:
-            if late is not None:
-                late.stop()
-                late.close()
+            if ended is not None:
+                ended()
             if not self._stopped.is_set():
                 connection.close()
                 self._descriptors.give_back()

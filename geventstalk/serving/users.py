@@ -21,7 +21,7 @@ from geventstalk import config_values as values
 from geventstalk.config import ConfigError
 from geventstalk.config_listeners import ADDRESS, CERTIFICATE, UNIX_USER, Listener
 from geventstalk.globs import is_glob
-from geventstalk.rights import EVERY_TUBE, HASH, OPERATE, RIGHTS, Access, Network, Proof, User
+from geventstalk.rights import EVERY_TUBE, HASH, NO_LIMIT, OPERATE, RIGHTS, Access, Network, Proof, User
 from geventstalk.serving.tls import TlsStream
 from geventstalk.stream import Stream
 
@@ -109,8 +109,8 @@ def _user(name: object, entry: object) -> User:
     if not isinstance(entry, dict):
         raise ValueError(f"it is {values.shown(entry)}, and has to be a mapping of {', '.join(_PROOFS)} and rights")
     for key in entry:
-        if key not in (*_PROOFS, "rights"):
-            raise ValueError(f"there is no key {values.shown(key)}, but {', '.join(_PROOFS)} and rights")
+        if key not in (*_PROOFS, "rights", "connections"):
+            raise ValueError(f"there is no key {values.shown(key)}, but {', '.join(_PROOFS)}, rights and connections")
     proof = Proof(
         certificate=_certificate(entry.get("certificate")),
         token=_token(entry.get("token")),
@@ -119,7 +119,8 @@ def _user(name: object, entry: object) -> User:
     )
     if proof == Proof():
         raise ValueError(f"nothing shows who it is: it needs one of {', '.join(_PROOFS)}")
-    return User(name, proof, _rights(entry.get("rights")))
+    connections = values.whole("connections", NO_LIMIT)(entry.get("connections", NO_LIMIT))
+    return User(name, proof, _rights(entry.get("rights")), connections)
 
 
 def _certificate(value: object) -> str | None:

@@ -8,6 +8,7 @@ watched in name only. Invariant: no job is shown or handed to a user without the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -34,16 +35,30 @@ _NAMES_SLICE: Final = 500
 _MORE_SUMS: Final = ("job-timeouts", "total-jobs", "current-tubes")
 
 
+def _admit_all(session: object, user: User) -> bool:
+    return True
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class GuardedSession(Session):
-    """`user` is None until the client has shown whose it is: by `auth`, where `access` is given for that, or never."""
+    """`user` is None until the client has shown whose it is: by `auth`, where `access` is given for that, or never.
 
-    __slots__ = ("_access", "_astray", "_blind", "user")
+    `admit` is asked before a client becomes a user by `auth`: it returns whether that user may have one more.
+    """
 
-    def __init__(self, service: Service, user: User | None, access: Access | None) -> None:
+    __slots__ = ("_access", "_admit", "_astray", "_blind", "user")
+
+    def __init__(
+        self,
+        service: Service,
+        user: User | None,
+        access: Access | None,
+        admit: Callable[[GuardedSession, User], bool] = _admit_all,
+    ) -> None:
         super().__init__(service)
         self.user: User | None = None
         self._access = access
+        self._admit = admit
         self._astray = False  # a use was refused; client libraries that do not see that go on with puts
         self._blind: dict[bytes, None] = {}  # tubes that are watched in name only
         if user is not None:
@@ -127,7 +142,7 @@ class GuardedSession(Session):
                 self.reply(R_UNAUTHORIZED)
             return
         user = access.of_token(line[len(AUTH) :].decode("utf-8", "surrogateescape"))
-        if user is None:
+        if user is None or not self._admit(self, user):
             self._turn_away()
             return
         self.become(user)
