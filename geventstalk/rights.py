@@ -46,13 +46,26 @@ class Proof(NamedTuple):
     networks: tuple[Network, ...] = ()
 
 
-class User:
-    """A user, and the rights on each tube. `sees_all` says that the user may look at every tube, `operates` that the
-    user may have the server refuse puts. At most `connections` of the user are open.
+class Limits(NamedTuple):
+    """The most that a user may take: connections at a time and puts a second of all of them together, `puts_burst` of
+    which may come at once; of each connection the tubes that it watches and the jobs that it holds; the bytes of a job.
     """
 
-    def __init__(self, name: str, proof: Proof, rights: Mapping[str, int], connections: int = NO_LIMIT) -> None:
-        self.connections: Final = connections
+    connections: int = NO_LIMIT
+    puts_per_second: int = NO_LIMIT
+    puts_burst: int = NO_LIMIT
+    watched: int = NO_LIMIT
+    reserved: int = NO_LIMIT
+    job_bytes: int = NO_LIMIT
+
+
+class User:
+    """A user, and the rights on each tube. `sees_all` says that the user may look at every tube, `operates` that the
+    user may have the server refuse puts.
+    """
+
+    def __init__(self, name: str, proof: Proof, rights: Mapping[str, int], limits: Limits | None = None) -> None:
+        self.limits: Final = Limits() if limits is None else limits
         self.name: Final = name
         self.proof: Final = proof
         self.rights: Final = dict(rights)

@@ -50,7 +50,19 @@ FLAGS = (
     "--no-first-run",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
-PAGES = ("/", "/tubes", "/tubes/mail", "/jobs", "/jobs/6", "/connections", "/journal", "/nodes", "/audit", "/help")
+PAGES = (
+    "/",
+    "/tubes",
+    "/tubes/mail",
+    "/jobs",
+    "/jobs/6",
+    "/connections",
+    "/users",
+    "/journal",
+    "/nodes",
+    "/audit",
+    "/help",
+)
 WIRE_BYTES_MAX = 150_000
 LEADER = {"serves": True, "role": "active", "leader": "one (10.0.0.1:11300)", "epoch": 7, "lag": 0}
 QUICK = """
@@ -645,7 +657,7 @@ def test_a_reader_sees_no_controls(browser: Browser, serve: Callable[..., Server
         browser.go(path)
         browser.find("main h1, main .health")
         labels = browser.run("""
-            const buttons = [...document.querySelectorAll("main button:not(.chip)")];
+            const buttons = [...document.querySelectorAll("main button:not(.chip, th *)")];
             return buttons.map((one) => `${one.textContent} ${one.ariaLabel ?? ""}`);""")
         assert not [label for label in labels if words.search(label)], (path, labels)
         assert not browser.all("main input[type=checkbox]"), path

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ from jsonschema_rs import Draft202012Validator
 
 from geventstalk.config import ConfigError
 from geventstalk.core.job import RESERVED
-from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK, Access, Proof, User, hash_of
+from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK, Access, Limits, Proof, User, hash_of
 from geventstalk.serving.guard import TOKEN_S
 from geventstalk.serving.users import read_access
-from geventstalk.wire.guarded import GuardedSession
+from geventstalk.wire.guarded import GuardedSession, Owner
 from geventstalk.wire.session import Session
 from geventstalk.wire.verb import NOTHING
 from geventstalk.wire.verbs import VERBS
@@ -134,6 +135,8 @@ def test_the_schema_for_editors_says_what_the_server_says() -> None:
         {"unix_user": 0, "rights": {"a b": "put"}},
         {"unix_user": 0, "rights": {}, "group": 1},
         {"unix_user": 0, "rights": {}, "connections": "many"},
+        {"unix_user": 0, "rights": {}, "puts_per_second": 0},
+        {"unix_user": 0, "rights": {}, "puts_burst": 3},
         "all",
     ]
     for entry in wrong:
@@ -145,6 +148,9 @@ def test_the_schema_for_editors_says_what_the_server_says() -> None:
     ("entry", "says"),
     [
         ({"unix_user": 0, "rights": {}, "connections": "many"}, "invalid connections: many"),
+        ({"unix_user": 0, "rights": {}, "reserved": -1}, "invalid reserved: -1"),
+        ({"unix_user": 0, "rights": {}, "puts_per_second": 0}, "puts_per_second is 0"),
+        ({"unix_user": 0, "rights": {}, "puts_burst": 3}, "puts_burst is for puts_per_second"),
         ({"rights": {}}, "nothing shows who it is"),
         ({"token": "secret", "rights": {}}, "token is no hash"),
         ({"address": "10.0.0.1/8", "rights": {}}, "no network"),
@@ -357,6 +363,84 @@ def test_tubes_without_the_right_to_work_are_watched_in_name_only() -> None:
         b"WATCHING 2\r\n",
         b"WATCHING 1\r\n",
     ]
+    check(rig.engine)
+
+
+# --- limits
+
+
+class Clocked(Owner):
+    """Says when each rest is to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rests: list[int] = []
+
+    def rest(self, session: GuardedSession, ns: int) -> None:
+        self.rests.append(ns)
+
+
+def limited(rig: Rig, **limits: int) -> tuple[GuardedSession, Clocked]:
+    owner = Clocked()
+    of_user = User("u", Proof(token=hash_of("u")), {"*": ALL}, Limits(**limits))
+    client = GuardedSession(rig.service, of_user, None, owner)
+    rig.sessions.append(client)
+    return client, owner
+
+
+def test_puts_wait_for_their_turn() -> None:
+    rig = Rig()
+    client, owner = limited(rig, puts_per_second=10, puts_burst=3)
+    now = rig.clock.ns
+
+    def goes_on(ns: int) -> tuple[bytes, bool]:
+        client.rests = False
+        client.run(ns)
+        return client.take_out(), client.closed
+
+    put = b"put 0 0 60 1\r\nx\r\n"
+    client.receive(4 * put + b"put-in t 0 0 60 1\r\ny\r\npeek 9\r\n" + put, now)
+    assert client.take_out().count(b"INSERTED") == 3 and client.unfinished and client.rests
+    assert owner.rests == [100_000_000]
+    client.run(now + 50_000_000)
+    assert not client.out and len(owner.rests) == 1, "a look before its time changes nothing"
+    assert goes_on(now + 100_000_000) == (b"INSERTED 4\r\n", False) and owner.rests[1:] == [100_000_000]
+    client.hang_up(now + 100_000_000)  # what came before the end of the input is not lost
+    assert goes_on(now + 200_000_000) == (b"INSERTED 5\r\nNOT_FOUND\r\n", False)
+    assert goes_on(now + 300_000_000) == (b"INSERTED 6\r\n", True)
+    assert (owner.usage.puts, owner.usage.waits, owner.usage.commands) == (6, 3, 7)
+
+
+def test_puts_after_a_pause_have_their_burst_again() -> None:
+    rig = Rig()
+    client, owner = limited(rig, puts_per_second=10, puts_burst=3)
+    put = b"put 0 0 60 1\r\nx\r\n"
+    for _ in range(4):
+        assert rig.feed(client, 3 * put).count(b"INSERTED") == 3
+        rig.clock.ns += 300_000_000
+    assert not owner.rests
+
+
+def test_limits_of_a_connection() -> None:
+    rig = Rig()
+    client, owner = limited(rig, watched=3, reserved=2, job_bytes=4)
+    assert rig.feed(client, b"put 0 0 60 5\r\nquit\n\r\nput 0 0 60 4\r\n1234\r\n") == b"JOB_TOO_BIG\r\nINSERTED 1\r\n"
+    said = rig.feed(client, b"watch a\r\nwatch b 4\r\nwatch c\r\nwatch a\r\nignore a\r\nwatch c\r\n")
+    counts = b"WATCHING 2\r\nWATCHING 3\r\nOUT_OF_MEMORY\r\nWATCHING 3\r\nWATCHING 2\r\nWATCHING 3\r\n"
+    assert said == counts and owner.usage.refused == 2
+    rig.feed(client, 4 * b"put 0 0 60 1\r\nx\r\n")
+    assert rig.feed(client, b"reserve-batch 5\r\n").startswith(b"RESERVED_BATCH 2\r\n") and len(client.reserved) == 2
+    full = {b"reserve-with-timeout 0": b"TIMED_OUT\r\n", b"reserve-batch 1": b"RESERVED_BATCH 0\r\n"}
+    full |= {b"reserve-job 3": b"OUT_OF_MEMORY\r\n", b"reserve-with-timeout x": b"BAD_FORMAT\r\n"}
+    for line, reply in full.items():
+        assert rig.feed(client, line + b"\r\n") == reply and not owner.rests
+    for line, reply in ((b"reserve", b"DEADLINE_SOON\r\n"), (b"reserve-with-timeout 9", b"TIMED_OUT\r\n")):
+        client.receive(line + b"\r\n", rig.clock.ns)
+        assert client.rests and not client.out and owner.rests.pop() == 1_000_000_000
+        client.rests = False
+        client.run(rig.clock.ns)
+        assert client.take_out() == reply
+    assert rig.feed(client, b"delete 1\r\nreserve-with-timeout 0\r\n").startswith(b"DELETED\r\nRESERVED 3 ")
     check(rig.engine)
 
 
@@ -592,6 +676,18 @@ def test_a_user_has_so_many_connections(
     theirs, other = unix(tmp_path / "token"), unix(tmp_path / "token")
     assert talk(theirs, auth) == b"AUTHENTICATED\r\n"
     assert talk_or_end(other, auth + b"peek 1\r\n") in (b"", UNAUTHORIZED)
+    # Bug: a connection that was closed because it was one too many stayed among those of the server for ever.
+    until(lambda: b"current-connections: 3\n" in talk(mine[0], b"stats\r\n"), "only those that are open are counted")
+    seen = {each["name"]: each for each in web.json("GET", "/api/v1/users?sort=refused&descending=true")["users"]}
+    assert list(seen) == ["me", "shop"] and seen["me"]["rights"] == {"*": ["put", "work", "look", "manage"]}
+    assert (seen["me"]["connections"], seen["me"]["refused_connections"], seen["me"]["limits"]) == (
+        2,
+        1,
+        {"connections": 2},
+    )
+    assert seen["shop"]["shown_by"] == {"token": True} and seen["me"]["shown_by"] == {"unix_user": os.getuid()}
+    listed = web.json("GET", "/api/v1/connections?user=shop")
+    assert listed["total"] == 1 and listed["connections"][0]["user"] == "shop"
     text = web.ask("GET", "/metrics")[2]
     for line in (b"connections", b"connections_refused_total"):
         assert b'geventstalk_user_%b{user="me"} %d.0' % (line, 2 if line == b"connections" else 1) in text
@@ -601,6 +697,38 @@ def test_a_user_has_so_many_connections(
     theirs.close()
     until(lambda: talk_or_end(unix(tmp_path / "unix_user"), b"peek 1\r\n") == NOT_FOUND, "a place is free again")
     until(lambda: talk_or_end(unix(tmp_path / "token"), auth).startswith(b"AUTH"), "this one, too")
+
+
+def test_puts_of_a_user_wait_and_others_do_not(
+    start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]
+) -> None:
+    listeners = "".join(
+        f'  - {{address: "unix:{tmp_path}/{name}", identity: [{name}]}}\n' for name in ("unix_user", "token")
+    )
+    me: dict[str, object] = {"unix_user": os.getuid(), "rights": {"*": "all"}}
+    shop: dict[str, object] = {"token": hash_of(TOKEN), "rights": {"*": "all"}, "puts_per_second": 20, "puts_burst": 5}
+    server = start_server(*settings(listeners, {"me": me, "shop": shop}))
+    mine = unix(tmp_path / "unix_user")
+    theirs = [unix(tmp_path / "token") for _ in range(2)]
+    begun = time.monotonic()
+    for sock in theirs:
+        sock.sendall(b"auth %b\r\n" % TOKEN.encode() + 15 * b"put 0 0 60 1\r\nx\r\n" + b"quit\r\n")
+    theirs[0].shutdown(socket.SHUT_WR)
+    assert talk(mine, 200 * b"put 0 0 60 1\r\ny\r\n").count(b"INSERTED") == 200
+    until(lambda: b"\ncmd-put: 230\n" in talk(mine, b"stats\r\n"), "each put has its turn")
+    assert time.monotonic() - begun >= 24 / 20, "25 puts beyond the burst take their time"
+    for sock in theirs:
+        assert b"".join(iter(partial(sock.recv, 1 << 16), b"")).count(b"INSERTED") == 15
+    late = unix(tmp_path / "token")
+    late.sendall(b"auth %b\r\n" % TOKEN.encode() + 90 * b"put 0 0 60 1\r\nx\r\n")
+    time.sleep(0.2)
+    late.close()  # while it rests
+    shop["puts_per_second"] = 100_000
+    written(tmp_path, {"users": {"me": me, "shop": shop}})
+    os.kill(server.pid, signal.SIGHUP)
+    quick = unix(tmp_path / "token")
+    until(lambda: b"read the users of" in log_of(server), "the file is read")
+    assert talk(quick, b"auth %b\r\n" % TOKEN.encode() + 50 * b"put 0 0 60 1\r\nx\r\n").count(b"INSERTED") == 50
 
 
 def talk_or_end(sock: socket.socket, data: bytes) -> bytes:

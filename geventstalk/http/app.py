@@ -35,6 +35,7 @@ from geventstalk.http.api import (
     server,
     session,
     tubes,
+    users,
 )
 from geventstalk.http.backend import Backend, Busy, Failed
 from geventstalk.http.search import SearchFailed
@@ -58,6 +59,7 @@ _ROOMS: Final = (
     server,
     session,
     tubes,
+    users,
 )
 
 

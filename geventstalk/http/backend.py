@@ -9,7 +9,7 @@ not for one of each request. While they send commands, HTTP has a quarter of the
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic, perf_counter_ns, thread_time
 from typing import Any, Final, Protocol
@@ -30,6 +30,7 @@ from geventstalk.rights import Access as Users
 from geventstalk.turn.maintenance import LACKING_NS
 from geventstalk.turn.replies import Channel, Operation
 from geventstalk.turn.turn import Turn
+from geventstalk.wire.guarded import Usage
 from geventstalk.wire.session import Service
 
 ACTIVE: Final = "active"
@@ -146,10 +147,9 @@ class HandshakesView(Protocol):
 
 
 class GuardView(Protocol):
-    connections: Counter[str]
-    refused: Counter[str]
-
     def users(self) -> Users: ...
+
+    def usage_of(self, name: str) -> Usage: ...
 
 
 class PlanView(Protocol):

@@ -234,17 +234,13 @@ class Metrics:
         guard = self._backend.guard
         if guard is None:
             return
-        names = list(guard.users().users)
-        yield _gauge(
-            "geventstalk_user_connections",
-            "Connections of each user.",
-            [("", {"user": name}, guard.connections[name]) for name in names],
-        )
-        yield _counter(
-            "geventstalk_user_connections_refused",
-            "Connections that were closed because their user had as many as it may have.",
-            [("_total", {"user": name}, guard.refused[name]) for name in names],
-        )
+        usages = [({"user": name}, guard.usage_of(name)) for name in guard.users().users]
+
+        open_ones: list[Line] = [("", labels, usage.connections) for labels, usage in usages]
+        yield _gauge("geventstalk_user_connections", "Connections of each user.", open_ones)
+        for key, name, text in _OF_USERS:
+            counts: list[Line] = [("_total", labels, getattr(usage, key)) for labels, usage in usages]
+            yield _counter(f"geventstalk_user_{name}", text, counts)
 
     def _of_fronts(self) -> Iterator[_Family]:
         fronts = self._backend.fronts
@@ -379,6 +375,17 @@ _QUEUED: Final = "geventstalk_ready_to_reserved_seconds"
 _WORKED: Final = "geventstalk_reserved_to_end_seconds"
 _OPENMETRICS: Final = "application/openmetrics-text"
 _EOF: Final = b"# EOF\n"
+_OF_USERS: Final = (
+    (
+        "turned_away",
+        "connections_refused",
+        "Connections that were closed because their user had as many as it may have.",
+    ),
+    ("commands", "commands", "Commands of each user."),
+    ("puts", "puts", "Puts of each user that its rights and limits allow."),
+    ("waits", "puts_delayed", "Puts that waited because their user puts more a second than it may."),
+    ("refused", "commands_refused", "Commands that a user has no right to, or that are above a limit."),
+)
 _BINLOG: Final = (
     ("binlog-oldest-index", "beanstalkd_binlog_oldest_index", "Number of the oldest segment.", "gauge"),
     ("binlog-current-index", "beanstalkd_binlog_current_index", "Number of the segment being written.", "gauge"),

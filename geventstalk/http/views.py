@@ -30,6 +30,7 @@ from geventstalk.http.slices import Pace, page
 from geventstalk.tags import without_reason as tags_without_reason
 from geventstalk.trouble import CALM, Trouble, trouble
 from geventstalk.turn.replies import Channel
+from geventstalk.wire.guarded import GuardedSession
 
 Json = dict[str, Any]
 
@@ -315,12 +316,20 @@ def growth(per_second: dict[str, dict[str, float]]) -> float:
     return per_second["put"]["m1"] - per_second["delete"]["m1"]
 
 
+def user_of(channel: Channel) -> str | None:
+    """Returns the name of the client's user, None where the client is no user's."""
+    client = channel.session
+    user = client.user if isinstance(client, GuardedSession) else None
+    return None if user is None else user.name
+
+
 def connection(backend: Backend, channel: Channel, now_ns: int) -> Json:
     """Returns a client of the beanstalk port."""
     client = channel.session
     address, listener, output_bytes, queued_bytes = backend.look_at(channel)
     return {
         "number": client.number,
+        "user": user_of(channel),
         "address": address,
         "listener": listener,
         "connected": backend.unix_s(channel.joined_ns),

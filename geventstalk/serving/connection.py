@@ -316,7 +316,9 @@ class Connection(Runnable):
     def _may_go_on(self) -> bool:
         """Whether there is something to execute, and all earlier replies have left."""
         session = self.session
-        return session.unfinished and not session.out and not session.closed and self.held_bytes < OUT_BYTES_MAX
+        if session.rests or session.out or session.closed:
+            return False
+        return session.unfinished and self.held_bytes < OUT_BYTES_MAX
 
     # --- input and output
 

@@ -7,7 +7,6 @@ not grant: each gets the rights of its user there, and is hung up on where that 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from time import monotonic, monotonic_ns
@@ -16,18 +15,61 @@ from typing import Any, Final
 import gevent
 
 from geventstalk.config_listeners import TOKEN, Listener
+from geventstalk.core.job import SECOND_NS
 from geventstalk.rights import Access, User
 from geventstalk.serving.listen import peer_of
 from geventstalk.serving.users import read_access, user_of
 from geventstalk.stream import Stream
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.turn import Turn
-from geventstalk.wire.guarded import GuardedSession
+from geventstalk.wire.guarded import GuardedSession, Owner, Usage
 from geventstalk.wire.session import Service, Session
 
 TOKEN_S: Final = 10.0
 """A client without a token by then is hung up on."""
 _TELL_EVERY_S: Final = 60.0
+
+
+class _Guarded(Owner):
+    """A connection of a listener with an identity: its place among those of its user, and its timer."""
+
+    def __init__(self, guard: Guard, stream: Stream) -> None:
+        super().__init__()
+        self._guard = guard
+        self._stream = stream
+        self._counted = False
+        self._timer: Any = None
+
+    def admit(self, user: User) -> bool:
+        usage = self._guard.usage_of(user.name)
+        if usage.connections >= user.limits.connections:
+            usage.turned_away += 1
+            self._guard.tell(self._stream, f"is closed: {user.name} has {user.limits.connections} connections")
+            return False
+        self.usage = usage
+        usage.connections += 1
+        self._counted = True
+        return True
+
+    def rest(self, session: GuardedSession, ns: int) -> None:
+        self.wait(ns / SECOND_NS, partial(self._guard.wake, session))
+
+    def wait(self, seconds: float, then: Callable[[], object]) -> None:
+        """Calls `then` after this time, unless the connection has ended, or waits for something else."""
+        self._stop()
+        self._timer = gevent.get_hub().loop.timer(seconds)
+        self._timer.start(then)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer.close()
+            self._timer = None
+
+    def end(self) -> None:
+        self._stop()
+        if self._counted:
+            self.usage.connections -= 1
 
 
 class Guard:
@@ -44,13 +86,18 @@ class Guard:
         self._log = log
         self._access = read_access(path)
         self._told_s = -_TELL_EVERY_S
-        self._counted: dict[GuardedSession, str] = {}  # by the name of the user that each came as
-        self.connections: Counter[str] = Counter()  # of each user
-        self.refused: Counter[str] = Counter()  # those that were too many
+        self._usages: dict[str, Usage] = {}  # by the name of the user
 
     def users(self) -> Access:
         """Returns the users as the file was read last."""
         return self._access
+
+    def usage_of(self, name: str) -> Usage:
+        """Returns what a user has done since the server began."""
+        usage = self._usages.get(name)
+        if usage is None:
+            usage = self._usages[name] = Usage()
+        return usage
 
     def session_of(self, listener: Listener, stream: Stream) -> tuple[Session, Callable[[], None]] | None:
         """Returns the session of a new connection of this listener, and what its end has to call.
@@ -61,46 +108,29 @@ class Guard:
         access = self._access
         user = user_of(listener, stream, access)
         wants_token = TOKEN in listener.identity
+        owner = _Guarded(self, stream)
+        if user is not None and not owner.admit(user):
+            return None
+        session = GuardedSession(self._service, user, access if wants_token else None, owner)
+        if user is None and wants_token:
+            owner.wait(TOKEN_S, partial(self._be_late, session, stream))
+        elif user is None:
+            self.tell(stream, "shows no user")
+        return session, owner.end
 
-        def admit(session: GuardedSession, user: User) -> bool:
-            return self._admit(session, user, stream)
-
-        session = GuardedSession(self._service, user, access if wants_token else None, admit)
-        timer: Any = None
-        if user is not None:
-            if not admit(session, user):
-                return None
-        elif wants_token:
-            timer = gevent.get_hub().loop.timer(TOKEN_S)
-            timer.start(self._be_late, session, stream)
-        else:
-            self._tell(stream, "shows no user")
-        return session, partial(self._end, session, timer)
-
-    def _admit(self, session: GuardedSession, user: User, stream: Stream) -> bool:
-        """Counts one more connection of a user, unless the user has as many as it may have."""
-        if self.connections[user.name] >= user.connections:
-            self.refused[user.name] += 1
-            self._tell(stream, f"is closed: {user.name} has {user.connections} connections")
-            return False
-        self.connections[user.name] += 1
-        self._counted[session] = user.name
-        return True
-
-    def _end(self, session: GuardedSession, timer: Any) -> None:
-        if timer is not None:
-            timer.stop()
-            timer.close()
-        name = self._counted.pop(session, None)
-        if name is not None:
-            self.connections[name] -= 1
+    def wake(self, session: Session) -> None:
+        """The rest of a session is over."""
+        session.rests = False
+        channel = self._turn.channels.get(session.number)
+        if channel is not None:
+            channel.goes_on()
 
     def _be_late(self, session: GuardedSession, stream: Stream) -> None:
         if session.waits_for_token:
-            self._tell(stream, f"has shown no token within {TOKEN_S:g} s")
+            self.tell(stream, f"has shown no token within {TOKEN_S:g} s")
             stream.hang_up()
 
-    def _tell(self, stream: Stream, what: str) -> None:
+    def tell(self, stream: Stream, what: str) -> None:
         """Logs a client that is not served, seldom."""
         if monotonic() >= self._told_s + _TELL_EVERY_S:
             self._told_s = monotonic()

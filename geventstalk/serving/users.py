@@ -21,7 +21,7 @@ from geventstalk import config_values as values
 from geventstalk.config import ConfigError
 from geventstalk.config_listeners import ADDRESS, CERTIFICATE, UNIX_USER, Listener
 from geventstalk.globs import is_glob
-from geventstalk.rights import EVERY_TUBE, HASH, NO_LIMIT, OPERATE, RIGHTS, Access, Network, Proof, User
+from geventstalk.rights import EVERY_TUBE, HASH, NO_LIMIT, OPERATE, RIGHTS, Access, Limits, Network, Proof, User
 from geventstalk.serving.tls import TlsStream
 from geventstalk.stream import Stream
 
@@ -109,8 +109,9 @@ def _user(name: object, entry: object) -> User:
     if not isinstance(entry, dict):
         raise ValueError(f"it is {values.shown(entry)}, and has to be a mapping of {', '.join(_PROOFS)} and rights")
     for key in entry:
-        if key not in (*_PROOFS, "rights", "connections"):
-            raise ValueError(f"there is no key {values.shown(key)}, but {', '.join(_PROOFS)}, rights and connections")
+        if key not in (*_PROOFS, "rights", *Limits._fields):
+            known = ", ".join((*_PROOFS, "rights", *Limits._fields))
+            raise ValueError(f"there is no key {values.shown(key)}, but {known}")
     proof = Proof(
         certificate=_certificate(entry.get("certificate")),
         token=_token(entry.get("token")),
@@ -119,8 +120,18 @@ def _user(name: object, entry: object) -> User:
     )
     if proof == Proof():
         raise ValueError(f"nothing shows who it is: it needs one of {', '.join(_PROOFS)}")
-    connections = values.whole("connections", NO_LIMIT)(entry.get("connections", NO_LIMIT))
-    return User(name, proof, _rights(entry.get("rights")), connections)
+    return User(name, proof, _rights(entry.get("rights")), _limits(entry))
+
+
+def _limits(entry: Mapping[str, object]) -> Limits:
+    given = {key: values.whole(key, NO_LIMIT)(entry[key]) for key in Limits._fields if key in entry}
+    for key in ("puts_per_second", "puts_burst"):
+        if given.get(key) == 0:
+            raise ValueError(f"{key} is 0, and has to be at least 1: without the right to put there are no puts")
+    if "puts_burst" in given and "puts_per_second" not in given:
+        raise ValueError("puts_burst is for puts_per_second, and there is none")
+    given.setdefault("puts_burst", given.get("puts_per_second", NO_LIMIT))
+    return Limits(**given)
 
 
 def _certificate(value: object) -> str | None:

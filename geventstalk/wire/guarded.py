@@ -8,18 +8,17 @@ watched in name only. Invariant: no job is shown or handed to a user without the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.job import RESERVED, Job
-from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK, Access, User
+from geventstalk.core.job import RESERVED, SECOND_NS, Job
+from geventstalk.rights import ALL, LOOK, MANAGE, NO_LIMIT, OPERATE, PUT, WORK, Access, User
 from geventstalk.tags import Tags
 from geventstalk.wire import protocol as p
 from geventstalk.wire.batches import OfIds
 from geventstalk.wire.commands import Commands, Going, Service
-from geventstalk.wire.session import Session
+from geventstalk.wire.session import COMMAND_SLICE, Session
 from geventstalk.wire.verb import JOB, JOBS, SERVER, TUBE, USED, Verb
 from geventstalk.wire.verbs import begin_list, begin_some_stats, find
 
@@ -35,30 +34,68 @@ _NAMES_SLICE: Final = 500
 _MORE_SUMS: Final = ("job-timeouts", "total-jobs", "current-tubes")
 
 
-def _admit_all(session: object, user: User) -> bool:
-    return True
+_FULL_REST_NS: Final = 1_000_000_000
+"""A reserve of a connection that holds all the jobs it may hold waits for so long at most."""
+_PUTS: Final = (b"put ", b"put-in ")
+_RESERVES: Final = (b"reserve", b"reserve-with-timeout ", b"reserve-batch ", b"reserve-job ")
+
+
+class Usage:
+    """What the connections of a user have done since the server began. `refused` counts commands without the right."""
+
+    __slots__ = ("_due_ns", "commands", "connections", "puts", "refused", "turned_away", "waits")
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.turned_away = 0  # connections that were too many
+        self.commands = 0
+        self.puts = 0
+        self.refused = 0
+        self.waits = 0  # puts that had to wait for their turn
+        self._due_ns = 0  # when the next put has its turn, if puts come evenly
+
+    def turn_of_put(self, user: User, now_ns: int) -> int:
+        """Takes the next turn of a put. Returns when that is."""
+        limits = user.limits
+        step_ns = SECOND_NS // limits.puts_per_second
+        due_ns = max(self._due_ns, now_ns)
+        self._due_ns = due_ns + step_ns
+        return due_ns - (limits.puts_burst - 1) * step_ns
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Owner:
+    """What a session asks of its owner. `usage` is that of its user. This one has no limits and no clock."""
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+
+    def admit(self, user: User) -> bool:
+        """Has the connection be this user's from now on. Returns False when the user has all its connections."""
+        return True
+
+    def rest(self, session: GuardedSession, ns: int) -> None:
+        """Ends the rest of the session after this time: resets `rests`, and has run() called."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class GuardedSession(Session):
-    """`user` is None until the client has shown whose it is: by `auth`, where `access` is given for that, or never.
+    """`user` is None until the client has shown whose it is: by `auth`, where `access` is given for that, or never."""
 
-    `admit` is asked before a client becomes a user by `auth`: it returns whether that user may have one more.
-    """
-
-    __slots__ = ("_access", "_admit", "_astray", "_blind", "user")
+    __slots__ = ("_access", "_astray", "_blind", "_owner", "_rested", "user")
 
     def __init__(
         self,
         service: Service,
         user: User | None,
         access: Access | None,
-        admit: Callable[[GuardedSession, User], bool] = _admit_all,
+        owner: Owner | None = None,
     ) -> None:
         super().__init__(service)
         self.user: User | None = None
         self._access = access
-        self._admit = admit
+        self._owner = Owner() if owner is None else owner
+        self._rested = False  # the command that comes next has waited for its turn
         self._astray = False  # a use was refused; client libraries that do not see that go on with puts
         self._blind: dict[bytes, None] = {}  # tubes that are watched in name only
         if user is not None:
@@ -112,6 +149,8 @@ class GuardedSession(Session):
             return True
         try:
             verb, arguments = find(line)
+            if self._has_to_wait(self.user, verb, arguments, now_ns):
+                return True
             instead = self._judge(self.user, verb, arguments, now_ns)
         except p.ProtocolError:  # the verb itself says what is wrong
             return super()._take_command(now_ns)
@@ -142,7 +181,7 @@ class GuardedSession(Session):
                 self.reply(R_UNAUTHORIZED)
             return
         user = access.of_token(line[len(AUTH) :].decode("utf-8", "surrogateescape"))
-        if user is None or not self._admit(self, user):
+        if user is None or not self._owner.admit(user):
             self._turn_away()
             return
         self.become(user)
@@ -154,6 +193,54 @@ class GuardedSession(Session):
         self.reply(R_UNAUTHORIZED)
         self.closed = True
 
+    # --- how much a user may take
+
+    def _has_to_wait(self, user: User, verb: Verb, arguments: bytes, now_ns: int) -> bool:
+        """Returns whether the command has to wait for its turn. If so, the session rests until then."""
+        if self.rests:
+            return self._stop()
+        if self._rested:
+            self._rested = False
+            return False
+        limits, ns = user.limits, 0
+        if verb.words in _PUTS:
+            if limits.puts_per_second < NO_LIMIT:
+                ns = self._owner.usage.turn_of_put(user, now_ns) - now_ns
+                self._owner.usage.waits += ns > 0
+        elif len(self.reserved) >= limits.reserved and verb.words in _RESERVES:
+            ns = _rest_of_reserve(verb, arguments)
+        if ns <= 0:
+            return False
+        self._rested = self.rests = True
+        self._owner.rest(self, ns)
+        return self._stop()
+
+    def _stop(self) -> bool:
+        """Ends this slice of run() without the next command, which stays in the input."""
+        self.engine.work += COMMAND_SLICE
+        return True
+
+    def _reserve(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
+        """Answers a reserve of a connection that holds all the jobs it may hold; a batch has fewer jobs."""
+        left = user.limits.reserved - len(self.reserved)
+        if verb.words == b"reserve-batch ":
+            count, timeout_s = p.reserve_batch_arguments(arguments)
+            if count <= left:
+                return None
+            if left > 0:
+                return b"%d %d" % (left, timeout_s)
+            reply = p.reserved_batch(0)
+        elif left > 0:
+            return None
+        elif verb.words == b"reserve-with-timeout ":
+            p.timeout_argument(arguments)
+            reply = p.R_TIMED_OUT
+        else:
+            reply = p.R_DEADLINE_SOON if verb.words == b"reserve" else p.R_OUT_OF_MEMORY
+        self.counts[verb.number] += 1
+        self.reply(reply)
+        return b""
+
     # --- what a user may do
 
     def _judge(self, user: User, verb: Verb, arguments: bytes, now_ns: int) -> bytes | None:
@@ -162,6 +249,11 @@ class GuardedSession(Session):
         Raises ProtocolError for arguments that the verb does not take.
         """
         subject = verb.subject
+        self._owner.usage.commands += 1
+        if user.limits.reserved < NO_LIMIT and verb.words in _RESERVES:
+            instead = self._reserve(user, verb, arguments)
+            if instead is not None:
+                return instead
         if subject == JOB:
             return self._job(user, verb, arguments)
         if subject == JOBS:
@@ -191,6 +283,7 @@ class GuardedSession(Session):
             allowed = self._may(user, job, right)
             if verb.words == b"move ":
                 allowed = allowed and user.on(rest.strip(b" ")) & MANAGE != 0
+            self._owner.usage.refused += not allowed
         return None if allowed else b"0" + space + rest
 
     def _jobs(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
@@ -205,6 +298,7 @@ class GuardedSession(Session):
             if not self._may(user, job, right):
                 numbers[at] = 0
                 changed = True
+        self._owner.usage.refused += changed
         return b" ".join([b"%d" % number for number in numbers]) if changed else None
 
     def _used(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
@@ -215,8 +309,13 @@ class GuardedSession(Session):
             return None
         if verb.words == b"kick ":
             p.kick_argument(arguments)
+        return self._refuse_it(verb, p.kicked(0) if verb.words == b"kick " else p.R_NOT_FOUND)
+
+    def _refuse_it(self, verb: Verb, reply: bytes) -> bytes:
+        """Answers a command that the user has no right to."""
+        self._owner.usage.refused += 1
         self.counts[verb.number] += 1
-        self.reply(p.kicked(0) if verb.words == b"kick " else p.R_NOT_FOUND)
+        self.reply(reply)
         return b""
 
     def _put(self, user: User, verb: Verb, arguments: bytes, allowed: bool) -> bytes | None:
@@ -234,10 +333,14 @@ class GuardedSession(Session):
         """Refuses a put into a tube, or with a tube of dead letters, that the user has no right to put into."""
         if tags is not None and tags.dead and not user.on(tags.dead) & PUT:
             allowed = False
-        if allowed or size > self.service.max_job_bytes:
+        if allowed and size <= user.limits.job_bytes:
+            self._owner.usage.puts += 1
             return None
+        if size > self.service.max_job_bytes:
+            return None
+        self._owner.usage.refused += 1
         self.counts[verb.number] += 1
-        self.skip(size + 2, R_FORBIDDEN)
+        self.skip(size + 2, p.R_JOB_TOO_BIG if allowed else R_FORBIDDEN)
         return b""
 
     def _tube(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
@@ -264,22 +367,20 @@ class GuardedSession(Session):
             self._astray = not granted
         if granted:
             return None
-        self.counts[verb.number] += 1
         if words == b"use ":
-            self.reply(R_FORBIDDEN)
-        else:
-            self.reply(p.flushed(0) if words == b"flush-tube " else p.R_NOT_FOUND)
-        return b""
+            return self._refuse_it(verb, R_FORBIDDEN)
+        return self._refuse_it(verb, p.flushed(0) if words == b"flush-tube " else p.R_NOT_FOUND)
 
     def _watch(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
         name = p.watch_arguments(arguments)[0] if b" " in arguments else p.name_argument(arguments)
         granted = user.on(name)
+        if not granted & ALL:
+            return self._refuse_it(verb, R_FORBIDDEN)
+        if len(self.watched) + len(self._blind) >= user.limits.watched and not self._watches(name):
+            return self._refuse_it(verb, p.R_OUT_OF_MEMORY)
         if granted & WORK and not self._blind:
             return None
         self.counts[verb.number] += 1
-        if not granted & ALL:
-            self.reply(R_FORBIDDEN)
-            return b""
         if not granted & WORK:
             if len(self._blind) >= _BLIND_MAX and name not in self._blind:
                 self.reply(p.R_OUT_OF_MEMORY)
@@ -296,15 +397,17 @@ class GuardedSession(Session):
         self.reply(p.watching(len(self.watched) + len(self._blind)))
         return b""
 
+    def _watches(self, name: bytes) -> bool:
+        tube = self.engine.tubes.get(name)
+        return name in self._blind or (tube is not None and tube.number in self.watched)
+
     def _ignore(self, verb: Verb, arguments: bytes) -> bytes | None:
         name = p.name_argument(arguments)
         blind = self._blind
         if not blind:
             return None
         self.counts[verb.number] += 1
-        tube = self.engine.tubes.get(name)
-        watches = name in blind or (tube is not None and tube.number in self.watched)
-        if watches and len(self.watched) + len(blind) == 1:
+        if self._watches(name) and len(self.watched) + len(blind) == 1:
             self.reply(p.R_NOT_IGNORED)
             return b""
         if name in blind:
@@ -317,11 +420,7 @@ class GuardedSession(Session):
     def _server(self, user: User, verb: Verb, arguments: bytes, now_ns: int) -> bytes | None:
         words = verb.words
         if verb.right == OPERATE:
-            if user.operates:
-                return None
-            self.counts[verb.number] += 1
-            self.reply(R_FORBIDDEN)
-            return b""
+            return None if user.operates else self._refuse_it(verb, R_FORBIDDEN)
         if words == b"list-tubes-watched":
             if not self._blind:
                 return None
@@ -332,14 +431,13 @@ class GuardedSession(Session):
             self.counts[verb.number] += 1
             self.begin(_Names(user, self.engine.tube_names()))
             return b""
-        else:
+        elif words == b"stats":
             self.counts[verb.number] += 1
-            if words == b"stats":
-                begin_some_stats(self, now_ns, _is_sum)
-            else:
-                p.name_argument(arguments)
-                self.reply(p.R_NOT_FOUND)
+            begin_some_stats(self, now_ns, _is_sum)
             return b""
+        else:
+            p.name_argument(arguments)
+            return self._refuse_it(verb, p.R_NOT_FOUND)
         self.counts[verb.number] += 1
         begin_list(self, names)
         return b""
@@ -363,6 +461,16 @@ class _Names(Going):
             return False
         begin_list(client, self._found)
         return client.going is self
+
+
+def _rest_of_reserve(verb: Verb, arguments: bytes) -> int:
+    """Returns for how long a reserve waits that gets nothing."""
+    timeout_s = 1 if verb.words == b"reserve" else 0
+    if verb.words == b"reserve-with-timeout ":
+        timeout_s = p.timeout_argument(arguments)
+    elif verb.words == b"reserve-batch ":
+        timeout_s = p.reserve_batch_arguments(arguments)[1]
+    return _FULL_REST_NS if timeout_s else 0
 
 
 def _is_sum(key: str) -> bool:

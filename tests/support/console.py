@@ -80,6 +80,7 @@ class World:
         self.bulks: list[dict[str, Any]] = []
         self.entries = [self._entry(number) for number in range(1, 61)]
         self.connections = [self._connection(number) for number in range(1, 48)]
+        self.users = [self._user(name) for name in ("mailer", "ops", "shop")]
 
     # --- the world
 
@@ -174,12 +175,32 @@ class World:
             "count": self.rng.randrange(1, 3000),
         }
 
+    def _user(self, name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "shown_by": {"certificate": "shop.example.org", "address": ["10.1.0.0/16"]}
+            if name == "shop"
+            else {"token": True},
+            "rights": {"ops": {"*": ["put", "work", "look", "manage", "operate"]}}.get(
+                name, {"mail.*": ["put"], "orders": ["put", "look"]}
+            ),
+            "limits": {"connections": 100, "puts_per_second": 500, "puts_burst": 1000} if name == "mailer" else {},
+            "connections": sum(each["user"] == name for each in self.connections),
+            "reserved": 12,
+            "commands": 81_204,
+            "puts": 40_100,
+            "delayed_puts": 31,
+            "refused_commands": 3 if name == "shop" else 0,
+            "refused_connections": 0,
+        }
+
     def _connection(self, number: int) -> dict[str, Any]:
         rng = self.rng
         worker = number % 3 > 0
         watches = rng.sample(WORDS, rng.randrange(1, 6)) if worker else ["default"]
         return {
             "number": number,
+            "user": (None, "shop", "mailer")[number % 3],
             "address": f"10.0.{number % 5}.{rng.randrange(255)}:{rng.randrange(2000, 65000)}"
             if number % 9
             else "unix: worker (812) www:www",
@@ -456,7 +477,7 @@ class World:
                 self.leader = body["promote"]
                 return 200, self.cluster()
             case "GET", ["session"]:
-                return 200, {"role": self.role, "name": "local", "csrf": None}
+                return 200, {"role": self.role, "name": "local", "csrf": None, "users": self.node is None}
             case "GET", ["server"]:
                 self.move()
                 return 200, self.server()
@@ -511,7 +532,10 @@ class World:
                 found = [
                     c for c in self.connections if not query.get("tube") or query["tube"] in (*c["watches"], c["uses"])
                 ]
+                found = [c for c in found if query.get("user") in (None, "", c["user"])]
                 return 200, {"connections": found, "total": len(found)}
+            case "GET", ["users"]:
+                return 200, {"users": self.users, "total": len(self.users)}
             case _, ["connections", number] if all(c["number"] != int(number) for c in self.connections):
                 return 404, {"title": "Not Found", "status": 404, "detail": "There is no such connection."}
             case "GET", ["connections", number]:

@@ -39,6 +39,7 @@ class ConnectionsResource:
         key = self._sorts[asked.choice("sort", self._sorts, "number")]
         descending = asked.boolean("descending")
         name = asked.tube("tube")
+        user = asked.text("user", "", 64)
         offset = asked.integer("offset", 0, 0, 10_000_000)
         limit = asked.integer("limit", 100, 1, 1000)
         asked.end()
@@ -48,6 +49,8 @@ class ConnectionsResource:
         def keep(number: int) -> Any | None:
             channel = channels.get(number)
             if channel is None or channel.session.gone:
+                return None
+            if user and views.user_of(channel) != user:
                 return None
             if name is not None:
                 tube = tubes.get(name)

@@ -15,7 +15,7 @@ export class Problem extends Error {
 }
 
 /** The user, and the server's name. Until the server has answered, the user has the role read. */
-export const session = { role: "read", name: "", csrf: null, mayChange: false, node: null, place: "", colour: null };
+export const session = { role: "read", name: "", csrf: null, mayChange: false, node: null, users: false, place: "", colour: null };
 
 /** A path of the API; each value is one segment, with any characters. */
 export function path(strings, ...values) {

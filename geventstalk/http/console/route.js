@@ -71,4 +71,5 @@ export const tubeHref = (name) =>
   name === "." || name === ".." ? `/tubes?name=${name}` : `/tubes/${encodeURIComponent(name)}`;
 export const jobHref = (id) => `/jobs/${id}`;
 export const jobsHref = (filter) => `/jobs?filter=${encodeURIComponent(filter)}`;
+export const connectionsHref = (user) => `/connections?user=${encodeURIComponent(user)}`;
 export const connectionHref = (number) => `/connections?number=${number}`;

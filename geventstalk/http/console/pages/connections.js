@@ -23,19 +23,19 @@ async function only(number, signal) {
 
 export function Connections() {
   useTitle("Connections");
-  const [query, setQuery] = useQuery({ number: "", tube: "", sort: "number", desc: "" });
+  const [query, setQuery] = useQuery({ number: "", tube: "", user: "", sort: "number", desc: "" });
   const [held, setHeld] = useState(false);
   const state = useRef({ rows: [], key: "", range: [0, 40] }).current;
   state.held = held;
   const descending = query.desc === "1";
-  const chosen = query.number ? `number ${query.number}` : query.tube && `use or watch ${query.tube}`;
+  const chosen = query.number ? `number ${query.number}` : [query.tube && `use or watch ${query.tube}`, query.user && `of ${query.user}`].filter(Boolean).join(", ");
   const key = JSON.stringify(query);
   const { data, problem, at, loading, reload } = usePoll(
     key,
     async (signal) => {
       const offset = Math.max(0, state.range[0] - 20);
       const limit = Math.max(PAGE, state.range[1] - offset + 20);
-      const page = query.number ? await only(query.number, signal) : await get("/connections", { tube: query.tube, sort: query.sort, descending, offset, limit: Math.min(1000, limit) }, signal);
+      const page = query.number ? await only(query.number, signal) : await get("/connections", { tube: query.tube, user: query.user, sort: query.sort, descending, offset, limit: Math.min(1000, limit) }, signal);
       const fresh = state.key !== key;
       const hold = state.held && !fresh && !state.changed;
       state.changed = false;
@@ -55,6 +55,7 @@ export function Connections() {
   const columns = [
     { id: "number", title: "Number", sort: "number", num: true, width: "w-short", hide: "m", cell: (one) => one.number },
     { id: "address", title: "Address", sort: "address", width: "w-address", cell: (one) => html`<span title=${visible(`${one.address}, at ${one.listener}`)}><${Plain} text=${one.address} /></span>` },
+    session.users && { id: "user", title: "User", width: "w-use", hide: "s", cell: (one) => (one.user ? html`<span title=${one.user}>${one.user}</span>` : html`<span class="none">–</span>`) },
     { id: "role", title: "Is", width: "w-short", hide: "m", cell: (one) => [one.producer && "producer", one.worker && "worker"].filter(Boolean).join(", ") || html`<span class="none">–</span>` },
     { id: "uses", title: "Uses", width: "w-use", hide: "l", cell: (one) => html`<a href=${tubeHref(one.uses)} title=${one.uses}>${one.uses}</a>` },
     { id: "watches", title: "Watches", hide: "m", cell: (one) => html`<span title=${one.watches.join(", ")}>${one.watches.map((name, index) => html`${index ? ", " : ""}<a href=${tubeHref(name)}>${name}</a>`)}${one.watching > one.watches.length ? `, and ${count(one.watching - one.watches.length)} more` : ""}</span>` },
@@ -71,7 +72,7 @@ export function Connections() {
   return html`<div>
     <div class="page-head">
       <h1>Connections</h1><span class="quiet" role="status">${data ? counted(data.total, "connection") : ""}</span>
-      ${chosen && html`<span class="tag" title=${chosen}>${chosen}</span><button type="button" class="link" onClick=${() => setQuery({ number: "", tube: "" })}>Show all</button>`}
+      ${chosen && html`<span class="tag" title=${chosen}>${chosen}</span><button type="button" class="link" onClick=${() => setQuery({ number: "", tube: "", user: "" })}>Show all</button>`}
       ${held && html`<span class="tag">order held</span>`}
     </div>
     <${Stale} problem=${data && problem} at=${at} reload=${reload} />
@@ -79,7 +80,7 @@ export function Connections() {
       label="Connections" columns=${columns} count=${rows.length} rowAt=${(index) => rows[index]} keyOf=${keyOf}
       sort=${query.sort} descending=${descending} onSort=${(sort, down) => setQuery({ sort, desc: down ? "1" : "" })}
       onRange=${onRange} onHold=${setHeld} problem=${problem} reload=${reload} loading=${loading}
-      empty=${html`<${Empty} title=${query.number ? `There is no connection ${query.number}.` : query.tube ? `No connection uses or watches ${query.tube}.` : "There are no connections."} />`}
+      empty=${html`<${Empty} title=${query.number ? `There is no connection ${query.number}.` : query.tube ? `No connection uses or watches ${query.tube}.` : query.user ? `${query.user} has no connections.` : "There are no connections."} />`}
     />
   </div>`;
 }
