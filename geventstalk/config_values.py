@@ -91,27 +91,24 @@ def _number(value: object, noun: str, highest: int) -> int:
     return number
 
 
-def _bytes_from(value: object, number: object, lowest: int) -> int:
-    found = _number(number, "size", _BYTES_CAP)
-    if found < lowest:
-        raise ValueError(f"invalid size: {shown(value)}, the lowest is {lowest}")
-    return found
-
-
 def _plain_text(value: object, noun: str) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError(f"invalid {noun}: {shown(value)}")
     return value
 
 
-def max_journal_bytes(value: object) -> int:
-    return _bytes_from(value, value, MAX_JOURNAL_BYTES_MIN)
+def size(lowest: int = 0, highest: int = _BYTES_CAP) -> Callable[[object], int]:
+    """Returns a parser of bytes within these bounds: 65536, 64k or 64K; also m and g, multiples of 1024."""
 
+    def parse(value: object) -> int:
+        found = re.fullmatch(r"([0-9]{1,40})([kmgKMG])", value) if isinstance(value, str) else None
+        number = value if found is None else int(found[1]) << 10 * " kmg".index(found[2].lower())
+        bytes = _number(number, "size", highest)
+        if bytes < lowest:
+            raise ValueError(f"invalid size: {shown(value)}, the lowest is {lowest}")
+        return bytes
 
-def max_memory(value: object) -> int:
-    found = re.fullmatch(r"([0-9]{1,40})([kmgKMG]?)", value) if isinstance(value, str) else None
-    number = value if found is None else int(found[1]) << 10 * " kmg".index(found[2].lower() or " ")
-    return _bytes_from(value, number, MAX_MEMORY_BYTES_MIN)
+    return parse
 
 
 def fsync_ms(value: object) -> int | None:
@@ -125,6 +122,12 @@ def fsync_ms(value: object) -> int | None:
 
 def port(value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_+.-]*", value) and not value.isdecimal():
+        from socket import getservbyname  # here: hardly any start needs it
+
+        try:
+            getservbyname(value, "tcp")
+        except OSError:
+            raise ValueError(f"invalid port: {shown(value)}, which is no service of this host") from None
         return value
     return str(_number(value, "port", 65_535))
 

@@ -333,6 +333,49 @@ def test_any_job_by_any_filter(server: HttpServer, real: Run) -> None:
     assert ran.code == 1 and ran.err.startswith("geventstalk: filter, character ")
 
 
+def test_an_export_of_what_matches(server: HttpServer, real: Run, bare: Runner, tmp_path: Path) -> None:
+    assert real("put", "out", "--lines", stdin=b"a\nb\nc\n").code == 0
+    ran = real("jobs", "tube:out", "body:/[ab]/", "--export")
+    lines = ran.out.splitlines()
+    assert ran.code == 0 and len(lines) == 3 and "body" in lines[1]
+    assert bare("import", f"{tmp_path}/in", stdin=ran.out.encode()).code == 0
+    assert [json.loads(line)["body"] for line in bare("export", f"{tmp_path}/in").out.splitlines()[1:]] == [
+        "YQ==",
+        "Yg==",
+    ]
+    ids = [job["id"] for job in ask(real, "jobs", "tube:out")]
+    assert len(real("jobs", *map(str, ids[:2]), "--export").out.splitlines()) == 3
+    assert real("jobs", "tube:nowhere", "--export").code == 1
+    assert real("jobs", "tube:out", "--export", "--limit", "1").code == EXIT_USAGE
+    assert real("jobs", "body:/(/", "--export").err.startswith("geventstalk: filter, character ")
+    assert real("delete", "tube:out", "--yes").code == 0
+
+
+def test_connections(server: HttpServer, real: Run) -> None:
+    with server.process.connect() as one, server.process.connect() as other:
+        one.sendall(b"use shown\r\nwatch a\r\nwatch b\r\nput 0 0 60 1\r\nx\r\nreserve-job 1\r\n")
+        other.sendall(b"use shown\r\nreserve\r\n")
+        until(lambda: len(ask(real, "connections", "--tube", "shown")) == 2, "both are shown")
+        shown = real("connections", "--tube", "shown", "--sort", "reserved").out.splitlines()
+        assert shown[0].split() == ["NUMBER", "ADDRESS", "USER", "USES", "WATCHES", "HOLDS", "WAITS", "SILENT"]
+        assert "default, a, b" in shown[1] and shown[2].split()[3:5] == ["shown", "default"]
+        assert real("connections", "--tube", "none") == (1, "", "geventstalk: there is no such connection\n")
+        assert real("connections", "--user", "shop").code == 1
+    ask(real, "flush", "shown", "--yes")
+
+
+def test_a_change_of_a_job(server: HttpServer, real: Run) -> None:
+    id = ask(real, "put", "alter", "x")[0]["id"]
+    assert real("change", str(id), "--pri", "7", "--ttr", "5min", "--tube", "altered") == (0, f"changed job {id}\n", "")
+    (job,) = ask(real, "job", str(id))
+    assert (job["pri"], job["ttr_s"], job["tube"]) == (7, 300, "altered")
+    assert server.audited()[-1]["via"] == "cli" and server.audited()[-1]["job"] == id
+    assert ask(real, "change", str(id), "--delay", "1h")[0]["state"] == "delayed"
+    assert real("change", str(id)).code == EXIT_USAGE
+    assert real("change", "999999", "--pri", "1").code == 1
+    assert real("delete", str(id)).code == 0
+
+
 def test_jobs_that_others_hold(server: HttpServer, real: Run) -> None:
     with greenstalk.Client(("127.0.0.1", server.process.port), encoding=None, use="held", watch="held") as worker:
         ids = [worker.put(b"x") for _ in range(3)]

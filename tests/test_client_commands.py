@@ -82,6 +82,36 @@ def test_tubes(run: Run, green: Green, tube: str) -> None:
     assert (default["using"], default["watching"]) == (0, 0), "the command itself does not count"
 
 
+def test_stats(run: Run, server: ServerProcess, green: Green, tube: str) -> None:
+    green.put(b"a")
+    ran = run("stats")
+    assert ran.code == 0 and f"\npid: {server.pid}\n" in ran.out
+    assert run("stats", "--json").lines[0]["pid"] == str(server.pid)
+    assert (
+        run("stats", tube).out.splitlines()[0] == f"name: {tube}"
+        and run("stats", tube, "--json").lines[0]["name"] == tube
+    )
+    assert run("stats", "absent") == (1, "", "geventstalk: there is no tube absent\n")
+
+
+def test_a_change_of_a_job(run: Run, green: Green, tube: str) -> None:
+    id = green.put(b"a", priority=5)
+    ran = run("change", str(id), "--pri", "9", "--delay", "1h", "--tube", tube)
+    if "beanstalkd cannot change a job" in ran.err:
+        assert ran.code == 1 and green.stats_job(id)["pri"] == 5
+        return
+    assert ran == (0, f"changed job {id}\n", "")
+    stats = green.stats_job(id)
+    assert (stats["pri"], stats["state"], stats["delay"]) == (9, "delayed", 3600)
+    assert run("change", str(id), "--delay", "0").code == 0 and green.stats_job(id)["pri"] == 9
+    assert green.stats_job(id)["state"] == "ready"
+    assert run("change", str(id), "--tube", "changed").code == 0 and green.stats_job(id)["tube"] == "changed"
+    ran = run("change", str(id), "--ttr", "1")
+    assert ran.code == 1 and "needs the server's API" in ran.err
+    assert run("change", "9999999", "--pri", "1").code == 1
+    green.delete(id)
+
+
 def test_a_tube_that_is_not_there(run: Run) -> None:
     assert run("tubes", "absent", "nowhere*") == (1, "", "geventstalk: there is no tube absent, nowhere*\n")
     assert run("tubes", "absent", "--json") == (1, "", "")

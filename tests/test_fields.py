@@ -7,6 +7,7 @@ import re
 import pytest
 import yaml
 
+from geventstalk.cli.help_filters import SAYS
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import Job, Tally
 from geventstalk.durable.export import fields_of
@@ -18,6 +19,7 @@ from tests.support.process import ROOT
 
 NOW_NS = 10**12
 HTTP = ROOT / "geventstalk" / "http"
+FILTER_JS = (HTTP / "console" / "filter.js").read_text()
 
 
 def job_with(field: Field, value: int) -> tuple[Engine, Job]:
@@ -39,8 +41,13 @@ def test_a_field_is_known_wherever_jobs_are_told_of_or_chosen(field: Field) -> N
         assert told[field.name] == fields_of(job, b"t", lambda ns: ns)[field.name] == 7
     shape = yaml.safe_load((HTTP / "openapi.yaml").read_text())["components"]["schemas"]["Job"]["properties"]
     assert field.api in (shape["counts"]["properties"] if field.kind == COUNT else shape)
-    keys = re.findall(r"^  (\w+): \{", (HTTP / "console" / "filter.js").read_text(), re.MULTILINE)
+    keys = re.findall(r"^  (\w+): \{", FILTER_JS, re.MULTILINE)
     assert (field.name in keys) == field.in_filters
+
+
+def test_the_command_line_explains_filters_as_the_console_does() -> None:
+    said = re.findall(r"""^  (\w+): \{.*says: (?:"([^"]*)"|'([^']*)')""", FILTER_JS, re.MULTILINE)
+    assert {key: one or other for key, one, other in said} == SAYS
 
 
 @pytest.mark.parametrize("field", [field for field in FIELDS if field.in_filters], ids=lambda field: field.name)

@@ -49,9 +49,8 @@ def selection(words: Sequence[str], *, bare_words: bool) -> Selection:
 
 
 @client_command("jobs")
-@click.option(
-    "--limit", metavar="N", type=Whole(0), default=50, help="So many jobs at the most, 0 for all. Default: 50."
-)
+@click.option("--limit", metavar="N", type=Whole(0), help="So many jobs at the most, 0 for all. Default: 50.")
+@click.option("--export", is_flag=True, help="Print all that match as lines for geventstalk import, with whole bodies.")
 @click.option("--newest", is_flag=True, help="The newest first.")
 @click.option(
     "--body",
@@ -61,7 +60,7 @@ def selection(words: Sequence[str], *, bare_words: bool) -> Selection:
     help=f"So many bytes of each body. Default: {LIST_BODY_BYTES}.",
 )
 @click.argument("words", metavar="[FILTER]...", nargs=-1, shell_complete=terms)
-def jobs(context: Context, limit: int, newest: bool, body: int, words: Sequence[str]) -> int:
+def jobs(context: Context, limit: int | None, export: bool, newest: bool, body: int, words: Sequence[str]) -> int:
     """Show jobs that match a filter.
 
     FILTER is made of terms that must all hold, such as tube:mail state:buried,delayed 'age>1h' 'pri<10' id:100..200
@@ -71,6 +70,9 @@ def jobs(context: Context, limit: int, newest: bool, body: int, words: Sequence[
     FILTER may name tubes and states. The exit code is 1 when no job matches.
     """
     wanted = selection(words, bare_words=True)
+    if export:
+        return _export(context, wanted, limit)
+    limit = 50 if limit is None else limit
     found = _found(context, wanted, None if limit == 0 else limit + 1, newest, body)
     seen, more = 0, False
     rows = []
@@ -89,6 +91,18 @@ def jobs(context: Context, limit: int, newest: bool, body: int, words: Sequence[
     if more:
         note(f"there are more than {limit:,}; --limit says how many are shown")
     return EXIT_OK if seen else EXIT_NOTHING
+
+
+def _export(context: Context, wanted: Selection, limit: int | None) -> int:
+    """Prints the jobs that match with all that they have. The first line says what follows."""
+    if limit is not None:
+        raise click.UsageError("--export prints all jobs that match: --limit does not go with it")
+    filter = f"id:{','.join(map(str, wanted.ids))}" if wanted.ids else wanted.filter
+    lines = 0
+    for line in context.need_api("an export").lines("/export", filter=filter):
+        sys.stdout.buffer.write(line)
+        lines += 1
+    return EXIT_OK if lines > 1 else EXIT_NOTHING
 
 
 def _found(context: Context, wanted: Selection, most: int | None, newest: bool, body: int) -> Iterator[Shape]:

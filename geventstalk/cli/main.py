@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     "top",
+    "stats",
     "tubes",
     "jobs",
     "job",
+    "connections",
     "put",
     "kick",
     "bury",
     "release",
     "delete",
     "move",
+    "change",
     "flush",
     "pause",
     "drain",
@@ -37,6 +40,7 @@ COMMANDS = (
     "watch",
     "work",
     "completion",
+    "help",
     "journal",
     "export",
     "import",
@@ -62,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fill_standard_descriptors()
     listeners: list[socket.socket] = []
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["help"] and (len(words) == 1 or words[1] in COMMANDS):
+        words = [*words[1:], "--help"]
     completes = COMPLETES in os.environ
     serves = not completes and (not words or words[0] not in COMMANDS)
     handle_early_signals(listeners, serves=serves)

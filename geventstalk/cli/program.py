@@ -32,15 +32,18 @@ OFFLINE = {
 """The commands for a journal, and the module and function of each."""
 LIVE = {
     "top": "client_top:top",
+    "stats": "client_stats:stats",
     "tubes": "client_tubes:tubes",
     "jobs": "client_jobs:jobs",
     "job": "client_jobs:job",
+    "connections": "client_stats:connections",
     "put": "client_put:put",
     "kick": "client_change:kick",
     "bury": "client_change:bury",
     "release": "client_change:release",
     "delete": "client_change:delete",
     "move": "client_change:move",
+    "change": "client_alter:change",
     "flush": "client_change:flush",
     "pause": "client_tubes:pause",
     "drain": "client_drain:drain",
@@ -50,6 +53,7 @@ LIVE = {
     "watch": "client_watch:watch",
     "work": "work:work",
     "completion": "completion:completion",
+    "help": "help_filters:help_filters",
 }
 """The commands for a running server."""
 CLUSTER = {"cluster": "cluster:cluster"}

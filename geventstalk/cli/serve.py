@@ -38,9 +38,9 @@ class Unusable(Exception):
 _OF_A_START = 3
 """Descriptors that the start of another process takes."""
 _EPILOG = (
-    "Each setting is also a key of the YAML file (max_job_bytes for --max-job-bytes) and an environment "
-    "variable (GEVENTSTALK_MAX_JOB_BYTES). A flag overrides the environment, which overrides the file. "
-    "GEVENTSTALK_LISTEN separates addresses by commas."
+    "BYTES may end in k, m or g, multiples of 1024. Each setting is also a key of the YAML file (max_job_bytes for "
+    "--max-job-bytes) and an environment variable (GEVENTSTALK_MAX_JOB_BYTES). A flag overrides the environment, "
+    "which overrides the file. GEVENTSTALK_LISTEN separates addresses by commas."
 )
 
 

@@ -105,6 +105,18 @@ class Api:
         """Returns a job with at most `body` bytes of its body. Raises Absent."""
         return checked_job(self.get(f"/jobs/{id}", body=body))
 
+    def lines(self, path: str, **query: str) -> Iterator[bytes]:
+        """Yields the lines of a long answer as they come. Raises Unreachable when the answer has no end."""
+        with self._guard():
+            self._connection.request("GET", f"{self._root}{path}?{urlencode(query)}", None, self._headers)
+            response = self._connection.getresponse()
+            if response.status == 200:
+                while line := response.readline():
+                    yield line
+                return
+            text = response.read(_ANSWER_BYTES_MAX)
+        raise self._problem(response.status, self._decoded(text, response.status))
+
     def _ask(self, method: str, path: str, content: Mapping[str, object] | None = None) -> Answer:
         data = None if content is None else json.dumps(content).encode()
         headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}

@@ -155,6 +155,9 @@ class Beanstalk:
     def move(self, id: int, tube: str) -> None:
         self._do(protocol.move(id, tube))
 
+    def reprioritize(self, id: int, pri: int, delay_s: int | None) -> None:
+        self._do(protocol.reprioritize(id, pri, delay_s))
+
     def pause(self, tube: str, seconds: int) -> None:
         self._do(protocol.pause_tube(tube, seconds))
 
