@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -929,6 +930,104 @@ def test_the_filter_line_suggests_and_says_what_is_wrong(browser: Browser, serve
 
 
 @pytest.mark.slow
+def test_states_are_facets_with_their_counts(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    browser.open(server.url, "/jobs")
+    numbers = browser.wait(lambda: re.findall(r"(\w+)\s+([\d,]+)", browser.text(".chips")), "chips with counts")
+    assert [state for state, _ in numbers] == ["ready", "reserved", "delayed", "buried"]
+    browser.find(".chip", "buried").click()
+    browser.find(".chip[aria-pressed=true]", "buried")
+    assert browser.run("return location.search") == "?filter=state%3Aburied"
+    browser.find(".chip", "ready").click()
+    browser.wait(lambda: "state%3Aready%2Cburied" in browser.run("return location.search"), "both states")
+    browser.go("/jobs?filter=tube:mail")
+    fewer = browser.wait(lambda: re.findall(r"(\w+)\s+([\d,]+)", browser.text(".chips")), "chips with counts")
+    assert int(fewer[3][1].replace(",", "")) < int(numbers[3][1].replace(",", "")), "those of the tube alone"
+    browser.go("/jobs?filter=tube:mail body:x -state:ready")
+    browser.find(".chip", "delayed").click()
+    browser.wait(lambda: "state%3Adelayed" in browser.run("return location.search"), "the rest of the filter stays")
+    assert "body%3Ax+-state%3Aready" in browser.run("return location.search").replace("%20", "+")
+    forms = browser.driver.execute_async_script("""
+        const done = arguments[0];
+        const home = document.querySelector('script[type=module]').src.replace('app.js', 'filter.js');
+        import(home).then(({stateless}) => done(
+            ['', 'state:ready', 'tube:a state:buried,ready', 'tube:a* x', 'state:b state:ready', '-state:ready']
+                .map(stateless).map((one) => [one.states, one.tube, one.alone, one.within(['delayed'])])));""")
+    assert forms == [
+        [[], None, True, "state:delayed"],
+        [["ready"], None, True, "state:delayed"],
+        [["ready", "buried"], "a", True, "tube:a state:delayed"],
+        [[], None, False, "tube:a* x state:delayed"],
+        [["ready"], None, False, "state:b state:delayed"],
+        [[], None, False, "-state:ready state:delayed"],
+    ]
+
+
+@pytest.mark.slow
+def test_age_and_size_stay_on_a_phone(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    browser.open(server.url, "/jobs")
+    browser.resize(360)
+    browser.find("td.c-age")
+    for column in ("id", "tube", "state", "age", "size"):
+        cut = browser.run(
+            "return [...document.querySelectorAll(`td.c-${arguments[0]}`)].filter((one) => !one.offsetWidth"
+            " || (arguments[0] !== 'tube' && one.scrollWidth > one.clientWidth + 1)).map((one) => one.textContent)",
+            column,
+        )
+        assert not cut, (column, cut)
+    browser.resize(1280)
+
+
+@pytest.mark.slow
+def test_a_tube_offers_first_what_it_needs(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    tube = server.world.tubes["mail"]
+    tube["jobs"].update(buried=3)
+    browser.open(server.url, "/tubes/mail")
+    browser.find("main .primary", "Kick…")
+    tube["jobs"].update(buried=0)
+    tube.update(paused_s=60, pause_left_s=50)
+    browser.find("main .primary", "Resume")
+    tube.update(paused_s=0, pause_left_s=0)
+    browser.find("main .primary", "Put a job…")
+    browser.find("button", "More ▾").click()
+    browser.find("[role=menuitem]")
+    assert not browser.has("[role=menuitem]", "Put a job…"), "it stands beside the menu"
+
+
+@pytest.mark.slow
+def test_many_tubes_are_grouped(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    browser.open(server.url, "/tubes")
+    browser.find("td.c-name")
+    few = len(server.world.tubes)
+    assert few < 50 and not browser.has(".groups")
+    for number in range(60):
+        name = f"zz.{number}"
+        server.world.tubes[name] = {**server.world.tubes["mail"], "name": name}
+    assert "60" in browser.find(".groups .chip", "zz.*").text
+    browser.find(".groups .chip", "zz.*").click()
+    browser.find("[role=status]", "60 of")
+    browser.find(".groups .tag", "begin with zz.")
+    browser.find(".groups .link", "Show all").click()
+    browser.find(".groups .chip", "zz.*")
+
+
+@pytest.mark.slow
+def test_words_of_the_console_explain_themselves(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.world.tubes["mail"]["jobs"].update(urgent=2)
+    browser.open(server.url, "/tubes/mail")
+    assert browser.find("abbr[tabindex='0']", "urgent").get_attribute("title") == "with a priority below 1,024"
+    browser.go("/connections")
+    assert "sent nothing" in str(browser.find("th", "silent").get_attribute("title"))
+    browser.go("/help")
+    for word in ("urgent", "order held", "silent", "held up"):
+        browser.find("th", word)
+
+
+@pytest.mark.slow
 def test_harm_is_asked_for_with_its_number_and_name(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve(4, 2000)
     world = server.world
@@ -938,6 +1037,7 @@ def test_harm_is_asked_for_with_its_number_and_name(browser: Browser, serve: Cal
     browser.click("button", "All that match")
     browser.click("[role=menuitem]", "Delete all")
     browser.find("dialog h2", f"Delete {count} buried jobs of mail?")
+    assert "They are" not in browser.text("dialog"), "the title says it all"
     button = browser.find("dialog button.danger", f"Delete {count} jobs")
     assert not button.is_enabled()
     browser.keys(Keys.ESCAPE)
@@ -952,6 +1052,20 @@ def test_harm_is_asked_for_with_its_number_and_name(browser: Browser, serve: Cal
     browser.find("dialog progress")
     browser.find(".note", f"Deleted {count} jobs in ")
     browser.find(".blank", "No job matches.")
+
+
+@pytest.mark.slow
+def test_a_question_tells_tubes_and_states(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve(4, 300)
+    parts = Counter(f"{job['state']} of {job['tube']}" for job in server.world.jobs.values())
+    worst, most = parts.most_common(1)[0]
+    browser.open(server.url, "/jobs")
+    browser.click("button", "All that match")
+    browser.click("[role=menuitem]", "Delete all")
+    browser.find("dialog", f"They are {most} {worst}, ")
+    browser.find("dialog", f"and others of {len(parts) - 5} more tubes or states. Deleted jobs are gone for good.")
+    browser.keys(Keys.ESCAPE)
+    browser.gone("dialog")
 
 
 # Bug: Work on several tubes that failed for one of them was reported as done.
@@ -1057,6 +1171,7 @@ def test_a_body_is_shown_as_what_it_is(browser: Browser, serve: Callable[..., Se
     server.world.jobs[6]["body"] = {"encoding": "text", "data": '{"to": "a", "n": [1, 2]}', "whole": True}
     browser.open(server.url, "/jobs/6")
     browser.find("pre.body .j-name", '"to"')
+    assert browser.text("pre.body") == '{\n  "to": "a",\n  "n": [1, 2]\n}', "an array that fits stays on a line"
     browser.click(".pick button", "Hex")
     browser.find("pre.body", '00000000  7b 22 74 6f 22 3a 20 22  61 22 2c 20 22 6e 22 3a  {"to": "a", "n":')
     browser.click(".pick button", "Text")

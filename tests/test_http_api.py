@@ -79,7 +79,23 @@ def test_tubes_are_chosen_by_words_and_by_what_is_in_them(inside: Inside) -> Non
     assert found("only=buried") == ["mail.in"]
     assert found("only=paused,ready") == ["mail.out"]
     assert found("only=no-consumer,ready") == ["Thumb;nail", "late", "mail.out"]
+    assert found("prefix=mail.") == ["mail.in", "mail.out"] and found("prefix=ail") == []
     assert found("only=") == found("") == ["Thumb;nail", "default", "late", "mail.in", "mail.out"]
+
+
+def test_tubes_whose_names_begin_alike_are_groups(inside: Inside) -> None:
+    client = inside.session(
+        puts(["mail.in", "mail.out", "mail.x-y", "mail-a", "a;b", "a;c", "x_", "x_y", ".a", ".b", "q"])
+    )
+    client.receive(b"reserve-job 1\r\nbury 1 0\r\n", 0)
+    answer = inside.json("GET", "/api/v1/tube-groups")
+    assert [(each["prefix"], each["tubes"]) for each in answer["groups"]] == [("mail.", 3), ("a;", 2), ("x_", 2)]
+    assert answer["groups"][0]["jobs"] == {"urgent": 2, "ready": 2, "reserved": 0, "delayed": 0, "buried": 1}
+    assert answer["total"] == 3
+    for first in range(0, 120, 20):
+        inside.session(puts([f"n{number // 2}.{number}" for number in range(first, first + 20)]))
+    answer = inside.json("GET", "/api/v1/tube-groups")
+    assert len(answer["groups"]) == 50 and answer["total"] == 63 and answer["groups"][0]["prefix"] == "mail."
 
 
 @pytest.mark.parametrize(

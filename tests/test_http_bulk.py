@@ -6,6 +6,7 @@ import json
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,9 @@ def test_every_action_does_what_the_model_does(yard: Yard) -> None:
         counted = begin(yard, text, action, dry_run=True, **others)
         assert (counted["matched"], counted["failed"]) == numbers, (text, action)
         assert (counted["state"], counted["number"], counted["done"]) == ("dry-run", 0, 0)
+        parts = Counter((str(before[id]["tube"]), str(before[id]["state"])) for id in fitting)
+        assert {(part["tube"], part["state"]): part["count"] for part in counted["parts"]} == parts
+        assert counted["parts_total"] == len(parts)
         assert {job.id: seen(yard, job) for job in yard.engine.jobs} == before
         work = end_of(yard, begin(yard, text, action, **others))
         assert (work["matched"], work["failed"], work["done"]) == (*numbers, len(fitting)), (text, action)

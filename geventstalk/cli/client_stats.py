@@ -57,7 +57,8 @@ def stats(context: Context, tube: str | None) -> int:
 def connections(context: Context, tube: str | None, user: str | None, sort: str) -> int:
     """Show the clients of the server.
 
-    What each uses, watches and holds, and for how long it waits. Over the server's API. The exit code is 1 when there is none.
+    What each uses, watches and holds, and for how long it waits. Over the server's API. The exit code is 1
+    when there is none.
     """
     api = context.need_api("the list of connections")
     descending = sort in ("reserved",) or None

@@ -9,7 +9,7 @@ that was put after its beginning, nor one that no longer matches when its turn c
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
@@ -18,7 +18,7 @@ from gevent import spawn
 from gevent.event import Event
 
 from geventstalk.core.engine import OUT_OF_MEMORY, UNFINISHED
-from geventstalk.core.job import Job
+from geventstalk.core.job import STATE_NAMES, Job
 from geventstalk.core.operate import DONE, WRONG_STATE, Operate
 from geventstalk.filters import Term
 from geventstalk.http.audit import Author
@@ -28,6 +28,8 @@ from geventstalk.http.search import Search, SearchFailed
 from geventstalk.turn.operations import Changes
 
 KEPT_MAX: Final = 100
+_PARTS_SHOWN: Final = 20
+"""The most tubes and states that the answer of a dry run names."""
 RUNNING_MAX: Final = 4
 _BATCH_MAX: Final = 500
 """The most jobs that one operation changes; they share one sync."""
@@ -76,6 +78,7 @@ class BulkChange:
         self._began_unix_s = backend.unix_s(backend.now_ns())
         self._jobs_before = engine.ready_count + engine.reserved_count + engine.delayed_count + engine.buried_count
         self._matched = self._done = self._failed = 0
+        self._parts: Counter[tuple[bytes, int]] = Counter()  # of a dry run: tube and state
         self._error: str | None = None
         self._changes: Changes | None = None
 
@@ -95,16 +98,22 @@ class BulkChange:
             "done": self._done,
             "failed": self._failed,
             "jobs_before": self._jobs_before,
+            "parts": [
+                {"tube": tube.decode("ascii"), "state": STATE_NAMES[state], "count": count}
+                for (tube, state), count in self._parts.most_common(_PARTS_SHOWN)
+            ],
+            "parts_total": len(self._parts),
             "error": self._error,
         }
 
     def count(self) -> None:
-        """Counts the matching jobs, and those that would be left alone. Raises SearchFailed."""
-        left = self._limit
+        """Counts the matching jobs, by tube and state, and those that would be left alone. Raises SearchFailed."""
+        left, engine = self._limit, self._backend.engine
         for jobs in self._search.pages():
-            taken = len(self._take(jobs, left))
-            self._matched += taken
-            left = None if left is None else left - taken
+            taken = {*self._take(jobs, left)}
+            self._matched += len(taken)
+            self._parts.update((engine.tube_of(job).name, job.state) for job in jobs if job.id in taken)
+            left = None if left is None else left - len(taken)
             if left == 0:
                 break
             if self._backend.stopping.is_set():

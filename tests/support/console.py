@@ -15,6 +15,7 @@ import random
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from socketserver import ThreadingMixIn
@@ -317,9 +318,8 @@ class World:
             "growing": lambda t: t["growth"] > 0,
         }
         only = [tests[name] for name in query.get("only", "").split(",") if name]
-        found = [
-            t for t in self.tubes.values() if all(w.search(t["name"]) for w in words) and all(test(t) for test in only)
-        ]
+        tubes = [t for t in self.tubes.values() if t["name"].startswith(query.get("prefix", ""))]
+        found = [t for t in tubes if all(w.search(t["name"]) for w in words) and all(test(t) for test in only)]
         order: dict[str, Callable[[dict[str, Any]], Any]] = {
             "name": lambda t: t["name"],
             "total": lambda t: sum(t["jobs"].values()),
@@ -334,6 +334,22 @@ class World:
         found.sort(key=order[query.get("sort", "name")], reverse=query.get("descending") == "true")
         offset, limit = int(query.get("offset", 0)), int(query.get("limit", 100))
         return 200, {"tubes": found[offset : offset + limit], "total": len(found)}
+
+    def groups(self) -> dict[str, Any]:
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for name, tube in self.tubes.items():
+            if found := re.match(r"[^./;_-]+[./;_-]", name):
+                groups.setdefault(found[0], []).append(tube)
+        shown = [
+            {
+                "prefix": prefix,
+                "tubes": len(tubes),
+                "jobs": {s: sum(t["jobs"][s] for t in tubes) for s in tubes[0]["jobs"]},
+            }
+            for prefix, tubes in sorted(groups.items(), key=lambda group: -len(group[1]))
+            if len(tubes) > 1
+        ]
+        return {"groups": shown[:50], "total": len(shown)}
 
     def tube(self, name: str) -> Answer:
         tube = self.tubes.get(name)
@@ -386,9 +402,12 @@ class World:
             "number": 0, "filter": request["filter"], "action": request["action"], "tube": request.get("tube"),
             "state": "dry-run", "by": "local", "began": time.time(), "took_s": 0.01, "searched": len(self.jobs),
             "matched": len(found), "done": 0, "failed": 0, "jobs_before": len(self.jobs), "error": None,
+            "parts": [], "parts_total": 0,
         }  # fmt: skip
         if request.get("dry_run"):
-            return 200, bulk
+            parts = Counter((job["tube"], job["state"]) for job in found)
+            shown = [{"tube": tube, "state": state, "count": n} for (tube, state), n in parts.most_common(20)]
+            return 200, {**bulk, "parts": shown, "parts_total": len(parts)}
         bulk.update(number=len(self.bulks) + 1, state="running", ids=[job["id"] for job in found])
         self.bulks.append(bulk)
         return 202, self.shown(bulk)
@@ -486,6 +505,8 @@ class World:
                 return 200, self.server()
             case "GET", ["tubes"]:
                 return self.tube_page(query)
+            case "GET", ["tube-groups"]:
+                return 200, self.groups()
             case "GET", ["tube"]:
                 return self.tube(query["name"])
             case "PATCH", ["tube"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -22,6 +24,8 @@ from geventstalk.turn.replies import Operation
 _LISTED_MAX: Final = 100
 """The most connections that are named as users or watchers of a tube."""
 _BODY_BYTES: Final = 200
+_GROUPS_MAX: Final = 50
+_PREFIX: Final = re.compile(rb"[^./;_-]+[./;_-]")
 
 _SORTS: Final[dict[str, Callable[[Tube], Any]]] = {
     "name": lambda tube: tube.name,
@@ -100,6 +104,7 @@ class TubesResource:
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         asked = Parameters(req)
         matches = words(asked.text("match"))
+        prefix = asked.text("prefix").encode()
         only = [self._only[name] for name in asked.choices("only", self._only)]
         sort = asked.choice("sort", self._sorts, "name")
         key = self._sorts[sort]
@@ -112,7 +117,12 @@ class TubesResource:
 
         def keep(name: bytes) -> Any | None:
             tube = tubes.get(name)
-            if tube is None or not matches(name) or not all(holds(tube) for holds in only):
+            if (
+                tube is None
+                or not name.startswith(prefix)
+                or not matches(name)
+                or not all(holds(tube) for holds in only)
+            ):
                 return None
             return key(tube)
 
@@ -131,6 +141,36 @@ class TubesResource:
         if spark:
             view["spark"] = backend.sparks.line(tube.name, now_ns)
         return view
+
+
+class GroupsResource:
+    """GET /api/v1/tube-groups: tubes whose names begin alike, up to and with the first separator."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
+        Parameters(req).end()
+        tubes, pace = self._backend.engine.tubes, Pace(self._backend)
+        groups: dict[bytes, Counter[str]] = {}
+        for name in list(tubes):
+            pace.step()
+            found, tube = _PREFIX.match(name), tubes.get(name)
+            if found is not None and tube is not None:
+                sums = groups.setdefault(found[0], Counter())
+                sums["tubes"] += 1
+                sums.update(views.jobs_in(tube))
+        large, total = page(groups.items(), lambda group: _rank(*group), pace, False, 0, _GROUPS_MAX)
+        shown = (
+            {"prefix": prefix.decode("ascii"), "tubes": sums.pop("tubes"), "jobs": dict(sums)} for prefix, sums in large
+        )
+        resp.data = json_list("groups", shown, pace, total=total)
+        resp.content_type = falcon.MEDIA_JSON
+
+
+def _rank(prefix: bytes, sums: Counter[str]) -> tuple[int, bytes] | None:
+    """Returns a key for sorting: the group of the most tubes has the smallest. A tube alone is no group."""
+    return (-sums["tubes"], prefix) if sums["tubes"] > 1 else None
 
 
 class TubeResource:
@@ -233,6 +273,7 @@ def words(text: str) -> Callable[[bytes], bool]:
 
 def add(app: Any, backend: Backend) -> None:
     app.add_route("/api/v1/tubes", TubesResource(backend))
+    app.add_route("/api/v1/tube-groups", GroupsResource(backend))
     one = TubeResource(backend)
     app.add_route("/api/v1/tube", one)
     app.add_route("/api/v1/tubes/{tube:path}", one)

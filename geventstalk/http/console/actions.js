@@ -153,7 +153,10 @@ export async function bulkTubes(tubes, { action, state }, after) {
   if (!jobs) return say(`None of these tubes has a ${state} job.`);
   const said = await ask({
     title: `${verb.now} ${what}?`,
-    text: action === "delete" ? "Deleted jobs are gone for good." : "Kicked jobs become ready.",
+    text: joined(
+      partsOf({ parts: some.map((tube) => ({ tube: tube.name, state, count: tube.jobs[state] })).sort((one, other) => other.count - one.count), parts_total: some.length }),
+      action === "delete" ? "Deleted jobs are gone for good." : "Kicked jobs become ready.",
+    ),
     danger: verb.danger,
     typed: jobs >= TYPED_FROM ? String(jobs) : null,
     button: `${verb.now} ${counted(jobs, "job")}`,
@@ -208,7 +211,7 @@ export async function bulk({ filter: wide, action, limit, changes, asked = false
       return say(`There are ${nothing}.`);
     }
     if (!asked || number >= TYPED_FROM) {
-      const said = await ask(questionOf({ action, number, filter, changes }));
+      const said = await ask(questionOf({ action, number, filter, changes, parts: partsOf(counting) }));
       if (!said) return;
       if (action === "move") request.tube = said.tube;
       if (action === "change" && !changes) {
@@ -232,7 +235,17 @@ export async function bulk({ filter: wide, action, limit, changes, asked = false
 
 const CHANGES = [["pri", "pri"], ["delay", "delay_s"], ["ttr", "ttr_s"]];
 
-function questionOf({ action, number, filter, changes }) {
+const PARTS_SHOWN = 5;
+
+/** The jobs of a count by tube and state: "1,204 buried of mail, 3 ready of orders, and more of 2 other tubes or states". */
+function partsOf({ parts, parts_total: total }) {
+  if (total < 2) return "";
+  const shown = parts.slice(0, PARTS_SHOWN).map((part) => `${count(part.count)} ${part.state} of ${part.tube}`);
+  const more = total - shown.length;
+  return `They are ${shown.join(", ")}${more ? `, and others of ${counted(more, "more tube or state", "more tubes or states")}` : ""}.`;
+}
+
+function questionOf({ action, number, filter, changes, parts }) {
   const verb = VERBS[action];
   const { tube } = describe(filter);
   const typed = number >= TYPED_FROM ? (tube ?? String(number)) : null;
@@ -241,21 +254,26 @@ function questionOf({ action, number, filter, changes }) {
   if (action === "move") {
     return {
       ...common,
-      text: "The jobs keep their ids, priorities and states.",
+      text: joined(parts, "The jobs keep their ids, priorities and states."),
       fields: [{ name: "tube", label: "To the tube", autofocus: true }],
       check: (values) => tubeFault(values.tube) ?? (values.tube === tube ? "The jobs are in this tube." : null),
       button,
     };
   }
-  if (action === "change" && !changes) return { ...common, ...changeForm(), button };
+  if (action === "change" && !changes) {
+    const form = changeForm();
+    return { ...common, ...form, text: joined(parts, form.text), button };
+  }
   const texts = {
     delete: "Deleted jobs are gone for good. Jobs that are put after this begins are not touched.",
     kick: "Buried and delayed jobs become ready.",
     bury: "No worker gets a buried job before it is kicked.",
     release: "Workers that hold such a job lose the job, and another worker may get it.",
   };
-  return { ...common, text: texts[action], button };
+  return { ...common, text: joined(parts, texts[action]), button };
 }
+
+const joined = (...sentences) => sentences.filter(Boolean).join(" ");
 
 function changeForm(job) {
   return {
@@ -340,7 +358,7 @@ export async function some(jobs, action, after) {
     };
     const said = await ask({
       title: `${verb.now} ${what}${where}?`,
-      text: texts[action],
+      text: joined(partsOf(tally(right)), texts[action]),
       danger: verb.danger,
       typed: right.length >= TYPED_FROM ? (tube ?? String(right.length)) : null,
       button: `${verb.now} ${what}`,
@@ -364,6 +382,16 @@ export async function some(jobs, action, after) {
     say(`${verb.done} ${named}${to}.${left ? ` ${counted(left, "job")} in another state ${left === 1 ? "was" : "were"} left alone.` : ""}`, { undo: back });
   }
   after?.(done.good.length > 0);
+}
+
+/** Jobs, counted by tube and state as the server counts them. */
+function tally(jobs) {
+  const counts = new Map();
+  for (const { tube, state } of jobs) {
+    const key = `${state} ${tube}`;
+    counts.set(key, { tube, state, count: (counts.get(key)?.count ?? 0) + 1 });
+  }
+  return { parts: [...counts.values()].sort((one, other) => other.count - one.count), parts_total: counts.size };
 }
 
 async function each(jobs, run, title) {

@@ -54,6 +54,21 @@ export function within(filter, states) {
   return holds ? filter : `${filter} state:${states.join(",")}`.trim();
 }
 
+/**
+ * A filter as facets: the states it names, whether it has nothing else (alone) or one tube only (tube), and within(states),
+ * the same filter with other states. Negated states belong to the rest.
+ */
+export function stateless(filter) {
+  const all = terms(filter);
+  const chosen = all.filter((term) => term.key === "state" && !term.not && namesOf(term).every((name) => STATES.includes(name)));
+  const others = all.filter((term) => !chosen.includes(term));
+  const [one] = others;
+  const tube = others.length === 1 && one.key === "tube" && !one.not && !/[,*]/.test(one.value) ? one.value : null;
+  const rest = others.map((term) => filter.slice(term.from, term.to)).join(" ");
+  const states = chosen.length ? STATES.filter((state) => chosen.every((term) => namesOf(term).includes(state))) : [];
+  return { states, tube, alone: !others.length || tube !== null, within: (next) => `${rest}${next.length ? ` state:${next.join(",")}` : ""}`.trim() };
+}
+
 /** A filter in words: {adjective, tube, rest}; tube is null when it is not exactly one. */
 export function describe(filter) {
   const all = terms(filter);

@@ -27,6 +27,21 @@ export function Plain({ text }) {
   return pieces(text).map((piece, at) => (at % 2 ? html`<span class="escape" title="A character that is not seen, or turns the text">${piece}</span>` : piece));
 }
 
+/** Words of the console, and what they stand for. The page of help has them, too. */
+export const WORDS = {
+  urgent: "with a priority below 1,024",
+  "order held": "while the pointer or the keyboard is among the rows, only the figures change",
+  holds: "the jobs that a client has reserved",
+  waits: "for how long a client has waited for a job",
+  silent: "since when a client has sent nothing",
+  "held up": "what keeps a client from going on: the journal is behind, or the client does not read its replies",
+};
+
+/** A word that explains itself, to a pointer and to the keyboard. */
+export function Term({ word, text = word }) {
+  return html`<abbr title=${WORDS[word]} tabindex="0">${text}</abbr>`;
+}
+
 /** A span of time; the exact one on hover. */
 export function Age({ s, quiet }) {
   if (s === null || s === undefined) return html`<span class="none">–</span>`;
@@ -167,7 +182,7 @@ export function Search({ value, onChange, label, placeholder, id = "search", chi
 export function Chips({ options, chosen, onChange, label }) {
   return html`<div class="chips" role="group" aria-label=${label}>${options.map(
     ([value, text]) => html`<button
-      key=${value} type="button" class="chip" aria-pressed=${chosen.includes(value)}
+      key=${value} type="button" class="chip" title=${WORDS[value]} aria-pressed=${chosen.includes(value)}
       onClick=${() => onChange(chosen.includes(value) ? chosen.filter((one) => one !== value) : [...chosen, value])}
     >${text}</button>`,
   )}</div>`;

@@ -3,12 +3,12 @@
 // or the keyboard is among them.
 import { isOpen } from "./dialog.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./dom.js";
-import { Empty, Fault, Loading } from "./parts.js";
+import { Empty, Fault, Loading, WORDS } from "./parts.js";
 
 const BEYOND = 12; // rows that exist above and below the view
 
 /**
- * columns: {id, title, cell(row), num, sort, first: "ascending"|"descending", width, hide: "s"|"m"|"n"|"l", label}
+ * columns: {id, title, cell(row), num, sort, first: "ascending"|"descending", width, hide: "s"|"m"|"n"|"l", label, word}
  * rowAt(index): a row, or undefined while that row is not here. keyOf(row): a unique key.
  */
 export function Table(props) {
@@ -124,7 +124,7 @@ export function Table(props) {
     const sorted = column.sort && sort === column.sort;
     const flip = () => onSort(column.sort, sorted ? !descending : column.first === "descending");
     return html`<th
-      key=${column.id} scope="col" class="${classes(column)} ${column.width ?? ""}"
+      key=${column.id} scope="col" title=${WORDS[column.word]} class="${classes(column)} ${column.width ?? ""}"
       aria-sort=${sorted ? (descending ? "descending" : "ascending") : column.sort && onSort ? "none" : undefined}
     >${column.sort && onSort
       ? html`<button type="button" class="sort" onClick=${flip}>${column.title}<span class="arrow" aria-hidden="true">${sorted ? (descending ? "↓" : "↑") : ""}</span></button>`

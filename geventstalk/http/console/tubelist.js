@@ -22,10 +22,12 @@ export function tubeItems(tube, after, { here = false } = {}) {
   const { jobs } = tube;
   return [
     !here && { text: "Show its jobs", run: () => navigate(jobsHref(filterOf(tube.name))) },
-    { text: "Put a job…", run: () => putJob({ tube: tube.name }, after) },
-    null,
-    tube.paused_s ? { text: "Resume", run: () => setPause(tube, 0, after) } : { text: "Pause…", run: () => pauseTube(tube, after) },
-    { text: "Kick buried jobs…", disabled: !jobs.buried, run: () => kickTube(tube, after) },
+    ...(here ? [] : [
+      { text: "Put a job…", run: () => putJob({ tube: tube.name }, after) },
+      null,
+      tube.paused_s ? { text: "Resume", run: () => setPause(tube, 0, after) } : { text: "Pause…", run: () => pauseTube(tube, after) },
+      { text: "Kick buried jobs…", disabled: !jobs.buried, run: () => kickTube(tube, after) },
+    ]),
     { text: "Move its jobs…", disabled: !(jobs.ready + jobs.delayed + jobs.buried), run: () => moveTube(tube, null, after) },
     null,
     ...["ready", "delayed", "buried"].map((state) => ({

@@ -4,7 +4,7 @@ import { closeConnection } from "../actions.js";
 import { html, useRef, useState } from "../dom.js";
 import { bytes, count, counted, visible } from "../format.js";
 import { usePoll } from "../live.js";
-import { Age, Empty, Moment, Num, Plain, useTitle, Stale } from "../parts.js";
+import { Age, Empty, Moment, Num, Plain, Stale, Term, useTitle } from "../parts.js";
 import { jobsHref, tubeHref, useQuery } from "../route.js";
 import { merged, Table } from "../table.js";
 
@@ -59,12 +59,12 @@ export function Connections() {
     { id: "role", title: "Is", width: "w-short", hide: "m", cell: (one) => [one.producer && "producer", one.worker && "worker"].filter(Boolean).join(", ") || html`<span class="none">–</span>` },
     { id: "uses", title: "Uses", width: "w-use", hide: "l", cell: (one) => html`<a href=${tubeHref(one.uses)} title=${one.uses}>${one.uses}</a>` },
     { id: "watches", title: "Watches", hide: "m", cell: (one) => html`<span title=${one.watches.join(", ")}>${one.watches.map((name, index) => html`${index ? ", " : ""}<a href=${tubeHref(name)}>${name}</a>`)}${one.watching > one.watches.length ? `, and ${count(one.watching - one.watches.length)} more` : ""}</span>` },
-    { id: "reserved", title: "holds", sort: "reserved", first: "descending", num: true, width: "w-few", cell: (one) => html`<${Num} n=${one.reserved} href=${jobsHref(`holder:${one.number}`)} of="jobs that it holds" />` },
-    { id: "waiting", title: "waits", sort: "waiting", first: "descending", num: true, width: "w-short", cell: (one) => html`<${Age} s=${one.waiting_s} />` },
-    { id: "idle", title: "silent", num: true, width: "w-short", hide: "l", cell: (one) => html`<${Age} s=${one.idle_s} />` },
+    { id: "reserved", title: "holds", word: "holds", sort: "reserved", first: "descending", num: true, width: "w-few", cell: (one) => html`<${Num} n=${one.reserved} href=${jobsHref(`holder:${one.number}`)} of="jobs that it holds" />` },
+    { id: "waiting", title: "waits", word: "waits", sort: "waiting", first: "descending", num: true, width: "w-short", cell: (one) => html`<${Age} s=${one.waiting_s} />` },
+    { id: "idle", title: "silent", word: "silent", num: true, width: "w-short", hide: "l", cell: (one) => html`<${Age} s=${one.idle_s} />` },
     { id: "connected", title: "Connected", sort: "connected", width: "w-moment", hide: "l", cell: (one) => html`<${Moment} at=${one.connected} />` },
     {
-      id: "stuck", title: "Held up", width: "w-short", hide: "l",
+      id: "stuck", title: "Held up", word: "held up", width: "w-short", hide: "l",
       cell: (one) => [one.held_up && "journal", one.output_bytes > 0 && `${bytes(one.output_bytes)} not taken`, one.input_bytes > 0 && `${bytes(one.input_bytes)} to do`].filter(Boolean).map((text) => html`<span class="warn-text" title=${text}>${text}</span> `),
     },
     session.mayChange && { id: "menu", title: "", label: "Close", width: "w-close", cell: (one) => html`<button type="button" class="small quiet-button" aria-label=${`Close connection ${one.number}`} onClick=${() => closeConnection(one, () => { state.changed = true; reload(); })}>Close…</button>` },
@@ -73,7 +73,7 @@ export function Connections() {
     <div class="page-head">
       <h1>Connections</h1><span class="quiet" role="status">${data ? counted(data.total, "connection") : ""}</span>
       ${chosen && html`<span class="tag" title=${chosen}>${chosen}</span><button type="button" class="link" onClick=${() => setQuery({ number: "", tube: "", user: "" })}>Show all</button>`}
-      ${held && html`<span class="tag">order held</span>`}
+      ${held && html`<span class="tag"><${Term} word="order held" /></span>`}
     </div>
     <${Stale} problem=${data && problem} at=${at} reload=${reload} />
     <${Table}

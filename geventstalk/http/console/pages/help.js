@@ -2,7 +2,7 @@
 import { html } from "../dom.js";
 import { KEYS } from "../filter.js";
 import { useLive } from "../live.js";
-import { useTitle, State } from "../parts.js";
+import { useTitle, State, WORDS as TERMS } from "../parts.js";
 import { PutLine } from "./overview.js";
 
 const SHORTCUTS = [
@@ -35,6 +35,7 @@ export function Help() {
       <section><h2>Keys</h2><table class="plain"><tbody>${SHORTCUTS.map(([keys, says]) => html`<tr key=${says}><th scope="row">${keys.map((key) => html`<kbd key=${key}>${key}</kbd> `)}</th><td>${says}</td></tr>`)}</tbody></table></section>
       <section>
         <h2>States of a job</h2><table class="plain"><tbody>${WORDS.map(([state, says]) => html`<tr key=${state}><th scope="row"><${State} state=${state} /></th><td>${says}</td></tr>`)}</tbody></table>
+        <h2>Words</h2><table class="plain"><tbody>${Object.entries(TERMS).map(([word, says]) => html`<tr key=${word}><th scope="row">${word}</th><td>${says}</td></tr>`)}</tbody></table>
         <h2>Filters</h2>
         <table class="plain"><tbody>${EXAMPLES.map(([text, says]) => html`<tr key=${text}><td><a href=${`/jobs?filter=${encodeURIComponent(text)}`}><code>${text}</code></a></td><td>${says}</td></tr>`)}</tbody></table>
       </section>

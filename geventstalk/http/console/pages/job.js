@@ -112,7 +112,7 @@ function Body({ job, most, setMost }) {
   const raw = useMemo(() => (body.encoding === "text" ? new TextEncoder().encode(body.data) : Uint8Array.from(atob(body.data), (one) => one.charCodeAt(0))), [body.data]);
   const shown = useMemo(() => {
     if (form === "hex") return hex(raw.subarray(0, HEX_MAX));
-    if (form === "json") return parsed === undefined ? null : JSON.stringify(parsed, null, 2);
+    if (form === "json") return parsed === undefined ? null : pretty(parsed);
     return body.encoding === "text" ? body.data : new TextDecoder("utf-8").decode(raw);
   }, [form, body.data]);
   const cut = form === "hex" && raw.length > HEX_MAX;
@@ -139,6 +139,21 @@ function asJson(body) {
     return undefined;
   }
 }
+
+const LINE = 80;
+
+/** JSON in lines: arrays stay on a line while they fit. */
+export function pretty(value, indent = "") {
+  const flat = JSON.stringify(value);
+  if (value === null || typeof value !== "object" || flat.length <= 2) return flat;
+  const isList = Array.isArray(value);
+  if (isList && indent.length + flat.length <= LINE && !value.some((one) => one !== null && typeof one === "object" && !Array.isArray(one))) return spaced(value);
+  const inner = `${indent}  `;
+  const lines = isList ? value.map((one) => inner + pretty(one, inner)) : Object.entries(value).map(([key, one]) => `${inner}${JSON.stringify(key)}: ${pretty(one, inner)}`);
+  return `${isList ? "[" : "{"}\n${lines.join(",\n")}\n${indent}${isList ? "]" : "}"}`;
+}
+
+const spaced = (value) => (Array.isArray(value) ? `[${value.map(spaced).join(", ")}]` : JSON.stringify(value));
 
 const TOKENS = /("(?:[^"\\]|\\.)*")(\s*:)?|\b(?:true|false|null)\b|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
 const TINTED_MAX = 60_000;

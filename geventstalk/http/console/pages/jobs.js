@@ -3,10 +3,11 @@ import { address, get, Problem, session } from "../api.js";
 import { asks, bulk, fits, putJob, some } from "../actions.js";
 import { MenuButton } from "../dialog.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
+import { stateless } from "../filter.js";
 import { FilterLine } from "../filterline.js";
 import { bytes, clock, count, counted } from "../format.js";
-import { isRunning, useLive } from "../live.js";
-import { Age, Empty, Plain, useTitle, Stale, State } from "../parts.js";
+import { isRunning, live, useLive } from "../live.js";
+import { Age, Chips, Empty, Plain, Shape, useTitle, Stale, State, STATES, Term } from "../parts.js";
 import { jobHref, navigate, tubeHref, useQuery } from "../route.js";
 import { merged, Table } from "../table.js";
 import { FirstJob } from "./overview.js";
@@ -103,6 +104,12 @@ function useJobs(filter, descending) {
   };
 }
 
+function countsOf(jobs) {
+  const counts = Object.fromEntries(STATES.map((state) => [state, 0]));
+  for (const job of jobs) counts[job.state] += 1;
+  return counts;
+}
+
 export function Jobs() {
   const [query, setQuery] = useQuery({ filter: "", order: "new" });
   useTitle(query.filter ? `Jobs: ${query.filter}` : "Jobs");
@@ -114,8 +121,15 @@ export function Jobs() {
   const [selected, setSelected] = useState(new Map());
   const lastSelected = useRef(null);
   const [held, setHeld] = useState(false);
-  const { server } = useLive();
+  const facets = stateless(filter);
+  const { server } = useLive(facets.tube ? [facets.tube] : []);
   useEffect(() => setSelected(new Map()), [filter]);
+
+  // How many jobs each state has is known without a filter, and for one tube alone; else the rows tell, once all are here.
+  const whole = found.next === null && !found.waiting && !isWrong && !facets.states.length;
+  const counts = facets.alone ? (facets.tube ? live.tubes.get(facets.tube)?.jobs : server?.jobs) : whole ? countsOf(jobs) : null;
+  const total = counts && (facets.states.length ? facets.states : STATES).reduce((sum, state) => sum + counts[state], 0);
+  const states = STATES.map((state) => [state, html`<${Shape} state=${state} />${state}${counts ? html` <b>${count(counts[state])}</b>` : ""}`]);
 
   // The rows have the new states of selected jobs.
   const here = new Map(jobs.map((job) => [job.id, job]));
@@ -145,23 +159,24 @@ export function Jobs() {
     { id: "tube", title: "Tube", width: "w-tube", cell: (job) => html`<a href=${tubeHref(job.tube)} title=${job.tube}>${job.tube}</a>` },
     { id: "state", title: "State", width: "w-state", cell: (job) => html`<${State} state=${job.state} />` },
     { id: "since", title: "since", num: true, width: "w-age", hide: "l", cell: (job) => html`<${Age} s=${job.since_s} />` },
-    { id: "age", title: "age", num: true, width: "w-age", hide: "s", cell: (job) => html`<${Age} s=${job.age_s} />` },
+    { id: "age", title: "age", num: true, width: "w-age", cell: (job) => html`<${Age} s=${job.age_s} />` },
     { id: "pri", title: "pri", num: true, width: "w-rate", hide: "l", cell: (job) => count(job.pri) },
-    { id: "size", title: "size", num: true, width: "w-rate", hide: "l", cell: (job) => bytes(job.size).replace(" bytes", " B").replace(" byte", " B") },
+    { id: "size", title: "size", num: true, width: "w-rate", cell: (job) => bytes(job.size).replace(" bytes", " B").replace(" byte", " B") },
     { id: "body", title: "Body", hide: "m", cell: (job) => excerpt(job.body) },
   ];
   const status = found.waiting || isWrong
     ? ""
     : found.next === null
       ? html`<b>${counted(jobs.length, "job")}</b>`
-      : html`<b>the first ${counted(jobs.length, "job")}</b>`;
+      : html`<b>the first ${counted(jobs.length, "job")}</b>${facets.alone && total > jobs.length ? ` of ${count(total)}` : ""}`;
   return html`<div>
     <h1 class="offscreen">Jobs</h1>
     <${FilterLine} value=${filter} problem=${found.problem} onChange=${(next) => setQuery({ filter: next }, { replace: false })} />
+    <${Chips} label="Only jobs that are" options=${states} chosen=${facets.states} onChange=${(chosen) => setQuery({ filter: facets.within(STATES.filter((state) => chosen.includes(state))) }, { replace: false })} />
     <div class="tool-line">
       <span class="quiet"><span role="status">${status}${!found.waiting && !isWrong && `, ${counted(found.searched, "job")} searched`}</span>${!found.waiting && found.at ? `, at ${clock(found.at / 1000)}` : ""}</span>
       ${found.busy && jobs.length === 0 && !found.waiting && html`<button type="button" class="link" onClick=${found.stop}>Stop</button>`}
-      ${held && html`<span class="tag">order held</span>`}
+      ${held && html`<span class="tag"><${Term} word="order held" /></span>`}
       <div class="push">
         ${selected.size > 0
           ? html`<span><b>${counted(selected.size, "job")}</b> selected</span>

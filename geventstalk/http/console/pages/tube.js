@@ -7,7 +7,7 @@ import { html, useRef } from "../dom.js";
 import { age, count, counted, rate, short, signed } from "../format.js";
 import { filterOf } from "../filter.js";
 import { live, useLive, usePoll } from "../live.js";
-import { Age, Empty, Fault, Loading, Num, Plain, useTitle, Stale, State, STATES } from "../parts.js";
+import { Age, Empty, Fault, Loading, Num, Plain, useTitle, Stale, State, STATES, Term } from "../parts.js";
 import { connectionHref, jobHref, jobsHref } from "../route.js";
 import { tubeItems } from "../tubelist.js";
 import { JOBS, RATES, ratesNow, useHistory } from "./overview.js";
@@ -51,6 +51,8 @@ export function Tube({ name }) {
   if (!tube && problem) return html`<${Fault} problem=${problem} reload=${reload} what="The tube cannot be shown" />`;
   if (loading) return html`<${Loading} />`;
   const gone = problem?.status === 404;
+  const need = tube.jobs.buried ? "kick" : tube.paused_s > 0 ? "resume" : "put"; // what the tube needs most
+  const marked = (action) => (action === need ? "primary" : "");
   return html`<article class="tube">
     <div class="page-head">
       <h1><span class="kind">Tube</span> ${name}</h1>
@@ -59,11 +61,11 @@ export function Tube({ name }) {
       <div class="push">
         <a class="button" href=${jobsHref(filterOf(name))}>Jobs</a>
         ${session.mayChange && html`
-          <button type="button" class="primary" onClick=${() => putJob({ tube: name }, reload)}>Put a job…</button>
+          <button type="button" class=${marked("put")} onClick=${() => putJob({ tube: name }, reload)}>Put a job…</button>
           ${tube.paused_s > 0
-            ? html`<button type="button" onClick=${() => setPause(tube, 0, reload)}>Resume</button>`
+            ? html`<button type="button" class=${marked("resume")} onClick=${() => setPause(tube, 0, reload)}>Resume</button>`
             : html`<button type="button" onClick=${() => pauseTube(tube, reload)}>Pause…</button>`}
-          <button type="button" disabled=${!tube.jobs.buried} onClick=${() => kickTube(tube, reload)}>Kick…</button>
+          <button type="button" class=${marked("kick")} disabled=${!tube.jobs.buried} onClick=${() => kickTube(tube, reload)}>Kick…</button>
           <${MenuButton} label="More actions" items=${() => tubeItems(tube, reload, { here: true })}>More ▾</${MenuButton}>`}
       </div>
     </div>
@@ -99,7 +101,7 @@ function StateBlock({ tube, state }) {
   return html`<div class="block">
     <${State} state=${state} />
     <p class="big"><${Num} n=${n} href=${jobsHref(filterOf(tube.name, state))} of=${`${state} jobs`} /></p>
-    <p class="quiet">${n ? html`oldest <${Age} s=${tube.ages[state]} />` : "none"}${state === "ready" && tube.jobs.urgent ? `, ${count(tube.jobs.urgent)} urgent` : ""}</p>
+    <p class="quiet">${n ? html`oldest <${Age} s=${tube.ages[state]} />` : "none"}${state === "ready" && tube.jobs.urgent ? html`, ${count(tube.jobs.urgent)} <${Term} word="urgent" />` : ""}</p>
     ${next && html`<p class="next">next <a href=${jobHref(next.id)}>${next.id}</a> <span class="excerpt">${next.body.encoding === "text" ? html`<${Plain} text=${next.body.data.slice(0, 80)} />` : "bytes"}</span></p>`}
   </div>`;
 }

@@ -3,9 +3,9 @@ import { get, Problem, session } from "../api.js";
 import { bulkTubes, pauseTubes, putJob } from "../actions.js";
 import { MenuButton, work } from "../dialog.js";
 import { html, useCallback, useEffect, useRef, useState } from "../dom.js";
-import { counted } from "../format.js";
-import { isRunning, live, useLive } from "../live.js";
-import { Chips, Empty, Search, useTitle, Stale } from "../parts.js";
+import { count, counted, short } from "../format.js";
+import { isRunning, live, useLive, usePoll } from "../live.js";
+import { Chips, Empty, Search, Stale, STATES, Term, useTitle } from "../parts.js";
 import { navigate, tubeHref, useQuery } from "../route.js";
 import { merged, Table } from "../table.js";
 import { tubeColumns, withLive } from "../tubelist.js";
@@ -17,6 +17,9 @@ const ONLY = [
 ];
 const PAGE = 100;
 const EVERY_MS = 3000;
+const GROUPED_FROM = 50; // with this many tubes, groups are shown
+const GROUPS_SHOWN = 12;
+const GROUPS_MS = 10_000;
 const keyOf = (tube) => tube.name;
 
 /** The rows of a table of tubes; those in view are fetched again every 3 s. */
@@ -84,22 +87,22 @@ function useTubes(ask) {
 
 export function Tubes() {
   useTitle("Tubes");
-  const [query, setQuery] = useQuery({ match: "", only: "", sort: "trouble", desc: "" });
+  const [query, setQuery] = useQuery({ match: "", prefix: "", only: "", sort: "trouble", desc: "" });
   const only = query.only ? query.only.split(",") : [];
   const descending = query.desc === "1";
-  const ask = { match: query.match, only, sort: query.sort, descending };
+  const ask = { match: query.match, prefix: query.prefix, only, sort: query.sort, descending };
   const { rows, total, problem, at, load, onRange, onHold, range } = useTubes(ask);
   const [held, setHeld] = useState(false);
   const seen = rows.slice(range[0], range[1]).filter(Boolean).map(keyOf);
   const { server } = useLive(seen);
-  const filtered = query.match !== "" || only.length > 0;
+  const filtered = query.match !== "" || query.prefix !== "" || only.length > 0;
   const all = server?.tubes;
 
   return html`<div class="tubes">
     <div class="page-head">
       <h1>Tubes</h1>
       <span class="quiet" role="status">${total === null ? "" : filtered && all ? `${counted(total, "tube")} of ${counted(all, "tube")}`.replace(/ tubes? of/, " of") : counted(total, "tube")}</span>
-      ${held && html`<span class="tag" title="While the pointer or the keyboard is among the rows, only the figures change">order held</span>`}
+      ${held && html`<span class="tag"><${Term} word="order held" /></span>`}
       <div class="push">
         ${session.mayChange && html`
           <button type="button" onClick=${() => putJob({}, () => load())}>Put a job…</button>
@@ -111,6 +114,9 @@ export function Tubes() {
       <${Chips} label="Only tubes that are" options=${ONLY} chosen=${only} onChange=${(next) => setQuery({ only: next.join(",") })} />
       ${query.sort !== "trouble" && html`<button type="button" class="link" onClick=${() => setQuery({ sort: "trouble", desc: "" })}>The worst first</button>`}
     </div>
+    ${query.prefix
+      ? html`<p class="groups"><span class="tag">begin with ${query.prefix}</span> <button type="button" class="link" onClick=${() => setQuery({ prefix: "" })}>Show all</button></p>`
+      : all >= GROUPED_FROM && html`<${Groups} onChoose=${(prefix) => setQuery({ prefix }, { replace: false })} />`}
     <${Stale} problem=${total !== null && problem} at=${at} reload=${() => load()} />
     <${Table}
       label="Tubes" columns=${tubeColumns(() => load())} count=${rows.length} rowAt=${(index) => withLive(rows[index], live)} keyOf=${keyOf}
@@ -118,9 +124,23 @@ export function Tubes() {
       onRange=${onRange} onHold=${(now) => { onHold(now); setHeld(now); }} onOpen=${(tube) => navigate(tubeHref(tube.name))}
       problem=${problem} reload=${() => load()} loading=${total === null}
       empty=${filtered
-        ? html`<${Empty} title="No tube matches."><p><button type="button" onClick=${() => setQuery({ match: "", only: "" })}>Show all tubes</button></p></${Empty}>`
+        ? html`<${Empty} title="No tube matches."><p><button type="button" onClick=${() => setQuery({ match: "", prefix: "", only: "" })}>Show all tubes</button></p></${Empty}>`
         : html`<${FirstJob} server=${server} />`}
     />
+  </div>`;
+}
+
+/** Tubes whose names begin alike, the largest groups first, each with its sums. */
+function Groups({ onChoose }) {
+  const { data } = usePoll("groups", (signal) => get("/tube-groups", {}, signal), GROUPS_MS);
+  const [all, setAll] = useState(false);
+  const groups = data?.groups ?? [];
+  if (!groups.length) return null;
+  const sums = (jobs) => STATES.map((state) => `${count(jobs[state])} ${state}`).join(", ");
+  return html`<div class="groups chips" role="group" aria-label="Tubes by the beginning of their names">
+    ${groups.slice(0, all ? groups.length : GROUPS_SHOWN).map(({ prefix, tubes, jobs }) => html`<button key=${prefix} type="button" class="chip" title=${`${counted(tubes, "tube")}: ${sums(jobs)}`} onClick=${() => onChoose(prefix)}>
+      ${prefix}* <b>${count(tubes)}</b>${jobs.buried ? html` <span class="warn-text">${short(jobs.buried)} buried</span>` : ""}</button>`)}
+    ${groups.length > GROUPS_SHOWN && html`<button type="button" class="link" onClick=${() => setAll(!all)}>${all ? "Fewer groups" : `${count(groups.length - GROUPS_SHOWN)} more groups`}</button>`}
   </div>`;
 }
 

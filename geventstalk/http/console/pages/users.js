@@ -36,7 +36,7 @@ export function Users() {
     { id: "limits", title: "At most", hide: "m", cell: (one) => listed(limitsOf(one), "–") },
     { id: "by", title: "Shown by", hide: "l", cell: (one) => listed(shownBy(one), "–") },
     { id: "connections", title: "open", sort: "connections", first: "descending", num: true, width: "w-few", cell: (one) => html`<${Num} n=${one.connections} href=${connectionsHref(one.name)} of="connections" />` },
-    { id: "reserved", title: "holds", num: true, width: "w-few", hide: "s", cell: (one) => html`<span title="Jobs that the user's connections have reserved">${count(one.reserved)}</span>` },
+    { id: "reserved", title: "holds", word: "holds", num: true, width: "w-few", hide: "s", cell: (one) => count(one.reserved) },
     { id: "commands", title: "commands", sort: "commands", first: "descending", num: true, width: "w-short", hide: "s", cell: (one) => html`<${Num} n=${one.commands} />` },
     { id: "puts", title: "puts", sort: "puts", first: "descending", num: true, width: "w-num", hide: "m", cell: (one) => html`<span title=${`${count(one.delayed_puts)} of them waited for their turn`}><${Num} n=${one.puts} /></span>` },
     { id: "refused", title: "refused", sort: "refused", first: "descending", num: true, width: "w-short", cell: (one) => html`<span class=${one.refused_commands + one.refused_connections ? "warn-text" : "zero"} title=${`${counted(one.refused_commands, "command")}, ${counted(one.refused_connections, "connection")}`}>${count(one.refused_commands + one.refused_connections)}</span>` },
