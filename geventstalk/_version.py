@@ -1,3 +1,3 @@
 """The version, and nothing else: setup.py reads this file as text."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

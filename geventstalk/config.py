@@ -180,11 +180,11 @@ class Settings:
         "cores. 0: the server's process does it itself.",
     )
     max_job_bytes: int = _option(
-        65_535, "-z --max-job-bytes", "BYTES", values.size(highest=10**40),  # capped with a warning
+        65_535, "-z --max-job-bytes", "BYTES", values.size(10**40),  # capped with a warning
         f"Largest body of a job. Values above {MAX_JOB_BYTES_CAP} become that, with a warning.",
     )
     segment_bytes: int = _option(
-        10_485_760, "-s --segment-bytes", "BYTES", values.size(highest=values.SEGMENT_BYTES_CAP),
+        10_485_760, "-s --segment-bytes", "BYTES", values.size(values.SEGMENT_BYTES_CAP),
         f"Size of each journal file. Values below {SEGMENT_BYTES_MIN} become that, with a warning.",
     )
     compact: bool = _option(
@@ -193,11 +193,11 @@ class Settings:
         kind="switch", negative=("-n --no-compact", "false", "With -n every journal file is kept."),
     )
     max_journal_bytes: int | None = _option(
-        None, "--max-journal-bytes", "BYTES", values.optional(values.size(values.MAX_JOURNAL_BYTES_MIN)),
+        None, "--max-journal-bytes", "BYTES", values.optional(values.max_journal_bytes),
         "Most that the journal may take on disk; puts that have no room get OUT_OF_MEMORY.",
     )
     max_memory: int | None = _option(
-        None, "--max-memory", "BYTES", values.optional(values.size(values.MAX_MEMORY_BYTES_MIN)),
+        None, "--max-memory", "BYTES", values.optional(values.max_memory),
         "Most that the bodies of jobs may take in memory. With a journal in a directory the others stay there until "
         "they are needed; where that is not enough, and otherwise, puts get OUT_OF_MEMORY.",
     )

@@ -91,24 +91,32 @@ def _number(value: object, noun: str, highest: int) -> int:
     return number
 
 
+def _bytes(value: object, lowest: int, highest: int) -> int:
+    found = re.fullmatch(r"([0-9]{1,40})([kmgKMG])", value) if isinstance(value, str) else None
+    number = value if found is None else int(found[1]) << 10 * " kmg".index(found[2].lower())
+    bytes = _number(number, "size", highest)
+    if bytes < lowest:
+        raise ValueError(f"invalid size: {shown(value)}, the lowest is {lowest}")
+    return bytes
+
+
 def _plain_text(value: object, noun: str) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError(f"invalid {noun}: {shown(value)}")
     return value
 
 
-def size(lowest: int = 0, highest: int = _BYTES_CAP) -> Callable[[object], int]:
-    """Returns a parser of bytes within these bounds: 65536, 64k or 64K; also m and g, multiples of 1024."""
+def size(highest: int) -> Callable[[object], int]:
+    """Returns a parser of bytes up to this number: 65536, 64k or 64K; also m and g, multiples of 1024."""
+    return lambda value: _bytes(value, 0, highest)
 
-    def parse(value: object) -> int:
-        found = re.fullmatch(r"([0-9]{1,40})([kmgKMG])", value) if isinstance(value, str) else None
-        number = value if found is None else int(found[1]) << 10 * " kmg".index(found[2].lower())
-        bytes = _number(number, "size", highest)
-        if bytes < lowest:
-            raise ValueError(f"invalid size: {shown(value)}, the lowest is {lowest}")
-        return bytes
 
-    return parse
+def max_journal_bytes(value: object) -> int:
+    return _bytes(value, MAX_JOURNAL_BYTES_MIN, _BYTES_CAP)
+
+
+def max_memory(value: object) -> int:
+    return _bytes(value, MAX_MEMORY_BYTES_MIN, _BYTES_CAP)
 
 
 def fsync_ms(value: object) -> int | None:

@@ -215,10 +215,7 @@ def _facts(reply: Reply) -> Facts:
 
 
 def _with_port_number(address: Address) -> str:
-    """Returns the address as geventstalk.client reads it. Raises OSError for a service that has no port."""
+    """Returns the address as geventstalk.client reads it."""
     if address.port is None or address.port.isdecimal():
         return str(address)
-    try:
-        return str(address._replace(port=str(socket.getservbyname(address.port, "tcp"))))
-    except OSError:
-        raise OSError(f"there is no service {address.port}") from None
+    return str(address._replace(port=str(socket.getservbyname(address.port, "tcp"))))
