@@ -34,10 +34,11 @@ from journal.postgres.log import PostgresLog
 from journal.postgres.place import Place
 from journal.postgres.reader import LOST_KEYS
 from tests.support.cluster.nodes import ACTIVE, STANDBY, Cluster, Node
-from tests.support.postgres import Pair, Postgres, new_schema, require_postgres
-from tests.support.process import ROOT
+from tests.support.postgres import Pair, Postgres, new_schema, programs, require_postgres
+from tests.support.process import GEVENTSTALK, ROOT, ServerProcess
 from tests.support.shared_log import claim, open_log, take_over
 from tests.support.tools import SECOND, Jobs, Ran, exported, fill, make_job, open_store, prints, run_tool
+from tests.support.wire import Client
 
 WALL = ClockOffset(0, 0)
 
@@ -143,6 +144,40 @@ def test_a_node_finds_everything_and_goes_on(folder: Path, url: str) -> None:
     log.append(62, FULL, encode_whole(make_job(62), b"new", WALL))
     log.close()
     assert set(exported(run_tool("export", url))) == {*jobs, 62}
+
+
+def test_a_log_that_an_older_version_wrote_is_served(postgres_server: Postgres, postgres_url: str) -> None:
+    """tests/data/postgres-v1/log.sql is what pg_dump said of one."""
+    text = (ROOT / "tests" / "data" / "postgres-v1" / "log.sql").read_text()
+    psql = programs()
+    assert psql is not None
+    where = ["-h", str(postgres_server.folder), "-p", str(postgres_server.port), "-U", "geventstalk", "postgres"]
+    text = text.replace("geventstalk.", f"{Place(postgres_url).schema}.")
+    text = text.replace("SCHEMA geventstalk;", f"SCHEMA {Place(postgres_url).schema};")
+    subprocess.run([psql / "psql", "-q", "-v", "ON_ERROR_STOP=1", *where], input=text, text=True, check=True)
+    jobs = exported(run_tool("export", postgres_url))
+    assert {id: (job["tube"], job["pri"], job["ttr"]) for id, job in jobs.items()} == {
+        1: ("default", 5, 60),
+        2: ("mail", 7, 61),
+        3: ("mail", 11, 62),
+        4: ("mail", 1, 63),
+        6: ("mail", 12, 64),
+    }
+    bodies = {1: b"ready", 2: b"delayed", 3: b"buried", 4: bytes(range(48, 98)) * 60, 6: b"\xff\x00"}
+    for _ in range(2):
+        server = ServerProcess(GEVENTSTALK, ["-b", postgres_url])
+        try:
+            with Client(server.wait_ready().connect()) as client:
+                for id, content in bodies.items():
+                    assert client.ask(b"peek %d" % id) == b"FOUND %d %d\r\n%b\r\n" % (id, len(content), content)
+                assert client.stats(b"stats-job 3")["state"] == "buried"
+                if 1 in bodies:
+                    assert client.ask(b"put 0 0 60 3\r\nnew") == b"INSERTED 7\r\n", "no id comes again"
+                    assert client.ask(b"delete 1") == b"DELETED\r\n"
+                    bodies |= {7: b"new"}
+                    del bodies[1]
+        finally:
+            server.stop()
 
 
 def test_many_segments_and_large_jobs(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

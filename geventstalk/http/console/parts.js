@@ -99,7 +99,7 @@ export function Empty({ title, children }) {
 
 /** A line to copy. */
 export function Line({ text }) {
-  return html`<div class="line"><code>${text}</code><${Copy} text=${text} what="the line" /></div>`;
+  return html`<div class="line"><code tabindex="0">${text}</code><${Copy} text=${text} what="the line" /></div>`;
 }
 
 export async function copy(text, what = "") {
