@@ -12,7 +12,6 @@ from 3.10 on with nothing installed.
 from __future__ import annotations
 
 import ast
-import ensurepip
 import fcntl
 import os
 import re
@@ -27,6 +26,11 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
+
+try:
+    import ensurepip
+except ImportError:  # Debian has it in a package of its own
+    ensurepip = None  # type: ignore[assignment]
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOW_EVERY_S = 1.0
@@ -62,7 +66,10 @@ NO_NETWORK = re.compile(
     r"|ConnectTimeout|ReadTimeout|ProxyError|No matching distribution found"
 )
 NO_CORE = re.compile(r"geventstalk: the core cannot be compiled: (.*)")
-WHEELS = [sysconfig.get_config_var("WHEEL_PKG_DIR") or os.devnull, Path(ensurepip.__file__).parent / "_bundled"]
+WHEELS = [
+    sysconfig.get_config_var("WHEEL_PKG_DIR") or os.devnull,
+    *([Path(ensurepip.__file__).parent / "_bundled"] if ensurepip else []),
+]
 """Where Python has the wheel of pip that it brings along."""
 PROGRAM = "import sys\n\nfrom geventstalk.cli.main import main\n\nsys.exit(main())\n"
 POSTGRES = "postgres"
@@ -150,14 +157,18 @@ class Environment:
             if bundled:  # as it comes with Python; to install it takes five seconds, most of them for its bytecode
                 with zipfile.ZipFile(bundled[0]) as wheel:
                     wheel.extractall(site)
-            else:
+            elif ensurepip:
                 self._run([str(place / "bin" / "python"), "-m", "ensurepip"], log)
             log.unlink()
         self.log.unlink(missing_ok=True)
 
     def pip(self, *words: str) -> None:
-        """Runs pip of the environment. Raises Failed."""
-        self._run([str(self.place / "bin" / "python"), *PIP, *words], self.log)
+        """Runs pip of the environment, or where there is none that of the interpreter. Raises Failed."""
+        python = str(self.place / "bin" / "python")
+        if any(self.place.glob("lib/python3*/site-packages/pip")):
+            self._run([python, *PIP, *words], self.log)
+        else:
+            self._run([sys.executable, *PIP, "--python", python, *words], self.log)
 
     def install(self, what: str, *words: str) -> None:
         """Installs it with what a journal in PostgreSQL needs; without that where that cannot be installed."""

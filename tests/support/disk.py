@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import subprocess
 import tempfile
@@ -17,6 +18,8 @@ import pytest
 
 KIB = 1024
 CLONE_NEWNS, MS_PRIVATE_REC = 0x20000, 0x44000
+_problems: list[str] = []
+"""Why nothing may be mounted, as far as that is known."""
 
 
 def keep_mounts_private() -> None:
@@ -24,15 +27,20 @@ def keep_mounts_private() -> None:
 
     A mount that a killed process leaves under pytest's folder makes pytest's clean-up fail in the next run. Call it
     before the process has threads: each thread has a namespace of mounts. Without the right to mount it does nothing.
+    In a chroot, whose root is no mount, the tests mount nothing.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) == 0 and libc.mount(b"none", b"/", None, MS_PRIVATE_REC, None) != 0:
-        raise OSError(ctypes.get_errno(), "cannot keep mounts private")
+        if ctypes.get_errno() != errno.EINVAL:
+            raise OSError(ctypes.get_errno(), "cannot keep mounts private")
+        _problems.append("the root of this process is no mount, so what is mounted would be seen by others")
 
 
 @cache
 def mount_problem() -> str:
     """Why no small disk can be mounted here; empty when one can."""
+    if _problems:
+        return _problems[0]
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
