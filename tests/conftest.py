@@ -55,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if wanted not in (None, BUILD):
         raise pytest.UsageError(f"the {BUILD} build would be tested, not the {wanted} one")
     keep_mounts_private()
+    # What the tests start has the environment of users. Bug: without this variable a failed write ended with 120.
+    os.environ.pop("PYTHONUNBUFFERED", None)
     # As a server does: where it finds less it raises the limit and says so, in a line that no test expects.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:

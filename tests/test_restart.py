@@ -468,7 +468,7 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     closed.mkdir()
     closed.chmod(0)
     # root may use it all the same, but not the kernel's own.
-    directory = Path("/sys/kernel") if os.geteuid() == 0 else closed
+    directory = Path("/proc/self/task") if os.geteuid() == 0 else closed
     try:
         assert str(directory) in refused(directory, log=tmp_path / "log")
     finally:

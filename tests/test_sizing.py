@@ -203,17 +203,29 @@ class FullDisk:
         self.free += written + NEW_SEGMENT_BYTES
 
 
-def move(disk: FullDisk, sizing: Sizing, alive: int) -> None:
-    """Copies live bytes to small segments. Each is sealed as late as may be: when the one after it is full."""
-    sealing = 0
-    while alive:
-        disk.take(NEW_SEGMENT_BYTES)  # the next segment is made before it is needed
-        written = min(sizing.small_segment, alive)
-        disk.take(written)
-        alive -= written
-        if sealing:
-            disk.seal(sealing)
-        sealing = written
+class Mover:
+    """Copies live bytes to small segments, one after the other. Each is sealed as late as may be: when the one after it
+    is full."""
+
+    def __init__(self, disk: FullDisk, sizing: Sizing) -> None:
+        self._disk = disk
+        self._full = sizing.small_segment
+        self._written = self._full  # the current segment is full
+        self._sealing = 0
+
+    def move(self, alive: int) -> None:
+        while alive:
+            if self._written == self._full:
+                self._disk.take(NEW_SEGMENT_BYTES)  # the next segment is made before it is needed
+                self._written = 0
+            written = min(self._full - self._written, alive)
+            self._disk.take(written)
+            self._written += written
+            alive -= written
+            if self._written == self._full:
+                if self._sealing:
+                    self._disk.seal(self._sealing)
+                self._sealing = self._full
 
 
 def held(sizing: Sizing, chance: random.Random) -> Held:
@@ -231,8 +243,9 @@ def test_the_reserve_suffices_to_seal_rotate_move_and_delete(seed: int) -> None:
         disk.take(KEY_BYTES * load.keys)
         disk.take(NEW_SEGMENT_BYTES)
         disk.seal(sizing.small_segment)
+        mover = Mover(disk, sizing)
         for each in segments:
-            move(disk, sizing, each.alive)
+            mover.move(each.alive)
             disk.free += each.standing
 
 
@@ -247,8 +260,9 @@ def test_moving_takes_no_more_than_was_said(seed: int) -> None:
         disk.take(commit)
         disk.seal(commit)
         disk.free -= commit  # the old garbage went, the new one stays
+        mover = Mover(disk, sizing)
         for each in segments:
-            move(disk, sizing, each.alive)
+            mover.move(each.alive)
             disk.free += each.standing
 
 

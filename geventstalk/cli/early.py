@@ -34,6 +34,18 @@ def fill_standard_descriptors() -> None:
         return  # no /dev/null, or no descriptor: what needs one says so
 
 
+def settle_stdout() -> None:
+    """Writes what Python holds for stdout, and discards what cannot be written: the end would fail with it, with 120."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (OSError, ValueError):
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (OSError, ValueError):
+            return  # it is closed
+
+
 def end(code: int) -> NoReturn:
     # Freeing a million jobs one by one takes the interpreter longer than a stop may last.
     for stream in filter(None, (sys.stdout, sys.stderr)):

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
+from geventstalk.cli.early import settle_stdout
 from geventstalk.cli.ending import Failed, Stopped, signals
 from geventstalk.exits import EXIT_DAMAGE, EXIT_LOCKED, EXIT_UNEXPECTED, EXIT_UNREACHABLE, EXIT_USAGE
 from geventstalk.logs import PROGRAM, print_error
@@ -91,6 +92,8 @@ def main(arguments: list[str]) -> int:
         return _without_stdout(_fail("out of memory; nothing was changed", EXIT_DAMAGE))
     except Exception as error:
         return _fail_by(error, verbosity.level)
+    finally:
+        settle_stdout()
 
 
 def _run(arguments: list[str], verbosity: _Verbosity) -> int:

@@ -11,7 +11,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from geventstalk.cli.early import DRAIN_SIGNALS, drains, end
+from geventstalk.cli.early import DRAIN_SIGNALS, drains, end, settle_stdout
 from geventstalk.exits import EXIT_DAMAGE, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, EXIT_USER, STOP_SIGNALS
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def run(arguments: Sequence[str], listeners: list[socket.socket]) -> int:
     except (config.ConfigError, listen.ListenError, listen.UserError, TooFewError, Unusable, StdoutError) as error:
         logs.print_error(str(error), settings.log_format)
         listen.close_listeners(listeners)
+        settle_stdout()
         return error.exit_code
     except Exception as error:  # its user gets one line
         if settings.verbose >= 2:

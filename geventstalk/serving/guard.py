@@ -151,6 +151,10 @@ class Guard:
     def _use(self, found: Access) -> None:
         if self._turn.failed:
             return
+        for name, user in found.users.items():
+            before = self._access.users.get(name)
+            if before is None or before.limits != user.limits:
+                self.usage_of(name).begin_anew()
         self._access = found
         self._turn.begin()
         for channel in [*self._turn.channels.values()]:
@@ -169,4 +173,6 @@ class Guard:
             else:
                 session.become(new)
                 session.gives_back(monotonic_ns())
+                if session.rests:
+                    self.wake(session)
         self._log.info("read the users of %s again", self._path)

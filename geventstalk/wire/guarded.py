@@ -62,6 +62,10 @@ class Usage:
         self._due_ns = due_ns + step_ns
         return due_ns - (limits.puts_burst - 1) * step_ns
 
+    def begin_anew(self) -> None:
+        """Forgets the turns of puts: the limits are other ones now."""
+        self._due_ns = 0
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Owner:
@@ -102,8 +106,12 @@ class GuardedSession(Session):
             self.become(user)
 
     def become(self, user: User) -> None:
-        """Gives the client these rights from now on. What it holds or waits for without a right goes back."""
+        """Gives the client these rights from now on. What it holds or waits for without a right goes back.
+
+        A client that rests has to be woken: its turn was that of other limits.
+        """
         self.user = user
+        self._rested = False
         names = [tube.name for tube in self.watched.values()] + [*self._blind]
         for name in names:
             if not user.on(name) & WORK:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import random
 import re
 
@@ -84,8 +85,23 @@ def holds(engine: Engine, job: Job, terms: tuple[Term, ...], now_ns: int) -> boo
     return True
 
 
+_NEARLY_UTF8 = re.compile(rb"[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
+
+
+def _as_re2(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    found = _NEARLY_UTF8.match(error.object, error.start)
+    return ("\ufffd", found.end()) if found else (chr(0xDC00 + error.object[error.start]), error.start + 1)
+
+
+codecs.register_error("as-re2", _as_re2)
+
+
 def matches(pattern: str, ignore_case: bool, body: bytes) -> bool:
-    """As RE2 sees a body: its UTF-8, in which a byte that is none matches nothing."""
-    text = body.decode("utf-8", "surrogateescape")
+    """As RE2 sees a body: its UTF-8, in which a byte that is none matches nothing.
+
+    To RE2, forms that are too long, surrogates and what is beyond Unicode are characters as well.
+    """
+    text = body.decode("utf-8", "as-re2")
     pattern = pattern.replace("[^a-z]", "[^a-z\ud800-\udfff]").replace(".", "[^\n\ud800-\udfff]").replace("$", r"\Z")
     return re.search(pattern, text, (re.IGNORECASE if ignore_case else 0)) is not None
