@@ -35,7 +35,7 @@ def fill_standard_descriptors() -> None:
 
 
 def settle_stdout() -> None:
-    """Writes what Python holds for stdout, and discards what cannot be written: the end would fail with it, with 120."""
+    """Writes what Python holds for stdout, and discards what cannot be written: the end would fail with it."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

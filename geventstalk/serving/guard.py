@@ -151,9 +151,9 @@ class Guard:
     def _use(self, found: Access) -> None:
         if self._turn.failed:
             return
-        for name, user in found.users.items():
+        for name, each in found.users.items():
             before = self._access.users.get(name)
-            if before is None or before.limits != user.limits:
+            if before is None or before.limits != each.limits:
                 self.usage_of(name).begin_anew()
         self._access = found
         self._turn.begin()
