@@ -129,3 +129,9 @@ class Access:
 def hash_of(token: str) -> str:
     """Returns a token as the file of users has it."""
     return "sha256:" + hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def words_of(rights: Mapping[str, int]) -> dict[str, list[str]]:
+    """Returns the rights of each pattern, in words."""
+    words = {word: right for word, right in RIGHTS.items() if right != ALL}
+    return {pattern: [word for word in words if granted & words[word]] for pattern, granted in rights.items()}

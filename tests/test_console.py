@@ -666,6 +666,23 @@ def test_a_reader_sees_no_controls(browser: Browser, serve: Callable[..., Server
 
 # Bug: Three tests counted on being quicker than the page. Answers now wait until the test lets them go (World.held).
 @pytest.mark.slow
+def test_a_user_with_rights_on_tubes_sees_the_pages_of_tubes(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    server.world.role, server.world.rights = "user", {"mail": ["put", "look", "manage"]}
+    browser.open(server.url)
+    browser.find("main h1", "Tubes")
+    assert [one.text for one in browser.all("nav a")] == ["Tubes", "Jobs", "Audit"]
+    browser.find(".role", "local")
+    browser.find("main button", "Put a job…")
+    browser.go("/journal")
+    browser.find("main h1", "There is no such page.")
+    server.world.rights = {"mail": ["look"]}
+    browser.open(server.url)
+    browser.find(".role", "read only")
+    assert not browser.has("main button", "Put a job…")
+
+
+@pytest.mark.slow
 def test_each_state_is_designed(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.expected = ["Failed to load resource", "net::ERR"]

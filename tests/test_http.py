@@ -88,7 +88,7 @@ def test_tokens_have_roles(start_server: Start, tokens: Path) -> None:
     nobody, reader, admin, liar = (Web(port, token) for token in (None, READ, ADMIN, READ[:-1] + "x"))
     assert nobody.status("GET", "/api/v1/server") == 401
     assert liar.status("GET", "/api/v1/server") == 401
-    told = {"role": "read", "name": "grafana", "csrf": None, "users": False}
+    told = {"role": "read", "name": "grafana", "csrf": None, "users": False, "sees_all": True, "rights": None}
     assert reader.json("GET", "/api/v1/session") == told
     assert admin.json("GET", "/api/v1/session")["role"] == "admin"
     assert reader.status("PATCH", "/api/v1/server", {"draining": True}) == 403

@@ -17,6 +17,7 @@ import pytest
 from jsonschema_rs import Draft202012Validator
 
 from geventstalk.http import events, views
+from geventstalk.http.access import Who
 from geventstalk.http.events import STREAMS_MAX, Events, Stream
 from geventstalk.http.tokens import Tokens
 from tests.support.process import ServerProcess, free_port
@@ -250,7 +251,7 @@ def test_who_does_not_read_is_dropped_and_nobody_waits(
 
 
 def test_newer_figures_replace_those_that_wait(world: World) -> None:
-    stream = Stream(world.events, (), lambda now_ns: True, lambda: None)
+    stream = Stream(world.events, (), lambda now_ns: True, lambda: None, Who("local", "admin", ""))
     assert next(stream).startswith(b"retry: 2000\n\nevent: figures\n")
     for number in range(1000):
         stream.tell("figures", b"f%d;" % number)
@@ -310,7 +311,7 @@ def test_streams_end_at_a_stop(world: World) -> None:
     assert time.monotonic() - begun_s < 0.5 and not world.events.streams
     for listener in listeners:
         listener.ends()
-    stream = world.events.join((), lambda now_ns: True, lambda: None)
+    stream = world.events.join((), lambda now_ns: True, lambda: None, Who("local", "admin", ""))
     assert list(stream) == []
     stream.close()
 

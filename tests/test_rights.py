@@ -615,7 +615,7 @@ def test_users_of_sockets_and_new_files(
 
 
 def test_users_of_http(start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]) -> None:
-    """HTTP tells of all tubes: so a token needs the right to look at all of them, and for changes every right."""
+    """Rights hold over HTTP, too; tests/test_http_rights.py has the matrix."""
     tokens = {name: f"{name}{TOKEN}" for name in ("boss", "watcher", "half", "shop")}
     rights: dict[str, object] = {
         "boss": {"*": ["all", "operate"]},
@@ -635,9 +635,13 @@ def test_users_of_http(start_server: Starter, tmp_path: Path, settings: Callable
     assert [statuses(web[name]) for name in ("boss", "watcher", "half", "shop")] == [
         (200, 201),
         (200, 403),
+        (200, 201),
         (200, 403),
-        (401, 401),
     ]
+    shown = [len(web[name].json("GET", "/api/v1/tubes")["tubes"]) for name in ("watcher", "shop")]
+    assert shown == [2, 0] and web["shop"].status("POST", "/api/v1/jobs", {"tube": "mail", "body": "x"}) == 201
+    assert [web[name].status("GET", "/metrics") for name in ("watcher", "half", "shop")] == [200, 200, 403]
+    assert [web[name].status("POST", "/api/v1/reload", {}) for name in ("watcher", "half", "shop")] == [403] * 3
     assert statuses(Web(port)) == (401, 401), "nobody comes in without a token, also on this host"
     assert web["boss"].json("GET", "/api/v1/session")["name"] == "boss"
     form = urlencode({"token": tokens["boss"], "next": "/"}).encode()

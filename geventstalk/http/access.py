@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Any, Final, Literal
@@ -18,8 +18,9 @@ import falcon
 from gevent import sleep
 
 from geventstalk.config import ConfigError
-from geventstalk.http.audit import Audit
+from geventstalk.http.audit import Audit, Entry
 from geventstalk.http.sessions import LoginSession, Sessions
+from geventstalk.http.sight import EVERYTHING, Sight
 from geventstalk.http.tokens import Role, Source, Token, Tokens
 
 COOKIE: Final = "geventstalk"
@@ -43,6 +44,7 @@ class Who:
     address: str
     via: str = "api"
     session: LoginSession | None = None
+    sight: Sight = EVERYTHING
 
 
 class Access:
@@ -135,11 +137,14 @@ class Access:
         scheme, _, text = (req.auth or "").partition(" ")
         if scheme.lower() != "bearer":
             session = self._session_of(req, now_ns)
-            return None if session is None else Who(session.token.name, session.token.role, address, via, session)
+            if session is None:
+                return None
+            known = session.token
+            return Who(known.name, known.role, address, via, session, known.sight)
         token = self._find_token(text.strip(), address, via, now_ns)
         if token is None:
             raise falcon.HTTPUnauthorized(description="The token is not known.", challenges=("Bearer",))
-        return Who(token.name, token.role, address, via)
+        return Who(token.name, token.role, address, via, None, token.sight)
 
     def still_knows(self, req: falcon.Request, who: Who, now_ns: int) -> bool:
         """Returns whether the sender of this request would be admitted again. Never waits."""
@@ -212,14 +217,22 @@ class Access:
             else:
                 self._log.info("read the file of tokens again")
 
-    def require(self, who: Who | None, req: falcon.Request) -> None:
-        """Raises HTTPError when the sender may not send such a request."""
+    def require(self, who: Who | None, req: falcon.Request, of_tubes: Collection[str]) -> None:
+        """Raises HTTPError when the sender may not send such a request.
+
+        `of_tubes` are the methods of the resource that look at the rights on tubes themselves. All others are for those
+        who may look at every tube, and change everything.
+        """
         if who is None:
             raise falcon.HTTPUnauthorized(description="A token is needed.", challenges=("Bearer",))
+        by_rights = who.role == "user" and req.method in of_tubes
         if req.method in SAFE_METHODS:
+            if not by_rights and not who.sight.sees_all:
+                raise falcon.HTTPForbidden(description="This is for users who may look at every tube.")
             return
-        if who.role != "admin":
-            raise falcon.HTTPForbidden(description=f"The token {who.name} may only read.")
+        if who.role != "admin" and not by_rights:
+            why = "has no right to do this." if who.role == "user" else "may only read."
+            raise falcon.HTTPForbidden(description=f"The token {who.name} {why}")
         given = req.get_header("X-CSRF-Token") or ""
         if who.session is not None and not compare_digest(given.encode(), who.session.csrf.encode()):
             raise falcon.HTTPForbidden(description="The header X-CSRF-Token is missing or wrong.")
@@ -268,3 +281,11 @@ def who_sends(req: falcon.Request) -> Who:
     who: Any = req.context.who
     assert isinstance(who, Who)
     return who
+
+
+def shows_entry(entry: Entry, who: Who) -> bool:
+    """Returns whether an entry of the audit may be looked at: those of a visible tube, and the sender's own."""
+    if who.sight.sees_all or (entry["who"], entry["role"]) == (who.name, who.role):
+        return True
+    tube = entry.get("tube")
+    return tube is not None and not entry.get("filter") and who.sight.looks(tube.encode())

@@ -100,7 +100,7 @@ class _Middleware:
             return
         self._access.require_own_page(req)
         who = self._access.identify(req, self._backend.now_ns())
-        self._access.require(who, req)
+        self._access.require(who, req, getattr(resource, "of_tubes", ()))
         req.context.who = who
         if not self._backend.replayed:
             raise falcon.HTTPServiceUnavailable(description="The journal is being replayed.", retry_after=1)

@@ -25,6 +25,8 @@ from geventstalk.http.audit import Author
 from geventstalk.http.backend import Backend, Failed
 from geventstalk.http.changes import Values, change_of, fitting
 from geventstalk.http.search import Search, SearchFailed
+from geventstalk.http.sight import EVERYTHING, Sight
+from geventstalk.rights import MANAGE
 from geventstalk.turn.operations import Changes
 
 KEPT_MAX: Final = 100
@@ -58,6 +60,7 @@ class BulkChange:
         values: Values,
         limit: int | None,
         number: int,
+        sight: Sight = EVERYTHING,
     ) -> None:
         """Raises FilterError for a regular expression that cannot be used."""
         engine = backend.engine
@@ -66,21 +69,26 @@ class BulkChange:
         self.over: Any = Event()
         self.cancelled = False
         self._backend = backend
-        self._who: Final = who
+        self.who: Final = who
+        self._sight = sight
         self._text = text
         self._action = action
         self._values = values
         self._limit = limit
         self._fitting = fitting(action, values)
-        self._search = Search(backend, terms, last=engine.next_id - 1)
+        self._search = Search(backend, terms, last=engine.next_id - 1, sight=sight)
         self._began = monotonic()
         self._ended: float | None = None
         self._began_unix_s = backend.unix_s(backend.now_ns())
-        self._jobs_before = engine.ready_count + engine.reserved_count + engine.delayed_count + engine.buried_count
+        jobs = engine.ready_count + engine.reserved_count + engine.delayed_count + engine.buried_count
+        self._jobs_before = jobs if sight.sees_all else 0
         self._matched = self._done = self._failed = 0
         self._parts: Counter[tuple[bytes, int]] = Counter()  # of a dry run: tube and state
         self._error: str | None = None
         self._changes: Changes | None = None
+
+    def is_of(self, who: Author) -> bool:
+        return (self.who.name, self.who.role) == (who.name, who.role)
 
     def as_json(self) -> Json:
         tube = self._values.tube
@@ -90,7 +98,7 @@ class BulkChange:
             "action": self._action,
             "tube": tube.decode("ascii") if tube else None,
             "state": self.state,
-            "by": self._who.name,
+            "by": self.who.name,
             "began": self._began_unix_s,
             "took_s": (monotonic() if self._ended is None else self._ended) - self._began,
             "searched": self._search.searched,
@@ -144,7 +152,7 @@ class BulkChange:
             changed = f"work {self.number}: {self.state}"
             values = f"; {self._values}" if self._values else ""
             self._backend.audit.record(
-                self._who, f"bulk {self._action}", self._done, filter=self._text, detail=f"{changed}{values}"
+                self.who, f"bulk {self._action}", self._done, filter=self._text, detail=f"{changed}{values}"
             )
             self.over.set()
             tell()
@@ -175,8 +183,9 @@ class BulkChange:
     def _take(self, jobs: list[Job], most: int | None) -> list[int]:
         """Returns the ids of at most `most` jobs that fit the action. Counts the others."""
         ids: list[int] = []
+        sight, tube_of = self._sight, self._backend.engine.tube_of
         for job in jobs:
-            if job.state in self._fitting:
+            if job.state in self._fitting and sight.may(tube_of(job).name, MANAGE):
                 ids.append(job.id)
                 if len(ids) == most:
                     break
@@ -196,7 +205,7 @@ class BulkChange:
         if not ids or self.cancelled:
             return
         changes = self._changes = _Batch(
-            self._backend, self._search, ids, change_of(self._backend.engine, self._action, self._values)
+            self._backend, self._search, ids, change_of(self._backend.engine, self._action, self._values), self._sight
         )
         try:
             self._backend.carry_out(changes)
@@ -214,8 +223,9 @@ class _Doer:
     The operation holds this object and not the reverse: the server has no collector of cycles.
     """
 
-    def __init__(self, engine: Operate, search: Search, do: Callable[[int, int], int]) -> None:
+    def __init__(self, engine: Operate, search: Search, do: Callable[[int, int], int], sight: Sight) -> None:
         self.is_full = False
+        self._sight = sight
         self._engine = engine
         self._search = search
         self._do = do
@@ -224,7 +234,8 @@ class _Doer:
         if self.is_full:
             return UNFINISHED  # until the slice ends, and the operation with it
         job = self._engine.jobs.get(id)
-        if job is None or not self._search.still(job):
+        may = job is not None and self._sight.may(self._engine.tube_of(job).name, MANAGE)
+        if job is None or not may or not self._search.still(job):
             self._engine.abandon_alter(id)  # if it was begun
             return WRONG_STATE
         outcome = self._do(id, now_ns)
@@ -235,8 +246,10 @@ class _Doer:
 class _Batch(Changes):
     """Changes some jobs, each if it still matches. Stops when memory or the journal is full."""
 
-    def __init__(self, backend: Backend, search: Search, ids: list[int], do: Callable[[int, int], int]) -> None:
-        self._doer = _Doer(backend.engine, search, do)
+    def __init__(
+        self, backend: Backend, search: Search, ids: list[int], do: Callable[[int, int], int], sight: Sight
+    ) -> None:
+        self._doer = _Doer(backend.engine, search, do, sight)
         super().__init__(backend.engine, ids, self._doer)
 
     def run(self, now_ns: int) -> bool:
@@ -269,11 +282,16 @@ class BulkChanges:
         action: str,
         values: Values,
         limit: int | None,
+        sight: Sight = EVERYTHING,
     ) -> BulkChange:
-        """Begins a change. Raises TooMany, and FilterError."""
-        if sum(change.state == "running" for change in self._kept) >= RUNNING_MAX:
+        """Begins a change. A user with rights has one at a time, and leaves one to others. Raises TooMany, and
+        FilterError.
+        """
+        running = [change for change in self._kept if change.state == "running"]
+        is_user = sight is not EVERYTHING
+        if len(running) >= RUNNING_MAX - is_user or (is_user and any(change.is_of(who) for change in running)):
             raise TooMany
-        change = BulkChange(self._backend, who, text, terms, action, values, limit, self._number + 1)
+        change = BulkChange(self._backend, who, text, terms, action, values, limit, self._number + 1, sight)
         self._number += 1
         self._kept.append(change)
         if len(self._kept) > KEPT_MAX:
@@ -283,11 +301,13 @@ class BulkChanges:
         spawn(_supervised, change, _Teller(self._backend, change).tell, self._backend.log)
         return change
 
-    def find(self, number: int) -> BulkChange | None:
-        return next((change for change in self._kept if change.number == number), None)
+    def find(self, number: int, who: Author, sight: Sight) -> BulkChange | None:
+        shown = (change for change in self._kept if change.number == number)
+        return next((change for change in shown if sight.sees_all or change.is_of(who)), None)
 
-    def latest_first(self) -> list[Json]:
-        return [change.as_json() for change in reversed(self._kept)]
+    def latest_first(self, who: Author, sight: Sight) -> list[Json]:
+        """Returns the changes that may be looked at: all, or those of the sender."""
+        return [change.as_json() for change in reversed(self._kept) if sight.sees_all or change.is_of(who)]
 
 
 class _Teller:

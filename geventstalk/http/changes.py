@@ -15,6 +15,8 @@ from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, 
 from geventstalk.core.operate import DONE, KEEP, NOT_FOUND, WRONG_STATE, Operate, can_alter
 from geventstalk.http import views
 from geventstalk.http.backend import Backend
+from geventstalk.http.sight import EVERYTHING, Sight
+from geventstalk.rights import LOOK, MANAGE
 from geventstalk.tags import Tags
 from geventstalk.turn.operations import Changes, Put
 
@@ -22,6 +24,7 @@ ACTIONS: Final = ("delete", "kick", "bury", "release", "move", "change")
 BODY_BYTES: Final = 65536
 """The bytes of a body that are shown with its job."""
 NO_ROOM: Final = "There is no room for it: memory or the journal is full."
+NO_RIGHT: Final = "You have no right to change this tube's jobs."
 _UNFIT: Final = {
     "kick": "The job is {state}. Only a buried or a delayed job can be kicked.",
     "bury": "The job is buried already.",
@@ -86,12 +89,13 @@ class _Doer:
     server has no collector of cycles.
     """
 
-    def __init__(self, backend: Backend, action: str, values: Values, body: bytes) -> None:
+    def __init__(self, backend: Backend, action: str, values: Values, body: bytes, sight: Sight) -> None:
         self.outcome = UNFINISHED
         self.before: views.Json = {}
         self.after: views.Json = {}
         self._backend = backend
         self._body = body
+        self._sight = sight
         self._deletes = action == "delete"
         self._do = change_of(backend.engine, action, values)
 
@@ -99,7 +103,11 @@ class _Doer:
         engine = self._backend.engine
         job = engine.jobs.get(id)
         if job is not None:
-            self.before = {"tube": engine.tube_of(job).name.decode("ascii"), "state": STATE_NAMES[job.state]}
+            name = engine.tube_of(job).name
+            if not self._sight.may(name, MANAGE):  # the job was moved, or the right taken away, since the request came
+                self.outcome = NOT_FOUND
+                return NOT_FOUND
+            self.before = {"tube": name.decode("ascii"), "state": STATE_NAMES[job.state]}
         self.outcome = self._do(id, now_ns)
         if self.outcome == DONE and job is not None and not self._deletes:
             self.after = views.job(self._backend, job, now_ns, BODY_BYTES, self._body)
@@ -109,9 +117,11 @@ class _Doer:
 class OneChange(Changes):
     """Changes one job. `before` and `after` are its views."""
 
-    def __init__(self, backend: Backend, id: int, action: str, values: Values, body: bytes) -> None:
+    def __init__(
+        self, backend: Backend, id: int, action: str, values: Values, body: bytes, sight: Sight = EVERYTHING
+    ) -> None:
         self._action = action
-        self._doer = _Doer(backend, action, values, body)
+        self._doer = _Doer(backend, action, values, body, sight)
         super().__init__(backend.engine, [id], self._doer)
 
     @property
@@ -191,9 +201,12 @@ def no_such_job() -> falcon.HTTPError:
     return falcon.HTTPNotFound(description="There is no such job.")
 
 
-def find(backend: Backend, id: int) -> Job:
-    """Returns the job of an id. Raises HTTPError."""
+def find(backend: Backend, id: int, sight: Sight, right: int = LOOK) -> Job:
+    """Returns the job of an id, if the sender has this right on its tube. Raises HTTPError."""
     job = backend.engine.jobs.get(id)
-    if job is None:
+    name = b"" if job is None else backend.engine.tube_of(job).name
+    if job is None or not sight.looks(name):
         raise no_such_job()
+    if not sight.may(name, right):
+        raise falcon.HTTPForbidden(description=NO_RIGHT)
     return job

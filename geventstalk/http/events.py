@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Final
 
@@ -19,11 +20,14 @@ from gevent.event import Event
 from geventstalk.core.job import SECOND_NS
 from geventstalk.core.tube import Tube
 from geventstalk.http import views
+from geventstalk.http.access import Who, shows_entry
 from geventstalk.http.backend import Backend
 from geventstalk.http.slices import Pace
 
 STREAMS_MAX: Final = 64
 """The most streams: a quarter of the connections of HTTP."""
+USER_STREAMS_MAX: Final = 8
+"""The most streams of one user with rights."""
 PERIOD_NS: Final = SECOND_NS
 _PERIOD_MAX_NS: Final = 2 * SECOND_NS
 _SHARE: Final = 5
@@ -50,13 +54,15 @@ class Full(Exception):
 class Stream:
     """The stream of one client. Iterating it blocks the greenlet of its connection; close() must be called.
 
-    `may_read` returns whether the client may still read, `hang_up` ends its connection.
+    `may_read` returns whether the client may still read, `hang_up` ends its connection. `who` may look at some tubes
+    only.
     """
 
     def __init__(
-        self, events: Events, names: Names, may_read: Callable[[int], bool], hang_up: Callable[[], None]
+        self, events: Events, names: Names, may_read: Callable[[int], bool], hang_up: Callable[[], None], who: Who
     ) -> None:
-        self.names: Final = names
+        self.who: Final = who
+        self._names: Final = names
         self.may_read: Final = may_read
         self.hang_up: Final = hang_up
         self.checked_ns = events.backend.now_ns()
@@ -66,6 +72,12 @@ class Stream:
         self._begun = False
         self._pending: dict[Hashable, bytes] = {}
         self._wake: Event = Event()
+
+    @property
+    def names(self) -> Names:
+        """The tubes that the client asked for and may look at now."""
+        looks = self.who.sight.looks
+        return self._names if self.who.sight.sees_all else tuple(name for name in self._names if looks(name))
 
     def __iter__(self) -> Stream:
         return self
@@ -81,7 +93,7 @@ class Stream:
     def _next(self) -> bytes:
         if not self._begun:
             self._begun = True
-            return _HELLO + self._events.first_figures(self.names)
+            return _HELLO + self._events.first_figures(self)
         while not self._pending:
             if self.over:
                 return b""
@@ -126,11 +138,12 @@ class Events:
         backend.audit.listeners.append(self._tell_audit)
         backend.bulk_listeners.append(self._tell_bulk)
 
-    def join(self, names: Names, may_read: Callable[[int], bool], hang_up: Callable[[], None]) -> Stream:
+    def join(self, names: Names, may_read: Callable[[int], bool], hang_up: Callable[[], None], who: Who) -> Stream:
         """Adds a stream, which also has the figures of the tubes with these names. Raises Full."""
-        if len(self.streams) >= STREAMS_MAX:
+        own = sum(stream.who.name == who.name for stream in self.streams) if who.role == "user" else 0
+        if len(self.streams) >= STREAMS_MAX or own >= USER_STREAMS_MAX:
             raise Full
-        stream = Stream(self, names, may_read, hang_up)
+        stream = Stream(self, names, may_read, hang_up, who)
         self.streams.add(stream)
         if self.backend.stopping.is_set():
             stream.end()
@@ -142,8 +155,11 @@ class Events:
     def leave(self, stream: Stream) -> None:
         self.streams.discard(stream)
 
-    def tell(self, kind: str, value: object, key: Hashable = None) -> None:
-        """Adds an event to all streams. Does not yield. It replaces one of the same kind and key that still waits."""
+    def tell(self, kind: str, value: object, key: Hashable, shows: Callable[[Who], bool]) -> None:
+        """Adds an event to all streams to whose clients it may be shown. Does not yield.
+
+        It replaces one of the same kind and key that still waits.
+        """
         if not self.streams:
             return
         if key is None:
@@ -151,24 +167,25 @@ class Events:
             key = self._told
         event = _event(kind, _json(value))
         for stream in self.streams:
-            stream.tell((kind, key), event)
+            if shows(stream.who):
+                stream.tell((kind, key), event)
 
     def _tell_audit(self, entry: dict[str, Any]) -> None:
-        self.tell("audit", entry)
+        self.tell("audit", entry, None, partial(shows_entry, entry))
 
     def _tell_bulk(self, bulk: dict[str, Any]) -> None:
-        self.tell("bulk", bulk, bulk["number"])
+        self.tell("bulk", bulk, bulk["number"], lambda who: who.sight.sees_all or bulk["by"] == who.name)
 
     # --- figures
 
-    def first_figures(self, names: Names) -> bytes:
+    def first_figures(self, stream: Stream) -> bytes:
         """Returns the present figures, or some of less than a period ago. Breathes."""
         pace = Pace(self.backend)
         pace.step()
         figures = self._figures
         if figures is None or self.backend.now_ns() - figures.made_ns >= PERIOD_NS:
             figures = self._figures = _Figures(self.backend, views.whole(self.backend))
-        return figures.event(names, pace)
+        return figures.event(stream, pace)
 
     def _run(self) -> None:
         period_ns = PERIOD_NS
@@ -197,7 +214,7 @@ class Events:
         for stream in list(self.streams):
             pace.step()
             if self._lasts(stream):
-                stream.tell("figures", figures.event(stream.names, pace))
+                stream.tell("figures", figures.event(stream, pace))
 
     def _lasts(self, stream: Stream) -> bool:
         """Ends the stream of a client that does not read, or may not. Returns whether it goes on."""
@@ -218,16 +235,20 @@ class _Figures:
     def __init__(self, backend: Backend, server: views.Json) -> None:
         self.made_ns: Final = backend.now_ns()
         self._backend = backend
-        self._server = _json(server)
+        self._server = {True: _json(server)}  # by whether the client may look at every tube
         self._tubes: dict[bytes, str] = {}
-        self._events: dict[Names, bytes] = {}
+        self._events: dict[tuple[bool, Names], bytes] = {}
 
-    def event(self, names: Names, pace: Pace) -> bytes:
-        """Returns the event with the figures of these tubes. Tubes that do not exist are left out."""
-        event = self._events.get(names)
+    def event(self, stream: Stream, pace: Pace) -> bytes:
+        """Returns the event with the figures of the stream's tubes. Tubes that do not exist are left out."""
+        names, all_seen = stream.names, stream.who.sight.sees_all
+        event = self._events.get((all_seen, names))
         if event is None:
             tubes = ",".join(filter(None, [self._tube(name, pace) for name in names]))
-            event = self._events[names] = _event("figures", f'{{"server":{self._server},"tubes":[{tubes}]}}')
+            server = self._server.get(all_seen)
+            if server is None:
+                server = self._server[all_seen] = _json(views.limited(self._backend))
+            event = self._events[all_seen, names] = _event("figures", f'{{"server":{server},"tubes":[{tubes}]}}')
         return event
 
     def _tube(self, name: bytes, pace: Pace) -> str:

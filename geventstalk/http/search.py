@@ -22,6 +22,7 @@ from geventstalk.filters import Term
 from geventstalk.http.backend import SLICE_NS, Backend
 from geventstalk.http.matcher import CRLF_BYTES, ID_MAX, Matcher
 from geventstalk.http.patterns import Pattern
+from geventstalk.http.sight import EVERYTHING, Sight
 
 _WORK_NS: Final = 200_000_000
 """The most time that a search works for one answer."""
@@ -63,10 +64,15 @@ class Search:
         descending: bool = False,
         at: int | None = None,
         last: int = ID_MAX,
+        sight: Sight = EVERYTHING,
     ) -> None:
-        """`last` is the last id to look at. Raises FilterError for a regular expression that cannot be used."""
+        """`last` is the last id to look at; `sight` says which jobs there are to see.
+
+        Raises FilterError for a regular expression that cannot be used.
+        """
         self._backend = backend
         self._jobs = backend.engine.jobs
+        self._sight = sight
         self._matcher = Matcher(terms, backend.engine, backend.now_ns())
         self._descending = descending
         self._began_ns = self._slice_ns = perf_counter_ns()
@@ -83,7 +89,7 @@ class Search:
 
     @property
     def searched(self) -> int:
-        """The number of jobs that were looked at."""
+        """The number of jobs that were looked at; of jobs that match, where others must not be told of."""
         at = self.position
         return self._searched + sum((job.id > at) if self._descending else (job.id < at) for job in self._seen)
 
@@ -112,7 +118,12 @@ class Search:
 
     def still(self, job: Job) -> bool:
         """Returns whether a job that was found still exists and matches. Its body never changes."""
-        return self._jobs.get(job.id) is job and bool(self._matcher.sift([job]))
+        return self._jobs.get(job.id) is job and bool(self._matcher.sift(self._seen_of([job])))
+
+    def _seen_of(self, jobs: list[Job]) -> list[Job]:
+        """Returns those of the jobs that may be looked at."""
+        sight, tube_of = self._sight, self._backend.engine.tube_of
+        return jobs if sight is EVERYTHING else [job for job in jobs if sight.looks(tube_of(job).name)]
 
     def pages(self) -> Iterator[list[Job]]:
         """Yields the jobs that match, some at a time. Between them `position` is behind all that was looked at."""
@@ -121,15 +132,17 @@ class Search:
         listed = self._list()
         while True:
             page = (self._page() if listed is None else self._page_of(listed))[: matcher.at_once]
-            self._searched, self._seen = self.searched, page
+            seen = self._seen_of(page)
+            self._searched, self._seen = self.searched, seen if self._sight.sees_all else []
             if not page:
                 self.exhausted = True
                 return
             turns = self._turns
-            for part, found in self._matching(matcher.sift(page)):
+            for part, found in self._matching(matcher.sift(seen)):
                 if turns != self._turns:
                     found = [job for job in found if self.still(job)]
                 self.position = part[-1].id + step
+                self._searched += 0 if self._sight.sees_all else len(found)
                 yield found
             self.position = page[-1].id + step
             self.step()
@@ -186,7 +199,8 @@ class Search:
         """Returns the tubes that can match; None for too many, or where too many of their jobs match."""
         tubes, matcher = self._backend.engine.tubes, self._matcher
         if matcher.tubes is not None:
-            return [tube for name in matcher.tubes if (tube := tubes.get(name)) is not None]
+            looks = self._sight.looks
+            return [tube for name in matcher.tubes if looks(name) and (tube := tubes.get(name)) is not None]
         if len(tubes) > _LISTED_MAX // 8 or {RESERVED, READY} <= matcher.states:
             return None
         return list(tubes.values())

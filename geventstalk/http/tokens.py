@@ -10,16 +10,18 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Literal, Protocol
 
 from geventstalk.config import ConfigError
+from geventstalk.http.sight import EVERYTHING, Sight
 from geventstalk.rights import ALL, EVERY_TUBE, User
 from geventstalk.rights import Access as Users
 
-Role = Literal["read", "admin"]
+Role = Literal["read", "admin", "user"]
 
 TOKEN_CHARS_MIN = 16
 TOKEN_CHARS_MAX = 512
@@ -36,6 +38,7 @@ class Token:
     name: str
     role: Role
     digest: bytes
+    sight: Sight = field(default=EVERYTHING, compare=False)
 
 
 class Source(Protocol):
@@ -49,25 +52,33 @@ class Source(Protocol):
 
 
 class UserTokens:
-    """The tokens of the users of `--access`. HTTP tells of the whole server, so a role is for all tubes or none."""
+    """The tokens of the users of `--access`: admins, who may do everything, and users with rights on tubes."""
 
     def __init__(self, access: Callable[[], Users]) -> None:
         self._access = access
 
     def find(self, text: str) -> Token | None:
         user = self._access().of_token(text)
-        role = None if user is None else _role_of(user)
-        return None if user is None or role is None else Token(user.name, role, sha256(text.encode()).digest())
+        if user is None:
+            return None
+        digest = sha256(text.encode()).digest()
+        role = _role_of(user)
+        if role == "admin":
+            return Token(user.name, role, digest)
+        return Token(user.name, role, digest, Sight(partial(self._present, user.name, user.proof.token)))
 
     def holds(self, token: Token) -> bool:
-        user = self._access().users.get(token.name)
-        return user is not None and user.proof.token == f"sha256:{token.digest.hex()}" and _role_of(user) == token.role
+        user = self._present(token.name, f"sha256:{token.digest.hex()}")
+        return user is not None and _role_of(user) == token.role
+
+    def _present(self, name: str, token: str | None) -> User | None:
+        """Returns the user of this name, if the token is still the user's."""
+        user = self._access().users.get(name)
+        return user if user is not None and user.proof.token == token else None
 
 
-def _role_of(user: User) -> Role | None:
-    if not user.sees_all:
-        return None
-    return "admin" if user.operates and user.rights[EVERY_TUBE] & ALL == ALL else "read"
+def _role_of(user: User) -> Role:
+    return "admin" if user.operates and user.rights[EVERY_TUBE] & ALL == ALL else "user"
 
 
 class Tokens:

@@ -156,6 +156,29 @@ def server(backend: Backend, found: Oldest, needy: str) -> Json:
     }
 
 
+def limited(backend: Backend) -> Json:
+    """Returns the server for those who may not look at every tube: nothing tells of jobs, clients or memory."""
+    found = server(backend, Oldest(None, None, None, None), "")
+    blank = ("jobs", "ages", "rates", "totals", "tubes", "connections")
+    return {
+        **found,
+        **{key: _blank(found[key]) for key in blank},
+        "latency": dict.fromkeys(found["latency"], _NO_QUANTILES),
+        "memory": {"resident_bytes": 0, "limit_bytes": None, "bodies": None},
+        "journal": None,
+        "listen": [],
+        "http": [],
+        "well": {"ok": True, "problems": []},
+    }
+
+
+def _blank(value: Any) -> Any:
+    """Returns the same shape without figures."""
+    if isinstance(value, dict):
+        return {key: _blank(one) for key, one in value.items()}
+    return None if value is None else 0
+
+
 def node_of(backend: Backend) -> Json | None:
     """Returns this server's role among the nodes that share its journal; None for a server alone."""
     node = backend.node

@@ -81,6 +81,7 @@ class World:
         self.bulks: list[dict[str, Any]] = []
         self.entries = [self._entry(number) for number in range(1, 61)]
         self.connections = [self._connection(number) for number in range(1, 48)]
+        self.rights: dict[str, list[str]] | None = None
         self.users = [self._user(name) for name in ("mailer", "ops", "shop")]
 
     # --- the world
@@ -496,7 +497,14 @@ class World:
                 self.leader = body["promote"]
                 return 200, self.cluster()
             case "GET", ["session"]:
-                return 200, {"role": self.role, "name": "local", "csrf": None, "users": self.node is None}
+                return 200, {
+                    "role": self.role,
+                    "name": "local",
+                    "csrf": None,
+                    "users": self.node is None,
+                    "sees_all": self.rights is None,
+                    "rights": self.rights,
+                }
             case "GET", ["server"]:
                 self.move()
                 return 200, self.server()

@@ -116,7 +116,8 @@ class Inside(Web):
         self.backend.commands = self.service.commands
         self.backend.audit.unix_s = time.time
         self.backend.replayed = True
-        self.application = app.make(self.backend, Access((), (), tokens, self.backend.audit, log))
+        self.access = Access((), (), tokens, self.backend.audit, log)
+        self.application = app.make(self.backend, self.access)
         self._client = falcon.testing.TestClient(self.application)
 
     def drain(self, on: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import falcon
 
+from geventstalk.http.access import shows_entry, who_sends
 from geventstalk.http.audit import Entry
 from geventstalk.http.backend import Backend
 from geventstalk.http.params import Parameters
@@ -15,6 +16,8 @@ from geventstalk.http.slices import Pace, json_list
 
 class AuditResource:
     """GET /api/v1/audit"""
+
+    of_tubes = ("GET", "HEAD")
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -26,9 +29,10 @@ class AuditResource:
         limit = asked.integer("limit", 100, 1, 1000)
         asked.end()
         pace = Pace(self._backend)
-        audit = self._backend.audit
-        entries = _select(list(audit.latest_first()), words, before, limit, pace)
-        resp.data = json_list("entries", entries, pace, file=audit.path)
+        audit, who = self._backend.audit, who_sends(req)
+        shown = [entry for entry in audit.latest_first() if shows_entry(entry, who)]
+        entries = _select(shown, words, before, limit, pace)
+        resp.data = json_list("entries", entries, pace, file=audit.path if who.sight.sees_all else None)
         resp.content_type = falcon.MEDIA_JSON
 
 

@@ -11,8 +11,9 @@ from geventstalk.http.access import who_sends
 from geventstalk.http.api.jobs import values_of
 from geventstalk.http.backend import Backend
 from geventstalk.http.bulk import RUNNING_MAX, BulkChange, BulkChanges, TooMany
-from geventstalk.http.changes import ACTIONS, Values
+from geventstalk.http.changes import ACTIONS, NO_RIGHT, Values
 from geventstalk.http.params import Fields, Parameters, wrong
+from geventstalk.rights import MANAGE
 
 _JOBS_MAX: Final = 2**63 - 1
 _END_S: Final = 5.0
@@ -22,13 +23,16 @@ _END_S: Final = 5.0
 class BulkListResource:
     """/api/v1/bulk"""
 
+    of_tubes = ("GET", "HEAD", "POST")
+
     def __init__(self, backend: Backend, changes: BulkChanges) -> None:
         self._backend = backend
         self._changes = changes
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         Parameters(req).end()
-        resp.media = {"bulk": self._changes.latest_first()}
+        who = who_sends(req)
+        resp.media = {"bulk": self._changes.latest_first(who, who.sight)}
 
     def on_post(self, req: falcon.Request, resp: falcon.Response) -> None:
         fields = Fields(req)
@@ -39,15 +43,18 @@ class BulkListResource:
         dry_run = fields.boolean("dry_run", False)
         fields.end()
         terms, who = parse(text), who_sends(req)
+        if values.tube and not who.sight.may(values.tube, MANAGE):
+            raise falcon.HTTPForbidden(description=NO_RIGHT)
         if dry_run:
-            change = BulkChange(self._backend, who, text, terms, action, values, limit, 0)
+            change = BulkChange(self._backend, who, text, terms, action, values, limit, 0, who.sight)
             change.count()
         else:
             try:
-                change = self._changes.begin(who, text, terms, action, values, limit)
+                change = self._changes.begin(who, text, terms, action, values, limit, who.sight)
             except TooMany:
+                most = f"{RUNNING_MAX} works" if who.sight.rights is None else "Works"
                 raise falcon.HTTPConflict(
-                    description=f"{RUNNING_MAX} works on many jobs are under way. Wait until one ends, or cancel one."
+                    description=f"{most} on many jobs are under way. Wait until one ends, or cancel one."
                 ) from None
             resp.status = falcon.HTTP_202
             resp.location = f"/api/v1/bulk/{change.number}"
@@ -57,24 +64,27 @@ class BulkListResource:
 class BulkResource:
     """/api/v1/bulk/{number}"""
 
+    of_tubes = ("GET", "HEAD", "DELETE")
+
     def __init__(self, changes: BulkChanges) -> None:
         self._changes = changes
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, number: str) -> None:
         Parameters(req).end()
-        resp.media = self._find(number).as_json()
+        resp.media = self._find(req, number).as_json()
 
     def on_delete(self, req: falcon.Request, resp: falcon.Response, number: str) -> None:
         Parameters(req).end()
-        change = self._find(number)
+        change = self._find(req, number)
         change.cancel()
         change.over.wait(_END_S)
         resp.media = change.as_json()
 
-    def _find(self, text: str) -> BulkChange:
+    def _find(self, req: falcon.Request, text: str) -> BulkChange:
         if not text.isascii() or not text.isdecimal() or not 0 < len(text) < 20 or not int(text):
             raise wrong("a work has a number from 1 on")
-        change = self._changes.find(int(text))
+        who = who_sends(req)
+        change = self._changes.find(int(text), who, who.sight)
         if change is None:
             raise falcon.HTTPNotFound(description="There is no such work, or not any more.")
         return change

@@ -21,6 +21,8 @@ _UNSENT_BYTES: Final = 1 << 16
 class EventsResource:
     """GET /api/v1/events"""
 
+    of_tubes = ("GET", "HEAD")
+
     def __init__(self, events: Events, access: Access) -> None:
         self._events = events
         self._access = access
@@ -33,7 +35,7 @@ class EventsResource:
         connection = req.env["geventstalk.connection"]
         connection.keep_unsent(_UNSENT_BYTES)
         try:
-            stream = self._events.join(names, may_read, connection.hang_up)
+            stream = self._events.join(names, may_read, connection.hang_up, who_sends(req))
         except Full:
             why = f"There are {STREAMS_MAX} streams of events already."
             raise falcon.HTTPServiceUnavailable(description=why, retry_after=5) from None

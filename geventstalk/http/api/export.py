@@ -12,6 +12,7 @@ import falcon
 
 from geventstalk.core.job import Job
 from geventstalk.durable.export import fields_of, header_of_export
+from geventstalk.http.access import who_sends
 from geventstalk.http.api.jobs import filter_of
 from geventstalk.http.backend import Backend
 from geventstalk.http.matcher import CRLF_BYTES
@@ -29,6 +30,8 @@ _FIRST_S: Final = 1.0
 class ExportResource:
     """GET /api/v1/export"""
 
+    of_tubes = ("GET", "HEAD")
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
@@ -36,7 +39,9 @@ class ExportResource:
         asked = Parameters(req)
         _, terms = filter_of(asked)
         asked.end()
-        pieces = self._pieces(Search(self._backend, terms, last=self._backend.engine.next_id - 1))
+        pieces = self._pieces(
+            Search(self._backend, terms, last=self._backend.engine.next_id - 1, sight=who_sends(req).sight)
+        )
         first = next(pieces, b"")
         resp.content_type = "application/x-ndjson"
         resp.set_header("Content-Disposition", 'attachment; filename="jobs.jsonl"')

@@ -8,6 +8,7 @@ from typing import Any
 import falcon
 
 from geventstalk.core.job import SECOND_NS
+from geventstalk.http.access import who_sends
 from geventstalk.http.backend import Backend
 from geventstalk.http.history import RANGES, SERIES, TUBE_RANGES, TUBE_SERIES
 from geventstalk.http.params import Parameters
@@ -17,6 +18,8 @@ from geventstalk.http.slices import Pace
 class HistoryResource:
     """GET /api/v1/history"""
 
+    of_tubes = ("GET", "HEAD")
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
@@ -25,6 +28,11 @@ class HistoryResource:
         name = asked.choice("range", RANGES, "15m")
         tube = asked.tube("tube")
         asked.end()
+        sight = who_sends(req).sight
+        if tube is None and not sight.sees_all:
+            raise falcon.HTTPForbidden(description="This is for users who may look at every tube.")
+        if tube is not None and not sight.looks(tube):
+            tube = b""  # none has this name
         backend, pace = self._backend, Pace(self._backend)
         pace.step()
         names: tuple[str, ...]

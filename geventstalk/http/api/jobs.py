@@ -16,11 +16,12 @@ from geventstalk.filters import Term, parse
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
 from geventstalk.http.backend import Backend
-from geventstalk.http.changes import BODY_BYTES, OneChange, OnePut, Values, find, no_such_job
+from geventstalk.http.changes import BODY_BYTES, NO_RIGHT, OneChange, OnePut, Values, find, no_such_job
 from geventstalk.http.matcher import CRLF_BYTES, ID_MAX
 from geventstalk.http.params import Fields, Parameters, wrong
 from geventstalk.http.search import Search
 from geventstalk.http.slices import Pace
+from geventstalk.rights import MANAGE, PUT
 from geventstalk.tags import Tags, parse_put
 
 _ID: Final = re.compile(r"[0-9]{1,19}")
@@ -43,6 +44,8 @@ def filter_of(asked: Parameters) -> tuple[str, tuple[Term, ...]]:
 class JobsResource:
     """/api/v1/jobs"""
 
+    of_tubes = ("GET", "HEAD", "POST")
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
@@ -54,7 +57,8 @@ class JobsResource:
         descending = asked.boolean("descending")
         body_bytes = asked.integer("body", 200, 0, 65536)
         asked.end()
-        search = Search(self._backend, terms, descending, None if cursor is None else _position(cursor))
+        at = None if cursor is None else _position(cursor)
+        search = Search(self._backend, terms, descending, at, sight=who_sends(req).sight)
         jobs = self._page(search, limit, body_bytes)
         following = "null" if search.exhausted else f'"{search.position}"'
         resp.data = f'{{"jobs":[{",".join(jobs)}],"next":{following},"searched":{search.searched}}}'.encode()
@@ -88,6 +92,9 @@ class JobsResource:
         ttr_s = fields.integer("ttr_s", _TTR_S)
         tags = _tags_of(fields)
         fields.end()
+        sight = who_sends(req).sight
+        if not sight.may(tube, PUT) or (tags is not None and tags.dead and not sight.may(tags.dead, PUT)):
+            raise falcon.HTTPForbidden(description="You have no right to put into this tube.")
         put = OnePut(self._backend, tube, body, (pri, delay_s, ttr_s), tags)
         self._backend.change(put)
         put.require_done()
@@ -103,6 +110,8 @@ class JobsResource:
 class JobResource:
     """/api/v1/jobs/{id}"""
 
+    of_tubes = ("GET", "HEAD", "PATCH", "DELETE")
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
@@ -110,7 +119,7 @@ class JobResource:
         asked = Parameters(req)
         body_bytes = asked.integer("body", BODY_BYTES, 0, 1 << 20)
         asked.end()
-        for job, body in self._backend.with_bodies([find(self._backend, _id(id))]):
+        for job, body in self._backend.with_bodies([find(self._backend, _id(id), who_sends(req).sight)]):
             resp.media = views.job(self._backend, job, self._backend.now_ns(), body_bytes, body)
             return
         raise no_such_job()
@@ -122,6 +131,9 @@ class JobResource:
         if fields.has("tube"):
             values.tube = fields.tube("tube")
         fields.end()
+        if values.tube and not who_sends(req).sight.may(values.tube, MANAGE):
+            find(self._backend, number, who_sends(req).sight)
+            raise falcon.HTTPForbidden(description=NO_RIGHT)
         if not values:
             raise wrong("nothing is to be changed: there is none of pri, delay_s, ttr_s, tube")
         change = self._change(req, number, "change", values)
@@ -138,12 +150,14 @@ class JobResource:
 class BodyResource:
     """GET /api/v1/jobs/{id}/body"""
 
+    of_tubes = ("GET", "HEAD")
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, id: str) -> None:
         Parameters(req).end()
-        job = find(self._backend, _id(id))
+        job = find(self._backend, _id(id), who_sends(req).sight)
         resp.content_type = "application/octet-stream"
         resp.set_header("Content-Disposition", f'attachment; filename="job-{job.id}"')
         for _, body in self._backend.with_bodies([job]):
@@ -162,6 +176,8 @@ class BodyResource:
 class ActionResource:
     """POST /api/v1/jobs/{id}/{action}"""
 
+    of_tubes = ("POST",)
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
@@ -175,9 +191,10 @@ class ActionResource:
 
 def change(backend: Backend, req: falcon.Request, id: int, action: str, values: Values) -> OneChange:
     """Changes a job, and returns when that is safe. Raises HTTPError."""
-    job = find(backend, id)
+    sight = who_sends(req).sight
+    job = find(backend, id, sight, MANAGE)
     bodies = dict(backend.with_bodies([] if action == "delete" else [job]))
-    one = OneChange(backend, id, action, values, bodies.get(job, b""))
+    one = OneChange(backend, id, action, values, bodies.get(job, b""), sight)
     backend.change(one)
     one.require_done()
     backend.audit.record(who_sends(req), action, 1, tube=one.before["tube"], job=id, detail=str(values) or None)

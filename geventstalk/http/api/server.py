@@ -16,12 +16,14 @@ from geventstalk.http.params import Fields, Parameters
 class ServerResource:
     """/api/v1/server"""
 
+    of_tubes = ("GET", "HEAD")
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         Parameters(req).end()
-        resp.media = views.whole(self._backend)
+        resp.media = views.whole(self._backend) if who_sends(req).sight.sees_all else views.limited(self._backend)
 
     def on_patch(self, req: falcon.Request, resp: falcon.Response) -> None:
         fields = Fields(req)

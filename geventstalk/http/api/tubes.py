@@ -16,8 +16,10 @@ from geventstalk.core.tube import Tube
 from geventstalk.http import views
 from geventstalk.http.access import who_sends
 from geventstalk.http.backend import Backend
+from geventstalk.http.changes import NO_RIGHT
 from geventstalk.http.params import Fields, Parameters, tube_name
 from geventstalk.http.slices import Pace, json_list, page
+from geventstalk.rights import LOOK, MANAGE
 from geventstalk.trouble import GROWS
 from geventstalk.turn.replies import Operation
 
@@ -70,6 +72,8 @@ class Pause(Operation):
 class TubesResource:
     """GET /api/v1/tubes"""
 
+    of_tubes = ("GET", "HEAD")
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._sorts: dict[str, Callable[[Tube], Any]] = {
@@ -113,16 +117,13 @@ class TubesResource:
         limit = asked.integer("limit", 100, 1, 1000)
         spark = asked.boolean("spark")
         asked.end()
-        tubes = self._backend.engine.tubes
+        tubes, sight = self._backend.engine.tubes, who_sends(req).sight
 
         def keep(name: bytes) -> Any | None:
             tube = tubes.get(name)
-            if (
-                tube is None
-                or not name.startswith(prefix)
-                or not matches(name)
-                or not all(holds(tube) for holds in only)
-            ):
+            if tube is None or not sight.looks(name):
+                return None
+            if not name.startswith(prefix) or not matches(name) or not all(holds(tube) for holds in only):
                 return None
             return key(tube)
 
@@ -146,17 +147,20 @@ class TubesResource:
 class GroupsResource:
     """GET /api/v1/tube-groups: tubes whose names begin alike, up to and with the first separator."""
 
+    of_tubes = ("GET", "HEAD")
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         Parameters(req).end()
         tubes, pace = self._backend.engine.tubes, Pace(self._backend)
+        sight = who_sends(req).sight
         groups: dict[bytes, Counter[str]] = {}
         for name in list(tubes):
             pace.step()
             found, tube = _PREFIX.match(name), tubes.get(name)
-            if found is not None and tube is not None:
+            if found is not None and tube is not None and sight.looks(name):
                 sums = groups.setdefault(found[0], Counter())
                 sums["tubes"] += 1
                 sums.update(views.jobs_in(tube))
@@ -176,11 +180,14 @@ def _rank(prefix: bytes, sums: Counter[str]) -> tuple[int, bytes] | None:
 class TubeResource:
     """/api/v1/tubes/{tube}, and /api/v1/tube?name=: browsers and proxies take `.`, `..` and `//` out of a path."""
 
+    of_tubes = ("GET", "HEAD", "PATCH")
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, tube: str | None = None) -> None:
         name = _name(req, tube)
+        self._require(req, name, LOOK)
         users = self._users(name)
         found = self._find(name)
         resp.media = self._whole(found, users, views.oldest(self._backend, found))
@@ -190,10 +197,11 @@ class TubeResource:
         fields = Fields(req)
         seconds = fields.integer("pause_s")
         fields.end()
+        self._require(req, name, MANAGE)
         pause = Pause(self._backend, name, seconds)
         self._backend.change(pause)
         if not pause.found:
-            raise falcon.HTTPNotFound(description="There is no such tube.")
+            raise _no_such_tube()
         detail = f"for {seconds} s" if seconds else None
         action = "pause" if seconds else "end pause"
         self._backend.audit.record(who_sends(req), action, 1, tube=name.decode("ascii"), detail=detail)
@@ -201,10 +209,19 @@ class TubeResource:
         oldest = views.oldest(self._backend, found)
         resp.media = views.tube(self._backend, found, self._backend.now_ns(), oldest)
 
+    def _require(self, req: falcon.Request, name: bytes, right: int) -> None:
+        """Raises HTTPError where the sender has no such right on a tube, and where there is none to look at."""
+        sight = who_sends(req).sight
+        if not sight.looks(name):
+            raise _no_such_tube()
+        if not sight.may(name, right):
+            self._find(name)
+            raise falcon.HTTPForbidden(description=NO_RIGHT)
+
     def _find(self, name: bytes) -> Tube:
         tube = self._backend.engine.tubes.get(name)
         if tube is None:
-            raise falcon.HTTPNotFound(description="There is no such tube.")
+            raise _no_such_tube()
         return tube
 
     def _users(self, name: bytes) -> list[int]:
@@ -239,6 +256,10 @@ class TubeResource:
         }
         watchers = [number for number, _ in zip(tube.watchers, range(_LISTED_MAX), strict=False)]
         return views.tube(backend, tube, now_ns, oldest) | {"next": following, "users": users, "watchers": watchers}
+
+
+def _no_such_tube() -> falcon.HTTPError:
+    return falcon.HTTPNotFound(description="There is no such tube.")
 
 
 def _orders(tube: Tube) -> list[tuple[str, Order]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import falcon
 
@@ -12,10 +12,8 @@ from geventstalk.http.backend import Backend
 from geventstalk.http.params import Parameters
 from geventstalk.http.slices import Pace, json_list, page
 from geventstalk.http.views import Json, user_of
-from geventstalk.rights import NO_LIMIT, RIGHTS, Access, User
+from geventstalk.rights import NO_LIMIT, Access, User, words_of
 from geventstalk.wire.guarded import Usage
-
-_WORDS: Final = ("put", "work", "look", "manage", "operate")
 
 
 class UsersResource:
@@ -75,9 +73,7 @@ def _shown(user: User, usage: Usage, reserved: int) -> Json:
     return {
         "name": user.name,
         "shown_by": {key: value for key, value in shown_by.items() if value is not None},
-        "rights": {
-            pattern: [word for word in _WORDS if granted & RIGHTS[word]] for pattern, granted in user.rights.items()
-        },
+        "rights": words_of(user.rights),
         "limits": {key: most for key, most in user.limits._asdict().items() if most < NO_LIMIT},
         "connections": usage.connections,
         "reserved": reserved,

@@ -15,7 +15,7 @@ export class Problem extends Error {
 }
 
 /** The user, and the server's name. Until the server has answered, the user has the role read. */
-export const session = { role: "read", name: "", csrf: null, mayChange: false, node: null, users: false, place: "", colour: null };
+export const session = { role: "read", name: "", csrf: null, mayChange: false, mayOperate: false, node: null, users: false, sees_all: true, rights: null, place: "", colour: null };
 
 /** A path of the API; each value is one segment, with any characters. */
 export function path(strings, ...values) {
@@ -92,7 +92,9 @@ export function sit(server) {
   session.place = server?.name ?? session.place;
   session.colour = server ? server.name_color : session.colour;
   session.node = server?.node ?? null;
-  session.mayChange = session.role === "admin" && session.node?.serves !== false;
+  const changes = session.role === "admin" || Object.values(session.rights ?? {}).some((words) => words.includes("put") || words.includes("manage"));
+  session.mayChange = changes && session.node?.serves !== false;
+  session.mayOperate = session.role === "admin" && session.mayChange;
 }
 
 /** Leaves for the login page, which comes back here. */

@@ -20,6 +20,7 @@ import { BulkChanges } from "./bulk.js";
 
 const PAGES = { "": Overview, tubes: Tubes, jobs: Jobs, connections: Connections, users: Users, journal: Journal, nodes: Nodes, audit: Audit, help: Help };
 const BAR = [["", "Overview"], ["tubes", "Tubes"], ["jobs", "Jobs"], ["connections", "Connections"], ["users", "Users"], ["journal", "Journal"], ["nodes", "Nodes"], ["audit", "Audit"]];
+const OF_TUBES = ["tubes", "jobs", "audit", "help"]; // pages for users who may look at some tubes only
 const GO = { o: "/", t: "/tubes", j: "/jobs", c: "/connections", u: "/users", l: "/journal", n: "/nodes", a: "/audit" };
 const SAYS = { starting: "connecting", live: "live", polling: "every second", lost: "no connection", paused: "paused" };
 
@@ -27,7 +28,7 @@ function Page() {
   const { page, name } = useRoute();
   if (page === "tubes" && name) return html`<${Tube} key=${name} name=${name} />`;
   if (page === "jobs" && name) return html`<${Job} key=${name} id=${name} />`;
-  const Found = name ? null : PAGES[page];
+  const Found = name ? null : session.sees_all || OF_TUBES.includes(page) ? PAGES[page] : page === "" ? Tubes : null;
   return Found ? html`<${Found} key=${page} />` : html`<${Nowhere} />`;
 }
 
@@ -97,10 +98,11 @@ function App() {
     <header class="bar">
       <a class="brand" href="/" aria-label="geventstalk, overview"><svg viewBox="0 0 32 32" aria-hidden="true"><path d="M16 28C16 19 13 15 16 4" fill="none" stroke="currentColor" stroke-width="2.6" stroke-linecap="round" /><path fill="currentColor" d="M15.2 19.500C9.5 20 6.5 17 6 12.500c5-.3 8.4 2 9.2 7zM16 13.500c.2-4.6 3.3-7.3 9.3-6.8 0 5.1-3.8 7.7-9.3 6.800z" /></svg><span>geventstalk</span></a>
       <${Named} />
-      <nav aria-label="Pages">${BAR.filter(([key]) => (key !== "nodes" || session.node) && (key !== "users" || session.users)).map(([key, text]) => html`<a key=${key} href="/${key}" aria-current=${page === key ? "page" : undefined}>${text}</a>`)}</nav>
+      <nav aria-label="Pages">${BAR.filter(([key]) => (session.sees_all || OF_TUBES.includes(key)) && (key !== "nodes" || session.node) && (key !== "users" || session.users)).map(([key, text]) => html`<a key=${key} href="/${key}" aria-current=${page === key ? "page" : undefined}>${text}</a>`)}</nav>
       <div class="tools">
         <${Beat} />
-        ${session.role !== "admin" && html`<span class="role" title="This token may look and change nothing">read only</span>`}
+        ${!session.mayChange && session.node?.serves !== false && html`<span class="role" title="This token may look and change nothing">read only</span>`}
+        ${session.role === "user" && html`<span class="role" title=${`You are ${session.name}: what you may do depends on the tube`}>${session.name}</span>`}
         <${ThemeButton} />
         <a class="icon" href="/help" title="Help (?)" aria-label="Help" aria-current=${page === "help" ? "page" : undefined}>?</a>
         ${session.csrf && html`<${LogOut} />`}

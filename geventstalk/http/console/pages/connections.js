@@ -67,7 +67,7 @@ export function Connections() {
       id: "stuck", title: "Held up", word: "held up", width: "w-short", hide: "l",
       cell: (one) => [one.held_up && "journal", one.output_bytes > 0 && `${bytes(one.output_bytes)} not taken`, one.input_bytes > 0 && `${bytes(one.input_bytes)} to do`].filter(Boolean).map((text) => html`<span class="warn-text" title=${text}>${text}</span> `),
     },
-    session.mayChange && { id: "menu", title: "", label: "Close", width: "w-close", cell: (one) => html`<button type="button" class="small quiet-button" aria-label=${`Close connection ${one.number}`} onClick=${() => closeConnection(one, () => { state.changed = true; reload(); })}>Close…</button>` },
+    session.mayOperate && { id: "menu", title: "", label: "Close", width: "w-close", cell: (one) => html`<button type="button" class="small quiet-button" aria-label=${`Close connection ${one.number}`} onClick=${() => closeConnection(one, () => { state.changed = true; reload(); })}>Close…</button>` },
   ].filter(Boolean);
   return html`<div>
     <div class="page-head">

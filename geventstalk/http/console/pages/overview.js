@@ -58,7 +58,7 @@ function Health({ server }) {
       ${["live", "polling"].includes(live.state)
         ? verdicts(server).map((one) => html`<${Verdict} key=${one.about} ...${one} />`)
         : html`<p class="verdict unknown">${live.state === "paused" ? "Paused" : "Nothing is known"} since ${moment(live.at / 1000)}.</p>`}
-      ${session.mayChange && html`<${MenuButton} small quiet label="Actions of the server" items=${() => [
+      ${session.mayOperate && html`<${MenuButton} small quiet label="Actions of the server" items=${() => [
         server.draining ? { text: "End draining", run: () => drain(false) } : { text: "Drain the server…", run: () => drain(true) },
       ]}>⋯</${MenuButton}>`}
     </div>
