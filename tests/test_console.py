@@ -33,6 +33,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
+from geventstalk.http.api.console import PAGES as SERVED
 from geventstalk.http.api.console import load
 from tests.clients.programs import missing
 from tests.support.clients import burst
@@ -254,6 +255,11 @@ def serve(site: Server) -> Iterator[Callable[..., Server]]:
 
 
 # Without a browser
+
+
+# Bug: The page of users, opened by its address, came with status 404.
+def test_every_page_has_an_address() -> None:
+    assert {path.split("/")[1] for path in PAGES} - {""} == set(SERVED)
 
 
 def test_the_vendored_libraries_are_what_was_fetched() -> None:
