@@ -28,7 +28,7 @@ from setuptools.errors import BaseError, CCompilerError
 
 HERE = Path(__file__).resolve().parent
 
-ROOMS = {
+MODULES = {
     "geventstalk": ["_build", "backoff", "globs", "limits", "policies", "stream", "tags"],
     "geventstalk/core": [
         "ages",
@@ -85,7 +85,7 @@ ON_THE_WAY = re.compile(
     r"__native_(geventstalk___stream|geventstalk___(core|wire)___\w+|geventstalk___(turn___(replies|turn)|durable___(records|store)|serving___connection)"
     r"|journal___(liveness|sqlite___(log|segments|writer)))"
 )
-"""The names of C sources of rooms that call each other for each command. They become one, with mypyc's runtime."""
+"""The names of C sources of modules that call each other for each command. They become one, with mypyc's runtime."""
 SHIM = """\
 #define NULL ((void *)0)
 #define Py_DECREF Py_DecRef
@@ -261,7 +261,7 @@ def core(folder: str) -> list[Any]:
         raise CannotCompile(f"mypyc cannot be imported: {error}") from error
     if tuple(map(int, found.split(".")[:2])) < MYPYC:
         raise CannotCompile(f"mypy {found} is too old")
-    files = [f"{package}/{room}.py" for package, rooms in ROOMS.items() for room in rooms]
+    files = [f"{package}/{module}.py" for package, modules in MODULES.items() for module in modules]
     print("now: translating the core to C", flush=True)  # scripts/build.py shows it
     try:
         # Without mypy's settings in pyproject.toml: those are for changes of the code, not for its installation.
@@ -282,7 +282,7 @@ def core(folder: str) -> list[Any]:
         # Nothing else calls the core's functions: so they call each other directly, a tenth fewer instructions in all.
         # The warning, which Python's own flags ask for, takes gcc half a minute in a source of 250,000 lines.
         extension.extra_compile_args += ["-fvisibility=hidden", "-Wno-misleading-indentation"]
-        # The name of the group has a folder in it; the sources of the rooms include its headers without that.
+        # The name of the group has a folder in it; the sources of the modules include its headers without that.
         extension.include_dirs.append(os.path.join(folder, "geventstalk"))
     put_together(made[0], folder)
     for extension in made[1:]:
@@ -292,14 +292,14 @@ def core(folder: str) -> list[Any]:
 
 
 def is_on_the_way(name: str) -> bool:
-    """Whether the C source of this name becomes one with mypyc's runtime."""
+    """Returns whether the C source of this name becomes one with mypyc's runtime."""
     return ON_THE_WAY.fullmatch(name) is not None and SELDOM.match(name) is None
 
 
 def put_together(extension: Any, folder: str) -> None:
-    """Makes one source of those on the way of a command, so that the compiler can inline between rooms there.
+    """Makes one source of those on the way of a command, so that the compiler can inline between modules there.
 
-    All rooms in one take a compiler three minutes, on one core. The others are compiled beside this one.
+    All modules in one take a compiler three minutes, on one core. The others are compiled beside this one.
     """
     names = {source: Path(source).stem for source in extension.sources}
     way = [source for source, name in names.items() if is_on_the_way(name) or not name.startswith("__native")]
@@ -310,7 +310,9 @@ def put_together(extension: Any, folder: str) -> None:
 
 
 def runtime() -> list[str]:
-    """What a compiled core needs beside the rest: mypyc's packed memory, of the version that it is compiled for."""
+    """Returns what a compiled core needs beside the rest: mypyc's packed memory, of the version that it is compiled
+    for.
+    """
     try:
         found = importlib.metadata.version("librt")
     except importlib.metadata.PackageNotFoundError:

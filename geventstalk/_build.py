@@ -1,6 +1,6 @@
 """Which build this is: `compiled` when this module, and with it the core, was compiled by mypyc, else `pure`.
 
-It must not import anything of ours, because `-v` asks it; setup.py says which rooms are compiled together with it.
+It must not import anything of ours, because `-v` asks it; setup.py says which modules are compiled together with it.
 """
 
 from typing import Final

@@ -40,7 +40,7 @@ def peer_of(sock: socket.socket) -> str:
 
 
 def own_end_of(sock: socket.socket) -> str:
-    """Where a client of this host's came in: an address or a path."""
+    """Returns where a client of this host's came in: an address or a path."""
     try:
         return full_address_of(sock)
     except OSError:

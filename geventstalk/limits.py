@@ -1,4 +1,4 @@
-"""The protocol's limits on numbers and names, each stated once for all rooms.
+"""The protocol's limits on numbers and names, each stated once for all modules.
 
 This module must not import anything of ours.
 """

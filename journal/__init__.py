@@ -117,7 +117,7 @@ def fence_for(
 
 
 def tools_for(place: str) -> "LogTools":
-    """What can be done to the log at a place: the path of a directory, or the URL of a database.
+    """Returns what can be done to the log at a place: the path of a directory, or the URL of a database.
 
     Raises JournalLocked when the URL is wrong, ImportError when the library for it is missing.
     """

@@ -107,7 +107,7 @@ class Patience:
         self._lately_s = max(seconds, self._lately_s * FADE)
 
     def between(self, least_s: float, most_s: float) -> float:
-        """How long to wait for the next one, within these bounds."""
+        """Returns how long to wait for the next one, within these bounds."""
         return min(max(least_s, TIMES * self._lately_s), most_s)
 
 
@@ -172,7 +172,7 @@ class Fence:
         raise NotImplementedError
 
     def members(self) -> list[MemberFacts]:
-        """What all nodes have told, also those that are gone."""
+        """Returns what all nodes have told, also those that are gone."""
         raise NotImplementedError
 
     def takeover_age_s(self) -> float | None:

@@ -95,7 +95,9 @@ class Liveness:
             self._last = -1
 
     def has_page(self, key: int) -> bool:
-        """Whether there is a page for the key's numbers. The first whole() of a key makes the page before all else."""
+        """Returns whether there is a page for the key's numbers. The first whole() of a key makes the page before all
+        else.
+        """
         return (key >> _PAGE_BITS) in self._pages
 
     def segment_of(self, key: int) -> int:
@@ -104,7 +106,7 @@ class Liveness:
         return 0 if page is None else _segment(page.whole(key & _PAGE_MASK))
 
     def bytes_in(self, segment: int) -> int:
-        """How many bytes are live in a segment."""
+        """Returns how many bytes are live in a segment."""
         return self._segment_bytes if segment == self._segment else self._others.get(segment, 0)
 
     def forget(self, segment: int) -> None:

@@ -187,11 +187,14 @@ class Log:
 
     @property
     def dirty(self) -> bool:
-        """Whether commit() has something to do: to write what was appended, or to raise a failure that showed since."""
+        """Returns whether commit() has something to do: to write what was appended, or to raise a failure that showed
+        since.
+        """
         raise NotImplementedError
 
     def admits(self, size: int) -> bool:
-        """Whether there is room for a new key with so many bytes, and for every later change and delete of all keys.
+        """Returns whether there is room for a new key with so many bytes, and for every later change and delete of all
+        keys.
 
         The caller asks this before it appends a new key, or all of a live key anew. Changes and deletes of live keys
         always find room, and so does what the log itself asks for.
@@ -207,12 +210,12 @@ class Log:
 
     @property
     def takes_parts(self) -> bool:
-        """Whether the caller may begin to append a payload in parts: one key at a time, and not on a full disk."""
+        """Returns whether the caller may begin to append a payload in parts: one key at a time, never on a full disk."""
         raise NotImplementedError
 
     @property
     def short_of_room(self) -> bool:
-        """Whether the disk is full. Then the caller must drop the parts that it has appended."""
+        """Returns whether the disk is full. Then the caller must drop the parts that it has appended."""
         raise NotImplementedError
 
     def append_part(self, key: int, part: bytes) -> None:
@@ -257,7 +260,8 @@ class Log:
         raise NotImplementedError
 
     def reads_back(self, segment: int) -> bool:
-        """Whether payloads() can read the FULL records of a segment: it is sealed, and all of it is on the device.
+        """Returns whether payloads() can read the FULL records of a segment: it is sealed, and all of it is on the
+        device.
 
         While a replay is under way, this says it of a segment whose rows were just given. Once it is true it stays so
         as long as the segment has live records.
@@ -280,7 +284,7 @@ class Log:
 
     @property
     def behind(self) -> bool:
-        """Whether the log does not keep pace, so that changes have to wait.
+        """Returns whether the log does not keep pace, so that changes have to wait.
 
         The caller then calls catch_up() again and again, and appends no changes meanwhile. It may still append the last
         parts of a large payload.
@@ -298,7 +302,7 @@ class Log:
 
     @property
     def settling(self) -> bool:
-        """Whether the log's own work is not finished, so that wants_compaction() may change by itself."""
+        """Returns whether the log's own work is not finished, so that wants_compaction() may change by itself."""
         raise NotImplementedError
 
     def tend(self) -> None:
@@ -309,11 +313,11 @@ class Log:
         raise NotImplementedError
 
     def wants_compaction(self) -> bool:
-        """Whether compact_slice() has something worth doing. Changes nothing."""
+        """Returns whether compact_slice() has something worth doing. Changes nothing."""
         raise NotImplementedError
 
     def scan(self) -> Scan | None:
-        """What the next compact_slice() has to have read before; None when it has all that it needs.
+        """Returns what the next compact_slice() has to have read before; None when it has all that it needs.
 
         The caller calls this while wants_compaction() is true, runs the scan where it may wait, and gives it back.
         """
@@ -398,17 +402,19 @@ class SharedLog(Log):
 
     @property
     def wants_write(self) -> bool:
-        """Whether the owner's watcher has to look whether the descriptor can be written."""
+        """Returns whether the owner's watcher has to look whether the descriptor can be written."""
         raise NotImplementedError
 
     @property
     def waits_ns(self) -> int:
-        """When the oldest statement without an answer was sent last, on the monotonic clock. 0 when there is none."""
+        """Returns when the oldest statement without an answer was sent last, on the monotonic clock. 0 when there is
+        none.
+        """
         raise NotImplementedError
 
     @property
     def waits_for(self) -> str:
-        """What that is, in words for the operator. "" when there is none."""
+        """Returns what that is, in words for the operator. "" when there is none."""
         raise NotImplementedError
 
     def open(self) -> None:
@@ -420,7 +426,7 @@ class SharedLog(Log):
         raise NotImplementedError
 
     def seen(self) -> list[int]:
-        """What this process knows of the log, for the one that begins anew after it. [] when it knows nothing."""
+        """Returns what this process knows of the log, for the one that begins anew after it; [] for nothing."""
         raise NotImplementedError
 
     def remember(self, seen: list[int]) -> None:

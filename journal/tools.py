@@ -61,7 +61,7 @@ class Survey:
 
     @property
     def live_bytes(self) -> int:
-        """How many bytes the records of the live keys take."""
+        """Returns how many bytes the records of the live keys take."""
         raise NotImplementedError
 
     @property
@@ -113,7 +113,7 @@ class LogTools:
     # --- looking
 
     def exists(self) -> bool:
-        """Whether a log is there. Raises JournalLocked when that cannot be known."""
+        """Returns whether a log is there. Raises JournalLocked when that cannot be known."""
         raise NotImplementedError
 
     def survey(self, examine: Examine) -> Survey:

@@ -119,7 +119,7 @@ class Clients:
             thread.join(LIMIT_S)
 
     def done(self) -> bool:
-        """Whether the producers have put all their jobs."""
+        """Returns whether the producers have put all their jobs."""
         return not any(thread.is_alive() for thread in self._threads[: len(TUBES)])
 
     def _connections(self, use: str = "default") -> Iterator[Client]:

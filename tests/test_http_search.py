@@ -336,16 +336,16 @@ def test_patterns_see_utf8_and_nothing_behind_the_body(yard: Yard) -> None:
 
 
 def test_patterns_are_matched_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a name of the package's inside, because its door takes three times as long. Without that name by its door."""
+    """By a private name of the package: its public one takes three times as long, and serves where there is no other."""
     assert "anchor" in Pattern("a", False).matches.__code__.co_freevars
-    monkeypatch.setattr(patterns, "re2", Door)
+    monkeypatch.setattr(patterns, "re2", PublicOnly)
     pattern = Pattern("a+$", True)
     assert "anchor" not in pattern.matches.__code__.co_freevars
     assert [pattern.matches(body) for body in (b"baA", b"ab", memoryview(b"xab")[:2])] == [True, False, True]
 
 
-class Door:
-    """RE2's package with its door only."""
+class PublicOnly:
+    """RE2's package without its private names."""
 
     Options, error, purge = re2.Options, re2.error, staticmethod(re2.purge)
 

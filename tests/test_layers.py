@@ -1,4 +1,4 @@
-"""The rig of DESIGN.md: the import contracts know every room and bite, and what they cannot say is checked here.
+"""The rig of DESIGN.md: the import contracts know every module and bite, and what they cannot say is checked here.
 
 `lint-imports` itself runs in scripts/test; here violations are planted in a copy to see that it would find them.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.compiled import compiled_rooms
+from tests.support.compiled import compiled_modules
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("geventstalk", "journal")
@@ -74,7 +74,7 @@ def test_the_files_that_the_architecture_names_are_there() -> None:
 @pytest.mark.slow
 @pytest.mark.when_changed("pyproject.toml", "tests/test_layers.py")
 @pytest.mark.parametrize(
-    ("room", "line"),
+    ("module", "line"),
     [
         ("geventstalk/core/job.py", "import geventstalk.wire.session"),
         ("geventstalk/core/order.py", "import geventstalk.durable.store"),
@@ -123,8 +123,8 @@ def test_the_files_that_the_architecture_names_are_there() -> None:
         ("journal/__init__.py", "import sqlite3"),
     ],
 )
-def test_a_wrong_import_is_found(copy: Path, room: str, line: str) -> None:
-    path = copy / room
+def test_a_wrong_import_is_found(copy: Path, module: str, line: str) -> None:
+    path = copy / module
     sound = path.read_text(encoding="utf-8")
     path.write_text(f"{sound}\n\n{line}\n", encoding="utf-8")
     try:
@@ -143,13 +143,13 @@ def test_the_copy_is_sound(copy: Path) -> None:
 
 
 def test_the_contracts_know_every_floor() -> None:
-    """A new floor has to be given its place: above what it imports, below what imports it."""
+    """A new layer has to be given its place: above what it imports, below what imports it."""
     floors = {path.parent.name for path in (ROOT / "geventstalk").glob("*/__init__.py")}
-    rooms = {path.stem for path in (ROOT / "geventstalk").glob("*.py")}
+    modules = {path.stem for path in (ROOT / "geventstalk").glob("*.py")}
     layers = re.findall(r"^layers = \[(.*?)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
-    known = set(re.findall(r"geventstalk\.(\w+)", layers[0]))  # the others are those of the rooms of one floor
+    known = set(re.findall(r"geventstalk\.(\w+)", layers[0]))  # the others are those of modules of one layer
     assert floors <= known
-    assert rooms - known == {
+    assert modules - known == {
         "__init__",
         "__main__",
         "_build",
@@ -250,7 +250,7 @@ def shared_names(function: ast.FunctionDef, ours: set[str]) -> Iterator[str]:
 # Bug: Compiled, a fault that had changed nothing ended the server instead of one connection.
 def test_a_caught_exception_of_ours_shares_its_name_with_no_other() -> None:
     """mypyc gives a name one type within a function: the second exception of that name is a TypeError, compiled."""
-    trees = [parse(ROOT / f"{room}.py") for room in sorted(compiled_rooms())]
+    trees = [parse(ROOT / f"{name}.py") for name in sorted(compiled_modules())]
     ours = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     assert "ProtocolError" in ours and len(functions) > 100
@@ -274,7 +274,7 @@ def closures_for_threads(function: ast.FunctionDef) -> Iterator[str]:
 # Bug: A compiled server with small segments ended with exit code 74.
 def test_no_closure_of_a_compiled_room_goes_to_another_thread() -> None:
     """mypyc uses the memory of a closure again while another thread may still let go of what the closure held."""
-    trees = [parse(ROOT / f"{room}.py") for room in sorted(compiled_rooms())]
+    trees = [parse(ROOT / f"{name}.py") for name in sorted(compiled_modules())]
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     assert not [(each.name, found) for each in functions for found in closures_for_threads(each)]
     example = ast.parse("def f(self):\n    def work(): pass\n    self.worker.submit(work, lambda: self)").body[0]

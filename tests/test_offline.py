@@ -1026,8 +1026,8 @@ def test_a_signal_at_any_moment_leaves_all_of_an_import_or_nothing(
 ) -> None:
     """It comes between two instructions of what makes the files: first at one, then at each ninth behind that."""
     target = tmp_path / "new"
-    rooms = {str(ROOT / "journal" / "sqlite" / f"{room}.py") for room in ("builder", "directory", "lock", "writer")}
-    rooms.add(transfer.__file__)
+    modules = {str(ROOT / "journal" / "sqlite" / f"{name}.py") for name in ("builder", "directory", "lock", "writer")}
+    modules.add(transfer.__file__)
     moments = stop_at = 0
     opened: list[sqlite3.Connection] = []
     connect = sqlite3.connect
@@ -1047,7 +1047,7 @@ def test_a_signal_at_any_moment_leaves_all_of_an_import_or_nothing(
         return step
 
     def enter(frame: FrameType, _event: str, _argument: object) -> TraceFunction | None:
-        if frame.f_code.co_filename not in rooms:
+        if frame.f_code.co_filename not in modules:
             return None
         frame.f_trace_opcodes = True
         return step

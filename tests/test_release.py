@@ -19,7 +19,7 @@ import yaml
 from geventstalk import exits
 from geventstalk.config import load
 from tests.clients.programs import missing
-from tests.support.compiled import PACKAGES, clone, compiled_rooms, wheel_names
+from tests.support.compiled import PACKAGES, clone, compiled_modules, wheel_names
 from tests.support.process import ROOT, ServerProcess
 from tests.support.wire import Client
 
@@ -451,7 +451,7 @@ def test_each_archive_of_a_release_is_installed_and_used(tmp_path: Path) -> None
     (sdist,) = dist.glob("*.tar.gz")
     names = {name for name in wheel_names(wheel) if not name.endswith("/")}  # auditwheel has entries for folders, too
     compiled = {name for name in names if name.endswith(".so")}
-    assert {name.partition(".")[0] for name in compiled} == {"geventstalk/compiled__mypyc", *compiled_rooms()}
+    assert {name.partition(".")[0] for name in compiled} == {"geventstalk/compiled__mypyc", *compiled_modules()}
     assert names - compiled == wheel_names(pure)
     for archive, build in ((sdist, "pure"), (pure, "pure"), (wheel, "compiled")):
         check_archive(archive, tmp_path / archive.name, build)

@@ -24,7 +24,7 @@ from tests.support.compiled import (
     PACKAGES,
     check_compiled,
     clone,
-    compiled_rooms,
+    compiled_modules,
     has_compiler,
     put_on,
     wheel_names,
@@ -411,7 +411,7 @@ class TestCompiled:
 
 
 @pytest.mark.slow
-@pytest.mark.when_changed("setup.py", *(f"{room}.py" for room in compiled_rooms()))
+@pytest.mark.when_changed("setup.py", *(f"{name}.py" for name in compiled_modules()))
 def test_the_core_can_be_translated(tmp_path: Path) -> None:
     """The short form of compiling it, for a change of the core: mypyc understands less than mypy."""
     if not has_compiler():
@@ -421,7 +421,7 @@ def test_the_core_can_be_translated(tmp_path: Path) -> None:
         [sys.executable, "-W", "ignore", "-c", program, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == str(1 + len(compiled_rooms())), "its rooms, and what they share"
+    assert done.stdout.splitlines()[-1] == str(1 + len(compiled_modules())), "its modules, and what they share"
 
 
 @pytest.mark.parametrize("slower", [0.5, 1.0, 4.0])

@@ -1,6 +1,6 @@
 """The deterministic simulation: thousands of lives of a server, planted faults it must find, and its disk's own tests.
 
-One life: scripts/simulate SEED. Its rooms are in tests/support/simulation/ (server, clients, oracle) and
+One life: scripts/simulate SEED. Its modules are in tests/support/simulation/ (server, clients, oracle) and
 tests/support/faulty_journal.py, which has the fault model at its top.
 """
 

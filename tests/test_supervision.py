@@ -48,7 +48,7 @@ Acceptor.start = lambda acceptor: (start(acceptor), threading.Thread(target=brea
 """
 COMMIT = "from geventstalk.durable.store import Store\nStore.commit = breaks"
 SYNC = "from journal.sqlite.segments import FileSync\nFileSync.run = breaks"
-HOUSE = "from geventstalk.durable.store import Store\nStore.wants_compaction = breaks"
+COMPACTION = "from geventstalk.durable.store import Store\nStore.wants_compaction = breaks"
 
 UNEXPECTED = 'ZeroDivisionError("planted")'
 
@@ -111,6 +111,6 @@ def test_whatever_the_journal_raises_ends_the_process(tmp_path: Path, plant: str
 
 
 def test_compaction_that_fails_ends_the_process(tmp_path: Path) -> None:
-    found, text = end_of(start(tmp_path, HOUSE, UNEXPECTED, "-b", str(tmp_path / "journal")), tmp_path)
+    found, text = end_of(start(tmp_path, COMPACTION, UNEXPECTED, "-b", str(tmp_path / "journal")), tmp_path)
     assert found == 74, text
     assert text.count("stopping") == 1, text

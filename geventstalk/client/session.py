@@ -118,7 +118,7 @@ class Session:
             outcomes.extend([None] * outcome if isinstance(outcome, int) else [outcome])
 
     def _knows_batches(self) -> Generator[Step, bytes, bool]:
-        """Whether the server has batches. beanstalkd would take the rest of a long line for another command."""
+        """Returns whether the server has batches. beanstalkd would take the rest of a long line for another command."""
         self._require_idle()
         yield from self._ready()
         if self._batches is None:

@@ -23,7 +23,7 @@ class Lease:
         self._span_ns = lease_ms * MS_NS - lease_ms * MS_NS // MARGIN
 
     def holds(self, now_ns: int) -> bool:
-        """Whether this node may send replies now."""
+        """Returns whether this node may send replies now."""
         return now_ns < self.ends_ns
 
     def renew(self, sent_ns: int) -> None:

@@ -151,12 +151,12 @@ class Member:
     # --- for the owner
 
     def has_ended(self) -> bool:
-        """Whether this process may never answer again."""
+        """Returns whether this process may never answer again."""
         return self.role == ENDED
 
     @property
     def serves(self) -> bool:
-        """Whether clients are served here, or wait here for the lease."""
+        """Returns whether clients are served here, or wait here for the lease."""
         return self.role in (ACTIVE, SILENT, LEAVING)
 
     def whom(self, now_ns: int) -> str | None:
@@ -278,7 +278,7 @@ class Member:
         self._succeeds(COMMIT)
 
     def _wait_no_longer(self, view: View, sent_ns: int) -> bool:
-        """Whether it is time for this node to claim, by what the look says that was sent then."""
+        """Returns whether it is time for this node to claim, by what the look says that was sent then."""
         if not view.epoch or view.incarnation == self.me.incarnation:
             return True  # no node has led; or a claim of this node has come through whose answer was lost
         if view.released:
@@ -289,7 +289,7 @@ class Member:
         return sent_ns - self._changed_ns >= view.lease_ms * MS_NS
 
     def _doubts(self, view: View, sent_ns: int) -> bool:
-        """Whether the heartbeat has stood still for so long that it is time to see who is to blame."""
+        """Returns whether the heartbeat has stood still for so long that it is time to see who is to blame."""
         if view.released or self._confirmed_ns is not None:
             return False
         return sent_ns - self._changed_ns >= _heartbeats_ns(view)
@@ -308,7 +308,8 @@ class Member:
         self._confirmed_ns = self._clock()
 
     def _is_gone(self, view: View) -> Answer:
-        """Whether the process that leads has surely ended: its port was open, and refuses now that its lock is free.
+        """Returns whether the process that leads has surely ended: its port was open, and refuses now that its lock is
+        free.
 
         Neither is enough. A port refuses as well behind a gateway, or where a service has no address for a moment. A
         session ends as well when only the connection does, or the database. A port at which another process answers,

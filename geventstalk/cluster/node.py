@@ -199,7 +199,7 @@ class Node(Owner):
 
     @property
     def lag(self) -> int:
-        """How many records this node has read and not yet applied."""
+        """Returns how many records this node has read and not yet applied."""
         return sum([len(rows) for _, rows in self._pending])
 
     @property
@@ -215,12 +215,12 @@ class Node(Owner):
 
     @property
     def seen(self) -> list[int]:
-        """What the next program of this process has to know of the log."""
+        """Returns what the next program of this process has to know of the log."""
         return self._seen if self.shared is None else self.shared.seen()
 
     @property
     def passed(self) -> int:
-        """How many connections are passed through."""
+        """Returns how many connections are passed through."""
         return len(self.relays)
 
     @property
@@ -232,7 +232,7 @@ class Node(Owner):
         return "" if view is None or not view.epoch or view.released else f"{view.node} ({view.address})"
 
     def waits_for(self) -> str:
-        """What commits wait for, in words for the operator."""
+        """Returns what commits wait for, in words for the operator."""
         shared = self.shared
         return "" if shared is None else shared.waits_for
 

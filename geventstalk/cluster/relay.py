@@ -173,7 +173,7 @@ def greeting_bytes(word: bytes) -> int:
 
 
 def answer_to(line: bytes, incarnation: str) -> bytes | None:
-    """What this process answers to a line: None unless that is a greeting for it, which proves to know it."""
+    """Returns what this process answers to a line: None unless that is a greeting for it, which proves to know it."""
     nonce = line[len(_GREETING) : len(_GREETING) + _NONCE_BYTES]
     if not secrets.compare_digest(line, _greeting(incarnation, nonce)):
         return None
@@ -227,7 +227,7 @@ def connect(address: str, seconds: float) -> Any:
 
 
 def has_gone(sock: socket.socket) -> bool:
-    """Whether a client that waits has closed its connection, as far as can be known without reading."""
+    """Returns whether a client that waits has closed its connection, as far as can be known without reading."""
     look = poll()
     look.register(sock.fileno(), POLLRDHUP)
     return any(events & (POLLHUP | POLLERR) for _, events in look.poll(0))

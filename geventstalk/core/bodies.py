@@ -479,7 +479,7 @@ class Bodies:
 
 
 def _is_near(engine: EngineState, job: Job) -> bool:
-    """Whether a job is about to be reserved."""
+    """Returns whether a job is about to be reserved."""
     if job.state != READY:
         return False
     ready = engine.tube_by_number[job.tube].ready

@@ -324,7 +324,7 @@ def _run_of(runs: list[_Run], rank: i64, id: i64) -> i64:
 
 
 def _place_of(run: _Run, rank: i64, id: i64) -> i64:
-    """Where a pair is in a run, or would be."""
+    """Returns where a pair is in a run, or would be."""
     items = run.items
     low = run.begin >> 1
     high = run.end >> 1

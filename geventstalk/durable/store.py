@@ -414,7 +414,7 @@ class Store(Ledger):
 
     @property
     def sync_due_ns(self) -> int:
-        """When the policy wants a sync; 0 when it wants none."""
+        """Returns when the policy wants a sync; 0 when it wants none."""
         return self._sync_due_ns
 
     def sync_point(self) -> SyncPoint | None:

@@ -41,7 +41,7 @@ from geventstalk.http.backend import Backend, Busy, Failed
 from geventstalk.http.search import SearchFailed
 from geventstalk.http.wire import Refused
 
-_ROOMS: Final = (
+_RESOURCES: Final = (
     audit,
     bulk,
     cluster,
@@ -76,8 +76,8 @@ def make(backend: Backend, access: Access) -> falcon.App[falcon.Request, falcon.
     app.add_error_handler(SearchFailed, _search_failed)
     app.add_error_handler(Refused, _refuse)
     app.add_error_handler(Exception, _Fault(backend).handle)
-    for room in _ROOMS:
-        room.add(app, backend)
+    for module in _RESOURCES:
+        module.add(app, backend)
     events.add(app, backend, access)
     login.add(app, backend, access)
     return app

@@ -45,7 +45,7 @@ class BusyPoll:
         return True
 
     def over(self, now_ns: int) -> bool:
-        """Whether nothing has come for so long that looking has to end."""
+        """Returns whether nothing has come for so long that looking has to end."""
         if now_ns < self._until_ns:
             return False
         self._looking = False

@@ -314,7 +314,7 @@ class ClusterServer(Server):
 
     @property
     def seen(self) -> list[int]:
-        """What the program that follows in this process has to know of the log."""
+        """Returns what the program that follows in this process has to know of the log."""
         return self._node.seen
 
     @property
@@ -322,7 +322,7 @@ class ClusterServer(Server):
         return self._engine.draining
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """What the same command is to run with that follows in this process. Its manager hears of that."""
+        """Returns what the same command is to run with that follows in this process. Its manager hears of that."""
         if self._ready:
             self._manager.reloading("Stands by from now on", monotonic_ns())
         made = dict(environment)

@@ -77,7 +77,7 @@ class Ahead:
         self.deep_bytes += max(now - AHEAD_BYTES_MAX, 0) - max(before - AHEAD_BYTES_MAX, 0)
 
     def is_deep(self, channel: Channel) -> bool:
-        """Whether this client's input is read beyond the limits, to see whether its end stands behind."""
+        """Returns whether this client's input is read beyond the limits, to see whether its end stands behind."""
         return self._deep is channel
 
     def go_deep(self, channel: Channel) -> bool:
@@ -284,7 +284,7 @@ class Connection(Runnable):
     # --- states
 
     def _next_state(self) -> int:
-        """What the connection has to wait for now."""
+        """Returns what the connection has to wait for now."""
         session = self.session
         if self._state == OVER:
             return OVER
@@ -314,7 +314,7 @@ class Connection(Runnable):
         self._state = state
 
     def _may_go_on(self) -> bool:
-        """Whether there is something to execute, and all earlier replies have left."""
+        """Returns whether there is something to execute, and all earlier replies have left."""
         session = self.session
         if session.rests or session.out or session.closed:
             return False

@@ -112,7 +112,7 @@ class Descriptors:
 
     @property
     def for_clients(self) -> int:
-        """How many clients there may be."""
+        """Returns how many clients there may be."""
         return _limit() - self._own - self.for_journal - self._kept
 
 
@@ -155,7 +155,7 @@ def _limit() -> int:
 
 
 def _open_count() -> int:
-    """How many descriptors are open; their numbers may have gaps when some are inherited."""
+    """Returns how many descriptors are open; their numbers may have gaps when some are inherited."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1  # without the one that lists them
     except OSError:

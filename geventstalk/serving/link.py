@@ -199,7 +199,7 @@ class FrontClient(Runnable):
             self.give_room()
 
     def _may_take(self) -> bool:
-        """Whether the session may have more input now."""
+        """Returns whether the session may have more input now."""
         session = self.session
         if self._unsent or session.unfinished or session.closed or session.waiting or self.over:
             return False
@@ -402,7 +402,7 @@ class Link:
         self._out_bytes += len(data)
 
     def is_clogged(self, client: FrontClient) -> bool:
-        """Whether so much waits for the front that no reply is to join it. The client hears of the end of that."""
+        """Returns whether so much waits for the front that no reply may join it. The client hears when that ends."""
         if self._out_bytes < CLOG_BYTES:
             return False
         self._clogged[client.number] = client

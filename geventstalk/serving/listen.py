@@ -177,7 +177,7 @@ def describe(listener: socket.socket) -> str:
 
 
 def advertised(settings: Settings, listeners: Iterable[socket.socket]) -> str:
-    """Where other nodes reach this one, as HOST:PORT. Raises ListenError when that cannot be found out.
+    """Returns where other nodes reach this one, as HOST:PORT. Raises ListenError when that cannot be found out.
 
     The address of a listener, or for a wildcard the address of this host towards the database.
     """
@@ -356,7 +356,9 @@ def _is_loopback(address: str) -> bool:
 
 
 def _everybody_may_connect(mode: int | None) -> bool:
-    """Whether every user of this host can connect to a unix socket of this mode, or of the one that the umask gives."""
+    """Returns whether every user of this host can connect to a unix socket of this mode, or of the one that the umask
+    gives.
+    """
     if mode is not None:
         return bool(mode & stat.S_IWOTH)
     mask = os.umask(0o077)
@@ -365,7 +367,7 @@ def _everybody_may_connect(mode: int | None) -> bool:
 
 
 def _ipv4_apart(plans: Sequence[_Plan]) -> bool:
-    """Whether some address is an IPv4 address. Then an IPv6 wildcard must not serve IPv4, too."""
+    """Returns whether some address is an IPv4 address. Then an IPv6 wildcard must not serve IPv4, too."""
     return any(not isinstance(plan, _UnixPlan) and plan[0][0] == socket.AF_INET for plan in plans)
 
 

@@ -40,7 +40,7 @@ class Memory:
         self._allocator: Any = _allocator() if self.limited else None
 
     def is_left(self) -> bool:
-        """Whether the system gives more, or the allocator has kept as much of what was given back to it."""
+        """Returns whether the system gives more, or the allocator has kept as much of what was given back to it."""
         try:
             mmap.mmap(-1, SPARE_BYTES).close()
         except OSError:

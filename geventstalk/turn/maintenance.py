@@ -182,7 +182,7 @@ class Maintenance:
             store.bodies.keep_bound(self.engine)
 
     def wants_compaction(self, store: Store) -> bool:
-        """Whether there is something to compact, now that the journal's own work was looked at."""
+        """Returns whether there is something to compact, now that the journal's own work was looked at."""
         store.tend()
         self.heed(store)
         return store.wants_compaction()
@@ -194,7 +194,7 @@ class Maintenance:
             self.late.set()
 
     def catch_up(self, store: Store) -> Task:
-        """What a journal that is behind catches up in one turn: a few slices."""
+        """Lets a journal that is behind catch up: a few slices in a turn."""
         for _ in range(CATCH_UP_SLICES):
             lacking = False
             store.tend()

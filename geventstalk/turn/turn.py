@@ -187,14 +187,15 @@ class Turn(Maintenance):
             self._in_turn.append(channel)
 
     def is_pressed(self) -> bool:
-        """Whether the turn lasts for so long that those who ask for much have to wait."""
+        """Returns whether the turn lasts for so long that those who ask for much have to wait."""
         now_ns = self._clock()
         if now_ns >= self._press_ns:
             self._press(now_ns)
         return self.pressure > 0
 
     def lasts(self) -> bool:
-        """Whether the owner should let more of those who ask for much go on before it calls end(), and then ask again.
+        """Returns whether the owner should let more of those who ask for much go on before it calls end(), and then ask
+        again.
 
         No other client waits for the end of this turn. Input is read in between, and may be that of one that does.
         """
@@ -489,7 +490,9 @@ class Turn(Maintenance):
         return looks
 
     def everybody_waits(self) -> bool:
-        """Whether each client waits for a sync, or for a job, which nothing brings before. An operator may do more."""
+        """Returns whether each client waits for a sync, or for a job, which nothing brings before. An operator may do
+        more.
+        """
         gate, waiting = self.gate, self.engine.waiting_count
         if gate.operations or self.guests:
             return False
@@ -672,7 +675,7 @@ class Turn(Maintenance):
 
 
 def _cost_of_leaving(channel: Channel) -> int:
-    """How many moves a client takes that leaves."""
+    """Returns how many moves a client takes that leaves."""
     session = channel.session
     return 1 + len(session.reserved) + len(session.watched)
 

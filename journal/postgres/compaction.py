@@ -55,7 +55,7 @@ class Compaction:
     # --- is it worth it
 
     def is_wanted(self) -> bool:
-        """Whether move_some() has something to do now."""
+        """Returns whether move_some() has something to do now."""
         segments = self.segments
         if not self._on or self._retiring or len(segments) < 2 or self._writer.cut or self._writer.fenced:
             return False
@@ -74,7 +74,7 @@ class Compaction:
 
     @property
     def too_large(self) -> bool:
-        """Whether the segments take so much that changes have to wait for compaction."""
+        """Returns whether the segments take so much that changes have to wait for compaction."""
         if not self._on or len(self.segments) < 2:
             return False
         taken = self.disk_bytes + self._writer.pending_bytes
@@ -133,7 +133,7 @@ class Compaction:
 
     @property
     def settling(self) -> bool:
-        """Whether is_wanted() may change by itself, without commits and work on tables."""
+        """Returns whether is_wanted() may change by itself, without commits and work on tables."""
         return self._retiring > 0
 
     def tend(self) -> None:
@@ -156,7 +156,7 @@ class Compaction:
 
     @property
     def behind(self) -> bool:
-        """Whether changes have to wait."""
+        """Returns whether changes have to wait."""
         return self._until_s > 0 and time.monotonic() < self._until_s
 
     def judge(self) -> None:

@@ -61,12 +61,12 @@ class Packed(NamedTuple):
 
 
 def record_bytes(size: int) -> int:
-    """What a record with so many bytes of payload takes."""
+    """Returns what a record with so many bytes of payload takes."""
     return size + ENTRY.size
 
 
 def row_bytes(size: int) -> int:
-    """What a row of so many packed bytes takes in its table, with indexes."""
+    """Returns what a row of so many packed bytes takes in its table, with indexes."""
     if size <= _INLINE_MAX:
         return size + _BESIDE_BYTES
     pieces = -(-size // _TOAST_BYTES)
@@ -92,7 +92,7 @@ def pack(seq: int, flags: int, high_water: int, entries: list[Entry]) -> bytes:
 
 
 def unpack(seq: int, packed: bytes) -> Packed:
-    """What a row holds. Raises Damaged when it is not as pack() made it for this place."""
+    """Returns what a row holds. Raises Damaged when it is not as pack() made it for this place."""
     if len(packed) < HEAD_BYTES:
         raise Damaged("it is too short")
     rest = packed[FIRST.size :]

@@ -113,7 +113,7 @@ class Refused(JournalError):
 
     @property
     def passing(self) -> bool:
-        """Whether the same statement may succeed later, perhaps over another link."""
+        """Returns whether the same statement may succeed later, perhaps over another link."""
         return self.state.startswith(PASSING) or self.state in RELINK
 
 
@@ -419,7 +419,7 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """Whether there is a connection, as far as this end knows."""
+        """Returns whether there is a connection, as far as this end knows."""
         return self._conn is not None and self._conn.status == pq.ConnStatus.OK
 
     @property
@@ -493,7 +493,7 @@ class Link:
             raise self.broken(error) from error
 
     def answer(self, seconds: float = 0.0) -> Answer:
-        """What came of send(). Raises as execute()."""
+        """Returns what came of send(). Raises as execute()."""
         return drive(self._answer(seconds or self.answer_s), self.wait)
 
     def _running(self, sql: str, seconds: float) -> Generator[Need, bool, None]:
@@ -539,7 +539,9 @@ class Link:
         return results
 
     def _is_mine(self, conn: pq.abc.PGconn) -> bool:
-        """Whether this is the connection. A comparison in place would have mypy, without psycopg, think of None."""
+        """Returns whether this is the connection. A comparison in place would have mypy, without psycopg, think of
+        None.
+        """
         return conn is self._conn
 
     def broken(self, error: object) -> JournalUnreachable:
@@ -548,7 +550,7 @@ class Link:
         return JournalUnreachable(f"{self.shown}: {_line(str(error))}")
 
     def refuse(self, error: Refused) -> NoReturn:
-        """What a refusal comes to where all can be begun anew. Raises JournalUnreachable when that may help.
+        """Returns what a refusal comes to where all can be begun anew. Raises JournalUnreachable when that may help.
 
         A schema that is not there may come back: it was renamed, or this is another database.
 

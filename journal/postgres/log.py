@@ -335,7 +335,7 @@ class PostgresLog(SharedLog):
         return 0
 
     def _ends_segment(self, segment: int, last: int) -> bool:
-        """Whether the row was the last one of a segment that others follow."""
+        """Returns whether the row was the last one of a segment that others follow."""
         return any(each.number > segment and each.first == last + 1 for each in self._reading.segments)
 
     def resume(self, epoch: int) -> bool:
@@ -377,12 +377,12 @@ class PostgresLog(SharedLog):
 
     @property
     def disk_bytes(self) -> int:
-        """What the segments take in the database."""
+        """Returns what the segments take in the database."""
         return self._compaction.disk_bytes
 
     @property
     def records_moved(self) -> int:
-        """How many records compaction appended anew."""
+        """Returns how many records compaction appended anew."""
         return self._compaction.records_moved
 
     @property

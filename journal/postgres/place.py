@@ -18,7 +18,7 @@ _SECRETS: Final = ("password", "sslpassword", "passfile")
 
 
 def is_place(text: str) -> bool:
-    """Whether a text names a database and not a directory."""
+    """Returns whether a text names a database and not a directory."""
     return text.startswith(SCHEMES)
 
 

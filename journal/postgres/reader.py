@@ -170,7 +170,7 @@ class Reader:
             raise JournalForked(f"{self.link.shown}: row {reading.place} is not there any more, which was read")
 
     def _is_there(self) -> bool:
-        """Whether the schema is. It may have been renamed, or this is another database."""
+        """Returns whether the schema is. It may have been renamed, or this is another database."""
         try:
             return self.link.execute(f"SELECT to_regclass('{self._schema}.segment') IS NOT NULL").rows == [(b"t",)]
         except Refused as error:

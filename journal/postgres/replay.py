@@ -84,7 +84,7 @@ class Reading:
 
     @property
     def sealed(self) -> bool:
-        """Whether the next row stands in a segment that enter() has not been told of."""
+        """Returns whether the next row stands in a segment that enter() has not been told of."""
         return self._sealed
 
     def drop_gone(self, oldest: int) -> None:

@@ -76,7 +76,7 @@ def version(link: Link, schema: str) -> int | None:
 
 
 def require(link: Link, schema: str) -> bool:
-    """Whether the schema is there. Raises JournalNewer or JournalDamaged when this program cannot use it."""
+    """Returns whether the schema is there. Raises JournalNewer or JournalDamaged when this program cannot use it."""
     found = version(link, schema)
     if found is None:
         return False
@@ -95,7 +95,7 @@ def require(link: Link, schema: str) -> bool:
 
 
 def identity(link: Link, schema: str) -> int:
-    """What tells this log from any other. Older versions made logs without: such a log gets one now."""
+    """Returns what tells this log from any other. Older versions made logs without: such a log gets one now."""
     name = f"SELECT value FROM {schema}.meta WHERE name = 'log'"
     if not (found := link.execute(name).rows):
         link.run(f"INSERT INTO {schema}.meta VALUES('log', {secrets.randbits(62)}) ON CONFLICT (name) DO NOTHING")

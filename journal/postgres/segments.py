@@ -163,7 +163,7 @@ class Tables:
 
     @property
     def has_keys(self) -> bool:
-        """Whether take_keys() has something to say."""
+        """Returns whether take_keys() has something to say."""
         return bool(self._keys) or self._ended
 
     def _look_ahead(self) -> None:
@@ -253,7 +253,7 @@ class Tables:
                 self._log(f"journal: at last {what}")
 
     def _is_away(self) -> Generator[Need, bool, bool]:
-        """Whether the schema as a whole is not there: what was to be done is done when it is back."""
+        """Returns whether the schema as a whole is not there: what was to be done is done when it is back."""
         answer = yield from self.link.asking(f"SELECT to_regclass('{self.schema}.segment') IS NULL", ())
         return answer.rows == [(b"t",)]
 

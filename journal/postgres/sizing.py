@@ -35,7 +35,7 @@ def of_put(size: int) -> int:
 
 
 def left_for_puts(budget: int, limit: int, live: int, keys: int) -> int:
-    """How many bytes puts may take with so much that is live, each counted as in of_put().
+    """Returns how many bytes puts may take with so much that is live, each counted as in of_put().
 
     The segments stay below twice the live bytes and those that come and go, also after each key was changed. An eighth
     is for what the database adds to rows.
@@ -46,10 +46,10 @@ def left_for_puts(budget: int, limit: int, live: int, keys: int) -> int:
 
 
 def of_budget(budget: int, limit: int) -> int:
-    """How many bytes of records an empty log with this budget has room for."""
+    """Returns how many bytes of records an empty log with this budget has room for."""
     return max(0, left_for_puts(budget, limit, 0, 0) // 2)
 
 
 def granted(left: int, need: int, limit: int) -> int:
-    """How many bytes puts may take until the next look at the segments. `left` is what left_for_puts() says."""
+    """Returns how many bytes puts may take until the next look at the segments. `left` is what left_for_puts() says."""
     return min(left, max(need, limit // 4))

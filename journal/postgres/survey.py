@@ -122,7 +122,7 @@ class Snapshot:
         reading.end()
 
     def count_aside(self) -> int:
-        """How many rows a repair has set aside."""
+        """Returns how many rows a repair has set aside."""
         schema = self.place.schema
         with saying(self.place):
             return self._count(f"{schema}.damaged")
@@ -284,7 +284,7 @@ def every_record(place: Place, complain: Callable[[str], None]) -> Iterator[tupl
 
 
 def is_blank(place: Place) -> bool:
-    """Whether no key was ever written to the log that is there."""
+    """Returns whether no key was ever written to the log that is there."""
     snapshot = Snapshot(place)
     try:
         reading = _Everything()

@@ -435,7 +435,7 @@ class Writer:
 
 
 def _cut_off(entries: list[Entry], at: int) -> tuple[int, int]:
-    """Where a row that begins at a record ends, and how many bytes it has."""
+    """Returns where a row that begins at a record ends, and how many bytes it has."""
     size = 0
     end = at
     while end < len(entries) and end - at < ROW_RECORDS:

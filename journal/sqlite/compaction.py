@@ -86,7 +86,7 @@ class Compaction:
     # --- is it worth it
 
     def is_wanted(self) -> bool:
-        """Whether move_some() has something worth doing."""
+        """Returns whether move_some() has something worth doing."""
         segments = self._segments
         staying = segments.staying
         if not self._on or not staying:
@@ -175,7 +175,7 @@ class Compaction:
         self._keys.clear()
 
     def scan(self) -> Scan | None:
-        """What has to be read before the next slice; None when that has something to do without."""
+        """Returns what has to be read before the next slice; None when that has something to do without."""
         segments = self._segments
         victim = segments.sealed[segments.retiring]
         self._begin(victim)
@@ -203,7 +203,7 @@ class Compaction:
 
     @property
     def behind(self) -> bool:
-        """Whether changes have to wait, see Log.behind. Without a suspicion the question costs nothing."""
+        """Returns whether changes have to wait, see Log.behind. Without a suspicion the question costs nothing."""
         if not self._behind:
             return False
         segments = self._segments

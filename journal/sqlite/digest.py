@@ -114,7 +114,7 @@ def write_digest(db: sqlite3.Connection, rows: list[DigestRow]) -> None:
 
 
 def has_digest(db: sqlite3.Connection) -> bool:
-    """Whether a segment has one. Raises sqlite3.Error."""
+    """Returns whether a segment has one. Raises sqlite3.Error."""
     return db.execute("SELECT 1 FROM sqlite_master WHERE name = 'digest'").fetchone() is not None
 
 

@@ -198,7 +198,7 @@ def failing(what: str) -> Iterator[None]:
 
 
 def _may_use(facts: os.stat_result, owner: Owner) -> bool:
-    """Whether the file's mode lets the user read, write and enter a directory."""
+    """Returns whether the file's mode lets the user read, write and enter a directory."""
     if owner.uid == 0:
         return True
     shift = 6 if facts.st_uid == owner.uid else 3 if facts.st_gid in owner.gids else 0

@@ -76,7 +76,7 @@ def suspect(directory: str) -> None:
 
 
 def is_suspect(directory: str) -> bool:
-    """Whether the server has met damage, and no start has found the journal sound since."""
+    """Returns whether the server has met damage, and no start has found the journal sound since."""
     return os.path.lexists(os.path.join(directory, SUSPECT_NAME))
 
 
@@ -94,7 +94,8 @@ def aside_numbers(directory: str) -> list[int]:
 
 
 def never_begun(path: str) -> bool:
-    """Whether a file is the beginning of a segment that was never complete. Nothing was ever written to such a segment.
+    """Returns whether a file is the beginning of a segment that was never complete. Nothing was ever written to such a
+    segment.
 
     On a full disk, an earlier version gave a segment its name too early, and a loss of power left the file like this. A
     complete segment is never so short, and a segment that was written to has a WAL or is sealed.
@@ -155,7 +156,7 @@ def read_watermark(directory: str) -> tuple[int, int]:
 
 
 def lacks_descriptors(error: BaseException) -> bool:
-    """Whether this error came from a lack of descriptors.
+    """Returns whether this error came from a lack of descriptors.
 
     SQLite says only that it cannot open a file, and has closed its files by now. So this opens as many descriptors as a
     new segment needs, and sees whether that works.
@@ -176,7 +177,7 @@ def lacks_descriptors(error: BaseException) -> bool:
 
 
 def takes_files(directory: str) -> bool:
-    """Whether a disk has inodes left for the files of a segment. Some disks do not count them."""
+    """Returns whether a disk has inodes left for the files of a segment. Some disks do not count them."""
     disk = os.statvfs(directory)
     return disk.f_files == 0 or disk.f_favail >= _FILES_OF_A_SEGMENT
 

@@ -114,7 +114,7 @@ def checksum(seq: int, key: int, kind: int, payload: bytes) -> int:
 
 
 def row_bytes(size: int) -> int:
-    """What a payload of so many bytes takes on disk: of its page as much as when all records there are like it.
+    """Returns what a payload of so many bytes takes on disk: of its page as much as when all records there are like it.
 
     A page holds whole records only, so one of 990 bytes takes half of it, and one of 1,010 all. Source: SQLite's file
     format, section 1.6.
@@ -126,7 +126,7 @@ def row_bytes(size: int) -> int:
 
 
 def whole_bytes(size: int) -> int:
-    """What a FULL record of so many bytes takes, and still takes when it was changed and moved.
+    """Returns what a FULL record of so many bytes takes, and still takes when it was changed and moved.
 
     By then it may have grown, so that four to a page come to lie three, and small ones may share rows with others.
     """
@@ -143,7 +143,9 @@ def _whole_bytes(size: int) -> int:
 
 
 def spill(size: int) -> tuple[int, int]:
-    """How many pages of its own a payload of so many bytes takes, and how much of it is left in the table's page."""
+    """Returns how many pages of its own a payload of so many bytes takes, and how much of it is left in the table's
+    page.
+    """
     if size <= LOCAL_MAX:
         return 0, size
     pages, rest = divmod(size - LOCAL_MIN, PAGE_BYTES - 4)
@@ -180,17 +182,19 @@ def keys_of_group(seq: int, count: int, head: bytes) -> list[tuple[int, int]]:
 
 
 def pages_of(head: bytes) -> int:
-    """How many pages a SQLite file has, as its header says."""
+    """Returns how many pages a SQLite file has, as its header says."""
     return int.from_bytes(head[28:32], "big")
 
 
 def uses_wal(head: bytes) -> bool:
-    """Whether a SQLite file is written by way of a WAL, as its header says."""
+    """Returns whether a SQLite file is written by way of a WAL, as its header says."""
     return head[18:20] == b"\2\2"
 
 
 def is_beginning(page: bytes) -> bool:
-    """Whether this is how the file of a new segment begins: nothing, a SQLite file without any table, or with ours."""
+    """Returns whether this is how the file of a new segment begins: nothing, a SQLite file without any table, or with
+    ours.
+    """
     if not page:
         return True
     ours = int.from_bytes(page[68:72], "big") == APPLICATION_ID
@@ -204,7 +208,9 @@ def meta_checksum(meta: Mapping[str, int]) -> int:
 
 
 def is_possible(meta: Mapping[str, int]) -> bool:
-    """Whether a segment may say so of itself: numbers within their bounds. Raises KeyError where one is missing."""
+    """Returns whether a segment may say so of itself: numbers within their bounds. Raises KeyError where one is
+    missing.
+    """
     number = meta["segment"]
     return (
         0 < number <= SEGMENT_MAX

@@ -1,4 +1,4 @@
-"""The log of one directory: append, commit, sync, replay, and admission. Rotation and compaction have their own rooms.
+"""The log of one directory: append, commit, sync, replay, and admission. Rotation and compaction are elsewhere.
 
 This module must not know SQL nor what a payload means. Not thread-safe: one thread calls it; the journal's own worker
 thread creates, seals and removes segments meanwhile, and run() of a SyncPoint may be called anywhere.
@@ -194,12 +194,12 @@ class Journal(Log):
 
     @property
     def disk_bytes(self) -> int:
-        """What the segments take on disk."""
+        """Returns what the segments take on disk."""
         return self._segments.disk_bytes
 
     @property
     def records_moved(self) -> int:
-        """How many records compaction appended anew."""
+        """Returns how many records compaction appended anew."""
         return self._compaction.records_moved
 
     @property
@@ -422,7 +422,7 @@ class Journal(Log):
 
     @property
     def settling(self) -> bool:
-        """Whether the worker has something to do, to report or to try again, or the disk is full."""
+        """Returns whether the worker has something to do, to report or to try again, or the disk is full."""
         return self._worker.busy or self._space.tight or self._segments.puts_off
 
     def tend(self) -> None:
@@ -449,7 +449,7 @@ class Journal(Log):
             self._fail(error)
 
     def wants_compaction(self) -> bool:
-        """Whether sealed segments hold more garbage than live records, or one holds nothing live at all."""
+        """Returns whether sealed segments hold more garbage than live records, or one holds nothing live at all."""
         return self._compaction.is_wanted()
 
     def compact_slice(self, payload_of: PayloadOf) -> None:

@@ -275,7 +275,7 @@ class SegmentReader:
 
     @property
     def sealed(self) -> bool:
-        """Whether the segment is sealed: nothing is written to a sealed segment."""
+        """Returns whether the segment is sealed: nothing is written to a sealed segment."""
         return self._expected is not None
 
     def pin(self) -> None:

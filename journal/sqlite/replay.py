@@ -210,7 +210,9 @@ class Replay:
         return says or not reader.before.keys() <= {number - 1}
 
     def is_sealed(self, segment: int) -> bool:
-        """Whether this is the segment that is being read, and all of it stands in a file that no process changes."""
+        """Returns whether this is the segment that is being read, and all of it stands in a file that no process
+        changes.
+        """
         reader = self._reader
         return reader is not None and reader.number == segment and reader.alone and reader.sealed
 
@@ -262,7 +264,9 @@ class Replay:
         return [row for row in rows if row[0] not in dead] if dead else rows
 
     def _belongs(self, key: int, kind: int, size: int, segment: int) -> bool:
-        """Whether the record is part of a key's history. Without a whole record of the key before it, it is dead."""
+        """Returns whether the record is part of a key's history. Without a whole record of the key before it, it is
+        dead.
+        """
         if key > self.high_water:
             self.high_water = key
         if kind == FULL:

@@ -120,12 +120,12 @@ class Sealed:
 
     @property
     def merged(self) -> bool:
-        """Whether all records stand in the database file, and none in a WAL."""
+        """Returns whether all records stand in the database file, and none in a WAL."""
         return self._writer is None and self._left_over is None
 
     @property
     def makes_files(self) -> bool:
-        """Whether merging has to make the index of the WAL, as a crash may leave none."""
+        """Returns whether merging has to make the index of the WAL, as a crash may leave none."""
         return self._left_over is not None and not os.path.exists(self.path + "-shm")
 
     @property
@@ -331,12 +331,12 @@ class Segments:
 
     @property
     def disk_bytes(self) -> int:
-        """What the segments take on disk."""
+        """Returns what the segments take on disk."""
         writer = self.writer
         return sum(sealed.bytes for sealed in self.sealed) + (disk_bytes(writer.path) if writer else 0)
 
     def is_merged(self, number: int) -> bool:
-        """Whether a segment is sealed, all of it stands in its file, and it stays."""
+        """Returns whether a segment is sealed, all of it stands in its file, and it stays."""
         sealed, first = self.sealed, self.retiring
         if len(sealed) == first:
             return False
@@ -361,7 +361,7 @@ class Segments:
 
     @property
     def load(self) -> Load:
-        """What the segments hold that stay. Takes a microsecond for each."""
+        """Returns what the segments hold that stay. Takes a microsecond for each."""
         live, writer = self.live, self.writer
         held = [self.held(sealed) for sealed in self.staying]
         if writer is not None:
@@ -371,7 +371,7 @@ class Segments:
         return self.sizing.load(live.keys, held)
 
     def held(self, sealed: Sealed) -> Held:
-        """What a sealed segment takes, and what of it is live."""
+        """Returns what a sealed segment takes, and what of it is live."""
         standing = sealed.bytes if sealed.merged else sealed.merge_bytes
         return Held(standing, self.live.bytes_in(sealed.number), sealed.row_max)
 
@@ -382,24 +382,24 @@ class Segments:
 
     @property
     def full(self) -> bool:
-        """Whether the current segment is full, and no large record is being written to it in parts."""
+        """Returns whether the current segment is full, and no large record is being written to it in parts."""
         assert self.writer is not None
         return self.writer.wal.size() >= self.full_at and not self.open_bytes
 
     @property
     def overgrown(self) -> bool:
-        """Whether the current segment is a quarter larger than full, because the next segment is not ready yet."""
+        """Returns whether the current segment is a quarter larger than full: the next segment is not ready yet."""
         assert self.writer is not None
         return self.writer.wal.size() > self.full_at + self.full_at // 4 and not self.open_bytes
 
     @property
     def may_retire(self) -> bool:
-        """Whether retire() may be tried. On a full disk each note waits for the room that the last note frees."""
+        """Returns whether retire() may be tried. On a full disk each note waits for what the last note frees."""
         return not self.space.tight or (not self.retiring and time.monotonic() >= self._retire_after_s)
 
     @property
     def puts_off(self) -> bool:
-        """Whether the next segment could not be made, and will be tried again."""
+        """Returns whether the next segment could not be made, and will be tried again."""
         return self._make_after_s > 0
 
     @property
@@ -412,7 +412,7 @@ class Segments:
 
     @property
     def near_bound(self) -> bool:
-        """Whether the directory comes to its bound when the next segment is there and all others are sealed."""
+        """Returns whether the directory comes to its bound when the next segment is there and all others are sealed."""
         writer = self.writer
         assert writer is not None
         spare = disk_bytes(self.next.path) if self.next else NEW_SEGMENT_BYTES + self._ahead()
@@ -422,7 +422,7 @@ class Segments:
 
     @property
     def _unmerged(self) -> int:
-        """What segments take that wait to be sealed: for a moment they take it twice."""
+        """Returns what segments take that wait to be sealed: for a moment they take it twice."""
         return sum(sealed.bytes for sealed in self.sealed if not sealed.ready)
 
     @property
@@ -559,7 +559,7 @@ class Segments:
             self._log(f"journal: {full if self._said_tight else 'there is room again; puts are accepted'}")
 
     def _ahead(self) -> int:
-        """How many bytes of a new segment's WAL are filled with zeros before anything is written."""
+        """Returns how many bytes of a new segment's WAL are filled with zeros before anything is written."""
         if not self._allocate or self.space.tight:
             return 0
         used = self.disk_bytes

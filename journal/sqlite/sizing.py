@@ -117,7 +117,7 @@ class Sizing:
 
     @property
     def margin(self) -> int:
-        """How much must be free beside the whole reserve before the disk counts as having room again.
+        """Returns how much must be free beside the whole reserve before the disk counts as having room again.
 
         Two segments: with less, the next segment would fill the disk again.
         """
@@ -135,7 +135,7 @@ class Sizing:
         return min(standing, written + written // 8 + BARE_SEGMENT_BYTES)
 
     def moved_bytes(self, alive: int) -> int:
-        """What so many live bytes take once they stand in small segments, which compaction fills."""
+        """Returns what so many live bytes take once they stand in small segments, which compaction fills."""
         return alive + alive * BARE_SEGMENT_BYTES // self.small_segment
 
     def load(self, keys: int, segments: list[Held]) -> Load:
@@ -189,7 +189,7 @@ class Sizing:
         return GARBAGE_SHARE * (whole_bytes(size) + 2 * CHANGE_BYTES) + KEY_BYTES
 
     def left_for_puts(self, capacity: int, live: int, load: Load) -> int:
-        """How many bytes puts may still take, each counted as in of_put().
+        """Returns how many bytes puts may still take, each counted as in of_put().
 
         The directory stays below GARBAGE_SHARE times the live bytes and the segments that come and go. All of that has
         to fit, also after each key was changed. A put counts its records only: a share of what is left is kept for what
@@ -205,7 +205,7 @@ class Sizing:
         return left * records // (records + max(BARE_SEGMENT_BYTES, self.moved_bytes(limit) - limit))
 
     def granted(self, left: int, need: int) -> int:
-        """How many bytes puts may take until the next look at the disk. `left` is what left_for_puts() says.
+        """Returns how many bytes puts may take until the next look at the disk. `left` is what left_for_puts() says.
 
         At least what the next put needs, if that is left. Others may fill the disk before the next look.
         """
@@ -216,11 +216,11 @@ class Sizing:
         return min(LOOK_BYTES, self.segment_limit)
 
     def of_budget(self, budget: int) -> int:
-        """How many bytes of records an empty journal with this budget has room for."""
+        """Returns how many bytes of records an empty journal with this budget has room for."""
         return max(0, self.left_for_puts(budget, 0, Load()) // GARBAGE_SHARE)
 
     def ahead(self, capacity: int, used: int, load: Load) -> int:
-        """How many bytes of a new WAL are filled with zeros in advance.
+        """Returns how many bytes of a new WAL are filled with zeros in advance.
 
         Never so many that the WAL is full. None where the segments that come and go hardly fit.
         """
@@ -241,7 +241,7 @@ class Sizing:
         return max(too_large, self.margin - room)
 
     def near_bound(self, taken: int, live: int, commit: int) -> bool:
-        """Whether the directory, which takes so many bytes, has less left below its bound than a turn may take.
+        """Returns whether the directory, which takes so many bytes, has less left below its bound than a turn may take.
 
         A turn has a slice of compaction, which writes half a WAL at the most, and a commit. A commit takes what puts
         may take between two looks at the disk, or as much as the last ones. A sealed `commit` stands in two files.
@@ -250,7 +250,7 @@ class Sizing:
         return taken + self.segment_limit // 2 + max(self._look_bytes, 2 * commit) > bound
 
     def is_worth(self, standing: int, live: int, segments: int) -> bool:
-        """Whether sealed segments hold more garbage than live records. `standing` is what all their files take.
+        """Returns whether sealed segments hold more garbage than live records. `standing` is what all their files take.
 
         What a file takes beside its records is no garbage, as long as the live bytes need so many files.
         """
@@ -258,7 +258,7 @@ class Sizing:
         return standing > GARBAGE_SHARE * live + needed * BARE_SEGMENT_BYTES
 
     def is_worth_on_a_full_disk(self, load: Load, changes: int) -> bool:
-        """Whether moving everything that is live frees a small segment. `changes` is the live bytes of changes.
+        """Returns whether moving everything that is live frees a small segment. `changes` is the live bytes of changes.
 
         Garbage in the newest segment can be freed only after every older segment has been moved. Changes need no move:
         a record that is moved contains its change. What segments may take more then is in the reserve.

@@ -46,7 +46,7 @@ class Space:
         return disk.f_bavail * disk.f_frsize
 
     def takes_files(self) -> bool:
-        """Whether the disk takes the files of another segment: inodes run out as bytes do."""
+        """Returns whether the disk takes the files of another segment: inodes run out as bytes do."""
         return takes_files(self._directory)
 
     def require_files(self) -> None:

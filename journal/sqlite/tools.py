@@ -1,4 +1,4 @@
-"""The tools' door to a journal in a directory: see journal/tools.py for what each method promises."""
+"""The interface of the tools to a journal in a directory: see journal/tools.py for what each method promises."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ class WalFile:
 
 
 def torn_bytes(path: str) -> int:
-    """How many bytes at the end of a segment's WAL are no part of a whole transaction; 0 when that is not known.
+    """Returns how many bytes at the end of a segment's WAL are no part of a whole transaction; 0 when that is not
+    known.
 
     For a segment that was just read and that this process does not have open: closing a file drops SQLite's locks.
     """
@@ -96,7 +97,9 @@ def torn_bytes(path: str) -> int:
 
 
 def bytes_behind(wal: str, frames: int, size: int) -> int:
-    """How many bytes stand behind so many frames of a WAL of this size, but for whole frames that are only zeros."""
+    """Returns how many bytes stand behind so many frames of a WAL of this size, but for whole frames that are only
+    zeros.
+    """
     frame_bytes = _FRAME_HEAD_BYTES + PAGE_BYTES
     begin = _WAL_HEAD_BYTES + frames * frame_bytes
     last = 0

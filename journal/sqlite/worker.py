@@ -47,7 +47,7 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether work was submitted whose `done` has not been run."""
+        """Returns whether work was submitted whose `done` has not been run."""
         return self._open > 0
 
     def check(self) -> None:

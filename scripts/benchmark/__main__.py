@@ -72,7 +72,7 @@ def builds_for(wanted: Sequence[str]) -> list[servers.Build]:
 
 
 def version_of(build: servers.Build) -> str:
-    """What a server says of itself."""
+    """Returns what a server says of itself."""
     with servers.serving(build) as server, Client(server.port) as client:
         lines = client.text(b"stats\r\n").decode().splitlines()
     words = [line.partition(": ")[2].strip('"') for line in lines if line.startswith("version: ")]

@@ -29,7 +29,7 @@ _MB = 1e6
 
 
 def jobs_of(scale: Scale) -> int:
-    """How many jobs with large bodies the backlog has."""
+    """Returns how many jobs with large bodies the backlog has."""
     return max(2000, scale.jobs // 50)
 
 

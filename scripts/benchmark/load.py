@@ -47,7 +47,7 @@ def put_request(body_bytes: int = 64, *, delay_s: int = 0, ttr_s: int = 600, pri
 
 
 def unexpected(data: bytes) -> LoadError:
-    """What to raise on bytes that are not the reply to what was sent."""
+    """Returns what to raise on bytes that are not the reply to what was sent."""
     return LoadError(f"the server answered {data[:60]!r}" if data else "the server closed a connection")
 
 
@@ -157,12 +157,12 @@ class Load:
         return count
 
     def _replies(self, fd: int, data: bytes) -> int:
-        """How many whole replies to a connection's batch have come."""
+        """Returns how many whole replies to a connection's batch have come."""
         lines = data.count(b"\n")
         return lines // 2 if self._phases[fd] == RESERVE_PHASE else lines  # a body has a line, and no more than that
 
     def _next_batch(self, fd: int, data: bytes) -> bytes:
-        """What comes behind a batch to which `data` has all replies."""
+        """Returns what comes behind a batch to which `data` has all replies."""
         phase = self._phases[fd]
         word = (b"INSERTED ", b"RESERVED ", b"DELETED\r\n")[phase]
         if data[: len(word)] != word or data.count(word) != self._depth:

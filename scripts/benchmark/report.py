@@ -50,7 +50,7 @@ def ratio(row: Row, runs: Mapping[str, Runs], build: str) -> float | None:
 
 
 def idle(runs: Runs) -> bool:
-    """Whether the server was not what limited the figure."""
+    """Returns whether the server was not what limited the figure."""
     return median(runs, 1) < BUSY
 
 
@@ -252,7 +252,7 @@ def cluster_part(results: Results) -> list[str]:
 
 
 def fronts_part(results: Results) -> list[str]:
-    """What a command costs the server's process with a front-end process, and the front, beside doing without."""
+    """Returns what a command costs the server's process with a front-end process, and the front, beside none."""
     found = results["fronts"]
     lines = [
         f"{results['machine']}; {results['taken']}; {found['runs']} runs, servers taking turns: the least processor "

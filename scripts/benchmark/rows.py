@@ -82,7 +82,7 @@ class Row:
         return self.compiled if build == "compiled" else self.pure
 
     def met(self, build: str, ratio: float) -> bool:
-        """Whether a ratio to beanstalkd is as good as asked for."""
+        """Returns whether a ratio to beanstalkd is as good as asked for."""
         return ratio <= self.target(build) if self.smaller else ratio >= self.target(build)
 
 
@@ -249,7 +249,7 @@ def restart(build: Build, row: Row, scale: Scale, core: int) -> Sample:
 
 
 def restart_after_churn(build: Build, row: Row, scale: Scale, core: int) -> Sample:
-    """How many times as long a restart takes when other jobs came before those that there are."""
+    """Returns how many times as long a restart takes when other jobs came before those that there are."""
     fresh = start(build, row, journals.directory(build, row, scale.tenth), scale.tenth, core)
     churned = start(build, row, journals.directory(build, row, scale.tenth, churned=True), scale.tenth, core)
     return Sample(churned.value / fresh.value, churned.server_busy, churned.load_busy)

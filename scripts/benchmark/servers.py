@@ -51,7 +51,7 @@ def pure(python: str) -> Build:
 
 
 def compiled(python: str) -> Build:
-    """What is installed in the environment of an interpreter."""
+    """Returns what is installed in the environment of an interpreter."""
     return Build("compiled", (python, "-m", "geventstalk"), Path("/"))
 
 
@@ -61,7 +61,7 @@ def surroundings() -> dict[str, str]:
 
 
 def is_compiled(build: Build) -> bool:
-    """Whether the core of a build of geventstalk is machine code. Raises OSError when it cannot be started."""
+    """Returns whether the core of a build of geventstalk is machine code. Raises OSError when it cannot be started."""
     question = "import geventstalk.core.engine as e; print(e.__file__)"
     command = [build.command[0], "-c", question]
     run = subprocess.run(command, cwd=build.cwd, env=surroundings(), capture_output=True, text=True, check=False)
@@ -204,7 +204,7 @@ class Spent:
 
 
 def spent(pid: int) -> Spent:
-    """What a process has used by now."""
+    """Returns what a process has used by now."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return Spent(cpu_s(pid), int(words[11]), int(words[12]))
 
@@ -215,7 +215,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def descriptors(pid: int) -> int:
-    """How many files and sockets a process has open."""
+    """Returns how many files and sockets a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 

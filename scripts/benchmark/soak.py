@@ -301,7 +301,7 @@ def size_of(path: Path) -> int:
 
 
 def faults(readings: Sequence[Reading]) -> list[str]:
-    """What grew: the last third of the readings beside the first third, after the first reading."""
+    """Returns what grew: the last third of the readings beside the first third, after the first reading."""
     third = max(1, (len(readings) - 1) // 3)
     first, last = readings[1 : 1 + third] or readings, readings[-third:]
 

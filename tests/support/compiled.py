@@ -107,19 +107,19 @@ def wheel_names(wheel: Path) -> set[str]:
 def check_compiled(wheel: Path, pure: set[str]) -> None:
     """Fails unless the wheel holds what a pure one does, and beside it each room as an extension of this Python."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    more = {f"{room}{suffix}" for room in ["geventstalk/compiled__mypyc", *compiled_rooms()]}
+    more = {f"{room}{suffix}" for room in ["geventstalk/compiled__mypyc", *compiled_modules()]}
     assert wheel_names(wheel) == pure | more
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert f"-{tag}-{tag}-linux_" in wheel.name
 
 
-def compiled_rooms() -> set[str]:
+def compiled_modules() -> set[str]:
     """What setup.py says is compiled, as paths without a suffix; it holds all of the core and of the wire."""
-    (table,) = re.findall(r"^ROOMS = (\{.*?^\})", (ROOT / "setup.py").read_text(), re.DOTALL | re.MULTILINE)
-    rooms = {f"{folder}/{room}" for folder, names in ast.literal_eval(table).items() for room in names}
-    pure = {path for floor in ("core", "wire") for path in (ROOT / "geventstalk" / floor).glob("*.py")}
-    assert {str(path.relative_to(ROOT).with_suffix("")) for path in pure if path.stem != "__init__"} <= rooms
-    return rooms
+    (table,) = re.findall(r"^MODULES = (\{.*?^\})", (ROOT / "setup.py").read_text(), re.DOTALL | re.MULTILINE)
+    modules = {f"{folder}/{name}" for folder, names in ast.literal_eval(table).items() for name in names}
+    pure = {path for layer in ("core", "wire") for path in (ROOT / "geventstalk" / layer).glob("*.py")}
+    assert {str(path.relative_to(ROOT).with_suffix("")) for path in pure if path.stem != "__init__"} <= modules
+    return modules
 
 
 def main() -> int:

@@ -571,7 +571,7 @@ def worker_of(journal: Any) -> TurnWorker:
 
 
 def _fake_os() -> SimpleNamespace:
-    """What segments.py asks of the system beside its own rooms. Anything else it might ask one day is missing here."""
+    """Stands for what segments.py asks of the system. Anything else that it might ask one day is missing here."""
     return SimpleNamespace(
         path=SimpleNamespace(
             exists=lambda path: path.endswith("-wal") and Disk.of(path).segment(path).sealed is None,
@@ -580,7 +580,7 @@ def _fake_os() -> SimpleNamespace:
 
 
 def _copy(name: str, **replaced: object) -> ModuleType:
-    """A copy of a room of journal/sqlite of its own, on the rooms of this file."""
+    """A copy of a module of journal/sqlite of its own, on the modules of this file."""
     spec = importlib.util.find_spec(f"journal.sqlite.{name}")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
