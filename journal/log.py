@@ -210,7 +210,7 @@ class Log:
 
     @property
     def takes_parts(self) -> bool:
-        """Returns whether the caller may begin to append a payload in parts: one key at a time, never on a full disk."""
+        """Returns whether a payload may be appended in parts now: one key at a time, never on a full disk."""
         raise NotImplementedError
 
     @property
