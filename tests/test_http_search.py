@@ -336,7 +336,7 @@ def test_patterns_see_utf8_and_nothing_behind_the_body(yard: Yard) -> None:
 
 
 def test_patterns_are_matched_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a private name of the package: its public one takes three times as long, and serves where there is no other."""
+    """By a private name of the package: its public one takes three times as long, and serves where that is missing."""
     assert "anchor" in Pattern("a", False).matches.__code__.co_freevars
     monkeypatch.setattr(patterns, "re2", PublicOnly)
     pattern = Pattern("a+$", True)
