@@ -37,6 +37,16 @@ def put(client: Client, count: int, size: int) -> None:
             assert client.reply().startswith(b"INSERTED ")
 
 
+@pytest.mark.parametrize(("http", "most_mb"), [(False, 48), (True, 73)])
+def test_an_idle_server_is_as_small_as_the_page_says(
+    start_server: Start, tmp_path: Path, http: bool, most_mb: int
+) -> None:
+    server = start_server("-b", str(tmp_path / "journal"), *(["--http", str(free_port())] if http else []))
+    with Client(server.connect()) as client:
+        assert client.ask(b"list-tube-used") == b"USING default\r\n"
+    assert resident_bytes(server) < most_mb * 10**6
+
+
 # Bug: Up to two thirds of the memory of small jobs stayed: Python keeps a mebibyte while anything lies in it, and names
 # in its cache of types lay there.
 @pytest.mark.long
