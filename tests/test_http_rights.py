@@ -15,7 +15,8 @@ from geventstalk.http.bulk import RUNNING_MAX
 from geventstalk.http.events import USER_STREAMS_MAX, Events, Full
 from geventstalk.http.sight import Sight
 from geventstalk.http.tokens import UserTokens
-from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK, Access, Proof, User, hash_of
+from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK, Access, Limits, Proof, User, hash_of
+from geventstalk.wire.guarded import Usage
 from tests.support.check import check
 from tests.support.web import Inside, validate
 
@@ -294,3 +295,31 @@ def test_bulk_changes_of_users_leave_room_for_others(monkeypatch: pytest.MonkeyP
     assert world.status("POST", "/api/v1/bulk", order) == 409, "one at a time"
     for _ in range(RUNNING_MAX - 1):
         world.as_admin("POST", "/api/v1/bulk", order)
+
+
+class Counted:
+    """The part of serving/guard.py that counts."""
+
+    def __init__(self, users: Access) -> None:
+        self._users = users
+        self._usage = Usage()
+
+    def users(self) -> Access:
+        return self._users
+
+    def usage_of(self, name: str) -> Usage:
+        return self._usage
+
+
+def test_limits_of_a_user_hold_over_http() -> None:
+    world = World({})
+    limits = Limits(puts_per_second=1, puts_burst=2, job_bytes=4)
+    world.users = Access([User("u", Proof(token=hash_of(TOKEN)), {"own": ALL}, limits)])
+    counted = world.backend.guard = Counted(world.users)
+    statuses = [
+        world.status("POST", "/api/v1/jobs", {"tube": "own", "body": body}) for body in ("12345", "1", "2", "3")
+    ]
+    assert statuses == [413, 201, 201, 429]
+    assert (counted.usage_of("u").puts, counted.usage_of("u").refused) == (2, 2)
+    gevent.sleep(1.1)
+    assert world.status("POST", "/api/v1/jobs", {"tube": "own", "body": "4"}) == 201, "a refused put takes no turn"

@@ -275,7 +275,7 @@ def test_compaction_comes_to_rest(tmp_path: Path, size: int) -> None:
         life.put(size)
         life.turn()
     deadline = time.monotonic() + PATIENCE_S
-    while life.store.settling or wants_compaction(life.store):
+    while wants_compaction(life.store) or life.store.settling:
         assert time.monotonic() < deadline, "compaction does not come to an end"
         life.turn()
         time.sleep(0.001)
@@ -312,7 +312,7 @@ def test_a_slice_of_compaction_takes_no_time(tmp_path: Path, size: int) -> None:
             life.delete(id)
     life.turn()
     deadline = time.monotonic() + PATIENCE_S
-    while life.store.settling or wants_compaction(life.store):
+    while wants_compaction(life.store) or life.store.settling:
         assert time.monotonic() < deadline, "compaction does not come to an end"
         if wants_compaction(life.store):
             life.turn()
@@ -345,7 +345,7 @@ def test_compaction_at_leisure_looks_again_after_the_turn(tmp_path: Path) -> Non
     while wait.at_ns in (NEVER, NEXT_TURN):
         wait = next(keeper)
     deadline = time.monotonic() + PATIENCE_S
-    while life.store.settling or wants_compaction(life.store):
+    while wants_compaction(life.store) or life.store.settling:
         assert time.monotonic() < deadline, "compaction does not come to an end"
         life.turn()
     before = life.journal.records_moved

@@ -290,7 +290,7 @@ def test_a_job_that_was_compacted_is_the_same(place: Path | str) -> None:
         jobs.delete(id)
     jobs.store.commit(NOW_NS)
     deadline = time.monotonic() + PATIENCE_S
-    while jobs.store.settling or wants_compaction(jobs.store):
+    while wants_compaction(jobs.store) or jobs.store.settling:
         assert time.monotonic() < deadline
         if wants_compaction(jobs.store):
             jobs.store.compact_slice(NOW_NS)

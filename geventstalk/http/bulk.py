@@ -197,6 +197,8 @@ class BulkChange:
     def _stops(self) -> bool:
         if self._backend.stopping.is_set():
             raise Failed
+        if self._values.tube and not self._sight.may(self._values.tube, MANAGE):
+            self._error = "The right to move jobs there was taken away."
         return self.cancelled or self._error is not None
 
     def _change(self, ids: list[int]) -> None:

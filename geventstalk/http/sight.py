@@ -28,6 +28,11 @@ class Sight:
         return user is not None and user.sees_all
 
     @property
+    def user(self) -> User | None:
+        """The user as of now; None where there are no such rules."""
+        return None if self._user is None else self._user()
+
+    @property
     def rights(self) -> dict[str, int] | None:
         """The rights by patterns of tubes; None where there are no such rules."""
         if self._user is None:

@@ -62,6 +62,14 @@ class Usage:
         self._due_ns = due_ns + step_ns
         return due_ns - (limits.puts_burst - 1) * step_ns
 
+    def takes_put(self, user: User, now_ns: int) -> bool:
+        """Takes the turn of a put if that is now. Returns whether it is."""
+        before = self._due_ns
+        if user.limits.puts_per_second < NO_LIMIT and self.turn_of_put(user, now_ns) > now_ns:
+            self._due_ns = before
+            return False
+        return True
+
     def begin_anew(self) -> None:
         """Forgets the turns of puts: the limits are other ones now."""
         self._due_ns = 0

@@ -21,7 +21,7 @@ from geventstalk.http.matcher import CRLF_BYTES, ID_MAX
 from geventstalk.http.params import Fields, Parameters, wrong
 from geventstalk.http.search import Search
 from geventstalk.http.slices import Pace
-from geventstalk.rights import MANAGE, PUT
+from geventstalk.rights import MANAGE, PUT, User
 from geventstalk.tags import Tags, parse_put
 
 _ID: Final = re.compile(r"[0-9]{1,19}")
@@ -95,6 +95,7 @@ class JobsResource:
         sight = who_sends(req).sight
         if not sight.may(tube, PUT) or (tags is not None and tags.dead and not sight.may(tags.dead, PUT)):
             raise falcon.HTTPForbidden(description="You have no right to put into this tube.")
+        self._require_within_limits(sight.user, len(body))
         put = OnePut(self._backend, tube, body, (pri, delay_s, ttr_s), tags)
         self._backend.change(put)
         put.require_done()
@@ -105,6 +106,22 @@ class JobsResource:
         resp.media = put.after
         resp.status = falcon.HTTP_201
         resp.location = f"/api/v1/jobs/{put.after['id']}"
+
+    def _require_within_limits(self, user: User | None, size: int) -> None:
+        """Counts a put of a user. Raises HTTPError above the user's limits."""
+        guard = self._backend.guard
+        if user is None or guard is None:
+            return
+        usage = guard.usage_of(user.name)
+        if size > user.limits.job_bytes:
+            usage.refused += 1
+            raise falcon.HTTPContentTooLarge(description=f"Your jobs have at most {user.limits.job_bytes} bytes.")
+        if not usage.takes_put(user, self._backend.now_ns()):
+            usage.refused += 1
+            raise falcon.HTTPTooManyRequests(
+                description=f"You may put {user.limits.puts_per_second} jobs a second.", retry_after=1
+            )
+        usage.puts += 1
 
 
 class JobResource:
