@@ -16,11 +16,21 @@ Network = IPv4Network | IPv6Network
 
 
 class Tls(NamedTuple):
-    """The paths of a certificate, of its key, and of the authorities of clients, where clients need a certificate."""
+    """The paths of a certificate, of its key, and of the authorities of clients.
+
+    With authorities a client needs a certificate, unless it is `optional`: the client can show something else.
+    """
 
     certificate: str
     key: str
     client_ca: str | None = None
+    optional: bool = False
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Returns the paths by their keys."""
+        found = {"certificate": self.certificate, "key": self.key}
+        return found if self.client_ca is None else found | {"client_ca": self.client_ca}
 
 
 CERTIFICATE: Final = "certificate"
@@ -75,7 +85,8 @@ def listener(value: object) -> Listener:
     values.require(found, "a listener", "address")
     made = Listener(**found)
     _require_possible(made)
-    return made
+    others = set(made.identity) - {CERTIFICATE}
+    return made if made.tls is None else made._replace(tls=made.tls._replace(optional=bool(others)))
 
 
 def _account(value: object) -> str:

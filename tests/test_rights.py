@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -767,31 +768,39 @@ def test_users_of_certificates_and_addresses(
     own, shop, other = (authority.certify(name) for name in ("server", "shop", "other"))
     over_tls, near = free_port(), free_port()
     listeners = (
-        f"  - {{address: '127.0.0.1:{over_tls}', identity: [certificate, address], tls: {{certificate: "
+        f"  - {{address: '127.0.0.1:{over_tls}', identity: [certificate, address, token], tls: {{certificate: "
         f"'{own.certificate}', key: '{own.key}', client_ca: '{authority.trusted}'}}}}\n"
         f"  - {{address: '127.0.0.1:{near}', identity: address}}\n"
     )
     users: dict[str, object] = {
         "shop": {"certificate": "shop", "rights": {"orders": "put"}},
         "near": {"address": "127.0.0.2/32", "rights": {"near": "all"}},
+        "far": {"token": hash_of(TOKEN), "rights": {"far": "put"}},
     }
     server = start_server(*settings(listeners, users))
     put = b"put-in orders 0 0 60 1\r\nx\r\nput-in near 0 0 60 1\r\nx\r\n"
 
     def connect(port: int, pair: Pair | None, source: str = "127.0.0.1") -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", port), 10, (source, 0))
-        if pair is not None:
+        if port == over_tls:
             sock = authority.context(pair).wrap_socket(sock, server_hostname="127.0.0.1")
         _open.append(sock)
         return sock
 
     assert talk(connect(over_tls, shop), put) == b"INSERTED 1\r\n" + FORBIDDEN
     assert talk(connect(over_tls, other, "127.0.0.2"), put) == FORBIDDEN + b"INSERTED 2\r\n", "the second identity"
-    assert talk(connect(over_tls, other), put) == UNAUTHORIZED
-    assert talk(connect(near, None, "127.0.0.2"), put) == FORBIDDEN + b"INSERTED 3\r\n"
+    assert talk(connect(over_tls, None, "127.0.0.2"), put) == FORBIDDEN + b"INSERTED 3\r\n", "no certificate"
+    assert talk_once(connect(over_tls, other), b"list-tubes\r\n") == UNAUTHORIZED
+    for pair in (None, other):
+        auth = b"auth " + TOKEN.encode() + b"\r\n"
+        assert talk(connect(over_tls, pair), auth + put) == b"AUTHENTICATED\r\n" + FORBIDDEN * 2
+    stranger = Authority(tmp_path, "stranger").certify("shop")
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        talk(connect(over_tls, stranger), put)
+    assert talk(connect(near, None, "127.0.0.2"), put) == FORBIDDEN + b"INSERTED 4\r\n"
     assert talk(connect(near, None), put) == UNAUTHORIZED
     _open.append(server.connect())
-    assert talk(_open[-1], put) == b"INSERTED 4\r\nINSERTED 5\r\n", "an address without an identity"
+    assert talk(_open[-1], put) == b"INSERTED 5\r\nINSERTED 6\r\n", "an address without an identity"
 
 
 def test_a_token_that_does_not_come_ends_the_connection(

@@ -98,7 +98,7 @@ def files_of(settings: Settings, config_file: str | None) -> dict[str, str | Non
     read = (config_file or os.environ.get(ENV_CONFIG) or None) if begins_anew else None
     files = {"--http-tokens": tokens, "--access": settings.access, "--config": read}
     for address, tls in settings.certificates.items():
-        for name, path in tls._asdict().items():
+        for name, path in tls.files.items():
             files[f"tls {name} of {address}"] = path
     return files
 

@@ -114,7 +114,7 @@ class Handshakes:
 
     @property
     def files(self) -> list[str]:
-        return [path for files in self._certificates for path in files if path is not None]
+        return [path for files in self._certificates for path in files.files.values()]
 
     def read(self) -> Callable[[], None]:
         """Reads all files, and returns what puts them into use. Runs in a thread. Raises ConfigError."""

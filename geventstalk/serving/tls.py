@@ -48,7 +48,8 @@ class Certificate:
 
     def __init__(self, files: Tls) -> None:
         """Raises ConfigError."""
-        self._paths = [os.path.abspath(path) for path in files if path is not None]
+        self._paths = [os.path.abspath(path) for path in files.files.values()]
+        self._verifies = ssl.CERT_OPTIONAL if files.optional else ssl.CERT_REQUIRED
         self._seen: Marks = []  # of the last reading, correct or not
         self.use(self.read())
 
@@ -83,7 +84,7 @@ class Certificate:
                 context.load_verify_locations(path)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"cannot use {path} as authority of clients: {reason_of(error)}") from None
-            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = self._verifies
         return Found(marks, context)
 
     def _marks(self) -> Marks:
