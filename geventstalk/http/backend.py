@@ -146,6 +146,10 @@ class HandshakesView(Protocol):
     unfinished: int
 
 
+class SharesView(Protocol):
+    refused: int
+
+
 class GuardView(Protocol):
     def users(self) -> Users: ...
 
@@ -211,6 +215,7 @@ class Backend:
         self.cluster: ClusterView | None = None
         self.fronts: FrontsView | None = None  # with front-end processes
         self.handshakes: HandshakesView | None = None  # with TLS
+        self.shares: SharesView | None = None  # of addresses; not of nodes
         self.guard: GuardView | None = None  # with users
         self.reload: ReloadView
         self.schedules: SchedulesView | None = None

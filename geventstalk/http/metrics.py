@@ -97,6 +97,7 @@ class Metrics:
         yield from self._of_cluster()
         yield from self._of_process()
         yield from self._of_fronts()
+        yield from self._of_addresses()
         yield from self._of_tls()
         yield from self._of_users()
         yield from self._of_tubes(pace)
@@ -217,6 +218,11 @@ class Metrics:
         for metric in found:
             lines = [(each.name.removeprefix(metric.name), each.labels, each.value) for each in metric.samples]
             yield _Family(metric.name, metric.documentation, metric.type, lines)
+
+    def _of_addresses(self) -> Iterator[_Family]:
+        if self._backend.shares is not None:
+            text = "Connections closed at once because their address had three quarters of all."
+            yield _counter("geventstalk_refused_connections", text, [("_total", {}, self._backend.shares.refused)])
 
     def _of_tls(self) -> Iterator[_Family]:
         shakes = self._backend.handshakes

@@ -18,6 +18,7 @@ from typing import Any
 import gevent
 from gevent.server import StreamServer
 
+from geventstalk.serving.address_shares import AddressShares
 from geventstalk.serving.fd_limits import Descriptors
 
 ACCEPT_RETRY_S = 0.1
@@ -36,10 +37,16 @@ class Acceptor(StreamServer):
         serve: Callable[[socket.socket], None],
         descriptors: Descriptors,
         log: logging.Logger,
+        shares: AddressShares | None = None,
     ) -> None:
-        """`serve` gives the client's descriptor back when it has closed the socket."""
+        """`serve` gives the client's descriptor back when it has closed the socket.
+
+        With `shares` no address has more than its share of connections; others are closed at once.
+        """
         base: Any = super()  # its stubs know neither raw greenlets nor its own hooks
-        base.__init__(listener, serve, spawn=gevent.spawn_raw)
+        base.__init__(listener, serve if shares is None else self._serve_counted, spawn=gevent.spawn_raw)
+        self._serve = serve
+        self._shares = shares
         self._log = log
         self._refused = False
         self._told_s = -TELL_SELDOM_S
@@ -47,14 +54,14 @@ class Acceptor(StreamServer):
         self._descriptors = descriptors
 
     def do_read(self) -> Any:
-        """The next connection as (socket,), or None when none can be accepted now."""
+        """The arguments that serve the next connection, or None when none can be accepted now."""
         listener: Any = self.socket
         if not self._descriptors.take():
             if _somebody_waits(listener.fileno()):
                 self._pause(self._descriptors.shortage)
             return None
         try:
-            fd, _ = listener._accept()
+            fd, peer = listener._accept()
         except OSError as error:
             self._descriptors.give_back()
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
@@ -63,7 +70,22 @@ class Acceptor(StreamServer):
         self._refused = False
         sock = socket.socket(listener.family, listener.type, listener.proto, fileno=fd)
         sock.setblocking(False)
-        return (sock,)
+        if self._shares is None:
+            return (sock,)
+        host = peer[0] if peer and listener.family != socket.AF_UNIX else ""
+        if self._shares.enter(host):
+            return sock, host
+        sock.close()
+        self._shares.leave(host)
+        self._descriptors.give_back()
+        return None
+
+    def _serve_counted(self, sock: socket.socket, host: str) -> None:
+        assert self._shares is not None
+        try:
+            self._serve(sock)
+        finally:
+            self._shares.leave(host)
 
     def _pause(self, why: str) -> None:
         now_s = monotonic()

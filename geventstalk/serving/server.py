@@ -39,6 +39,7 @@ from geventstalk.front.parting import let_read, send_rest
 from geventstalk.logs import Trace, make_trace
 from geventstalk.policies import Policies
 from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
+from geventstalk.serving.address_shares import AddressShares, host_of
 from geventstalk.serving.busy_poll import BusyPoll
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.fd_limits import Descriptors, Share
@@ -121,6 +122,8 @@ class Server:
         self._unsent = Unsent(self._service)
         self._run_queue = RunQueue(self._loop, self._turn)
         self._descriptors: Descriptors
+        # Nodes pass on the connections of all their clients, so that their addresses may have many.
+        self.shares = None if settings.shared else AddressShares(self._connections_max, log)
         self._guests: Share
         self._fronts: Fronts | None = None  # where they have the clients' sockets
         self._idle: Any = self._loop.idle()
@@ -182,9 +185,10 @@ class Server:
         if self._fronts is not None:
             self._fronts.accept()
         else:
-            self._acceptors = [Acceptor(each, self.serve, self._descriptors, self._log) for each in self._plain]
+            self._acceptors = [self._accept_from(each, self.serve, self.shares) for each in self._plain]
         for one, listener in self._guarded:
-            self._acceptors.append(Acceptor(one, partial(self._let_in, listener), self._descriptors, self._log))
+            shares = None if listener.proxy else self.shares
+            self._acceptors.append(self._accept_from(one, partial(self._let_in, listener), shares))
         for acceptor in self._acceptors:
             acceptor.start()
         for each in self._plain:
@@ -279,6 +283,15 @@ class Server:
 
         return Guard(path, self._service, self._turn, self._hang_up, self._log)
 
+    def _connections_max(self) -> int:
+        """Returns how many connections there may be in all processes."""
+        return self._descriptors.for_clients * max(1, self._settings.io_processes)
+
+    def _accept_from(
+        self, sock: socket.socket, serve: Callable[[socket.socket], None], shares: AddressShares | None
+    ) -> Acceptor:
+        return Acceptor(sock, serve, self._descriptors, self._log, shares)
+
     def _stop_accepting(self, acceptor: Acceptor) -> None:
         acceptor.stop()
 
@@ -362,6 +375,7 @@ class Server:
         backend.hang_up = self._hang_up
         backend.fronts = self._fronts
         backend.handshakes = self._handshakes
+        backend.shares = self.shares
         backend.guard = self._guard
         backend.reload = self.reload
         backend.listen = [full_address_of(each) for each in self._listeners]
@@ -480,12 +494,24 @@ class Server:
             stream = self._handshakes.run(sock, listener)
         if stream is not None and client:
             stream.peer = client
-        if stream is not None and not self._stopped.is_set():
-            self._serve(stream, listener)
-            return
-        if stream is not None:
-            stream.close()
-        self._descriptors.give_back()
+        host = host_of(client or "")
+        has_room = self._enter(host)
+        try:
+            if stream is not None and has_room and not self._stopped.is_set():
+                self._serve(stream, listener)
+                return
+            if stream is not None:
+                stream.close()
+            self._descriptors.give_back()
+        finally:
+            self._end(host)
+
+    def _enter(self, host: str) -> bool:
+        return self.shares is None or self.shares.enter(host)
+
+    def _end(self, host: str) -> None:
+        if self.shares is not None:
+            self.shares.leave(host)
 
     def _client_behind(self, listener: Listener, sock: socket.socket) -> str | None:
         """Returns the address of a client that a proxy tells, None where the connection is to be closed."""
@@ -565,9 +591,12 @@ class Server:
                 session.trace = _WireTrace(self._trace, session.number)
         client = FrontClient(link, number, session, peer, own_end)
         self._turn.join(client)
+        if not self._enter(host_of(peer)):
+            client.hang_up()
         return client
 
     def _leave(self, client: FrontClient) -> None:
+        self._end(host_of(client.peer))
         if not self._stopped.is_set():
             self._turn.leave(client)
         if self._trace:
