@@ -29,7 +29,7 @@ from setuptools.errors import BaseError, CCompilerError
 HERE = Path(__file__).resolve().parent
 
 MODULES = {
-    "geventstalk": ["_build", "backoff", "globs", "limits", "policies", "stream", "tags"],
+    "geventstalk": ["_build", "backoff", "globs", "limits", "policies", "rights", "stream", "tags"],
     "geventstalk/core": [
         "ages",
         "bodies",

@@ -30,6 +30,7 @@ TOKEN_BYTES: Final = 32
 """A token has so many random bytes, so its hash need not be a slow one."""
 HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
 NO_LIMIT: Final = 1 << 31
+_SECOND_NS: Final = 1_000_000_000
 _KNOWN_MAX: Final = 4096
 """Tubes whose rights are kept for each user."""
 
@@ -61,11 +62,18 @@ class Limits(NamedTuple):
 
 class User:
     """A user, and the rights on each tube. `sees_all` says that the user may look at every tube, `operates` that the
-    user may have the server refuse puts.
+    user may have the server refuse puts, `is_paced` that puts or reserves may have to wait. Puts
+    have their turns `put_step_ns` apart (0: at once), and `put_ahead_ns` before that, if earlier turns were not taken.
     """
 
     def __init__(self, name: str, proof: Proof, rights: Mapping[str, int], limits: Limits | None = None) -> None:
         self.limits: Final = Limits() if limits is None else limits
+        self.job_bytes: Final = self.limits.job_bytes
+        self.reserved_max: Final = self.limits.reserved
+        per_second = self.limits.puts_per_second
+        self.put_step_ns: Final = 0 if per_second >= NO_LIMIT else _SECOND_NS // per_second
+        self.put_ahead_ns: Final = (self.limits.puts_burst - 1) * self.put_step_ns
+        self.is_paced: Final = min(per_second, self.limits.reserved) < NO_LIMIT
         self.name: Final = name
         self.proof: Final = proof
         self.rights: Final = dict(rights)

@@ -23,6 +23,8 @@ import pytest
 
 from geventstalk.core import engine as engine_module
 from geventstalk.core.operate import Operate
+from geventstalk.rights import ALL, Limits, Proof, User
+from geventstalk.wire.guarded import GuardedSession
 from geventstalk.wire.session import Service, Session
 from tests.support.clock import ManualClock
 from tests.support.faults import strace_problem
@@ -161,6 +163,8 @@ FLAT = 1.3
 """How many times the instructions of a command may grow from one to thousands; a heap's are in C."""
 FLAT_TIME = 6.0
 """The same for processor time, the least of many repetitions. A search through thousands costs a hundred times more."""
+RIGHTS_COST = 1.4
+"""How many times the instructions of a command a user's command may take."""
 ROUNDS = 20
 WARM_UPS = 6
 """One more than Python 3.12 needs, twice over."""
@@ -360,6 +364,26 @@ def test_commands_take_no_more_instructions_than_they_did() -> None:
     count = instructions(life(jobs_ready, 1), os.path.dirname(os.path.dirname(engine_module.__file__)))
     print(f"{count} instructions")
     assert 0 < count <= INSTRUCTIONS_MAX
+
+
+@pytest.mark.skipif(not is_pure, reason="the compiled build has no instructions that can be counted")
+@pytest.mark.parametrize("limits", [Limits(), Limits(puts_per_second=10**9, puts_burst=10**9, reserved=100)])
+def test_rights_cost_little(limits: Limits) -> None:
+    """The core alone: with sockets, a fifth of these instructions are some hundredths of a command's time."""
+    rig = Rig()
+    user = User("u", Proof(), {"*": ALL}, limits)
+
+    def life_of(client: Session) -> int:
+        def work() -> None:
+            number = rig.tell(client, PUT).split()[1]
+            assert rig.tell(client, RESERVE).startswith(b"RESERVED")
+            assert rig.tell(client, b"delete %b\r\n" % number) == b"DELETED\r\n"
+
+        return instructions(work)
+
+    plain, guarded = life_of(rig.client), life_of(GuardedSession(rig.service, user, None))
+    print(f"{plain} instructions, for a user {guarded}")
+    assert 0 < guarded <= RIGHTS_COST * plain
 
 
 @pytest.mark.slow

@@ -12,14 +12,14 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.job import RESERVED, SECOND_NS, Job
+from geventstalk.core.job import RESERVED, Job
 from geventstalk.rights import ALL, LOOK, MANAGE, NO_LIMIT, OPERATE, PUT, WORK, Access, User
 from geventstalk.tags import Tags
 from geventstalk.wire import protocol as p
 from geventstalk.wire.batches import OfIds
 from geventstalk.wire.commands import Commands, Going, Service
 from geventstalk.wire.session import COMMAND_SLICE, Session
-from geventstalk.wire.verb import JOB, JOBS, SERVER, TUBE, USED, Verb
+from geventstalk.wire.verb import JOB, JOBS, RESERVE, SERVER, TUBE, USED, Verb
 from geventstalk.wire.verbs import begin_list, begin_some_stats, find
 
 R_FORBIDDEN: Final = b"FORBIDDEN\r\n"
@@ -36,8 +36,6 @@ _MORE_SUMS: Final = ("job-timeouts", "total-jobs", "current-tubes")
 
 _FULL_REST_NS: Final = 1_000_000_000
 """A reserve of a connection that holds all the jobs it may hold waits for so long at most."""
-_PUTS: Final = (b"put ", b"put-in ")
-_RESERVES: Final = (b"reserve", b"reserve-with-timeout ", b"reserve-batch ", b"reserve-job ")
 
 
 class Usage:
@@ -56,16 +54,14 @@ class Usage:
 
     def turn_of_put(self, user: User, now_ns: int) -> int:
         """Takes the next turn of a put. Returns when that is."""
-        limits = user.limits
-        step_ns = SECOND_NS // limits.puts_per_second
         due_ns = max(self._due_ns, now_ns)
-        self._due_ns = due_ns + step_ns
-        return due_ns - (limits.puts_burst - 1) * step_ns
+        self._due_ns = due_ns + user.put_step_ns
+        return due_ns - user.put_ahead_ns
 
     def takes_put(self, user: User, now_ns: int) -> bool:
         """Takes the turn of a put if that is now. Returns whether it is."""
         before = self._due_ns
-        if user.limits.puts_per_second < NO_LIMIT and self.turn_of_put(user, now_ns) > now_ns:
+        if user.put_step_ns and self.turn_of_put(user, now_ns) > now_ns:
             self._due_ns = before
             return False
         return True
@@ -159,28 +155,36 @@ class GuardedSession(Session):
                 return True
             return super()._take_command(now_ns)
         line = inbox[at:end]
-        if self.user is None:
+        user = self.user
+        if user is None:
             self._done_up_to(end + 2)
             self._authenticate(line)
             return True
         try:
             verb, arguments = find(line)
-            if self._has_to_wait(self.user, verb, arguments, now_ns):
+            if user.is_paced and self._has_to_wait(user, verb, arguments, now_ns):
                 return True
-            instead = self._judge(self.user, verb, arguments, now_ns)
+            instead = self._judge(user, verb, arguments, now_ns)
         except p.ProtocolError:  # the verb itself says what is wrong
             return super()._take_command(now_ns)
-        if instead is None:
-            return super()._take_command(now_ns)
+        if instead is None and end - at > p.LINE_BYTES_MAX - len(p.CRLF):
+            return super()._take_command(now_ns)  # which knows what is too long
         self._done_up_to(end + 2)
         if self.trace is not None:
             self.trace("<", line)
-        if instead:
-            try:
-                verb.run(self, instead, now_ns)
-            except p.ProtocolError as error:
-                self.reply(error.reply)
+        if instead is None or instead:
+            self._run_verb(verb, arguments if instead is None else instead, now_ns)
         return True
+
+    def _run_verb(self, verb: Verb, arguments: bytes, now_ns: int) -> None:
+        try:
+            verb.run(self, arguments, now_ns)
+        except p.ProtocolError as error:
+            self.reply(error.reply)
+        except MemoryError:
+            if self.engine.changing:
+                raise
+            self.reply(p.R_OUT_OF_MEMORY)
 
     # --- a client that is nobody's yet
 
@@ -218,12 +222,12 @@ class GuardedSession(Session):
         if self._rested:
             self._rested = False
             return False
-        limits, ns = user.limits, 0
-        if verb.words in _PUTS:
-            if limits.puts_per_second < NO_LIMIT:
+        ns = 0
+        if verb.right == PUT:
+            if user.put_step_ns:
                 ns = self._owner.usage.turn_of_put(user, now_ns) - now_ns
                 self._owner.usage.waits += ns > 0
-        elif len(self.reserved) >= limits.reserved and verb.words in _RESERVES:
+        elif verb.right == WORK and len(self.reserved) >= user.reserved_max:
             ns = _rest_of_reserve(verb, arguments)
         if ns <= 0:
             return False
@@ -238,7 +242,9 @@ class GuardedSession(Session):
 
     def _reserve(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
         """Answers a reserve of a connection that holds all the jobs it may hold; a batch has fewer jobs."""
-        left = user.limits.reserved - len(self.reserved)
+        left = user.reserved_max - len(self.reserved)
+        if left > 0 and verb.words != b"reserve-batch ":
+            return None
         if verb.words == b"reserve-batch ":
             count, timeout_s = p.reserve_batch_arguments(arguments)
             if count <= left:
@@ -246,8 +252,6 @@ class GuardedSession(Session):
             if left > 0:
                 return b"%d %d" % (left, timeout_s)
             reply = p.reserved_batch(0)
-        elif left > 0:
-            return None
         elif verb.words == b"reserve-with-timeout ":
             p.timeout_argument(arguments)
             reply = p.R_TIMED_OUT
@@ -266,10 +270,8 @@ class GuardedSession(Session):
         """
         subject = verb.subject
         self._owner.usage.commands += 1
-        if user.limits.reserved < NO_LIMIT and verb.words in _RESERVES:
-            instead = self._reserve(user, verb, arguments)
-            if instead is not None:
-                return instead
+        if subject == RESERVE:
+            return self._reserve(user, verb, arguments) if user.reserved_max < NO_LIMIT else None
         if subject == JOB:
             return self._job(user, verb, arguments)
         if subject == JOBS:
@@ -292,12 +294,14 @@ class GuardedSession(Session):
         word, space, rest = arguments.lstrip(b" ").partition(b" ")
         if not word.isdigit() or len(word) > 20:
             return None
+        if len(self.reserved) >= user.reserved_max and verb.words == b"reserve-job ":
+            return self._reserve(user, verb, arguments)
         job = self.engine.jobs.get(int(word))
         allowed = False  # for a job that is not there it takes as long to say so as for one of others
         if job is not None:
-            right = MANAGE if verb.words == b"delete " and job.state != RESERVED else verb.right
+            right = MANAGE if job.state != RESERVED and verb.words == b"delete " else verb.right
             allowed = self._may(user, job, right)
-            if verb.words == b"move ":
+            if right == MANAGE and verb.words == b"move ":
                 allowed = allowed and user.on(rest.strip(b" ")) & MANAGE != 0
             self._owner.usage.refused += not allowed
         return None if allowed else b"0" + space + rest
@@ -349,7 +353,7 @@ class GuardedSession(Session):
         """Refuses a put into a tube, or with a tube of dead letters, that the user has no right to put into."""
         if tags is not None and tags.dead and not user.on(tags.dead) & PUT:
             allowed = False
-        if allowed and size <= user.limits.job_bytes:
+        if allowed and size <= user.job_bytes:
             self._owner.usage.puts += 1
             return None
         if size > self.service.max_job_bytes:

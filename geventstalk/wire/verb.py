@@ -25,6 +25,8 @@ USED: Final = 4
 """The tube that the client uses."""
 SERVER: Final = 5
 """All tubes."""
+RESERVE: Final = 6
+"""The tubes that the client watches."""
 
 
 class Verb:

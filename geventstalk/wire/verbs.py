@@ -34,7 +34,7 @@ from geventstalk.wire.added import (
 from geventstalk.wire.batches import BuryBatch, DeleteBatch, ReleaseBatch, ReserveBatch, TouchBatch
 from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, REFUSALS, VERBS_MAX, Commands, Going
 from geventstalk.wire.stats import group_stats, job_stats, server_stats, tube_stats
-from geventstalk.wire.verb import JOB, JOBS, NOTHING, SERVER, TUBE, USED, Bare, OfTube, Verb
+from geventstalk.wire.verb import JOB, JOBS, NOTHING, RESERVE, SERVER, TUBE, USED, Bare, OfTube, Verb
 
 _NATIVE: Final = BUILD == "compiled"
 
@@ -335,6 +335,9 @@ _GUARDS: Final[dict[bytes, tuple[int, int]]] = {
     b"use ": (TUBE, ALL),  # any of these
     b"watch ": (TUBE, ALL),
     b"ignore ": (TUBE, ALL),
+    b"reserve": (RESERVE, WORK),
+    b"reserve-with-timeout ": (RESERVE, WORK),
+    b"reserve-batch ": (RESERVE, WORK),
     b"reserve-job ": (JOB, WORK),
     b"delete ": (JOB, WORK),
     b"release ": (JOB, WORK),
