@@ -43,6 +43,8 @@ from tests.test_session import Rig
 
 NOT_FOUND, FORBIDDEN, UNAUTHORIZED = b"NOT_FOUND\r\n", b"FORBIDDEN\r\n", b"UNAUTHORIZED\r\n"
 TOKEN = "a" * 43
+TIMED = 10_000
+"""How often a command is timed for a job of others, and for one that is not there."""
 
 
 def user(rights: dict[str, int], name: str = "u") -> User:
@@ -613,6 +615,39 @@ def test_users_of_sockets_and_new_files(
     theirs.settimeout(10)
     until(lambda: closed(theirs), "the connection of a user that is gone stays")
     assert talk(unix(tmp_path / "token"), auth) == UNAUTHORIZED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["delete", "stats-job", "release {} 0 0", "kick-job", "reserve-job", "peek"])
+def test_a_forbidden_job_takes_as_long_as_a_missing_one(
+    start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]], seed: int, verb: str
+) -> None:
+    """A rank test of the times, in an order that is drawn: a difference of a seventh of their spread fails."""
+    draw = random.Random(seed)
+    listeners = "".join(
+        f'  - {{address: "unix:{tmp_path}/{name}", identity: [{name}]}}\n' for name in ("unix_user", "token")
+    )
+    me = {"me": {"unix_user": os.getuid(), "rights": {"*": "all"}}}
+    shop = {"shop": {"token": hash_of(TOKEN), "rights": {"mail": "all"}}}
+    start_server(*settings(listeners, me | shop))
+    assert talk(unix(tmp_path / "unix_user"), b"put-in secret 0 0 60 1\r\nx\r\n") == b"INSERTED 1\r\n"
+    client = unix(tmp_path / "token")
+    assert talk(client, b"auth %b\r\n" % TOKEN.encode()) == b"AUTHENTICATED\r\n"
+    line = verb if "{}" in verb else verb + " {}"
+    kinds = [0] * TIMED + [1] * TIMED
+    draw.shuffle(kinds)
+    times: list[tuple[int, int]] = []
+    for kind in kinds:
+        command = line.format(1 + kind).encode() + b"\r\n"
+        begun_ns = time.perf_counter_ns()
+        client.sendall(command)
+        assert client.recv(100) == NOT_FOUND
+        times.append((time.perf_counter_ns() - begun_ns, kind))
+    ranks = sum(rank for rank, (_, kind) in enumerate(sorted(times), 1) if kind)
+    count = len(times)
+    z = (ranks - TIMED * (count + 1) / 2) / (TIMED * TIMED * (count + 1) / 12) ** 0.5  # of Mann and Whitney
+    print(f"{verb}: z = {z:.1f}")
+    assert abs(z) < 10
 
 
 def test_users_of_http(start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]) -> None:

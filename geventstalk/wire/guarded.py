@@ -34,6 +34,7 @@ _NAMES_SLICE: Final = 500
 _MORE_SUMS: Final = ("job-timeouts", "total-jobs", "current-tubes")
 
 
+_NO_JOB: Final = Job(0, 0, 0, 0, 0)
 _FULL_REST_NS: Final = 1_000_000_000
 """A reserve of a connection that holds all the jobs it may hold waits for so long at most."""
 
@@ -282,13 +283,22 @@ class GuardedSession(Session):
             return self._tube(user, verb, arguments)
         return self._server(user, verb, arguments, now_ns) if subject == SERVER else None
 
-    def _may(self, user: User, job: Job, right: int) -> bool:
-        """Returns whether the user may do this to the job. Who holds it may work on it, and look at it."""
-        granted = user.on(self.engine.tube_of(job).name)
-        holds = job.state == RESERVED and job.holder == self.number
-        if right == LOOK and holds:
-            return granted & (LOOK | WORK) != 0
-        return granted & right != 0
+    def _may(self, user: User, id: int, verb: Verb) -> bool:
+        """Returns whether there is such a job and the user may do this to it. Who holds it may also look at it.
+
+        A job that is not there has the same steps as one of others: the time that a reply takes tells nothing.
+        """
+        found = self.engine.jobs.get(id)
+        job = _NO_JOB if found is None else found
+        tube = self.engine.tube_by_number.get(job.tube, self.used_tube())
+        right = verb.right
+        if right == WORK and verb.deletes and job.state != RESERVED:
+            right = MANAGE
+        elif right == LOOK and job.state == RESERVED and job.holder == self.number:
+            right = LOOK | WORK
+        is_there, granted = found is not None, user.on(tube.name) & right != 0
+        self._owner.usage.refused += is_there > granted
+        return is_there & granted
 
     def _job(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
         word, space, rest = arguments.lstrip(b" ").partition(b" ")
@@ -296,14 +306,9 @@ class GuardedSession(Session):
             return None
         if len(self.reserved) >= user.reserved_max and verb.words == b"reserve-job ":
             return self._reserve(user, verb, arguments)
-        job = self.engine.jobs.get(int(word))
-        allowed = False  # for a job that is not there it takes as long to say so as for one of others
-        if job is not None:
-            right = MANAGE if job.state != RESERVED and verb.words == b"delete " else verb.right
-            allowed = self._may(user, job, right)
-            if right == MANAGE and verb.words == b"move ":
-                allowed = allowed and user.on(rest.strip(b" ")) & MANAGE != 0
-            self._owner.usage.refused += not allowed
+        allowed = self._may(user, int(word), verb)
+        if verb.right == MANAGE and verb.words == b"move ":
+            allowed = user.on(rest.strip(b" ")) & MANAGE != 0 and allowed
         return None if allowed else b"0" + space + rest
 
     def _jobs(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
@@ -311,14 +316,9 @@ class GuardedSession(Session):
         numbers = p.batch_arguments(arguments, verb.numbers)
         changed = False
         for at in range(verb.numbers, len(numbers)):
-            job = self.engine.jobs.get(numbers[at])
-            if job is None:
-                continue
-            right = MANAGE if verb.words == b"delete-batch " and job.state != RESERVED else verb.right
-            if not self._may(user, job, right):
+            if not self._may(user, numbers[at], verb):
                 numbers[at] = 0
                 changed = True
-        self._owner.usage.refused += changed
         return b" ".join([b"%d" % number for number in numbers]) if changed else None
 
     def _used(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:

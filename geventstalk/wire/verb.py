@@ -42,6 +42,7 @@ class Verb:
         self.number: i64 = 0  # of its count in Service.commands
         self.subject = NOTHING  # what its right is about, where users have rights: see guarded.py
         self.right = 0
+        self.deletes = words in (b"delete ", b"delete-batch ")  # which takes another right for what is not reserved
         self.line_bytes_max = p.LINE_BYTES_MAX
 
     def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
