@@ -292,6 +292,11 @@ class Settings:
         return (*self.listeners, Listener(self.tls_listen, Tls(self.tls_cert, self.tls_key, self.tls_client_ca)))
 
     @property
+    def node_listener(self) -> Listener | None:
+        """Returns the listener to which other nodes connect with TLS."""
+        return next((each for each in self.listeners if each.nodes), None)
+
+    @property
     def http_tls(self) -> Tls | None:
         """Returns the files of HTTPS, None where HTTP has no TLS."""
         return None if self.http_cert is None or self.http_key is None else Tls(self.http_cert, self.http_key)
@@ -363,10 +368,10 @@ def require_fitting(settings: Settings) -> None:
     _require_certificates(settings)
     _require_users(settings)
     if settings.shared:
-        if not all(each.is_plain for each in settings.extra_listeners):
+        if not all(each.is_plain for each in settings.extra_listeners) and settings.node_listener is None:
             raise ConfigError(
-                "TLS, identities and proxies do not go with a journal in PostgreSQL: a standby passes on bytes as they "
-                "come; put a proxy that ends TLS in front of each node"
+                "with a journal in PostgreSQL a standby passes its clients on, so TLS, identities and proxies need TLS "
+                "between the nodes: one of the listeners has to have nodes, the names in their certificates"
             )
         if settings.io_processes:
             raise ConfigError(
@@ -379,6 +384,8 @@ def require_fitting(settings: Settings) -> None:
                 "(-f0), or with -F the database does not wait for its disk"
             )
         return
+    if settings.node_listener is not None:
+        raise ConfigError("the nodes of a listener are for nodes that share a journal: -b postgresql://...")
     for key in ("node", "advertise", "lease", "put_wait", "takeover_wait"):
         if getattr(settings, key) != _BY_KEY[key].default:
             raise ConfigError(f"{_BY_KEY[key].flags[0]} is for nodes that share a journal: -b postgresql://...")

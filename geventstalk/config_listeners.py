@@ -46,6 +46,8 @@ _ACCOUNT: Final = re.compile(r"[^\s:]+")
 class Listener(NamedTuple):
     """One address. `identity` is empty where every client may do everything. Only `proxy` connects, if given.
 
+    A connection whose certificate has one of the names `nodes` is that of a node of the cluster.
+
     `mode`, `owner` and `group` are those of a unix socket; without them, those of all unix sockets hold.
     """
 
@@ -56,6 +58,7 @@ class Listener(NamedTuple):
     owner: str | None = None
     group: str | None = None
     proxy: tuple[Network, ...] = ()
+    nodes: tuple[str, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -67,6 +70,7 @@ class Listener(NamedTuple):
         """Returns for whom and how clients are served, for people."""
         terms = ["with TLS"] if self.tls else []
         terms += ["behind a proxy"] if self.proxy else []
+        terms += ["for nodes"] if self.nodes else []
         return ", ".join(terms + ([f"for users by {', '.join(self.identity)}"] if self.identity else []))
 
 
@@ -80,6 +84,7 @@ def listener(value: object) -> Listener:
         "owner": _account,
         "group": _account,
         "proxy": values.listed(_network),
+        "nodes": values.listed(values.text("name of a node")),
     }
     found = values.mapping(value, "a listener", parsers)
     values.require(found, "a listener", "address")
@@ -118,6 +123,10 @@ def _require_possible(made: Listener) -> None:
         raise ValueError("proxy is not for a unix socket")
     if CERTIFICATE in made.identity and (made.tls is None or made.tls.client_ca is None):
         raise ValueError(f"the identity {CERTIFICATE} is for a listener with tls and client_ca")
+    if made.nodes and (made.tls is None or made.tls.client_ca is None):
+        raise ValueError("nodes is for a listener with tls and client_ca")
+    if made.nodes and made.proxy:
+        raise ValueError("nodes connect to each other, and not through a proxy")
     if UNIX_USER in made.identity and not unix:
         raise ValueError(f"the identity {UNIX_USER} is for a unix socket")
     if ADDRESS in made.identity and unix:

@@ -93,6 +93,7 @@ class Stream(Output):
         self.fd: Final[Any] = sock.fileno()  # Any: as an object, as read() wants it
         self.holds_input = False  # whether get() has something without the socket having it
         self.peer = ""  # the other end, where that is not the socket's
+        self.passed_on: Any = None  # what another node says of a client that it has passed on
 
     def get(self, count: Any) -> bytes:
         """Returns bytes that have come, some `count` at most; none are the end of the input.

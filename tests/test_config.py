@@ -461,7 +461,7 @@ def test_small_journal_files_become_a_page_with_a_warning() -> None:
         ({"tls_client_ca": "/a"}, "--tls-client-ca is for --tls-listen, which is missing"),
         (
             {"journal": "postgresql://h/d", "tls_listen": "1", "tls_cert": "/c", "tls_key": "/k"},
-            "TLS, identities and proxies do not go with a journal in PostgreSQL: ",
+            "with a journal in PostgreSQL a standby passes its clients on, so TLS, ",
         ),
         ({"node": "a"}, "--node is for nodes that share a journal"),
         ({"journal": "/d", "lease": "2"}, "--lease is for nodes that share a journal"),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from time import clock_gettime_ns, monotonic_ns
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import gevent
 from gevent import socket as green
@@ -65,12 +65,14 @@ _HANGS_NS: Final = 30 * 10**9
 """A commit without an answer for so long, while heartbeats come through, is looked for over another connection."""
 _CONNECTS: Final = 4
 """So often in a lease it is tried to reach the node that leads: meanwhile this one may have taken over."""
+_HELD: Final = b"?"
 _LEADER_RETRY_S: Final = 0.02
 """How often a connection that waits for a node that leads looks for one."""
 _REACH_AGAIN_S: Final = 0.1
 """Where the node that leads was not reached, no connection tries again for so long, unless another one leads."""
 
 
+Link = Callable[[Any, float], Any]
 _LEASES: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -110,6 +112,14 @@ class Host:
         """The node cannot go on."""
 
 
+class Guest(NamedTuple):
+    """A client that may be passed on: what its node is told of it, and what makes of its socket what waits."""
+
+    header: Callable[[], bytes] = bytes
+    open: Callable[[socket.socket], Any] | None = None
+    holds_input: bool = False  # it has sent something that is not in the socket any more
+
+
 class Node(Owner):
     """`make_log` and `make_fence` make new ones that have not connected yet.
 
@@ -130,8 +140,11 @@ class Node(Owner):
         *,
         syncs: bool = True,
         seen: list[int] | None = None,
+        link: Link | None = None,
     ) -> None:
+        """`link` makes a connection to another node one with TLS, within so many seconds. It raises OSError."""
         self.me = me
+        self._link = link
         self.member = Member(me, lease_clock_ns, self, self._place)
         self.serves = False
         self.shared: SharedLog | None = None
@@ -236,14 +249,15 @@ class Node(Owner):
         shared = self.shared
         return "" if shared is None else shared.waits_for
 
-    def pass_on(self, client: socket.socket) -> bool:
+    def pass_on(self, client: socket.socket, guest: Guest | None = None) -> bool:
         """Passes a client through to the node that leads once it has sent something, and waits for a node if need be.
 
         Returns whether this node leads by then, and the client is to be served here. Otherwise it is closed.
         """
+        guest = Guest() if guest is None else guest
         end_s = 0.0
         while not self.serves:
-            word = self.relays.await_word(client)
+            word = _HELD if guest.holds_input else self.relays.await_word(client)
             if word is None:
                 continue
             end_s = end_s or time.monotonic() + self._takeover_wait_s
@@ -253,7 +267,7 @@ class Node(Owner):
                     break
                 end_s = 0.0
                 continue
-            if not greeting and self._reaches(client, end_s - time.monotonic()):
+            if not greeting and self._reaches(client, guest, end_s - time.monotonic()):
                 return False
             left_s = end_s - time.monotonic()
             if not word or left_s <= 0 or has_gone(client):
@@ -264,17 +278,26 @@ class Node(Owner):
             client.close()
         return self.serves
 
-    def _reaches(self, client: socket.socket, seconds: float) -> bool:
+    def await_lead(self, seconds: float) -> bool:
+        """Returns whether this node serves, within so many seconds."""
+        end_s = time.monotonic() + seconds
+        while not self.serves and time.monotonic() < end_s:
+            self._changed.clear()
+            self._changed.wait(min(end_s - time.monotonic(), _LEADER_RETRY_S))
+        return self.serves
+
+    def _reaches(self, client: socket.socket, guest: Guest, seconds: float) -> bool:
         """Passes a client through until it is closed. Returns False when the node that leads was not reached."""
         address, leader = self.member.whom(lease_clock_ns()), self._leader
         if address is None or seconds <= 0 or time.monotonic() < self._again_s:
             return False
         try:
-            node = connect(address, self.me.lease_ms / 1000 / _CONNECTS)
+            node = _connect(address, self.me.lease_ms / 1000 / _CONNECTS, self._link)
             if self.serves or leader != self._leader:
                 node.close()  # meanwhile another node leads
                 return False
-            self.relays.run(client, node, leader, seconds)
+            header = b"" if self._link is None else guest.header()
+            self.relays.run(client, node, leader, seconds, header, guest.open)
         except OSError as error:
             if leader == self._leader:
                 self._again_s = time.monotonic() + _REACH_AGAIN_S
@@ -332,7 +355,7 @@ class Node(Owner):
         if isinstance(want, ReadOn):
             return self._read_on()
         if isinstance(want, Knock):
-            return _knock(want.address, want.incarnation)
+            return _knock(want.address, want.incarnation, self._link)
         if isinstance(want, LeadLog | ResumeLog):
             shared = self.shared
             assert shared is not None
@@ -541,9 +564,14 @@ def _sleep(wait: Wait) -> None:
         flag.raised = None
 
 
-def _knock(address: str, incarnation: str) -> str:
+def _connect(address: str, seconds: float, link: Link | None) -> Any:
+    node = connect(address, seconds)
+    return node if link is None else link(node, seconds)
+
+
+def _knock(address: str, incarnation: str, link: Link | None = None) -> str:
     try:
-        with closing(connect(address, _KNOCK_S)) as node:
+        with closing(_connect(address, _KNOCK_S, link)) as node:
             greet(node, incarnation, _KNOCK_S)
     except ConnectionRefusedError:
         return REFUSED

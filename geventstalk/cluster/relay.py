@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from select import POLLERR, POLLHUP, POLLRDHUP, poll
@@ -35,8 +36,10 @@ _GREETING: Final = b"cluster-node "
 """How the line begins with which a relay asks for a process. No command of the protocol begins like it."""
 _NONCE_BYTES: Final = 16
 _PROOF_BYTES: Final = 32
-_LINE_BYTES: Final = len(_GREETING) + _NONCE_BYTES + 1 + _PROOF_BYTES
-_PEEK_BYTES: Final = _LINE_BYTES + 2
+LINE_BYTES: Final = len(_GREETING) + _NONCE_BYTES + 1 + _PROOF_BYTES + 2
+"""The length of that line with its end."""
+ACCEPTED: Final = b"CLUSTER_CLIENT\r\n"
+"""What the node that leads answers when it knows whose client is passed on, where it is told that."""
 
 
 class Stranger(OSError):
@@ -63,7 +66,7 @@ class Relays:
         watcher.start(event.set)
         try:
             event.wait()
-            return client.recv(_PEEK_BYTES, socket.MSG_PEEK)
+            return client.recv(LINE_BYTES, socket.MSG_PEEK)
         except BlockingIOError:
             return None
         except OSError:
@@ -78,17 +81,28 @@ class Relays:
         for event in list(self._quiet.values()):
             event.set()
 
-    def run(self, client: socket.socket, node: Any, incarnation: str, seconds: float) -> None:
+    def run(
+        self,
+        client: socket.socket,
+        node: Any,
+        incarnation: str,
+        seconds: float,
+        header: bytes = b"",
+        open: Callable[[socket.socket], Any] | None = None,
+    ) -> None:
         """Passes on between these two, until one of them ends, in this greenlet and another. Closes both.
 
+        With a `header` the node is first told whose client it is. `open` makes of the client what waits in a greenlet.
         Raises OSError when this process of a node does not answer in time, Stranger when another one does. Then it has
         closed the node alone, and nothing was passed on: another node can serve this client.
         """
         self._number += 1
         number = self._number
-        relay = self._open[number] = _Relay(client, node)
+        relay = self._open[number] = _Relay(client, node, green_of if open is None else open)
         try:
             greet(node, incarnation, seconds)
+            if header:
+                ask(node, header, ACCEPTED, seconds)
             relay.run()
         finally:
             node.close()
@@ -109,12 +123,13 @@ class Relays:
 
 
 class _Relay:
-    def __init__(self, client: socket.socket, node: Any) -> None:
+    def __init__(self, client: socket.socket, node: Any, open: Callable[[socket.socket], Any]) -> None:
         self._client: Any = client
         self._node = node
+        self._open = open
 
     def run(self) -> None:
-        self._client = green_of(self._client)
+        self._client = self._open(self._client)
         forth = gevent.spawn(self._forth)
         try:
             with suppress(OSError):
@@ -152,9 +167,13 @@ class _Relay:
 def greet(node: Any, incarnation: str, seconds: float) -> None:
     """Returns when the other end has proved to be this process of a node. Raises OSError, and Stranger."""
     nonce = secrets.token_hex(_NONCE_BYTES // 2).encode()
-    want = _answer(incarnation, nonce)
+    ask(node, _greeting(incarnation, nonce) + b"\r\n", _answer(incarnation, nonce), seconds)
+
+
+def ask(node: Any, question: bytes, want: bytes, seconds: float) -> None:
+    """Returns when the other end has given this answer. Raises OSError, and Stranger for another one."""
     node.settimeout(seconds)
-    node.sendall(_greeting(incarnation, nonce) + b"\r\n")
+    node.sendall(question)
     got = b""
     while got != want:
         data = node.recv(len(want) - len(got))
@@ -168,8 +187,8 @@ def greet(node: Any, incarnation: str, seconds: float) -> None:
 
 def greeting_bytes(word: bytes) -> int:
     """The length of the greeting that these first bytes of a client are, with its end of line; 0 for anything else."""
-    whole = word.startswith(_GREETING) and word.find(b"\r\n") == _LINE_BYTES
-    return _PEEK_BYTES if whole else 0
+    whole = word.startswith(_GREETING) and word.find(b"\r\n") == LINE_BYTES - 2
+    return LINE_BYTES if whole else 0
 
 
 def answer_to(line: bytes, incarnation: str) -> bytes | None:

@@ -13,23 +13,28 @@ import socket
 import time
 from collections.abc import Mapping
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import gevent
 
+from geventstalk.addresses import peer_of
 from geventstalk.cluster.member import STANDBY
-from geventstalk.cluster.node import Host, Node, lease_clock_ns, resolve, wait_for
+from geventstalk.cluster.node import Guest, Host, Node, lease_clock_ns, resolve, wait_for
 from geventstalk.cluster.relay import answer_to
 from geventstalk.config import ConfigError, Settings
+from geventstalk.config_listeners import Listener
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK
-from geventstalk.serving.acceptor import Acceptor
+from geventstalk.serving.acceptor import TELL_SELDOM_S, Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.fd_limits import Descriptors
 from geventstalk.serving.listen import advertised
+from geventstalk.serving.node_links import StreamSocket, header_for, is_node, link_to_node, take_client
 from geventstalk.serving.parking import Parking
+from geventstalk.serving.proxied import NoHeader
 from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.server import PROGRESS_EVERY_S, Server
+from geventstalk.serving.tls import TlsStream
 from geventstalk.stream import Stream
 from geventstalk.turn.leader import LeasedTurn
 from geventstalk.turn.turn import Turn
@@ -68,10 +73,12 @@ class ClusterServer(Server):
         self._ready = False
         self._stops = False  # the end of the process was asked for
         self._over = False  # nothing leaves this process any more
+        self._told_of_nodes_s = -TELL_SELDOM_S
         self._shown_s = time.monotonic()
         super().__init__(settings, listeners, log, site)
         lease_ms = round(settings.lease * 1000)
-        address = settings.advertise or advertised(settings, listeners)
+        of_nodes = [one for one, each in self._guarded if each.nodes]
+        address = settings.advertise or advertised(settings, of_nodes or listeners)
         name = settings.node or f"{self._uname.nodename}:{address.rpartition(':')[2]}"
         me = Identity(name, address, secrets.token_hex(8), lease_ms)
         place = str(settings.journal)
@@ -88,6 +95,7 @@ class ClusterServer(Server):
             self._wall_clock,
             syncs=settings.fsync_ms is not None,
             seen=seen,
+            link=self._link if of_nodes else None,
         )
 
     def _make_log(self) -> SharedLog:
@@ -165,11 +173,47 @@ class ClusterServer(Server):
     def _connect(self, stream: Stream, session: Session) -> Connection:
         return _LeasedConnection(stream, session, self._leased, self._ahead, self._unsent, self._run_queue, Parking())
 
-    def serve(self, sock: socket.socket) -> None:
-        if self._node.serves or self._node.pass_on(sock):
-            super().serve(sock)
+    def _serve(self, stream: Stream, listener: Listener | None = None) -> None:
+        """Serves a connection while this node leads, and passes it on otherwise."""
+        if listener is not None and is_node(stream, listener.nodes):
+            self._serve_for_node(stream)
+        elif self._node.serves or self._node.pass_on(stream.socket, self._guest(stream, listener)):
+            super()._serve(stream, listener)
         else:
             self._descriptors.give_back()
+
+    # --- other nodes, where they connect with TLS
+
+    def _guest(self, stream: Stream, listener: Listener | None) -> Guest | None:
+        """Returns how a client is passed on: as it comes, or with TLS behind what it has shown here."""
+        if self._settings.node_listener is None:
+            return None
+        has_input = isinstance(stream, TlsStream) and stream.has_input
+        return Guest(lambda: header_for(stream, listener), lambda _: StreamSocket(stream), has_input)
+
+    def _link(self, sock: Any, seconds: float) -> StreamSocket:
+        """Returns a connection to another node with TLS. Raises OSError."""
+        listener, handshakes = self._settings.node_listener, self._handshakes
+        assert listener is not None and handshakes is not None
+        return link_to_node(sock, handshakes.outgoing_context_of(listener.tls), listener.nodes, seconds)
+
+    def _serve_for_node(self, stream: Stream) -> None:
+        """Serves a client that another node passes on, with the rights that it has here."""
+        try:
+            told = take_client(StreamSocket(stream), lambda line: answer_to(line, self._node.me.incarnation))
+            if told.identity and self._guard is None:
+                raise NoHeader("its client is a user, and this node has no users")
+        except OSError as error:
+            if isinstance(error, NoHeader) and time.monotonic() >= self._told_of_nodes_s + TELL_SELDOM_S:
+                self._told_of_nodes_s = time.monotonic()
+                self._log.warning("closed a connection of the node at %s: %s", peer_of(stream.socket), error)
+        else:
+            stream.peer, stream.passed_on = told.peer, told
+            if self._node.await_lead(self._settings.takeover_wait) and not self._stopped.is_set():
+                super()._serve(stream, Listener("", identity=told.identity))
+                return
+        stream.close()
+        self._descriptors.give_back()
 
     def _status(self) -> str:
         node = self._node

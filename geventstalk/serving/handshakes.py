@@ -97,11 +97,18 @@ class Handshakes:
 
     def context_of(self, files: Tls | None) -> Any:
         """Returns the context of these files as they were read last; looks for changes first, once a second."""
+        return self._certificate_of(files).context
+
+    def outgoing_context_of(self, files: Tls | None) -> Any:
+        """Returns the same for connections to other nodes."""
+        return self._certificate_of(files).outgoing
+
+    def _certificate_of(self, files: Tls | None) -> Certificate:
         assert files is not None
         if monotonic() >= self._looked_s + LOOK_EVERY_S and (self._look is None or self._look.dead):
             self._looked_s = monotonic()
             self._look = gevent.spawn(self._look_for_changes)
-        return self._certificates[files].context
+        return self._certificates[files]
 
     def _look_for_changes(self) -> None:
         """Reads the files that have changed, in a thread; new connections use them from then on."""

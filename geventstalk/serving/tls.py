@@ -41,6 +41,8 @@ class Found(NamedTuple):
 
     marks: Marks
     context: ssl.SSLContext
+    outgoing: ssl.SSLContext
+    """For connections to other nodes, which have certificates of the same authorities."""
 
 
 class Certificate:
@@ -55,7 +57,7 @@ class Certificate:
 
     def use(self, found: Found) -> None:
         """Gives what was read to new connections."""
-        self._seen, self.context = found
+        self._seen, self.context, self.outgoing = found
 
     def read_changed(self) -> Found | None:
         """Reads the files if one was changed since all were last read, correct or not. Raises ConfigError."""
@@ -70,8 +72,16 @@ class Certificate:
         marks = self._marks()  # before they are read: a change meanwhile is found later
         for path in self._paths:
             _require_readable(path, is_key=path == self._paths[1])
+        context, outgoing = self._context(ssl.PROTOCOL_TLS_SERVER), self._context(ssl.PROTOCOL_TLS_CLIENT)
+        outgoing.check_hostname = False  # the names of nodes are looked at instead
+        if self._paths[2:]:
+            context.verify_mode = self._verifies
+        return Found(marks, context, outgoing)
+
+    def _context(self, protocol: Any) -> ssl.SSLContext:
+        """Returns a context with the files as they are now. Raises ConfigError."""
         certificate, key, *authorities = self._paths
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(CIPHERS)
         context.options |= ssl.OP_NO_RENEGOTIATION
@@ -84,8 +94,7 @@ class Certificate:
                 context.load_verify_locations(path)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"cannot use {path} as authority of clients: {reason_of(error)}") from None
-            context.verify_mode = self._verifies
-        return Found(marks, context)
+        return context
 
     def _marks(self) -> Marks:
         """Returns what any change of a file changes."""
@@ -127,10 +136,10 @@ def reason_of(error: Exception) -> str:
 class TlsStream(Stream):
     """The owner calls shake_hands() until the handshake is over; from then on the stream is as any other."""
 
-    def __init__(self, sock: Socket, context: ssl.SSLContext) -> None:
+    def __init__(self, sock: Socket, context: ssl.SSLContext, *, server_side: bool = True) -> None:
         super().__init__(sock)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._cipher: Any = b""  # what the socket has not taken of the ciphertext
         self._under_way = 0  # bytes of put() whose ciphertext the socket has not taken yet
         self._in_record = False  # the last get() ended within a record
@@ -162,7 +171,7 @@ class TlsStream(Stream):
             except BlockingIOError:
                 return READ
             if not data:
-                raise ConnectionResetError("the client has gone")
+                raise ConnectionResetError("the other end has gone")
             self._incoming.write(data)
 
     def get(self, count: Any) -> bytes:
@@ -203,6 +212,16 @@ class TlsStream(Stream):
         found: Any = self._tls.getpeercert() or {}
         names = [value for kind, value in found.get("subjectAltName", ()) if kind in _NAMES]
         return names + [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
+
+    @property
+    def has_input(self) -> bool:
+        """Returns whether bytes have come that get() has not taken."""
+        return self._incoming.pending > 0
+
+    @property
+    def own_bytes(self) -> int:
+        """Returns how many bytes wait for the socket that TLS has made already."""
+        return self._outgoing.pending
 
     def put(self, data: Any) -> int:
         done = 0

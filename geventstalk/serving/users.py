@@ -11,11 +11,13 @@ import pwd
 import re
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_network
 from socket import SO_PEERCRED, SOL_SOCKET
 from socket import socket as Socket
 from typing import Any, Final
+
+import gevent
 
 from geventstalk import config_values as values
 from geventstalk.config import ConfigError
@@ -51,10 +53,9 @@ def user_of(listener: Listener, stream: Stream, access: Access) -> User | None:
     for identity in listener.identity:
         user: User | None = None
         if identity == CERTIFICATE:
-            assert isinstance(stream, TlsStream)
-            user = access.of_certificate(stream.names_of_peer())
+            user = access.of_certificate(_names_of(stream))
         elif identity == UNIX_USER:
-            user = access.of_uid(_uid_of(stream.socket))
+            user = access.of_uid(_uid_of(stream))
         elif identity == ADDRESS:
             user = _by_address(stream, access)
         if user is not None:
@@ -62,19 +63,59 @@ def user_of(listener: Listener, stream: Stream, access: Access) -> User | None:
     return None
 
 
-def _uid_of(sock: Socket) -> int:
+def _names_of(stream: Stream) -> Iterable[str]:
+    if stream.passed_on is not None:
+        names: tuple[str, ...] = stream.passed_on.names
+        return names
+    assert isinstance(stream, TlsStream)
+    return stream.names_of_peer()
+
+
+def _uid_of(stream: Stream) -> int:
+    if stream.passed_on is None:
+        return _connected_uid(stream.socket)
+    found: int = _in_thread(_number_of, stream.passed_on.account)
+    return found
+
+
+def _connected_uid(sock: Socket) -> int:
     """Returns the number of the user whose process connected. See unix(7), SO_PEERCRED."""
     credentials = struct.Struct("3i")
     uid: int = credentials.unpack(sock.getsockopt(SOL_SOCKET, SO_PEERCRED, credentials.size))[1]
     return uid
 
 
-def _by_address(stream: Stream, access: Access) -> User | None:
-    if stream.peer:
-        return access.of_address(stream.peer.rpartition(":")[0].strip("[]"))
+def account_of(sock: Socket) -> str:
+    """Returns the name of that user, "" without one. Numbers differ from host to host."""
+    found: str = _in_thread(_name_of, _connected_uid(sock))
+    return found
+
+
+def _in_thread(look_up: Callable[[Any], Any], what: Any) -> Any:
+    """A directory of users may be on another host, and no other client waits for that."""
+    return gevent.get_hub().threadpool.apply(look_up, (what,))
+
+
+def _name_of(uid: int) -> str:
     try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OSError):
+        return ""
+
+
+def _number_of(name: str) -> int:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, OSError, ValueError):
+        return -1
+
+
+def _by_address(stream: Stream, access: Access) -> User | None:
+    try:
+        if stream.peer:
+            return access.of_address(stream.peer.rpartition(":")[0].strip("[]"))
         return access.of_address(stream.socket.getpeername()[0])
-    except OSError:  # the client has gone
+    except (OSError, ValueError):  # the client has gone, or another node has told no address
         return None
 
 
