@@ -250,7 +250,10 @@ class Life:
             self.deleted(id)
         for id, job in self.jobs.items():
             job.perhaps_deleted = job.fleeting
-            facts = client.stats(b"stats-job %d" % id)
+            reply = client.ask(b"stats-job %d" % id)
+            if job.fleeting and reply == b"NOT_FOUND\r\n":
+                continue  # its time has ended since the lists
+            facts = dict(line.split(": ", 1) for line in yaml_lines(reply))
             if job.tags:
                 assert facts["tries"] == job.tags.get("tries", "0") and facts["group"].strip('"') == job.tags.get(
                     "grp", ""
