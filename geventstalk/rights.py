@@ -29,7 +29,7 @@ EVERY_TUBE: Final = "*"
 TOKEN_BYTES: Final = 32
 """A token has so many random bytes, so its hash need not be a slow one."""
 HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
-NO_LIMIT: Final = 1 << 31
+NO_LIMIT: Final = 1 << 53
 _SECOND_NS: Final = 1_000_000_000
 _KNOWN_MAX: Final = 4096
 """Tubes whose rights are kept for each user."""
@@ -49,7 +49,8 @@ class Proof(NamedTuple):
 
 class Limits(NamedTuple):
     """The most that a user may take: connections at a time and puts a second of all of them together, `puts_burst` of
-    which may come at once; of each connection the tubes that it watches and the jobs that it holds; the bytes of a job.
+    which may come at once; of each connection the tubes that it watches and the jobs that it holds; the bytes of a job;
+    the jobs that the user has put and that are not deleted, and the bytes of them all; ttr and delay of a put.
     """
 
     connections: int = NO_LIMIT
@@ -58,12 +59,17 @@ class Limits(NamedTuple):
     watched: int = NO_LIMIT
     reserved: int = NO_LIMIT
     job_bytes: int = NO_LIMIT
+    jobs: int = NO_LIMIT
+    bytes: int = NO_LIMIT
+    ttr: int = NO_LIMIT
+    delay: int = NO_LIMIT
 
 
 class User:
     """A user, and the rights on each tube. `sees_all` says that the user may look at every tube, `operates` that the
     user may have the server refuse puts, `is_paced` that puts or reserves may have to wait. Puts
     have their turns `put_step_ns` apart (0: at once), and `put_ahead_ns` before that, if earlier turns were not taken.
+    `quota` is the most jobs and bytes of the user's jobs together; `bounds_puts` says that puts are changed or counted.
     """
 
     def __init__(self, name: str, proof: Proof, rights: Mapping[str, int], limits: Limits | None = None) -> None:
@@ -73,6 +79,9 @@ class User:
         per_second = self.limits.puts_per_second
         self.put_step_ns: Final = 0 if per_second >= NO_LIMIT else _SECOND_NS // per_second
         self.put_ahead_ns: Final = (self.limits.puts_burst - 1) * self.put_step_ns
+        jobs, taken = self.limits.jobs, self.limits.bytes
+        self.quota: Final = (jobs, taken) if min(jobs, taken) < NO_LIMIT else None
+        self.bounds_puts: Final = self.quota is not None or min(self.limits.ttr, self.limits.delay) < NO_LIMIT
         self.is_paced: Final = min(per_second, self.limits.reserved) < NO_LIMIT
         self.name: Final = name
         self.proof: Final = proof

@@ -26,6 +26,8 @@ _ORIGIN: Final = b"from"
 """The tag that the server adds to a job which it moves to another tube. No client can give it."""
 _REASON: Final = b"reason"
 """The same for the text of a bury. Other characters than those of names stand as % and two hexadecimal digits."""
+_OWNER: Final = b"by"
+"""The same for the user who has put the job, where the number or the bytes of the user's jobs have a limit."""
 _NUMBER_DIGITS_MAX: Final = 10
 
 
@@ -37,7 +39,7 @@ class Tags:
     member of `group`, and is held while `after` has members. Of the jobs with a `key`, at most `key_max` are reserved.
     After `tries` deliveries, or `ttl_s` seconds without one, the job goes to the tube `dead`; `origin` is the tube from
     which it came there. After a delivery that ended without a delete it waits as `backoff` says. `reason` is why it was
-    buried, as its worker told, in UTF-8.
+    buried, as its worker told, in UTF-8. It counts among the jobs of `owner`, with `owner_bytes`.
     """
 
     __slots__ = (
@@ -49,6 +51,8 @@ class Tags:
         "key_max",
         "note",
         "origin",
+        "owner",
+        "owner_bytes",
         "reason",
         "text",
         "tries",
@@ -72,6 +76,8 @@ class Tags:
         self.note = b""
         self.origin = b""
         self.reason = b""
+        self.owner = b""
+        self.owner_bytes = 0
 
 
 def is_tag(word: bytes) -> bool:
@@ -85,7 +91,7 @@ def parse_put(text: bytes) -> Tags:
     if len(text) > TAGS_BYTES_MAX:
         raise ValueError("the tags are too long")
     tags = parse(text)
-    if tags.origin or tags.reason:
+    if tags.origin or tags.reason or tags.owner:
         raise ValueError("no client can give this tag")
     return tags
 
@@ -111,8 +117,12 @@ def moved_from(tags: Tags, tube_name: bytes) -> Tags:
 
 def buried_for(tags: Tags | None, reason: bytes) -> Tags:
     """Returns the tags of a job whose worker tells why it buries it."""
-    escaped = [bytes([byte]) if byte in TUBE_NAME_CHARACTERS else b"%%%02x" % byte for byte in reason]
-    return _with(tags, _REASON, b"".join(escaped))
+    return _with(tags, _REASON, _escaped(reason))
+
+
+def owned_by(tags: Tags | None, user: str, body_bytes: int) -> Tags:
+    """Returns the tags of a job of this user. The body has its CRLF."""
+    return _with(tags, _OWNER, b"%b:%d" % (_escaped(user.encode()), body_bytes))
 
 
 def without_reason(tags: Tags) -> bytes:
@@ -158,6 +168,9 @@ def _set_of_server(tags: Tags, name: bytes, value: bytes) -> None:
         tags.origin = _name(value)
     elif name == _REASON:
         tags.reason = _unescaped(value)
+    elif name == _OWNER:
+        owner, _, digits = value.partition(b":")
+        tags.owner, tags.owner_bytes = _unescaped(owner), _number(digits)
     else:
         raise ValueError("the tag is unknown")
 
@@ -166,6 +179,10 @@ def _name(value: bytes) -> bytes:
     if not is_tube_name(value):
         raise ValueError("a tag's name follows the rules of tube names")
     return value
+
+
+def _escaped(text: bytes) -> bytes:
+    return b"".join([bytes([byte]) if byte in TUBE_NAME_CHARACTERS else b"%%%02x" % byte for byte in text])
 
 
 def _unescaped(value: bytes) -> bytes:

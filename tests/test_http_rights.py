@@ -323,3 +323,18 @@ def test_limits_of_a_user_hold_over_http() -> None:
     assert (counted.usage_of("u").puts, counted.usage_of("u").refused) == (2, 2)
     gevent.sleep(1.1)
     assert world.status("POST", "/api/v1/jobs", {"tube": "own", "body": "4"}) == 201, "a refused put takes no turn"
+
+
+def test_the_jobs_of_a_user_are_counted_over_http() -> None:
+    world = World({})
+    limits = Limits(jobs=3, bytes=5, ttr=30, delay=7)
+    world.users = Access([User("u", Proof(token=hash_of(TOKEN)), {"own": ALL}, limits)])
+    world.backend.guard = Counted(world.users)
+    world.backend.engine.quotas = {b"u": (3, 5)}
+    job = {"tube": "own", "body": "12", "ttr_s": 60, "delay_s": 9}
+    first = world.json("POST", "/api/v1/jobs", job)
+    assert (first["ttr_s"], first["delay_s"]) == (30, 7)
+    bodies = ("1234", "123", "", "")
+    assert [world.status("POST", "/api/v1/jobs", job | {"body": body}) for body in bodies] == [507, 201, 201, 507]
+    assert world.status("DELETE", f"/api/v1/jobs/{first['id']}") == 204
+    assert world.status("POST", "/api/v1/jobs", job) == 201

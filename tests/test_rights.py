@@ -447,6 +447,76 @@ def test_limits_of_a_connection() -> None:
     check(rig.engine)
 
 
+def test_a_user_has_so_many_jobs_and_bytes() -> None:
+    rig = Rig()
+    client, owner = limited(rig, jobs=3, bytes=10, ttr=30, delay=5)
+    rig.engine.quotas = {b"u": (3, 10)}
+    other = Session(rig.service)
+
+    def tell(session: Session, data: bytes) -> bytes:
+        session.receive(data, rig.clock.ns)
+        return session.take_out()
+
+    def says(line: str, body: str = "") -> bytes:
+        return tell(client, f"{line}\r\n{body}\r\n".encode())
+
+    assert says("put 0 9 600 4", "four") == b"INSERTED 1\r\n"
+    facts = tell(other, b"stats-job 1\r\n")
+    assert b"\nttr: 30\n" in facts and b"\ndelay: 5\n" in facts
+    assert says("put-in t 0 0 60 6 grp:g", "sixsix") == b"INSERTED 2\r\n"
+    assert says("put 0 0 60 1", "x") == b"OUT_OF_MEMORY\r\n", "11 bytes"
+    assert says("put 0 0 60 0") == b"INSERTED 4\r\n"
+    assert says("put 0 0 60 0") == b"OUT_OF_MEMORY\r\n", "a fourth job"
+    assert owner.usage.refused == 2
+    assert tell(other, b"put 0 0 60 4\r\nfree\r\n") == b"INSERTED 6\r\n", "of nobody's quota"
+    assert says("put 0 0 60 3 by:v:5", "quit") == b"BAD_FORMAT\r\n", "no client says whose a job is"
+    client, _ = limited(rig, jobs=3, bytes=10, ttr=30, delay=5)
+    assert tell(other, b"reserve-job 2\r\nbury 2 0 broken\r\nmove 2 dead\r\n").endswith(b"BURIED\r\nMOVED\r\n")
+    assert says("put 0 0 60 0") == b"OUT_OF_MEMORY\r\n", "wherever the job is"
+    assert tell(other, b"delete 2\r\n") == b"DELETED\r\n"
+    assert says("put 0 0 60 6 idp:k", "sixsix") == b"INSERTED 8\r\n"
+    assert says("put 0 0 60 6 idp:k", "sixsix") == b"INSERTED 8 READY\r\n", "nothing is stored"
+    rules = rig.engine.rules_of_tags()
+    for _ in range(2):
+        assert (rules.owned[b"u"].jobs, rules.owned[b"u"].bytes) == (3, 10)
+        rig.engine.undo()
+    for id in (1, 4, 8):
+        tell(other, b"delete %d\r\n" % id)
+    assert not rules.owned
+
+
+@pytest.mark.slow
+def test_the_jobs_of_a_user_outlive_a_restart(
+    start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]
+) -> None:
+    name = "shop@example.org"
+    entry: dict[str, object] = {"unix_user": os.getuid(), "rights": {"*": "all"}, "jobs": 4, "bytes": 3_000_000}
+    listener = f'  - {{address: "unix:{tmp_path}/own", identity: [unix_user]}}\n'
+    port, token = free_port(), {"boss": {"token": hash_of(TOKEN), "rights": {"*": ["all", "operate"]}}}
+    words = [*settings(listener, {name: entry} | token), "-b", str(tmp_path / "data"), "-z", "2000000"]
+    server = start_server(*words, "--http", str(port))
+    large = b"put 0 0 60 1500000\r\n%b\r\n" % bytes(1_500_000)
+    client = unix(tmp_path / "own")
+    assert talk(client, large + b"put 0 0 60 1\r\nx\r\n") == b"INSERTED 1\r\nINSERTED 2\r\n"
+    assert talk(client, large) == b"OUT_OF_MEMORY\r\n"
+    assert talk(client, b"reserve-job 2\r\nbury 2 0 why\r\n").endswith(b"BURIED\r\n")
+    server.process.kill()
+    server.process.wait(30)
+    start_server(*words, "--http", str(port))
+    client = unix(tmp_path / "own")
+    assert talk(client, large + b"put 0 0 60 1\r\nx\r\nput 0 0 60 1\r\nx\r\nput 0 0 60 1\r\nx\r\n") == (
+        b"OUT_OF_MEMORY\r\nINSERTED 4\r\nINSERTED 5\r\nOUT_OF_MEMORY\r\n"
+    )
+    web = Web(port, TOKEN)
+    shown = {each["name"]: each for each in web.get("/users")["users"]}
+    assert (shown[name]["jobs"], shown[name]["bytes"], shown[name]["limits"]["jobs"]) == (4, 1_500_003, 4)
+    assert "jobs" not in shown["boss"]
+    text = web.ask("GET", "/metrics")[2].decode()
+    assert f'geventstalk_user_jobs{{user="{name}"}} 4' in text
+    assert float(text.partition(f'geventstalk_user_job_bytes{{user="{name}"}} ')[2].split()[0]) == 1_500_003
+    assert talk(client, b"delete 1\r\n" + large) == b"DELETED\r\nINSERTED 7\r\n"
+
+
 def test_long_lists_and_watches_in_name_only_have_bounds() -> None:
     rig = Rig()
     client = GuardedSession(rig.service, user({"a*": LOOK, "b*": PUT}), None)

@@ -9,6 +9,7 @@ limit are reserved. All of it follows from the fields of the jobs, but for marks
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from geventstalk.core.job import READY, SECOND_NS, Job, TaggedTally, tags_of
@@ -77,6 +78,16 @@ class Group:
         self.after: dict[bytes, int] = {}
 
 
+class Owned:
+    """How many jobs of a user there are, and the bytes of their bodies."""
+
+    __slots__ = ("bytes", "jobs")
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        self.bytes = 0
+
+
 class _Shared:
     """Tags that several jobs have, and how many jobs that are."""
 
@@ -111,6 +122,7 @@ class Rules(Timer):
         self.due: deque[int] = deque()  # ids of jobs and marks for settle()
         self.bytes = 0  # about what the tags of jobs and marks take
         self.loading = False  # jobs are restored, in order of their ids: members of a group may follow those that wait
+        self.owned: dict[bytes, Owned] = {}  # by the user
         self._shared: dict[bytes, _Shared] = {}  # by their text; tags with a unique key are not shared
         self._unique: dict[bytes, int] = {}  # the job or the mark that a put with this key finds
         self._later: dict[bytes, dict[int, None]] = {}  # other jobs with the same key, which were moved together
@@ -129,6 +141,15 @@ class Rules(Timer):
         bodies = self._engine.bodies
         more = SHARED_BYTES if tags.text in self._shared else _bytes_of(tags)
         return bodies is None or self.bytes + more <= max(bodies.max_bytes // 4, BYTES_MIN)
+
+    def is_within(self, tags: Tags, quotas: Mapping[bytes, tuple[int, int]]) -> bool:
+        """Returns whether the owner may have another job with these tags. `quotas` has the most jobs and bytes."""
+        quota = quotas.get(tags.owner)
+        if quota is None:
+            return True
+        owned = self.owned.get(tags.owner)
+        jobs, taken = (0, 0) if owned is None else (owned.jobs, owned.bytes)
+        return jobs < quota[0] and taken + tags.owner_bytes - len(b"\r\n") <= quota[1]
 
     def closes_cycle(self, tags: Tags) -> bool:
         """Returns whether a group would wait for itself, if a job with these tags were put."""
@@ -157,6 +178,12 @@ class Rules(Timer):
         self._share(tally)
         tags = tally.tags
         tally.freed = tally.freed or tally.reserves > 0
+        if tags.owner:
+            owned = self.owned.get(tags.owner)
+            if owned is None:
+                owned = self.owned[tags.owner] = Owned()
+            owned.jobs += 1
+            owned.bytes += tags.owner_bytes - len(b"\r\n")
         if tags.unique:
             self._take_key(_unique_key(tube.name, tags), job.id)
         if tags.group:
@@ -172,6 +199,12 @@ class Rules(Timer):
             return
         tags = tally.tags
         self._unshare(tags)
+        if tags.owner:
+            owned = self.owned[tags.owner]
+            owned.jobs -= 1
+            owned.bytes -= tags.owner_bytes - len(b"\r\n")
+            if not owned.jobs:
+                del self.owned[tags.owner]
         if tags.unique:
             self._leave_key(_unique_key(tube.name, tags), job.id)
         if tags.group:
@@ -588,6 +621,7 @@ class Rules(Timer):
         self.forget()
         self.bytes = 0
         self._shared = {}
+        self.owned = {}
         self.groups = {}
         self._unique = {}
         self._later = {}

@@ -55,6 +55,7 @@ class EngineState:
         self.bodies: Bodies | None = None  # None: memory has no bound, and every job has its body
         self.rules: Rules | None = None  # None: no job has had tags yet
         self.policies: Policies | None = None  # None: no tube has a policy
+        self.quotas: dict[bytes, tuple[int, int]] = {}  # the most jobs, and bytes of them, of users that have a limit
         self.next_id = 1
         self.tubes: dict[bytes, Tube] = {}  # in order of creation
         self.clients: dict[int, Client] = {}

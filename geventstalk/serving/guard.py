@@ -85,8 +85,13 @@ class Guard:
         self._hang_up = hang_up
         self._log = log
         self._access = read_access(path)
+        self._bound(self._access)
         self._told_s = -_TELL_EVERY_S
         self._usages: dict[str, Usage] = {}  # by the name of the user
+
+    def _bound(self, found: Access) -> None:
+        quotas = {name.encode(): user.quota for name, user in found.users.items()}
+        self._service.engine.quotas = {name: quota for name, quota in quotas.items() if quota is not None}
 
     def users(self) -> Access:
         """Returns the users as the file was read last."""
@@ -156,6 +161,7 @@ class Guard:
             if before is None or before.limits != each.limits:
                 self.usage_of(name).begin_anew()
         self._access = found
+        self._bound(found)
         self._turn.begin()
         for channel in [*self._turn.channels.values()]:
             session = channel.session

@@ -165,7 +165,7 @@ def _user(name: object, entry: object) -> User:
 
 
 def _limits(entry: Mapping[str, object]) -> Limits:
-    given = {key: values.whole(key, NO_LIMIT)(entry[key]) for key in Limits._fields if key in entry}
+    given = {key: values.whole(key, NO_LIMIT - 1)(entry[key]) for key in Limits._fields if key in entry}
     for key in ("puts_per_second", "puts_burst"):
         if given.get(key) == 0:
             raise ValueError(f"{key} is 0, and has to be at least 1: without the right to put there are no puts")

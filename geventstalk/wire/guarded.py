@@ -12,9 +12,10 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.job import RESERVED, Job
+from geventstalk.core.engine import OUT_OF_MEMORY
+from geventstalk.core.job import RESERVED, Job, TaggedTally, tags_of
 from geventstalk.rights import ALL, LOOK, MANAGE, NO_LIMIT, OPERATE, PUT, WORK, Access, User
-from geventstalk.tags import Tags
+from geventstalk.tags import Tags, owned_by
 from geventstalk.wire import protocol as p
 from geventstalk.wire.batches import OfIds
 from geventstalk.wire.commands import Commands, Going, Service
@@ -186,6 +187,12 @@ class GuardedSession(Session):
             if self.engine.changing:
                 raise
             self.reply(p.R_OUT_OF_MEMORY)
+        if verb.right == PUT and self.upload is not None and self.user is not None and self.user.bounds_puts:
+            bound_put(self.upload, self.user, self.body_left)
+
+    def _refuse(self, outcome: int) -> None:
+        self._owner.usage.refused += outcome == OUT_OF_MEMORY
+        super()._refuse(outcome)
 
     # --- a client that is nobody's yet
 
@@ -481,6 +488,14 @@ class _Names(Going):
             return False
         begin_list(client, self._found)
         return client.going is self
+
+
+def bound_put(job: Job, user: User, body_bytes: int) -> None:
+    """Gives a put that has begun what the limits of its user ask for. The body has its CRLF."""
+    job.ttr_s = min(job.ttr_s, max(user.limits.ttr, 1))
+    job.delay_s = min(job.delay_s, user.limits.delay)
+    if user.quota is not None:
+        job.tally = TaggedTally(owned_by(tags_of(job), user.name, body_bytes))
 
 
 def _rest_of_reserve(verb: Verb, arguments: bytes) -> int:

@@ -1,6 +1,6 @@
 """What a segment is made of: kinds of records, checksums, groups, parts, sizes and the schema. Knows no file.
 
-This module must not know what a payload means, nor SQLite's module. Schema, format version 3; docs/journal.md has more:
+This module must not know what a payload means, nor SQLite's module. Schema and records; docs/journal.md has more:
   record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ...; kind is FULL, CHANGE or DELETE, or PART ... LAST for a
   FULL one that is too large for a row, or GROUP for several small ones in one: seq is that of the last, key how many,
   and the payload `[[key,kind,size],...]`, a line feed, and theirs. each_record is a view with a row for each of those.
@@ -30,10 +30,10 @@ GROUP: Final = 6
 begins with the number of its PARTs (u32). Other records may stand between them, but no PARTs of another key. GROUP is a
 row of several small records."""
 APPLICATION_ID: Final = 0x67767374  # "gvst"
-FORMAT_VERSION: Final = 4
-FORMAT_VERSIONS: Final = (1, 2, 3, 4)
+FORMAT_VERSION: Final = 5
+FORMAT_VERSIONS: Final = (1, 2, 3, 4, 5)
 """What can be read. Version 1 has neither groups nor the view. In version 2 nothing stands between PARTs. Up to version
-3 no payload has tags. A reader of version 4 reads all of them."""
+3 no payload has tags, and up to version 4 no tag tells of a user. A reader of version 5 reads all of them."""
 FORMAT_LIMIT: Final = 99
 """Largest format version that any geventstalk will write. A larger one is damage: one bit of a number of 32 flipped."""
 PAGE_BYTES: Final = 2048

@@ -21,8 +21,9 @@ from geventstalk.http.matcher import CRLF_BYTES, ID_MAX
 from geventstalk.http.params import Fields, Parameters, wrong
 from geventstalk.http.search import Search
 from geventstalk.http.slices import Pace
-from geventstalk.rights import MANAGE, PUT, User
-from geventstalk.tags import Tags, parse_put
+from geventstalk.rights import MANAGE, NO_LIMIT, PUT, User
+from geventstalk.tags import Tags, owned_by, parse_put
+from geventstalk.wire.guarded import Usage
 
 _ID: Final = re.compile(r"[0-9]{1,19}")
 _FILTER_TEXT_MAX: Final = 1 << 16
@@ -95,7 +96,13 @@ class JobsResource:
         sight = who_sends(req).sight
         if not sight.may(tube, PUT) or (tags is not None and tags.dead and not sight.may(tags.dead, PUT)):
             raise falcon.HTTPForbidden(description="You have no right to put into this tube.")
-        self._require_within_limits(sight.user, len(body))
+        user = sight.user
+        if user is not None and self._backend.guard is not None:
+            self._require_within_limits(user, self._backend.guard.usage_of(user.name), len(body))
+            delay_s, ttr_s = min(delay_s, user.limits.delay), min(ttr_s, max(user.limits.ttr, 1))
+            if user.quota is not None:
+                tags = owned_by(tags, user.name, len(body) + len(b"\r\n"))
+                self._require_within_quota(tags, user.quota)
         put = OnePut(self._backend, tube, body, (pri, delay_s, ttr_s), tags)
         self._backend.change(put)
         put.require_done()
@@ -107,12 +114,14 @@ class JobsResource:
         resp.status = falcon.HTTP_201
         resp.location = f"/api/v1/jobs/{put.after['id']}"
 
-    def _require_within_limits(self, user: User | None, size: int) -> None:
+    def _require_within_quota(self, tags: Tags, quota: tuple[int, int]) -> None:
+        engine = self._backend.engine
+        if not engine.rules_of_tags().is_within(tags, engine.quotas):
+            jobs, size = (str(most) if most < NO_LIMIT else "any number of" for most in quota)
+            raise falcon.HTTPInsufficientStorage(description=f"You may have {jobs} jobs with {size} bytes together.")
+
+    def _require_within_limits(self, user: User, usage: Usage, size: int) -> None:
         """Counts a put of a user. Raises HTTPError above the user's limits."""
-        guard = self._backend.guard
-        if user is None or guard is None:
-            return
-        usage = guard.usage_of(user.name)
         if size > user.limits.job_bytes:
             usage.refused += 1
             raise falcon.HTTPContentTooLarge(description=f"Your jobs have at most {user.limits.job_bytes} bytes.")

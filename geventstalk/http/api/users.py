@@ -8,6 +8,7 @@ from typing import Any
 
 import falcon
 
+from geventstalk.core.rules import Owned
 from geventstalk.http.backend import Backend
 from geventstalk.http.params import Parameters
 from geventstalk.http.slices import Pace, json_list, page
@@ -45,7 +46,13 @@ class UsersResource:
 
         names, total = page(list(users), key, pace, descending, offset, limit)
         reserved = self._reserved(pace)
-        shown = (_shown(users[name], guard.usage_of(name), reserved[name]) for name in names if guard is not None)
+        rules = self._backend.engine.rules
+        owned = {} if rules is None else rules.owned
+        shown = (
+            _shown(users[name], guard.usage_of(name), reserved[name], owned.get(name.encode()))
+            for name in names
+            if guard is not None
+        )
         resp.data = json_list("users", shown, pace, total=total)
         resp.content_type = falcon.MEDIA_JSON
 
@@ -62,7 +69,7 @@ class UsersResource:
         return found
 
 
-def _shown(user: User, usage: Usage, reserved: int) -> Json:
+def _shown(user: User, usage: Usage, reserved: int, owned: Owned | None) -> Json:
     proof = user.proof
     shown_by = {
         "certificate": proof.certificate,
@@ -78,6 +85,7 @@ def _shown(user: User, usage: Usage, reserved: int) -> Json:
         "connections": usage.connections,
         "reserved": reserved,
         "commands": usage.commands,
+        **({} if user.quota is None else {"jobs": owned.jobs if owned else 0, "bytes": owned.bytes if owned else 0}),
         "puts": usage.puts,
         "delayed_puts": usage.waits,
         "refused_commands": usage.refused,

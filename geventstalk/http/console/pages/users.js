@@ -16,11 +16,15 @@ const LIMITS = {
   watched: (most) => `${counted(most, "watched tube")} a connection`,
   reserved: (most) => `${counted(most, "reserved job")} a connection`,
   job_bytes: (most) => `jobs of ${bytes(most)}`,
+  jobs: (most, all, one) => `${counted(most, "job")}, and has ${count(one.jobs)}`,
+  bytes: (most, all, one) => `${bytes(most)} in all jobs, and has ${bytes(one.bytes)}`,
+  ttr: (most) => `a ttr of ${counted(most, "second")}`,
+  delay: (most) => `a delay of ${counted(most, "second")}`,
 };
 
 const inWords = (words) => (ALL.every((word) => words.includes(word)) ? ["all", ...words.filter((word) => !ALL.includes(word))] : words).join(", ");
 const rightsOf = (one) => Object.entries(one.rights).map(([pattern, words]) => `${pattern}: ${inWords(words)}`);
-const limitsOf = (one) => Object.entries(one.limits).filter(([key]) => LIMITS[key]).map(([key, most]) => LIMITS[key](most, one.limits));
+const limitsOf = (one) => Object.entries(one.limits).filter(([key]) => LIMITS[key]).map(([key, most]) => LIMITS[key](most, one.limits, one));
 const shownBy = (one) => Object.entries(one.shown_by).map(([key, value]) => (key === "token" ? "token" : `${key.replace("_", " ")} ${[value].flat().join(", ")}`));
 
 export function Users() {
