@@ -176,6 +176,8 @@ class GuardedSession(Session):
             self.trace("<", line)
         if instead is None or instead:
             self._run_verb(verb, arguments if instead is None else instead, now_ns)
+            if user.bounds_puts and self.upload is not None:
+                bound_put(self.upload, user, self.body_left)
         return True
 
     def _run_verb(self, verb: Verb, arguments: bytes, now_ns: int) -> None:
@@ -187,8 +189,6 @@ class GuardedSession(Session):
             if self.engine.changing:
                 raise
             self.reply(p.R_OUT_OF_MEMORY)
-        if verb.right == PUT and self.upload is not None and self.user is not None and self.user.bounds_puts:
-            bound_put(self.upload, self.user, self.body_left)
 
     def _refuse(self, outcome: int) -> None:
         self._owner.usage.refused += outcome == OUT_OF_MEMORY
