@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
@@ -611,6 +612,33 @@ def test_a_revoked_client_is_turned_away_and_gives_back() -> None:
     assert world.says("peek 1") == UNAUTHORIZED and world.client.closed
 
 
+@pytest.mark.parametrize("gone", [True, False], ids=["the user", "the right"])
+def test_what_is_under_way_ends_with_the_right(gone: bool) -> None:
+    """A pipeline, an upload and a waiting reserve, each cut where a new file comes into use."""
+    rig = Rig()
+    fewer = User("u", Proof(token=hash_of("u")), {"other": ALL})
+    sessions = [limited(rig)[0] for _ in range(3)]
+    pipelined, uploads, waits = sessions
+    rig.feed(pipelined, b"put 0 0 60 1\r\nx\r\nreserve-job 1\r\n")
+    pipelined.receive(b"", rig.clock.ns)
+    rig.feed(uploads, b"put 0 0 60 9\r\nfour")
+    assert rig.feed(waits, b"reserve\r\n") == b""
+    for session in sessions:
+        if gone:
+            session.revoke()
+        else:
+            session.become(fewer)
+    for session in sessions:
+        session.gives_back(rig.clock.ns)
+    job = rig.engine.jobs.get(1)
+    assert job is not None and job.state != RESERVED, "what was reserved goes back"
+    assert waits.take_out() == b"" and not rig.engine.clients[waits.number].reserved, "and is not handed out"
+    answer = rig.feed(pipelined, b"delete 1\r\npeek 1\r\n" * 3)
+    assert answer == (UNAUTHORIZED if gone else NOT_FOUND * 6)
+    answer = rig.feed(uploads, b" five\r\nput 0 0 60 1\r\nx\r\n")
+    assert answer.endswith(UNAUTHORIZED if gone else FORBIDDEN), "an upload that had begun may end"
+
+
 # --- a server
 
 Starter = Callable[..., ServerProcess]
@@ -718,6 +746,35 @@ def test_a_forbidden_job_takes_as_long_as_a_missing_one(
     z = (ranks - TIMED * (count + 1) / 2) / (TIMED * TIMED * (count + 1) / 12) ** 0.5  # of Mann and Whitney
     print(f"{verb}: z = {z:.1f}")
     assert abs(z) < 10
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["the user", "the right"])
+def test_what_one_gives_back_is_not_handed_to_another_who_loses_the_right(
+    start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]], gone: bool
+) -> None:
+    """The job of the first client went to the second one, whose turn to lose the right came later."""
+    listeners = "".join(
+        f'  - {{address: "unix:{tmp_path}/{name}", identity: [{name}]}}\n' for name in ("unix_user", "token")
+    )
+    me = {"me": {"unix_user": os.getuid(), "rights": {"*": "all"}}}
+    shop = {"token": hash_of(TOKEN), "rights": {"mail": "all", "post": "all"}}
+    server = start_server(*settings(listeners, me | {"shop": shop}))
+    boss, auth = unix(tmp_path / "unix_user"), b"auth %b\r\nwatch mail\r\nwatch post\r\n" % TOKEN.encode()
+    assert talk(boss, b"put-in mail 0 0 60 6\r\nsecret\r\n") == b"INSERTED 1\r\n"
+    holds, *wait = [unix(tmp_path / "token") for _ in range(4)]
+    assert talk(holds, auth + b"reserve\r\n").endswith(b"RESERVED 1 6\r\nsecret\r\n")
+    for client in wait:
+        assert talk(client, auth).endswith(b"WATCHING 3\r\n")
+        client.sendall(b"reserve\r\n")
+    until(lambda: b"current-waiting: 3" in talk(boss, b"stats\r\n"), "all wait")
+    written(tmp_path, {"users": me if gone else me | {"shop": shop | {"rights": {"post": "all"}}}})
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: b"state: ready" in talk(boss, b"stats-job 1\r\n"), "the job goes back")
+    assert b"reserves: 1\n" in talk(boss, b"stats-job 1\r\n")
+    for client in wait:
+        client.settimeout(0.2)
+        with suppress(TimeoutError, ConnectionError):
+            assert client.recv(100) == b""
 
 
 def test_users_of_http(start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]) -> None:

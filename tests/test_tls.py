@@ -589,6 +589,61 @@ def test_only_clients_of_the_authority_come_in(serve: Callable[..., Served], pki
     assert (served.log.read_text().count("a TLS handshake failed: "), served.server.stop()) == (1, 0)
 
 
+NODE = """
+const tls = require("tls"), fs = require("fs");
+const [port, trusted] = process.argv.slice(1);
+const client = tls.connect({port, host: "127.0.0.1", ca: fs.readFileSync(trusted)}, () => {
+  client.write("put 0 0 60 200000\\r\\n" + "x".repeat(200000) + "\\r\\nreserve\\r\\n");
+});
+let seen = 0;
+client.on("data", (data) => {
+  seen += data.length;
+  if (seen > 200000 + 30) client.end();
+});
+client.on("close", () => console.log(client.getProtocol(), seen));
+"""
+
+
+@pytest.mark.slow
+def test_node_finds_its_way_in(serve: Callable[..., Served], pki: Pki) -> None:
+    if shutil.which("node") is None:
+        missing("node is not installed")
+    served = serve("-z", "200000")
+    words = ["node", "-e", NODE, str(served.port), str(pki.authority.trusted)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    told = len(b"INSERTED 1\r\nRESERVED 1 200000\r\n") + 200_002
+    assert done.stdout.split() == ["TLSv1.3", str(told)], done
+
+
+@pytest.mark.slow
+def test_a_client_without_tls_comes_through_stunnel(serve: Callable[..., Served], pki: Pki, tmp_path: Path) -> None:
+    if shutil.which("stunnel4") is None:
+        missing("stunnel is not installed")
+    served, port = serve(client_ca=True), free_port()
+    files = f"CAfile = {pki.authority.trusted}\ncert = {pki.client.certificate}\nkey = {pki.client.key}\n"
+    ends = f"accept = 127.0.0.1:{port}\nconnect = 127.0.0.1:{served.port}\n"
+    settings = tmp_path / "stunnel.conf"
+    settings.write_text(f"foreground = yes\npid =\n[queue]\nclient = yes\nverifyChain = yes\n{files}{ends}")
+    stunnel = subprocess.Popen(["stunnel4", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(partial(listens, port), "stunnel listens")
+        with LibraryClient(f"127.0.0.1:{port}") as client:
+            ids = [client.put(bytes([number]) * 60_000) for number in range(20)]
+            for number, id in enumerate(ids):
+                job = client.reserve_with_timeout(5)
+                assert (job.id, job.body) == (id, bytes([number]) * 60_000)
+                client.delete(job.id)
+    finally:
+        stunnel.terminate()
+        stunnel.wait(10)
+
+
+def listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
 @pytest.mark.slow
 def test_openssl_finds_its_way_in_and_has_no_other(serve: Callable[..., Served], pki: Pki) -> None:
     served = serve()

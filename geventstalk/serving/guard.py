@@ -163,6 +163,7 @@ class Guard:
         self._access = found
         self._bound(found)
         self._turn.begin()
+        changed: list[tuple[Channel, GuardedSession]] = []
         for channel in [*self._turn.channels.values()]:
             session = channel.session
             if not isinstance(session, GuardedSession):
@@ -174,11 +175,13 @@ class Guard:
             new = found.users.get(user.name)
             if new is None or new.proof != user.proof:
                 session.revoke()
-                session.gives_back(monotonic_ns())
-                self._hang_up(channel)
             else:
                 session.become(new)
-                session.gives_back(monotonic_ns())
-                if session.rests:
-                    self.wake(session)
+            changed.append((channel, session))
+        for channel, session in changed:  # only now: what goes back is handed out to others at once
+            session.gives_back(monotonic_ns())
+            if session.user is None:
+                self._hang_up(channel)
+            elif session.rests:
+                self.wake(session)
         self._log.info("read the users of %s again", self._path)

@@ -130,6 +130,8 @@ class GuardedSession(Session):
     def revoke(self) -> None:
         """Takes all rights from the client. Its next command ends the connection."""
         self.user = self._access = None
+        for tube in [*self.watched.values()]:
+            self.engine.unwatch(self, tube.name)  # a reserve that waits gets nothing any more
 
     def set_access(self, access: Access) -> None:
         """Takes the tokens of a new file, where the client has not shown one yet."""
