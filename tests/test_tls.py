@@ -595,12 +595,13 @@ const [port, trusted] = process.argv.slice(1);
 const client = tls.connect({port, host: "127.0.0.1", ca: fs.readFileSync(trusted)}, () => {
   client.write("put 0 0 60 200000\\r\\n" + "x".repeat(200000) + "\\r\\nreserve\\r\\n");
 });
-let seen = 0;
+let seen = 0, version = "";
 client.on("data", (data) => {
+  version = client.getProtocol();
   seen += data.length;
   if (seen > 200000 + 30) client.end();
 });
-client.on("close", () => console.log(client.getProtocol(), seen));
+client.on("close", () => console.log(version, seen));
 """
 
 
