@@ -20,7 +20,7 @@ import gevent
 import pytest
 import yaml
 
-from geventstalk.cluster.relay import ACCEPTED, answer_to, ask, greet
+from geventstalk.cluster.relay import ACCEPTED, Stranger, answer_to, ask, greet
 from geventstalk.config import ConfigError, Settings, require_fitting
 from geventstalk.config_listeners import Tls, listener
 from geventstalk.rights import Access, Proof, User, hash_of
@@ -144,6 +144,7 @@ class Pki:
         self.authority = Authority(folder, "authority")
         self.a, self.b, self.shop = (self.authority.certify(name) for name in (*NODES, "shop"))
         (folder / "strange").mkdir()
+        self.expired = self.authority.certify("node-c", days=-1)
         self.stranger = Authority(folder / "strange", "stranger").certify("node-a")
 
     def certificate(self, pair: Pair) -> Certificate:
@@ -192,15 +193,33 @@ def test_a_node_knows_a_node(pki: Pki) -> None:
         each.close()
 
 
-@pytest.mark.parametrize("who", ["shop", "stranger"])
-def test_another_certificate_is_no_node(pki: Pki, who: str) -> None:
-    pair = {"shop": pki.shop, "stranger": pki.stranger}[who]
+@pytest.mark.parametrize(
+    ("who", "words"),
+    [
+        ("shop", "not that of a node"),
+        ("stranger", "unable to get local issuer certificate"),
+        ("expired", "certificate has expired"),
+    ],
+)
+def test_another_certificate_is_no_node(pki: Pki, who: str, words: str) -> None:
+    pair = {"shop": pki.shop, "stranger": pki.stranger, "expired": pki.expired}[who]
     near, far = socket.socketpair()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)
     serving = gevent.spawn(served, context, far)
-    with pytest.raises(OSError, match="not that of a node" if who == "shop" else "certificate"):
+    with pytest.raises(Stranger, match=words):  # which is logged
         link_to_node(near, pki.certificate(pki.a).outgoing, NODES, 10)
+    serving.kill()
+    far.close()
+
+
+def test_a_node_hears_why_the_other_one_does_not_take_its_certificate(pki: Pki) -> None:
+    near, far = socket.socketpair()
+    serving = gevent.spawn(served, pki.certificate(pki.b).context, far)
+    link = link_to_node(near, pki.certificate(pki.expired).outgoing, NODES, 10)
+    with pytest.raises(Stranger, match="certificate expired"):  # with TLS 1.3 that comes behind the handshake
+        greet(link, "b.1", 10)
+    link.close()
     serving.kill()
     far.close()
 

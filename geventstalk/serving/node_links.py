@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from gevent.socket import wait_read, wait_write
 
 from geventstalk.addresses import peer_of
-from geventstalk.cluster.relay import ACCEPTED, LINE_BYTES
+from geventstalk.cluster.relay import ACCEPTED, LINE_BYTES, Stranger
 from geventstalk.config_listeners import CERTIFICATE, IDENTITIES, UNIX_USER, Listener
 from geventstalk.serving.proxied import NoHeader, header_of, header_of_node
 from geventstalk.serving.tls import READ, WRITE, TlsStream, reason_of
@@ -61,7 +61,7 @@ class StreamSocket:
             except BlockingIOError:
                 pass
             except ssl.SSLError as error:
-                raise ConnectionAbortedError(reason_of(error)) from None
+                raise Stranger(reason_of(error)) from None
             stream.flush()  # not waiting for it: what TLS has to say itself must not hold up the other direction
             self._wait(READ)
 
@@ -99,7 +99,7 @@ class StreamSocket:
 
 
 def link_to_node(sock: Any, context: ssl.SSLContext, names: tuple[str, ...], seconds: float) -> StreamSocket:
-    """Returns a connection to a node behind its handshake. Raises OSError when there is no node at the other end."""
+    """Returns a connection to a node behind its handshake. Raises OSError, and Stranger when it is none of a node."""
     plain = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.detach())
     plain.setblocking(False)
     stream = TlsStream(plain, context, server_side=False)
@@ -110,16 +110,18 @@ def link_to_node(sock: Any, context: ssl.SSLContext, names: tuple[str, ...], sec
             left_s = max(0.0, ends_s - monotonic())
             wait(stream.fd, timeout=left_s, timeout_exc=TimeoutError("no handshake in time"))
         if not is_node(stream, names):
-            raise ConnectionAbortedError("its certificate is not that of a node")
-    except BaseException:
+            raise Stranger("its certificate is not that of a node")
+    except BaseException as error:
         plain.close()
+        if isinstance(error, ssl.SSLError):
+            raise Stranger(reason_of(error)) from None
         raise
     return StreamSocket(stream)
 
 
 def is_node(stream: Stream, names: tuple[str, ...]) -> bool:
     """Returns whether a connection has shown the certificate of a node."""
-    return isinstance(stream, TlsStream) and not set(names).isdisjoint(stream.names_of_peer())
+    return bool(names) and isinstance(stream, TlsStream) and not set(names).isdisjoint(stream.names_of_peer())
 
 
 def header_for(stream: Stream, listener: Listener | None) -> bytes:
