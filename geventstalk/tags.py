@@ -121,8 +121,8 @@ def buried_for(tags: Tags | None, reason: bytes) -> Tags:
 
 
 def owned_by(tags: Tags | None, user: str, body_bytes: int) -> Tags:
-    """Returns the tags of a job of this user. The body has its CRLF."""
-    return _with(tags, _OWNER, b"%b:%d" % (_escaped(user.encode()), body_bytes))
+    """Returns the tags of a job of this user. With 0 its bytes do not count, and equal tags of jobs share memory."""
+    return _with(tags, _OWNER, _escaped(user.encode()) + (b":%d" % body_bytes if body_bytes else b""))
 
 
 def without_reason(tags: Tags) -> bytes:
@@ -169,8 +169,8 @@ def _set_of_server(tags: Tags, name: bytes, value: bytes) -> None:
     elif name == _REASON:
         tags.reason = _unescaped(value)
     elif name == _OWNER:
-        owner, _, digits = value.partition(b":")
-        tags.owner, tags.owner_bytes = _unescaped(owner), _number(digits)
+        owner, colon, digits = value.partition(b":")
+        tags.owner, tags.owner_bytes = _unescaped(owner), _number(digits) if colon else 0
     else:
         raise ValueError("the tag is unknown")
 

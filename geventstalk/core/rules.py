@@ -149,7 +149,7 @@ class Rules(Timer):
             return True
         owned = self.owned.get(tags.owner)
         jobs, taken = (0, 0) if owned is None else (owned.jobs, owned.bytes)
-        return jobs < quota[0] and taken + tags.owner_bytes - len(b"\r\n") <= quota[1]
+        return jobs < quota[0] and taken + tags.owner_bytes <= quota[1]
 
     def closes_cycle(self, tags: Tags) -> bool:
         """Returns whether a group would wait for itself, if a job with these tags were put."""
@@ -183,7 +183,7 @@ class Rules(Timer):
             if owned is None:
                 owned = self.owned[tags.owner] = Owned()
             owned.jobs += 1
-            owned.bytes += tags.owner_bytes - len(b"\r\n")
+            owned.bytes += tags.owner_bytes
         if tags.unique:
             self._take_key(_unique_key(tube.name, tags), job.id)
         if tags.group:
@@ -202,7 +202,7 @@ class Rules(Timer):
         if tags.owner:
             owned = self.owned[tags.owner]
             owned.jobs -= 1
-            owned.bytes -= tags.owner_bytes - len(b"\r\n")
+            owned.bytes -= tags.owner_bytes
             if not owned.jobs:
                 del self.owned[tags.owner]
         if tags.unique:

@@ -179,7 +179,7 @@ class GuardedSession(Session):
         if instead is None or instead:
             self._run_verb(verb, arguments if instead is None else instead, now_ns)
             if user.bounds_puts and self.upload is not None:
-                bound_put(self.upload, user, self.body_left)
+                bound_put(self.upload, user, self.body_left - len(p.CRLF))
         return True
 
     def _run_verb(self, verb: Verb, arguments: bytes, now_ns: int) -> None:
@@ -493,11 +493,16 @@ class _Names(Going):
 
 
 def bound_put(job: Job, user: User, body_bytes: int) -> None:
-    """Gives a put that has begun what the limits of its user ask for. The body has its CRLF."""
+    """Gives a put that has begun what the limits of its user ask for."""
     job.ttr_s = min(job.ttr_s, max(user.limits.ttr, 1))
     job.delay_s = min(job.delay_s, user.limits.delay)
     if user.quota is not None:
-        job.tally = TaggedTally(owned_by(tags_of(job), user.name, body_bytes))
+        job.tally = TaggedTally(tags_for(user, tags_of(job), body_bytes))
+
+
+def tags_for(user: User, tags: Tags | None, body_bytes: int) -> Tags:
+    """Returns the tags of a put of a user whose jobs are counted."""
+    return owned_by(tags, user.name, body_bytes if user.limits.bytes < NO_LIMIT else 0)
 
 
 def _rest_of_reserve(verb: Verb, arguments: bytes) -> int:

@@ -22,8 +22,8 @@ from geventstalk.http.params import Fields, Parameters, wrong
 from geventstalk.http.search import Search
 from geventstalk.http.slices import Pace
 from geventstalk.rights import MANAGE, NO_LIMIT, PUT, User
-from geventstalk.tags import Tags, owned_by, parse_put
-from geventstalk.wire.guarded import Usage
+from geventstalk.tags import Tags, parse_put
+from geventstalk.wire.guarded import Usage, tags_for
 
 _ID: Final = re.compile(r"[0-9]{1,19}")
 _FILTER_TEXT_MAX: Final = 1 << 16
@@ -101,7 +101,7 @@ class JobsResource:
             self._require_within_limits(user, self._backend.guard.usage_of(user.name), len(body))
             delay_s, ttr_s = min(delay_s, user.limits.delay), min(ttr_s, max(user.limits.ttr, 1))
             if user.quota is not None:
-                tags = owned_by(tags, user.name, len(body) + len(b"\r\n"))
+                tags = tags_for(user, tags, len(body))
                 self._require_within_quota(tags, user.quota)
         put = OnePut(self._backend, tube, body, (pri, delay_s, ttr_s), tags)
         self._backend.change(put)
