@@ -163,7 +163,7 @@ FLAT = 1.3
 """How many times the instructions of a command may grow from one to thousands; a heap's are in C."""
 FLAT_TIME = 6.0
 """The same for processor time, the least of many repetitions. A search through thousands costs a hundred times more."""
-RIGHTS_COST = 1.36
+RIGHTS_COST = 1.37
 """How many times the instructions of a command a user's command may take."""
 ROUNDS = 20
 WARM_UPS = 6

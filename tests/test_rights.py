@@ -26,10 +26,10 @@ from jsonschema_rs import Draft202012Validator
 
 from geventstalk.config import ConfigError
 from geventstalk.core.job import RESERVED
-from geventstalk.rights import ALL, LOOK, MANAGE, OPERATE, PUT, WORK, Access, Limits, Proof, User, hash_of
+from geventstalk.rights import ALL, LOOK, MANAGE, NO_LIMIT, OPERATE, PUT, WORK, Access, Limits, Proof, User, hash_of
 from geventstalk.serving.guard import TOKEN_S
 from geventstalk.serving.users import read_access
-from geventstalk.wire.guarded import GuardedSession, Owner
+from geventstalk.wire.guarded import QUIET_NS, GuardedSession, Owner
 from geventstalk.wire.session import Session
 from geventstalk.wire.verb import NOTHING, RESERVE
 from geventstalk.wire.verbs import VERBS
@@ -379,6 +379,10 @@ class Clocked(Owner):
     def __init__(self) -> None:
         super().__init__()
         self.rests: list[int] = []
+        self.told: list[str] = []
+
+    def tell(self, what: str) -> None:
+        self.told.append(what)
 
     def rest(self, session: GuardedSession, ns: int) -> None:
         self.rests.append(ns)
@@ -516,6 +520,39 @@ def test_the_jobs_of_a_user_outlive_a_restart(
     assert f'geventstalk_user_jobs{{user="{name}"}} 4' in text
     assert float(text.partition(f'geventstalk_user_job_bytes{{user="{name}"}} ')[2].split()[0]) == 1_500_003
     assert talk(client, b"delete 1\r\n" + large) == b"DELETED\r\nINSERTED 7\r\n"
+
+
+def test_limits_are_told_of_when_they_begin_and_end_to_hold() -> None:
+    rig = Rig()
+    client, owner = limited(rig, jobs=1, puts_per_second=10, puts_burst=1)
+    rig.engine.quotas = {b"u": (1, NO_LIMIT)}
+
+    def puts() -> bytes:
+        client.receive(b"put 0 0 60 1\r\nx\r\n", rig.clock.ns)
+        answer = client.take_out()
+        if client.rests:
+            client.rests = False  # as the owner ends a rest
+            client.run(rig.clock.ns)
+            answer += client.take_out()
+        rig.engine.advance(rig.clock.ns, 100)
+        return answer
+
+    assert puts() == b"INSERTED 1\r\n" and not owner.told
+    assert [puts() for _ in range(3)] == [b"OUT_OF_MEMORY\r\n"] * 3
+    waits, full = owner.told
+    assert waits == "user u puts more than 10 jobs a second: its puts wait for their turn"
+    assert full == "user u has the jobs or bytes that it may have: its puts are refused"
+    rig.feed(client, b"delete 1\r\n")
+    assert puts().startswith(b"INSERTED") and len(owner.told) == 2, "not within a minute"
+    rig.clock.ns += QUIET_NS + 1
+    rig.engine.advance(rig.clock.ns, 100)
+    assert puts() == b"OUT_OF_MEMORY\r\n" and owner.told[2:] == ["puts of user u do not wait any more"]
+    rig.clock.ns += QUIET_NS + 1
+    rig.engine.advance(rig.clock.ns, 100)
+    rig.feed(client, b"reserve-with-timeout 0\r\n")
+    for job in [*client.reserved]:
+        rig.feed(client, b"delete %d\r\n" % job)
+    assert puts().startswith(b"INSERTED") and owner.told[3:] == ["puts of user u are accepted again"]
 
 
 def test_long_lists_and_watches_in_name_only_have_bounds() -> None:

@@ -290,8 +290,10 @@ class Engine(Due):
             return DUPLICATE
         if rules.closes_cycle(tally.tags):
             return CYCLE
-        if tally.tags.owner and not rules.is_within(tally.tags, self.quotas):
-            return OUT_OF_MEMORY
+        if tally.tags.owner:
+            rules.over_quota = not rules.is_within(tally.tags, self.quotas)
+            if rules.over_quota:
+                return OUT_OF_MEMORY
         return ADMITTED if rules.takes(tally.tags) else OUT_OF_MEMORY
 
     def _raise_priority(self, job: Job, pri: int, now_ns: int) -> None:

@@ -123,6 +123,7 @@ class Rules(Timer):
         self.bytes = 0  # about what the tags of jobs and marks take
         self.loading = False  # jobs are restored, in order of their ids: members of a group may follow those that wait
         self.owned: dict[bytes, Owned] = {}  # by the user
+        self.over_quota = False  # the last put with an owner was refused for its quota
         self._shared: dict[bytes, _Shared] = {}  # by their text; tags with a unique key are not shared
         self._unique: dict[bytes, int] = {}  # the job or the mark that a put with this key finds
         self._later: dict[bytes, dict[int, None]] = {}  # other jobs with the same key, which were moved together

@@ -51,6 +51,9 @@ class _Guarded(Owner):
         self._counted = True
         return True
 
+    def tell(self, what: str) -> None:
+        self._guard.log.warning("%s", what)
+
     def rest(self, session: GuardedSession, ns: int) -> None:
         self.wait(ns / SECOND_NS, partial(self._guard.wake, session))
 
@@ -83,7 +86,7 @@ class Guard:
         self._service = service
         self._turn = turn
         self._hang_up = hang_up
-        self._log = log
+        self.log = log
         self._access = read_access(path)
         self._bound(self._access)
         self._told_s = -_TELL_EVERY_S
@@ -139,7 +142,7 @@ class Guard:
         """Logs a client that is not served, seldom."""
         if monotonic() >= self._told_s + _TELL_EVERY_S:
             self._told_s = monotonic()
-            self._log.warning(
+            self.log.warning(
                 "a client at %s %s; for a minute no other one is told of", stream.peer or peer_of(stream.socket), what
             )
 
@@ -184,4 +187,4 @@ class Guard:
                 self._hang_up(channel)
             elif session.rests:
                 self.wake(session)
-        self._log.info("read the users of %s again", self._path)
+        self.log.info("read the users of %s again", self._path)

@@ -35,15 +35,41 @@ _NAMES_SLICE: Final = 500
 _MORE_SUMS: Final = ("job-timeouts", "total-jobs", "current-tubes")
 
 
+QUIET_NS: Final = 60_000_000_000
+"""A limit that begins and ends to hold all the time is told of once a minute."""
 _NO_JOB: Final = Job(0, 0, 0, 0, 0)
 _FULL_REST_NS: Final = 1_000_000_000
 """A reserve of a connection that holds all the jobs it may hold waits for so long at most."""
 
 
+class Hold:
+    """Whether a limit holds. It has ended when it did not refuse or delay anything for QUIET_NS."""
+
+    __slots__ = ("_last_ns", "holds")
+
+    def __init__(self) -> None:
+        self.holds = False
+        self._last_ns = 0
+
+    def begins(self, now_ns: int) -> bool:
+        """Hears that the limit refuses or delays something. Returns whether it begins to hold."""
+        begins = not self.holds
+        self.holds = True
+        self._last_ns = now_ns
+        return begins
+
+    def ends(self, now_ns: int) -> bool:
+        """Hears that the limit lets something pass. Returns whether it has just ended."""
+        ends = self.holds and now_ns - self._last_ns > QUIET_NS
+        if ends:
+            self.holds = False
+        return ends
+
+
 class Usage:
     """What the connections of a user have done since the server began. `refused` counts commands without the right."""
 
-    __slots__ = ("_due_ns", "commands", "connections", "puts", "refused", "turned_away", "waits")
+    __slots__ = ("_due_ns", "commands", "connections", "full", "paced", "puts", "refused", "turned_away", "waits")
 
     def __init__(self) -> None:
         self.connections = 0
@@ -53,6 +79,8 @@ class Usage:
         self.refused = 0
         self.waits = 0  # puts that had to wait for their turn
         self._due_ns = 0  # when the next put has its turn, if puts come evenly
+        self.full = Hold()  # the user has as many jobs or bytes as it may have
+        self.paced = Hold()  # its puts wait for their turn
 
     def turn_of_put(self, user: User, now_ns: int) -> int:
         """Takes the next turn of a put. Returns when that is."""
@@ -83,6 +111,9 @@ class Owner:
     def admit(self, user: User) -> bool:
         """Has the connection be this user's from now on. Returns False when the user has all its connections."""
         return True
+
+    def tell(self, what: str) -> None:
+        """Logs what happens to the user."""
 
     def rest(self, session: GuardedSession, ns: int) -> None:
         """Ends the rest of the session after this time: resets `rests`, and has run() called."""
@@ -192,8 +223,18 @@ class GuardedSession(Session):
                 raise
             self.reply(p.R_OUT_OF_MEMORY)
 
+    def _finish_put(self, job: Job, body: bytes, now_ns: int) -> None:
+        super()._finish_put(job, body, now_ns)
+        usage, user = self._owner.usage, self.user
+        if usage.full.holds and user is not None and usage.full.ends(now_ns):
+            self._owner.tell(f"puts of user {user.name} are accepted again")
+
     def _refuse(self, outcome: int) -> None:
-        self._owner.usage.refused += outcome == OUT_OF_MEMORY
+        usage, user, rules = self._owner.usage, self.user, self.engine.rules
+        usage.refused += outcome == OUT_OF_MEMORY
+        full = outcome == OUT_OF_MEMORY and rules is not None and rules.over_quota
+        if full and user is not None and user.quota is not None and usage.full.begins(self.engine.wheel.now_ns):
+            self._owner.tell(f"user {user.name} has the jobs or bytes that it may have: its puts are refused")
         super()._refuse(outcome)
 
     # --- a client that is nobody's yet
@@ -235,8 +276,10 @@ class GuardedSession(Session):
         ns = 0
         if verb.right == PUT:
             if user.put_step_ns:
-                ns = self._owner.usage.turn_of_put(user, now_ns) - now_ns
-                self._owner.usage.waits += ns > 0
+                usage = self._owner.usage
+                ns = usage.turn_of_put(user, now_ns) - now_ns
+                if ns > 0 or usage.paced.holds:
+                    self._tell_of_pace(user, ns, now_ns)
         elif verb.right == WORK and len(self.reserved) >= user.reserved_max:
             ns = _rest_of_reserve(verb, arguments)
         if ns <= 0:
@@ -244,6 +287,17 @@ class GuardedSession(Session):
         self._rested = self.rests = True
         self._owner.rest(self, ns)
         return self._stop()
+
+    def _tell_of_pace(self, user: User, ns: int, now_ns: int) -> None:
+        """Counts a put that waits for so long, and logs when puts begin and cease to wait."""
+        usage = self._owner.usage
+        usage.waits += ns > 0
+        if ns <= 0:
+            if usage.paced.ends(now_ns):
+                self._owner.tell(f"puts of user {user.name} do not wait any more")
+        elif usage.paced.begins(now_ns):
+            most = user.limits.puts_per_second
+            self._owner.tell(f"user {user.name} puts more than {most} jobs a second: its puts wait for their turn")
 
     def _stop(self) -> bool:
         """Ends this slice of run() without the next command, which stays in the input."""
