@@ -472,6 +472,9 @@ def test_a_user_has_so_many_jobs_and_bytes() -> None:
     assert says("put 0 0 60 1", "x") == b"OUT_OF_MEMORY\r\n", "11 bytes"
     assert says("put 0 0 60 0") == b"INSERTED 4\r\n"
     assert says("put 0 0 60 0") == b"OUT_OF_MEMORY\r\n", "a fourth job"
+    own = [line for line in tell(client, b"stats\r\n").split(b"\n") if line.startswith(b"user")]
+    assert own[0] == b'user: "u"' and own[-2:] == [b"user-jobs: 3", b"user-bytes: 10"]
+    assert b"\nuser" not in tell(other, b"stats\r\n")
     assert owner.usage.refused == 2
     assert tell(other, b"put 0 0 60 4\r\nfree\r\n") == b"INSERTED 6\r\n", "of nobody's quota"
     assert says("put 0 0 60 3 by:v:5", "quit") == b"BAD_FORMAT\r\n", "no client says whose a job is"

@@ -217,6 +217,10 @@ class Commands(Client):
         self.closed = False
         self.trace: Callable[[str, bytes], None] | None = None
 
+    def own_stats(self) -> list[tuple[str, object]]:
+        """Returns statistics of the client's user, which stand at the end of those of the server."""
+        return []
+
     def skip(self, size: int, reply: bytes) -> None:
         """Throws away so many bytes of a refused body as they come, and then replies."""
         self._skip_left = size

@@ -174,6 +174,24 @@ class GuardedSession(Session):
         """Returns whether the client has still to show a token."""
         return self.user is None and self._access is not None
 
+    def own_stats(self) -> list[tuple[str, object]]:
+        user, usage, rules = self.user, self._owner.usage, self.engine.rules
+        if user is None:
+            return []
+        owned = None if rules is None else rules.owned.get(user.name.encode())
+        stats: list[tuple[str, object]] = [
+            ("user", p.spoken(user.name.encode())),
+            ("user-connections", usage.connections),
+            ("user-puts", usage.puts),
+            ("user-delayed-puts", usage.waits),
+            ("user-refused-commands", usage.refused),
+            ("user-refused-connections", usage.turned_away),
+        ]
+        if user.quota is not None:
+            stats.append(("user-jobs", 0 if owned is None else owned.jobs))
+            stats.append(("user-bytes", 0 if owned is None else owned.bytes))
+        return stats
+
     def gives_back(self, now_ns: int) -> None:
         """Releases the jobs that the client holds without the right to work."""
         user = self.user

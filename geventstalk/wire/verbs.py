@@ -546,6 +546,7 @@ class _Stats(Going):
             hides = self.hides
             if hides is not None:
                 stats = [(key, 0 if hides(key) else value) for key, value in stats]
+            stats += client.own_stats()
         elif engine.tube_by_number.get(tube.number) is tube:
             engine.work += _SOME_STATS_UNITS
             stats = tube_stats(engine, tube, oldest, now_ns)
