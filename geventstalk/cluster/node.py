@@ -66,6 +66,7 @@ _HANGS_NS: Final = 30 * 10**9
 _CONNECTS: Final = 4
 """So often in a lease it is tried to reach the node that leads: meanwhile this one may have taken over."""
 _HELD: Final = b"?"
+"""Stands for what a client has sent that is not in its socket any more."""
 _LEADER_RETRY_S: Final = 0.02
 """How often a connection that waits for a node that leads looks for one."""
 _REACH_AGAIN_S: Final = 0.1
@@ -292,11 +293,11 @@ class Node(Owner):
         if address is None or seconds <= 0 or time.monotonic() < self._again_s:
             return False
         try:
+            header = b"" if self._link is None else guest.header()
             node = _connect(address, self.me.lease_ms / 1000 / _CONNECTS, self._link)
             if self.serves or leader != self._leader:
                 node.close()  # meanwhile another node leads
                 return False
-            header = b"" if self._link is None else guest.header()
             self.relays.run(client, node, leader, seconds, header, guest.open)
         except OSError as error:
             if leader == self._leader:

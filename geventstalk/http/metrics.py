@@ -245,9 +245,10 @@ class Metrics:
         open_ones: list[Line] = [("", labels, usage.connections) for labels, usage in usages]
         yield _gauge("geventstalk_user_connections", "Connections of each user.", open_ones)
         rules = self._backend.engine.rules
-        owned = [({"user": name.decode()}, each) for name, each in (rules.owned if rules else {}).items()]
+        counted = [name for name, user in guard.users().users.items() if user.quota is not None]
+        owned = [({"user": name}, None if rules is None else rules.owned.get(name.encode())) for name in counted]
         for key, text in (("jobs", "Jobs of each user with a limit of them."), ("bytes", "The bytes of these jobs.")):
-            taken: list[Line] = [("", labels, getattr(each, key)) for labels, each in owned]
+            taken: list[Line] = [("", labels, getattr(each, key, 0)) for labels, each in owned]
             yield _gauge(f"geventstalk_user_{'job_' * (key == 'bytes')}{key}", text, taken)
         for key, name, text in _OF_USERS:
             counts: list[Line] = [("_total", labels, getattr(usage, key)) for labels, usage in usages]

@@ -30,7 +30,7 @@ _REST_BYTES_MAX: Final = 4096
 """The most behind the head: addresses, and what else a proxy tells, which does not matter here."""
 _TLV: Final = Struct("!BH")
 _OF_NODES: Final = 0xE0
-"""The type of what nodes tell each other: the first of those that are for anybody's own use (section 2.2.7)."""
+"""The type of what nodes tell each other: the first one that is for private use (section 2.2.7)."""
 _OF_NODES_MAX: Final = (1 << 16) - 256
 
 

@@ -98,11 +98,12 @@ class JobsResource:
             raise falcon.HTTPForbidden(description="You have no right to put into this tube.")
         user = sight.user
         if user is not None and self._backend.guard is not None:
-            self._require_within_limits(user, self._backend.guard.usage_of(user.name), len(body))
+            usage = self._backend.guard.usage_of(user.name)
+            self._require_within_limits(user, usage, len(body))
             delay_s, ttr_s = min(delay_s, user.limits.delay), min(ttr_s, max(user.limits.ttr, 1))
             if user.quota is not None:
                 tags = tags_for(user, tags, len(body))
-                self._require_within_quota(tags, user.quota)
+                self._require_within_quota(tags, user.quota, usage)
         put = OnePut(self._backend, tube, body, (pri, delay_s, ttr_s), tags)
         self._backend.change(put)
         put.require_done()
@@ -114,9 +115,10 @@ class JobsResource:
         resp.status = falcon.HTTP_201
         resp.location = f"/api/v1/jobs/{put.after['id']}"
 
-    def _require_within_quota(self, tags: Tags, quota: tuple[int, int]) -> None:
+    def _require_within_quota(self, tags: Tags, quota: tuple[int, int], usage: Usage) -> None:
         engine = self._backend.engine
         if not engine.rules_of_tags().is_within(tags, engine.quotas):
+            usage.refused += 1
             jobs, size = (str(most) if most < NO_LIMIT else "any number of" for most in quota)
             raise falcon.HTTPInsufficientStorage(description=f"You may have {jobs} jobs with {size} bytes together.")
 
