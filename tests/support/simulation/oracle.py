@@ -178,7 +178,9 @@ class Oracle:
     def left(self, number: int) -> None:
         """The connection is over, and what the client held is given back."""
         self.leaving = 0
-        self.views.pop(number)
+        running = self.views.pop(number).running
+        if running is not None and running.kind == "put":
+            self.uploads[running.tube] -= 1  # its body never came
         for job in self.jobs.values():
             if job.state == RESERVED and job.holder == number:
                 job.state, job.holder = READY, 0
