@@ -45,3 +45,8 @@ def own_end_of(sock: socket.socket) -> str:
         return full_address_of(sock)
     except OSError:
         return "gone"
+
+
+def host_of(peer: str) -> str:
+    """Returns the host of an address with its port, such as `10.0.0.7:40312` or `[fd00::7]:40312`."""
+    return peer.rpartition(":")[0].strip("[]")

@@ -90,8 +90,8 @@ def listener(value: object) -> Listener:
     values.require(found, "a listener", "address")
     made = Listener(**found)
     _require_possible(made)
-    others = set(made.identity) - {CERTIFICATE}
-    return made if made.tls is None else made._replace(tls=made.tls._replace(optional=bool(others)))
+    optional = CERTIFICATE in made.identity and set(made.identity) != {CERTIFICATE}
+    return made if made.tls is None else made._replace(tls=made.tls._replace(optional=optional))
 
 
 def _account(value: object) -> str:

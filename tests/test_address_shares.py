@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk.serving.address_shares import AddressShares, host_of, network_of
+from geventstalk.addresses import host_of
+from geventstalk.serving.address_shares import AddressShares, network_of
 from tests.support.process import ServerProcess, free_port
 from tests.support.wire import Client, WireError
 from tests.test_proxied import header

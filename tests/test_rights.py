@@ -979,12 +979,17 @@ def test_users_of_certificates_and_addresses(
         "near": {"address": "127.0.0.2/32", "rights": {"near": "all"}},
         "far": {"token": hash_of(TOKEN), "rights": {"far": "put"}},
     }
+    both = free_port()
+    listeners += (
+        f"  - {{address: '127.0.0.1:{both}', identity: token, tls: {{certificate: "
+        f"'{own.certificate}', key: '{own.key}', client_ca: '{authority.trusted}'}}}}\n"
+    )
     server = start_server(*settings(listeners, users))
     put = b"put-in orders 0 0 60 1\r\nx\r\nput-in near 0 0 60 1\r\nx\r\n"
 
     def connect(port: int, pair: Pair | None, source: str = "127.0.0.1") -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", port), 10, (source, 0))
-        if port == over_tls:
+        if port in (over_tls, both):
             sock = authority.context(pair).wrap_socket(sock, server_hostname="127.0.0.1")
         _open.append(sock)
         return sock
@@ -996,6 +1001,11 @@ def test_users_of_certificates_and_addresses(
     for pair in (None, other):
         auth = b"auth " + TOKEN.encode() + b"\r\n"
         assert talk(connect(over_tls, pair), auth + put) == b"AUTHENTICATED\r\n" + FORBIDDEN * 2
+        if pair is None:
+            with pytest.raises((ssl.SSLError, ConnectionError)):  # here a token needs a certificate beside it
+                talk(connect(both, pair), auth + put)
+        else:
+            assert talk(connect(both, pair), auth + put) == b"AUTHENTICATED\r\n" + FORBIDDEN * 2
     stranger = Authority(tmp_path, "stranger").certify("shop")
     with pytest.raises((ssl.SSLError, ConnectionError)):
         talk(connect(over_tls, stranger), put)

@@ -143,7 +143,7 @@ class Node(Owner):
         seen: list[int] | None = None,
         link: Link | None = None,
     ) -> None:
-        """`link` makes a connection to another node one with TLS, within so many seconds. It raises OSError."""
+        """`link(sock, seconds)` returns a connection to another node with TLS. Raises OSError when the time is over."""
         self.me = me
         self._link = link
         self.member = Member(me, lease_clock_ns, self, self._place)
@@ -280,7 +280,7 @@ class Node(Owner):
         return self.serves
 
     def await_lead(self, seconds: float) -> bool:
-        """Returns whether this node serves, within so many seconds."""
+        """Waits until this node serves, for so many seconds at most. Returns whether the node serves."""
         end_s = time.monotonic() + seconds
         while not self.serves and time.monotonic() < end_s:
             self._changed.clear()

@@ -39,7 +39,7 @@ _PROOF_BYTES: Final = 32
 LINE_BYTES: Final = len(_GREETING) + _NONCE_BYTES + 1 + _PROOF_BYTES + 2
 """The length of that line with its end."""
 ACCEPTED: Final = b"CLUSTER_CLIENT\r\n"
-"""What the node that leads answers when it knows whose client is passed on, where it is told that."""
+"""The answer of the node that leads to a header: the node knows the client, and the bytes of the client may follow."""
 
 
 class Stranger(OSError):

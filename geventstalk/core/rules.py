@@ -79,7 +79,7 @@ class Group:
 
 
 class Owned:
-    """How many jobs of a user there are, and the bytes of their bodies."""
+    """Counts the jobs of a user and the bytes of these jobs."""
 
     __slots__ = ("bytes", "jobs")
 

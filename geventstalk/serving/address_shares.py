@@ -1,4 +1,4 @@
-"""How many connections each address has, so that one host does not take all that there may be.
+"""Bounds the connections of each address, so that no host takes all connections of the server.
 
 This module must not know sockets. Connections of this host are not counted: proxies stand there, and a program here can
 do more harm in other ways. An IPv6 network of 64 bits counts as one address, because a host may have all of them.
@@ -70,8 +70,3 @@ def network_of(host: str) -> str:
             return "" if address.is_loopback else address.packed[:8].hex()
         address = address.ipv4_mapped
     return "" if address.is_loopback else str(address)
-
-
-def host_of(peer: str) -> str:
-    """Returns the host of an address with its port, such as `10.0.0.7:40312` or `[fd00::7]:40312`."""
-    return peer.rpartition(":")[0].strip("[]")

@@ -31,7 +31,7 @@ _OWN_BYTES_MAX: Final = 1 << 20
 
 
 class PassedOn(NamedTuple):
-    """What a node says of a client: where it came in and from, and what it has shown there."""
+    """Describes the client of another node: the identities of its listener, its address, and what the client showed."""
 
     identity: tuple[str, ...] = ()
     peer: str = ""
@@ -84,7 +84,7 @@ class StreamSocket:
         self._stream.close()
 
     def read(self, size: int) -> bytes:
-        """Returns just so many bytes. `held` is what has come behind them. Raises OSError."""
+        """Returns exactly `size` bytes, and keeps further bytes in `held`. Raises OSError."""
         while len(self.held) < size:
             piece = self.recv(size)
             if not piece:

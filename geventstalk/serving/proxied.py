@@ -70,7 +70,7 @@ def header_of(peer: str, more: bytes) -> bytes:
 def header_of_node(read: Callable[[int], bytes]) -> tuple[str, bytes]:
     """Reads such a header. Returns the client's address, "" where it has none, and what else the node tells.
 
-    Raises NoHeader, and what `read` raises, which returns just so many bytes.
+    `read(size)` returns exactly `size` bytes. Raises NoHeader, and what `read` raises.
     """
     peer, rest = _header(read, 1 << 16)
     if len(rest) < _TLV.size or _TLV.unpack_from(rest) != (_OF_NODES, len(rest) - _TLV.size):

@@ -27,6 +27,7 @@ import gevent
 from gevent.event import Event
 
 from geventstalk._version import __version__
+from geventstalk.addresses import host_of
 from geventstalk.config import Settings
 from geventstalk.config_listeners import Listener
 from geventstalk.core.bodies import Bodies
@@ -39,7 +40,7 @@ from geventstalk.front.parting import let_read, send_rest
 from geventstalk.logs import Trace, make_trace
 from geventstalk.policies import Policies
 from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
-from geventstalk.serving.address_shares import AddressShares, host_of
+from geventstalk.serving.address_shares import AddressShares
 from geventstalk.serving.busy_poll import BusyPoll
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.fd_limits import Descriptors, Share
@@ -185,10 +186,11 @@ class Server:
         if self._fronts is not None:
             self._fronts.accept()
         else:
-            self._acceptors = [self._accept_from(each, self.serve, self.shares) for each in self._plain]
+            shared = self._descriptors, self._log, self.shares
+            self._acceptors = [Acceptor(each, self.serve, *shared) for each in self._plain]
         for one, listener in self._guarded:
             shares = None if listener.proxy else self.shares
-            self._acceptors.append(self._accept_from(one, partial(self._let_in, listener), shares))
+            self._acceptors.append(Acceptor(one, partial(self._let_in, listener), self._descriptors, self._log, shares))
         for acceptor in self._acceptors:
             acceptor.start()
         for each in self._plain:
@@ -286,11 +288,6 @@ class Server:
     def _connections_max(self) -> int:
         """Returns how many connections there may be in all processes."""
         return self._descriptors.for_clients * max(1, self._settings.io_processes)
-
-    def _accept_from(
-        self, sock: socket.socket, serve: Callable[[socket.socket], None], shares: AddressShares | None
-    ) -> Acceptor:
-        return Acceptor(sock, serve, self._descriptors, self._log, shares)
 
     def _stop_accepting(self, acceptor: Acceptor) -> None:
         acceptor.stop()

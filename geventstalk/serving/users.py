@@ -20,6 +20,7 @@ from typing import Any, Final
 import gevent
 
 from geventstalk import config_values as values
+from geventstalk.addresses import host_of
 from geventstalk.config import ConfigError
 from geventstalk.config_listeners import ADDRESS, CERTIFICATE, UNIX_USER, Listener
 from geventstalk.globs import is_glob
@@ -113,7 +114,7 @@ def _number_of(name: str) -> int:
 def _by_address(stream: Stream, access: Access) -> User | None:
     try:
         if stream.peer:
-            return access.of_address(stream.peer.rpartition(":")[0].strip("[]"))
+            return access.of_address(host_of(stream.peer))
         return access.of_address(stream.socket.getpeername()[0])
     except (OSError, ValueError):  # the client has gone, or another node has told no address
         return None

@@ -43,7 +43,7 @@ _FULL_REST_NS: Final = 1_000_000_000
 
 
 class Hold:
-    """Whether a limit holds. It has ended when it did not refuse or delay anything for QUIET_NS."""
+    """Says whether a limit holds. A limit ends to hold when it refuses and delays nothing for QUIET_NS."""
 
     __slots__ = ("_last_ns", "holds")
 
@@ -395,11 +395,13 @@ class GuardedSession(Session):
     def _jobs(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
         assert isinstance(verb, OfIds)
         numbers = p.batch_arguments(arguments, verb.numbers)
-        changed = False
+        usage, changed = self._owner.usage, False
+        refused = usage.refused
         for at in range(verb.numbers, len(numbers)):
             if not self._may(user, numbers[at], verb):
                 numbers[at] = 0
                 changed = True
+        usage.refused = min(usage.refused, refused + 1)  # it is one command
         return b" ".join([b"%d" % number for number in numbers]) if changed else None
 
     def _used(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
