@@ -186,11 +186,9 @@ class Server:
         if self._fronts is not None:
             self._fronts.accept()
         else:
-            shared = self._descriptors, self._log, self.shares
-            self._acceptors = [Acceptor(each, self.serve, *shared) for each in self._plain]
+            self._acceptors = [self._acceptor_of(each) for each in self._plain]
         for one, listener in self._guarded:
-            shares = None if listener.proxy else self.shares
-            self._acceptors.append(Acceptor(one, partial(self._let_in, listener), self._descriptors, self._log, shares))
+            self._acceptors.append(self._acceptor_of(one, listener))
         for acceptor in self._acceptors:
             acceptor.start()
         for each in self._plain:
@@ -288,6 +286,12 @@ class Server:
     def _connections_max(self) -> int:
         """Returns how many connections there may be in all processes."""
         return self._descriptors.for_clients * max(1, self._settings.io_processes)
+
+    def _acceptor_of(self, sock: socket.socket, listener: Listener | None = None) -> Acceptor:
+        """Returns what accepts there. Behind a proxy the address of a connection is not yet that of the client."""
+        serve = self.serve if listener is None else partial(self._let_in, listener)
+        shares = None if listener is not None and listener.proxy else self.shares
+        return Acceptor(sock, serve, self._descriptors, self._log, shares)
 
     def _stop_accepting(self, acceptor: Acceptor) -> None:
         acceptor.stop()
