@@ -5,13 +5,13 @@ This module must not know options or files. The parser raises ValueError with a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from geventstalk import config_values as values
 from geventstalk.globs import is_glob
 from geventstalk.limits import U32_MAX, is_tube_name
-from geventstalk.policies import Terms
+from geventstalk.policies import NO_LIMIT, Terms
 from geventstalk.tags import parse
 
 _BACKOFF: Final = ("first", "factor", "limit", "jitter")
@@ -44,10 +44,13 @@ def _terms(entry: object) -> Terms:
         "ttr": lambda value: _bounds(value, 1),
         "max_jobs": lambda value: _number(value, "max_jobs", 0),
         "max_job_bytes": lambda value: _number(value, "max_job_bytes", 0),
+        "max_bytes": lambda value: _number(value, "max_bytes", 0, NO_LIMIT - 1),
+        "max_rate": lambda value: _number(value, "max_rate"),
     }
     found = values.mapping(entry, "a policy", parsers)
     tags = [found.pop(key) for key in ("tries", "dead_letter", "backoff", "expires") if key in found]
-    if "dead_letter" in entry and not {"tries", "expires"} & set(entry):  # type: ignore[operator, call-overload]
+    given: Mapping[str, object] = entry if isinstance(entry, Mapping) else {}
+    if "dead_letter" in given and not {"tries", "expires"} & set(given):
         raise ValueError("dead_letter is for jobs with tries, or that expire, and there is neither")
     return Terms(tuple(tags), **found)
 

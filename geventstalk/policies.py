@@ -1,8 +1,9 @@
 """Policies of tubes: what holds for jobs that are put into the tubes of a pattern.
 
 This module must not know files, tubes or clients. A policy gives a put the tags that its client does not give, bounds
-its numbers, and says how many and how large jobs may be. Invariant: what a policy gives a job is in the job's tags and
-numbers from then on. So it outlives the process, and a changed policy counts for later puts.
+its numbers, says how many and how large jobs may be, and how many may come in a second. Invariant: what a policy gives
+a job is in the job's tags and numbers from then on. So it outlives the process, and a changed policy counts for later
+puts.
 """
 
 from __future__ import annotations
@@ -17,10 +18,18 @@ from geventstalk.limits import U32_MAX
 from geventstalk.tags import Tags, parse
 
 ANY: Final = (0, U32_MAX)
+NO_LIMIT: Final = 1 << 53
+SECOND_NS: Final = 1_000_000_000
+_TUBES_MAX: Final = 4096
+"""Tubes of one pattern whose next turn is kept, while it is not in the past."""
 
 
 class Terms(NamedTuple):
-    """A policy as an operator gives it. `tags` are words of a put; each of the numbers has its least and its most."""
+    """A policy as an operator gives it. `tags` are words of a put; each of the numbers has its least and its most.
+
+    Each tube has at most `max_jobs` jobs, whose bodies have at most `max_bytes` together, and gets at most `max_rate`
+    puts a second.
+    """
 
     tags: tuple[str, ...] = ()
     priority: tuple[int, int] = ANY
@@ -28,15 +37,35 @@ class Terms(NamedTuple):
     ttr: tuple[int, int] = ANY
     max_jobs: int = U32_MAX
     max_job_bytes: int = U32_MAX
+    max_bytes: int = NO_LIMIT
+    max_rate: int = NO_LIMIT
 
 
 @mypyc_attr(acyclic=True)
 class Policy:
-    """The terms of a pattern, as the engine asks for them."""
+    """The terms of a pattern, as the engine asks for them.
 
-    __slots__ = ("_delay", "_priority", "_ttr", "_words", "max_job_bytes", "max_jobs", "tags")
+    `refused` counts puts that a limit refused, `delayed` those that had to wait for their turn.
+    """
+
+    __slots__ = (
+        "_delay",
+        "_due_ns",
+        "_priority",
+        "_step_ns",
+        "_ttr",
+        "_words",
+        "delayed",
+        "max_bytes",
+        "max_job_bytes",
+        "max_jobs",
+        "refused",
+        "tags",
+        "terms",
+    )
 
     def __init__(self, terms: Terms) -> None:
+        self.terms = terms
         self._words = [word.encode() for word in terms.tags]
         self.tags = parse(b" ".join(self._words)) if self._words else None
         self._priority = terms.priority
@@ -44,12 +73,39 @@ class Policy:
         self._ttr = terms.ttr
         self.max_jobs = terms.max_jobs
         self.max_job_bytes = terms.max_job_bytes
+        self.max_bytes = terms.max_bytes
+        self._step_ns = 0 if terms.max_rate == NO_LIMIT else SECOND_NS // terms.max_rate
+        self._due_ns: dict[bytes, int] = {}  # by tube: when the next put has its turn, if puts come evenly
+        self.refused = 0
+        self.delayed = 0
 
     def tags_with(self, given: Tags) -> Tags:
         """Returns the tags of a put whose client gave these: all of them, and those of the policy beside them."""
         names = [word.partition(b":")[0] for word in given.text.split(b" ")]
         more = [word for word in self._words if word.partition(b":")[0] not in names]
         return parse(b" ".join([given.text, *more])) if more else given
+
+    def turn_of_put(self, tube: bytes, now_ns: int) -> int:
+        """Takes the next turn of a put into a tube. Returns when that is, `now_ns` at the earliest.
+
+        A tube without puts for a while may have those of one second at once.
+        """
+        if not self._step_ns:
+            return now_ns
+        due_ns = max(self._due_ns.get(tube, 0), now_ns)
+        if len(self._due_ns) >= _TUBES_MAX:
+            self._due_ns = {name: each for name, each in self._due_ns.items() if each > now_ns}
+        self._due_ns[tube] = due_ns + self._step_ns
+        return max(now_ns, due_ns - SECOND_NS + self._step_ns)
+
+    def takes_put(self, tube: bytes, now_ns: int) -> bool:
+        """Takes the turn of a put if that is now. Returns whether it is."""
+        before = self._due_ns.get(tube, 0)
+        if self.turn_of_put(tube, now_ns) <= now_ns:
+            return True
+        self._due_ns[tube] = before
+        self.delayed += 1
+        return False
 
     def priority_of(self, given: int) -> int:
         return min(max(given, self._priority[0]), self._priority[1])
@@ -65,17 +121,17 @@ class Policies:
     """All policies of a server. The first pattern that fits the name of a tube counts."""
 
     def __init__(self, terms: Sequence[tuple[str, Terms]]) -> None:
-        self.terms = terms
-        self._policies = [(globs.parts_of(glob), Policy(each)) for glob, each in terms]
+        self.all = [(glob, Policy(each)) for glob, each in terms]
+        self._patterns = [globs.parts_of(glob) for glob, _ in terms]
 
-    def terms_of(self, tube_name: bytes) -> list[tuple[str, Terms]]:
-        """Returns the pattern and the terms that count for a tube, if any do."""
-        fitting = [(glob, terms) for glob, terms in self.terms if globs.fits(globs.parts_of(glob), tube_name)]
-        return fitting[:1]
+    def all_of(self, tube_name: bytes) -> list[tuple[str, Policy]]:
+        """Returns the pattern and the policy that count for a tube, if any do."""
+        for at, parts in enumerate(self._patterns):
+            if globs.fits(parts, tube_name):
+                return [self.all[at]]
+        return []
 
     def of(self, tube_name: bytes) -> Policy | None:
         """Returns the policy of a tube, None without one."""
-        for parts, policy in self._policies:
-            if globs.fits(parts, tube_name):
-                return policy
-        return None
+        found = self.all_of(tube_name)
+        return found[0][1] if found else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import yaml
 
 from geventstalk.config import ConfigError, Settings, load
 from geventstalk.core.engine import DUPLICATE, INSERTED, OUT_OF_MEMORY, TOO_BIG
-from geventstalk.core.job import BURIED, DELAYED, tags_of
+from geventstalk.core.job import BURIED, DELAYED, SECOND_NS, tags_of
+from geventstalk.core.operate import DONE, KEEP, Operate
 from geventstalk.limits import U32_MAX
 from geventstalk.policies import Policies, Policy, Terms
 from geventstalk.tags import parse, parse_put
@@ -23,10 +25,12 @@ from tests.support.clock import ManualClock
 from tests.support.process import GEVENTSTALK, ServerProcess, free_port
 from tests.support.web import Web
 from tests.support.wire import Client
+from tests.test_follow import Worker
 from tests.test_reload import log_of
 from tests.test_tags import Server
 
 Starter = Callable[..., ServerProcess]
+S = SECOND_NS
 
 
 def settings_of(folder: Path, entry: object) -> Settings:
@@ -41,18 +45,18 @@ def test_a_file_says_policies(tmp_path: Path) -> None:
         {
             "mail.*": {"tries": 5, "dead_letter": "lost", "backoff": [10, 60], "expires": 9, "ttr": {"max": 600}},
             "b": {"backoff": {"first": 2, "factor": 3, "limit": 99, "jitter": 20}, "priority": {"min": 1, "max": 2}},
-            "c": {"backoff": 7, "max_jobs": 0, "max_job_bytes": 8, "delay": {"min": 3}},
+            "c": {"backoff": 7, "max_jobs": 0, "max_job_bytes": 8, "delay": {"min": 3}, "max_bytes": 9, "max_rate": 5},
             "*": {},
         },
     )
     assert settings.policies == (
         ("mail.*", Terms(("tries:5", "dead:lost", "backoff:10;60", "ttr:9".replace("ttr", "ttl")), ttr=(1, 600))),
         ("b", Terms(("backoff:2:3:99:20",), priority=(1, 2))),
-        ("c", Terms(("backoff:7",), delay=(3, U32_MAX), max_jobs=0, max_job_bytes=8)),
+        ("c", Terms(("backoff:7",), delay=(3, U32_MAX), max_jobs=0, max_job_bytes=8, max_bytes=9, max_rate=5)),
         ("*", Terms()),
     )
     policies = Policies(settings.policies)
-    assert [glob for name in (b"mail.x", b"b", b"bb") for glob, _ in policies.terms_of(name)] == ["mail.*", "b", "*"]
+    assert [glob for name in (b"mail.x", b"b", b"bb") for glob, _ in policies.all_of(name)] == ["mail.*", "b", "*"]
     assert policies.of(b"bb") is not None and Policies(settings.policies[:3]).of(b"bb") is None
 
 
@@ -76,6 +80,8 @@ def test_a_file_says_policies(tmp_path: Path) -> None:
         ({"a": {"backoff": {"factor": 2}}}, "the key first of a backoff is missing"),
         ({"a": {"backoff": {"first": 2, "jitter": 101}}}, "invalid jitter: 101, the highest is 100"),
         ({"a": {"ttr": 5}}, "a bound is 5, and has to be a mapping of min, max"),
+        ({"a": {"max_rate": 0}}, "max_rate is 0, and has to be at least 1"),
+        ({"a": {"max_bytes": 2**53}}, "invalid max_bytes: 9007199254740992, the highest is 9007199254740991"),
         ({"a": {"ttr": {"min": 0}}}, "a bound is 0, and has to be at least 1"),
         ({"a": {"delay": {"min": 5, "max": 4}}}, "min is 5, and max is 4"),
         ({"a": {"max_jobs": "x"}}, "invalid max_jobs: x"),
@@ -133,6 +139,101 @@ def test_a_body_that_is_too_large_is_refused(server: Server, size: int) -> None:
         engine.abandon_put(job)
     assert outcome == (INSERTED if size == 100 else TOO_BIG)
     assert engine.tubes[b"a"].jobs == (size == 100)
+
+
+def test_all_bodies_of_a_tube_have_a_bound(server: Server) -> None:
+    """Also over a restart."""
+    server.engine.policies = Policies([("a", Terms(max_bytes=2))])
+    engine, client = server.engine, server.come()
+    puts = [server.put(client, tube=b"a") for _ in range(3)]
+    assert puts[0] and puts[2] == -OUT_OF_MEMORY
+    assert engine.policies is not None and engine.policies.all[0][1].refused == 1
+    check(engine)
+    again = Server(server.clock, server.log)
+    again.engine.policies = Policies([("a", Terms(max_bytes=2))])
+    client = again.come()
+    assert again.put(client, tube=b"a") == -OUT_OF_MEMORY, "the jobs of before the restart count"
+    assert again.engine.delete(client, puts[0], again.clock.ns)
+    assert again.put(client, tube=b"a") > 0 and again.put(client, tube=b"b") > 0
+    assert again.engine.alter(puts[1], KEEP, KEEP, KEEP, b"b", again.clock.ns) == DONE
+    assert (again.engine.tubes[b"a"].bytes, again.engine.tubes[b"b"].bytes) == (1, 2)
+    check(again.engine)
+
+
+def test_large_bodies_that_come_at_the_same_time_have_a_bound_together() -> None:
+    """The ledger takes each of them in parts, and none of them counts before it is whole."""
+    engine, client, body = Operate(0), Worker(), b"x" * 1_500_000 + b"\r\n"
+    engine.policies = Policies([("*", Terms(max_bytes=3_000_000))])
+    engine.join(client)
+    jobs = [engine.open_put(client, 5, 0, 60, 0) for _ in range(3)]
+    assert [engine.prepare(job, body, 0) for job in jobs] == [INSERTED] * 3
+    assert [engine.put(job, body, 0) for job in jobs] == [INSERTED, INSERTED, OUT_OF_MEMORY]
+    assert engine.tubes[b"default"].bytes == 3_000_000 and engine.tubes[b"default"].jobs == 2
+    check(engine)
+
+
+def test_puts_of_a_tube_have_turns() -> None:
+    policy = Policy(Terms(max_rate=4))
+    assert [policy.turn_of_put(b"a", S) - S for _ in range(6)] == [0, 0, 0, 0, S // 4, S // 2]
+    assert policy.turn_of_put(b"b", S) == S, "each tube has turns of its own"
+    assert not policy.takes_put(b"a", S) and not policy.takes_put(b"a", S) and policy.delayed == 2
+    assert policy.turn_of_put(b"a", 2 * S) == 2 * S, "turns that were not taken are free again"
+    assert [policy.turn_of_put(b"a", 9 * S) - 9 * S for _ in range(5)] == [0, 0, 0, 0, S // 4]
+    for number in range(10_000):
+        assert policy.turn_of_put(b"%d" % number, 10 * S + number) == 10 * S + number
+    assert policy.turn_of_put(b"a", 10 * S + 10_000) == 10 * S + 10_000
+
+
+@pytest.mark.parametrize("extra", [[], ["--io-processes", "1"]], ids=["plain", "fronts"])
+def test_more_puts_than_a_policy_allows_wait(start_server: Starter, tmp_path: Path, extra: list[str]) -> None:
+    path, port = tmp_path / "settings.yaml", free_port()
+    path.write_text("policies: {slow: {max_rate: 4}, full: {max_bytes: 3}, stuck: {max_rate: 1}}\n")
+    server = start_server("--config", str(path), "--http", str(port), *extra)
+    web = Web(port)
+    with Client(server.connect()) as client, Client(server.connect()) as other:
+        begun = time.monotonic()
+        client.send(b"use slow\r\n" + b"put 0 0 60 1\r\nx\r\n" * 7 + b"stats-tube slow\r\n")
+        assert client.reply() == b"USING slow\r\n"
+        for _ in range(4):
+            assert client.reply().startswith(b"INSERTED ")
+        assert other.ask(b"put-in quick 0 0 60 1\r\nx").startswith(b"INSERTED "), "other tubes do not wait"
+        status, headers, answer = web.ask("POST", "/api/v1/jobs", {"tube": "slow", "body": "1"})
+        assert (status, headers["retry-after"]) == (429, "1") and b"allows 4 puts a second" in answer
+        for _ in range(3):
+            assert client.reply().startswith(b"INSERTED ")
+        assert 0.6 < time.monotonic() - begun < 5
+        assert b"total-jobs: 7" in client.reply()
+        assert other.ask(b"put-in full 0 0 60 4\r\nxxxx") == b"OUT_OF_MEMORY\r\n"
+        assert b"policy-refused-puts: 1\n" in other.ask(b"stats")
+        assert b"policy-delayed-puts: 4\n" in other.ask(b"stats")
+        counts = web.ask("GET", "/metrics")[2]
+        assert b'geventstalk_policy_puts_delayed_total{tubes="slow"} 4' in counts
+        assert b'geventstalk_policy_puts_refused_total{tubes="full"} 1' in counts
+        status, _, answer = web.ask("POST", "/api/v1/jobs", {"tube": "full", "body": "1234"})
+        assert status == 507 and b"policy allows 3 bytes" in answer
+        until(
+            lambda: "puts into the tube full are refused: they are above a limit" in log_of(server), "the log says so"
+        )
+        until(lambda: "puts into the tube slow wait for their turn" in log_of(server), "the log says so")
+        client.send(b"use stuck\r\n" + b"put 0 0 60 1\r\nx\r\n" * 2)
+        assert client.reply() == b"USING stuck\r\n"
+        assert client.reply().startswith(b"INSERTED ")
+        gone = [Client(server.connect()) for _ in range(10)]
+        for each in gone:
+            each.send(b"put-in stuck 0 0 60 1\r\nx\r\n")
+        until(lambda: b"policy-delayed-puts: 15\n" in other.ask(b"stats"), "all of them wait")
+        for each in gone[:5]:
+            each.close()
+        path.write_text("policies: {slow: {max_rate: 4}}\n")
+        assert web.json("POST", "/api/v1/reload", {})["at_restart"] == []
+        assert client.reply().startswith(b"INSERTED "), "no policy holds it any more"
+        for each in gone[5:]:
+            assert each.reply().startswith(b"INSERTED ")
+            each.close()
+        until(lambda: b"current-connections: 2\n" in other.ask(b"stats"), "all of them end")
+        client.send(b"use slow\r\n" + b"put 0 0 60 1\r\nx\r\n" * 20)
+        assert client.reply() == b"USING slow\r\n"
+    assert server.stop() == 0
 
 
 def test_jobs_live_by_the_policy_of_their_put(server: Server) -> None:
@@ -220,7 +321,7 @@ def test_policies_of_a_running_server(start_server: Starter, tmp_path: Path) -> 
         assert web.get("/policies")["policies"][0]["tags"] == ["tries:1", "dead:lost"]
         assert [each["tubes"] for each in web.get("/policies?tube=mail.a")["policies"]] == ["mail.*"]
         assert web.get("/policies?tube=b")["policies"] == []
-        shown = "mail.*  tries:1 dead:lost max_jobs=2 max_job_bytes=5"
+        shown = "mail.*  tries:1 dead:lost max_jobs=2 max_job_bytes=5 4 refused puts"
         assert run(server, "policies").splitlines()[1] == run(server, "policies", "mail.a").splitlines()[1] == shown
         assert run(server, "policies", "b") == "geventstalk: the tube b has no policy\n"
         path.write_text("policies: {'*': {backoff: 100}}\nmax_job_bytes: 100\n")

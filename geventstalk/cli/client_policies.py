@@ -42,5 +42,7 @@ def _told(policy: dict[str, Any]) -> str:
     for key, lowest in (("priority", 0), ("delay", 0), ("ttr", 0)):
         least, most = policy[key]["min"], policy[key]["max"]
         words += [f"{key}>={least}"] * (least > lowest) + [f"{key}<={most}"] * (most < (1 << 32) - 1)
-    words += [f"{key}={policy[key]}" for key in ("max_jobs", "max_job_bytes") if policy[key] is not None]
+    limits = ("max_jobs", "max_job_bytes", "max_bytes", "max_rate")
+    words += [f"{key}={policy[key]}" for key in limits if policy.get(key) is not None]
+    words += [f"{policy[key]} {key.replace('_', ' ')}" for key in ("refused_puts", "delayed_puts") if policy.get(key)]
     return " ".join(words) or "-"

@@ -15,6 +15,7 @@ from typing import Final
 from geventstalk.core.due import Due
 from geventstalk.core.job import (
     BURIED,
+    CRLF_BYTES,
     DELAYED,
     DELETED,
     READY,
@@ -32,6 +33,7 @@ from geventstalk.core.state import SMALL_STEPS, TUBE_STEPS
 from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
 from geventstalk.core.tube import Client, Tube
 from geventstalk.core.undo import rebuild
+from geventstalk.policies import Policy
 
 ADMITTED: Final = 0
 """A put may go on. All other outcomes of a put are true."""
@@ -247,19 +249,35 @@ class Engine(Due):
             return OUT_OF_MEMORY
         return self._judge(job, tube, now_ns)
 
-    def _apply_policy(self, job: Job, body_bytes: int, tube: Tube) -> int:
-        """Gives a new job what the policy of its tube says. Returns ADMITTED, TOO_BIG or OUT_OF_MEMORY."""
+    def policy_of(self, tube: Tube) -> Policy | None:
+        """Returns the policy of a tube, None without one."""
         policies = self.policies
-        assert policies is not None
+        if policies is None:
+            return None
         if tube.policies is not policies:
             tube.policy = policies.of(tube.name)
             tube.policies = policies
-        policy = tube.policy
+        return tube.policy
+
+    def _judge_prepared(self, job: Job, tube: Tube, now_ns: int) -> int:
+        """Returns the outcome for a large job that came in through prepare(): others came in meanwhile."""
+        policy = self.policy_of(tube)
+        if policy is not None and tube.bytes + self.size_of(job) - CRLF_BYTES > policy.max_bytes:
+            policy.refused += 1
+            return OUT_OF_MEMORY
+        return ADMITTED if job.tally is None else self._judge(job, tube, now_ns)
+
+    def _apply_policy(self, job: Job, body_bytes: int, tube: Tube) -> int:
+        """Gives a new job what the policy of its tube says. Returns ADMITTED, TOO_BIG or OUT_OF_MEMORY."""
+        policy = self.policy_of(tube)
         if policy is None:
             return ADMITTED
-        if body_bytes - len(b"\r\n") > policy.max_job_bytes:
+        size = body_bytes - CRLF_BYTES
+        if size > policy.max_job_bytes:
+            policy.refused += 1
             return TOO_BIG
-        if tube.jobs > policy.max_jobs:
+        if tube.jobs > policy.max_jobs or tube.bytes + size > policy.max_bytes:
+            policy.refused += 1
             return OUT_OF_MEMORY
         job.rank = job.pri = policy.priority_of(job.pri)
         job.delay_s = policy.delay_of(job.delay_s)
@@ -327,10 +345,8 @@ class Engine(Due):
         Returns INSERTED, DRAINING, OUT_OF_MEMORY or TOO_BIG; for a job with tags also DUPLICATE or CYCLE.
         """
         tube = self.tube_by_number[job.tube]
-        if not job.body:  # otherwise the ledger has most of the body, through prepare()
-            outcome = self._admit(job, body, tube, now_ns)
-        else:  # of a new job, only one with tags has a tally
-            outcome = ADMITTED if job.tally is None else self._judge(job, tube, now_ns)
+        # A job with a body came through prepare(): the ledger has most of it.
+        outcome = self._judge_prepared(job, tube, now_ns) if job.body else self._admit(job, body, tube, now_ns)
         if outcome:
             self.abandon_put(job)
             return outcome
@@ -349,6 +365,7 @@ class Engine(Due):
         if not tube.active:
             self._wake(tube, now_ns)
         total, of_tube = self.total_jobs + 1, tube.total_jobs + 1
+        tube.bytes += len(body) - CRLF_BYTES
         job.since_ns = now_ns
         if job.tally is not None:
             self.rules_of_tags().enter(job, tube)
@@ -379,6 +396,7 @@ class Engine(Due):
             return
         tube = self._tube(tube_name)
         tube.jobs += 1
+        tube.bytes += self.size_of(job) - CRLF_BYTES
         job.tube = tube.number
         if job.created_ns < self._restored_ns or self.total_jobs:
             self.unsorted = True
@@ -475,6 +493,11 @@ class Engine(Due):
         job.state = DELETED  # which is true from here on, whatever becomes of its place in the table
         job.holder = 0
         self.jobs.remove(id)
+        body = job.body
+        if body is not None:
+            tube.bytes -= len(body) - CRLF_BYTES
+        else:
+            tube.bytes -= self.size_of(job) - CRLF_BYTES
         if self.bodies is not None:
             self.bodies.left(job)
         self._forget_if_unused(tube)

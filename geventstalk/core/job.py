@@ -29,6 +29,8 @@ ID_MAX_BITS: Final = 63
 URGENT_PRI_MAX: Final = 1023
 """A ready job of this priority or a smaller number counts as urgent."""
 SECOND_NS: Final = 1_000_000_000
+CRLF_BYTES: Final = 2
+"""What a body in memory has behind the bytes of its put."""
 
 
 SMALL_BYTES: Final = 512 - 33

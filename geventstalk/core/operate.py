@@ -11,7 +11,18 @@ from __future__ import annotations
 from typing import Final
 
 from geventstalk.core.engine import _BURIED, _RELEASED, OUT_OF_MEMORY, UNFINISHED, Engine
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, Job, TaggedTally, Tally, tags_of
+from geventstalk.core.job import (
+    BURIED,
+    CRLF_BYTES,
+    DELAYED,
+    READY,
+    RESERVED,
+    SECOND_NS,
+    Job,
+    TaggedTally,
+    Tally,
+    tags_of,
+)
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
 from geventstalk.tags import EXPIRED, TOLD, Tags, buried_for, moved_from
 
@@ -277,6 +288,9 @@ class Operate(Engine):
             self.rules.moves(job, before, name)
         before.jobs -= 1
         tube.jobs += 1
+        size = self.size_of(job) - CRLF_BYTES
+        before.bytes -= size
+        tube.bytes += size
         state, rank, pri, delay_s, ttr_s = new
         if state == READY:
             self._place_ready(tube, pri, job, now_ns)

@@ -46,6 +46,7 @@ class Tube(Timer):
         "behind",
         "blocked",
         "buried",
+        "bytes",
         "delayed",
         "jobs",
         "line",
@@ -90,6 +91,7 @@ class Tube(Timer):
         self.behind = False
         self.using = 0
         self.jobs = 0  # in any state, also while they are uploaded
+        self.bytes = 0  # of the bodies of its jobs, without line ends and uploads
         self.reserved = 0
         self.urgent = 0
         self.pause_s = 0

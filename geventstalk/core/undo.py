@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, RESERVED, URGENT_PRI_MAX, Job, TaggedTally
+from geventstalk.core.job import (
+    BURIED,
+    CRLF_BYTES,
+    DELAYED,
+    DELETED,
+    READY,
+    RESERVED,
+    URGENT_PRI_MAX,
+    Job,
+    TaggedTally,
+)
 from geventstalk.core.line import Line
 from geventstalk.core.order import Order
 from geventstalk.core.rules import Rules
@@ -62,7 +72,7 @@ def _empty(tube: Tube) -> None:
     tube.line = Line()
     tube.watchers = {}
     tube.behind = False
-    tube.using = tube.jobs = tube.reserved = tube.urgent = 0
+    tube.using = tube.jobs = tube.bytes = tube.reserved = tube.urgent = 0
     tube.low_ready = tube.low_delayed = tube.low_reserved = tube.low_buried = 0
 
 
@@ -113,6 +123,7 @@ def _place_jobs(engine: Engine) -> None:
     for job in engine.jobs.in_order():
         tube = engine.tube_by_number[job.tube]
         tube.jobs += 1
+        tube.bytes += engine.size_of(job) - CRLF_BYTES
         rules = engine.rules
         if job.state == READY:
             if rules is None or not rules.place(job, tube, job.rank, engine.wheel.now_ns):

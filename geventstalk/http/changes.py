@@ -160,6 +160,7 @@ class OnePut(Put):
         self.after: views.Json = {}
         self._backend = backend
         self._tube = tube
+        self.size = len(body)
 
     def run(self, now_ns: int) -> bool:
         over = super().run(now_ns)
@@ -187,9 +188,12 @@ class OnePut(Put):
             most = self._backend.service.max_job_bytes
             most = most if policy is None else min(most, policy.max_job_bytes)
             raise falcon.HTTPContentTooLarge(description=f"The body of a job has at most {most} bytes.")
-        jobs = 0 if tube is None else tube.jobs
-        if self.outcome == OUT_OF_MEMORY and policy is not None and jobs >= policy.max_jobs:
-            raise falcon.HTTPInsufficientStorage(description=f"The tube's policy allows {policy.max_jobs} jobs.")
+        jobs, taken = (0, 0) if tube is None else (tube.jobs, tube.bytes)
+        if self.outcome == OUT_OF_MEMORY and policy is not None:
+            if jobs >= policy.max_jobs:
+                raise falcon.HTTPInsufficientStorage(description=f"The tube's policy allows {policy.max_jobs} jobs.")
+            if taken + self.size > policy.max_bytes:
+                raise falcon.HTTPInsufficientStorage(description=f"The tube's policy allows {policy.max_bytes} bytes.")
         if self.outcome == OUT_OF_MEMORY:
             raise falcon.HTTPInsufficientStorage(description=NO_ROOM)
         if self.outcome == CYCLE:

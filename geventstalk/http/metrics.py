@@ -100,6 +100,7 @@ class Metrics:
         yield from self._of_addresses()
         yield from self._of_tls()
         yield from self._of_users()
+        yield from self._of_policies()
         yield from self._of_tubes(pace)
 
     def _of_server(self) -> Iterator[_Family]:
@@ -254,6 +255,14 @@ class Metrics:
             counts: list[Line] = [("_total", labels, getattr(usage, key)) for labels, usage in usages]
             yield _counter(f"geventstalk_user_{name}", text, counts)
 
+    def _of_policies(self) -> Iterator[_Family]:
+        policies = self._backend.engine.policies
+        if policies is None:
+            return
+        for key, text in _OF_POLICIES:
+            counts: list[Line] = [("_total", {"tubes": glob}, getattr(each, key)) for glob, each in policies.all]
+            yield _counter(f"geventstalk_policy_puts_{key}", text, counts)
+
     def _of_fronts(self) -> Iterator[_Family]:
         fronts = self._backend.fronts
         if fronts is None:
@@ -397,6 +406,10 @@ _OF_USERS: Final = (
     ("puts", "puts", "Puts of each user that its rights and limits allow."),
     ("waits", "puts_delayed", "Puts that waited because their user puts more a second than it may."),
     ("refused", "commands_refused", "Commands that a user has no right to, or that are above a limit."),
+)
+_OF_POLICIES: Final = (
+    ("refused", "Puts that a limit of a policy refused."),
+    ("delayed", "Puts that waited because of max_rate of a policy; over HTTP they are refused."),
 )
 _BINLOG: Final = (
     ("binlog-oldest-index", "beanstalkd_binlog_oldest_index", "Number of the oldest segment.", "gauge"),

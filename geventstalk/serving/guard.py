@@ -128,10 +128,7 @@ class Guard:
 
     def wake(self, session: Session) -> None:
         """The rest of a session is over."""
-        session.rests = False
-        channel = self._turn.channels.get(session.number)
-        if channel is not None:
-            channel.goes_on()
+        self._service.wake(session)
 
     def _be_late(self, session: GuardedSession, stream: Stream) -> None:
         if session.waits_for_token:

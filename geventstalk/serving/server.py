@@ -48,6 +48,7 @@ from geventstalk.serving.listen import describe, full_address_of, own_end_of, pe
 from geventstalk.serving.memory import Collector, Memory, Spare
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.reload import Reload
+from geventstalk.serving.rests import PolicyLog, Rests
 from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.sd_notify import Manager
 from geventstalk.stream import Stream
@@ -115,6 +116,9 @@ class Server:
             self._service.watch_memory(memory.is_left)
         self._turn = self._make_turn()
         self._turn.tell = self._tell
+        self._rests = Rests(self._turn)
+        self._service.rest, self._service.wake = self._rests.rest, self._rests.wake
+        self._policy_log = PolicyLog(log)
         self._schedules: Schedules | None = None
         self._leads = False  # jobs are served, and schedules run
         self.use_settings(settings)
@@ -234,7 +238,10 @@ class Server:
 
     def use_settings(self, settings: Settings) -> None:
         """Uses the settings that a reload can change, see reload.LIVE."""
-        self._engine.policies = Policies(settings.policies) if settings.policies else None
+        policies = Policies(settings.policies)
+        self._engine.policies = policies if settings.policies else None
+        self._policy_log.use(policies.all)
+        self._rests.wake_all()  # the turns of puts were those of other policies
         if settings.schedules and self._schedules is None:
             from geventstalk.serving.schedules import Schedules  # here: most servers have none
 
@@ -706,6 +713,10 @@ class Server:
         bodies = self._engine.bodies
         if bodies is not None:
             facts |= bodies.facts()
+        policies = self._engine.policies
+        if policies is not None:
+            facts["policy-refused-puts"] = sum(each.refused for _, each in policies.all)
+            facts["policy-delayed-puts"] = sum(each.delayed for _, each in policies.all)
         if self._backend is not None:
             facts["http"] = ", ".join(self._backend.http).encode()
         store = self._turn.store

@@ -59,6 +59,8 @@ class PutIn(Verb):
             job.tally = TaggedTally(tags)
         client.upload = job
         client.body_left = size + 2
+        if engine.policies is not None:
+            client.pace(now_ns)
 
 
 class FlushTube(_Added):

@@ -93,6 +93,9 @@ class Service:
         self.refuses = False  # puts, also while Engine.held; see refuse()
         self.unknown: Callable[[bytes], bytes] = _unknown  # the reply to a line that is no command
         self.drain: Callable[[bool], None] = self._drain  # refuses puts from now on, or ends that
+        # Ends the rest of a client after so many nanoseconds, or now: resets `rests`, and has run() called.
+        self.rest: Callable[[Commands, int], None] = _not_at_all
+        self.wake: Callable[[Commands], None] = _wake
         self._has_memory: Callable[[], bool] | None = None
         self._refusing = False
 
@@ -138,6 +141,14 @@ class Service:
         return self._refusing
 
 
+def _not_at_all(client: Commands, ns: int) -> None:
+    client.rests = False
+
+
+def _wake(client: Commands) -> None:
+    client.rests = False
+
+
 def _unknown(line: bytes) -> bytes:
     return p.R_UNKNOWN_COMMAND
 
@@ -167,12 +178,22 @@ class Going:
         """Gives up what the command keeps for its further slices; there are none."""
 
 
+class _Rest(Going):
+    """A put whose body is not read before its turn."""
+
+    def go_on(self, client: Commands, now_ns: int) -> bool:
+        return not client.rests
+
+    def stop(self, client: Commands) -> None:
+        client.service.wake(client)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Commands(Client):
     """A client, as its verbs see it. Its replies stand in `out`, `out_bytes` long, for the owner to send.
 
     `awaited` is a job that the reply to its last command has to show, and whose body is not in memory. When the body
-    has come, the owner calls run().
+    has come, the owner calls run(). `rests` says that nothing is executed until the rest is over: see Service.rest.
     """
 
     __slots__ = (
@@ -191,6 +212,7 @@ class Commands(Client):
         "going",
         "out",
         "out_bytes",
+        "rests",
         "service",
         "shows_job",
         "trace",
@@ -213,6 +235,7 @@ class Commands(Client):
         self.out: list[bytes] = []
         self.out_bytes = 0
         self.shows_job = False  # whether a reply in `out` hands out a job, or tells the id of one
+        self.rests = False
         self.eof = False
         self.closed = False
         self.trace: Callable[[str, bytes], None] | None = None
@@ -220,6 +243,21 @@ class Commands(Client):
     def own_stats(self) -> list[tuple[str, object]]:
         """Returns statistics of the client's user, which stand at the end of those of the server."""
         return []
+
+    def pace(self, now_ns: int) -> None:
+        """Has a put that has begun wait for its turn, where its tube gets as many puts as its policy allows."""
+        upload = self.upload
+        assert upload is not None
+        tube = self.engine.tube_by_number[upload.tube]
+        policy = self.engine.policy_of(tube)
+        if policy is None:
+            return
+        ns = policy.turn_of_put(tube.name, now_ns) - now_ns
+        if ns > 0:
+            policy.delayed += 1
+            self.rests = True
+            self.begin(_Rest())
+            self.service.rest(self, ns)
 
     def skip(self, size: int, reply: bytes) -> None:
         """Throws away so many bytes of a refused body as they come, and then replies."""

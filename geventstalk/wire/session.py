@@ -38,11 +38,10 @@ class Session(Commands):
     """One connection. The owner calls receive(), hang_up() and run(), sends and empties `out`, and calls leave() last.
 
     `unfinished` says that run() has more to do once others had their turn and `out` was sent; `held_up`, that run()
-    can do that only once Engine.held is False; `closed`, that the connection ends once `out` is sent; `rests`, that
-    nothing is executed until its owner says that the rest is over.
+    can do that only once Engine.held is False; `closed`, that the connection ends once `out` is sent.
     """
 
-    __slots__ = ("_at", "_inbox", "held_up", "rests", "unfinished", "unread")
+    __slots__ = ("_at", "_inbox", "held_up", "unfinished", "unread")
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -50,7 +49,6 @@ class Session(Commands):
         self._at = 0  # what of the inbox is done with; 0 when it is empty
         self.unfinished = False
         self.held_up = False
-        self.rests = False
         self.unread = False  # after hang_up(): the owner has not read yet all that the client sent before
         service.engine.join(self)
 

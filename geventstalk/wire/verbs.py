@@ -73,8 +73,11 @@ class Put(Verb):
         if outcome:
             client.skip(size + 2, REFUSALS[outcome])
             return
-        client.upload = client.engine.open_put(client, pri, delay_s, ttr_s or 1, now_ns)
+        engine = client.engine
+        client.upload = engine.open_put(client, pri, delay_s, ttr_s or 1, now_ns)
         client.body_left = size + 2
+        if engine.policies is not None:
+            client.pace(now_ns)
 
     def _put_tagged(self, client: Commands, size: int, tagged: tuple[int, int, int, Tags] | None, now_ns: int) -> None:
         """Begins a put with tags. A body that is announced is never read as commands, whatever is wrong."""
@@ -88,6 +91,8 @@ class Put(Verb):
         job.tally = TaggedTally(tags)
         client.upload = job
         client.body_left = size + 2
+        if client.engine.policies is not None:
+            client.pace(now_ns)
 
 
 class ReserveWithTimeout(Verb):

@@ -104,6 +104,7 @@ class JobsResource:
             if user.quota is not None:
                 tags = tags_for(user, tags, len(body))
                 self._require_within_quota(tags, user.quota, usage)
+        self._require_a_turn(tube)
         put = OnePut(self._backend, tube, body, (pri, delay_s, ttr_s), tags)
         self._backend.change(put)
         put.require_done()
@@ -114,6 +115,16 @@ class JobsResource:
         resp.media = put.after
         resp.status = falcon.HTTP_201
         resp.location = f"/api/v1/jobs/{put.after['id']}"
+
+    def _require_a_turn(self, tube: bytes) -> None:
+        """Counts a put into a tube. Raises HTTPError when its policy gives no put a turn now."""
+        policies = self._backend.engine.policies
+        policy = None if policies is None else policies.of(tube)
+        if policy is not None and not policy.takes_put(tube, self._backend.now_ns()):
+            most = policy.terms.max_rate
+            raise falcon.HTTPTooManyRequests(
+                description=f"The tube's policy allows {most} puts a second.", retry_after=1
+            )
 
     def _require_within_quota(self, tags: Tags, quota: tuple[int, int], usage: Usage) -> None:
         engine = self._backend.engine

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import falcon
 
 from geventstalk.http.backend import Backend
 from geventstalk.http.params import Parameters
-from geventstalk.limits import U32_MAX
-from geventstalk.policies import Terms
+from geventstalk.policies import Policy, Terms
+
+_LIMITS: Final = ("max_jobs", "max_job_bytes", "max_bytes", "max_rate")
+_NO_TERMS: Final = Terms()
 
 
 class PoliciesResource:
@@ -23,24 +25,26 @@ class PoliciesResource:
         tube = asked.tube("tube")
         asked.end()
         policies = self._backend.engine.policies
-        if policies is None:
-            found = []
-        elif tube is None:
-            found = [*policies.terms]
-        else:
-            found = policies.terms_of(tube)
-        resp.media = {"policies": [_shown(glob, terms) for glob, terms in found]}
+        found = [] if policies is None else policies.all if tube is None else policies.all_of(tube)
+        resp.media = {"policies": [_shown(glob, policy) for glob, policy in found]}
 
 
-def _shown(glob: str, terms: Terms) -> dict[str, Any]:
+def _shown(glob: str, policy: Policy) -> dict[str, Any]:
+    terms = policy.terms
     bounds = {"priority": terms.priority, "delay": terms.delay, "ttr": terms.ttr}
     return {
         "tubes": glob,
         "tags": list(terms.tags),
         **{key: {"min": least, "max": most} for key, (least, most) in bounds.items()},
-        "max_jobs": None if terms.max_jobs == U32_MAX else terms.max_jobs,
-        "max_job_bytes": None if terms.max_job_bytes == U32_MAX else terms.max_job_bytes,
+        **{key: _limit(terms, key) for key in _LIMITS},
+        "refused_puts": policy.refused,
+        "delayed_puts": policy.delayed,
     }
+
+
+def _limit(terms: Terms, key: str) -> int | None:
+    most: int = getattr(terms, key)
+    return None if most == getattr(_NO_TERMS, key) else most
 
 
 def add(app: Any, backend: Backend) -> None:
