@@ -13,6 +13,8 @@ import pytest
 
 from geventstalk.addresses import host_of
 from geventstalk.serving.address_shares import AddressShares, network_of
+from geventstalk.serving.memory import memory_bytes
+from tests.support.clients import until
 from tests.support.process import ServerProcess, free_port
 from tests.support.wire import Client, WireError
 from tests.test_proxied import header
@@ -57,7 +59,7 @@ def test_the_host_of_an_address() -> None:
 
 
 def test_an_address_has_three_quarters(caplog: pytest.LogCaptureFixture) -> None:
-    shares = AddressShares(lambda: 8, logging.getLogger("shares"))
+    shares = AddressShares(lambda: 8, 100, logging.getLogger("shares"))
     assert [shares.enter("192.0.2.7") for _ in range(8)] == [True] * 6 + [False] * 2
     assert [shares.enter("127.0.0.1") for _ in range(9)] == [True] * 9
     assert shares.enter("192.0.2.8") and shares.refused == 2
@@ -68,6 +70,32 @@ def test_an_address_has_three_quarters(caplog: pytest.LogCaptureFixture) -> None
     for _ in range(8):
         shares.leave("192.0.2.7")
     assert [shares.enter("192.0.2.7") for _ in range(7)] == [True] * 6 + [False]
+
+
+def test_half_sent_bodies_of_an_address_have_a_bound(caplog: pytest.LogCaptureFixture) -> None:
+    shares = AddressShares(lambda: 8, 100, logging.getLogger("shares"))
+    for host in ("192.0.2.7", "192.0.2.7", "192.0.2.8"):
+        shares.enter(host)
+    first, other = shares.of("192.0.2.7"), shares.of("192.0.2.8")
+    assert shares.of("127.0.0.1") is None and first is not None and other is not None
+    assert first.takes(0, 90) and first.takes(90, 60), "one body alone may be larger"
+    assert not first.takes(0, 1) and other.takes(0, 90)
+    first.gives_back(150)
+    assert first.takes(0, 60) and first.takes(0, 40) and not first.takes(60, 1) and shares.refused_uploads == 2
+    assert [each.getMessage() for each in caplog.records] == [
+        "refused a put of 192.0.2.7, which has sent 150 bytes of bodies that are not complete; "
+        "for a minute no other one is told of"
+    ]
+    shares.leave("192.0.2.7")
+    assert shares.of("192.0.2.7") is first
+    shares.leave("192.0.2.7")
+    assert shares.of("192.0.2.7") is None
+
+
+def test_the_memory_of_this_process() -> None:
+    with Path("/proc/meminfo").open(encoding="ascii") as file:
+        total = int(file.readline().split()[1]) << 10
+    assert 1 << 26 < memory_bytes() <= total
 
 
 @pytest.fixture
@@ -136,3 +164,43 @@ def test_behind_a_proxy_the_address_that_it_tells_counts(start: Served, tmp_path
         served = [sock for sock in [come("203.0.113.7") for _ in range(LIMIT)] if is_served(sock)]
         assert LIMIT // 2 < len(served) < LIMIT - 20
         assert is_served(come("203.0.113.8"))
+
+
+@pytest.mark.parametrize("flags", [[], ["--io-processes", "1"]], ids=["one process", "a front"])
+def test_one_host_leaves_memory_for_the_uploads_of_others(start: Served, tmp_path: Path, flags: list[str]) -> None:
+    """With 4 MB of memory for bodies, half of it is an address's for what it has begun to send."""
+    server = start("--max-memory", "4m", "-z", "3m", *flags)
+    part = b"put 0 0 60 300000\r\n" + b"x" * 250_000
+    with ExitStack() as held:
+
+        def come(host: str) -> Client:
+            sock = socket.create_connection(("127.0.0.1", server.port), 20, (host, 0))
+            return held.enter_context(Client(sock))
+
+        def ask_of(client: Client) -> dict[str, str]:
+            return client.stats(b"stats")
+
+        looks = come("127.0.0.1")
+        greedy = [come("127.0.0.2") for _ in range(14)]
+        for each in greedy:
+            each.send(part)
+        until(lambda: 1_500_000 < int(ask_of(looks)["memory-bytes"]) <= 2_000_000 + 65_536, "as much as may be")
+        for host in ("127.0.0.1", "127.0.0.3"):
+            other = come(host)
+            other.send(part)
+            other.send(b"x" * 50_000 + b"\r\n")
+            assert other.reply().startswith(b"INSERTED ")
+        for each in greedy:
+            each.send(b"x" * 50_000 + b"\r\n")
+        replies = [each.reply().split()[0] for each in greedy]
+        assert set(replies) == {b"INSERTED", b"OUT_OF_MEMORY"} and replies.count(b"INSERTED") >= 5
+        assert (tmp_path / "log").read_text().count("refused a put of 127.0.0.2, which has sent") == 1
+        assert greedy[0].ask(b"put 0 0 60 1\r\nx").startswith(b"INSERTED "), "nothing counts for the address any more"
+        assert looks.ask(b"flush-tube default").startswith(b"FLUSHED ")
+        large = come("127.0.0.2")
+        large.send(b"put 0 0 60 2500000\r\n" + b"x" * 2_500_000 + b"\r\n")
+        assert large.reply().startswith(b"INSERTED "), "a single body may be larger"
+        for each in (come("127.0.0.2"), come("127.0.0.2")):
+            each.send(part)
+            each.close()
+        until(lambda: int(ask_of(looks)["memory-bytes"]) < 2_600_000, "uploads of clients that went do not count")

@@ -318,9 +318,7 @@ def test_promtool_finds_nothing_to_say(start_server: Callable[..., ServerProcess
     for name in ("jobs_on_disk", "bytes_on_disk", "loads_total", "puts_refused_total"):
         assert metrics[key("geventstalk_memory_" + name)] == 0, name
     # Those of a cluster are test_node.py's, those of TLS test_tls.py's, those of users test_rights.py's.
-    assert set(
-        re.findall(r"^\| `(?!geventstalk_(?:cluster|tls|user|policy)_)(\w+)`", DOCS.read_text(), re.M)
-    ) == {
+    assert set(re.findall(r"^\| `(?!geventstalk_(?:cluster|tls|user|policy)_)(\w+)`", DOCS.read_text(), re.M)) == {
         re.sub(r"_(bucket|count|sum)$", "", name) if "_seconds" in name or "_records" in name else name
         for name, _ in metrics
     }

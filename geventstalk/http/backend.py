@@ -148,6 +148,7 @@ class HandshakesView(Protocol):
 
 class SharesView(Protocol):
     refused: int
+    refused_uploads: int
 
 
 class GuardView(Protocol):

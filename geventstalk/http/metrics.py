@@ -224,6 +224,8 @@ class Metrics:
         if self._backend.shares is not None:
             text = "Connections closed at once because their address had three quarters of all."
             yield _counter("geventstalk_refused_connections", text, [("_total", {}, self._backend.shares.refused)])
+            text = "Puts refused because their address had sent too much of bodies that were not complete."
+            yield _counter("geventstalk_refused_uploads", text, [("_total", {}, self._backend.shares.refused_uploads)])
 
     def _of_tls(self) -> Iterator[_Family]:
         shakes = self._backend.handshakes

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
 import resource
 import sys
 import warnings
+from contextlib import suppress
 from time import monotonic, thread_time
 from typing import Any
 
@@ -54,6 +56,27 @@ class Memory:
             # Twice as much: it is in pieces, and not every piece fits.
             self._is_free = self._allocator().free_bytes >= 2 * SPARE_BYTES
         return self._is_free
+
+
+def memory_bytes() -> int:
+    """Returns the memory that the process may have: that of the host, or less where a limit of it says so."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        found.append(limit)
+    for folder in (_cgroup(), ""):
+        with suppress(OSError, ValueError), open(f"/sys/fs/cgroup{folder}/memory.max", encoding="ascii") as file:
+            found.append(int(file.read()))
+    return min(found)
+
+
+def _cgroup() -> str:
+    """Returns the path of the process's control group (see cgroups(7), version 2), "" where there is none."""
+    with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("0::/"):
+                return line[3:].rstrip("\n")
+    return ""
 
 
 class Spare:

@@ -45,7 +45,7 @@ from geventstalk.serving.busy_poll import BusyPoll
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.fd_limits import Descriptors, Share
 from geventstalk.serving.listen import describe, full_address_of, own_end_of, peer_of
-from geventstalk.serving.memory import Collector, Memory, Spare
+from geventstalk.serving.memory import Collector, Memory, Spare, memory_bytes
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.reload import Reload
 from geventstalk.serving.rests import PolicyLog, Rests
@@ -55,6 +55,7 @@ from geventstalk.stream import Stream
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.tasks import NEXT_TURN, Task, Wait
 from geventstalk.turn.turn import Turn
+from geventstalk.wire.commands import Commands, UploadShare
 from geventstalk.wire.session import Service, Session
 from journal import DESCRIPTORS_MAX, DESCRIPTORS_MIN, Journal, JournalError, JournalFailed, JournalLocked
 
@@ -128,7 +129,9 @@ class Server:
         self._run_queue = RunQueue(self._loop, self._turn)
         self._descriptors: Descriptors
         # Nodes pass on the connections of all their clients, so that their addresses may have many.
-        self.shares = None if settings.shared else AddressShares(self._connections_max, log)
+        most = memory_bytes() // 4 if settings.max_memory is None else settings.max_memory // 2
+        self.shares = None if settings.shared else AddressShares(self._connections_max, most, log)
+        self._service.share_of = self._share_of
         self._guests: Share
         self._fronts: Fronts | None = None  # where they have the clients' sockets
         self._idle: Any = self._loop.idle()
@@ -516,6 +519,15 @@ class Server:
 
     def _enter(self, host: str) -> bool:
         return self.shares is None or self.shares.enter(host)
+
+    def _share_of(self, client: Commands) -> UploadShare | None:
+        """Returns what bounds the uploads of a client's address."""
+        channel = self._turn.channels.get(client.number)
+        if self.shares is None or channel is None:
+            return None
+        if isinstance(channel, Connection):
+            return self.shares.of(host_of(channel.stream.peer or peer_of(channel.stream.socket)))
+        return self.shares.of(host_of(_client_of_front(channel).peer))
 
     def _end(self, host: str) -> None:
         if self.shares is not None:

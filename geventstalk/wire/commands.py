@@ -68,6 +68,18 @@ PART_UNITS: Final = 128
 """The work of a part of a large body: a slice of its own."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class UploadShare:
+    """Bytes of bodies that clients of one address have begun to send. This one has no bound."""
+
+    def takes(self, before: int, more: int) -> bool:
+        """Counts more bytes of a body of which so many count already. Returns whether they may come."""
+        return True
+
+    def gives_back(self, size: int) -> None:
+        """A body of which so many bytes count is whole, or its put has ended."""
+
+
 class Service:
     """The state that all sessions of a server share.
 
@@ -96,6 +108,7 @@ class Service:
         # Ends the rest of a client after so many nanoseconds, or now: resets `rests`, and has run() called.
         self.rest: Callable[[Commands, int], None] = _not_at_all
         self.wake: Callable[[Commands], None] = _wake
+        self.share_of: Callable[[Commands], UploadShare | None] = _no_share  # None: nothing bounds it
         self._has_memory: Callable[[], bool] | None = None
         self._refusing = False
 
@@ -147,6 +160,10 @@ def _not_at_all(client: Commands, ns: int) -> None:
 
 def _wake(client: Commands) -> None:
     client.rests = False
+
+
+def _no_share(client: Commands) -> UploadShare | None:
+    return None
 
 
 def _unknown(line: bytes) -> bytes:
@@ -201,6 +218,8 @@ class Commands(Client):
         "_body",
         "_goes_on",
         "_put_body",
+        "_share",
+        "_shared_bytes",
         "_skip_left",
         "_skip_reply",
         "awaited",
@@ -225,6 +244,8 @@ class Commands(Client):
         self.counts = service.commands
         self._body: BytesIO | None = None  # what has come of a body that takes several reads
         self._put_body = b""  # all of a large body that the ledger has not wholly taken yet
+        self._share: UploadShare | None = None  # of the address of the client, while `_body` counts there
+        self._shared_bytes = 0
         self.body_left = 0
         self._skip_left = 0  # bytes still to be thrown away of a body that is refused, or SKIP_LINE
         self._skip_reply = p.R_JOB_TOO_BIG  # and what is said behind them

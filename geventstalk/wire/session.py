@@ -134,6 +134,7 @@ class Session(Commands):
         if self.upload is not None:
             upload = self.upload
             self.upload = None
+            self._end_share()
             self.engine.abandon_put(upload)
         if self.going is not None:
             self.going.stop(self)
@@ -234,6 +235,7 @@ class Session(Commands):
         """Ends a put whose body has not wholly come, or has come and is held."""
         self.upload = None
         self._body = None
+        self._end_share()
         self.engine.abandon_put(job)
         self.skip(self.body_left, p.R_OUT_OF_MEMORY)
 
@@ -310,6 +312,24 @@ class Session(Commands):
         self.reply(self._skip_reply)
         return True
 
+    def _claim_share(self, size: int) -> bool:
+        """Counts bytes of a body that takes several reads for the client's address. Returns whether they may come."""
+        if self._body is None:
+            self._share = self.service.share_of(self)
+        share = self._share
+        if share is None:
+            return True
+        takes = share.takes(self._shared_bytes, size)
+        self._shared_bytes += size * takes
+        return takes
+
+    def _end_share(self) -> None:
+        share = self._share
+        if share is not None:
+            share.gives_back(self._shared_bytes)
+            self._share = None
+            self._shared_bytes = 0
+
     def _take_body(self, now_ns: int) -> bool:
         """Takes what has come of a put's body; returns whether that was all of it."""
         job = self.upload
@@ -327,7 +347,8 @@ class Session(Commands):
         if size < left or self._body is not None:
             self.body_left = left - size
             bodies = self.engine.bodies
-            if bodies is not None and not bodies.claim(self.engine, job.id, size, left - size):
+            takes = bodies is None or bodies.claim(self.engine, job.id, size, left - size)
+            if not takes or not self._claim_share(size):
                 self._refuse_body(job)
                 return True
             try:
@@ -339,6 +360,7 @@ class Session(Commands):
                 part = self._body.getvalue()  # which copies nothing
                 size = len(part)
                 self._body = None
+                self._end_share()
             except MemoryError:
                 self._refuse_body(job)
                 return True
