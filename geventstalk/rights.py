@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import secrets
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final, NamedTuple
@@ -27,8 +28,11 @@ OPERATE: Final = 16
 RIGHTS: Final = {"put": PUT, "work": WORK, "look": LOOK, "manage": MANAGE, "all": ALL, "operate": OPERATE}
 EVERY_TUBE: Final = "*"
 TOKEN_BYTES: Final = 32
-"""A token has so many random bytes, so its hash need not be a slow one."""
-HASH: Final = re.compile(r"sha256:[0-9a-f]{64}")
+"""A token that is made here has so many random bytes, so its hash need not be a slow one."""
+HASH: Final = re.compile(r"sha256:[0-9a-f]{64}|scrypt:[0-9a-f]{32}:[0-9a-f]{64}")
+_SALT_BYTES: Final = 16
+_SCRYPT: Final = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 1 << 26, "dklen": 32}
+"""A guess at a chosen token takes some 0.1 s and 32 MB (RFC 7914)."""
 NO_LIMIT: Final = 1 << 53
 _SECOND_NS: Final = 1_000_000_000
 _KNOWN_MAX: Final = 4096
@@ -112,7 +116,10 @@ class Access:
         self.users: Final = {user.name: user for user in users}
         proofs = [(user.proof, user) for user in self.users.values()]
         self._by_certificate = {proof.certificate: user for proof, user in proofs if proof.certificate is not None}
-        self._by_token = {proof.token: user for proof, user in proofs if proof.token is not None}
+        tokens = [(proof.token, user) for proof, user in proofs if proof.token is not None]
+        self._by_token = {token: user for token, user in tokens if token.startswith("sha256:")}
+        self._chosen = {user.name: token for token, user in tokens if token.startswith("scrypt:")}
+        self._proven: dict[str, str] = {}  # chosen tokens that were right, as their quick hash, by the user
         self._by_uid = {proof.uid: user for proof, user in proofs if proof.uid is not None}
         networks = [(network, user) for user in self.users.values() for network in user.proof.networks]
         self._networks = sorted(networks, key=lambda pair: -pair[0].prefixlen)
@@ -128,7 +135,33 @@ class Access:
         for known, user in self._by_token.items():
             if hmac.compare_digest(given, known):
                 found = user
+        for name, known in self._proven.items():
+            if hmac.compare_digest(given, known):
+                found = self.users[name]
         return found
+
+    def is_slow(self, token: str) -> bool:
+        """Returns whether the token may be one that a person has chosen, for prove() to look at."""
+        return bool(self._chosen) and ":" in token
+
+    def prove(self, token: str) -> None:
+        """Has of_token() know a chosen token if it is right. Takes 0.1 s and 32 MB, so it runs in a thread.
+
+        It takes as long for a user that does not exist. Without so much memory the token is not known.
+        """
+        name = token.partition(":")[0]
+        known = self._chosen.get(name, _NOBODYS)
+        try:
+            right = hmac.compare_digest(slow_hash_of(token, bytes.fromhex(known.split(":")[1])), known)
+        except (MemoryError, ValueError):
+            return
+        if right:
+            self._proven[name] = hash_of(token)
+
+    def recall(self, before: Access) -> None:
+        """Takes over which chosen tokens were right, where the users still have them."""
+        kept = {name: each for name, each in before._proven.items() if self._chosen.get(name) == before._chosen[name]}
+        self._proven.update(kept)
 
     def of_uid(self, uid: int) -> User | None:
         """Returns the user of this number on the host."""
@@ -146,6 +179,16 @@ class Access:
 def hash_of(token: str) -> str:
     """Returns a token as the file of users has it."""
     return "sha256:" + hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def slow_hash_of(token: str, salt: bytes = b"") -> str:
+    """Returns a token that a person has chosen as the file of users has it. Raises MemoryError or ValueError."""
+    salt = salt or secrets.token_bytes(_SALT_BYTES)
+    made = hashlib.scrypt(token.encode("utf-8", "surrogateescape"), salt=salt, **_SCRYPT)
+    return f"scrypt:{salt.hex()}:{made.hex()}"
+
+
+_NOBODYS: Final = f"scrypt:{bytes(_SALT_BYTES).hex()}:{bytes(32).hex()}"
 
 
 def words_of(rights: Mapping[str, int]) -> dict[str, list[str]]:

@@ -755,6 +755,86 @@ def test_users_of_sockets_and_new_files(
     assert talk(unix(tmp_path / "token"), auth) == UNAUTHORIZED
 
 
+def read_all(sock: socket.socket, size: int) -> bytes:
+    """What comes until there are so many bytes, or the server hangs up."""
+    sock.settimeout(20)
+    got = b""
+    while len(got) < size and (more := sock.recv(size - len(got))):
+        got += more
+    return got
+
+
+def chosen(user: str, secret: str) -> str:
+    command = [*GEVENTSTALK, "token", "choose", user]
+    done = subprocess.run(command, input=secret + "\n", capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    entry = re.search('token: "(.*)"', done.stdout)
+    assert entry is not None and secret not in done.stdout
+    return entry[1]
+
+
+@pytest.mark.parametrize("secret", ["short", "with space", "ümlaut-and-more", "", "x" * 129])
+def test_a_secret_that_cannot_be_one(secret: str) -> None:
+    command = [*GEVENTSTALK, "token", "choose", "shop"]
+    done = subprocess.run(command, input=secret + "\n", capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode and "a secret has 8 to 128 printable characters" in done.stderr and done.stdout == ""
+
+
+def test_tokens_that_people_choose(start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]) -> None:
+    """Each takes a tenth of a second, and no other client waits for that."""
+    hashes = [chosen("boss", "correct-horse"), chosen("boss", "correct-horse")]
+    assert hashes[0] != hashes[1], "each has a salt of its own"
+    boss = {"token": hashes[0], "rights": {"*": ["all", "operate"]}}
+    quick = {"token": hash_of(TOKEN), "rights": {"*": "all"}}
+    listener, port = f'  - {{address: "unix:{tmp_path}/token", identity: [token]}}\n', free_port()
+    words = settings(listener, {"boss": boss, "quick": quick})
+    server = start_server(*words, "--http", str(port))
+    other = unix(tmp_path / "token")
+    assert talk(other, b"auth %b\r\n" % TOKEN.encode()) == b"AUTHENTICATED\r\n"
+    other.settimeout(5)
+    clients = [unix(tmp_path / "token") for _ in range(30)]
+    for each in clients:
+        each.sendall(b"auth boss:correct-horse\r\nlist-tube-used\r\n")
+    waits = []
+    for _ in range(50):
+        begun = time.monotonic()
+        other.sendall(b"list-tube-used\r\n")
+        assert other.recv(100) == b"USING default\r\n"
+        waits.append(time.monotonic() - begun)
+    assert sorted(waits)[25] < 0.03, "others wait for the hash"
+    wanted = b"AUTHENTICATED\r\nUSING default\r\n"
+    assert [read_all(each, len(wanted)) for each in clients] == [wanted] * 30, "one look is for all of them"
+    for wrong in (
+        b"boss:correct-horsf",
+        b"boss:",
+        b":",
+        b"quick:correct-horse",
+        b"missing:correct-horse",
+        b"correct-horse",
+    ):
+        assert talk(unix(tmp_path / "token"), b"auth %b\r\n" % wrong) == UNAUTHORIZED
+    assert talk(unix(tmp_path / "token"), b"auth boss:correct-horse\r\n") == b"AUTHENTICATED\r\n"
+    guesses = [unix(tmp_path / "token") for _ in range(20)]
+    for number, each in enumerate(guesses):
+        each.sendall(b"auth boss:guess-%d\r\n" % number)
+    assert [read_all(each, len(UNAUTHORIZED)) for each in guesses] == [UNAUTHORIZED] * 20
+    assert b"shows tokens faster than they can be looked at" in log_of(server)
+    web = Web(port)
+    web.token = "boss:wrong-horse"
+    assert web.ask("GET", "/api/v1/tubes")[0] == 401
+    web.token = "boss:correct-horse"
+    assert web.ask("GET", "/api/v1/tubes")[0] == 200
+    written(tmp_path, {"users": {"boss": boss | {"rights": {"*": "look"}}, "quick": quick}})
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: b"read the users" in log_of(server), "the file is read")
+    assert web.ask("GET", "/api/v1/tubes")[0] == 200 and talk(clients[0], b"peek 1\r\n") == NOT_FOUND
+    written(tmp_path, {"users": {"boss": boss | {"token": chosen("boss", "another-secret")}, "quick": quick}})
+    os.kill(server.pid, signal.SIGHUP)
+    until(lambda: closed(clients[0]), "the token is not right any more")
+    assert web.ask("GET", "/api/v1/tubes")[0] == 401
+    assert talk(unix(tmp_path / "token"), b"auth boss:another-secret\r\n") == b"AUTHENTICATED\r\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["delete", "stats-job", "release {} 0 0", "kick-job", "reserve-job", "peek"])
 def test_a_forbidden_job_takes_as_long_as_a_missing_one(

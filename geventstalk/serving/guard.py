@@ -7,16 +7,20 @@ not grant: each gets the rights of its user there, and is hung up on where that 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from time import monotonic, monotonic_ns
 from typing import Any, Final
 
 import gevent
+from gevent.lock import BoundedSemaphore
 
+from geventstalk.addresses import host_of
 from geventstalk.config_listeners import TOKEN, Listener
 from geventstalk.core.job import SECOND_NS
 from geventstalk.rights import Access, User
+from geventstalk.serving.address_shares import network_of
 from geventstalk.serving.listen import peer_of
 from geventstalk.serving.users import read_access, user_of
 from geventstalk.stream import Stream
@@ -28,6 +32,8 @@ from geventstalk.wire.session import Service, Session
 TOKEN_S: Final = 10.0
 """A client without a token by then is hung up on."""
 _TELL_EVERY_S: Final = 60.0
+_PROVING_MAX: Final = 8
+"""Different tokens of a host that wait to be looked at."""
 
 
 class _Guarded(Owner):
@@ -53,6 +59,9 @@ class _Guarded(Owner):
 
     def tell(self, what: str) -> None:
         self._guard.log.warning("%s", what)
+
+    def prove(self, session: GuardedSession, token: str) -> bool:
+        return self._guard.prove(session, token, self._stream)
 
     def rest(self, session: GuardedSession, ns: int) -> None:
         self.wait(ns / SECOND_NS, partial(self._guard.wake, session))
@@ -91,6 +100,9 @@ class Guard:
         self._bound(self._access)
         self._told_s = -_TELL_EVERY_S
         self._usages: dict[str, Usage] = {}  # by the name of the user
+        self._proofs: dict[str, list[GuardedSession]] = {}  # by chosen tokens that are to be looked at: who shows them
+        self._proving: Counter[str] = Counter()  # how many of these there are, by the host of the first client
+        self._one_at_a_time = BoundedSemaphore(1)
 
     def _bound(self, found: Access) -> None:
         quotas = {name.encode(): user.quota for name, user in found.users.items()}
@@ -126,6 +138,31 @@ class Guard:
             self.tell(stream, "shows no user")
         return session, owner.end
 
+    def prove(self, session: GuardedSession, token: str, stream: Stream) -> bool:
+        """Looks at a chosen token in a thread: one at a time, and few of each host."""
+        waiting = self._proofs.get(token)
+        if waiting is not None:
+            waiting.append(session)
+            return True
+        host = network_of(host_of(stream.peer or peer_of(stream.socket)))
+        if self._proving[host] >= _PROVING_MAX:
+            self.tell(stream, "shows tokens faster than they can be looked at")
+            return False
+        self._proving[host] += 1
+        self._proofs[token] = [session]
+        gevent.spawn(self._prove, token, host)
+        return True
+
+    def _prove(self, token: str, host: str) -> None:
+        with self._one_at_a_time:
+            if not all(session.gone for session in self._proofs[token]):
+                gevent.get_hub().threadpool.apply(self._access.prove, (token,))
+        self._proving[host] -= 1
+        if not self._proving[host]:
+            del self._proving[host]
+        for session in self._proofs.pop(token):
+            self._service.wake(session)
+
     def wake(self, session: Session) -> None:
         """The rest of a session is over."""
         self._service.wake(session)
@@ -160,6 +197,7 @@ class Guard:
             before = self._access.users.get(name)
             if before is None or before.limits != each.limits:
                 self.usage_of(name).begin_anew()
+        found.recall(self._access)
         self._access = found
         self._bound(found)
         self._turn.begin()

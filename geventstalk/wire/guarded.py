@@ -112,6 +112,10 @@ class Owner:
         """Has the connection be this user's from now on. Returns False when the user has all its connections."""
         return True
 
+    def prove(self, session: GuardedSession, token: str) -> bool:
+        """Has Access.prove() look at a token, and ends the rest of the session then. Returns False if it will not."""
+        return False
+
     def tell(self, what: str) -> None:
         """Logs what happens to the user."""
 
@@ -269,7 +273,19 @@ class GuardedSession(Session):
             else:
                 self.reply(R_UNAUTHORIZED)
             return
-        user = access.of_token(line[len(AUTH) :].decode("utf-8", "surrogateescape"))
+        token = line[len(AUTH) :].decode("utf-8", "surrogateescape")
+        if access.of_token(token) is None and access.is_slow(token):
+            self.rests = True
+            self.begin(_Proving(token))
+            if self._owner.prove(self, token):
+                return
+            self.rests = False
+        else:
+            self.show(token)
+
+    def show(self, token: str) -> None:
+        """Answers a client that has shown a token."""
+        user = None if self._access is None else self._access.of_token(token)
         if user is None or not self._owner.admit(user):
             self._turn_away()
             return
@@ -544,6 +560,19 @@ class GuardedSession(Session):
         self.counts[verb.number] += 1
         begin_list(self, names)
         return b""
+
+
+class _Proving(Going):
+    """A token that a person has chosen, and that is looked at outside of turns."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def go_on(self, client: Commands, now_ns: int) -> bool:
+        assert isinstance(client, GuardedSession)
+        if not client.rests:
+            client.show(self._token)
+        return not client.rests
 
 
 class _Names(Going):
