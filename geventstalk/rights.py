@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final, NamedTuple
@@ -30,7 +29,7 @@ EVERY_TUBE: Final = "*"
 TOKEN_BYTES: Final = 32
 """A token that is made here has so many random bytes, so its hash need not be a slow one."""
 HASH: Final = re.compile(r"sha256:[0-9a-f]{64}|scrypt:[0-9a-f]{32}:[0-9a-f]{64}")
-_SALT_BYTES: Final = 16
+SALT_BYTES: Final = 16
 _SCRYPT: Final = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 1 << 26, "dklen": 32}
 """A guess at a chosen token takes some 0.1 s and 32 MB (RFC 7914)."""
 NO_LIMIT: Final = 1 << 53
@@ -181,14 +180,13 @@ def hash_of(token: str) -> str:
     return "sha256:" + hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def slow_hash_of(token: str, salt: bytes = b"") -> str:
+def slow_hash_of(token: str, salt: bytes) -> str:
     """Returns a token that a person has chosen as the file of users has it. Raises MemoryError or ValueError."""
-    salt = salt or secrets.token_bytes(_SALT_BYTES)
     made = hashlib.scrypt(token.encode("utf-8", "surrogateescape"), salt=salt, **_SCRYPT)
     return f"scrypt:{salt.hex()}:{made.hex()}"
 
 
-_NOBODYS: Final = f"scrypt:{bytes(_SALT_BYTES).hex()}:{bytes(32).hex()}"
+_NOBODYS: Final = f"scrypt:{bytes(SALT_BYTES).hex()}:{bytes(32).hex()}"
 
 
 def words_of(rights: Mapping[str, int]) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from geventstalk.rights import TOKEN_BYTES, hash_of, slow_hash_of
+from geventstalk.rights import SALT_BYTES, TOKEN_BYTES, hash_of, slow_hash_of
 
 _CHARS_MIN: Final = 8
 _CHARS_MAX: Final = 128
@@ -47,5 +47,6 @@ def choose(user: str) -> int:
     if not _CHARS_MIN <= len(secret) <= _CHARS_MAX or not secret.isascii() or not secret.isprintable() or " " in secret:
         raise click.UsageError(f"a secret has {_CHARS_MIN} to {_CHARS_MAX} printable characters of ASCII and no space")
     click.echo(f"token of {user}, for its program: {user}:SECRET")
-    click.echo(f'entry of {user}, for the file of --access: token: "{slow_hash_of(f"{user}:{secret}")}"')
+    made = slow_hash_of(f"{user}:{secret}", secrets.token_bytes(SALT_BYTES))
+    click.echo(f'entry of {user}, for the file of --access: token: "{made}"')
     return 0
