@@ -46,6 +46,7 @@ def _terms(entry: object) -> Terms:
         "max_job_bytes": lambda value: _number(value, "max_job_bytes", 0),
         "max_bytes": lambda value: _number(value, "max_bytes", 0, NO_LIMIT - 1),
         "max_rate": lambda value: _number(value, "max_rate"),
+        "pause": values.switch,
     }
     found = values.mapping(entry, "a policy", parsers)
     tags = [found.pop(key) for key in ("tries", "dead_letter", "backoff", "expires") if key in found]

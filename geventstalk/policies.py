@@ -28,7 +28,7 @@ class Terms(NamedTuple):
     """A policy as an operator gives it. `tags` are words of a put; each of the numbers has its least and its most.
 
     Each tube has at most `max_jobs` jobs, whose bodies have at most `max_bytes` together, and gets at most `max_rate`
-    puts a second.
+    puts a second. With `pause` no job is handed out.
     """
 
     tags: tuple[str, ...] = ()
@@ -39,6 +39,7 @@ class Terms(NamedTuple):
     max_job_bytes: int = U32_MAX
     max_bytes: int = NO_LIMIT
     max_rate: int = NO_LIMIT
+    pause: bool = False
 
 
 @mypyc_attr(acyclic=True)
@@ -122,6 +123,7 @@ class Policies:
 
     def __init__(self, terms: Sequence[tuple[str, Terms]]) -> None:
         self.all = [(glob, Policy(each)) for glob, each in terms]
+        self.pauses = any(each.pause for _, each in terms)
         self._patterns = [globs.parts_of(glob) for glob, _ in terms]
 
     def all_of(self, tube_name: bytes) -> list[tuple[str, Policy]]:

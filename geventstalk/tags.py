@@ -6,6 +6,7 @@ Invariant: `text` says all of it. Parsed again, it gives the same tags.
 
 from __future__ import annotations
 
+from binascii import a2b_base64, b2a_base64
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -28,6 +29,10 @@ _REASON: Final = b"reason"
 """The same for the text of a bury. Other characters than those of names stand as % and two hexadecimal digits."""
 _OWNER: Final = b"by"
 """The same for the user who has put the job, where the number or the bytes of the user's jobs have a limit."""
+_SETTINGS: Final = b"set"
+"""The same for settings that an operator makes at run time, in base64 and on a mark: they are kept as marks are."""
+SETTINGS_BYTES_MAX: Final = 40_000
+"""The text of tags has a length of 16 bits in a record."""
 _NUMBER_DIGITS_MAX: Final = 10
 
 
@@ -40,6 +45,7 @@ class Tags:
     After `tries` deliveries, or `ttl_s` seconds without one, the job goes to the tube `dead`; `origin` is the tube from
     which it came there. After a delivery that ended without a delete it waits as `backoff` says. `reason` is why it was
     buried, as its worker told, in UTF-8. It counts among the jobs of `owner`, with `owner_bytes`.
+    `settings` are those that an operator has made at run time.
     """
 
     __slots__ = (
@@ -54,6 +60,7 @@ class Tags:
         "owner",
         "owner_bytes",
         "reason",
+        "settings",
         "text",
         "tries",
         "ttl_s",
@@ -78,6 +85,7 @@ class Tags:
         self.reason = b""
         self.owner = b""
         self.owner_bytes = 0
+        self.settings = b""
 
 
 def is_tag(word: bytes) -> bool:
@@ -91,7 +99,7 @@ def parse_put(text: bytes) -> Tags:
     if len(text) > TAGS_BYTES_MAX:
         raise ValueError("the tags are too long")
     tags = parse(text)
-    if tags.origin or tags.reason or tags.owner:
+    if tags.origin or tags.reason or tags.owner or tags.settings:
         raise ValueError("no client can give this tag")
     return tags
 
@@ -123,6 +131,12 @@ def buried_for(tags: Tags | None, reason: bytes) -> Tags:
 def owned_by(tags: Tags | None, user: str, body_bytes: int) -> Tags:
     """Returns the tags of a job of this user. With 0 its bytes do not count, and equal tags of jobs share memory."""
     return _with(tags, _OWNER, _escaped(user.encode()) + (b":%d" % body_bytes if body_bytes else b""))
+
+
+def kept_settings(text: bytes) -> Tags:
+    """Returns the tags of a mark that keeps settings: it lasts as long as a mark can."""
+    words = b"idp:settings:%d %b:%b" % (U32_MAX, _SETTINGS, b2a_base64(text, newline=False).rstrip(b"="))
+    return parse(words)
 
 
 def without_reason(tags: Tags) -> bytes:
@@ -171,6 +185,8 @@ def _set_of_server(tags: Tags, name: bytes, value: bytes) -> None:
     elif name == _OWNER:
         owner, colon, digits = value.partition(b":")
         tags.owner, tags.owner_bytes = _unescaped(owner), _number(digits) if colon else 0
+    elif name == _SETTINGS:
+        tags.settings = a2b_base64(value + b"=" * (-len(value) % 4))
     else:
         raise ValueError("the tag is unknown")
 

@@ -13,13 +13,15 @@ from tests.support.web import DOCUMENT, Inside, puts
 
 READ, ADMIN = "read-token-0123456789", "admin-token-0123456789"
 METHODS = ("get", "post", "put", "patch", "delete")
-VALUES = {"tube": "default", "id": "1", "number": "1", "action": "kick"}
+VALUES = {"tube": "default", "id": "1", "number": "1", "action": "kick", "name": "n"}
 UNSAFE_BODIES: dict[str, Any] = {
     "/server": {"draining": True},
     "/tube": {"pause_s": 60},
     "/tubes/{tube}": {"pause_s": 60},
     "/jobs": {"tube": "t", "body": "x"},
     "/jobs/{id}": {"pri": 9},
+    "/policies/{name}": {"tries": 1},
+    "/schedules/{name}": {"cron": "@daily", "tube": "t"},
     "/bulk": {"filter": "", "action": "delete"},
 }
 

@@ -405,6 +405,9 @@ def test_a_tick_has_one_job_over_a_takeover(nodes: Nodes, tmp_path: Path) -> Non
     assert web["other"].get("/schedules")["schedules"] == []
     told = web["other"].json("POST", "/api/v1/reload", {})
     assert told["files"] == [str(tmp_path / "settings.yaml")], "a standby reads its own files"
+    for entry in ({"max_jobs": 5}, {"max_jobs": 1}):
+        assert web["one"].ask("PUT", "/api/v1/policies/few", entry)[0] == 204
+    assert web["other"].ask("PUT", "/api/v1/policies/few", entry)[0] == 503
     started["one"].kill()
     nodes.await_log("other", "this node leads")
 
@@ -414,7 +417,11 @@ def test_a_tick_has_one_job_over_a_takeover(nodes: Nodes, tmp_path: Path) -> Non
 
     wait(lambda: outcome() == "put before", "the tick had its job")
     assert int(stats(started["other"])["current-jobs-ready"]) == 1
-    assert web["other"].get("/policies")["policies"][0]["tags"] == ["tries:3"]
+    few, of_file = web["other"].get("/policies")["policies"]
+    assert (few["max_jobs"], few["at_run_time"], of_file["tags"]) == (1, True, ["tries:3"])
+    puts = ask(started["other"], b"put-in few 0 0 60 1\r\nx", b"put-in few 0 0 60 1\r\nx")
+    assert puts[0].startswith(b"INSERTED ") and puts[1] == b"OUT_OF_MEMORY\r\n"
+    assert web["other"].ask("DELETE", "/api/v1/policies/few")[0] == 204
 
 
 def test_a_frozen_node_answers_nothing_when_it_wakes_up(nodes: Nodes) -> None:

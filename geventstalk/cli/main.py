@@ -36,6 +36,8 @@ COMMANDS = (
     "drain",
     "reload",
     "policies",
+    "policy",
+    "schedule",
     "schedules",
     "watch",
     "work",

@@ -50,6 +50,8 @@ LIVE = {
     "drain": "client_drain:drain",
     "reload": "client_reload:reload",
     "policies": "client_policies:policies",
+    "policy": "client_policies:policy",
+    "schedule": "client_schedules:schedule",
     "schedules": "client_schedules:schedules",
     "watch": "client_watch:watch",
     "work": "work:work",

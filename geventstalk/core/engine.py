@@ -33,7 +33,6 @@ from geventstalk.core.state import SMALL_STEPS, TUBE_STEPS
 from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
 from geventstalk.core.tube import Client, Tube
 from geventstalk.core.undo import rebuild
-from geventstalk.policies import Policy
 
 ADMITTED: Final = 0
 """A put may go on. All other outcomes of a put are true."""
@@ -157,23 +156,34 @@ class Engine(Due):
         return shares
 
     def pause(self, name: bytes, delay_s: int, now_ns: int) -> bool:
-        """Stops reserves from a tube for `delay_s` seconds; 0 ends a pause. Returns whether the tube exists."""
+        """Stops reserves from a tube for `delay_s` seconds; 0 ends a pause. Returns whether the tube exists.
+
+        A tube that its policy pauses stays paused.
+        """
         tube = self.tubes.get(name)
         if tube is None:
             return False
         self.changing = True
         tube.total_pauses += 1
+        if tube.kept_paused:
+            return True
         if delay_s:
-            until_ns = now_ns + delay_s * SECOND_NS
-            self._arm(tube, until_ns)
-            self.stocked.pop(tube.number, None)
-            tube.paused_until_ns = until_ns
-            tube.pause_s = delay_s
+            self._pause(tube, delay_s, now_ns)
         else:
-            self._unpause(tube)
-            if self._serve(tube, now_ns, _SERVE_SLICE) == _SERVE_SLICE:
-                self._fall_behind(tube, now_ns)
+            self._end_pause(tube, now_ns)
         return True
+
+    def _end_pause(self, tube: Tube, now_ns: int) -> None:
+        self._unpause(tube)
+        if self._serve(tube, now_ns, _SERVE_SLICE) == _SERVE_SLICE:
+            self._fall_behind(tube, now_ns)
+
+    def settle_pause(self, tube: Tube, now_ns: int) -> None:
+        """Begins or ends the pause of a tube whose policy may be another one now."""
+        if not self.keep_pause(tube) and tube.kept_paused:
+            self.changing = True
+            tube.kept_paused = False
+            self._end_pause(tube, now_ns)
 
     # --- put
 
@@ -248,16 +258,6 @@ class Engine(Due):
         if not self.ledger.admits(len(body) + tags_bytes(job), tube.name):
             return OUT_OF_MEMORY
         return self._judge(job, tube, now_ns)
-
-    def policy_of(self, tube: Tube) -> Policy | None:
-        """Returns the policy of a tube, None without one."""
-        policies = self.policies
-        if policies is None:
-            return None
-        if tube.policies is not policies:
-            tube.policy = policies.of(tube.name)
-            tube.policies = policies
-        return tube.policy
 
     def _judge_prepared(self, job: Job, tube: Tube, now_ns: int) -> int:
         """Returns the outcome for a large job that came in through prepare(): others came in meanwhile."""

@@ -283,6 +283,9 @@ class Ledger:
     def delete(self, job: Job) -> None:
         """Forgets a job."""
 
+    def mark(self, mark: Job, tube_name: bytes) -> None:
+        """Keeps a mark, as retire() does."""
+
     def retire(self, job: Job, mark: Job, tube_name: bytes) -> None:
         """Forgets a job, and keeps a mark of it, DELETED and without a body.
 

@@ -15,6 +15,7 @@ from geventstalk.core.job import (
     BURIED,
     CRLF_BYTES,
     DELAYED,
+    DELETED,
     READY,
     RESERVED,
     SECOND_NS,
@@ -24,7 +25,8 @@ from geventstalk.core.job import (
     tags_of,
 )
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, Client, Tube
-from geventstalk.tags import EXPIRED, TOLD, Tags, buried_for, moved_from
+from geventstalk.limits import U32_MAX
+from geventstalk.tags import EXPIRED, TOLD, Tags, buried_for, kept_settings, moved_from
 
 _Numbers = tuple[int, int, int, int, int]
 """State, rank, priority, delay and ttr of a job."""
@@ -35,6 +37,8 @@ NOT_FOUND: Final = 9
 WRONG_STATE: Final = 10
 """The job is in a state that does not allow this. Nothing has changed."""
 
+SETTINGS_TUBE: Final = b"geventstalk.settings"
+"""What a mark with settings has for its tube. There is no such tube."""
 KEEP: Final = -1
 """A number that alter() leaves as it is."""
 _PART_BYTES: Final = 1 << 18
@@ -163,6 +167,36 @@ class Operate(Engine):
             if mark.segment:
                 self.ledger.delete(mark)
             rules.drop_mark(id)
+
+    def keep_settings(self, text: bytes, now_ns: int) -> int:
+        """Keeps settings of the operator beside the jobs, in place of those before; b"" keeps none.
+
+        They go wherever marks go: over restarts, to other nodes, into backups and exports. Rules.settings() has them.
+        Returns DONE or OUT_OF_MEMORY.
+        """
+        rules = self.rules_of_tags()
+        before = rules.marks.get(rules.settings_id)
+        mark = Job(self.next_id, 0, 0, U32_MAX, 1)
+        if text:
+            tags = kept_settings(text)
+            if not rules.takes(tags) or not self.ledger.admits(len(tags.text), SETTINGS_TUBE):
+                return OUT_OF_MEMORY
+            self.changing = True
+            self.next_id += 1
+            mark.state = DELETED
+            mark.created_ns = now_ns
+            mark.rank = now_ns + U32_MAX * SECOND_NS
+            mark.body = b"\r\n"
+            mark.tally = TaggedTally(tags)
+            self.ledger.mark(mark, SETTINGS_TUBE)
+        if before is not None:
+            self.changing = True
+            if before.segment:
+                self.ledger.delete(before)
+            rules.drop_mark(before.id)
+        if text:
+            rules.add_mark(mark, SETTINGS_TUBE)
+        return DONE
 
     def explain(self, client: Client, id: int, reason: bytes) -> int:
         """Keeps why a client is about to bury a job that it holds, as a tag. Returns NOT_FOUND where it does not.

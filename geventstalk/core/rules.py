@@ -117,6 +117,7 @@ class Rules(Timer):
         self._engine = engine
         self.groups: dict[bytes, Group] = {}
         self.marks: dict[int, Job] = {}  # of deleted jobs that are unique for a while longer
+        self.settings_id = 0  # the mark that keeps settings of the operator
         self.mark_tubes: dict[int, bytes] = {}
         self.duplicate = Duplicate(0, 0, -1)  # of the last put that was one
         self.due: deque[int] = deque()  # ids of jobs and marks for settle()
@@ -544,6 +545,8 @@ class Rules(Timer):
         self.bytes += _bytes_of(tally.tags)
         self.marks[mark.id] = mark
         self.mark_tubes[mark.id] = tube_name
+        if tally.tags.settings:
+            self.settings_id = max(self.settings_id, mark.id)
         self._mark_key(_unique_key(tube_name, tally.tags), mark.id)
         tally.until_ns = max(1, mark.rank)
         self._times.push(tally.until_ns, mark.id)
@@ -556,6 +559,12 @@ class Rules(Timer):
         if job_id is not None:
             self._take_key(key, job_id)
 
+    def settings(self) -> bytes:
+        """Returns the text of Operate.keep_settings(), b"" when there is none."""
+        mark = self.marks.get(self.settings_id)
+        tags = None if mark is None else tags_of(mark)
+        return b"" if tags is None else tags.settings
+
     def mark_of(self, id: int) -> tuple[Job, bytes] | None:
         """Returns a mark and the name of its tube."""
         mark = self.marks.get(id)
@@ -564,6 +573,8 @@ class Rules(Timer):
     def drop_mark(self, id: int) -> None:
         """Forgets a mark."""
         mark = self.marks.pop(id)
+        if id == self.settings_id:
+            self.settings_id = 0
         tally = mark.tally
         assert isinstance(tally, TaggedTally)
         self.bytes -= _bytes_of(tally.tags)

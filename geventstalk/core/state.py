@@ -31,7 +31,7 @@ from geventstalk.core.order import EMPTY
 from geventstalk.core.rules import Rules
 from geventstalk.core.timerwheel import NEVER, Timer, TimerWheel
 from geventstalk.core.tube import NO_ID, Client, Tube
-from geventstalk.policies import Policies
+from geventstalk.policies import Policies, Policy
 
 SMALL_STEPS: Final = 16
 """Small steps that count as one unit of work. To move one job is one unit."""
@@ -312,7 +312,36 @@ class EngineState:
             tube = Tube(self._tube_number, name)
             self.tubes[name] = tube
             self.tube_by_number[tube.number] = tube
+            if self.policies is not None and self.policies.pauses:
+                self.keep_pause(tube)
         return tube
+
+    def policy_of(self, tube: Tube) -> Policy | None:
+        """Returns the policy of a tube, None without one."""
+        policies = self.policies
+        if policies is None:
+            return None
+        if tube.policies is not policies:
+            tube.policy = policies.of(tube.name)
+            tube.policies = policies
+        return tube.policy
+
+    def keep_pause(self, tube: Tube) -> bool:
+        """Pauses a tube whose policy says so. Returns whether it is paused so."""
+        policy = self.policy_of(tube)
+        if policy is None or not policy.terms.pause:
+            return False
+        if not tube.kept_paused:
+            tube.kept_paused = True
+            self._pause(tube, U32_MAX, self.wheel.now_ns)
+        return True
+
+    def _pause(self, tube: Tube, delay_s: int, now_ns: int) -> None:
+        until_ns = now_ns + delay_s * SECOND_NS
+        self._arm(tube, until_ns)
+        self.stocked.pop(tube.number, None)
+        tube.paused_until_ns = until_ns
+        tube.pause_s = delay_s
 
     def takes_tubes(self) -> bool:
         """Returns whether memory has room for another tube, or for a client that watches one tube more."""

@@ -49,6 +49,7 @@ class Tube(Timer):
         "bytes",
         "delayed",
         "jobs",
+        "kept_paused",
         "line",
         "low_buried",
         "low_delayed",
@@ -96,6 +97,7 @@ class Tube(Timer):
         self.urgent = 0
         self.pause_s = 0
         self.paused_until_ns = 0  # 0: not paused
+        self.kept_paused = False  # by its policy, until that says otherwise
         self.policies: Policies | None = None  # those of the engine when `policy` was looked up
         self.policy: Policy | None = None
         self.total_jobs = 0

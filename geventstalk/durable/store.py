@@ -253,6 +253,9 @@ class Store(Ledger):
             return
         if self._large is not None:
             self.unprepare(job)
+        self.mark(mark, tube_name)
+
+    def mark(self, mark: Job, tube_name: bytes) -> None:
         self._log.append(mark.id, FULL, encode_whole(mark, tube_name, self.offset))
         mark.segment = self._log.current
 

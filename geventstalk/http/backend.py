@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from gevent import get_hub, sleep
 from gevent.event import Event
 from gevent.hub import Waiter
+from gevent.lock import BoundedSemaphore
 
 from geventstalk.config import Settings
 from geventstalk.config_schedules import Schedule
@@ -26,6 +27,7 @@ from geventstalk.durable.reading import JournalError, Reading
 from geventstalk.http.audit import Audit
 from geventstalk.http.history import History, Sparks, TubeHistory
 from geventstalk.http.memory import memory_limit_bytes
+from geventstalk.kept import Kept
 from geventstalk.rights import Access as Users
 from geventstalk.turn.maintenance import LACKING_NS
 from geventstalk.turn.replies import Channel, Operation
@@ -220,6 +222,10 @@ class Backend:
         self.guard: GuardView | None = None  # with users
         self.reload: ReloadView
         self.schedules: SchedulesView | None = None
+        self.kept: Kept
+        self.use_kept: Callable[[], None] = _nothing_to_tidy_up
+        """Uses the settings that the engine keeps."""
+        self.one_setting: Final = BoundedSemaphore(1)  # settings are changed one at a time
         self.bulk_listeners: list[Callable[[dict[str, Any]], None]] = []  # called with the progress of bulk changes
         self.needy, self.needy_until_ns = "", 0  # the sentence about tubes that need an operator, and its end
         self.history: Final = History()

@@ -133,6 +133,11 @@ class Fields:
     def tube(self, name: str) -> bytes:
         return tube_name(self.text(name))
 
+    def rest(self) -> dict[str, Any]:
+        """Returns all fields that are not read yet, whatever they are."""
+        found, self._values = self._values, {}
+        return found
+
     def end(self) -> None:
         """Refuses unknown fields."""
         if self._values:

@@ -83,6 +83,9 @@ class Api:
     def patch(self, path: str, content: Mapping[str, object]) -> Answer:
         return self._ask("PATCH", path, content)
 
+    def put(self, path: str, content: Mapping[str, object]) -> Answer:
+        return self._ask("PUT", path, content)
+
     def delete(self, path: str) -> Answer:
         return self._ask("DELETE", path)
 

@@ -37,6 +37,7 @@ from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
 from geventstalk.front.parting import let_read, send_rest
+from geventstalk.kept import Kept
 from geventstalk.logs import Trace, make_trace
 from geventstalk.policies import Policies
 from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
@@ -52,6 +53,7 @@ from geventstalk.serving.rests import PolicyLog, Rests
 from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.sd_notify import Manager
 from geventstalk.stream import Stream
+from geventstalk.turn.operations import SettlePauses
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.tasks import NEXT_TURN, Task, Wait
 from geventstalk.turn.turn import Turn
@@ -121,6 +123,7 @@ class Server:
         self._service.rest, self._service.wake = self._rests.rest, self._rests.wake
         self._policy_log = PolicyLog(log)
         self._schedules: Schedules | None = None
+        self._kept = Kept()
         self._leads = False  # jobs are served, and schedules run
         self.use_settings(settings)
         self._turn.give_memory_back = Spare().give_back
@@ -241,18 +244,36 @@ class Server:
 
     def use_settings(self, settings: Settings) -> None:
         """Uses the settings that a reload can change, see reload.LIVE."""
-        policies = Policies(settings.policies)
-        self._engine.policies = policies if settings.policies else None
+        self._kept.of_file = {"policies": settings.policies, "schedules": settings.schedules}
+        self._use_kept()
+
+    def _load_kept(self) -> None:
+        """Takes the settings that stand in the journal, for there they were made at run time."""
+        rules = self._engine.rules
+        for why in self._kept.load(b"" if rules is None else rules.settings()):
+            self._log.warning("a setting that was made at run time does not count: %s", why)
+        self._use_kept()
+
+    def _use_kept(self) -> None:
+        before, policies = self._engine.policies, Policies(self._kept.all("policies"))
+        schedules = self._kept.all("schedules")
+        self._engine.policies = policies if policies.all else None
         self._policy_log.use(policies.all)
         self._rests.wake_all()  # the turns of puts were those of other policies
-        if settings.schedules and self._schedules is None:
+        if policies.pauses or (before is not None and before.pauses):
+            if self._leads:
+                self._turn.accept(SettlePauses(self._engine))
+            else:  # no client waits yet
+                for tube in [*self._engine.tube_by_number.values()]:
+                    self._engine.settle_pause(tube, monotonic_ns())
+        if schedules and self._schedules is None:
             from geventstalk.serving.schedules import Schedules  # here: most servers have none
 
             self._schedules = Schedules(self._engine, self._service, self._turn.accept, self._log, self._unix_s)
             if self._leads:
                 self._begin_schedules()
         if self._schedules is not None:
-            self._schedules.use(settings.schedules)
+            self._schedules.use(schedules)
 
     def _unix_s(self) -> float:
         return self._wall_clock() / 1e9
@@ -346,6 +367,7 @@ class Server:
                 self._manager.replaying(records)
 
         count = self._turn.open(store, progress)
+        self._load_kept()
         if self._backend is not None:
             self._backend.replay_s = time.monotonic() - begun_s
         engine = self._engine
@@ -382,6 +404,8 @@ class Server:
         self._quiet = self._loop.idle()
         self._quiet_soon = self._loop.timer(_COLLECT_EVERY_S, _COLLECT_EVERY_S)
         self._quiet_soon.start(self._quiet.start, self._quiet_now, collector)
+        backend.kept = self._kept
+        backend.use_kept = self._load_kept
         backend.look_at = self._look_at
         backend.hang_up = self._hang_up
         backend.fronts = self._fronts

@@ -144,6 +144,43 @@ class Changes(Operation):
         self._kept.clear()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class KeepSettings(Operation):
+    """Keeps settings of the operator: see Operate.keep_settings(). In the end `outcome` is DONE or OUT_OF_MEMORY."""
+
+    def __init__(self, engine: Operate, text: bytes) -> None:
+        self._engine = engine
+        self._text = text
+        self.outcome = UNFINISHED
+
+    def run(self, now_ns: int) -> bool:
+        self.outcome = self._engine.keep_settings(self._text, now_ns)
+        return True
+
+
+class SettlePauses(Operation):
+    """Pauses all tubes whose policies say so, and no others: the policies are other ones now."""
+
+    def __init__(self, engine: Operate) -> None:
+        self._engine = engine
+        self._tubes = [*engine.tube_by_number.values()]
+
+    def run(self, now_ns: int) -> bool:
+        engine, tubes = self._engine, self._tubes
+        while tubes and engine.work < MOVE_SLICE:
+            tube = tubes.pop()
+            engine.work += 1
+            if engine.tube_by_number.get(tube.number) is tube:
+                engine.settle_pause(tube, now_ns)
+        return not tubes
+
+    def done(self) -> None:
+        pass
+
+    def failed(self) -> None:
+        pass
+
+
 SETTLE_MAX: Final = 1000
 """Jobs of one such operation."""
 

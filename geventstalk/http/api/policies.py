@@ -7,6 +7,7 @@ from typing import Any, Final
 import falcon
 
 from geventstalk.http.backend import Backend
+from geventstalk.http.kept import KeptResource
 from geventstalk.http.params import Parameters
 from geventstalk.policies import Policy, Terms
 
@@ -26,17 +27,20 @@ class PoliciesResource:
         asked.end()
         policies = self._backend.engine.policies
         found = [] if policies is None else policies.all if tube is None else policies.all_of(tube)
-        resp.media = {"policies": [_shown(glob, policy) for glob, policy in found]}
+        kept = self._backend.kept
+        resp.media = {"policies": [_shown(glob, policy, kept.has("policies", glob)) for glob, policy in found]}
 
 
-def _shown(glob: str, policy: Policy) -> dict[str, Any]:
+def _shown(glob: str, policy: Policy, at_run_time: bool) -> dict[str, Any]:
     terms = policy.terms
     bounds = {"priority": terms.priority, "delay": terms.delay, "ttr": terms.ttr}
     return {
         "tubes": glob,
+        "at_run_time": at_run_time,
         "tags": list(terms.tags),
         **{key: {"min": least, "max": most} for key, (least, most) in bounds.items()},
         **{key: _limit(terms, key) for key in _LIMITS},
+        "pause": terms.pause,
         "refused_puts": policy.refused,
         "delayed_puts": policy.delayed,
     }
@@ -49,3 +53,4 @@ def _limit(terms: Terms, key: str) -> int | None:
 
 def add(app: Any, backend: Backend) -> None:
     app.add_route("/api/v1/policies", PoliciesResource(backend))
+    app.add_route("/api/v1/policies/{name:path}", KeptResource(backend, "policies", "policy"))

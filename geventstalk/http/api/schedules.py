@@ -7,7 +7,9 @@ from typing import Any
 import falcon
 
 from geventstalk.http.backend import Backend, PlanView
+from geventstalk.http.kept import KeptResource
 from geventstalk.http.params import Parameters
+from geventstalk.kept import Kept
 
 
 class SchedulesResource:
@@ -18,15 +20,16 @@ class SchedulesResource:
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         Parameters(req).end()
-        schedules = self._backend.schedules
-        resp.media = {"schedules": [] if schedules is None else [_shown(plan) for plan in schedules.plans]}
+        schedules, kept = self._backend.schedules, self._backend.kept
+        resp.media = {"schedules": [] if schedules is None else [_shown(plan, kept) for plan in schedules.plans]}
 
 
-def _shown(plan: PlanView) -> dict[str, Any]:
+def _shown(plan: PlanView, kept: Kept) -> dict[str, Any]:
     schedule = plan.schedule
     last = {"tick": plan.last_s, "outcome": plan.outcome, "job": plan.job or None} if plan.last_s else None
     return {
         "name": schedule.name,
+        "at_run_time": kept.has("schedules", schedule.name),
         "cron": schedule.cron,
         "zone": schedule.zone,
         "tube": schedule.tube,
@@ -38,3 +41,4 @@ def _shown(plan: PlanView) -> dict[str, Any]:
 
 def add(app: Any, backend: Backend) -> None:
     app.add_route("/api/v1/schedules", SchedulesResource(backend))
+    app.add_route("/api/v1/schedules/{name}", KeptResource(backend, "schedules", "schedule"))
