@@ -16,6 +16,9 @@ from geventstalk.tags import parse
 
 _BACKOFF: Final = ("first", "factor", "limit", "jitter")
 _BOUNDS: Final = ("min", "max")
+_UNITS: Final = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
+DONE_MAX: Final = 10_000
+"""Done jobs of all tubes together that stay visible."""
 
 
 def policies(value: object) -> tuple[tuple[str, Terms], ...]:
@@ -47,6 +50,8 @@ def _terms(entry: object) -> Terms:
         "max_bytes": lambda value: _number(value, "max_bytes", 0, NO_LIMIT - 1),
         "max_rate": lambda value: _number(value, "max_rate"),
         "pause": values.switch,
+        "keep": _keep,
+        "events": values.switch,
     }
     found = values.mapping(entry, "a policy", parsers)
     tags = [found.pop(key) for key in ("tries", "dead_letter", "backoff", "expires") if key in found]
@@ -83,6 +88,16 @@ def _backoff(value: object) -> str:
     tag = f"backoff:{text}"
     parse(tag.encode())
     return tag
+
+
+def _keep(value: object) -> tuple[int, int]:
+    """Parses a number of done jobs, or a time such as 90s, 15min, 2h or 1d."""
+    if isinstance(value, str):
+        number, unit = value.rstrip("abcdefghijklmnopqrstuvwxyz"), value.lstrip("0123456789")
+        if number.isdecimal() and unit in _UNITS:
+            return 0, _number(int(number) * _UNITS[unit], "keep")
+        raise ValueError(f"keep is {values.shown(value)}, and has to be a number of jobs, or a time such as 15min")
+    return _number(value, "keep", 1, DONE_MAX), 0
 
 
 def _bounds(value: object, least: int = 0) -> tuple[int, int]:

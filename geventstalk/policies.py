@@ -28,7 +28,8 @@ class Terms(NamedTuple):
     """A policy as an operator gives it. `tags` are words of a put; each of the numbers has its least and its most.
 
     Each tube has at most `max_jobs` jobs, whose bodies have at most `max_bytes` together, and gets at most `max_rate`
-    puts a second. With `pause` no job is handed out.
+    puts a second. With `pause` no job is handed out. `keep` says how many done
+    jobs stay visible, or for how many seconds; `events`, that jobs tell what has happened to them.
     """
 
     tags: tuple[str, ...] = ()
@@ -40,6 +41,8 @@ class Terms(NamedTuple):
     max_bytes: int = NO_LIMIT
     max_rate: int = NO_LIMIT
     pause: bool = False
+    keep: tuple[int, int] = (0, 0)
+    events: bool = False
 
 
 @mypyc_attr(acyclic=True)
@@ -123,6 +126,7 @@ class Policies:
 
     def __init__(self, terms: Sequence[tuple[str, Terms]]) -> None:
         self.all = [(glob, Policy(each)) for glob, each in terms]
+        self.trails = any(each.events or each.keep != (0, 0) for _, each in terms)
         self.pauses = any(each.pause for _, each in terms)
         self._patterns = [globs.parts_of(glob) for glob, _ in terms]
 

@@ -156,7 +156,7 @@ def test_all_bodies_of_a_tube_have_a_bound(server: Server) -> None:
     assert again.engine.delete(client, puts[0], again.clock.ns)
     assert again.put(client, tube=b"a") > 0 and again.put(client, tube=b"b") > 0
     assert again.engine.alter(puts[1], KEEP, KEEP, KEEP, b"b", again.clock.ns) == DONE
-    assert (again.engine.tubes[b"a"].bytes, again.engine.tubes[b"b"].bytes) == (1, 2)
+    assert (again.engine.tubes[b"a"].body_bytes(), again.engine.tubes[b"b"].body_bytes()) == (1, 2)
     check(again.engine)
 
 
@@ -168,7 +168,7 @@ def test_large_bodies_that_come_at_the_same_time_have_a_bound_together() -> None
     jobs = [engine.open_put(client, 5, 0, 60, 0) for _ in range(3)]
     assert [engine.prepare(job, body, 0) for job in jobs] == [INSERTED] * 3
     assert [engine.put(job, body, 0) for job in jobs] == [INSERTED, INSERTED, OUT_OF_MEMORY]
-    assert engine.tubes[b"default"].bytes == 3_000_000 and engine.tubes[b"default"].jobs == 2
+    assert engine.tubes[b"default"].body_bytes() == 3_000_000 and engine.tubes[b"default"].jobs == 2
     check(engine)
 
 

@@ -40,7 +40,9 @@ def policies(context: Context, tube: str | None) -> int:
 
 
 def _told(policy: dict[str, Any]) -> str:
-    words = ["pause"] * policy.get("pause", False) + list(policy["tags"])
+    words = [key for key in ("pause", "events") if policy.get(key)] + list(policy["tags"])
+    kept = policy.get("keep", {})
+    words += [f"keep={kept[key]}{unit}" for key, unit in (("jobs", ""), ("seconds", "s")) if kept.get(key)]
     for key, lowest in (("priority", 0), ("delay", 0), ("ttr", 0)):
         least, most = policy[key]["min"], policy[key]["max"]
         words += [f"{key}>={least}"] * (least > lowest) + [f"{key}<={most}"] * (most < (1 << 32) - 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from geventstalk.core import trail
 from geventstalk.core.dispatch import Dispatch
 from geventstalk.core.job import DELAYED, READY, RESERVED, SECOND_NS, Job
 from geventstalk.core.order import EMPTY
@@ -95,6 +96,7 @@ class Due(Dispatch):
     def _time_out(self, job: Job, now_ns: int) -> None:
         """Takes a job from its worker, at the end of its ttr, and makes it ready, or delays it by its backoff."""
         tally = job.counts()
+        holder = job.holder
         tube = self._leave_place(job)
         delay_s = 0 if self.rules is None else self.rules.backoff_s(job, tube)
         if not delay_s:
@@ -113,13 +115,18 @@ class Due(Dispatch):
         self.total_timeouts = total
         tube.total_timeouts = of_tube
         tally.timeouts = timeouts
+        if self.trails is not None:
+            self.note(tube, job, trail.TIMED_OUT, holder, now_ns)
         if tube.line.entries and not delay_s:
             self._serve(tube, now_ns, 1)
 
     def _give_back(self, job: Job, now_ns: int) -> None:
         """Takes a job from a worker that is gone, and makes it ready, or delays it by its backoff."""
+        holder = job.holder
         tube = self._leave_place(job)
         delay_s = 0 if self.rules is None else self.rules.backoff_s(job, tube)
+        if self.trails is not None:
+            self.note(tube, job, trail.HUNG_UP, holder, now_ns)
         if delay_s:
             self._set_back(job, tube, delay_s, now_ns)
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from geventstalk.core import trail
 from geventstalk.core.due import Due
 from geventstalk.core.job import (
     BURIED,
@@ -262,7 +263,7 @@ class Engine(Due):
     def _judge_prepared(self, job: Job, tube: Tube, now_ns: int) -> int:
         """Returns the outcome for a large job that came in through prepare(): others came in meanwhile."""
         policy = self.policy_of(tube)
-        if policy is not None and tube.bytes + self.size_of(job) - CRLF_BYTES > policy.max_bytes:
+        if policy is not None and tube.body_bytes() + self.size_of(job) - CRLF_BYTES > policy.max_bytes:
             policy.refused += 1
             return OUT_OF_MEMORY
         return ADMITTED if job.tally is None else self._judge(job, tube, now_ns)
@@ -272,11 +273,11 @@ class Engine(Due):
         policy = self.policy_of(tube)
         if policy is None:
             return ADMITTED
-        size = body_bytes - CRLF_BYTES
+        size = body_bytes
         if size > policy.max_job_bytes:
             policy.refused += 1
             return TOO_BIG
-        if tube.jobs > policy.max_jobs or tube.bytes + size > policy.max_bytes:
+        if tube.jobs > policy.max_jobs or tube.body_bytes() + size > policy.max_bytes:
             policy.refused += 1
             return OUT_OF_MEMORY
         job.rank = job.pri = policy.priority_of(job.pri)
@@ -365,7 +366,7 @@ class Engine(Due):
         if not tube.active:
             self._wake(tube, now_ns)
         total, of_tube = self.total_jobs + 1, tube.total_jobs + 1
-        tube.bytes += len(body) - CRLF_BYTES
+        tube.bytes += len(body)
         job.since_ns = now_ns
         if job.tally is not None:
             self.rules_of_tags().enter(job, tube)
@@ -378,6 +379,8 @@ class Engine(Due):
             self.bodies.came(job)
         self.total_jobs = total
         tube.total_jobs = of_tube
+        if self.trails is not None:
+            self.note(tube, job, trail.PUT, 0, now_ns)
         if tube.line.entries and not job.delay_s:
             self._serve(tube, now_ns, 1)
         return INSERTED
@@ -396,7 +399,7 @@ class Engine(Due):
             return
         tube = self._tube(tube_name)
         tube.jobs += 1
-        tube.bytes += self.size_of(job) - CRLF_BYTES
+        tube.bytes += self.size_of(job)
         job.tube = tube.number
         if job.created_ns < self._restored_ns or self.total_jobs:
             self.unsorted = True
@@ -490,14 +493,16 @@ class Engine(Due):
             self._measure_work(tube, now_ns - job.since_ns)
         self.total_deletes = total
         tube.total_deletes = of_tube
+        if self.trails is not None:
+            self.trails.ends(self.policy_of(tube), tube.name, job, now_ns)
         job.state = DELETED  # which is true from here on, whatever becomes of its place in the table
         job.holder = 0
         self.jobs.remove(id)
         body = job.body
         if body is not None:
-            tube.bytes -= len(body) - CRLF_BYTES
+            tube.bytes -= len(body)
         else:
-            tube.bytes -= self.size_of(job) - CRLF_BYTES
+            tube.bytes -= self.size_of(job)
         if self.bodies is not None:
             self.bodies.left(job)
         self._forget_if_unused(tube)
@@ -650,6 +655,9 @@ class Engine(Due):
             tally.buries -= what == _BURIED
             tally.kicks -= what == _KICKED
             raise
+        if self.trails is not None:
+            event = trail.RELEASED if what == _RELEASED else trail.BURIED if what == _BURIED else trail.KICKED
+            self.note(tube, job, event, holder, now_ns)
         if what == _RELEASED:
             self.total_releases = total
             tube.total_releases = of_tube

@@ -13,7 +13,7 @@ from typing import Final
 
 from geventstalk.core.ages import find_strays
 from geventstalk.core.engine import Engine
-from geventstalk.core.job import BURIED, CRLF_BYTES, DELAYED, DELETED, READY, SECOND_NS, Job, TaggedTally
+from geventstalk.core.job import BURIED, DELAYED, DELETED, READY, SECOND_NS, Job, TaggedTally
 from geventstalk.core.tube import Tube
 
 _LONG_AGO_NS: Final = -(1 << 62)
@@ -53,7 +53,7 @@ class Mirror:
         engine = self.engine
         tube = engine._tube(tube_name)
         tube.jobs += 1
-        tube.bytes += engine.size_of(job) - CRLF_BYTES
+        tube.bytes += engine.size_of(job)
         job.tube = tube.number
         job.since_ns = now_ns
         if isinstance(job.tally, TaggedTally):
@@ -81,9 +81,9 @@ class Mirror:
             engine.rules.leave(before, left, now_ns)
             engine.rules.moves(job, left, tube_name)
         left.jobs -= 1
-        left.bytes -= engine.size_of(before) - CRLF_BYTES
+        left.bytes -= engine.size_of(before)
         tube.jobs += 1
-        tube.bytes += engine.size_of(job) - CRLF_BYTES
+        tube.bytes += engine.size_of(job)
         job.tube = tube.number
         job.since_ns = before.since_ns if job.state == before.state else now_ns
         self.place(job, tube, now_ns)
@@ -125,7 +125,7 @@ class Mirror:
         engine = self.engine
         tube = engine._leave_place(job)
         tube.jobs -= 1
-        tube.bytes -= engine.size_of(job) - CRLF_BYTES
+        tube.bytes -= engine.size_of(job)
         engine.jobs.remove(job.id)
         if engine.bodies is not None:
             engine.bodies.left(job)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from geventstalk.core import trail
 from geventstalk.core.engine import _BURIED, _RELEASED, OUT_OF_MEMORY, UNFINISHED, Engine
 from geventstalk.core.job import (
     BURIED,
-    CRLF_BYTES,
     DELAYED,
     DELETED,
     READY,
@@ -322,7 +322,7 @@ class Operate(Engine):
             self.rules.moves(job, before, name)
         before.jobs -= 1
         tube.jobs += 1
-        size = self.size_of(job) - CRLF_BYTES
+        size = self.size_of(job)
         before.bytes -= size
         tube.bytes += size
         state, rank, pri, delay_s, ttr_s = new
@@ -340,6 +340,8 @@ class Operate(Engine):
         job.ttr_s = ttr_s
         job.tube = tube.number
         job.since_ns = since_ns
+        if self.trails is not None and tube is not before:
+            self.note(tube, job, trail.MOVED, 0, now_ns)
         self._forget_if_unused(before)
         if state == READY and tube.line.entries:
             self._serve(tube, now_ns, 1)

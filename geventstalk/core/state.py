@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from geventstalk.core import trail
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.job import (
     DELAYED,
@@ -30,6 +31,7 @@ from geventstalk.core.meter import Rates, Times
 from geventstalk.core.order import EMPTY
 from geventstalk.core.rules import Rules
 from geventstalk.core.timerwheel import NEVER, Timer, TimerWheel
+from geventstalk.core.trail import Trails
 from geventstalk.core.tube import NO_ID, Client, Tube
 from geventstalk.policies import Policies, Policy
 
@@ -55,6 +57,7 @@ class EngineState:
         self.bodies: Bodies | None = None  # None: memory has no bound, and every job has its body
         self.rules: Rules | None = None  # None: no job has had tags yet
         self.policies: Policies | None = None  # None: no tube has a policy
+        self.trails: Trails | None = None  # None: no policy wants to know what happens to jobs
         self.quotas: dict[bytes, tuple[int, int]] = {}  # the most jobs, and bytes of them, of users that have a limit
         self.next_id = 1
         self.tubes: dict[bytes, Tube] = {}  # in order of creation
@@ -198,6 +201,8 @@ class EngineState:
             tally = job.counts()
         if self.rules is not None:
             self.rules.holds(job)
+        if self.trails is not None:
+            self.note(tube, job, trail.RESERVED, client.number, now_ns)
         id = job.id
         client.reserved[id] = job
         if id < tube.low_reserved:
@@ -325,6 +330,12 @@ class EngineState:
             tube.policy = policies.of(tube.name)
             tube.policies = policies
         return tube.policy
+
+    def note(self, tube: Tube, job: Job, what: int, client: int, now_ns: int) -> None:
+        """Notes what happens to a job, where the policy of its tube wants that. `trails` are there."""
+        trails = self.trails
+        assert trails is not None
+        trails.note(self.policy_of(tube), job.id, what, client, now_ns)
 
     def keep_pause(self, tube: Tube) -> bool:
         """Pauses a tube whose policy says so. Returns whether it is paused so."""

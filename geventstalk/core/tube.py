@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
-from geventstalk.core.job import SECOND_NS, Job
+from geventstalk.core.job import CRLF_BYTES, SECOND_NS, Job
 from geventstalk.core.line import Line
 from geventstalk.core.meter import Rates, Times
 from geventstalk.core.order import Order
@@ -92,7 +92,7 @@ class Tube(Timer):
         self.behind = False
         self.using = 0
         self.jobs = 0  # in any state, also while they are uploaded
-        self.bytes = 0  # of the bodies of its jobs, without line ends and uploads
+        self.bytes = 0  # of the bodies of its jobs, each with its CRLF; uploads do not count
         self.reserved = 0
         self.urgent = 0
         self.pause_s = 0
@@ -124,6 +124,11 @@ class Tube(Timer):
         """Takes such a job out of its place."""
         assert self.blocked is not None
         self.blocked.discard(pri, id)
+
+    def body_bytes(self) -> int:
+        """Returns the bytes of the bodies of all jobs, as puts say them."""
+        jobs = self.ready_count() + len(self.delayed) + len(self.buried) + self.reserved
+        return self.bytes - CRLF_BYTES * jobs
 
     def ready_count(self) -> int:
         """Returns how many jobs are ready."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from geventstalk.core.job import (
     BURIED,
-    CRLF_BYTES,
     DELAYED,
     DELETED,
     READY,
@@ -123,7 +122,7 @@ def _place_jobs(engine: Engine) -> None:
     for job in engine.jobs.in_order():
         tube = engine.tube_by_number[job.tube]
         tube.jobs += 1
-        tube.bytes += engine.size_of(job) - CRLF_BYTES
+        tube.bytes += engine.size_of(job)
         rules = engine.rules
         if job.state == READY:
             if rules is None or not rules.place(job, tube, job.rank, engine.wheel.now_ns):

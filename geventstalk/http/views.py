@@ -21,6 +21,7 @@ from geventstalk.core.engine import Engine
 from geventstalk.core.figures import field_of, has_deadline, totals
 from geventstalk.core.job import SECOND_NS, STATE_NAMES, Job, TaggedTally, held_body, reason_of
 from geventstalk.core.meter import EVENTS, NO_TIMES, Times, quantiles
+from geventstalk.core.trail import EVENT_NAMES
 from geventstalk.core.tube import Tube
 from geventstalk.durable.store import SegmentState
 from geventstalk.fields import COUNT, FIELDS, REFERENCE, SINCE, UNTIL
@@ -300,8 +301,18 @@ def job(backend: Backend, job: Job, now_ns: int, body_bytes: int, data: bytes | 
         "size": len(data) - len(_CRLF),
         **numbers,
         "tags": _tags(job),
+        "events": _events(backend, job),
         "body": body_shape(data, len(data) - len(_CRLF), body_bytes),
     }
+
+
+def _events(backend: Backend, job: Job) -> list[Json]:
+    trails = backend.engine.trails
+    found = [] if trails is None else trails.events_of(job.id)
+    return [
+        {"event": EVENT_NAMES[each.what], "at": backend.unix_s(each.at_ns), "connection": each.client or None}
+        for each in found
+    ]
 
 
 def _tags(job: Job) -> Json | None:

@@ -33,6 +33,7 @@ from geventstalk.config_listeners import Listener
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
+from geventstalk.core.trail import Trails
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
@@ -258,6 +259,8 @@ class Server:
         before, policies = self._engine.policies, Policies(self._kept.all("policies"))
         schedules = self._kept.all("schedules")
         self._engine.policies = policies if policies.all else None
+        trails = self._engine.trails or Trails()
+        self._engine.trails = trails if policies.trails else None
         self._policy_log.use(policies.all)
         self._rests.wake_all()  # the turns of puts were those of other policies
         if policies.pauses or (before is not None and before.pauses):

@@ -17,6 +17,7 @@ from geventstalk.core.figures import field_of, has_deadline, rates
 from geventstalk.core.job import SECOND_NS, STATE_NAMES, Job, TaggedTally
 from geventstalk.core.meter import EVENTS, PERCENTS, SPANS_S, quantiles
 from geventstalk.core.rules import Group
+from geventstalk.core.trail import EVENT_NAMES
 from geventstalk.core.tube import Tube
 from geventstalk.fields import FIELDS, SINCE, UNTIL, Field
 from geventstalk.tags import REASONS, TOLD
@@ -32,7 +33,18 @@ def job_stats(engine: Engine, job: Job, now_ns: int) -> list[tuple[str, object]]
         ("state", STATE_NAMES[job.state]),
         *[(field.name, _told(job, field, now_ns)) for field in _JOB_FIELDS],
         *_tag_stats(job),
+        *_events(engine, job, now_ns),
     ]
+
+
+def _events(engine: Engine, job: Job, now_ns: int) -> list[tuple[str, object]]:
+    """Returns what has happened to a job, where its tube's policy wants that: `put 9 s ago, reserved 2 s ago by 7`."""
+    events = [] if engine.trails is None else engine.trails.events_of(job.id)
+    told = []
+    for each in events:
+        by = f" by {each.client}" if each.client else ""
+        told.append(f"{EVENT_NAMES[each.what]} {(now_ns - each.at_ns) // SECOND_NS} s ago{by}")
+    return [("events", p.quoted(", ".join(told).encode()))] if told else []
 
 
 def _tag_stats(job: Job) -> list[tuple[str, object]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from geventstalk.core.engine import NEVER, Engine
-from geventstalk.core.job import BURIED, CRLF_BYTES, DELAYED, READY, RESERVED, URGENT_PRI_MAX, TaggedTally
+from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_PRI_MAX, TaggedTally
 from geventstalk.core.meter import NO_TIMES, Rates, Times
 from geventstalk.core.order import EMPTY, Order
 from geventstalk.core.rules import Rules
@@ -26,7 +26,7 @@ def check(engine: Engine) -> None:
     urgent = 0
     in_tubes = dict.fromkeys(engine.tube_by_number, 0)
     for job in engine.jobs:
-        in_tubes[job.tube] += engine.size_of(job) - CRLF_BYTES
+        in_tubes[job.tube] += engine.size_of(job)
         assert job.state in counted and job.id < engine.next_id
         assert job.body is not None or engine.bodies is not None
         counted[job.state] += 1

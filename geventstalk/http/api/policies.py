@@ -41,6 +41,8 @@ def _shown(glob: str, policy: Policy, at_run_time: bool) -> dict[str, Any]:
         **{key: {"min": least, "max": most} for key, (least, most) in bounds.items()},
         **{key: _limit(terms, key) for key in _LIMITS},
         "pause": terms.pause,
+        "keep": dict(zip(("jobs", "seconds"), terms.keep, strict=True)),
+        "events": terms.events,
         "refused_puts": policy.refused,
         "delayed_puts": policy.delayed,
     }

@@ -61,6 +61,7 @@ export function Job({ id }) {
       job.holder !== null && ["Held by", html`<a href=${connectionHref(job.holder)}>connection ${job.holder}</a>`],
       job.segment !== null && ["Segment of the journal", html`<a href="/journal">${job.segment}</a>`],
     ]} />
+    <${Events} events=${job.events} />
     <${Body} job=${job} most=${most} setMost=${setMost} />
   </article>`;
 }
@@ -90,6 +91,14 @@ function Times({ job, at, gone }) {
   return html`<ol class="times" aria-label="Its times">${steps.map(([word, begun, says]) => html`<li key=${word} class="step-${word}">
     <b>${word}</b> ${begun !== null && html`<${Moment} at=${begun} />`} <span class="quiet" title=${begun === null ? "" : exactMoment(begun)}>${says}</span>
   </li>`)}</ol>`;
+}
+
+/** What has happened to the job lately, where the policy of its tube keeps that. */
+function Events({ events }) {
+  if (!events?.length) return null;
+  return html`<section class="part"><h2>Events</h2><table class="plain">
+    <tbody>${[...events].reverse().map(({ event, at, connection }) => html`<tr key=${`${at} ${event}`}><th scope="row">${event}</th><td><${Moment} at=${at} /></td><td>${connection === null ? "" : html`by <a href=${connectionHref(connection)}>connection ${connection}</a>`}</td></tr>`)}</tbody>
+  </table></section>`;
 }
 
 /** Why the job is probably buried, from its counts: the server is not told. */

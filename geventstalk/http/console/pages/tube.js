@@ -7,7 +7,7 @@ import { html, useRef } from "../dom.js";
 import { age, count, counted, rate, short, signed } from "../format.js";
 import { filterOf } from "../filter.js";
 import { live, useLive, usePoll } from "../live.js";
-import { Age, Empty, Fault, Loading, Num, Plain, useTitle, Stale, State, STATES, Term } from "../parts.js";
+import { Age, Empty, Fault, Loading, Moment, Num, Plain, useTitle, Stale, State, STATES, Term } from "../parts.js";
 import { connectionHref, jobHref, jobsHref } from "../route.js";
 import { tubeItems } from "../tubelist.js";
 import { JOBS, RATES, ratesNow, useHistory } from "./overview.js";
@@ -92,7 +92,21 @@ export function Tube({ name }) {
         <${Numbers} label="watch" numbers=${tube.watchers} /><${Numbers} label="use" numbers=${tube.users} />
       </section>
     </div>
+    <${Done} tube=${name} />
   </article>`;
+}
+
+/** The jobs that are done, where the policy of the tube keeps them. */
+function Done({ tube }) {
+  const { data } = usePoll(`done ${tube}`, (signal) => get("/done", { tube, limit: 50 }, signal), 3000);
+  if (!data?.total) return null;
+  return html`<section class="part"><h2>Done</h2>
+    <p class="quiet">The last ${count(data.done.length)} of ${counted(data.total, "job")} that ${data.total < 2 ? "stays" : "stay"} visible.</p>
+    <table class="plain">
+      <thead><tr><th scope="col">job</th><th scope="col">done</th><th scope="col" class="right">waited</th><th scope="col" class="right">ran</th><th scope="col" class="right">tries</th><th scope="col">body</th></tr></thead>
+      <tbody>${data.done.map((job) => html`<tr key=${job.id}><th scope="row">${job.id}</th><td><${Moment} at=${job.ended} /></td><td class="right"><${Age} s=${job.waited_s} /></td><td class="right"><${Age} s=${job.ran_s} /></td><td class="right">${count(job.reserves)}</td><td class="excerpt">${job.body.encoding === "text" ? html`<${Plain} text=${job.body.data.slice(0, 80)} />` : "bytes"}</td></tr>`)}</tbody>
+    </table>
+  </section>`;
 }
 
 function StateBlock({ tube, state }) {
@@ -115,5 +129,5 @@ function Gone({ name, reload }) {
   return html`<${Empty} title=${`There is no tube ${name}.`}>
     <p>A tube is there while it holds a job, or while a connection uses or watches it.</p>
     <p class="buttons-line">${session.mayChange && html`<button type="button" class="primary" onClick=${() => putJob({ tube: name }, reload)}>Put a job into it…</button>`}<a class="button" href="/tubes">All tubes</a></p>
-  </${Empty}>`;
+  </${Empty}><${Done} tube=${name} />`;
 }
