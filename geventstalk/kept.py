@@ -32,9 +32,9 @@ class Kept:
         self._parsed: dict[str, dict[str, Any]] = {kind: {} for kind in _PARSERS}
         self.of_file: dict[str, tuple[Any, ...]] = dict.fromkeys(_PARSERS, ())
 
-    def has(self, kind: Kind, name: str) -> bool:
-        """Returns whether this was made at run time."""
-        return name in self._entries[kind]
+    def entry(self, kind: Kind, name: str) -> dict[str, Any] | None:
+        """Returns what was made at run time under this name, as it was given; None for nothing."""
+        return self._entries[kind].get(name)
 
     def all(self, kind: Kind) -> tuple[Any, ...]:
         """Returns everything of a kind that counts, in its order."""

@@ -60,6 +60,7 @@ PAGES = (
     "/jobs/6",
     "/connections",
     "/users",
+    "/policies",
     "/journal",
     "/nodes",
     "/audit",
@@ -686,6 +687,67 @@ def test_a_user_with_rights_on_tubes_sees_the_pages_of_tubes(browser: Browser, s
     browser.open(server.url)
     browser.find(".role", "read only")
     assert not browser.has("main button", "Put a job…")
+
+
+@pytest.mark.slow
+def test_policies_are_set_changed_and_removed(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    kept = server.world.kept
+    browser.expected = ["Failed to load resource"]
+    browser.open(server.url, "/policies")
+    assert browser.find("tr[data-key='*']").text.split("\n")[0].startswith("* tries:5")
+    browser.click("main button", "Set a policy…")
+    assert browser.find("dialog button[type=submit]").get_attribute("disabled")
+    browser.type("dialog input[name=name]", "mail.*")
+    browser.type("dialog textarea", "{")
+    browser.find("dialog .fault-text", "The terms are not JSON.")
+    browser.type("dialog textarea", '{"max_jobs": 7}')
+    browser.click("dialog button[type=submit]")
+    browser.find(".note", "The policy mail.* is in use.")
+    browser.find("tr[data-key='mail.*']", "at most 7 jobs")
+    assert kept["policies"]["mail.*"]["entry"] == {"max_jobs": 7}
+    browser.click("tr[data-key='mail.*'] button")
+    browser.click("[role=menuitem]", "Change…")
+    assert browser.find("dialog textarea").get_attribute("value") == '{\n "max_jobs": 7\n}'
+    browser.type("dialog textarea", '{"wrong": 1}')
+    browser.click("dialog button[type=submit]")
+    browser.find(".note.fault", "a policy has no key wrong")
+    browser.click("tr[data-key='mail.*'] button")
+    browser.click("[role=menuitem]", "Remove…")
+    browser.click("dialog button[type=submit]")
+    browser.gone("tr[data-key='mail.*']")
+    assert list(kept["policies"]) == ["*"]
+    browser.click("main button", "Set a schedule…")
+    browser.type("dialog input[name=name]", "often")
+    browser.type("dialog textarea", '{"cron": "* * * * *", "tube": "t"}')
+    browser.click("dialog button[type=submit]")
+    browser.find("tr[data-key='often']", "* * * * *")
+
+
+@pytest.mark.slow
+def test_what_has_happened_to_jobs(browser: Browser, serve: Callable[..., Server]) -> None:
+    server = serve()
+    world = server.world
+    world.jobs[6]["events"] = [
+        {"event": "put", "at": world.began, "connection": None},
+        {"event": "reserved", "at": world.began + 5, "connection": 7},
+    ]
+    browser.open(server.url, "/jobs/6")
+    browser.find("main h2", "Events")
+    assert [row.text.split("\n")[0].split()[0] for row in browser.all("section.part tbody tr")] == ["reserved", "put"]
+    browser.find("section.part a", "connection 7")
+    browser.go("/tubes/mail")
+    browser.find("h2", "Connections")
+    assert not browser.has("h2", "Done")
+    body = {"encoding": "text", "data": "<b>x</b>", "whole": True}
+    times = {"created": world.began, "ended": world.began + 60, "waited_s": 50.0, "ran_s": 10.0}
+    world.done = [{"id": 77, **times, "reserves": 2, "size": 8, "body": body}]
+    browser.find("h2", "Done")
+    assert browser.find("section.part tbody tr").text.split()[0] == "77"
+    browser.find("section.part .excerpt", "<b>x</b>")
+    world.tubes["mail"]["paused_s"] = 2**32 - 1
+    browser.find("a.tag", "paused by its policy")
+    assert not browser.has("main button", "Resume")
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def test_what_is_made_at_run_time_stands_in_front() -> None:
     assert [(glob, terms.max_jobs) for glob, terms in kept.all("policies")] == [("*", 5), ("b", 4), ("a", 1)]
     assert kept.load(kept.text_with("policies", "*", None)) == []
     assert [(glob, terms.max_jobs) for glob, terms in kept.all("policies")] == [("b", 4), ("a", 1), ("*", 2)]
-    assert kept.has("policies", "b") and not kept.has("policies", "a")
+    assert kept.entry("policies", "b") == {"max_jobs": 4} and kept.entry("policies", "a") is None
     again = Kept()
     assert again.load(kept.text()) == [] and again.text() == kept.text()
     with pytest.raises(KeyError):
@@ -55,7 +55,7 @@ def test_a_setting_of_another_version_stays_and_does_not_count() -> None:
     text = json.dumps({"policies": {"a": {"newer": 1}, "b": {"tries": 1}}, "more": {}}).encode()
     (refused,) = kept.load(text)
     assert "a policy has no key newer" in refused
-    assert [glob for glob, _ in kept.all("policies")] == ["b"] and kept.has("policies", "a")
+    assert [glob for glob, _ in kept.all("policies")] == ["b"] and kept.entry("policies", "a") == {"newer": 1}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100, SETTINGS_BYTES_MAX])

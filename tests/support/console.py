@@ -82,6 +82,11 @@ class World:
         self.entries = [self._entry(number) for number in range(1, 61)]
         self.connections = [self._connection(number) for number in range(1, 48)]
         self.rights: dict[str, list[str]] | None = None
+        self.kept = {
+            "policies": {"*": self._kept("policies", "*", None)},
+            "schedules": {"nightly": self._kept("schedules", "nightly", None)},
+        }
+        self.done: list[dict[str, Any]] = []
         self.users = [self._user(name) for name in ("mailer", "ops", "shop")]
 
     # --- the world
@@ -176,6 +181,29 @@ class World:
             "detail": None,
             "count": self.rng.randrange(1, 3000),
         }
+
+    def _kept(self, kind: str, name: str, entry: dict[str, Any] | None) -> dict[str, Any]:
+        shown: dict[str, Any] = {"at_run_time": entry is not None, "entry": entry}
+        if kind == "schedules":
+            plan = {
+                "cron": "0 3 * * *",
+                "zone": "UTC",
+                "tube": "reports",
+                "missed": "skip",
+                "next": int(self.began) + 280_000,
+                "last": None,
+            }
+            return {"name": name, **shown, **plan, **(entry or {})}
+        bounds = {key: {"min": int(key == "ttr"), "max": 2**32 - 1} for key in ("priority", "delay", "ttr")}
+        limits = {key: (entry or {}).get(key) for key in ("max_jobs", "max_bytes", "max_job_bytes", "max_rate")}
+        kept = {
+            "pause": False,
+            "keep": {"jobs": 0, "seconds": 0},
+            "events": False,
+            "refused_puts": 0,
+            "delayed_puts": 0,
+        }
+        return {"tubes": name, **shown, "tags": ["tries:5"], **bounds, **limits, **kept}
 
     def _user(self, name: str) -> dict[str, Any]:
         return {
@@ -563,6 +591,18 @@ class World:
                 ]
                 found = [c for c in found if query.get("user") in (None, "", c["user"])]
                 return 200, {"connections": found, "total": len(found)}
+            case "GET", ["policies" | "schedules" as kind]:
+                return 200, {kind: [*self.kept[kind].values()]}
+            case "PUT", ["policies" | "schedules" as kind, name]:
+                if "wrong" in body:
+                    return 400, {"title": "Bad Request", "status": 400, "detail": "a policy has no key wrong"}
+                self.kept[kind][name] = self._kept(kind, name, body)
+                return 204, None
+            case "DELETE", ["policies" | "schedules" as kind, name]:
+                del self.kept[kind][name]
+                return 204, None
+            case "GET", ["done"]:
+                return 200, {"done": self.done, "total": len(self.done)}
             case "GET", ["users"]:
                 return 200, {"users": self.users, "total": len(self.users)}
             case _, ["connections", number] if all(c["number"] != int(number) for c in self.connections):

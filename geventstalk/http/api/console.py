@@ -16,7 +16,7 @@ import falcon
 
 from geventstalk.http.backend import Backend
 
-PAGES: Final = ("tubes", "jobs", "connections", "users", "journal", "nodes", "audit", "help")
+PAGES: Final = ("tubes", "jobs", "connections", "users", "policies", "journal", "nodes", "audit", "help")
 """The first part of each address that is a page; the console's own script reads the rest."""
 _NAMED: Final = ("tubes", "jobs")
 """The pages of which each has further ones below it: one for each name."""

@@ -28,15 +28,16 @@ class PoliciesResource:
         policies = self._backend.engine.policies
         found = [] if policies is None else policies.all if tube is None else policies.all_of(tube)
         kept = self._backend.kept
-        resp.media = {"policies": [_shown(glob, policy, kept.has("policies", glob)) for glob, policy in found]}
+        resp.media = {"policies": [_shown(glob, policy, kept.entry("policies", glob)) for glob, policy in found]}
 
 
-def _shown(glob: str, policy: Policy, at_run_time: bool) -> dict[str, Any]:
+def _shown(glob: str, policy: Policy, entry: dict[str, Any] | None) -> dict[str, Any]:
     terms = policy.terms
     bounds = {"priority": terms.priority, "delay": terms.delay, "ttr": terms.ttr}
     return {
         "tubes": glob,
-        "at_run_time": at_run_time,
+        "at_run_time": entry is not None,
+        "entry": entry,
         "tags": list(terms.tags),
         **{key: {"min": least, "max": most} for key, (least, most) in bounds.items()},
         **{key: _limit(terms, key) for key in _LIMITS},

@@ -26,10 +26,12 @@ class SchedulesResource:
 
 def _shown(plan: PlanView, kept: Kept) -> dict[str, Any]:
     schedule = plan.schedule
+    entry = kept.entry("schedules", schedule.name)
     last = {"tick": plan.last_s, "outcome": plan.outcome, "job": plan.job or None} if plan.last_s else None
     return {
         "name": schedule.name,
-        "at_run_time": kept.has("schedules", schedule.name),
+        "at_run_time": entry is not None,
+        "entry": entry,
         "cron": schedule.cron,
         "zone": schedule.zone,
         "tube": schedule.tube,

@@ -76,6 +76,7 @@ async function call(method, where, { params, body, signal, limitMs = LIMIT_MS } 
 
 export const get = (where, params, signal, limitMs) => call("GET", where, { params, signal, limitMs });
 export const post = (where, body) => call("POST", where, { body });
+export const put = (where, body) => call("PUT", where, { body });
 export const patch = (where, body) => call("PATCH", where, { body });
 export const remove = (where) => call("DELETE", where);
 

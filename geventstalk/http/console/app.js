@@ -13,15 +13,16 @@ import { Jobs } from "./pages/jobs.js";
 import { Journal } from "./pages/journal.js";
 import { Nodes } from "./pages/nodes.js";
 import { Overview } from "./pages/overview.js";
+import { Policies } from "./pages/policies.js";
 import { Tube } from "./pages/tube.js";
 import { Tubes } from "./pages/tubes.js";
 import { Users } from "./pages/users.js";
 import { BulkChanges } from "./bulk.js";
 
-const PAGES = { "": Overview, tubes: Tubes, jobs: Jobs, connections: Connections, users: Users, journal: Journal, nodes: Nodes, audit: Audit, help: Help };
-const BAR = [["", "Overview"], ["tubes", "Tubes"], ["jobs", "Jobs"], ["connections", "Connections"], ["users", "Users"], ["journal", "Journal"], ["nodes", "Nodes"], ["audit", "Audit"]];
+const PAGES = { "": Overview, tubes: Tubes, jobs: Jobs, connections: Connections, users: Users, policies: Policies, journal: Journal, nodes: Nodes, audit: Audit, help: Help };
+const BAR = [["", "Overview"], ["tubes", "Tubes"], ["jobs", "Jobs"], ["connections", "Connections"], ["users", "Users"], ["policies", "Policies"], ["journal", "Journal"], ["nodes", "Nodes"], ["audit", "Audit"]];
 const OF_TUBES = ["tubes", "jobs", "audit", "help"]; // pages for users who may look at some tubes only
-const GO = { o: "/", t: "/tubes", j: "/jobs", c: "/connections", u: "/users", l: "/journal", n: "/nodes", a: "/audit" };
+const GO = { o: "/", t: "/tubes", j: "/jobs", c: "/connections", u: "/users", r: "/policies", l: "/journal", n: "/nodes", a: "/audit" };
 const SAYS = { starting: "connecting", live: "live", polling: "every second", lost: "no connection", paused: "paused" };
 
 function Page() {

@@ -8,7 +8,7 @@ import { PutLine } from "./overview.js";
 const SHORTCUTS = [
   [["/"], "to the filter of the page"], [["Esc"], "out of a field, a question, a menu"], [["?"], "this page"],
   [["p"], "pause all refreshing, or go on"],
-  [["g", "o"], "overview"], [["g", "t"], "tubes"], [["g", "j"], "jobs"], [["g", "c"], "connections"], [["g", "u"], "users"], [["g", "l"], "journal"], [["g", "a"], "audit"],
+  [["g", "o"], "overview"], [["g", "t"], "tubes"], [["g", "j"], "jobs"], [["g", "c"], "connections"], [["g", "u"], "users"], [["g", "r"], "policies"], [["g", "l"], "journal"], [["g", "a"], "audit"],
   [["↑", "↓"], "from row to row; also j and k, Page up and down, Home, End"], [["Enter"], "open the row"], [["x"], "select the row; with Shift all from the last one on"],
 ];
 const WORDS = [

@@ -12,6 +12,7 @@ import { connectionHref, jobHref, jobsHref } from "../route.js";
 import { tubeItems } from "../tubelist.js";
 import { JOBS, RATES, ratesNow, useHistory } from "./overview.js";
 
+const LASTING_S = 4_294_967_295; // a pause that only a change of the policy ends
 const KEEP_S = 900;
 const GAP_S = 10;
 const KEYS = ["at", ...[...JOBS, ...RATES].map(({ key }) => key)];
@@ -51,18 +52,19 @@ export function Tube({ name }) {
   if (!tube && problem) return html`<${Fault} problem=${problem} reload=${reload} what="The tube cannot be shown" />`;
   if (loading) return html`<${Loading} />`;
   const gone = problem?.status === 404;
+  const byPolicy = tube.paused_s === LASTING_S;
   const need = tube.jobs.buried ? "kick" : tube.paused_s > 0 ? "resume" : "put"; // what the tube needs most
   const marked = (action) => (action === need ? "primary" : "");
   return html`<article class="tube">
     <div class="page-head">
       <h1><span class="kind">Tube</span> ${name}</h1>
       ${gone && html`<span class="tag warn">gone since ${age((Date.now() - at) / 1000)}</span>`}
-      ${tube.paused_s > 0 && html`<span class="tag warn">paused, ${age(tube.pause_left_s)} left</span>`}
+      ${byPolicy ? html`<a class="tag warn" href="/policies">paused by its policy</a>` : tube.paused_s > 0 && html`<span class="tag warn">paused, ${age(tube.pause_left_s)} left</span>`}
       <div class="push">
         <a class="button" href=${jobsHref(filterOf(name))}>Jobs</a>
         ${session.mayChange && html`
           <button type="button" class=${marked("put")} onClick=${() => putJob({ tube: name }, reload)}>Put a job…</button>
-          ${tube.paused_s > 0
+          ${byPolicy ? null : tube.paused_s > 0
             ? html`<button type="button" class=${marked("resume")} onClick=${() => setPause(tube, 0, reload)}>Resume</button>`
             : html`<button type="button" onClick=${() => pauseTube(tube, reload)}>Pause…</button>`}
           <button type="button" class=${marked("kick")} disabled=${!tube.jobs.buried} onClick=${() => kickTube(tube, reload)}>Kick…</button>
