@@ -273,7 +273,7 @@ class Engine(Due):
         policy = self.policy_of(tube)
         if policy is None:
             return ADMITTED
-        size = body_bytes
+        size = body_bytes - CRLF_BYTES
         if size > policy.max_job_bytes:
             policy.refused += 1
             return TOO_BIG
