@@ -160,6 +160,16 @@ def test_all_bodies_of_a_tube_have_a_bound(server: Server) -> None:
     check(again.engine)
 
 
+def test_puts_that_wait_are_no_jobs_yet(server: Server) -> None:
+    engine, client = server.engine, server.come()
+    engine.policies = Policies([("a", Terms(max_jobs=2))])
+    engine.use(client, b"a")
+    jobs = [engine.open_put(client, 5, 0, 60, server.clock.ns) for _ in range(9)]
+    outcomes = [engine.put(job, b"x\r\n", server.clock.ns) for job in jobs]
+    assert outcomes == [INSERTED, INSERTED, *[OUT_OF_MEMORY] * 7]
+    check(engine)
+
+
 def test_large_bodies_that_come_at_the_same_time_have_a_bound_together() -> None:
     """The ledger takes each of them in parts, and none of them counts before it is whole."""
     engine, client, body = Operate(0), Worker(), b"x" * 1_500_000 + b"\r\n"

@@ -34,6 +34,7 @@ from geventstalk.core.state import SMALL_STEPS, TUBE_STEPS
 from geventstalk.core.timerwheel import NEVER as NEVER  # what next_deadline_ns() returns when nothing is to happen
 from geventstalk.core.tube import Client, Tube
 from geventstalk.core.undo import rebuild
+from geventstalk.policies import Policy
 
 ADMITTED: Final = 0
 """A put may go on. All other outcomes of a put are true."""
@@ -263,8 +264,7 @@ class Engine(Due):
     def _judge_prepared(self, job: Job, tube: Tube, now_ns: int) -> int:
         """Returns the outcome for a large job that came in through prepare(): others came in meanwhile."""
         policy = self.policy_of(tube)
-        if policy is not None and tube.body_bytes() + self.size_of(job) - CRLF_BYTES > policy.max_bytes:
-            policy.refused += 1
+        if policy is not None and not _has_room(tube, policy, self.size_of(job)):
             return OUT_OF_MEMORY
         return ADMITTED if job.tally is None else self._judge(job, tube, now_ns)
 
@@ -273,12 +273,10 @@ class Engine(Due):
         policy = self.policy_of(tube)
         if policy is None:
             return ADMITTED
-        size = body_bytes - CRLF_BYTES
-        if size > policy.max_job_bytes:
+        if body_bytes - CRLF_BYTES > policy.max_job_bytes:
             policy.refused += 1
             return TOO_BIG
-        if tube.jobs > policy.max_jobs or tube.body_bytes() + size > policy.max_bytes:
-            policy.refused += 1
+        if not _has_room(tube, policy, body_bytes):
             return OUT_OF_MEMORY
         job.rank = job.pri = policy.priority_of(job.pri)
         job.delay_s = policy.delay_of(job.delay_s)
@@ -704,3 +702,11 @@ class Engine(Due):
             uploads = [client.upload for client in self.clients.values()]
             self.bodies.recount(self.jobs, [job for job in uploads if job is not None])
         self.changing = False
+
+
+def _has_room(tube: Tube, policy: Policy, body_bytes: int) -> bool:
+    """Returns whether the limits of a policy let another job come in. Puts that wait or are uploaded do not count."""
+    if tube.whole_jobs() < policy.max_jobs and tube.body_bytes() + body_bytes - CRLF_BYTES <= policy.max_bytes:
+        return True
+    policy.refused += 1
+    return False

@@ -125,10 +125,13 @@ class Tube(Timer):
         assert self.blocked is not None
         self.blocked.discard(pri, id)
 
+    def whole_jobs(self) -> int:
+        """Returns how many jobs there are in any state, without those that are uploaded."""
+        return self.ready_count() + len(self.delayed) + len(self.buried) + self.reserved
+
     def body_bytes(self) -> int:
         """Returns the bytes of the bodies of all jobs, as puts say them."""
-        jobs = self.ready_count() + len(self.delayed) + len(self.buried) + self.reserved
-        return self.bytes - CRLF_BYTES * jobs
+        return self.bytes - CRLF_BYTES * self.whole_jobs()
 
     def ready_count(self) -> int:
         """Returns how many jobs are ready."""

@@ -188,7 +188,7 @@ class OnePut(Put):
             most = self._backend.service.max_job_bytes
             most = most if policy is None else min(most, policy.max_job_bytes)
             raise falcon.HTTPContentTooLarge(description=f"The body of a job has at most {most} bytes.")
-        jobs, taken = (0, 0) if tube is None else (tube.jobs, tube.body_bytes())
+        jobs, taken = (0, 0) if tube is None else (tube.whole_jobs(), tube.body_bytes())
         if self.outcome == OUT_OF_MEMORY and policy is not None:
             if jobs >= policy.max_jobs:
                 raise falcon.HTTPInsufficientStorage(description=f"The tube's policy allows {policy.max_jobs} jobs.")
