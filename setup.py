@@ -51,6 +51,7 @@ MODULES = {
         "shares",
         "state",
         "timerwheel",
+        "trail",
         "tube",
         "undo",
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -29,7 +30,9 @@ SERVER_WIDE = {
     "/api/v1/journal",
     "/api/v1/cluster",
     "/api/v1/policies",
+    "/api/v1/policies/{name:path}",
     "/api/v1/schedules",
+    "/api/v1/schedules/{name}",
     "/api/v1/reload",
     "/metrics",
 }
@@ -178,8 +181,8 @@ def test_each_route_says_whom_it_is_for() -> None:
         said = getattr(resource, "public", False) or hasattr(resource, "of_tubes")
         assert said != (path in SERVER_WIDE), path
     for path in SERVER_WIDE:
-        for method in ("GET", "POST", "DELETE", "PATCH"):
-            status = world.status(method, path.replace("{number}", "1"), {} if method != "GET" else None)
+        for method in ("GET", "POST", "PUT", "DELETE", "PATCH"):
+            status = world.status(method, re.sub(r"\{.*\}", "1", path), {} if method != "GET" else None)
             assert status in (403, 405), (method, path, status)
     assert world.status("PATCH", "/api/v1/server", {"draining": True}) == 403 and not world.engine.draining
     assert world.status("GET", "/api/v1/history") == 403
