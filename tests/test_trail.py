@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from geventstalk.config import ConfigError
-from geventstalk.core import trail
 from geventstalk.core.job import SECOND_NS
 from geventstalk.core.operate import DONE, KEEP
 from geventstalk.core.trail import BODY_BYTES, DONE_MAX, EVENT_NAMES, EVENTS_MAX, JOBS_MAX, Trails
@@ -92,14 +91,12 @@ def test_a_tube_tells_its_done_jobs() -> None:
     assert not trails.done_in(b"a", None, server.clock.ns) and not trails.done_in(b"b", later, 0)
 
 
-def test_all_of_it_is_bounded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_it_is_bounded(seed: int) -> None:
     draw = random.Random(seed)
-    monkeypatch.setattr(trail, "JOBS_MAX", 50)
-    monkeypatch.setattr(trail, "DONE_MAX", 60)
     server = Server(ManualClock())
     engine = server.engine
     engine.policies = Policies([("*", Terms(events=True, keep=(0, 30)))])
-    trails = engine.trails = Trails()
+    trails = engine.trails = Trails(50, 60)
     clients = [server.come() for _ in range(3)]
     for _ in range(3000):
         client = draw.choice(clients)

@@ -56,7 +56,9 @@ class Done(NamedTuple):
 class Trails:
     """The events of jobs, and the done jobs of tubes. The engine tells of each change, with the policy of the tube."""
 
-    def __init__(self) -> None:
+    def __init__(self, jobs_max: int = JOBS_MAX, done_max: int = DONE_MAX) -> None:
+        self._jobs_max = jobs_max
+        self._done_max = done_max
         self._events: dict[int, list[Event]] = {}  # by the job
         self._done: dict[bytes, deque[Done]] = {}  # by the tube, the last one at the end
         self._count = 0
@@ -67,7 +69,7 @@ class Trails:
             return
         events = self._events.get(id)
         if events is None:
-            if len(self._events) >= JOBS_MAX:
+            if len(self._events) >= self._jobs_max:
                 del self._events[next(iter(self._events))]
             events = self._events[id] = []
         elif len(events) >= EVENTS_MAX:
@@ -96,7 +98,7 @@ class Trails:
             self._forget(done)
         while most_s and done and done[0].ended_ns < now_ns - most_s * SECOND_NS:
             self._forget(done)
-        while self._count > DONE_MAX:
+        while self._count > self._done_max:
             self._make_room()
 
     def _forget(self, done: deque[Done]) -> None:
