@@ -42,10 +42,10 @@ CONFIG = """\
 [checks.negative_data_rejection]
 expected-statuses = [400, 401, 403, 404, 405, 406, 409, 413, 414, 415, 422, 428, 429, 431]
 
-# Which fields go together, and what a filter or a cursor is, the document says in words. Another request may have had
-# the server drain, which refuses puts.
+# Which fields go together, and what a filter, a cursor or a cron expression is, the document says in words. Another
+# request may have had the server drain, which refuses puts.
 [[operations]]
-include-path-regex = "^/(jobs|bulk|export)"
+include-path-regex = "^/(jobs|bulk|export|policies|schedules)"
 checks.not_a_server_error.expected-statuses = ["2xx", "4xx", 503]
 checks.positive_data_acceptance.enabled = false
 
