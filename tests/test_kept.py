@@ -113,9 +113,12 @@ def test_a_policy_pauses_its_tubes() -> None:
     while not operation.run(server.clock.ns):
         engine.work = 0
     later = server.put(client, tube=b"ab")
-    assert not server.reserve(client) and later
-    assert server.put(client) and server.reserve(client) == 3, "other tubes are not paused"
-    assert engine.delete(client, 3, server.clock.ns)
+    new = server.put(client, tube=b"anew")
+    engine.watch(client, b"anew")
+    assert not server.reserve(client) and later and new
+    assert engine.delete(client, new, server.clock.ns)
+    assert server.put(client) and server.reserve(client) == 4, "other tubes are not paused"
+    assert engine.delete(client, 4, server.clock.ns)
     for seconds in (0, 5):
         assert engine.pause(b"a", seconds, server.clock.ns), "a client cannot end it"
     server.pass_s(10)

@@ -16,6 +16,7 @@ from geventstalk.config import ConfigError, Settings, load
 from geventstalk.core.engine import DUPLICATE, INSERTED, OUT_OF_MEMORY, TOO_BIG
 from geventstalk.core.job import BURIED, DELAYED, SECOND_NS, tags_of
 from geventstalk.core.operate import DONE, KEEP, Operate
+from geventstalk.http.memory import used_by
 from geventstalk.limits import U32_MAX
 from geventstalk.policies import Policies, Policy, Terms
 from geventstalk.tags import parse, parse_put
@@ -31,6 +32,12 @@ from tests.test_tags import Server
 
 Starter = Callable[..., ServerProcess]
 S = SECOND_NS
+
+
+def processor_s(server: ServerProcess) -> float:
+    found = used_by(server.pid)
+    assert found is not None
+    return found.processor_s
 
 
 def settings_of(folder: Path, entry: object) -> Settings:
@@ -234,12 +241,17 @@ def test_more_puts_than_a_policy_allows_wait(start_server: Starter, tmp_path: Pa
         until(lambda: b"policy-delayed-puts: 15\n" in other.ask(b"stats"), "all of them wait")
         for each in gone[:5]:
             each.close()
+        before = processor_s(server)
+        time.sleep(0.5)
+        assert processor_s(server) - before < 0.25, "a client that waits costs nothing"
         path.write_text("policies: {slow: {max_rate: 4}}\n")
         assert web.json("POST", "/api/v1/reload", {})["at_restart"] == []
+        reloaded = time.monotonic()
         assert client.reply().startswith(b"INSERTED "), "no policy holds it any more"
         for each in gone[5:]:
             assert each.reply().startswith(b"INSERTED ")
             each.close()
+        assert time.monotonic() - reloaded < 5, "by their turns they would wait for up to ten seconds"
         until(lambda: b"current-connections: 2\n" in other.ask(b"stats"), "all of them end")
         client.send(b"use slow\r\n" + b"put 0 0 60 1\r\nx\r\n" * 20)
         assert client.reply() == b"USING slow\r\n"

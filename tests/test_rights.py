@@ -26,7 +26,21 @@ from jsonschema_rs import Draft202012Validator
 
 from geventstalk.config import ConfigError
 from geventstalk.core.job import RESERVED
-from geventstalk.rights import ALL, LOOK, MANAGE, NO_LIMIT, OPERATE, PUT, WORK, Access, Limits, Proof, User, hash_of
+from geventstalk.rights import (
+    ALL,
+    LOOK,
+    MANAGE,
+    NO_LIMIT,
+    OPERATE,
+    PUT,
+    WORK,
+    Access,
+    Limits,
+    Proof,
+    User,
+    hash_of,
+    slow_hash_of,
+)
 from geventstalk.serving.guard import TOKEN_S
 from geventstalk.serving.users import read_access
 from geventstalk.wire.guarded import QUIET_NS, GuardedSession, Owner
@@ -778,6 +792,25 @@ def test_a_secret_that_cannot_be_one(secret: str) -> None:
     command = [*GEVENTSTALK, "token", "choose", "shop"]
     done = subprocess.run(command, input=secret + "\n", capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode and "a secret has 8 to 128 printable characters" in done.stderr and done.stdout == ""
+
+
+def test_a_chosen_token_that_was_right_is_known_after_a_reload() -> None:
+    """What never waits, such as a stream of events, asks again after each reload."""
+    token, salt = "boss:correct-horse", bytes(16)
+
+    def made(secret: str) -> Access:
+        return Access([User("boss", Proof(token=slow_hash_of(f"boss:{secret}", salt)), {})])
+
+    first, same, other = made("correct-horse"), made("correct-horse"), made("another-horse")
+    assert first.is_slow(token) and first.of_token(token) is None
+    first.prove("boss:wrong-horse")
+    first.prove("missing:correct-horse")
+    assert first.of_token("boss:wrong-horse") is first.of_token("missing:correct-horse") is None
+    first.prove(token)
+    assert first.of_token(token) is first.users["boss"]
+    for each, known in ((same, True), (other, False), (Access([]), False)):
+        each.recall(first)
+        assert (each.of_token(token) is not None) == known
 
 
 def test_tokens_that_people_choose(start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]]) -> None:

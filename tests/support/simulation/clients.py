@@ -37,6 +37,7 @@ class Habits:
     pipeline: int  # at most so many commands at once
     own: float  # how likely a client deals with a job that it was given itself
     wrong_bodies: float
+    tagged: float
 
     @staticmethod
     def drawn(draw: random.Random, max_job_bytes: int) -> Habits:
@@ -52,9 +53,8 @@ class Habits:
         likes["reserve-for-ever"] *= 0.5
         tubes = [b"default", b"t", b"u", b"work"][: draw.choice((1, 1, 2, 4))]
         body = draw.choice((5, 40, 40, max_job_bytes))
-        return Habits(
-            tubes, likes, body, max_job_bytes, draw.choice((1, 2, 5, 20)), draw.choice((0.5, 0.9, 0.97)), 0.03
-        )
+        pipeline, own, tagged = draw.choice((1, 2, 5, 20)), draw.choice((0.5, 0.9, 0.97)), draw.choice((0, 0, 0.1, 0.7))
+        return Habits(tubes, likes, body, max_job_bytes, pipeline, own, 0.03, tagged)
 
 
 @dataclass(eq=False)
@@ -181,7 +181,22 @@ class SimulatedClient:
         if draw.random() < self.habits.wrong_bodies:
             size, end = draw.choice(((size, b"xx"), (self.habits.max_job_bytes + draw.randint(1, 50), end)))
         body = (b"%d." % draw.randrange(10**9) * (size // 2 + 1))[:size] + end
-        return Command("put", b"put %d %d %d %d" % (pri, delay_s, ttr_s, size), body, 0, pri, delay_s, ttr_s)
+        line = b"put %d %d %d %d" % (pri, delay_s, ttr_s, size)
+        command = Command("put", line, body, 0, pri, delay_s, ttr_s)
+        if draw.random() < self.habits.tagged:
+            command.tags = self._draw_tags()
+            command.line += b" " + command.tags
+        return command
+
+    def _draw_tags(self) -> bytes:
+        """Returns tags that leave every reply as it is. A unique key leaves a mark when its job is deleted."""
+        draw = self.draw
+        words = (b"note:n%d", b"con:k%d:4294967295", b"grp:g%d", b"idp:u%d", b"idp:u%d:60", b"dead:d%d")
+        drawn = [word % draw.randrange(10**9) for word in draw.sample(words, draw.randint(1, 3))]
+        if draw.random() < 0.3:
+            drawn.append(b"tries:4294967295 ttl:4294967295")
+        names = [word.split(b":")[0] for word in drawn]
+        return b" ".join(word for at, word in enumerate(drawn) if names.index(names[at]) == at)
 
     def _draw_reserve(self) -> Command:
         seconds = self.draw.choice(TIMEOUTS)

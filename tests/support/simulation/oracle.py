@@ -14,7 +14,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from geventstalk.core.engine import Engine
-from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, SECOND_NS, STATE_NAMES, Job, Tally, held_body
+from geventstalk.core.job import (
+    BURIED,
+    DELAYED,
+    READY,
+    RESERVED,
+    SECOND_NS,
+    STATE_NAMES,
+    Job,
+    Tally,
+    held_body,
+    tags_of,
+)
 from tests.support.check import check
 
 LINE_BYTES_MAX = 224
@@ -44,6 +55,7 @@ class Kept(NamedTuple):
     deadline_ns: int
     order: int
     counts: Counts
+    tags: bytes
 
 
 @dataclass
@@ -62,6 +74,7 @@ class Record:
     order: int = 0
     holder: int = 0
     counts: list[int] = field(default_factory=lambda: [0] * 5)
+    tags: bytes = b""
 
     def kept(self) -> Kept:
         state = READY if self.state == RESERVED else self.state
@@ -69,7 +82,7 @@ class Record:
         deadline_ns = self.deadline_ns if state == DELAYED else 0
         order = self.order if state == BURIED else 0
         fixed = (self.tube, self.body, self.ttr_s, self.created_ns)
-        return Kept(*fixed, self.pri, self.delay_s, state, deadline_ns, order, counts)
+        return Kept(*fixed, self.pri, self.delay_s, state, deadline_ns, order, counts, self.tags)
 
 
 RESERVES, TIMEOUTS, RELEASES, BURIES, KICKS = range(5)
@@ -88,6 +101,7 @@ class Command:
     seconds: int = -1  # ttr, timeout, pause
     bound: int = 0
     tube: bytes = b""
+    tags: bytes = b""
 
     @property
     def wire(self) -> bytes:
@@ -327,6 +341,7 @@ class Oracle:
         now_ns = self.wall_ns()
         ttr_s = max(command.seconds, 1)
         job = Record(id, command.tube, command.body, ttr_s, view.began_ns, command.pri, command.delay_s)
+        job.tags = command.tags
         if command.delay_s:
             job.state, job.deadline_ns = DELAYED, now_ns + command.delay_s * SECOND_NS
         self.jobs[id] = job
@@ -692,6 +707,7 @@ class Oracle:
             order = orders.get(id, kept.order)
             job = Record(id, *fixed, kept.pri, kept.delay_s, kept.state, kept.deadline_ns, order)
             job.counts = list(kept.counts)
+            job.tags = kept.tags
             self.jobs[id] = job
             self._order = max(self._order, order)
         self.views = {}
@@ -716,6 +732,7 @@ class Oracle:
             require(real.state == job.state, "job", id, "is", STATE_NAMES[real.state], "not", STATE_NAMES[job.state])
             numbers = engine.tube_of(real).name, real.pri, real.delay_s, real.ttr_s
             require(numbers == (job.tube, job.pri, job.delay_s, job.ttr_s), "job", id, "has other numbers:", numbers)
+            require(_tags(real) == job.tags, "job", id, "has other tags:", _tags(real))
             require(real.holder == (job.holder if job.state == RESERVED else 0), "job", id, "has another holder")
             if job.state in (RESERVED, DELAYED):
                 require(to_wall(real.rank) == job.deadline_ns, "job", id, "has another deadline")
@@ -736,7 +753,12 @@ def kept_of(job: Job, tube: bytes, to_wall: Callable[[int], int]) -> Kept:
     deadline_ns = to_wall(job.rank) if job.state == DELAYED else 0
     order = job.rank if job.state == BURIED else 0
     fixed = (tube, held_body(job), job.ttr_s, to_wall(job.created_ns))
-    return Kept(*fixed, job.pri, job.delay_s, job.state, deadline_ns, order, counts)
+    return Kept(*fixed, job.pri, job.delay_s, job.state, deadline_ns, order, counts, _tags(job))
+
+
+def _tags(job: Job) -> bytes:
+    tags = tags_of(job)
+    return b"" if tags is None else tags.text
 
 
 def _same(kept: Kept, found: Kept, now_ns: int) -> bool:
