@@ -232,6 +232,8 @@ def test_more_puts_than_a_policy_allows_wait(start_server: Starter, tmp_path: Pa
             lambda: "puts into the tube full are refused: they are above a limit" in log_of(server), "the log says so"
         )
         until(lambda: "puts into the tube slow wait for their turn" in log_of(server), "the log says so")
+        assert web.ask("PUT", "/api/v1/schedules/s", {"cron": "@yearly", "tube": "t"})[0] == 204
+        assert b"policy-refused-puts: 2\n" in other.ask(b"stats"), "a schedule changes no policy"
         client.send(b"use stuck\r\n" + b"put 0 0 60 1\r\nx\r\n" * 2)
         assert client.reply() == b"USING stuck\r\n"
         assert client.reply().startswith(b"INSERTED ")

@@ -313,6 +313,12 @@ def test_statistics_tell_no_sums_of_other_tubes() -> None:
         text = world.says(line).decode()
         return dict(each.split(": ", 1) for each in text.splitlines()[2:] if ": " in each)
 
+    told = {"policy-refused-puts": "5", "memory-bytes": "6", "journal-puts-refused": "7"}
+    some, every = World(ALL), World(None)
+    facts = some.service.facts()
+    some.service.facts = every.service.facts = lambda: {**facts, **told}
+    assert {key: stats(some)[key] for key in told} == dict.fromkeys(told, "0")
+    assert {key: stats(every)[key] for key in told} == told
     hidden = stats(World(ALL))
     assert (
         hidden["current-jobs-ready"] == hidden["cmd-put"] == hidden["total-jobs"] == hidden["oldest-ready-age"] == "0"

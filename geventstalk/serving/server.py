@@ -125,6 +125,7 @@ class Server:
         self._policy_log = PolicyLog(log)
         self._schedules: Schedules | None = None
         self._kept = Kept()
+        self._terms: tuple[Any, ...] = ()  # of the policies that are in use
         self._leads = False  # jobs are served, and schedules run
         self.use_settings(settings)
         self._turn.give_memory_back = Spare().give_back
@@ -256,8 +257,21 @@ class Server:
         self._use_kept()
 
     def _use_kept(self) -> None:
-        before, policies = self._engine.policies, Policies(self._kept.all("policies"))
-        schedules = self._kept.all("schedules")
+        terms, schedules = self._kept.all("policies"), self._kept.all("schedules")
+        if terms != self._terms:
+            self._terms = terms
+            self._use_policies(Policies(terms))
+        if schedules and self._schedules is None:
+            from geventstalk.serving.schedules import Schedules  # here: most servers have none
+
+            self._schedules = Schedules(self._engine, self._service, self._turn.accept, self._log, self._unix_s)
+            if self._leads:
+                self._begin_schedules()
+        if self._schedules is not None:
+            self._schedules.use(schedules)
+
+    def _use_policies(self, policies: Policies) -> None:
+        before = self._engine.policies
         self._engine.policies = policies if policies.all else None
         trails = self._engine.trails or Trails()
         self._engine.trails = trails if policies.trails else None
@@ -269,14 +283,6 @@ class Server:
             else:  # no client waits yet
                 for tube in [*self._engine.tube_by_number.values()]:
                     self._engine.settle_pause(tube, monotonic_ns())
-        if schedules and self._schedules is None:
-            from geventstalk.serving.schedules import Schedules  # here: most servers have none
-
-            self._schedules = Schedules(self._engine, self._service, self._turn.accept, self._log, self._unix_s)
-            if self._leads:
-                self._begin_schedules()
-        if self._schedules is not None:
-            self._schedules.use(schedules)
 
     def _unix_s(self) -> float:
         return self._wall_clock() / 1e9

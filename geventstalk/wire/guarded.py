@@ -27,7 +27,17 @@ R_FORBIDDEN: Final = b"FORBIDDEN\r\n"
 R_UNAUTHORIZED: Final = b"UNAUTHORIZED\r\n"
 R_AUTHENTICATED: Final = b"AUTHENTICATED\r\n"
 AUTH: Final = b"auth "
-_SUMS: Final = ("current-jobs-", "cmd-", "oldest-", "queued-", "worked-", "memory-", "journal-", "binlog-records-")
+_SUMS: Final = (
+    "current-jobs-",
+    "cmd-",
+    "oldest-",
+    "queued-",
+    "worked-",
+    "memory-",
+    "journal-",
+    "policy-",
+    "binlog-records-",
+)
 _BLIND_MAX: Final = 1000
 """Tubes that a client may watch in name only: no limit of memory knows them."""
 _NAMES_SLICE: Final = 500
