@@ -30,9 +30,10 @@ from geventstalk.core.job import (
     held_body,
     tags_of,
 )
+from geventstalk.core.operate import SETTINGS_TUBE
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
-from geventstalk.tags import parse
+from geventstalk.tags import kept_settings, parse
 from journal import Journal
 from journal.sqlite.format import APPLICATION_ID, FORMAT_VERSION
 
@@ -40,7 +41,7 @@ DATA = Path(__file__).parent / "data"
 SECOND = 1_000_000_000
 WALL = 1_700_000_000 * SECOND
 PART = 512
-VERSIONS = [1, 2, 3, 4, 5]
+VERSIONS = [1, 2, 3, 4, 5, 6]
 FILES = ("segment-00000001.db", "segment-00000002.db", "segment-00000002.db-wal", "synced")
 
 
@@ -98,6 +99,8 @@ def write_journal(scratch: Path, into: Path) -> None:
     store.put(make_job(10, READY, b"to be a mark", tally=tagged), b"work")
     store.retire(make_job(10, READY, b""), make_job(10, DELETED, b"", 60 * SECOND, tagged), b"work")
     store.change(make_job(9, DELAYED, b"", 20 * SECOND, tagged))
+    settings = TaggedTally(kept_settings(b'{"policies":{"a":{"tries":3}},"schedules":{}}'))
+    store.mark(make_job(11, DELETED, b"", 60 * SECOND, settings), SETTINGS_TUBE)
     store.commit(0)
     point = store.sync_point()
     assert point is not None
@@ -152,6 +155,10 @@ def test_a_committed_journal_is_read_as_ever(committed: Path, version: int) -> N
     expected = json.loads((committed / "expected.json").read_text())
     assert content(committed) == expected
     jobs = {job["id"]: job for job in expected["jobs"]}
+    if version > 5:
+        settings = jobs.pop(11)
+        assert settings["tube"] == SETTINGS_TUBE.decode() and parse(settings["tags"].encode()).settings.startswith(b"{")
+        expected["high_water"] = 10
     if expected["high_water"] == 10:  # since version 4
         user = " by:u:11" if version > 4 else ""
         assert jobs.pop(10)["state"] == "deleted" and jobs[9]["tags"] == "grp:g aft:h idp:i:60 tries:3" + user
