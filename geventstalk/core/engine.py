@@ -512,7 +512,7 @@ class Engine(Due):
         A mark stays of a job whose key has to be unique for a while longer.
         """
         tube = self.tube_by_number[job.tube]
-        mark = self._mark_of(job, rules, tube, now_ns)
+        mark = _mark_of(job, now_ns)
         if mark is None:
             self.ledger.delete(job)
         else:
@@ -522,18 +522,6 @@ class Engine(Due):
         if mark is not None:
             rules.add_mark(mark, tube.name)
         return tube
-
-    def _mark_of(self, job: Job, rules: Rules, tube: Tube, now_ns: int) -> Job | None:
-        tags = tags_of(job)
-        if tags is None or not tags.unique_s or rules.finds(tags, tube) != job.id:
-            return None
-        mark = Job(job.id, 0, job.pri, 0, job.ttr_s)
-        mark.state = DELETED
-        mark.rank = now_ns + tags.unique_s * SECOND_NS
-        mark.created_ns = job.created_ns
-        mark.body = b"\r\n"
-        mark.tally = TaggedTally(tags)
-        return mark
 
     def release(self, client: Client, id: int, pri: int, delay_s: int, now_ns: int) -> bool:
         """Gives a job back with a new priority, at once or after a delay. Returns whether the client held it.
@@ -702,6 +690,23 @@ class Engine(Due):
             uploads = [client.upload for client in self.clients.values()]
             self.bodies.recount(self.jobs, [job for job in uploads if job is not None])
         self.changing = False
+
+
+def _mark_of(job: Job, now_ns: int) -> Job | None:
+    """Returns the mark of a job that is to be deleted and whose key has to be unique for a while longer.
+
+    Several jobs of a tube have one key when some of them were moved there. Each leaves a mark: its time is its own.
+    """
+    tags = tags_of(job)
+    if tags is None or not tags.unique_s:
+        return None
+    mark = Job(job.id, 0, job.pri, 0, job.ttr_s)
+    mark.state = DELETED
+    mark.rank = now_ns + tags.unique_s * SECOND_NS
+    mark.created_ns = job.created_ns
+    mark.body = b"\r\n"
+    mark.tally = TaggedTally(tags)
+    return mark
 
 
 def _has_room(tube: Tube, policy: Policy, body_bytes: int) -> bool:
