@@ -58,7 +58,6 @@ class Life:
         self.unanswered: dict[bytes, Known] = {}  # puts
         self.tokens = 0
         self.kills = 0
-        self.deleted_ids: set[int] = set()
         self._stack = ExitStack()
         self.start()
 
@@ -146,7 +145,7 @@ class Life:
         if racing:
             return
         if found[2] == b"DELETED":
-            assert id in self.deleted_ids, "a mark is of a job that is not deleted"
+            assert id not in self.jobs or self.jobs[id].fleeting, "a mark is of a job that lives"
         else:
             assert self.jobs[id].tags["idp"].partition(":")[0] == key[1]
 
@@ -174,7 +173,6 @@ class Life:
 
     def deleted(self, id: int) -> None:
         job = self.jobs.pop(id)
-        self.deleted_ids.add(id)
         for held in self.held:
             held.pop(id, None)
         if job.key is not None and not job.moved and job.tags["idp"].endswith(":3600"):
