@@ -227,6 +227,9 @@ def test_commands_for_settings(start_server: Starter, tmp_path: Path) -> None:
     done = run(server, "policy", "set", "mail.*", *words)
     assert (done.returncode, done.stdout) == (0, "the policy of mail.* is set\n"), done.stderr
     shown = run(server, "policies").stdout.splitlines()[1]
+    assert run(server, "put", "mail.a", "x").returncode == 0
+    (listed,) = [line for line in run(server, "tubes").stdout.splitlines() if line.startswith("mail.a")]
+    assert listed.endswith(" by policy")
     assert shown == "mail.*  pause tries:3 dead:lost backoff:1;5 ttr>=5 max_rate=10"
     done = run(server, "schedule", "set", "often", "cron=*/5 * * * *", "tube=t", 'body={"a": 1}', "ttr=90")
     assert (done.returncode, done.stdout) == (0, "the schedule often is set\n"), done.stderr

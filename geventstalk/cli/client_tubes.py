@@ -85,6 +85,9 @@ def _row(tube: Shape) -> list[str]:
     ]
 
 
+_LASTING_S: Final = (1 << 32) - 1
+
+
 def state_cells(tube: Shape) -> list[str]:
     return [count(tube["jobs"][state]) for state in ("ready", "reserved", "delayed", "buried")]
 
@@ -96,7 +99,9 @@ def oldest(tube: Shape) -> float | None:
 
 
 def paused(tube: Shape) -> str:
-    """Returns the rest of the tube's pause."""
+    """Returns the rest of the tube's pause; that of a policy has no end."""
+    if tube["paused_s"] == _LASTING_S:
+        return "by policy"
     return age(tube["pause_left_s"]) if tube["paused_s"] else NO_VALUE
 
 
