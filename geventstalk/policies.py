@@ -20,8 +20,8 @@ from geventstalk.tags import Tags, parse
 ANY: Final = (0, U32_MAX)
 NO_LIMIT: Final = 1 << 53
 SECOND_NS: Final = 1_000_000_000
-_TUBES_MAX: Final = 4096
-"""Tubes of one pattern whose next turn is kept, while it is not in the past."""
+_TUBES_MIN: Final = 4096
+"""A policy keeps the next turns of so many tubes before it forgets those that are past."""
 
 
 class Terms(NamedTuple):
@@ -57,6 +57,7 @@ class Policy:
         "_due_ns",
         "_priority",
         "_step_ns",
+        "_tidy_at",
         "_ttr",
         "_words",
         "delayed",
@@ -80,6 +81,7 @@ class Policy:
         self.max_bytes = terms.max_bytes
         self._step_ns = 0 if terms.max_rate == NO_LIMIT else SECOND_NS // terms.max_rate
         self._due_ns: dict[bytes, int] = {}  # by tube: when the next put has its turn, if puts come evenly
+        self._tidy_at = _TUBES_MIN
         self.refused = 0
         self.delayed = 0
 
@@ -97,8 +99,9 @@ class Policy:
         if not self._step_ns:
             return now_ns
         due_ns = max(self._due_ns.get(tube, 0), now_ns)
-        if len(self._due_ns) >= _TUBES_MAX:
+        if len(self._due_ns) >= self._tidy_at:
             self._due_ns = {name: each for name, each in self._due_ns.items() if each > now_ns}
+            self._tidy_at = max(_TUBES_MIN, 2 * len(self._due_ns))  # so a put pays for few tubes
         self._due_ns[tube] = due_ns + self._step_ns
         return max(now_ns, due_ns - SECOND_NS + self._step_ns)
 

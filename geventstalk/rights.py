@@ -27,7 +27,7 @@ OPERATE: Final = 16
 RIGHTS: Final = {"put": PUT, "work": WORK, "look": LOOK, "manage": MANAGE, "all": ALL, "operate": OPERATE}
 EVERY_TUBE: Final = "*"
 TOKEN_BYTES: Final = 32
-"""A token that is made here has so many random bytes, so its hash need not be a slow one."""
+"""`geventstalk token new` draws so many random bytes. A guess is hopeless, so a quick hash protects the token."""
 HASH: Final = re.compile(r"sha256:[0-9a-f]{64}|scrypt:[0-9a-f]{32}:[0-9a-f]{64}")
 SALT_BYTES: Final = 16
 _SCRYPT: Final = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 1 << 26, "dklen": 32}

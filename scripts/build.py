@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 
 try:
     import ensurepip
-except ImportError:  # Debian has it in a package of its own
-    ensurepip = None  # type: ignore[assignment]
+except ImportError:
+    ensurepip = None  # type: ignore[assignment]  # Debian has it in a package of its own
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOW_EVERY_S = 1.0

@@ -128,10 +128,11 @@ def test_a_policy_pauses_its_tubes() -> None:
     assert not server.reserve(client)
     engine.wait(waiting, server.clock.ns, 100)
     engine.policies = None
-    operation = SettlePauses(engine)
-    while not operation.run(server.clock.ns):
-        engine.work = 0
+    operation, engine.work = SettlePauses(engine), 0
+    tubes = len(engine.tube_by_number)
+    assert operation.run(server.clock.ns)
     assert not waiting.waiting and waiting.reserved, "a client that waits gets a job"
+    assert engine.work == tubes + 1, "a slice counts the jobs that it hands out"
     assert {*waiting.reserved, server.reserve(client)} == {id, later}
     check(engine)
 

@@ -201,6 +201,20 @@ def test_puts_of_a_tube_have_turns() -> None:
     assert policy.turn_of_put(b"a", 10 * S + 10_000) == 10 * S + 10_000
 
 
+# Bug: with more than 4,096 tubes whose turns were to come, each put went through all of them.
+def test_a_put_pays_for_few_tubes() -> None:
+    policy = Policy(Terms(max_rate=1))
+    passes, known = 0, id(policy._due_ns)
+    for number in range(100_000):
+        policy.turn_of_put(b"%d" % number, S)
+        passes += id(policy._due_ns) != known
+        known = id(policy._due_ns)
+    assert passes < 10 and len(policy._due_ns) == 100_000, "all of these turns are to come"
+    for number in range(200_000, 400_000):
+        policy.turn_of_put(b"%d" % number, 9 * S + number * S)
+    assert len(policy._due_ns) < 210_000, "those that are past are forgotten"
+
+
 @pytest.mark.parametrize("extra", [[], ["--io-processes", "1"]], ids=["plain", "fronts"])
 def test_more_puts_than_a_policy_allows_wait(start_server: Starter, tmp_path: Path, extra: list[str]) -> None:
     path, port = tmp_path / "settings.yaml", free_port()

@@ -280,7 +280,7 @@ class Node(Owner):
         return self.serves
 
     def await_lead(self, seconds: float) -> bool:
-        """Waits until this node serves, for so many seconds at most. Returns whether the node serves."""
+        """Waits until this node serves, or for the given seconds. Returns whether the node serves."""
         end_s = time.monotonic() + seconds
         while not self.serves and time.monotonic() < end_s:
             self._changed.clear()

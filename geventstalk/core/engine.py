@@ -175,17 +175,20 @@ class Engine(Due):
             self._end_pause(tube, now_ns)
         return True
 
-    def _end_pause(self, tube: Tube, now_ns: int) -> None:
+    def _end_pause(self, tube: Tube, now_ns: int) -> int:
+        """Returns how many jobs clients get that wait for them."""
         self._unpause(tube)
-        if self._serve(tube, now_ns, _SERVE_SLICE) == _SERVE_SLICE:
+        served = self._serve(tube, now_ns, _SERVE_SLICE)
+        if served == _SERVE_SLICE:
             self._fall_behind(tube, now_ns)
+        return served
 
     def settle_pause(self, tube: Tube, now_ns: int) -> None:
         """Begins or ends the pause of a tube whose policy may be another one now."""
         if not self.keep_pause(tube) and tube.kept_paused:
             self.changing = True
             tube.kept_paused = False
-            self._end_pause(tube, now_ns)
+            self.work += self._end_pause(tube, now_ns)
 
     # --- put
 
@@ -497,7 +500,7 @@ class Engine(Due):
         job.holder = 0
         self.jobs.remove(id)
         body = job.body
-        if body is not None:
+        if body is not None:  # as size_of() does, without its call
             tube.bytes -= len(body)
         else:
             tube.bytes -= self.size_of(job)

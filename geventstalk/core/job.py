@@ -30,7 +30,7 @@ URGENT_PRI_MAX: Final = 1023
 """A ready job of this priority or a smaller number counts as urgent."""
 SECOND_NS: Final = 1_000_000_000
 CRLF_BYTES: Final = 2
-"""What a body in memory has behind the bytes of its put."""
+"""A body in memory ends in CRLF. The size in a put does not count these bytes."""
 
 
 SMALL_BYTES: Final = 512 - 33

@@ -38,7 +38,7 @@ WRONG_STATE: Final = 10
 """The job is in a state that does not allow this. Nothing has changed."""
 
 SETTINGS_TUBE: Final = b"geventstalk.settings"
-"""What a mark with settings has for its tube. There is no such tube."""
+"""The name of the tube in the mark that keeps settings. The server makes no tube of this name for the mark."""
 KEEP: Final = -1
 """A number that alter() leaves as it is."""
 _PART_BYTES: Final = 1 << 18

@@ -1,4 +1,4 @@
-"""What has lately happened to jobs, and which jobs are done, in tubes whose policies ask for that.
+"""Keeps the last events of jobs, and done jobs, for tubes whose policies ask for them.
 
 This module must not know clients, tubes or formats. All of it is in memory, within the bounds below, and ends with the
 process. Invariant: no job has more than EVENTS_MAX events, all tubes together no more than DONE_MAX done jobs.
@@ -19,7 +19,7 @@ JOBS_MAX: Final = 10_000
 """Jobs with events; of more, those go first that have had events for the longest time."""
 DONE_MAX: Final = 10_000
 BODY_BYTES: Final = 200
-"""What is kept of the body of a done job."""
+"""A done job keeps so many bytes of its body."""
 
 PUT: Final = 0
 RESERVED: Final = 1

@@ -18,7 +18,7 @@ _TELL_EVERY_S: Final = 60.0
 
 
 class _Host(UploadShare):
-    """What the clients of an address have."""
+    """Counts the connections of an address, and the bytes of its half-sent bodies."""
 
     def __init__(self, shares: AddressShares, host: str) -> None:
         self._shares = shares

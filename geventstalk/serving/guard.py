@@ -156,7 +156,9 @@ class Guard:
     def _prove(self, token: str, host: str) -> None:
         with self._one_at_a_time:
             if not all(session.gone for session in self._proofs[token]):
-                gevent.get_hub().threadpool.apply(self._access.prove, (token,))
+                access = self._access
+                gevent.get_hub().threadpool.apply(access.prove, (token,))
+                self._access.recall(access)  # a reload may have come meanwhile
         self._proving[host] -= 1
         if not self._proving[host]:
             del self._proving[host]

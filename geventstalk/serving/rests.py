@@ -1,4 +1,4 @@
-"""What the limits of policies do to clients: puts that wait for their turn, and what the log says of limits.
+"""Delays puts as policies say, and logs when limits of policies begin and end to hold.
 
 This module must not know commands or tubes. Invariant: a client whose put waits has a timer, until its wait ends.
 """
@@ -29,7 +29,7 @@ class Rests:
         self._timers: dict[int, tuple[Commands, Any]] = {}  # by the number of the client
 
     def rest(self, client: Commands, ns: int) -> None:
-        """Ends the rest of a client after so many nanoseconds."""
+        """Ends the rest of a client after `ns` nanoseconds."""
         timer = gevent.get_hub().loop.timer(ns / SECOND_NS)
         self._timers[client.number] = (client, timer)
         timer.start(self.wake, client)

@@ -33,8 +33,8 @@ APPLICATION_ID: Final = 0x67767374  # "gvst"
 FORMAT_VERSION: Final = 6
 FORMAT_VERSIONS: Final = (1, 2, 3, 4, 5, 6)
 """What can be read. Version 1 has neither groups nor the view. In version 2 nothing stands between PARTs. Up to version
-3 no payload has tags, and up to version 4 no tag tells of a user, and up to version 5 no
-mark keeps settings. A reader of version 6 reads all of them."""
+3 no payload has tags, up to version 4 no tag tells of a user, and up to version 5 no mark keeps settings. A reader of
+version 6 reads all of them."""
 FORMAT_LIMIT: Final = 99
 """Largest format version that any geventstalk will write. A larger one is damage: one bit of a number of 32 flipped."""
 PAGE_BYTES: Final = 2048
