@@ -182,7 +182,7 @@ class TestNotCompiled:
         assert "is there a network?" in errors[-1]
 
     def test_a_full_disk_is_told_in_a_line(self, tmp_path: Path) -> None:
-        with small_disk(tmp_path / "disk", 8 << 20) as disk:
+        with small_disk(tmp_path / "disk", 16 << 20) as disk:
             tree = clone(disk / "tree")
             _, errors = said(tree, PURE, 1)
         assert "no space left" in errors[-1].lower()
