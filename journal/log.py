@@ -151,10 +151,8 @@ class Log:
 
     # --- start
 
-    def leave_payloads(self, keep: int = 1 << 40) -> None:
+    def leave_payloads(self) -> None:
         """Before batches(): the owner makes do with HEAD rows, and has payloads read back when it needs them.
-
-        For that the log may keep so many bytes of a segment in memory, until the segment is sealed.
 
         batches() then gives FULL records, or HEAD where it can, and only in segments of which reads_back() is true.
         """

@@ -145,6 +145,7 @@ def test_a_source_without_a_lock_is_not_changed_and_a_server_that_comes_is_seen(
 
 def damage(folder: Path) -> None:
     path = segments(folder)[0]
+    path = path.with_name(path.name + "-bodies")
     data = bytearray(path.read_bytes())
     data[data.index(b"\x02" * 1000) + 500] ^= 0xFF
     path.write_bytes(data)

@@ -19,8 +19,8 @@ from tests.support.web import Web
 from tests.support.wire import Client
 
 OWN = 6  # stdin, stdout, stderr, a listener, two of the event loop
-LEAST_LIMIT = 27
-LEAST, MOST = 18, 54  # of a journal; test_a_journal_stays_within_the_descriptors_that_it_was_given holds them
+LEAST_LIMIT = 30
+LEAST, MOST = 22, 67  # of a journal; test_a_journal_stays_within_the_descriptors_that_it_was_given holds them
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def test_nothing_is_left_to_a_client(monkeypatch: pytest.MonkeyPatch, limit: int
 
 
 @pytest.mark.parametrize(
-    ("limit", "durable", "wanted"), [(5, False, 8), (7, False, 8), (7, True, 8), (8, True, 27), (26, True, 27)]
+    ("limit", "durable", "wanted"), [(5, False, 8), (7, False, 8), (7, True, 8), (8, True, 30), (29, True, 30)]
 )
 def test_a_start_without_a_descriptor_for_a_client_is_refused(
     tmp_path: Path, limit: int, durable: bool, wanted: int
@@ -148,9 +148,9 @@ def test_without_a_journal_all_that_is_left_is_for_clients(tmp_path: Path, limit
         assert server.stop() == 0
 
 
-# Bug: With 26 descriptors the server listened and accepted no client: too many were kept back.
+# Bug: With one descriptor too few the server listened and accepted no client: too many were kept back.
 @pytest.mark.parametrize(
-    ("limit", "clients", "sync"), [(27, 1, "-f0"), (27, 1, "-F"), (28, 2, "-f50"), (32, 6, "-f0"), (64, 29, "-F")]
+    ("limit", "clients", "sync"), [(30, 1, "-f0"), (30, 1, "-F"), (31, 2, "-f50"), (35, 6, "-f0"), (64, 29, "-F")]
 )
 @pytest.mark.slow
 def test_a_busy_journal_goes_on_beside_clients_that_take_every_descriptor(
@@ -173,7 +173,7 @@ def test_a_busy_journal_goes_on_beside_clients_that_take_every_descriptor(
     assert "few clients fit beside the journal" in (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize(("limit", "sync"), [(LEAST_LIMIT, "-f0"), pytest.param(28, "-F", marks=pytest.mark.long)])
+@pytest.mark.parametrize(("limit", "sync"), [(LEAST_LIMIT, "-f0"), pytest.param(31, "-F", marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_bodies_are_read_beside_clients_that_take_every_descriptor(tmp_path: Path, limit: int, sync: str) -> None:
     """A body whose segment cannot be opened would be the end of the server."""

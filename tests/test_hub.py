@@ -20,10 +20,11 @@ MAY = {
     "sqlite INSERT: journal.sqlite.writer.append",
     "sqlite COMMIT: journal.sqlite.writer.append",
     "sqlite INSERT: journal.sqlite.sql.write_meta",
+    "pwrite: journal.sqlite.bodies._write",
     "write: geventstalk.http.audit._write",
     "open: geventstalk.http.memory.resident_bytes",
 }
-"""Rows of the current segment are appended and committed, and its notes, and lines of the audit, all without a sync.
+"""Rows and large payloads of the current segment are appended, its notes, and lines of the audit, all without a sync.
 What the kernel says of the process is on no device."""
 
 

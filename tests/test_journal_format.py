@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sqlite3
+import struct
 import zlib
 from pathlib import Path
 
@@ -40,9 +41,16 @@ from journal.sqlite.format import APPLICATION_ID, FORMAT_VERSION
 DATA = Path(__file__).parent / "data"
 SECOND = 1_000_000_000
 WALL = 1_700_000_000 * SECOND
-PART = 512
-VERSIONS = [1, 2, 3, 4, 5, 6]
-FILES = ("segment-00000001.db", "segment-00000002.db", "segment-00000002.db-wal", "synced")
+PART = 2048
+VERSIONS = [1, 2, 3, 4, 5, 6, 7]
+FILES = (
+    "segment-00000001.db",
+    "segment-00000001.db-bodies",
+    "segment-00000002.db",
+    "segment-00000002.db-bodies",
+    "segment-00000002.db-wal",
+    "synced",
+)
 
 
 def make_job(id: int, state: int, body: bytes, rank: int = 0, tally: Tally | None = None) -> Job:
@@ -72,7 +80,7 @@ def write_journal(scratch: Path, into: Path) -> None:
     store.put(make_job(2, DELAYED, b"delayed", 5000 * SECOND), b"default")
     store.put(make_job(3, READY, b"to be buried"), b"work")
     store.put(make_job(4, READY, b"to be deleted"), b"work")
-    large = make_job(5, READY, bytes(range(256)) * 10)
+    large = make_job(5, READY, bytes(range(256)) * 30)
     assert not store.prepare(large, b"t" * 200)
     store.put(make_job(6, READY, b""), b"a-+/;.$_()")  # between the parts of another job
     while not store.prepare(large, b"t" * 200):
@@ -101,6 +109,7 @@ def write_journal(scratch: Path, into: Path) -> None:
     store.change(make_job(9, DELAYED, b"", 20 * SECOND, tagged))
     settings = TaggedTally(kept_settings(b'{"policies":{"a":{"tries":3}},"schedules":{}}'))
     store.mark(make_job(11, DELETED, b"", 60 * SECOND, settings), SETTINGS_TUBE)
+    store.put(make_job(12, READY, b"larger than a page" * 200), b"work")
     store.commit(0)
     point = store.sync_point()
     assert point is not None
@@ -155,6 +164,9 @@ def test_a_committed_journal_is_read_as_ever(committed: Path, version: int) -> N
     expected = json.loads((committed / "expected.json").read_text())
     assert content(committed) == expected
     jobs = {job["id"]: job for job in expected["jobs"]}
+    if version > 6:
+        assert jobs.pop(12)["body"] == "larger than a page" * 200 + "\r\n"
+        expected["high_water"] = 11
     if version > 5:
         settings = jobs.pop(11)
         assert settings["tube"] == SETTINGS_TUBE.decode() and parse(settings["tags"].encode()).settings.startswith(b"{")
@@ -167,7 +179,7 @@ def test_a_committed_journal_is_read_as_ever(committed: Path, version: int) -> N
     assert sorted(jobs) == [1, 2, 3, 5, 6, 7] and expected["high_water"] == 8
     assert [jobs[id]["state"] for id in (1, 2, 3, 7)] == ["ready", "delayed", "buried", "buried"]
     assert jobs[2]["rank"] == WALL + 9000 * SECOND and jobs[1]["counts"] == [1, 2, 3, 4, 5]
-    assert jobs[5]["body"] == (bytes(range(256)) * 10 + b"\r\n").decode("latin-1")
+    assert jobs[5]["body"] == (bytes(range(256)) * (30 if version > 6 else 10) + b"\r\n").decode("latin-1")
     assert jobs[1]["created_ns"] == WALL + SECOND and [jobs[3]["rank"], jobs[7]["rank"]] == [7, 8]
 
 
@@ -192,14 +204,21 @@ def test_the_committed_journal_is_as_the_documents_say(committed: Path, version:
         before = 0
         for seq, key, kind, crc, payload in rows(path):
             assert seq == before + (key if kind == 6 else 1)
-            assert crc == zlib.crc32(payload, (key ^ key >> 32 ^ kind << 29 ^ seq << 3) & 0xFFFFFFFF)
+            begin = key ^ key >> 32 ^ kind << 29 ^ kind >> 3 ^ seq << 3
+            assert crc == zlib.crc32(payload, begin & 0xFFFFFFFF)
+            if kind > 8:
+                offset, size, body_crc = struct.unpack_from("<QII", payload)
+                body = Path(f"{path}-bodies").read_bytes()[offset : offset + size]
+                assert len(body) == size > 1988 and zlib.crc32(body) == body_crc
+                assert payload[20:] == (body[:256] if kind == 9 else b"")
             if kind == 6:
                 heads, payloads = payload.split(b"\n", 1)
                 assert len(json.loads(heads)) == key > 1
                 assert sum(size for _, _, size in json.loads(heads)) == len(payloads)
             kinds.add(kind)
             before = seq
-    assert kinds == {1, 2, 3, 4, 5} | ({6} if version > 1 else set())
+    outside = {9, 12} if version > 6 else {4}
+    assert kinds == {1, 2, 3, 5} | outside | ({6} if version > 1 else set())
 
 
 def rows(path: Path) -> list[tuple[int, int, int, int, bytes]]:

@@ -38,7 +38,8 @@ from geventstalk.durable.records import ClockOffset, encode_whole
 from geventstalk.offline import inspect, transfer
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
 from journal.sqlite.backup import backup
-from journal.sqlite.builder import SegmentBuilder
+from journal.sqlite.builder import SegmentBuilder, set_aside
+from journal.sqlite.files import disk_bytes
 from journal.sqlite.format import Row
 from journal.sqlite.reader import SegmentReader
 from journal.sqlite.repair import LOST_KEYS
@@ -113,7 +114,9 @@ def crashed(tmp_path: Path) -> Path:
 
 
 def flip(path: Path, what: bytes) -> None:
-    """Damages a record: changes one byte of a payload that has these bytes in it."""
+    """Damages a record: changes one byte of a payload that has these bytes in it, in the segment or beside it."""
+    if what not in path.read_bytes():
+        path = path.with_name(path.name + "-bodies")
     data = bytearray(path.read_bytes())
     data[data.index(what) + len(what) // 2] ^= 0xFF
     path.write_bytes(data)
@@ -144,8 +147,20 @@ def test_a_torn_tail_is_a_note(crashed: Path, tool: Callable[..., Ran]) -> None:
 
 
 def remove_one(folder: Path) -> str:
-    segments(folder)[2].unlink()
+    remove(segments(folder)[2])
     return "segment-00000003.db is missing"
+
+
+def remove_bodies(folder: Path) -> str:
+    path = segments(folder)[2]
+    path.with_name(path.name + "-bodies").unlink()
+    return f"{path} has "
+
+
+def cut_bodies(folder: Path) -> str:
+    path = segments(folder)[1]
+    os.truncate(f"{path}-bodies", os.path.getsize(f"{path}-bodies") - 1)
+    return f"{path} has 1 damaged records"
 
 
 def cut_one(folder: Path) -> str:
@@ -170,6 +185,12 @@ def foreign_database(folder: Path) -> str:
     db.execute("CREATE TABLE mine(x)")
     db.close()
     return "is not a journal segment"
+
+
+def remove(path: Path) -> None:
+    """Removes a sealed segment."""
+    path.unlink()
+    path.with_name(path.name + "-bodies").unlink(missing_ok=True)
 
 
 def other_version(folder: Path) -> str:
@@ -197,13 +218,13 @@ def renumber(folder: Path) -> str:
 
 
 def lose_the_newest(folder: Path) -> str:
-    segments(folder)[-1].unlink()
+    remove(segments(folder)[-1])
     return f"segment-{len(segments(folder)) + 1:08d}.db is missing"
 
 
 def not_a_job(folder: Path) -> str:
     path = segments(folder)[-1]
-    path.unlink()
+    remove(path)
     with_payload = SegmentBuilder(str(folder), first=int(path.stem[-8:]))
     with_payload.append(1000, b"no job")
     with_payload.finish()
@@ -212,11 +233,11 @@ def not_a_job(folder: Path) -> str:
 
 DAMAGES = [
     remove_one, cut_one, flip_one, foreign, foreign_database, other_version, lose_rows, renumber, lose_the_newest,
-    not_a_job
+    not_a_job, remove_bodies, cut_bodies
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", for_change(DAMAGES, 1, 2, 6, 8))
+@pytest.mark.parametrize("damage", for_change(DAMAGES, 1, 2, 6, 8, 10, 11))
 def test_damage_is_found_and_repaired(
     damage: Callable[[Path], str], folder: Path, tmp_path: Path, tool: Callable[..., Ran]
 ) -> None:
@@ -250,13 +271,13 @@ def test_damage_is_found_and_repaired(
     assert ran.code == 1 and "finding" in ran.err
     assert ran.out.startswith(f"{other} has {len(intact)} jobs\n") and "findings name is lost" in ran.out
     after = prints(other)
-    aside = {name for name in after if name.endswith(".damaged")}
-    assert len(aside) <= 1
-    for name in aside:
-        assert after[name] == before[name.removesuffix(".damaged")]
-        assert f"set aside {other / name.removesuffix('.damaged')} as {other / name};" in ran.out
+    aside = {name.replace(".damaged", ""): name for name in after if ".damaged" in name}
+    assert len(aside) <= 2
+    for name, new in aside.items():
+        assert after[new] == before[name]
+        assert name.endswith("-bodies") or f"set aside {other / name} as {other / new};" in ran.out
     for name, print_ in before.items():  # what is sound stays as it is
-        assert name in ("synced", "lock") or name + ".damaged" in aside or after[name] == print_
+        assert name in ("synced", "lock") or name in aside or after[name] == print_
     lost = {int(line.removeprefix("lost: job ")) for line in ran.out.splitlines() if line.startswith("lost: job ")}
     assert not lost & intact.keys()
     assert lost <= {*range(1, highest + 1), 1000}
@@ -276,7 +297,8 @@ def test_repair_names_the_jobs_that_are_lost_and_touches_what_is_damaged_only(
     after = prints(folder)
     first = segments(folder)[0].name
     assert first != min(before) and "segment-00000001.db.damaged" in after
-    assert all(after[name] == before[name] for name in before if name not in ("segment-00000001.db", "synced", "lock"))
+    changed = ("segment-00000001.db", "segment-00000001.db-bodies", "synced", "lock")
+    assert all(after[name] == before[name] for name in before if name not in changed)
     assert tool("journal", "check", folder).code == 0
     newest = segments(folder)[-1]
     (folder / first).unlink()  # what is missing is still found
@@ -303,11 +325,16 @@ def test_repair_of_a_sound_journal_does_nothing(folder: Path, tmp_path: Path, to
 def test_repair_in_place_uses_no_number_twice(folder: Path, tool: Callable[..., Ran]) -> None:
     """Also when nothing but a file that was set aside tells of the highest one."""
     newest = segments(folder)[-1]
-    newest.rename(newest.with_name(newest.name + ".damaged"))
+    set_aside([str(newest)])
     (folder / "synced").unlink()
     for job in (b"\x03", b"\x04"):
-        place = next(path for path in segments(folder) if job * 1000 in path.read_bytes())
+        place = next(
+            path
+            for path in sorted(folder.glob("segment-*"))
+            if ".damaged" not in path.name and job * 1000 in path.read_bytes()
+        )
         flip(place, job * 1000)
+        place = place.with_name(place.name.removesuffix("-bodies"))
         assert tool("journal", "repair", "--in-place", folder).code == 1
         assert not place.exists() and segments(folder)[-1].name > newest.name
     assert len(list(folder.glob("*.damaged"))) == 3
@@ -352,7 +379,7 @@ def test_stats_agree_with_the_jobs(folder: Path, tool: Callable[..., Ran]) -> No
         of_tube[str(job["state"])] += 1
     assert stats["tubes"] == counts and stats["jobs"] == len(jobs) and stats["highest-id"] == 61
     assert all(stats["tubes"][tube][state] for tube in counts for state in ("ready", "buried", "delayed"))
-    assert stats["bytes"] == sum(path.stat().st_size for path in segments(folder))
+    assert stats["bytes"] == sum(path.stat().st_size for path in folder.glob("segment-*"))
     assert stats["bytes"] == stats["live-bytes"] + stats["dead-bytes"]
     assert [entry["number"] for entry in stats["segments"]] == list(range(1, len(segments(folder)) + 1))
     assert sum(entry["live-bytes"] for entry in stats["segments"]) == stats["live-bytes"]
@@ -414,7 +441,7 @@ def test_a_survey_sees_one_moment(tmp_path: Path, seed: int) -> None:
 # Bug: The segment was shown with 0 bytes.
 def test_stats_know_how_large_a_segment_was_that_compaction_removes_meanwhile(folder: Path) -> None:
     survey = SegmentSurvey(str(folder), lambda record: None)
-    sizes = {path.name: path.stat().st_size for path in segments(folder)}
+    sizes = {path.name: disk_bytes(str(path)) for path in segments(folder)}
     for path in segments(folder)[:2]:
         path.unlink()
     for _ in survey.read():

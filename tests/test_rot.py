@@ -63,7 +63,7 @@ def test_an_older_wal_is_noticed_also_where_a_segment_that_is_not_synced_counts_
         for key in range(1, 5):
             if number == 1 and key == 4:
                 older = wal.read_bytes()
-            writer.append(writer.rows([(key, FULL, b"")]))
+            writer.append([(key, FULL, b"")])
         writer.leave()
     watermark = Watermark(str(tmp_path), 1)
     watermark.advance(*synced)
@@ -148,7 +148,7 @@ def test_what_a_loss_of_power_took_is_no_damage_to_a_tool_either(tmp_path: Path,
         writer.before = {1: 4} if number == 2 else {}
         writer.note(0, 1)
         for key in range(number * 10, number * 10 + records):
-            writer.append(writer.rows([(key, FULL, payload(key, 1, 5))]))
+            writer.append([(key, FULL, payload(key, 1, 5))])
         writer.seal() if number == 3 else writer.leave()
     watermark = Watermark(str(folder), 1)
     watermark.advance(1, 3)

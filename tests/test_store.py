@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from geventstalk.core.bodies import Bodies
 from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import MS_NS, Store
@@ -331,15 +330,3 @@ def test_the_facts_are_those_of_the_journal(jobs: Jobs) -> None:
     live, standing = facts["journal-live-bytes"], facts["journal-bytes"]
     assert isinstance(live, int) and isinstance(standing, int)
     assert 5000 < live < standing
-
-
-def test_a_digest_in_the_making_takes_a_32nd_of_the_bound_or_256_kb() -> None:
-    kept: list[int] = []
-
-    class Keeping(Rows):
-        def leave_payloads(self, keep: int = 0) -> None:
-            kept.append(keep)
-
-    for most in (1 << 20, 1 << 30):
-        Store(Keeping([]), None, ClockOffset(WALL_NS, NOW_NS)).keep_bodies(Bodies(most))
-    assert kept == [1 << 18, 1 << 25]

@@ -40,8 +40,6 @@ COMMIT_BOUNDS: Final = tuple([1 << at for at in range(15)])
 """Commits are counted by their records, in the first of these classes that is not smaller."""
 _MOVE_BYTES: Final = 1 << 17
 """Bytes of bodies that are read at once before they are moved. A slice of compaction moves as much."""
-_DIGEST_MIN: Final = 1 << 18
-"""Bytes of memory for a digest in the making, if that is more than a 32nd of the bound."""
 _PAGE_BITS: Final = 6
 _PAGE_MASK: Final = (1 << _PAGE_BITS) - 1
 _PROGRESS_MASK: Final = (1 << 15) - 1
@@ -512,7 +510,7 @@ class Store(Ledger):
         """Lets the engine's bodies leave memory where the log can give them back. Called before replay()."""
         self.bodies = bodies
         bodies.reads_back = self._log.reads_back
-        self._log.leave_payloads(max(bodies.max_bytes >> 5, _DIGEST_MIN))
+        self._log.leave_payloads()
 
     def reading(self, jobs: list[Job]) -> Reading:
         """Returns a reading of bodies that are not in memory."""

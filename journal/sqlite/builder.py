@@ -17,6 +17,7 @@ from journal.sqlite.files import (
     ASIDE_SUFFIX,
     MISSING_SUFFIX,
     NEW_SUFFIX,
+    SUFFIXES,
     WATERMARK_NAME,
     fsync_path,
     read_watermark,
@@ -128,7 +129,7 @@ class SegmentBuilder(Builder):
 
     def _write(self) -> None:
         writer = self._writers[-1] if self._writers else None
-        if writer is None or writer.wal.size() >= self._segment_bytes:
+        if writer is None or writer.filled >= self._segment_bytes:
             if writer is not None:
                 writer.seal()
                 self.before = {writer.number: writer.records}
@@ -142,7 +143,7 @@ class SegmentBuilder(Builder):
             self._making = ""
             writer.before = self.before
             writer.note(self.high_water, self._oldest)
-        writer.append(writer.rows(self._batch))
+        writer.append(self._batch)
         if self._batch:
             self.high_water = max(self.high_water, *(key for key, _, _ in self._batch))
         self._batch = []
@@ -199,7 +200,7 @@ def set_aside(paths: list[str]) -> None:
             raise JournalFailed(f"cannot set {path} aside: {path + ASIDE_SUFFIX} exists")
     with failing("cannot set a segment aside"):
         for path in paths:
-            for suffix in ("", "-wal", "-shm"):
+            for suffix in SUFFIXES:
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(path + suffix, path + ASIDE_SUFFIX + suffix)
     if paths:

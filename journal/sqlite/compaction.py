@@ -106,7 +106,7 @@ class Compaction:
             return False
         # Ignore the WAL of a segment while it is being sealed. With one record per commit the WAL is ten times larger
         # than the data that remains.
-        standing = sum(each.bytes if each.ready else each.merge_bytes for each in staying)
+        standing = sum(each.standing for each in staying)
         worth = segments.sizing.is_worth(standing, segments.live.total_bytes, len(staying))
         return self._is_worth_on_a_full_disk(worth) if tight else worth
 
@@ -252,7 +252,7 @@ class Compaction:
     def _far_too_large(self) -> bool:
         segments = self._segments
         assert segments.writer is not None
-        return segments.writer.wal.size() >= 2 * segments.full_at
+        return segments.writer.filled >= 2 * segments.full_at
 
     def let_go(self) -> None:
         """Compaction can do nothing more at the moment: changes go on."""

@@ -35,7 +35,7 @@ from journal.tools import Owner
 
 _OURS: Final = re.compile(
     rf"{LOCK_NAME}|{WATERMARK_NAME}|{RESERVE_NAME}|{SUSPECT_NAME}|lost\+found"
-    rf"|segment-\d{{8,18}}\.db({re.escape(ASIDE_SUFFIX)}|{re.escape(NEW_SUFFIX)})?(-wal|-shm)?"
+    rf"|segment-\d{{8,18}}\.db({re.escape(ASIDE_SUFFIX)}|{re.escape(NEW_SUFFIX)})?(-wal|-shm|-bodies)?"
     rf"|segment-\d{{8,18}}\.db{re.escape(MISSING_SUFFIX)}"
 )
 _FILES_OF_AN_EMPTY_DIRECTORY: Final = {LOCK_NAME, "lost+found"}

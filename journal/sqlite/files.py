@@ -1,7 +1,8 @@
 """The files of a journal's directory: their names, and what is done to them as files.
 
-This module must not know SQL nor records. A segment is up to three files: the database; `-wal`, with the records that
-SQLite has not merged into the database yet; `-shm`, the index of the WAL, which SQLite makes again when it is missing.
+This module must not know SQL nor records. A segment is up to four files: the database; `-wal`, with the records that
+SQLite has not merged into the database yet; `-shm`, the index of the WAL, which SQLite makes again when it is missing;
+`-bodies`, with large payloads, unless there are none.
 """
 
 from __future__ import annotations
@@ -19,19 +20,24 @@ from journal.sqlite.format import EMPTY_BYTES, PAGE_BYTES, SEGMENT_MAX, is_begin
 NEW_SUFFIX: Final = ".new"
 """The name of a segment ends in this while the segment is made."""
 ASIDE_SUFFIX: Final = ".damaged"
+BODIES_SUFFIX: Final = "-bodies"
+SUFFIXES: Final = ("", "-wal", "-shm", BODIES_SUFFIX)
+"""The files of a segment, in the order in which they are removed: the database goes first. A database without its WAL,
+which may hold deletes, would pass for a whole segment."""
 MISSING_SUFFIX: Final = ".missing"
 """The name of an empty file ends in this. It says that a segment is missing, and that its loss was accepted."""
 WATERMARK_NAME: Final = "synced"
 SUSPECT_NAME: Final = "suspect"
 """An empty file of this name says that the server has met damage: the next start reads and checks everything."""
-_DESCRIPTORS_OF_A_SEGMENT: Final = 6
-"""The database, its WAL, the index, the WAL once more for its fsync, and two that SQLite may open for a moment."""
-_FILES_OF_A_SEGMENT: Final = 3
-"""The database, its WAL, and the index."""
+_DESCRIPTORS_OF_A_SEGMENT: Final = 7
+"""The database, its WAL, the index, the WAL once more for its fsync, the large payloads, and two that SQLite may open
+for a moment."""
+_FILES_OF_A_SEGMENT: Final = 4
+"""The database, its WAL, the index, and the large payloads."""
 _NUMBER: Final = r"(?:\d{8}|[1-9]\d{8,17})"
 _NAME: Final = re.compile(rf"segment-({_NUMBER})\.db")
-_LEFT_OVER: Final = re.compile(rf"(segment-{_NUMBER}\.db)({re.escape(NEW_SUFFIX)})?(-wal|-shm|-journal)?")
-"""A segment, or a file that SQLite keeps beside a segment, also while the segment is made."""
+_LEFT_OVER: Final = re.compile(rf"(segment-{_NUMBER}\.db)({re.escape(NEW_SUFFIX)})?(-wal|-shm|-journal|-bodies)?")
+"""A segment, or a file beside a segment, also while the segment is made."""
 _BEGINNING_BYTES: Final = 1 << 14
 _WATERMARK: Final = re.compile(rb"(\d{20}) (\d{20}) (\d{10})\n")
 
@@ -195,7 +201,8 @@ def fsync_path(path: str) -> None:
 
 
 def sync_files(path: str) -> None:
-    """Waits until a segment is on the device, and its WAL. Raises JournalFailed."""
+    """Waits until a segment is on the device, its WAL and its large payloads. Raises JournalFailed."""
+    sync_bodies(path)
     if os.path.exists(path + "-wal"):
         try:
             fsync_path(path + "-wal")
@@ -203,6 +210,12 @@ def sync_files(path: str) -> None:
             if os.path.exists(path + "-wal"):
                 raise  # otherwise the last reader has closed the segment, which merges the WAL
     fsync_path(path)
+
+
+def sync_bodies(path: str) -> None:
+    """Waits until the large payloads of a segment are on the device, if it has any. Raises JournalFailed."""
+    if os.path.exists(path + BODIES_SUFFIX):
+        fsync_path(path + BODIES_SUFFIX)
 
 
 def left_overs(directory: str) -> list[str]:
@@ -232,11 +245,8 @@ def remove_left_overs(directory: str) -> None:
 
 
 def remove_files(path: str) -> None:
-    """Unlinks a segment and the files that SQLite keeps beside it. Raises JournalFailed, not for a missing file.
-
-    The database goes first. A database without its WAL, which may hold deletes, would pass for a whole segment.
-    """
-    for suffix in ("", "-wal", "-shm"):
+    """Unlinks all files of a segment. Raises JournalFailed, not for a missing file."""
+    for suffix in SUFFIXES:
         try:
             os.unlink(path + suffix)
         except FileNotFoundError:
@@ -246,5 +256,10 @@ def remove_files(path: str) -> None:
 
 
 def disk_bytes(path: str) -> int:
-    """The bytes that a segment and its WAL take on disk."""
-    return _size_of(path) + _size_of(path + "-wal")
+    """The bytes that a segment, its WAL and its large payloads take on disk."""
+    return _size_of(path) + _size_of(path + "-wal") + bodies_bytes(path)
+
+
+def bodies_bytes(path: str) -> int:
+    """The bytes that the large payloads of a segment take on disk."""
+    return _size_of(path + BODIES_SUFFIX)

@@ -4,6 +4,7 @@ This module must not know what a payload means, nor SQLite's module. Schema and 
   record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ...; kind is FULL, CHANGE or DELETE, or PART ... LAST for a
   FULL one that is too large for a row, or GROUP for several small ones in one: seq is that of the last, key how many,
   and the payload `[[key,kind,size],...]`, a line feed, and theirs. each_record is a view with a row for each of those.
+  A payload that does not fit into a page stands in the segment's `-bodies` file: its kind is OUTSIDE more.
   meta(name, value): `segment` its number, `high_water` the largest key ever written before it, `oldest` the first
   segment that a replay needs, `records-N` those of segment N before it, once it is sealed `records`, their
   count, and `crc` over the others.
@@ -21,6 +22,7 @@ from journal.log import CHANGE as CHANGE  # those that are appended; the segment
 from journal.log import DELETE as DELETE
 from journal.log import FULL as FULL
 from journal.log import GROWN_BYTES, PAYLOAD_MAX, PAYLOAD_MIN
+from journal.log import HEAD_BYTES as CUT_BYTES
 from journal.log import Row as Row
 
 PART: Final = 4
@@ -29,16 +31,22 @@ GROUP: Final = 6
 """Kinds of rows beside FULL, CHANGE and DELETE. A FULL record that is too large for a row becomes PART ... LAST. LAST
 begins with the number of its PARTs (u32). Other records may stand between them, but no PARTs of another key. GROUP is a
 row of several small records."""
+OUTSIDE: Final = 8
+"""A record of another kind than GROUP whose payload stands in the `-bodies` file has a kind that is greater by so
+much. The payload of its row is PLACE, and behind PLACE the first CUT_BYTES of the payload of a FULL record."""
+PLACE: Final = Struct("<QIII")
+"""Where a payload stands in the `-bodies` file: its offset, its length, and its CRC-32. Then how many records of its
+commit come before it: a loss of power that takes the payload takes the commit."""
 APPLICATION_ID: Final = 0x67767374  # "gvst"
-FORMAT_VERSION: Final = 6
-FORMAT_VERSIONS: Final = (1, 2, 3, 4, 5, 6)
+FORMAT_VERSION: Final = 7
+FORMAT_VERSIONS: Final = (1, 2, 3, 4, 5, 6, 7)
 """What can be read. Version 1 has neither groups nor the view. In version 2 nothing stands between PARTs. Up to version
-3 no payload has tags, up to version 4 no tag tells of a user, and up to version 5 no mark keeps settings. A reader of
-version 6 reads all of them."""
+3 no payload has tags, up to version 4 no tag tells of a user, up to version 5 no mark keeps settings, and up to version
+6 no payload stands outside. A reader of version 7 reads all of them."""
 FORMAT_LIMIT: Final = 99
 """Largest format version that any geventstalk will write. A larger one is damage: one bit of a number of 32 flipped."""
 PAGE_BYTES: Final = 2048
-"""A commit writes whole pages to the WAL: small ones waste less on a single record, large ones less on large bodies."""
+"""A commit writes whole pages to the WAL, so small pages waste less on a single record."""
 INDEX_BYTES: Final = 1 << 15
 """SQLite keeps the index of a WAL in a file of its own. The file begins with this size, and grows by this much
 (SQLite's WAL-mode file format, section 2)."""
@@ -72,11 +80,11 @@ CELL_BYTES: Final = 24
 LEAF_BYTES: Final = PAGE_BYTES - 8
 """What a page has for rows: a leaf of SQLite's tree begins with a header of 8 bytes (file format, section 1.6)."""
 LOCAL_MAX: Final = PAGE_BYTES - 60
-"""A larger payload spills into pages of its own: a row may have PAGE_BYTES - 35 bytes in its page (section 1.6), and
-up to 25 of them are not payload."""
-LOCAL_MIN: Final = (PAGE_BYTES - 12) * 32 // 255 - 23
-"""A payload that spills leaves at least so much in the page of its row (section 1.6, M)."""
+"""A larger payload stands in the `-bodies` file. SQLite would give it pages of its own: a row may have PAGE_BYTES - 35
+bytes in its page (section 1.6), and up to 25 of them are not payload."""
 _SHARES: Final = tuple(-(-PAGE_BYTES // (LEAF_BYTES // (size + CELL_BYTES))) for size in range(LOCAL_MAX + 1))
+_OUTSIDE_BYTES: Final = _SHARES[PLACE.size + CUT_BYTES]
+"""What the row of a payload takes that stands outside."""
 _ENTRY_BYTES: Final = 16
 """What a record of a group takes there beside its payload, with a key of seven digits."""
 
@@ -91,7 +99,7 @@ CREATE TABLE record(
   seq INTEGER PRIMARY KEY, key INTEGER NOT NULL, kind INTEGER NOT NULL, crc INTEGER NOT NULL, payload BLOB NOT NULL
 );
 CREATE VIEW each_record(seq, key, kind, payload) AS
-  SELECT seq, key, kind, payload FROM record WHERE kind <> 6
+  SELECT seq, key, kind & 7, CASE kind & 8 WHEN 0 THEN payload ELSE substr(payload, 21) END FROM record WHERE kind <> 6
   UNION ALL
   SELECT seq - count + 1 + head.key, json_extract(head.value, '$[0]'), json_extract(head.value, '$[1]'),
     coalesce(substr(payloads, 1 + (SELECT total(json_extract(before.value, '$[2]')) FROM json_each(heads) before
@@ -111,7 +119,12 @@ NewRow = tuple[int, int, int, int, bytearray]
 
 def checksum(seq: int, key: int, kind: int, payload: bytes) -> int:
     """CRC-32 of the payload that also depends on where it stands, so that a moved record does not pass for another."""
-    return crc32(payload, (key ^ (key >> 32) ^ (kind << 29) ^ (seq << 3)) & 0xFFFFFFFF)
+    return crc32(payload, (key ^ (key >> 32) ^ (kind << 29) ^ (kind >> 3) ^ (seq << 3)) & 0xFFFFFFFF)
+
+
+def is_kind(kind: int) -> bool:
+    """Returns whether a row may have this kind."""
+    return FULL <= kind <= GROUP or FULL <= kind - OUTSIDE <= LAST
 
 
 def row_bytes(size: int) -> int:
@@ -120,10 +133,7 @@ def row_bytes(size: int) -> int:
     A page holds whole records only, so one of 990 bytes takes half of it, and one of 1,010 all. Source: SQLite's file
     format, section 1.6.
     """
-    if size <= LOCAL_MAX:
-        return _SHARES[size]
-    pages, local = spill(size)
-    return pages * PAGE_BYTES + _SHARES[local]
+    return _SHARES[size] if size <= LOCAL_MAX else size + _OUTSIDE_BYTES
 
 
 def whole_bytes(size: int) -> int:
@@ -141,17 +151,6 @@ def _whole_bytes(size: int) -> int:
         return row_bytes(size + GROWN_BYTES)
     groups = LEAF_BYTES // (together * weight + CELL_BYTES)
     return max(row_bytes(size + GROWN_BYTES), -(-PAGE_BYTES // (groups * together)))
-
-
-def spill(size: int) -> tuple[int, int]:
-    """Returns how many pages of its own a payload of so many bytes takes, and how much of it is left in the table's
-    page.
-    """
-    if size <= LOCAL_MAX:
-        return 0, size
-    pages, rest = divmod(size - LOCAL_MIN, PAGE_BYTES - 4)
-    rest += LOCAL_MIN
-    return (pages + 1, LOCAL_MIN) if rest > LOCAL_MAX else (pages, rest)
 
 
 def ungroup(seq: int, count: int, payload: bytes) -> list[Row]:
@@ -227,6 +226,13 @@ def split(key: int, payload: bytes) -> list[tuple[int, int, bytes]]:
     last = parts.pop()[2]
     parts.append((key, LAST, PARTS.pack(len(parts)) + last))
     return parts
+
+
+def outside_row(seq: int, key: int, kind: int, payload: bytes, offset: int, before: int) -> NewRow:
+    """A row for a record whose payload stands in the `-bodies` file at this offset, behind so many of its commit."""
+    kept = PLACE.pack(offset, len(payload), crc32(payload), before) + (payload[:CUT_BYTES] if kind == FULL else b"")
+    kind += OUTSIDE
+    return seq, key, kind, checksum(seq, key, kind, kept), bytearray(kept)
 
 
 def row_of(seq: int, entries: list[Entry], heads: list[bytes]) -> NewRow:

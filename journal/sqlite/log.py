@@ -31,7 +31,6 @@ from journal.log import (
     Wanted,
 )
 from journal.sqlite.compaction import Compaction
-from journal.sqlite.digest import SIZE_MAX
 from journal.sqlite.files import acquit, aside_numbers, is_suspect, remove_files, remove_left_overs, suspect
 from journal.sqlite.format import KEY_MAX as KEY_MAX
 from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split, whole_bytes
@@ -102,6 +101,7 @@ class Journal(Log):
         self._compaction = Compaction(self._segments, switched_on=compact)
         self._damage = Damage(directory)
         self._replay: Replay | None = None  # while it is not exhausted
+        self._heads = False  # whether HEAD rows will do
         self._suspect = False  # whether the replay had to check everything because a server met damage
         self._unfinished: list[str] = []  # segments that were never complete, and hold nothing
         self._orphans: list[int] = []  # keys of which only changes are left; the start deletes them
@@ -122,16 +122,15 @@ class Journal(Log):
             for _, key, kind, _, payload in rows:
                 yield Record(key, kind, payload, segment)
 
-    def leave_payloads(self, keep: int = SIZE_MAX) -> None:
-        self._segments.digests = True
-        self._segments.digest_max = keep
+    def leave_payloads(self) -> None:
+        self._heads = True
 
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
         if self._space.free() < 2 * NEW_SEGMENT_BYTES:
             self._space.give_back(2 * NEW_SEGMENT_BYTES)  # even reading takes some: SQLite's index of a WAL
         replay = self._replay = Replay(self.directory)
         self._suspect = is_suspect(self.directory)
-        replay.heads = self._segments.digests and not self._accept_damage and not self._suspect
+        replay.heads = self._heads and not self._accept_damage and not self._suspect
         self.live = replay.live
         yield from replay.batches()
         self._replay = None
@@ -291,7 +290,7 @@ class Journal(Log):
         writer = segments.writer
         assert writer is not None
         self._batch = []
-        segments.with_room(lambda: writer.append(writer.rows(batch)))
+        segments.with_room(lambda: writer.append(batch))
         self.records_written += len(batch)
         segments.written()
         taken = self._estimate - self._estimated
@@ -347,7 +346,7 @@ class Journal(Log):
         need = self._sizing.of_put(size)
         if self._slack < need:
             try:
-                self._slack = self._sizing.granted(self._segments.left_for_puts(), need)
+                self._slack = self._sizing.granted(self._segments.left_for_puts(need), need)
                 if self._slack < need:
                     self._say_refusing(True)
             except OSError as error:
@@ -437,14 +436,14 @@ class Journal(Log):
             elif (
                 not self._batch
                 and segments.full
-                and (segments.overgrown or writer.bytes > self.live.bytes_in(writer.number))
+                and (segments.overgrown or writer.bytes + writer.bodies.bytes > self.live.bytes_in(writer.number))
             ):
                 self._rotate()  # the next segment was late, and nothing is written now
                 self._compaction.suspect()
             segments.tend_reserve()
             if self._refusing and not self._space.tight:
                 share = self._space.capacity(segments.disk_bytes) // _ACCEPT_SHARE
-                self._say_refusing(segments.left_for_puts() < share)
+                self._say_refusing(segments.left_for_puts(share) < share)
         except BaseException as error:
             self._fail(error)
 

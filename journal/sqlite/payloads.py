@@ -16,8 +16,9 @@ from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, JournalError, JournalFailed, JournalFull
 from journal.log import Payloads, Wanted
+from journal.sqlite.bodies import BodyReader
 from journal.sqlite.files import lacks_descriptors, segment_path, suspect
-from journal.sqlite.format import FULL, LAST, PART, PARTS, checksum
+from journal.sqlite.format import FULL, LAST, OUTSIDE, PART, PARTS, checksum
 from journal.sqlite.sql import CANNOT_OPEN, connect_to_read, unreadable
 
 READ_ROWS: Final = 64
@@ -33,7 +34,8 @@ FROM (SELECT * FROM record WHERE seq IN ({}) ORDER BY seq)
 one gets it back after five milliseconds at worst: that is once for all of them, and not once for each."""
 
 _SELECT_PARTS: Final = (
-    "SELECT seq, crc, payload FROM record WHERE key = ? AND kind = ? AND seq < ? ORDER BY seq DESC LIMIT ?"
+    "SELECT seq, key, kind, crc, payload FROM record WHERE key = ? AND kind IN (?, ?) AND seq < ?"
+    " ORDER BY seq DESC LIMIT ?"
 )
 
 Row = tuple[int, int, int, int, bytes]
@@ -89,12 +91,12 @@ class SegmentPayloads(Payloads):
         mode = "mode=ro" if os.path.exists(path + "-wal") else "mode=ro&immutable=1"
         rows: list[Row] = []
         try:
-            with closing(connect_to_read(path, mode)) as db:
+            with closing(BodyReader(path)) as bodies, closing(connect_to_read(path, mode)) as db:
                 db.text_factory = bytes
                 for at in range(0, len(places), READ_ROWS):
                     some = places[at : at + READ_ROWS]
                     heads, payloads = db.execute(_SELECT.format(",".join("?" * len(some))), some).fetchone()
-                    rows += [_joined(db, *row) for row in _apart(heads or b"", payloads or b"")]
+                    rows += [_joined(db, bodies, row) for row in _apart(heads or b"", payloads or b"")]
         except sqlite3.Error as error:
             raise unreadable(error, f"{path} cannot be read", path) from error
         except (ValueError, OverflowError) as error:
@@ -102,30 +104,44 @@ class SegmentPayloads(Payloads):
         return rows
 
     def _take(self, path: str, places: dict[int, int], rows: list[Row]) -> None:
-        """Keeps what is as it was written."""
+        """Keeps what is as it was written: a row that is not has another kind by now."""
         found = {row[0]: row for row in rows}
         for place, key in places.items():
             row = found.get(place)
             if row is None:
                 self.failed[key] = JournalDamaged(f"{path} lacks record {place}, of key {key}")
                 continue
-            seq, is_of, kind, crc, payload = row
-            if kind != FULL or is_of != key or crc != checksum(seq, is_of, kind, payload):
+            _, is_of, kind, _, payload = row
+            if kind != FULL or is_of != key:
                 self.failed[key] = JournalDamaged(f"{path} is damaged at record {place}, of key {key}")
             else:
                 self.found[key] = payload
 
 
-def _joined(db: sqlite3.Connection, seq: int, key: int, kind: int, crc: int, payload: bytes) -> Row:
-    """A record that stands in parts as the row that it would be; any other row as it is. Raises sqlite3.Error."""
-    if kind != LAST or len(payload) < PARTS.size or crc != checksum(seq, key, kind, payload):
-        return seq, key, kind, crc, payload
+def _joined(db: sqlite3.Connection, bodies: BodyReader, row: Row) -> Row:
+    """A record that stands in parts or outside as the row that it would be; any other row as it is.
+
+    Raises sqlite3.Error or JournalFailed.
+    """
+    seq, key, kind, _, payload = inside = _inside(bodies, row)
+    if kind != LAST or len(payload) < PARTS.size:
+        return inside
     (count,) = PARTS.unpack_from(payload)
-    parts: list[tuple[int, int, bytes]] = db.execute(_SELECT_PARTS, (key, PART, seq, count)).fetchall()
-    if len(parts) != count or any(of_part != checksum(at, key, PART, part) for at, of_part, part in parts):
-        return seq, key, kind, crc, payload
-    whole = b"".join([*[part for _, _, part in reversed(parts)], payload[PARTS.size :]])
-    return seq, key, FULL, checksum(seq, key, FULL, whole), whole
+    found: list[Row] = db.execute(_SELECT_PARTS, (key, PART, PART + OUTSIDE, seq, count)).fetchall()
+    parts = [_inside(bodies, part) for part in found]
+    if len(parts) != count or any(part[2] != PART for part in parts):
+        return row
+    return seq, key, FULL, 0, b"".join([*[part[4] for part in reversed(parts)], payload[PARTS.size :]])
+
+
+def _inside(bodies: BodyReader, row: Row) -> Row:
+    """A record as if its payload stood in its row. One that is not as it was written has kind 0."""
+    seq, key, kind, crc, payload = row
+    if crc == checksum(seq, key, kind, payload):
+        inside = bodies.whole(row) if kind > OUTSIDE else row
+        if inside is not None:
+            return inside
+    return seq, key, 0, crc, payload
 
 
 def _apart(heads: bytes, payloads: bytes) -> list[Row]:

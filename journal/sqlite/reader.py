@@ -18,7 +18,9 @@ from zlib import crc32
 from mypy_extensions import mypyc_attr
 
 from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalNewer
-from journal.sqlite.digest import DIGEST_ERRORS, Digest, has_digest, read_digest
+from journal.log import HEAD, UNCUT_MIN
+from journal.sqlite.bodies import BodyReader
+from journal.sqlite.digest import DIGEST_ERRORS, has_digest, read_digest
 from journal.sqlite.files import fsync_path
 from journal.sqlite.format import (
     APPLICATION_ID,
@@ -32,12 +34,15 @@ from journal.sqlite.format import (
     GROUP_ERRORS,
     KEY_MAX,
     LAST,
+    OUTSIDE,
     PAGE_BYTES,
     PART,
     PARTS,
+    PLACE,
     Entry,
     Row,
     checksum,
+    is_kind,
     is_possible,
     keys_of_group,
     meta_checksum,
@@ -48,7 +53,10 @@ from journal.sqlite.writer import seal
 
 _BATCH_ROWS: Final = 32
 """Rows that are read together. A row may hold 16 MB (PART_BYTES), so this bounds the memory."""
-_SELECT: Final = "SELECT seq, key, kind, crc, payload FROM record WHERE seq > ? ORDER BY seq"
+_SELECT: Final = "SELECT seq, key, kind, crc, payload FROM record WHERE seq > ? AND seq <= ? ORDER BY seq"
+_SELECT_OUTSIDE: Final = f"""
+SELECT seq, key, kind, crc, payload FROM record WHERE seq > ? AND kind > {OUTSIDE} ORDER BY seq
+"""
 _SELECT_KEYS: Final = f"""
 SELECT group_concat(seq || ' ' || key || ' ' || kind, x'0a'), CAST(group_concat(head, '') AS BLOB)
 FROM (
@@ -98,22 +106,27 @@ class SegmentReader:
         # Read-only, so that closing merges nothing. Without a WAL nothing is written to the file. Then SQLite needs no
         # lock and creates nothing beside the file.
         _require_file(path)
+        self._bodies = BodyReader(path)
         alone = self.alone = not os.path.exists(path + "-wal")
         mode = "mode=ro&immutable=1" if alone else "mode=ro"
         try:
             self._db = connect_to_read(path, mode)
         except sqlite3.Error as error:
+            self._bodies.close()
             raise unreadable(error, f"{path} cannot be read as a journal segment", path) from error
         try:
             self._read_head()
             if alone and self.sealed and os.path.getsize(path) % PAGE_BYTES:  # SQLite takes what lacks for zeros
                 raise JournalDamaged(f"{path} is cut short: its last page is not whole")
         except OSError as error:
-            self._db.close()
+            SegmentReader.close(self)
             raise JournalFailed(f"cannot read {path}: {error.strerror}") from error
         except BaseException:
-            self._db.close()
+            SegmentReader.close(self)
             raise
+        self.synced = 0  # how many of its records were surely on the device
+        self.torn = False  # whether its end lacks a payload that was not
+        self._end = 0  # up to which record it counts; 0 as long as that is not known
         self.records = 0  # number of the last record that rows() found
         self.skipped = 0  # how many damaged records rows() left out
         self.suspects: list[int] = []  # keys that damaged records seem to be of, until they are taken
@@ -151,15 +164,17 @@ class SegmentReader:
     def batches(self, heads: bool = False) -> Iterator[list[Row]]:
         """The records of join(), several at a time, each as (seq, key, kind, crc, payload), in a third of the time.
 
-        From the first record that is not as it should be, the records come one at a time. With `heads`, they come out
-        of the segment's digest as far as there is one and it is sound.
+        From the first record that is not as it should be, the records come one at a time. With `heads`, the payloads of
+        a sealed segment that stand outside are not read, and what stands in its digest is read there: versions before 7
+        wrote one.
         """
         self.records = self.skipped = 0
-        if heads and self.sealed:
+        heads = heads and self.sealed
+        if heads:
             yield from self._digest()
         try:
-            cursor = self._db.execute(_SELECT, (self.records,))
-            while rows := self._whole(cursor.fetchmany(_BATCH_ROWS)):
+            cursor = self._db.execute(_SELECT, (self.records, self._last()))
+            while rows := self._whole(cursor.fetchmany(_BATCH_ROWS), heads):
                 self.records = rows[-1][0]
                 yield rows
         except sqlite3.Error:
@@ -176,18 +191,6 @@ class SegmentReader:
         except DIGEST_ERRORS as error:
             self.digest_error = f"{error}"
 
-    def make_digest(self) -> Digest | None:
-        """A digest of all records. None when one of them is not as it was written."""
-        digest = Digest(self.number)
-        try:
-            for seq, key, kind, crc, payload in self._db.execute(_SELECT, (0,)):
-                if crc != checksum(seq, key, kind, payload):
-                    return None
-                digest.add(seq, key, kind, payload)
-        except (sqlite3.Error, TypeError, OverflowError):
-            return None
-        return digest
-
     def check_digest(self) -> None:
         """Reads the digest, if there is one. Afterwards `digest_error` says what is wrong with it."""
         records, self.records = self.records, 0
@@ -197,7 +200,7 @@ class SegmentReader:
             self.digest_error = f"it has {self.records} records of {records}"
         self.records = records
 
-    def _whole(self, rows: list[Row]) -> list[Row]:
+    def _whole(self, rows: list[Row], heads: bool) -> list[Row]:
         """A row for each record. None at all unless every record is whole, as it was written, and next in order."""
         whole: list[Row] = []
         before = self.records
@@ -205,9 +208,15 @@ class SegmentReader:
             for row in rows:
                 seq, key, kind, crc, payload = row
                 # checksum() written out: a call for each record takes a twentieth of a restart.
-                if crc != crc32(payload, (key ^ (key >> 32) ^ (kind << 29) ^ (seq << 3)) & 0xFFFFFFFF):
+                if crc != crc32(payload, (key ^ (key >> 32) ^ (kind << 29) ^ (kind >> 3) ^ (seq << 3)) & 0xFFFFFFFF):
                     return []
-                if kind == GROUP and seq == before + key:
+                if kind == FULL + OUTSIDE and seq == before + 1:
+                    cuts = heads and payload[PLACE.size] < UNCUT_MIN
+                    inside = self._head_of(row) if cuts else self._bodies.whole(row)
+                    if inside is None:
+                        return []
+                    whole.append(inside)
+                elif kind == GROUP and seq == before + key:
                     whole += ungroup(seq, key, payload)
                 elif seq == before + 1 and FULL <= kind <= DELETE:
                     whole.append(row)
@@ -218,6 +227,11 @@ class SegmentReader:
             return []
         return whole
 
+    def _head_of(self, row: Row) -> Row | None:
+        """A HEAD row for a payload that stands outside. None when it cannot stand there."""
+        seq, key, _, _, place = row
+        return (seq, key, HEAD, PLACE.unpack_from(place)[1], place[PLACE.size :]) if self._bodies.has(place) else None
+
     def rows(self, behind: int = 0) -> Iterator[Entry]:
         """Every intact record behind that many; the others are counted in `skipped`.
 
@@ -225,8 +239,8 @@ class SegmentReader:
         """
         self.records, self.skipped = behind, 0
         try:
-            for last, key, kind, crc, payload in self._db.execute(_SELECT, (behind,)):
-                records = _intact(last, key, kind, crc, payload)
+            for last, key, kind, crc, payload in self._db.execute(_SELECT, (behind, self._last())):
+                records = self._intact(last, key, kind, crc, payload)
                 if last <= self.records or (records and records[0][0] <= self.records):
                     self.skipped += 1  # a page stands in the place of another: what it says was said before
                     continue
@@ -243,6 +257,38 @@ class SegmentReader:
             raise JournalDamaged(f"{self.path} is damaged behind record {self.records}: {error}") from error
         if self._expected is not None and self.records != self._expected:
             raise JournalDamaged(f"{self.path} was sealed with {self._expected} records and has {self.records}")
+
+    def _last(self) -> int:
+        """Up to which record the segment counts. Raises sqlite3.Error or JournalFailed.
+
+        A loss of power may leave the row of a payload and take the payload. In a segment that was not sealed, that is
+        the end, as a torn WAL is: the whole commit does not count, and nothing behind it. Records that were `synced`
+        were promised: there it is damage.
+        """
+        if not self._end:
+            self._end = KEY_MAX
+            for row in () if self.sealed else self._db.execute(_SELECT_OUTSIDE, (self.synced,)):
+                seq, key, kind, crc, place = row
+                sound = len(place) >= PLACE.size and crc == checksum(seq, key, kind, place)
+                if sound and self._bodies.payload_at(place) is None:
+                    self._end = int(seq) - 1 - int(PLACE.unpack_from(place)[3])
+                    self.torn = True
+                    break
+        return self._end
+
+    def _intact(self, seq: int, key: int, kind: int, crc: object, payload: bytes) -> list[Row]:
+        """The records of a row; none when the row is not as it was written. Raises TypeError or OverflowError."""
+        if not is_kind(kind) or crc != checksum(seq, key, kind, payload):
+            return []
+        try:
+            if kind == GROUP:
+                return ungroup(seq, key, payload)
+            if kind < OUTSIDE:
+                return [(seq, key, kind, 0, payload)]
+            inside = self._bodies.whole((seq, key, kind, 0, payload))
+        except GROUP_ERRORS:
+            return []
+        return [] if inside is None else [inside]
 
     def keys_after(self, seq: int, limit: int) -> tuple[list[tuple[int, int]], int]:
         """Pairs (seq, key) of whole records behind `seq`, in order, and up to which record it looked.
@@ -263,7 +309,7 @@ class SegmentReader:
                 if kind == GROUP:
                     found += [(at, each) for at, each in keys_of_group(seen, key, next(heads, b"")) if at > seq]
                     work += _GROUP_WORK
-                elif kind in (FULL, LAST):
+                elif kind & ~OUTSIDE in (FULL, LAST):
                     found.append((seen, key))
                 if work >= limit or len(found) >= limit:
                     break
@@ -296,7 +342,7 @@ class SegmentReader:
             self._db.execute("SELECT seq FROM record LIMIT 1").fetchone()
 
     def copy_to(self, path: str, seals: bool = True) -> int:
-        """Writes the segment as it is now to a new synced file, and `seals` it. Returns how many records it has.
+        """Writes the segment as it is now to new synced files, and `seals` it. Returns how many records it has.
 
         Raises JournalDamaged when it cannot be read, JournalFull or JournalFailed when the copy cannot be written.
         """
@@ -309,6 +355,12 @@ class SegmentReader:
             try:
                 self._db.backup(copy)
                 (records,) = copy.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
+                self._bodies.copy_to(path)
+                if self._last() < records:
+                    records = self._last()
+                    copy.execute("DELETE FROM record WHERE seq > ?", (records,))
+            except OSError as error:
+                raise failure_of(error, "cannot write", path) from error
             except sqlite3.Error as error:
                 failure = failure_of(error, "cannot write", path)
                 if isinstance(failure, JournalFull):
@@ -321,6 +373,7 @@ class SegmentReader:
 
     def close(self) -> None:
         self._db.close()
+        self._bodies.close()
 
 
 def _require_file(path: str) -> None:
@@ -347,13 +400,3 @@ def _claimed(seq: int, key: object, kind: object, payload: bytes) -> list[int]:
     except GROUP_ERRORS:
         return []
     return [key for key in keys if 0 < key <= KEY_MAX]
-
-
-def _intact(seq: int, key: int, kind: int, crc: object, payload: bytes) -> list[Row]:
-    """The records of a row; none when the row is not as it was written. Raises TypeError or OverflowError."""
-    if not FULL <= kind <= GROUP or crc != checksum(seq, key, kind, payload):
-        return []
-    try:
-        return ungroup(seq, key, payload) if kind == GROUP else [(seq, key, kind, 0, payload)]
-    except GROUP_ERRORS:
-        return []

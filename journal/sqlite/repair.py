@@ -12,13 +12,12 @@ from typing import Final
 from journal.errors import JournalFailed
 from journal.liveness import Liveness
 from journal.log import DELETE, FULL, PayloadOf, SyncPoint
-from journal.sqlite.files import ASIDE_SUFFIX, MISSING_SUFFIX, fsync_path, segment_path
+from journal.sqlite.files import ASIDE_SUFFIX, MISSING_SUFFIX, SUFFIXES, fsync_path, segment_path
 from journal.sqlite.replay import Found, Replay
 
 LOST_KEYS: Final = 1 << 20
 """Keys that are skipped when damage was accepted. Perhaps only lost records knew that a key was used, and no key may be
 used again. A segment of a usual size has fewer records than this."""
-_SUFFIXES: Final = ("-wal", "-shm", "")
 
 
 class Damage:
@@ -64,7 +63,7 @@ class Damage:
         guard().run()
         try:
             for found in self._segments:
-                for suffix in _SUFFIXES:
+                for suffix in reversed(SUFFIXES):
                     if os.path.exists(found.path + suffix):
                         os.rename(found.path + suffix, found.path + ASIDE_SUFFIX + suffix)
                 log(f"journal: {found.path} is set aside as {found.path + ASIDE_SUFFIX}")
@@ -81,7 +80,7 @@ class Damage:
     def _require_free_names(self) -> None:
         """An accepted segment that was put back may still stand under its other name as well."""
         for found in self._segments:
-            for suffix in _SUFFIXES:
+            for suffix in SUFFIXES:
                 aside = found.path + ASIDE_SUFFIX + suffix
                 if os.path.lexists(aside):
                     raise JournalFailed(f"cannot set {found.path} aside: {aside} exists")

@@ -15,15 +15,23 @@ from mypy_extensions import mypyc_attr
 from journal.errors import JournalDamaged
 from journal.liveness import Liveness
 from journal.log import HEAD, Record
-from journal.sqlite.files import aside_numbers, begun_paths, read_ahead, read_watermark, segment_path, segment_paths
+from journal.sqlite.files import (
+    aside_numbers,
+    begun_paths,
+    bodies_bytes,
+    read_ahead,
+    read_watermark,
+    segment_path,
+    segment_paths,
+)
 from journal.sqlite.format import CHANGE, DELETE, FULL, Row, row_bytes, whole_bytes
 from journal.sqlite.reader import SegmentReader
 
 _AHEAD: Final = 16
-"""So many segments are asked of the device while one is read, where their digests will do. A cold start is a third
-faster so, or more where the device is slow."""
+"""So many segments are asked of the device while one is read, where HEAD rows will do. A cold start is a third faster
+so, or more where the device is slow."""
 _DIGEST_SHARE: Final = 16
-"""A digest stands at the end of its file. It seldom takes more than one in so many parts."""
+"""A digest stands at the end of a file whose payloads stand inside. It seldom takes more than one in so many parts."""
 _MISSING_MAX: Final = 10_000
 """A larger gap in the numbers is not accepted for good: then some file has a wrong name, and nothing is missing."""
 
@@ -97,7 +105,7 @@ class Replay:
         self._before: dict[int, int] = {}  # segment to its records, as the newest segment says that is on the device
         self.suspects: set[int] = set()  # keys that damaged records name and no later record settles
         self.keeps_deleted = False  # whether `found` lists the deleted keys of sound segments, too
-        self.heads = False  # whether HEAD rows will do, where a segment has a digest
+        self.heads = False  # whether HEAD rows will do
         self.checks_digests = False  # whether digests are read that are not needed
 
     def records(self) -> Iterator[Record]:
@@ -117,7 +125,7 @@ class Replay:
         told = 0
         for at, (number, path) in enumerate(paths):
             while self.heads and told < min(at + _AHEAD, len(paths)):
-                read_ahead(paths[told][1], _DIGEST_SHARE)
+                read_ahead(paths[told][1], 1 if bodies_bytes(paths[told][1]) else _DIGEST_SHARE)
                 told += 1
             if not before:
                 first = number
@@ -169,6 +177,7 @@ class Replay:
                 sealed = reader.sealed
                 if not sealed:
                     self._open = self._open or number
+                reader.synced = self._watermark[1] if self._watermark[0] == number else 0
                 for rows in reader.batches(self.heads and reader.alone):
                     if reader.suspects:
                         self._take_suspects(reader)
@@ -181,12 +190,7 @@ class Replay:
                 self.close()
             records = reader.records
             self._take_suspects(reader)
-            if reader.digest_error:
-                self.notes.append(
-                    f"the digest of {path} is damaged ({reader.digest_error}): its records are read instead"
-                )
-            if reader.skipped:
-                self.findings.append(f"{path} has {reader.skipped} damaged records, which are left out")
+            self._judge(reader)
         synced = self._watermark[1] if self._watermark[0] == number else 0
         if records < synced and len(self.findings) == problems:
             self.findings.append(f"{path} ends after record {records}, but {synced} were on the device")
@@ -194,6 +198,19 @@ class Replay:
         deleted = [] if sealed and not damaged and not self.keeps_deleted else self._deleted
         idle = not (records or says or damaged) and len(self.found) > 0 and number >= self._watermark[0]
         self.found.append(Found(number, path, records, damaged, deleted, counts, idle))
+
+    def _judge(self, reader: SegmentReader) -> None:
+        """Notes and finds what was strange in a segment that was read."""
+        path = reader.path
+        if reader.digest_error:
+            self.notes.append(f"the digest of {path} is damaged ({reader.digest_error}): its records are read instead")
+        if reader.torn:
+            self.notes.append(
+                f"{path} ends after record {reader.records}: a loss of power took the body of the next job before a "
+                f"client was told of it"
+            )
+        if reader.skipped:
+            self.findings.append(f"{path} has {reader.skipped} damaged records, which are left out")
 
     def _take_note(self, reader: SegmentReader, number: int, path: str) -> bool:
         """Takes what a segment says of the journal. Returns whether no other segment has said all of this.

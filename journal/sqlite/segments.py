@@ -10,16 +10,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import closing
 from typing import Final, TypeVar
 
 from journal.errors import JournalFailed, JournalFull, raise_failure
 from journal.liveness import Liveness
 from journal.log import SegmentState, SyncPoint
-from journal.sqlite.digest import SIZE_MAX, WORTH, Digest
-from journal.sqlite.files import disk_bytes, fsync_path, lacks_descriptors, remove_files, segment_path, sync_files
+from journal.sqlite.files import (
+    bodies_bytes,
+    disk_bytes,
+    fsync_path,
+    lacks_descriptors,
+    remove_files,
+    segment_path,
+    sync_files,
+)
 from journal.sqlite.format import DELETE, row_bytes
-from journal.sqlite.reader import SegmentReader
 from journal.sqlite.replay import Found, uncounted
 from journal.sqlite.sizing import BARE_SEGMENT_BYTES, NEW_SEGMENT_BYTES, OVERSIZE_BYTES, PIECE_BYTES, Held, Load, Sizing
 from journal.sqlite.space import Space
@@ -32,19 +37,17 @@ _T = TypeVar("_T")
 _WAITING_MAX: Final = 10
 """With so many segments waiting to be sealed, no next segment is made. A device that keeps pace has a quarter of these
 waiting. Each waiting segment keeps its descriptors open, so DESCRIPTORS_MAX follows from this."""
-_OF_A_SEGMENT: Final = 4
+_OF_A_SEGMENT: Final = 5
 """Descriptors of a segment that is written, is the next one, or waits to be sealed: the database, its WAL, the index,
-and the WAL once more for its fsync."""
-_OF_THE_REST: Final = 11
-"""Descriptors beside those: two that SQLite takes while a segment is made; three for the segment that compaction reads;
+the WAL once more for its fsync, and the large payloads."""
+_OF_THE_REST: Final = 12
+"""Descriptors beside those: two that SQLite takes while a segment is made; four for the segment that compaction reads;
 two for the locks; the watermark, the reserve, a directory while it is synced, and one that SQLite may take for a
 moment."""
 DESCRIPTORS_MIN: Final = _OF_A_SEGMENT * 2 + _OF_THE_REST
 """With so many descriptors a journal works: one segment is written, and one is either made or waits to be sealed."""
 DESCRIPTORS_MAX: Final = _OF_A_SEGMENT * (_WAITING_MAX + 1) + _OF_THE_REST
 """More descriptors than these a journal never takes."""
-_DIGEST_ROOM: Final = 3
-"""A digest is written where so many times its bytes are left: it stands in two files for a moment."""
 _RECORD_BYTES: Final = 128
 """What a WAL takes for a record beside its payload, at the most, as long as the record is small."""
 _TRY_AGAIN_S: Final = 0.1
@@ -92,8 +95,8 @@ class Sealed:
         self.number = number
         self.ready = False
         self.bytes = disk_bytes(path)
-        self.merge_bytes = sizing.merge_bytes(self.bytes, written)
-        self.digest_bytes = 0  # the most that its digest takes; 0: it gets none
+        self.body_bytes = bodies_bytes(path)  # of these, what merging does not move
+        self.merge_bytes = sizing.merge_bytes(self.bytes - self.body_bytes, written)
         self.records = writer.records if writer else 0
         self.large_bytes = writer.large_bytes if writer else 0  # what the parts of large records take
         self.row_max = writer.row_max if writer else OVERSIZE_BYTES  # how large its rows are, at the most
@@ -129,23 +132,16 @@ class Sealed:
         return self._left_over is not None and not os.path.exists(self.path + "-shm")
 
     @property
-    def could_take(self) -> int:
-        """The most that a digest of it would take."""
-        digest = self._writer.digest if self._writer is not None else None
-        return self.bytes // WORTH if digest is None else min(digest.bytes, self.bytes // WORTH)
+    def standing(self) -> int:
+        """Returns what the segment takes once it is merged."""
+        return self.bytes if self.ready else self.merge_bytes + self.body_bytes
 
-    def merge(self, log: Callable[[str], None], digests: bool) -> None:
+    def merge(self, log: Callable[[str], None]) -> None:
         """Seals the segment, in the worker. Raises JournalFull when the caller may try again later."""
         if self._writer is not None:
-            if not digests:
-                self._writer.digest = None
             self._writer.seal()
         elif self._left_over is not None:
-            digest = None
-            if digests:
-                with closing(SegmentReader(self.path)) as reader:
-                    digest = reader.make_digest()
-            torn = seal_left_over(self.path, self._left_over, digest)
+            torn = seal_left_over(self.path, self._left_over)
             if torn:
                 log(f"journal: {self.path} ended in a torn write of {torn} bytes, which nobody was told of")
         self._writer = None
@@ -153,7 +149,7 @@ class Sealed:
 
     def keep(self) -> None:
         """Syncs the segment with its WAL, in the worker, when there is no room to seal it."""
-        self.merge_bytes += self.bytes  # merging took more than was expected
+        self.merge_bytes += self.bytes - self.body_bytes  # merging took more than was expected
         sync_files(self.path)
 
     def remove(self) -> None:
@@ -192,11 +188,10 @@ class Segments:
         self.retiring = 0  # how many of the sealed segments the worker is removing
         self.writer: SegmentWriter | None = None
         self.next: SegmentWriter | None = None
-        self.digests = False  # whether segments get one when they are sealed
-        self.digest_max = SIZE_MAX  # how many bytes one may keep in memory until then
         self.noted = False  # whether only the current segment says which segments are gone, or counts some that stay
         self.open_bytes = 0  # parts written of an unfinished large record; all its parts go to one segment
         self._uncounted: dict[int, int] = {}  # segments to their records, which the first segment of this process notes
+        self._sealed_load: Load | None = None  # what the sealed segments hold at the most; None: not known
         self._commit_bytes = 0  # what a commit may take, by the last ones
         self._unsynced: list[WalFile] = []
         self._watermark: Watermark | None = None
@@ -268,13 +263,11 @@ class Segments:
     def _begun(self, path: str, number: int, high_water: int, dead: list[int]) -> SegmentWriter:
         """A new segment with its note and deletes. Raises JournalFull or JournalFailed, and leaves nothing behind."""
         writer = SegmentWriter(path, number, high_water, self._ahead())
-        if self.digests:
-            writer.digest = Digest(number, self.digest_max)
         try:
             writer.before = self._uncounted
             writer.note(high_water, self.staying[0].number if self.staying else number)
             if dead:
-                writer.append(writer.rows([(key, DELETE, b"") for key in dead]))
+                writer.append([(key, DELETE, b"") for key in dead])
         except BaseException:
             writer.discard()
             raise
@@ -362,35 +355,40 @@ class Segments:
     @property
     def load(self) -> Load:
         """Returns what the segments hold that stay. Takes a microsecond for each."""
+        self._sealed_load = self.sizing.load(0, [self.held(sealed) for sealed in self.staying])
+        return self._load()
+
+    def _load(self) -> Load:
+        """Returns the load, with that of sealed segments as it was last added up."""
         live, writer = self.live, self.writer
-        held = [self.held(sealed) for sealed in self.staying]
+        held: list[Held] = []
         if writer is not None:
             alive = live.bytes_in(writer.number)
-            standing = max(writer.bytes, alive)  # what this turn has appended is not written yet
+            standing = max(writer.bytes + writer.bodies.bytes, alive)  # what this turn has appended is not written yet
             held.append(Held(standing + BARE_SEGMENT_BYTES, alive, writer.row_max))
-        return self.sizing.load(live.keys, held)
+        return self.sizing.load(live.keys, held, self._sealed_load)
 
     def held(self, sealed: Sealed) -> Held:
         """Returns what a sealed segment takes, and what of it is live."""
-        standing = sealed.bytes if sealed.merged else sealed.merge_bytes
+        standing = sealed.bytes if sealed.merged else sealed.merge_bytes + sealed.body_bytes
         return Held(standing, self.live.bytes_in(sealed.number), sealed.row_max)
 
     @property
     def full_at(self) -> int:
-        """A WAL of so many bytes is full."""
+        """A WAL of so many bytes, or so many bytes of large payloads, are full."""
         return self.sizing.full_at(self.space.tight)
 
     @property
     def full(self) -> bool:
         """Returns whether the current segment is full, and no large record is being written to it in parts."""
         assert self.writer is not None
-        return self.writer.wal.size() >= self.full_at and not self.open_bytes
+        return self.writer.filled >= self.full_at and not self.open_bytes
 
     @property
     def overgrown(self) -> bool:
         """Returns whether the current segment is a quarter larger than full: the next segment is not ready yet."""
         assert self.writer is not None
-        return self.writer.wal.size() > self.full_at + self.full_at // 4 and not self.open_bytes
+        return self.writer.filled > self.full_at + self.full_at // 4 and not self.open_bytes
 
     @property
     def may_retire(self) -> bool:
@@ -416,14 +414,14 @@ class Segments:
         writer = self.writer
         assert writer is not None
         spare = disk_bytes(self.next.path) if self.next else NEW_SEGMENT_BYTES + self._ahead()
-        late = max(0, writer.wal.size() - writer.large_bytes - self.sizing.segment_limit)
+        late = max(0, writer.filled - writer.large_bytes - self.sizing.segment_limit)
         taken = self.disk_bytes + self._unmerged + late - self._oversize + spare + self.space.reserved
         return self.sizing.near_bound(taken, self.live.total_bytes + self.open_bytes, self._commit_bytes)
 
     @property
     def _unmerged(self) -> int:
         """Returns what segments take that wait to be sealed: for a moment they take it twice."""
-        return sum(sealed.bytes for sealed in self.sealed if not sealed.ready)
+        return sum(sealed.bytes - sealed.body_bytes for sealed in self.sealed if not sealed.ready)
 
     @property
     def _oversize(self) -> int:
@@ -433,25 +431,38 @@ class Segments:
         """
         writer = self.writer
         assert writer is not None
-        oversize = self._beyond(writer.wal.size(), writer.large_bytes)
+        oversize = self._beyond(writer.filled, writer.large_bytes)
         for sealed in self.sealed[: self.retiring]:
             oversize += self._beyond(sealed.bytes, sealed.large_bytes)
         for sealed in self.staying:
             if not sealed.ready:
-                oversize += 2 * self._beyond(sealed.bytes, sealed.large_bytes)
+                oversize += self._beyond(sealed.bytes, sealed.large_bytes)
+                oversize += self._beyond(sealed.bytes - sealed.body_bytes, sealed.large_bytes)
         return oversize
 
     def _beyond(self, bytes: int, large_bytes: int) -> int:
         """By how many of its bytes a segment is larger than full because of its large records."""
         return max(0, min(bytes - self.sizing.segment_limit, large_bytes))
 
-    def left_for_puts(self) -> int:
-        """Returns how many bytes puts may still take.
+    def left_for_puts(self, need: int) -> int:
+        """Returns how many bytes puts may still take. May say fewer, but not fewer than `need` if they are there.
+
+        Live bytes in sealed segments only become fewer, so what these segments need is not more than when it was last
+        added up, as long as they are the same segments. It is added up anew only where that is not enough.
+        """
+        if self._sealed_load is not None:
+            left = self._left_for_puts(self._load())
+            if left >= need:
+                return left
+        return self._left_for_puts(self.load)
+
+    def _left_for_puts(self, load: Load) -> int:
+        """Returns what is left with this load.
 
         Before that, the reserve grows for the puts so far, where another process could fill the disk before the worker
         lets the reserve grow: puts may come faster than the worker gets on.
         """
-        load, space = self.load, self.space
+        space = self.space
         target = self.sizing.reserve(load)
         if space.reserved < target and space.free() < target + _FILLED_AT_ONCE_BYTES:
             space.refill(target, self.sizing.margin)
@@ -600,8 +611,6 @@ class Segments:
             self.prepare()
             return False
         self.next = None
-        if self.digests:
-            fresh.digest = Digest(fresh.number, self.digest_max)
         oldest = self.oldest_needed
         fresh.before = {writer.number: writer.records}
         self.with_room(lambda: fresh.note(high_water, oldest))
@@ -610,6 +619,7 @@ class Segments:
         self.noted = False
         sealed = Sealed(self.sizing, writer.path, writer.number, writer, writer.bytes)
         self.sealed.append(sealed)
+        self._sealed_load = None
         self.seal(sealed)
         self.prepare()
         return True
@@ -617,25 +627,14 @@ class Segments:
     def seal(self, sealed: Sealed) -> None:
         """Has the worker merge a segment's WAL, or sync the WAL as it is when there is no room to merge."""
         sealed.ready = False
-        sealed.digest_bytes = self._digest_bytes(sealed) if self.digests else 0
         seal = _Seal(self, sealed, self._log)
         self.worker.submit(seal.work, seal.done)
-
-    def _digest_bytes(self, sealed: Sealed) -> int:
-        """The most that its digest takes; 0 where that might be missed. A digest is never needed, so it takes no risk.
-
-        It stands in the WAL and in the file for a moment. The arithmetic of the room knows nothing of it before the
-        segment is sealed: so there has to be room for it, and for those of all that wait, within every bound.
-        """
-        size = sealed.could_take
-        waiting = sum([each.digest_bytes for each in self.sealed if not each.ready and each is not sealed])
-        wanted = _DIGEST_ROOM * (size + waiting)
-        return size if not self.space.tight and self.excess + wanted <= 0 and not self.near_bound else 0
 
     def merged(self, sealed: Sealed) -> None:
         """The worker has merged a segment's WAL, or synced it."""
         sealed.ready = True
         sealed.bytes = disk_bytes(sealed.path)
+        self._sealed_load = None
         if sealed.merged:
             self._room_came()
         if sealed.wal in self._unsynced:  # already on the device; under `-F` nothing else drops the entry
@@ -732,9 +731,7 @@ class _Seal:
         sealed, log = self._sealed, self._log
         try:
             space = self._segments.space
-            needs = _DIGEST_ROOM * sealed.digest_bytes + sealed.merge_bytes
-            digests = sealed.digest_bytes > 0 and not space.tight and space.free() > needs
-            space.within(lambda: sealed.merge(log, digests), sealed.merge_bytes, files=sealed.makes_files)
+            space.within(lambda: sealed.merge(log), sealed.merge_bytes, files=sealed.makes_files)
         except JournalFull:
             sealed.keep()  # until there is more room
         else:

@@ -138,13 +138,13 @@ class Sizing:
         """Returns what so many live bytes take once they stand in small segments, which compaction fills."""
         return alive + alive * BARE_SEGMENT_BYTES // self.small_segment
 
-    def load(self, keys: int, segments: list[Held]) -> Load:
-        """Adds up segments.
+    def load(self, keys: int, segments: list[Held], others: Load | None = None) -> Load:
+        """Adds up segments, and `others`.
 
         A segment with live records may have been filled by less than is counted here for a small one, so up to what it
         takes beside its records is no surplus: otherwise moving would begin again and again, and free nothing.
         """
-        least = lacking = surplus = 0
+        _, least, lacking, surplus = others or Load()
         for held in segments:
             least = max(least, self.least(held))
             moved = self.moved_bytes(held.alive)

@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Final
 
 from journal.errors import JournalFailed
+from journal.sqlite.bodies import BodyFile
 from journal.sqlite.format import PAGE_BYTES
 
 _WAL_HEAD_BYTES: Final = 32
@@ -31,15 +32,19 @@ _ZEROS: Final = bytes(1 << 16)
 
 
 class WalFile:
-    """A descriptor of a `-wal` file for fdatasync; closed when nothing refers to it any more."""
+    """A descriptor of a `-wal` file for fdatasync; closed when nothing refers to it any more.
 
-    def __init__(self, path: str) -> None:
+    Its rows name payloads in `bodies`, which it syncs as well.
+    """
+
+    def __init__(self, path: str, bodies: BodyFile) -> None:
         self._file = -1
         self._syncing = Lock()
         self._failed = False
+        self._bodies = bodies
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
-    def sync(self) -> None:
+    def sync(self, *, only_bodies: bool = False) -> None:
         """Waits until all that was written is on the device. Any thread may call. Raises JournalFailed.
 
         Linux tells of what it could not write once: an fsync after a failed one succeeds and proves nothing. So an
@@ -50,7 +55,9 @@ class WalFile:
                 raise JournalFailed("an earlier fsync of the journal failed")
             self._failed = True
             try:
-                os.fdatasync(self._file)
+                self._bodies.sync()
+                if not only_bodies:
+                    os.fdatasync(self._file)
             except OSError as error:
                 raise JournalFailed(f"fsync of the journal failed: {error.strerror}") from error
             self._failed = False

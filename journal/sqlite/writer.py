@@ -13,8 +13,8 @@ from contextlib import closing, suppress
 from typing import Final
 
 from journal.errors import JournalFailed
-from journal.sqlite.digest import Digest, write_digest
-from journal.sqlite.files import NEW_SUFFIX, remove_files, sync_files
+from journal.sqlite.bodies import BodyFile
+from journal.sqlite.files import BODIES_SUFFIX, NEW_SUFFIX, bodies_bytes, remove_files, sync_bodies, sync_files
 from journal.sqlite.format import (
     APPLICATION_ID,
     BEFORE,
@@ -33,9 +33,9 @@ from journal.sqlite.format import (
     SCHEMA,
     Entry,
     NewRow,
+    outside_row,
     pages_of,
     row_of,
-    spill,
     uses_wal,
 )
 from journal.sqlite.sql import connect_to_read, failure_of, read_meta, write_meta
@@ -60,10 +60,9 @@ class SegmentWriter:
         """Earlier segments to how many records they have, where no other segment says so. An older copy of a segment
         does not say it itself."""
         self.records = 0
-        self.bytes = 0  # what the records take once the segment is sealed
+        self.bytes = 0  # what its rows take once the segment is sealed
         self.large_bytes = 0  # what the parts of large records take
-        self.row_max = 0  # how large its largest row is
-        self.digest: Digest | None = None  # what it gets when it is sealed
+        self.row_max = 0  # how large its largest payload is
         self._page_bytes = 0  # the free part of the page that takes the next row
         new = path + NEW_SUFFIX
         ours: list[str] = []  # files that this call made, and may remove again
@@ -73,38 +72,61 @@ class SegmentWriter:
             os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             ours.append(new)
             _create(new, number, high_water)
-            os.rename(new, path)
+            self.bodies = BodyFile(path)
             ours.append(path)
+            os.rename(new, path)
             # check_same_thread: the connection is handed to one other thread once, to be sealed there.
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=16)
             try:
                 self._db.executescript("PRAGMA synchronous=OFF; PRAGMA wal_autocheckpoint=0; PRAGMA cache_size=-256;")
                 self._db.execute("SELECT count(*) FROM meta").fetchone()  # makes the WAL
                 self._cursor = self._db.cursor()  # one for all: a connection's execute() makes one each time
-                self.wal = WalFile(path + "-wal")
+                self.wal = WalFile(path + "-wal", self.bodies)
                 if ahead:
                     self.wal.allocate(ahead)
             except BaseException:
-                self._db.close()  # an open file keeps its room on the disk, also without a name
+                self._db.close()
                 raise
         except (sqlite3.Error, OSError) as error:
             failure = failure_of(error, "cannot create journal segment", path)  # before removing: is the disk full?
-            for each in ours:
-                remove_files(each)
+            self._undo(ours)
             raise failure from error
         except BaseException:
-            for each in ours:
-                remove_files(each)
+            self._undo(ours)
             raise
 
-    def rows(self, batch: list[Entry]) -> list[NewRow]:
-        """The rows of a batch, for append(). Small records that follow each other share rows."""
+    def _undo(self, ours: list[str]) -> None:
+        if self.path in ours:
+            self.bodies.close()  # an open file keeps its room on the disk, also without a name
+        for each in ours:
+            remove_files(each)
+
+    @property
+    def filled(self) -> int:
+        """Returns how large the larger of its two files is that grow."""
+        return max(self.wal.size(), self.bodies.bytes)
+
+    def rows(self, batch: list[Entry], outside: list[bytes]) -> list[NewRow]:
+        """The rows of a batch, for append(). Small records that follow each other share rows.
+
+        Payloads that do not fit into a page are added to `outside`, for the `-bodies` file.
+        """
         limit = LOCAL_MAX if len(batch) >= LARGE_BATCH else GROUP_BYTES
         rows: list[NewRow] = []
         heads: list[bytes] = []
         begin = end = taken = 0
+        offset = self.bodies.bytes
         for key, kind, payload in batch:
             size = len(payload)
+            if size > LOCAL_MAX:
+                if heads:
+                    rows.append(row_of(self.records + end, batch[begin:end], heads))
+                end += 1
+                begin, heads, taken = end, [], 0
+                rows.append(outside_row(self.records + end, key, kind, payload, offset, end - 1))
+                outside.append(payload)
+                offset += size
+                continue
             head, weight = b"", limit
             if size <= GROUPED_MAX and kind <= DELETE:
                 head = b"[%d%b" % (key, HEAD_ENDS[kind][size])
@@ -119,11 +141,14 @@ class SegmentWriter:
             rows.append(row_of(self.records + end, batch[begin:end], heads))
         return rows
 
-    def append(self, rows: Sequence[NewRow]) -> None:
-        """Commits the rows in one transaction, without waiting for the device.
+    def append(self, batch: list[Entry]) -> None:
+        """Commits records in one transaction, without waiting for the device.
 
         Raises JournalFull when nothing was written: the caller may try again with more room. Raises JournalFailed.
         """
+        outside: list[bytes] = []
+        rows = self.rows(batch, outside)
+        written = self.bodies.write(outside) if outside else 0
         cursor = self._cursor
         try:
             if len(rows) == 1:
@@ -139,22 +164,20 @@ class SegmentWriter:
             except sqlite3.Error as worse:
                 raise JournalFailed(f"cannot write to journal segment {self.path}: {worse}") from error
             raise failure_of(error, "cannot write to journal segment", self.path) from error
-        digest = self.digest
+        self.bodies.bytes += written
+        for payload in outside:
+            self.row_max = max(self.row_max, len(payload))
         for row in rows:
             self.records = row[0]
             self._grow(len(row[4]))
-            if digest is not None:
-                digest.add(row[0], row[1], row[2], row[4])
 
     def _grow(self, size: int) -> None:
         if size > self.row_max:
             self.row_max = size
-        pages, local = spill(size)
-        if local + CELL_BYTES > self._page_bytes:
-            pages += 1
+        if size + CELL_BYTES > self._page_bytes:
+            self.bytes += PAGE_BYTES
             self._page_bytes = LEAF_BYTES
-        self._page_bytes -= local + CELL_BYTES
-        self.bytes += pages * PAGE_BYTES
+        self._page_bytes -= size + CELL_BYTES
 
     def note(self, high_water: int, oldest: int) -> None:
         """Notes the largest key written before this segment, the oldest segment that a replay needs, and `before`.
@@ -192,16 +215,18 @@ class SegmentWriter:
                 self._db.close()
 
     def seal(self) -> None:
-        """Moves all records from the WAL into the database file, syncs that file, and closes it. For a worker thread.
+        """Moves all rows from the WAL into the database file, syncs that file, and closes it. For a worker thread.
 
         Raises JournalFull when the caller may try again with more room. Raises JournalFailed.
         """
-        seal(self._db, self.path, self.records, self.digest)
+        if self.bodies.bytes:
+            self.wal.sync(only_bodies=True)
+        seal(self._db, self.path, self.records)
 
 
 def _require_none(path: str) -> None:
     """Raises OSError when a segment's name is taken: a rename would overwrite another's file."""
-    if os.path.lexists(path):
+    if os.path.lexists(path) or os.path.lexists(path + BODIES_SUFFIX):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
@@ -244,11 +269,11 @@ def _require_whole(path: str) -> None:
         raise JournalFailed(f"cannot create journal segment {path}: the file is not complete")
 
 
-def seal(db: sqlite3.Connection, path: str, records: int, digest: Digest | None = None) -> None:
+def seal(db: sqlite3.Connection, path: str, records: int) -> None:
+    if not bodies_bytes(path):
+        with suppress(OSError):  # there is none, or an empty file, which does no harm
+            os.unlink(path + BODIES_SUFFIX)
     try:
-        if digest is not None:
-            with suppress(sqlite3.Error):  # it is not needed, and what follows tells what is wrong
-                write_digest(db, digest.rows())
         db.executescript(f"PRAGMA busy_timeout={_BUSY_MS}; PRAGMA synchronous=FULL;")
         meta = read_meta(db)
         del meta["crc"]
@@ -264,16 +289,19 @@ def seal(db: sqlite3.Connection, path: str, records: int, digest: Digest | None 
         sync_files(path)
 
 
-def seal_left_over(path: str, records: int, digest: Digest | None = None) -> int:
+def seal_left_over(path: str, records: int) -> int:
     """Merges the WAL that a crash left beside a segment of so many records, as SegmentWriter.seal() does.
 
-    Returns how many bytes of that WAL were torn: they belong to no whole transaction.
+    Removes rows behind these records: their payloads were not on the device. Returns how many bytes of that WAL were
+    torn: they belong to no whole transaction.
     """
     try:
+        sync_bodies(path)
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             torn = bytes_behind(path + "-wal", frames, os.path.getsize(path + "-wal"))
-            seal(db, path, records, digest)
+            db.execute("DELETE FROM record WHERE seq > ?", (records,))
+            seal(db, path, records)
     except (sqlite3.Error, OSError) as error:
         raise failure_of(error, "cannot seal journal segment", path) from error
     return torn

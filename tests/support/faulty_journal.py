@@ -31,9 +31,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalLocked
 from journal.log import HEAD, HEAD_BYTES, Payloads, Wanted
-from journal.sqlite.digest import CUT_MAX, Digest
 from journal.sqlite.files import segment_path
-from journal.sqlite.format import DELETE, FULL, LAST, PAGE_BYTES, PART, PARTS, row_bytes
+from journal.sqlite.format import DELETE, FULL, LAST, LOCAL_MAX, PAGE_BYTES, PART, PARTS, row_bytes
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.replay import Replay, Source
 from journal.sqlite.space import Space
@@ -75,6 +74,7 @@ class Segment:
         self.written_bytes = _WAL_HEAD_BYTES
         self.allocated_bytes = 0  # for the WAL, written or not
         self.file_bytes = _EMPTY_BYTES
+        self.body_bytes = 0  # what the payloads take that stand outside
 
     @property
     def rows(self) -> list[Row]:
@@ -82,7 +82,7 @@ class Segment:
 
     @property
     def rows_bytes(self) -> int:
-        return sum(row_bytes(len(payload)) for _, _, payload in self.rows)
+        return sum(row_bytes(len(payload)) for _, _, payload in self.rows) - self.body_bytes
 
     @property
     def unsynced_rows(self) -> list[Row]:
@@ -94,16 +94,17 @@ class Segment:
 
     @property
     def disk_bytes(self) -> int:
-        return self.file_bytes + self.wal_bytes
+        return self.file_bytes + self.wal_bytes + self.body_bytes
 
     def grows_by(self, transaction: Transaction) -> int:
-        """What its file grows by with one more."""
-        return max(0, self.written_bytes + transaction_bytes(transaction) - self.wal_bytes)
+        """What its files grow by with one more."""
+        return outside_bytes(transaction) + max(0, self.written_bytes + transaction_bytes(transaction) - self.wal_bytes)
 
     def add(self, transaction: Transaction) -> None:
         """Commits it."""
         self.transactions.append(transaction)
         self.written_bytes += transaction_bytes(transaction)
+        self.body_bytes += outside_bytes(transaction)
         if isinstance(transaction, Note):
             self.note = transaction
 
@@ -111,6 +112,7 @@ class Segment:
         """Loses all transactions behind the first `kept`."""
         transactions = self.transactions[:kept]
         self.transactions = []
+        self.body_bytes = 0
         self.written_bytes = _WAL_HEAD_BYTES
         self.note = self._first_note
         for each in transactions:
@@ -128,11 +130,18 @@ class Segment:
         self.file_bytes = _EMPTY_BYTES + self.rows_bytes
 
 
+def outside_bytes(transaction: Transaction) -> int:
+    """What the payloads of a transaction take that stand outside."""
+    rows = [] if isinstance(transaction, Note) else transaction
+    return sum([len(payload) for _, _, payload in rows if len(payload) > LOCAL_MAX])
+
+
 def transaction_bytes(transaction: Transaction) -> int:
     """What a transaction takes in a WAL: whole pages, one at least."""
     if isinstance(transaction, Note):
         return _FRAME_BYTES
-    return _FRAME_BYTES * (1 + sum(row_bytes(len(payload)) for _, _, payload in transaction) // PAGE_BYTES)
+    inside = sum(row_bytes(len(payload)) for _, _, payload in transaction) - outside_bytes(transaction)
+    return _FRAME_BYTES * (1 + inside // PAGE_BYTES)
 
 
 class Disk:
@@ -156,7 +165,6 @@ class Disk:
         self.commit_fails = 0.0
         self.sync_fails = 0.0
         self.read_fails = 0.0  # of the records that are read back
-        self.cut_max = CUT_MAX
         self.takes_files = True  # whether there are inodes left
         self.failed = False  # whether the process has seen a failure for which it may give up
         self.starved = False  # others took what the journal's reserve gave back, too, or there was none
@@ -293,11 +301,16 @@ class _SegmentWriter:
         self.wal = _WalFile(self._disk, self._segment)
         self._disk.moment("after a segment is made")
 
-    def rows(self, batch: Sequence[Row]) -> list[Row]:
-        return list(batch)
+    @property
+    def bodies(self) -> SimpleNamespace:
+        return SimpleNamespace(bytes=self._segment.body_bytes)
 
-    def append(self, rows: list[Row]) -> None:
-        disk = self._disk
+    @property
+    def filled(self) -> int:
+        return max(self.wal.size(), self._segment.body_bytes)
+
+    def append(self, batch: Sequence[Row]) -> None:
+        disk, rows = self._disk, list(batch)
         assert self._segment.sealed is None, "a sealed segment is written to"
         disk.moment("before a commit")
         disk.take(self._segment.grows_by(rows), f"cannot write to journal segment {self.path}")
@@ -308,7 +321,7 @@ class _SegmentWriter:
             raise JournalFailed(f"cannot write to journal segment {self.path}: disk I/O error")
         self._segment.add(rows)
         self.records += len(rows)
-        self.bytes += sum(row_bytes(len(payload)) for _, _, payload in rows)
+        self.bytes += sum(row_bytes(len(payload)) for _, _, payload in rows) - outside_bytes(rows)
         self.row_max = max([self.row_max, *(len(payload) for _, _, payload in rows)])
         disk.committed()
         disk.moment("after a commit")
@@ -335,7 +348,7 @@ def _seal(disk: Disk, segment: Segment) -> None:
     disk.moment("after a segment is sealed")
 
 
-def _seal_left_over(path: str, records: int, digest: Digest | None = None) -> int:
+def _seal_left_over(path: str, records: int) -> int:
     disk = Disk.of(path)
     _seal(disk, disk.segment(path))
     return 0
@@ -353,7 +366,8 @@ class _SegmentReader(SegmentReader):
         self.skipped = 0
         self.suspects = []
         self.digest_error = ""
-        self._cut_max = Disk.of(path).cut_max
+        self.synced = 0
+        self.torn = False
         self._rows = segment.rows
         self.alone = segment.sealed is not None
         self._expected = segment.sealed
@@ -366,16 +380,12 @@ class _SegmentReader(SegmentReader):
             raise JournalDamaged(f"{self.path} was sealed with {self._expected} records and has {self.records}")
 
     def batches(self, heads: bool = False) -> Iterator[list[tuple[int, int, int, int, bytes]]]:
-        # A segment with a large payload has no digest.
-        cuts = heads and all(kind <= DELETE and len(payload) <= self._cut_max for _, kind, payload in self._rows)
+        cuts = heads and all(kind <= DELETE for _, kind, _ in self._rows)
         for key, kind, payload in join(self):
             if cuts and kind == FULL and len(payload) > HEAD_BYTES:
                 yield [(self.records, key, HEAD, len(payload), payload[:HEAD_BYTES])]
             else:
                 yield [(self.records, key, kind, 0, payload)]
-
-    def make_digest(self) -> None:
-        """There is no need for one: the beginnings of payloads are at hand."""
 
     def keys_after(self, seq: int, limit: int) -> tuple[list[tuple[int, int]], int]:
         rows = self._rows[seq : seq + limit]
@@ -443,6 +453,11 @@ def _sync_files(path: str) -> None:
 def _disk_bytes(path: str) -> int:
     segment = Disk.of(path).segments.get(number_of(path))
     return 0 if segment is None else segment.disk_bytes
+
+
+def _bodies_bytes(path: str) -> int:
+    segment = Disk.of(path).segments.get(number_of(path))
+    return 0 if segment is None else segment.body_bytes
 
 
 class _Watermark(Watermark):
@@ -595,9 +610,9 @@ def _load() -> ModuleType:
     clock = SimpleNamespace(monotonic=count(0, 0.003).__next__)
     segments = _copy(
         "segments",
-        SegmentReader=_SegmentReader,
         SegmentWriter=_SegmentWriter,
         Watermark=_Watermark,
+        bodies_bytes=_bodies_bytes,
         disk_bytes=_disk_bytes,
         fsync_path=_fsync_path,
         os=_fake_os(),

@@ -328,7 +328,6 @@ class Simulation:
         store = self.parts.store(self.journal, scenario.fsync_ms, ClockOffset(self.clock_ns, self.now_ns()))
         if scenario.operates:
             store.large_bytes, store.part_bytes = scenario.large_bytes, scenario.large_bytes // 2
-            self.disk.cut_max = scenario.large_bytes
         parts = self.parts
         self.server = Host(self, scenario.max_job_bytes, scenario.slice_moves, parts.turn, parts.session)
         engine = self.server.engine

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 from geventstalk.durable.store import Store
 from journal import DELETE, FULL, Journal
 from journal.sqlite import segments
+from journal.sqlite.bodies import BodyFile
 from journal.sqlite.segments import FileSync
+from journal.sqlite.wal import WalFile
 from journal.sqlite.writer import SegmentWriter
 
 
@@ -132,6 +134,37 @@ def left_over_built_upon() -> None:
     _replace(segments, "sync_files", lambda sync_files: lambda path: None)
 
 
+def body_file_behind_its_rows() -> None:
+    """A sync of the WAL without the payloads that its rows name."""
+    _replace(BodyFile, "sync", lambda sync: lambda self: None)
+
+
+def sealed_without_its_bodies() -> None:
+    """A sealed segment says that all of it is on the device."""
+
+    def make(sync: Any) -> Any:
+        def faulty(self: WalFile, *, only_bodies: bool = False) -> None:
+            if not only_bodies:
+                sync(self)
+
+        return faulty
+
+    _replace(WalFile, "sync", make)
+
+
+def bodies_written_over() -> None:
+    """A body file that is ahead of its rows: the next commit writes where the last one has written."""
+
+    def make(write: Any) -> Any:
+        def faulty(self: BodyFile, payloads: list[bytes]) -> int:
+            written: int = write(self, payloads)
+            return written - min(written, 700)
+
+        return faulty
+
+    _replace(BodyFile, "write", make)
+
+
 def order_of_burying_forgotten() -> None:
     def make(change: Any) -> Any:
         def faulty(self: Store, job: Any) -> None:
@@ -172,6 +205,7 @@ class Canary(NamedTuple):
     kills: float = 0.4  # how many lives end by a kill
 
 
+LARGE = {"sizes": (10, 3000, 6000), "segment_bytes": 1 << 15}
 SMALL = {"sizes": (0, 10, 60), "segment_bytes": 1 << 15}
 CANARIES: dict[str, Canary] = {
     "delete unrecorded in compaction": Canary(delete_unrecorded_in_compaction, orders=SMALL),
@@ -182,6 +216,9 @@ CANARIES: dict[str, Canary] = {
     "sync of the newest only": Canary(sync_of_the_newest_only, policy="fms", orders=SMALL),
     "failed sync goes unnoticed": Canary(failed_sync_goes_unnoticed, "failing", orders=SMALL),
     "left over built upon": Canary(left_over_built_upon, policy="F", orders=SMALL, kills=0.9),
+    "body file behind its rows": Canary(body_file_behind_its_rows, orders=LARGE),
+    "sealed without its bodies": Canary(sealed_without_its_bodies, policy="F", orders=LARGE),
+    "bodies written over": Canary(bodies_written_over, orders=LARGE),
     "order of burying forgotten": Canary(order_of_burying_forgotten, orders=SMALL),
     "ids forgotten": Canary(ids_forgotten, orders={**SMALL, "jobs": 2}),
     "changes wait for ever": Canary(changes_wait_for_ever, orders={"bound_s": 1.0}, kills=0),

@@ -1,4 +1,4 @@
-"""Digests of sealed segments: what a start reads of them instead of all, and what it finds out all the same."""
+"""A start that leaves payloads where they are: what it reads of sealed segments, and what it finds out all the same."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 
-from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
+from journal import FULL, JournalDamaged, JournalFailed
 from journal.log import HEAD, HEAD_BYTES, Row
-from journal.sqlite.digest import CUT_MAX, CUT_MIN, Digest
-from journal.sqlite.files import is_suspect, segment_path
-from journal.sqlite.format import LAST, PART
+from journal.sqlite.files import BODIES_SUFFIX, is_suspect, segment_path
+from journal.sqlite.format import LOCAL_MAX
 from journal.sqlite.survey import SegmentSurvey
 from tests.support.check import check
-from tests.support.faults import Rig, payload, read, wants_compaction
+from tests.support.faults import Rig, payload, read
 from tests.support.forgetful import Forgetful
+from tests.support.old_segments import make_old
 from tests.test_bodies import Rig as TurnRig
 from tests.test_bodies import reserved
-from tests.test_journal_bounds import directory_bytes
 
 
 class LeavingRig(Rig):
@@ -45,7 +44,7 @@ class LeavingRig(Rig):
         return journal
 
     def heads(self) -> list[Row]:
-        """What came out of a digest in the last replay."""
+        """The records whose payloads the last replay did not read."""
         return [row for _, row in self.rows if row[2] == HEAD]
 
 
@@ -60,7 +59,7 @@ def live_in(rig: LeavingRig, seed: int) -> None:
     """Some segments with all kinds of records."""
     draw = random.Random(seed)
     for key in range(1, 121):
-        rig.put(key, draw.choice([0, 20, 150, CUT_MIN - 9, CUT_MIN - 8, 3000, 3000, 5000, 5000, 9000]))
+        rig.put(key, draw.choice([0, 20, 150, LOCAL_MAX - 8, LOCAL_MAX - 7, 3000, 3000, 5000, 5000, 9000]))
         for other in draw.sample(range(1, key + 1), min(key, draw.choice([0, 0, 1, 3]))):
             if other in rig.model:
                 rig.delete(other) if draw.random() < 0.3 else rig.change(other, draw.choice([8, 8, 700]))
@@ -77,7 +76,7 @@ def rows_by(journal: Any) -> list[tuple[int, Row]]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("crashes", [False, True])
-def test_a_digest_says_what_the_records_say(rig: LeavingRig, tmp_path: Path, seed: int, crashes: bool) -> None:
+def test_heads_are_those_of_the_records(rig: LeavingRig, tmp_path: Path, seed: int, crashes: bool) -> None:
     """Also of a segment that a crash left, once the next start has sealed it."""
     live_in(rig, seed)
     if crashes:
@@ -93,7 +92,7 @@ def test_a_digest_says_what_the_records_say(rig: LeavingRig, tmp_path: Path, see
     for (segment, (seq, key, kind, _, data)), (number, row) in zip(whole, rig.rows, strict=True):
         if row[2] == HEAD:
             row = (row[0], row[1], FULL, row[3], row[4])
-            assert row[3:] == (len(data), data[:HEAD_BYTES]) and len(data) >= CUT_MIN
+            assert row[3:] == (len(data), data[:HEAD_BYTES]) and len(data) > LOCAL_MAX
         else:
             assert row[4] == data
         assert (number, *row[:3]) == (segment, seq, key, kind)
@@ -119,123 +118,21 @@ def test_payloads_that_were_left_can_be_read(rig: LeavingRig) -> None:
 
 def table(path: str) -> list[tuple[int, int, bytes]]:
     with closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as db:
-        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'digest'").fetchone() is None:
-            return []
         return db.execute("SELECT * FROM digest").fetchall()
 
 
-def test_only_who_leaves_payloads_has_digests(tmp_path: Path) -> None:
+def test_only_the_start_that_leaves_payloads_gets_heads(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "journal")
     for key in range(1, 60):
         rig.put(key, 3000)
         rig.journal.commit()
     rig.close()
-    assert not any(table(str(path)) for path in rig.directory.glob("segment-*.db"))
+    plain = rig.made(accept_damage=False)
+    assert not [row for _, row in rows_by(plain) if row[2] == HEAD]
+    plain.abandon()
     leaving = LeavingRig(rig.directory)
+    assert len(leaving.heads()) == len(leaving.rows) == 59
     leaving.close()
-    assert not leaving.heads() and len(leaving.rows) == 59
-
-
-@pytest.mark.parametrize(
-    ("rows", "worth"),
-    [
-        ([(FULL, CUT_MIN)] * 3, True),
-        ([(FULL, CUT_MIN - 1)] * 50, False),
-        ([(FULL, 20)] * 400, False),
-        ([(FULL, CUT_MAX), (CHANGE, 20), (DELETE, 0)], True),
-        ([(FULL, CUT_MAX + 1), *[(FULL, 5000)] * 9], False),
-        ([*[(FULL, 5000)] * 9, (PART, 5000), (LAST, 50)], False),
-        ([(FULL, 8000), *[(CHANGE, 1000)] * 2], True),
-        ([(FULL, 8000), *[(CHANGE, 1000)] * 3], False),
-        ([*[(CHANGE, 1900)] * 200, *[(FULL, 9000)] * 900], False),  # it is given up before it takes memory
-    ],
-)
-def test_a_digest_is_made_where_it_is_small(rows: list[tuple[int, int]], worth: bool) -> None:
-    digest = Digest(1)
-    for seq, (kind, size) in enumerate(rows, 1):
-        digest.add(seq, seq, kind, bytes(size))
-    made = digest.rows()
-    assert bool(made) == worth
-    size = sum(size for _, size in rows)
-    assert sum(len(row[2]) for row in made) < size / 4 + 50 * len(rows)
-
-
-def test_on_a_full_disk_there_are_no_digests(rig: LeavingRig) -> None:
-    for key in range(1, 41):
-        rig.settle()
-        rig.put(key, 10_000)
-        rig.journal._segments.space.tight = key > 20
-        rig.journal.commit()
-    numbers = [sealed.number for sealed in rig.journal._segments.sealed]
-    tight = [sealed.number for sealed in rig.journal._segments.sealed if not sealed.digest_bytes]
-    rig.settle()
-    assert 1 < len(tight) < len(numbers)
-    for number in numbers:
-        assert bool(table(segment_path(str(rig.directory), number))) == (number not in tight)
-
-
-def settle(journal: Journal, payload_of: Callable[[int], bytes]) -> None:
-    """Compacts what can be compacted, and waits for the worker: on a busy machine it comes late."""
-    while (moves := wants_compaction(journal)) or journal._worker.busy:
-        if moves:
-            journal.compact_slice(payload_of)
-        else:
-            journal._worker.wait(1.0)
-
-
-def finds_room(journal: Journal, payload_of: Callable[[int], bytes]) -> bool:
-    """Whether a put finds room, if need be after all that gives room back."""
-    if journal.admits(10_000):
-        return True
-    settle(journal, payload_of)
-    return journal.admits(10_000)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_digests_never_take_the_journal_beyond_its_budget(tmp_path: Path, seed: int) -> None:
-    """Nor do they keep jobs from their room: as many find room as without."""
-    draw = random.Random(seed)
-    budget = 3_000_000
-    taken = {}
-    for leaves in (False, True):
-        journal = Journal(str(tmp_path / f"journal-{leaves}"), segment_bytes=1 << 17, budget=budget)
-        if leaves:
-            journal.leave_payloads()
-        [*journal.batches()]
-        journal.start()
-        bodies: dict[int, bytes] = {}
-
-        def payload_of(key: int, bodies: dict[int, bytes] = bodies) -> bytes:
-            return bodies[key]
-
-        key = admitted = 0
-        for _ in range(3):
-            while finds_room(journal, payload_of):
-                key += 1
-                admitted += 1
-                bodies[key] = draw.randbytes(10_000)
-                journal.append(key, FULL, bodies[key])
-                journal.commit()
-                while journal.behind:
-                    wants_compaction(journal)
-                    journal.catch_up(payload_of)
-                assert directory_bytes(Path(journal.directory)) <= budget
-            for gone in draw.sample(sorted(bodies), len(bodies) // 2):
-                del bodies[gone]
-                journal.append(gone, DELETE, b"")
-                journal.commit()
-                while journal.behind:
-                    wants_compaction(journal)
-                    journal.catch_up(payload_of)
-                settle(journal, payload_of)
-                assert directory_bytes(Path(journal.directory)) <= budget
-        taken[leaves] = admitted
-        sealed = [
-            segment_path(journal.directory, each.number) for each in journal.segments(100) if each.state == "sealed"
-        ]
-        journal.close()
-        assert any(table(path) for path in sealed if os.path.exists(path)) == leaves
-    assert taken[True] >= 0.9 * taken[False] > 60
 
 
 def rot(path: str, what: bytes) -> None:
@@ -246,22 +143,27 @@ def rot(path: str, what: bytes) -> None:
     Path(path).write_bytes(content)
 
 
-def sealed_with_heads(rig: LeavingRig) -> tuple[str, int]:
-    """Path of a segment that has a digest, and a key whose whole record it holds."""
+def sealed_with_heads(rig: LeavingRig, old: bool = False) -> tuple[str, int]:
+    """Path of a sealed segment, and a key whose whole record it holds. `old` ones have a digest."""
     for key in range(1, 61):
         rig.put(key, 3000)
         rig.journal.commit()
         rig.settle()
     rig.close()
+    if old:
+        for file in rig.directory.glob("segment-*.db"):
+            if os.path.exists(f"{file}{BODIES_SUFFIX}"):
+                make_old(str(file))
     path = segment_path(str(rig.directory), 2)
     with closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as db:
-        ((key,),) = db.execute("SELECT key FROM record WHERE kind = 1 LIMIT 1 OFFSET 3").fetchall()
+        ((key,),) = db.execute("SELECT key FROM record WHERE kind & 7 = 1 LIMIT 1 OFFSET 3").fetchall()
     return path, int(key)
 
 
 def test_a_damaged_digest_costs_nothing_but_time(rig: LeavingRig) -> None:
-    path, key = sealed_with_heads(rig)
+    path, key = sealed_with_heads(rig, old=True)
     rig.open()
+    assert len(rig.heads()) == 60
     every = [row[1] for _, row in rig.rows]
     rig.close()
     rot(path, payload(key, *rig.model[key])[60:HEAD_BYTES])  # the last place where it stands
@@ -276,11 +178,12 @@ def test_a_damaged_digest_costs_nothing_but_time(rig: LeavingRig) -> None:
     assert any("the digest of" in line and path in line for line in survey.notes)
 
 
-def test_a_damaged_body_is_never_given_and_the_next_start_looks_at_everything(rig: LeavingRig) -> None:
-    path, key = sealed_with_heads(rig)
-    rot(path, payload(key, *rig.model[key])[2000:2400])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_damaged_body_is_never_given_and_the_next_start_looks_at_everything(rig: LeavingRig, old: bool) -> None:
+    path, key = sealed_with_heads(rig, old)
+    rot(path if old else path + BODIES_SUFFIX, payload(key, *rig.model[key])[2000:2400])
     assert len(read(rig.directory).findings) == 1
-    rig.open()  # it reads digests only
+    rig.open()  # it reads heads only
     rig.settle()
     (wanted,) = [(segment, row[0], row[1]) for segment, row in rig.rows if row[1] == key]
     assert not is_suspect(str(rig.directory))
@@ -305,15 +208,16 @@ def test_a_damaged_body_is_never_given_and_the_next_start_looks_at_everything(ri
     [
         "UPDATE record SET key = key + 5000 WHERE key = ?",
         "UPDATE record SET kind = 2 WHERE key = ?",
+        "UPDATE record SET kind = 10 WHERE key = ?",
         "DELETE FROM record WHERE key = ?",
     ],
 )
-@pytest.mark.parametrize("while_it_runs", [False, True])
+@pytest.mark.parametrize(("while_it_runs", "old"), [(False, True), (True, True), (True, False)])
 def test_compaction_does_not_wait_for_a_record_that_is_not_there(
-    rig: LeavingRig, change: str, while_it_runs: bool
+    rig: LeavingRig, change: str, while_it_runs: bool, old: bool
 ) -> None:
     """A start from digests does not see it. Compaction looked for the record for ever, 16 s for a put and a delete."""
-    path, key = sealed_with_heads(rig)
+    path, key = sealed_with_heads(rig, old)
     if while_it_runs:
         rig.open()
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
@@ -344,25 +248,30 @@ def no_pages(content: bytes) -> bytes:
     return content[:2048]
 
 
+@pytest.mark.parametrize("suffix", ["", BODIES_SUFFIX])
 @pytest.mark.parametrize("change", [cut_short, without_end, no_pages])
-def test_what_the_head_of_a_segment_tells_is_found_at_once(rig: LeavingRig, change: Callable[[bytes], bytes]) -> None:
-    path, _ = sealed_with_heads(rig)
+def test_what_the_head_of_a_segment_tells_is_found_at_once(
+    rig: LeavingRig, change: Callable[[bytes], bytes], suffix: str
+) -> None:
+    path = sealed_with_heads(rig)[0] + suffix
     Path(path).write_bytes(change(Path(path).read_bytes()))
     with pytest.raises(JournalDamaged):
         rig.open()
 
 
-def test_a_segment_that_is_missing_is_found_at_once(rig: LeavingRig) -> None:
+@pytest.mark.parametrize("suffix", ["", BODIES_SUFFIX])
+def test_a_file_that_is_missing_is_found_at_once(rig: LeavingRig, suffix: str) -> None:
     path, _ = sealed_with_heads(rig)
-    os.unlink(path)
+    os.unlink(path + suffix)
     with pytest.raises(JournalDamaged):
         rig.open()
 
 
+@pytest.mark.parametrize(("old", "share"), [(False, 1), (True, 16)])
 def test_segments_are_asked_of_the_device_before_their_turn_comes(
-    rig: LeavingRig, monkeypatch: pytest.MonkeyPatch
+    rig: LeavingRig, monkeypatch: pytest.MonkeyPatch, old: bool, share: int
 ) -> None:
-    sealed_with_heads(rig)
+    sealed_with_heads(rig, old)
     asked: list[tuple[str, int, int]] = []
     advise = os.posix_fadvise
 
@@ -383,13 +292,13 @@ def test_segments_are_asked_of_the_device_before_their_turn_comes(
     for number in set(seen):
         path = segment_path(str(rig.directory), number)
         size = os.path.getsize(path)
-        assert [each[1:] for each in asked if each[0] == path] == [(0, 1 << 14), (size - size // 16, size // 16)]
+        assert [each[1:] for each in asked if each[0] == path] == [(0, 1 << 14), (size - size // share, size // share)]
     asked.clear()
     assert read(rig.directory).model == rig.model and not asked
 
 
 def test_a_digest_of_another_segment_is_none(rig: LeavingRig) -> None:
-    path, _ = sealed_with_heads(rig)
+    path, _ = sealed_with_heads(rig, old=True)
     other = table(segment_path(str(rig.directory), 3))
     with closing(sqlite3.connect(path)) as db:
         db.execute("DELETE FROM digest")
@@ -425,13 +334,3 @@ def test_a_start_brings_jobs_back_without_their_bodies(tmp_path: Path) -> None:
     check(turn_rig.engine)
     assert not turn_rig.bodies.gone and not turn_rig.failures
     turn_rig.close()
-
-
-def test_a_digest_that_would_take_too_much_memory_is_given_up() -> None:
-    """Digests in the making took up to a quarter of what was written, whatever the bound of memory was."""
-    small, large = Digest(1, 100_000), Digest(1)
-    for number in range(1, 1001):
-        for digest in small, large:
-            digest.add(number, number, FULL, bytes(5000))
-    assert large.rows() and not small.rows()
-    assert small._kept < 200_000 < large._kept
