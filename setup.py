@@ -63,6 +63,7 @@ MODULES = {
     "journal": ["liveness", "log", "packed", "plain"],
     "journal/postgres": ["compaction", "format", "log", "replay", "sizing", "writer"],
     "journal/sqlite": [
+        "bodies",
         "compaction",
         "digest",
         "files",

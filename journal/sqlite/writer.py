@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from typing import Final
 
