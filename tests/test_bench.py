@@ -18,7 +18,7 @@ import pytest
 
 from geventstalk._build import BUILD
 from scripts.benchmark import __main__ as program
-from scripts.benchmark import attack, backlog, cluster, curves, fronts, report, servers, soak, tails
+from scripts.benchmark import attack, backlog, bodies, cluster, curves, fronts, report, servers, soak, tails
 from scripts.benchmark.load import Client, Load, LoadError, fill
 from scripts.benchmark.prober import Waits, probing
 from scripts.benchmark.rows import BY_NAME, ROWS, Scale, journals, throughput
@@ -314,6 +314,21 @@ def test_figures_of_fronts_are_the_least_processor_time_and_median_rates() -> No
     found = {"build": "pure", "cores": "a core each", "runs": 3, "rows": [{"title": "a row", "kinds": kinds}]}
     line = report.fronts_part({"fronts": found, "machine": "a machine", "taken": "today"})[-1]
     assert line == "| a row | 4.00 (0.6) | - | 3.00 (2.0) | 7.00 (2.0) | 200 | - | 20.0 |"
+
+
+@pytest.mark.slow
+def test_what_bodies_cost_is_measured_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "SIZES", {"1 kB": (1 << 10, 5), "1 MB": (1 << 20, 2)})
+    monkeypatch.setattr(bodies, "POLICIES", {"no journal": (), "`-f0`": ("-f0",)})
+    monkeypatch.setattr(bodies, "_DEVICE_BYTES", 1 << 20)
+    found = bodies.measure([PURE], Scale(seconds=0.2), min(os.sched_getaffinity(0)), 1)
+    titles = ["1 kB, no journal", "1 kB, `-f0`", "1 MB, no journal", "1 MB, `-f0`"]
+    assert [row["title"] for row in found["rows"]] == titles
+    for row in found["rows"]:
+        ((rate, all_us, user_us, p99_ms),) = row["builds"]["pure"]
+        assert rate > 0 and all_us >= user_us >= 0 and p99_ms > 0, row
+    lines = report.bodies_part({"bodies": found, "machine": "a machine", "taken": "today"})
+    assert len(lines) == 4 + 4 and "MB/s" in lines[0] and lines[2].count("|") == lines[4].count("|") == 5
 
 
 @pytest.mark.slow

@@ -49,6 +49,11 @@ LOOP_CALLS = 2
 """Those of a turn: its wait and a getpid."""
 COMMIT_WRITES_MAX = 10
 """Pages and their headers that a commit of some small records writes."""
+LONE_PUT_CALLS = 18
+"""System calls of a put with `-f0` by one client: a read, a write, the locks of SQLite's index, the pages and their
+headers, the sync, and the watermark."""
+BODY_CALLS = 3
+"""Those that a body of 10 kB takes beside: its write and its sync, and a read, as it comes in pieces."""
 TURNS_MAX = 10
 """Turns that may belong to a stop, a burst, looks at what else there is, and the mark: half of one for each client."""
 STOPPED = "--- stopped by SIGSTOP ---"
@@ -155,6 +160,25 @@ def test_a_turn_takes_one_wait_and_one_commit_for_all_its_connections(traced: Tr
     alone = traced.count(one)
     beside = calls.total() - 2 * CLIENTS
     assert beside <= 2 * alone.total() + TURNS_MAX * LOOP_CALLS, (calls, alone)
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["-f0"])
+@pytest.mark.parametrize("body_bytes", [64, 10_000])
+def test_a_lone_durable_put_takes_so_many_calls(traced: Traced, body_bytes: int) -> None:
+    """The least of some puts: a page that is full, and a segment, take more now and then."""
+    client = traced.clients[0]
+
+    def put() -> None:
+        client.put(b"x" * body_bytes)
+
+    counts = [traced.count(put) for _ in range(8)]
+    calls = min(counts, key=Counter.total)
+    large = body_bytes > 64
+    assert calls["fdatasync"] == 1 + large, calls
+    beside = sum(count for name, count in calls.items() if name not in LOOP | ALLOCATOR)
+    assert beside <= LONE_PUT_CALLS + BODY_CALLS * large, calls
 
 
 # Instructions of the core

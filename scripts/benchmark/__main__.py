@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.benchmark import backlog, curves, environment, fronts, limits, report, servers, tails
+from scripts.benchmark import backlog, bodies, curves, environment, fronts, limits, report, servers, tails
 from scripts.benchmark.load import Client, LoadError
 from scripts.benchmark.rows import ROWS, Row, Scale, journals
 
@@ -33,6 +33,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tails", action="store_true", help="the longest request beside large work")
     parser.add_argument("--fronts", action="store_true", help="front-end processes: processor time and rates")
     parser.add_argument("--backlog", action="store_true", help="bodies beyond --max-memory; what a backlog leaves")
+    parser.add_argument("--bodies", action="store_true", help="bodies of 1 kB to 1 MB under each policy of fsync")
     parser.add_argument("--limits", action="store_true", help="how much of everything a machine with 4 GB carries")
     parser.add_argument("--cluster", action="store_true", help="PostgreSQL with a replica beside SQLite, and takeovers")
     parser.add_argument("--all", action="store_true", help="all parts but the cluster")
@@ -45,12 +46,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"no such row: {', '.join(sorted(unknown))} (there are: {names})")
     if options.all:
         options.table = options.curves = options.tails = options.limits = options.fronts = options.backlog = True
+        options.bodies = True
     elif options.row or not any(getattr(options, part) for part in _OTHER_PARTS):
         options.table = True
     return options
 
 
-_OTHER_PARTS = ("curves", "tails", "limits", "fronts", "backlog", "cluster")
+_OTHER_PARTS = ("curves", "tails", "limits", "fronts", "backlog", "bodies", "cluster")
 
 
 def builds_for(wanted: Sequence[str]) -> list[servers.Build]:
@@ -128,6 +130,9 @@ def measure(options: argparse.Namespace) -> report.Results:
         keep(results, options)
     if options.backlog:
         results["backlog"] = backlog.measure(builds, scale, server_core, runs)
+        keep(results, options)
+    if options.bodies:
+        results["bodies"] = bodies.measure(builds, scale, server_core, runs)
         keep(results, options)
     if options.curves:
         results["curves"] = curves.measure(builds, scale, server_core)
