@@ -49,7 +49,7 @@ LOOP_CALLS = 2
 """Those of a turn: its wait and a getpid."""
 COMMIT_WRITES_MAX = 10
 """Pages and their headers that a commit of some small records writes."""
-LONE_PUT_CALLS = 18
+LONE_PUT_CALLS = 16
 """System calls of a put with `-f0` by one client: a read, a write, the locks of SQLite's index, the pages and their
 headers, the sync, and the watermark."""
 BODY_CALLS = 3

@@ -32,8 +32,9 @@ class Cycles:
         self._put = put_request(body_bytes)
         self._reply_end = b"\r\n" + b"x" * body_bytes + b"\r\n"
         self._sockets = {sock.fileno(): sock for sock in (connect(port, blocking=True) for _ in range(connections))}
+        self._reply_max = body_bytes + 100
         self._begun_s: dict[int, float] = {}
-        self._parts: dict[int, bytearray] = {fd: bytearray() for fd in self._sockets}
+        self._parts: dict[int, bytes] = {}  # what has come of a reply
         self._epoll = select.epoll()
         for fd in self._sockets:
             self._epoll.register(fd, select.EPOLLIN)
@@ -46,17 +47,17 @@ class Cycles:
         while (now := time.monotonic()) < begun + seconds or not waits:
             if now > begun + seconds + SILENCE_S:
                 raise LoadError(f"the server answered nothing in {SILENCE_S:g} s")
-            for fd, _ in self._epoll.poll(0.1):
-                part = self._parts[fd]
-                data = self._sockets[fd].recv(1 << 21)
+            for fd, _ in self._epoll.poll(0.1, len(self._sockets)):
+                data = os.read(fd, self._reply_max)
                 if not data:
                     raise unexpected(b"")
-                part += data
-                answer = self._next_of(part)
-                if answer:
+                reply = self._parts.pop(fd) + data if fd in self._parts else data
+                command = self._next_of(reply)
+                if command:
                     waits.append(time.monotonic() - self._begun_s[fd])
-                    part.clear()
-                    self._send(fd, answer)
+                    self._send(fd, command)
+                else:
+                    self._parts[fd] = reply
         return waits
 
     def close(self) -> None:
@@ -64,7 +65,7 @@ class Cycles:
             sock.close()
         self._epoll.close()
 
-    def _next_of(self, reply: bytearray) -> bytes:
+    def _next_of(self, reply: bytes) -> bytes:
         """Returns the command that follows a reply; b"" when the reply is not complete."""
         if reply.startswith(b"RESERVED "):
             head = reply.find(b"\r\n")
@@ -78,11 +79,13 @@ class Cycles:
             return self._put
         elif not reply.endswith(b"\r\n"):
             return b""
-        raise unexpected(bytes(reply))
+        raise unexpected(reply)
 
     def _send(self, fd: int, data: bytes) -> None:
         self._begun_s[fd] = time.monotonic()
-        self._sockets[fd].sendall(data)
+        sent = os.write(fd, data)
+        if sent < len(data):
+            self._sockets[fd].sendall(data[sent:])
 
 
 def measure(builds: Sequence[Build], scale: Scale, core: int, runs: int) -> dict[str, Any]:
