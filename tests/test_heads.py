@@ -16,7 +16,7 @@ import pytest
 from journal import FULL, JournalDamaged, JournalFailed
 from journal.log import HEAD, HEAD_BYTES, Row
 from journal.sqlite.files import BODIES_SUFFIX, is_suspect, segment_path
-from journal.sqlite.format import LOCAL_MAX
+from journal.sqlite.format import INSIDE_MAX
 from journal.sqlite.survey import SegmentSurvey
 from tests.support.check import check
 from tests.support.faults import Rig, payload, read
@@ -60,7 +60,7 @@ def live_in(rig: LeavingRig, seed: int) -> None:
     """Some segments with all kinds of records."""
     draw = random.Random(seed)
     for key in range(1, 121):
-        rig.put(key, draw.choice([0, 20, 150, LOCAL_MAX - 8, LOCAL_MAX - 7, 3000, 3000, 5000, 5000, 9000]))
+        rig.put(key, draw.choice([0, 20, 150, INSIDE_MAX - 8, INSIDE_MAX - 7, 3000, 3000, 5000, 5000, 9000]))
         for other in draw.sample(range(1, key + 1), min(key, draw.choice([0, 0, 1, 3]))):
             if other in rig.model:
                 rig.delete(other) if draw.random() < 0.3 else rig.change(other, draw.choice([8, 8, 700]))
@@ -93,7 +93,7 @@ def test_heads_are_those_of_the_records(rig: LeavingRig, tmp_path: Path, seed: i
     for (segment, (seq, key, kind, _, data)), (number, row) in zip(whole, rig.rows, strict=True):
         if row[2] == HEAD:
             row = (row[0], row[1], FULL, row[3], row[4])
-            assert row[3:] == (len(data), data[:HEAD_BYTES]) and len(data) > LOCAL_MAX
+            assert row[3:] == (len(data), data[:HEAD_BYTES]) and len(data) > INSIDE_MAX
         else:
             assert row[4] == data
         assert (number, *row[:3]) == (segment, seq, key, kind)

@@ -23,8 +23,8 @@ from journal.sqlite.format import (
     EMPTY_BYTES,
     FORMAT_VERSION,
     GROUP,
+    INSIDE_MAX,
     LAST,
-    LOCAL_MAX,
     PAGE_BYTES,
     PART,
     checksum,
@@ -260,7 +260,7 @@ def test_every_reading_gives_what_was_appended_however_it_is_grouped(path: Path,
     assert found == wholes
     reader.close()
     shown = ask(path, "SELECT * FROM each_record ORDER BY seq")
-    inside = [(key, kind, row if len(row) <= LOCAL_MAX else row[: 256 * (kind == FULL)]) for key, kind, row in every]
+    inside = [(key, kind, row if len(row) <= INSIDE_MAX else row[: 256 * (kind == FULL)]) for key, kind, row in every]
     assert shown == [(seq, *row) for seq, row in enumerate(inside, 1)]
 
 

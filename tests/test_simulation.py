@@ -56,7 +56,7 @@ PINNED = {
     "loses operations when it stops": (14, 51, 136),
     "operations are done after a failure": (33, 44, 51),
     "forgets moves": (1, 2, 3),
-    "forgets a body that has come": (390,),
+    "forgets a body that has come": (845, 859),
     "forgets a body that does not come": (89, 91, 130),
     "takes bodies of others": (46, 146, 209),
     "forgets a body that fails": (110, 177, 207),

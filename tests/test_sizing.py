@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from journal.sqlite.format import INDEX_BYTES, LOCAL_MAX, PAGE_BYTES, row_bytes, whole_bytes
+from journal.sqlite.format import INDEX_BYTES, INSIDE_MAX, PAGE_BYTES, row_bytes, whole_bytes
 from journal.sqlite.sizing import (
     AHEAD_MAX,
     BARE_SEGMENT_BYTES,
@@ -131,7 +131,7 @@ def database_bytes(written: int) -> int:
 
 def test_a_merged_segment_takes_no_more_than_was_said(seed: int) -> None:
     for chance, sizing, _ in sizings(seed):
-        written = row_bytes(chance.choice([0, 10, 200, 990, LOCAL_MAX, 5000, 65535])) * chance.randrange(1000)
+        written = row_bytes(chance.choice([0, 10, 200, 990, INSIDE_MAX, 5000, 65535])) * chance.randrange(1000)
         assert database_bytes(written) <= sizing.merge_bytes(1 << 62, written)
         assert sizing.merge_bytes(written, written) <= written, "what the segment takes is the most"
 
@@ -269,7 +269,7 @@ def test_moving_takes_no_more_than_was_said(seed: int) -> None:
 # --- puts
 
 
-@pytest.mark.parametrize("size", [0, 1, 200, 990, LOCAL_MAX, LOCAL_MAX + 1, 65535, 1 << 24, 1 << 30])
+@pytest.mark.parametrize("size", [0, 1, 200, 990, INSIDE_MAX, INSIDE_MAX + 1, 65535, 1 << 24, 1 << 30])
 def test_a_put_has_to_find_its_record_a_change_and_its_delete_twice(size: int) -> None:
     record, change = whole_bytes(size), row_bytes(64)
     assert record >= row_bytes(size + 20)

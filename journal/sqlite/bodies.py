@@ -1,4 +1,4 @@
-"""The `-bodies` file of a segment: payloads that do not fit into a page of SQLite, one after the other as they are.
+"""The `-bodies` file of a segment: payloads of more than half a page of SQLite, one after the other as they are.
 
 SQLite would write such a payload twice, with a checksum for each page, and read it once more to seal the segment. Here
 it is written once and never moved. The row of the record says where it stands, and has its checksum.

@@ -4,7 +4,7 @@ This module must not know what a payload means, nor SQLite's module. Schema and 
   record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ...; kind is FULL, CHANGE or DELETE, or PART ... LAST for a
   FULL one that is too large for a row, or GROUP for several small ones in one: seq is that of the last, key how many,
   and the payload `[[key,kind,size],...]`, a line feed, and theirs. each_record is a view with a row for each of those.
-  A payload that does not fit into a page stands in the segment's `-bodies` file: its kind is OUTSIDE more.
+  A payload of more than half a page stands in the segment's `-bodies` file: its kind is OUTSIDE more.
   meta(name, value): `segment` its number, `high_water` the largest key ever written before it, `oldest` the first
   segment that a replay needs, `records-N` those of segment N before it, once it is sealed `records`, their
   count, and `crc` over the others.
@@ -80,9 +80,11 @@ CELL_BYTES: Final = 24
 LEAF_BYTES: Final = PAGE_BYTES - 8
 """What a page has for rows: a leaf of SQLite's tree begins with a header of 8 bytes (file format, section 1.6)."""
 LOCAL_MAX: Final = PAGE_BYTES - 60
-"""A larger payload stands in the `-bodies` file. SQLite would give it pages of its own: a row may have PAGE_BYTES - 35
-bytes in its page (section 1.6), and up to 25 of them are not payload."""
-_SHARES: Final = tuple(-(-PAGE_BYTES // (LEAF_BYTES // (size + CELL_BYTES))) for size in range(LOCAL_MAX + 1))
+"""SQLite would give a larger payload pages of its own: a row may have PAGE_BYTES - 35 bytes in its page (section 1.6),
+and up to 25 of them are not payload."""
+INSIDE_MAX: Final = LEAF_BYTES // 2 - CELL_BYTES
+"""The payload of a larger record stands in the `-bodies` file: a page would hold only one of them."""
+_SHARES: Final = tuple(-(-PAGE_BYTES // (LEAF_BYTES // (size + CELL_BYTES))) for size in range(INSIDE_MAX + 1))
 _OUTSIDE_BYTES: Final = _SHARES[PLACE.size + CUT_BYTES]
 """What the row of a payload takes that stands outside."""
 _ENTRY_BYTES: Final = 16
@@ -130,10 +132,10 @@ def is_kind(kind: int) -> bool:
 def row_bytes(size: int) -> int:
     """Returns what a payload of so many bytes takes on disk: of its page as much as when all records there are like it.
 
-    A page holds whole records only, so one of 990 bytes takes half of it, and one of 1,010 all. Source: SQLite's file
+    A page holds whole records only, so one of 600 bytes takes a third of it, and one of 700 half. Source: SQLite's file
     format, section 1.6.
     """
-    return _SHARES[size] if size <= LOCAL_MAX else size + _OUTSIDE_BYTES
+    return _SHARES[size] if size <= INSIDE_MAX else size + _OUTSIDE_BYTES
 
 
 def whole_bytes(size: int) -> int:
@@ -141,7 +143,7 @@ def whole_bytes(size: int) -> int:
 
     By then it may have grown, so that four to a page come to lie three, and small ones may share rows with others.
     """
-    return _WHOLES[size] if size <= LOCAL_MAX else row_bytes(size + GROWN_BYTES)
+    return _WHOLES[size] if size <= INSIDE_MAX else row_bytes(size + GROWN_BYTES)
 
 
 def _whole_bytes(size: int) -> int:
@@ -244,4 +246,4 @@ def row_of(seq: int, entries: list[Entry], heads: list[bytes]) -> NewRow:
     return seq, key, kind, checksum(seq, key, kind, payload), bytearray(payload)
 
 
-_WHOLES: Final = tuple(_whole_bytes(size) for size in range(LOCAL_MAX + 1))
+_WHOLES: Final = tuple(_whole_bytes(size) for size in range(INSIDE_MAX + 1))

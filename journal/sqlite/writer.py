@@ -25,6 +25,7 @@ from journal.sqlite.format import (
     GROUPED_MAX,
     HEAD_BYTES,
     HEAD_ENDS,
+    INSIDE_MAX,
     LARGE_BATCH,
     LEAF_BYTES,
     LOCAL_MAX,
@@ -108,7 +109,7 @@ class SegmentWriter:
     def rows(self, batch: list[Entry], outside: list[bytes]) -> list[NewRow]:
         """The rows of a batch, for append(). Small records that follow each other share rows.
 
-        Payloads that do not fit into a page are added to `outside`, for the `-bodies` file.
+        Large payloads are added to `outside`, for the `-bodies` file.
         """
         limit = LOCAL_MAX if len(batch) >= LARGE_BATCH else GROUP_BYTES
         rows: list[NewRow] = []
@@ -117,7 +118,7 @@ class SegmentWriter:
         offset = self.bodies.bytes
         for key, kind, payload in batch:
             size = len(payload)
-            if size > LOCAL_MAX:
+            if size > INSIDE_MAX:
                 if heads:
                     rows.append(row_of(self.records + end, batch[begin:end], heads))
                 end += 1

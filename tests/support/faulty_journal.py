@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from journal.errors import JournalDamaged, JournalFailed, JournalFull, JournalLocked
 from journal.log import HEAD, HEAD_BYTES, Payloads, Wanted
 from journal.sqlite.files import segment_path
-from journal.sqlite.format import DELETE, FULL, LAST, LOCAL_MAX, PAGE_BYTES, PART, PARTS, row_bytes
+from journal.sqlite.format import DELETE, FULL, INSIDE_MAX, LAST, PAGE_BYTES, PART, PARTS, row_bytes
 from journal.sqlite.reader import SegmentReader, join
 from journal.sqlite.replay import Replay, Source
 from journal.sqlite.space import Space
@@ -133,7 +133,7 @@ class Segment:
 def outside_bytes(transaction: Transaction) -> int:
     """What the payloads of a transaction take that stand outside."""
     rows = [] if isinstance(transaction, Note) else transaction
-    return sum([len(payload) for _, _, payload in rows if len(payload) > LOCAL_MAX])
+    return sum([len(payload) for _, _, payload in rows if len(payload) > INSIDE_MAX])
 
 
 def transaction_bytes(transaction: Transaction) -> int:
