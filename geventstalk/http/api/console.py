@@ -7,6 +7,7 @@ that names the hash is requested anew each time.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 from pathlib import Path
@@ -73,6 +74,7 @@ class Files:
         return sorted(self._files)
 
 
+@functools.cache
 def load() -> Files:
     """Loads the files of the console from the package."""
     return Files(Path(__file__).resolve().parents[1] / "console")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from importlib.resources import files
 from typing import Any
@@ -20,13 +21,19 @@ def load() -> dict[str, Any]:
     return document
 
 
+@functools.cache
+def as_json() -> bytes:
+    """Returns the document as it is served."""
+    return json.dumps(load()).encode()
+
+
 class DocumentResource:
     """GET /api/v1/openapi.json"""
 
     public = True
 
     def __init__(self) -> None:
-        self._content = json.dumps(load()).encode()  # at the start: later it would block other clients
+        self._content = as_json()  # at the start: later it would block other clients
 
     def on_get(self, req: falcon.Request, resp: falcon.Response) -> None:
         resp.data = self._content
