@@ -221,7 +221,10 @@ def working(address: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in begun:
         if process.poll() is None:
             process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()  # a command that was left running holds the other end
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
