@@ -207,6 +207,8 @@ class Canary(NamedTuple):
 
 LARGE = {"sizes": (10, 3000, 6000), "segment_bytes": 1 << 15}
 SMALL = {"sizes": (0, 10, 60), "segment_bytes": 1 << 15}
+UNSEALED = {**SMALL, "segment_bytes": 1 << 22}
+"""Sealing writes records once more, and so makes up for a sync that failed."""
 CANARIES: dict[str, Canary] = {
     "delete unrecorded in compaction": Canary(delete_unrecorded_in_compaction, orders=SMALL),
     "no sync of the directory": Canary(no_sync_of_the_directory, orders=SMALL),
@@ -214,7 +216,7 @@ CANARIES: dict[str, Canary] = {
     "compaction drops a job": Canary(compaction_drops_a_job, orders=SMALL),
     "sync of nothing": Canary(sync_of_nothing, orders=SMALL),
     "sync of the newest only": Canary(sync_of_the_newest_only, policy="fms", orders=SMALL),
-    "failed sync goes unnoticed": Canary(failed_sync_goes_unnoticed, "failing", orders=SMALL),
+    "failed sync goes unnoticed": Canary(failed_sync_goes_unnoticed, "failing syncs", orders=UNSEALED),
     "left over built upon": Canary(left_over_built_upon, policy="F", orders=SMALL, kills=0.9),
     "body file behind its rows": Canary(body_file_behind_its_rows, orders=LARGE),
     "sealed without its bodies": Canary(sealed_without_its_bodies, policy="F", orders=LARGE),

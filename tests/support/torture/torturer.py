@@ -41,6 +41,8 @@ BEYOND_S = 30.0
 SMALL_DISK_BYTES = 3 << 20
 EIO, ENOSPC = 5, 28
 POLICIES = ("f0", "fms", "F")
+FAILING_SYNCS = "failing syncs"
+"""A kind of disk for a planted fault: of the calls that fail, a sync is one of eight elsewhere."""
 KINDS = ("plain", "plain", "plain", "failing", "full")
 
 
@@ -166,7 +168,7 @@ class Torment:
         if killed:
             options["KILL"] = str(draw.choice([draw.randint(1, 120), draw.randint(1, 3000)]))
         lost = False
-        if self._kind == "failing" and draw.random() < 0.8:
+        if self._kind in ("failing", FAILING_SYNCS) and draw.random() < 0.8:
             options["FAIL"], lost = self._failing()
         self.outcome.lives += 1
         try:
@@ -198,7 +200,18 @@ class Torment:
         """Some calls that fail, and whether an fsync is among them."""
         draw = self._draw
         calls, error = draw.choice(
-            [("s", EIO), ("w", EIO), ("wac", ENOSPC), ("wac", ENOSPC), ("t", EIO), ("r", EIO), ("u", EIO), ("c", EIO)]
+            [("s", EIO)]
+            if self._kind == FAILING_SYNCS
+            else [
+                ("s", EIO),
+                ("w", EIO),
+                ("wac", ENOSPC),
+                ("wac", ENOSPC),
+                ("t", EIO),
+                ("r", EIO),
+                ("u", EIO),
+                ("c", EIO),
+            ]
         )
         first = draw.choice([draw.randint(1, 40), draw.randint(1, 600)])
         return f"{calls}:{first}:{draw.choice([1, 1, 5, 200])}:{error}", calls == "s"
