@@ -248,3 +248,52 @@ def test_what_a_removed_segment_left_is_tidied_up(rig: Rig) -> None:
     read_sound(rig.directory)
     rig.open()
     assert not left.exists()
+
+
+def events_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is unlinked, and the syncs of directories, in order."""
+    events: list[str] = []
+    unlink, fsync = os.unlink, os.fsync
+
+    def unlinked(path: str) -> None:
+        unlink(path)
+        events.append(os.path.basename(path))
+
+    def synced(file: int) -> None:
+        fsync(file)
+        if os.path.isdir(f"/proc/self/fd/{file}"):
+            events.append("sync")
+
+    monkeypatch.setattr(os, "unlink", unlinked)
+    monkeypatch.setattr(os, "fsync", synced)
+    return events
+
+
+# Bug: A loss of power brought the database of a removed segment back without its payloads: no start was possible.
+def test_the_payloads_of_a_removed_segment_go_when_its_database_cannot_come_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in range(1, 40):
+        rig.put(key, SIZE)
+        rig.journal.commit()
+        rig.settle()
+    events = events_of(monkeypatch)
+    for key in range(1, 30):
+        rig.delete(key)
+    rig.journal.commit()
+    rig.compact_all()
+    gone = [name for name in events if name.endswith(BODIES_SUFFIX)]
+    assert len(gone) > 2
+    for name in gone:
+        at = events.index(name)
+        assert "sync" in events[events.index(name.removesuffix(BODIES_SUFFIX)) : at], events
+
+
+def test_nothing_that_a_kill_left_is_tidied_up_before_a_sync(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ended behind the removal of a database, and a loss of power could still bring it back."""
+    rig.close()
+    left = Path(segment_path(str(rig.directory), 900) + BODIES_SUFFIX)
+    left.write_bytes(b"x" * 10)
+    events = events_of(monkeypatch)
+    rig.open()
+    assert "sync" in events[: events.index(left.name)]

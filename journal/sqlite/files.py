@@ -236,17 +236,27 @@ def left_overs(directory: str) -> list[str]:
 
 
 def remove_left_overs(directory: str) -> None:
-    """Removes left_overs(). The caller holds the directory's lock. Raises JournalFailed."""
+    """Removes left_overs(). The caller holds the directory's lock. Raises JournalFailed.
+
+    Before, a sync sees to it that no database comes back whose WAL or payloads are removed here.
+    """
     try:
-        for path in left_overs(directory):
+        paths = left_overs(directory)
+        if paths:
+            fsync_path(directory)
+        for path in paths:
             os.unlink(path)
     except OSError as error:
         raise JournalFailed(f"cannot tidy the journal's directory: {error.strerror}: {error.filename}") from error
 
 
-def remove_files(path: str) -> None:
-    """Unlinks all files of a segment. Raises JournalFailed, not for a missing file."""
-    for suffix in SUFFIXES:
+def remove_files(path: str, *, bodies: bool = True) -> None:
+    """Unlinks all files of a segment, or all but its large payloads. Raises JournalFailed, not for a missing file.
+
+    A loss of power may bring the database back. Where it has records that name payloads, the caller leaves the payloads
+    until it has synced the directory, and calls this again.
+    """
+    for suffix in SUFFIXES if bodies else SUFFIXES[:-1]:
         try:
             os.unlink(path + suffix)
         except FileNotFoundError:

@@ -153,12 +153,12 @@ class Sealed:
         sync_files(self.path)
 
     def remove(self) -> None:
-        """Removes the segment's files, in the worker."""
+        """Removes the segment's files but for its large payloads, in the worker."""
         if self._writer is not None:
-            self._writer.discard()
+            self._writer.discard(bodies=False)
             self._writer = None
         else:
-            remove_files(self.path)
+            remove_files(self.path, bodies=False)
         self.wal = None
 
 
@@ -754,7 +754,11 @@ class _Retire:
             self._guard.run()
         self._victim.remove()
         self._segments.hold_room()
-        fsync_path(self._segments.directory)  # before the next goes: after a crash a gap would count as missing
+        # Before the next goes: after a crash a gap would count as missing. And before its payloads go: a loss of power
+        # could bring a segment back, and its records would count as damaged.
+        fsync_path(self._segments.directory)
+        remove_files(self._victim.path)
+        self._segments.hold_room()
 
     def done(self) -> None:
         self._segments.retired(self._victim)

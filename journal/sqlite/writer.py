@@ -190,10 +190,13 @@ class SegmentWriter:
         except sqlite3.Error as error:
             raise failure_of(error, "cannot write to journal segment", self.path) from error
 
-    def discard(self) -> None:
-        """Closes and removes a segment that is not needed. The segment may be sealed or not. Raises JournalFailed."""
+    def discard(self, *, bodies: bool = True) -> None:
+        """Closes and removes a segment that is not needed, as remove_files(). The segment may be sealed or not.
+
+        Raises JournalFailed.
+        """
         try:
-            remove_files(self.path)
+            remove_files(self.path, bodies=bodies)
         except JournalFailed:
             self.leave()  # the next start finds what could not be removed as it is
             raise

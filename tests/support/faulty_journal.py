@@ -331,7 +331,7 @@ class _SegmentWriter:
         self._disk.take(self._segment.grows_by(note), f"cannot write to journal segment {self.path}")
         self._segment.add(note)
 
-    def discard(self) -> None:
+    def discard(self, *, bodies: bool = True) -> None:
         _remove_files(self.path)
 
     def leave(self) -> None:
@@ -427,8 +427,10 @@ def _whole(rows: list[Row], place: int) -> bytes:
     return b"".join([*parts[len(parts) - count :], last[PARTS.size :]])
 
 
-def _remove_files(path: str) -> None:
+def _remove_files(path: str, *, bodies: bool = True) -> None:
     disk = Disk.of(path)
+    if number_of(path) not in disk.segments:
+        return
     disk.moment("before a segment is removed")
     segment = disk.segments.pop(number_of(path), None)
     if segment is not None and segment.name_synced:
