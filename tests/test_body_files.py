@@ -250,8 +250,8 @@ def test_what_a_removed_segment_left_is_tidied_up(rig: Rig) -> None:
     assert not left.exists()
 
 
-def events_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is unlinked, and the syncs of directories, in order."""
+def events_of(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> list[str]:
+    """What is unlinked, and the syncs of the directory, in order."""
     events: list[str] = []
     unlink, fsync = os.unlink, os.fsync
 
@@ -261,7 +261,7 @@ def events_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def synced(file: int) -> None:
         fsync(file)
-        if os.path.isdir(f"/proc/self/fd/{file}"):
+        if os.readlink(f"/proc/self/fd/{file}") == str(rig.directory):
             events.append("sync")
 
     monkeypatch.setattr(os, "unlink", unlinked)
@@ -277,7 +277,7 @@ def test_the_payloads_of_a_removed_segment_go_when_its_database_cannot_come_back
         rig.put(key, SIZE)
         rig.journal.commit()
         rig.settle()
-    events = events_of(monkeypatch)
+    events = events_of(monkeypatch, rig)
     for key in range(1, 30):
         rig.delete(key)
     rig.journal.commit()
@@ -294,6 +294,6 @@ def test_nothing_that_a_kill_left_is_tidied_up_before_a_sync(rig: Rig, monkeypat
     rig.close()
     left = Path(segment_path(str(rig.directory), 900) + BODIES_SUFFIX)
     left.write_bytes(b"x" * 10)
-    events = events_of(monkeypatch)
+    events = events_of(monkeypatch, rig)
     rig.open()
     assert "sync" in events[: events.index(left.name)]
