@@ -13,7 +13,7 @@ import pytest
 
 from journal import FULL, JournalDamaged, JournalFailed, JournalFull
 from journal.sqlite.backup import backup
-from journal.sqlite.files import BODIES_SUFFIX, read_watermark, segment_path
+from journal.sqlite.files import ASIDE_SUFFIX, BODIES_SUFFIX, read_watermark, segment_path
 from journal.sqlite.writer import SegmentWriter
 from tests.support.disk import free_bytes, small_disk
 from tests.support.faults import Rig, read, read_sound
@@ -297,3 +297,19 @@ def test_nothing_that_a_kill_left_is_tidied_up_before_a_sync(rig: Rig, monkeypat
     events = events_of(monkeypatch, rig)
     rig.open()
     assert "sync" in events[: events.index(left.name)]
+
+
+# Bug: A kill while a segment was set aside left its payloads under the old name, and the next start removed them.
+def test_what_belongs_to_a_segment_that_was_set_aside_stays(rig: Rig) -> None:
+    for key in range(1, 20):
+        rig.put(key, SIZE)
+        rig.journal.commit()
+        rig.settle()
+    rig.close()
+    aside = Path(segment_path(str(rig.directory), 900) + ASIDE_SUFFIX)
+    aside.write_bytes(b"a database")
+    left = [Path(segment_path(str(rig.directory), 900) + suffix) for suffix in ("-wal", BODIES_SUFFIX)]
+    for path in left:
+        path.write_bytes(b"x" * 10)
+    rig.open()
+    assert aside.exists() and all(path.exists() for path in left)

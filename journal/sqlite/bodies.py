@@ -18,8 +18,8 @@ from journal.sqlite.format import OUTSIDE, PLACE, Row
 
 _COPY_BYTES: Final = 1 << 20
 _AT_ONCE: Final = 1 << 16
-"""Payloads are written together until they have so many bytes. To put a megabyte together takes memory that the system
-has to clear first, which takes as long as the write."""
+"""About the size of one write. Joining a megabyte needs memory that the system clears first, which takes as long as the
+write."""
 
 
 class BodyFile:

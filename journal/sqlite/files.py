@@ -229,7 +229,10 @@ def left_overs(directory: str) -> list[str]:
             match = _LEFT_OVER.fullmatch(entry.name)
             if match is None or not entry.is_file(follow_symlinks=False):
                 continue
-            half_removed = match[3] is not None and not os.path.lexists(os.path.join(directory, match[1]))
+            segment = os.path.join(directory, match[1])
+            # Setting a segment aside renames file by file: what is not renamed yet is no left-over.
+            kept = os.path.lexists(segment) or os.path.lexists(segment + ASIDE_SUFFIX)
+            half_removed = match[3] is not None and not kept
             if match[2] is not None or half_removed:
                 found.append(entry.path)
     return found

@@ -86,7 +86,7 @@ INSIDE_MAX: Final = LEAF_BYTES // 2 - CELL_BYTES
 """The payload of a larger record stands in the `-bodies` file: a page would hold only one of them."""
 _SHARES: Final = tuple(-(-PAGE_BYTES // (LEAF_BYTES // (size + CELL_BYTES))) for size in range(INSIDE_MAX + 1))
 _OUTSIDE_BYTES: Final = _SHARES[PLACE.size + CUT_BYTES]
-"""What the row of a payload takes that stands outside."""
+"""The bytes that the row of an outside payload takes."""
 _ENTRY_BYTES: Final = 16
 """What a record of a group takes there beside its payload, with a key of seven digits."""
 
@@ -231,7 +231,10 @@ def split(key: int, payload: bytes) -> list[tuple[int, int, bytes]]:
 
 
 def outside_row(seq: int, key: int, kind: int, payload: bytes, offset: int, before: int) -> NewRow:
-    """A row for a record whose payload stands in the `-bodies` file at this offset, behind so many of its commit."""
+    """Returns the row of a record whose payload stands at this offset of the `-bodies` file.
+
+    `before` is the number of records of the same commit that come before the record.
+    """
     kept = PLACE.pack(offset, len(payload), crc32(payload), before) + (payload[:CUT_BYTES] if kind == FULL else b"")
     kind += OUTSIDE
     return seq, key, kind, checksum(seq, key, kind, kept), bytearray(kept)

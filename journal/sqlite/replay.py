@@ -31,7 +31,7 @@ _AHEAD: Final = 16
 """So many segments are asked of the device while one is read, where HEAD rows will do. A cold start is a third faster
 so, or more where the device is slow."""
 _DIGEST_SHARE: Final = 16
-"""A digest stands at the end of a file whose payloads stand inside. It seldom takes more than one in so many parts."""
+"""A digest is at the end of its file, and seldom larger than this part of the file. Only old segments have a digest."""
 _MISSING_MAX: Final = 10_000
 """A larger gap in the numbers is not accepted for good: then some file has a wrong name, and nothing is missing."""
 

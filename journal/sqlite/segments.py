@@ -375,7 +375,7 @@ class Segments:
 
     @property
     def full_at(self) -> int:
-        """A WAL of so many bytes, or so many bytes of large payloads, are full."""
+        """Returns the size at which the WAL or the `-bodies` file of a segment is full."""
         return self.sizing.full_at(self.space.tight)
 
     @property

@@ -45,7 +45,9 @@ class WalFile:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def sync(self, *, only_bodies: bool = False) -> None:
-        """Waits until all that was written is on the device. Any thread may call. Raises JournalFailed.
+        """Waits until the WAL and its payloads are on the device, or the payloads only. Raises JournalFailed.
+
+        Any thread may call.
 
         Linux tells of what it could not write once: an fsync after a failed one succeeds and proves nothing. So an
         fsync waits for the one before, and after a failure none is tried.

@@ -97,7 +97,7 @@ class SegmentWriter:
 
     def _undo(self, ours: list[str]) -> None:
         if self.path in ours:
-            self.bodies.close()  # an open file keeps its room on the disk, also without a name
+            self.bodies.close()  # a file that is unlinked and open still takes room on the disk
         for each in ours:
             remove_files(each)
 

@@ -41,7 +41,7 @@ class Cycles:
             self._send(fd, self._put)
 
     def work(self, seconds: float) -> list[float]:
-        """Goes on for so many seconds, and longer where nothing is answered. Returns how long each command took."""
+        """Works for `seconds`, or until one command is answered. Returns the seconds that each command took."""
         waits: list[float] = []
         begun = time.monotonic()
         while (now := time.monotonic()) < begun + seconds or not waits:
@@ -130,7 +130,7 @@ def measure_one(
 
 
 def device_mb_s() -> float:
-    """How many megabytes a second one file takes that is written and synced in the place of the journals."""
+    """Returns the megabytes a second at which one file is written and synced on the disk of the journals."""
     with tempfile.TemporaryFile(prefix="geventstalk-bench-") as file:
         data = os.urandom(1 << 20)
         begun = time.monotonic()

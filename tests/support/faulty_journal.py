@@ -97,7 +97,7 @@ class Segment:
         return self.file_bytes + self.wal_bytes + self.body_bytes
 
     def grows_by(self, transaction: Transaction) -> int:
-        """What its files grow by with one more."""
+        """Returns the bytes that its files grow by when a transaction is added."""
         return outside_bytes(transaction) + max(0, self.written_bytes + transaction_bytes(transaction) - self.wal_bytes)
 
     def add(self, transaction: Transaction) -> None:
