@@ -48,10 +48,12 @@ class Wire(Channel):
 
 
 class FakeSync(SyncPoint):
-    def __init__(self, fails: BaseException | None) -> None:
+    def __init__(self, fails: BaseException | None, meanwhile: Callable[[], None]) -> None:
         self.fails = fails
+        self.meanwhile = meanwhile
 
     def run(self) -> None:
+        self.meanwhile()
         if self.fails is not None:
             raise self.fails
 
@@ -70,6 +72,7 @@ class FakeJournal(Log):
         self.appended = self.high_water = 0
         self.commit_fails: BaseException | None = None
         self.sync_fails: BaseException | None = None
+        self.during_sync: Callable[[], None] = lambda: None
         self.append_fails: BaseException | None = None
         self.written: list[bytes] = []
         self.unsynced = False
@@ -101,7 +104,7 @@ class FakeJournal(Log):
 
     def sync_point(self) -> SyncPoint | None:
         covered, self.unsynced = self.unsynced, False
-        return FakeSync(self.sync_fails) if covered else None
+        return FakeSync(self.sync_fails, self.during_sync) if covered else None
 
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
         return iter(())
@@ -413,6 +416,96 @@ def test_nobody_is_kept_for_nothing() -> None:
         for client in [rig.client(), rig.client(), rig.client()][:2]:
             rig.turn.step(client, PUT)
         assert not rig.turn.gathers(), "no reply waits for a sync"
+
+
+SYNC_NS = 1_000_000
+
+
+def two_were_answered(rig: Rig, took_ns: int = SYNC_NS) -> tuple[Task, Wire, Wire]:
+    """Two clients had their changes synced in a thread, while a third was there."""
+
+    def takes_time() -> None:
+        rig.clock.ns += took_ns
+
+    rig.journal.during_sync = takes_time
+    one, two, _ = rig.client(), rig.client(), rig.client()
+    syncs = rig.turn.tasks()[-1]
+    next(syncs)
+    rig.say((one, PUT), (two, PUT))
+    sync = go_on(syncs).sync
+    assert sync is not None
+    sync.run()
+    go_on(syncs)
+    assert one.take() and two.take()
+    return syncs, one, two
+
+
+def test_a_sync_waits_for_clients_that_the_last_one_let_go_on() -> None:
+    """Without that, two halves of the clients would take turns, and each would wait for the sync of the other."""
+    rig = Rig(fsync_ms=0)
+    syncs, one, two = two_were_answered(rig)
+    rig.say((one, PUT))
+    wait = next(syncs)
+    assert wait.sync is None and wait.awake
+    assert wait.flag is not None and not wait.flag.is_set
+    rig.say((two, PUT))
+    assert wait.flag.is_set
+    sync = go_on(syncs).sync
+    assert sync is not None
+    sync.run()
+    go_on(syncs)
+    assert one.take() and two.take(), "both had the same sync"
+    assert not rig.turn.gate.pieces
+
+
+def test_a_sync_waits_for_no_longer_than_half_of_the_last() -> None:
+    rig = Rig(fsync_ms=0)
+    syncs, one, _ = two_were_answered(rig)
+    rig.say((one, PUT))
+    wait = next(syncs)
+    assert wait.at_ns == rig.clock.ns + SYNC_NS // 2
+    rig.clock.ns = wait.at_ns
+    wait = next(syncs)
+    assert wait.sync is not None
+    wait.sync.run()
+    go_on(syncs)
+    assert one.take()
+
+
+def test_after_a_very_slow_sync_the_next_one_waits_for_clients_for_milliseconds_only() -> None:
+    rig = Rig(fsync_ms=0)
+    syncs, one, _ = two_were_answered(rig, SECOND)
+    rig.say((one, PUT))
+    wait = next(syncs)
+    assert wait.at_ns == rig.clock.ns + 5_000_000
+    assert not wait.awake, "that is long enough to sleep"
+
+
+def test_where_clients_do_not_come_back_at_once_no_sync_waits_for_them() -> None:
+    """A worker sends its next change when it has done its job. Others must not pay for that each time."""
+    rig = Rig(fsync_ms=0)
+    syncs, one, two = two_were_answered(rig)
+    waited = 0
+    for _ in range(34):
+        rig.say((one, PUT))
+        wait = next(syncs)
+        while wait.sync is None:
+            if wait.awake:
+                waited += 1
+                rig.clock.ns = wait.at_ns
+            wait = next(syncs)
+        rig.say((two, PUT))  # too late for this sync
+        wait.sync.run()
+        wait = next(syncs)
+        while wait.sync is None:
+            if wait.awake:
+                waited += 1
+                rig.clock.ns = wait.at_ns
+            wait = next(syncs)
+        wait.sync.run()
+        go_on(syncs)
+        assert one.take() and two.take()
+    assert 1 <= waited <= 68 // 16 + 1
 
 
 def test_what_comes_behind_a_change_waits_with_it() -> None:

@@ -798,7 +798,7 @@ def _sleep(wait: Wait, parking: Parking) -> None:
         return
     flag.raised = parking.wake_soon
     try:
-        while not flag.is_set and not _sleep_some(wait.at_ns, parking):
+        while not flag.is_set and not (_look_once if wait.awake else _sleep_some)(wait.at_ns, parking):
             pass
     finally:
         flag.raised = None
@@ -817,6 +817,12 @@ def _sleep_some(at_ns: int, parking: Parking) -> bool:
         return True
     _nap(left_ns / 1e9, parking)
     return False
+
+
+def _look_once(at_ns: int, parking: Parking) -> bool:
+    """Lets every socket have its turn. Returns whether the moment has come."""
+    _nap(NEXT_TURN_S, parking)
+    return monotonic_ns() >= at_ns
 
 
 def _nap(seconds: float, parking: Parking) -> None:

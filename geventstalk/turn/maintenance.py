@@ -53,6 +53,7 @@ class Maintenance:
         self.failed = False
         self.give_memory_back: Callable[[], None] = _nothing_to_give
         self.sync: Sync | None = None  # the one that is under way in a thread
+        self.sync_took_ns = 0  # how long the last one took
         self._clock = clock
         self.busy = Flag()  # something happened to jobs that the rates do not know
         self.drained = Flag()  # there are far fewer jobs than there were
@@ -247,6 +248,7 @@ class Maintenance:
         self.sync = None
         if sync.error is not None:
             raise sync.error
+        self.sync_took_ns = sync.took_ns
         store.sync_took(sync.took_ns)
         store.synced_ns = self._clock()
 

@@ -92,15 +92,25 @@ class Work(Protocol):
 
 
 class Wait:
-    """A wait: for a flag or a moment, the first of them, or for the end of a sync or of work in a thread."""
+    """A wait: for a flag or a moment, the first of them, or for the end of a sync or of work in a thread.
+
+    With `awake` the driver does not sleep until the moment, which is near: it looks for input again and again.
+    """
 
     def __init__(
-        self, flag: Flag | None = None, at_ns: int = NEVER, sync: Sync | None = None, work: Work | None = None
+        self,
+        flag: Flag | None = None,
+        at_ns: int = NEVER,
+        sync: Sync | None = None,
+        work: Work | None = None,
+        *,
+        awake: bool = False,
     ) -> None:
         self.flag = flag
         self.at_ns = at_ns
         self.sync = sync
         self.work = work
+        self.awake = awake
 
 
 Task = Iterator[Wait]

@@ -42,6 +42,14 @@ _SOON_NS: Final = 1_000_000_000
 """What is due later need not be looked at during a sync, however slow."""
 _GATHERED_MAX: Final = 256
 """What a turn costs beside its clients is next to nothing for each of so many."""
+_RETURN_SHARE: Final = 2
+"""The next sync waits for clients that were just answered, up to this part of the time that the last sync took."""
+_RETURN_NS_MAX: Final = 5_000_000
+"""And no longer than this: the last sync may have been an unusual one."""
+_AWAKE_NS: Final = 2_000_000
+"""To sleep for less is not worth while: the event loop sleeps for whole milliseconds."""
+_ALONE_SYNCS: Final = 16
+"""So many syncs wait for no client, after most of those did not come that a sync had waited for."""
 _TELL_FULL_NS: Final = 60_000_000_000
 """Puts that are refused for want of memory are told of no more often than this."""
 
@@ -91,6 +99,10 @@ class Turn(Maintenance):
         self.wanted = Flag()  # operations want another slice
         self.gone = Flag()  # clients are gone and have to give back what they held
         self.awaited = Flag()  # replies wait for a sync
+        self.returned = Flag()  # as many clients wait for a sync as before the last one
+        self._expected = 0  # how many these are
+        self._expect_until_ns = 0  # no sync waits for them beyond this time
+        self._alone_syncs = 0  # so many syncs wait for no client
 
     def open(self, store: Store, progress: Callable[[int], None] = lambda records: None) -> int:
         """Brings the jobs of a journal back, and has every change written there. Returns how many jobs there are.
@@ -446,6 +458,8 @@ class Turn(Maintenance):
                 self._held_up[session.number] = channel
             else:
                 channel.goes_on()
+        if self.gate.clients >= self._expected:
+            self.returned.set()
         if (self.gate.clients or self.gate.operations) and not self.awaited.is_set and not self.sync_here():
             self.awaited.set()
 
@@ -505,7 +519,20 @@ class Turn(Maintenance):
     def release(self, pieces: int) -> None:
         """So many of the replies at the gate leave: a sync that began after they came has ended."""
         if not self.failed:
+            self._expect()
             self.gate.release(pieces)
+
+    def _expect(self) -> None:
+        """Before replies leave: those clients may come back at once with their next changes.
+
+        A networked log writes what is committed without waiting for a sync, so to put one off gains nothing.
+        """
+        self._expected = 0
+        if self._alone_syncs:
+            self._alone_syncs -= 1
+        elif self.gate.clients > 1 and self.store is not None and self.store.syncs_here:
+            self._expected = self.gate.clients
+            self._expect_until_ns = self._clock() + min(self.sync_took_ns // _RETURN_SHARE, _RETURN_NS_MAX)
 
     def arm(self) -> None:
         """Wakes the clock when something is due earlier than it knows."""
@@ -629,15 +656,31 @@ class Turn(Maintenance):
         """
         while True:
             yield Wait(self.awaited)
-            pieces = self.gate.pieces  # they stay there: the server may stop while the sync is under way
-            yield from self.await_sync(store)
-            if self.failed:
-                return  # the gate stays as it is: to look at it again and again would keep the process from its end
-            self.release(pieces)
-            if self.gate.pieces:
-                self.sync_here()
+            yield from self.await_returns()
+            if not self.sync_here():
+                pieces = self.gate.pieces  # they stay there: the server may stop while the sync is under way
+                yield from self.await_sync(store)
+                if self.failed:
+                    return  # the gate stays as it is: to look at it again and again would keep the process from its end
+                self.release(pieces)
             if not self.gate.pieces:
                 self.awaited.clear()
+
+    def await_returns(self) -> Task:
+        """Waits a moment for the clients that the last sync let go on, so that they share the next sync.
+
+        Otherwise half of the clients send their changes while the sync of the other half is under way, and each waits
+        for two syncs. Where most of them do not come, the next syncs wait for none.
+        """
+        begun = self.gate.clients
+        while self.gate.clients < self._expected and not self.everybody_waits():
+            left_ns = self._expect_until_ns - self._clock()
+            if left_ns <= 0:
+                if (self.gate.clients - begun) * 2 < self._expected - begun:
+                    self._alone_syncs = _ALONE_SYNCS
+                return
+            self.returned.clear()
+            yield Wait(self.returned, self._expect_until_ns, awake=left_ns <= _AWAKE_NS)
 
     # --- the end
 
