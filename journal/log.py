@@ -178,6 +178,13 @@ class Log:
 
     # --- every turn
 
+    def hold(self, until_ns: int) -> None:
+        """Says at the end of each SyncPoint whether more commits are expected soon, which may share a write.
+
+        A log that writes commits before a SyncPoint asks for that waits until this time of the monotonic clock, or
+        until the next SyncPoint begins. 0: none are expected.
+        """
+
     @property
     def current(self) -> int:
         """The number of the segment that takes the next record."""

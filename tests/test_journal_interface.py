@@ -23,7 +23,7 @@ SQLITE = [
     (Survey, SegmentSurvey),
     (Builder, SegmentBuilder),
 ]
-OPTIONAL = {"Log.leave_payloads", "Log.scan", "Log.scanned", "Log.seal_early", "SyncPoint.begin"}
+OPTIONAL = {"Log.hold", "Log.leave_payloads", "Log.scan", "Log.scanned", "Log.seal_early", "SyncPoint.begin"}
 """What the interface itself does for a kind that has nothing better."""
 
 

@@ -43,8 +43,12 @@ class Way(SyncPoint):
 class NetworkedJournal(FakeJournal):
     def __init__(self) -> None:
         super().__init__()
+        self.held_until_ns = 0
         self.safe_after_commit = False
         self.ways: list[Way] = []
+
+    def hold(self, until_ns: int) -> None:
+        self.held_until_ns = until_ns
 
     def sync_point(self) -> SyncPoint | None:
         if not self.unsynced:
@@ -310,12 +314,34 @@ def test_puts_are_refused_when_a_commit_does_not_arrive() -> None:
     node.say((three, PUT + b"list-tube-used\r\n"))
     assert three.take() == b"OUT_OF_MEMORY\r\nUSING default\r\n"
     node.arrive()
+    node.wait(0.1, renews=True)
     node.arrive()
     node.wait(0.2, renews=True)
     assert (one.take(), two.take(), node.told) == (b"INSERTED 1\r\n", b"INSERTED 2\r\n", ["a commit", ""])
     node.say((three, PUT))
     node.arrive()
     assert three.take() == b"INSERTED 3\r\n"
+
+
+def test_a_commit_waits_for_clients_that_the_last_one_let_go_on() -> None:
+    node = Node()
+    one, two = node.client(), node.client()
+    node.say((one, PUT))
+    node.say((two, PUT))
+    node.clock.pass_s(0.002)
+    node.arrive()
+    assert one.take() and not two.sent
+    assert not node.journal.ways, "the second commit waits for the first client"
+    assert node.journal.held_until_ns == node.clock.ns + 1_000_000, "half of what the last commit took"
+    node.say((one, PUT))
+    node.arrive()
+    assert one.take() and two.take()
+    node.say((one, PUT))
+    node.clock.pass_s(0.002)
+    node.run()
+    node.arrive()
+    assert one.take(), "it has waited long enough"
+    assert not node.journal.held_until_ns, "and after that no more are expected"
 
 
 # Bug: With --put-wait 0 all puts were refused.

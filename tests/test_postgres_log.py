@@ -125,6 +125,36 @@ def test_what_is_committed_meanwhile_is_one_row(postgres_url: str) -> None:
     log.close()
 
 
+@pytest.mark.parametrize("end", ["a point", "its time", "the owner"])
+def test_commits_that_are_expected_share_a_row(end: str, postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    log.append(1, FULL, b"1")
+    log.commit()
+    first = Reply(log)
+    log.append(2, FULL, b"2")
+    log.commit()
+    settle(log, lambda: first.over)
+    on_its_way = [log.waits_ns]
+    log.hold(time.monotonic_ns() + (50_000_000 if end == "its time" else 60_000_000_000))
+    log.append(3, FULL, b"3")
+    log.commit()
+    log.tend()
+    on_its_way.append(log.waits_ns)
+    assert on_its_way == [0, 0], "the owner first says whether more are expected"
+    if end == "a point":
+        Reply(log)
+    elif end == "its time":
+        time.sleep(0.06)
+        log.tend()
+    else:
+        log.hold(0)
+    assert log.waits_ns
+    settle(log, lambda: not log.waits_ns)
+    assert log.place == 3
+    log.close()
+    assert len(read(postgres_url)) == 3
+
+
 def test_a_large_commit_is_several_rows_and_counts_as_a_whole(postgres_url: str) -> None:
     log = open_log(postgres_url, segment_bytes=1 << 26)
     log.append(1, FULL, b"first")

@@ -424,6 +424,10 @@ class Store(Ledger):
         self._sync_due_ns = 0
         return point
 
+    def hold(self, until_ns: int) -> None:
+        """Says whether more commits are expected soon, see Log.hold()."""
+        self._log.hold(until_ns)
+
     def sync_took(self, took_ns: int) -> None:
         """Counts the time of a SyncPoint that has run."""
         self.fsyncs.add_here(took_ns)

@@ -820,7 +820,8 @@ def _sleep_some(at_ns: int, parking: Parking) -> bool:
 
 
 def _look_once(at_ns: int, parking: Parking) -> bool:
-    """Lets every socket have its turn. Returns whether the moment has come."""
+    """Lets clients of this processor and every socket have their turn. Returns whether the moment has come."""
+    os.sched_yield()
     _nap(NEXT_TURN_S, parking)
     return monotonic_ns() >= at_ns
 

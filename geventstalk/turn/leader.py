@@ -204,6 +204,7 @@ class LeasedTurn(Turn):
         """Does what Turn.sync_for_replies() does. Replies without a change still wait for the lease."""
         while True:
             yield Wait(self.awaited)
+            yield from self.await_returns()
             pieces = self.gate.pieces
             yield from self.await_sync(store)
             while not self.failed and not self.speaks():

@@ -523,16 +523,16 @@ class Turn(Maintenance):
             self.gate.release(pieces)
 
     def _expect(self) -> None:
-        """Before replies leave: those clients may come back at once with their next changes.
-
-        A networked log writes what is committed without waiting for a sync, so to put one off gains nothing.
-        """
-        self._expected = 0
+        """Before replies leave: those clients may come back at once with their next changes."""
+        self._expected = until_ns = 0
         if self._alone_syncs:
             self._alone_syncs -= 1
-        elif self.gate.clients > 1 and self.store is not None and self.store.syncs_here:
+        elif self.gate.clients > 1:
             self._expected = self.gate.clients
-            self._expect_until_ns = self._clock() + min(self.sync_took_ns // _RETURN_SHARE, _RETURN_NS_MAX)
+            until_ns = self._clock() + min(self.sync_took_ns // _RETURN_SHARE, _RETURN_NS_MAX)
+        self._expect_until_ns = until_ns
+        if self.store is not None:
+            self.store.hold(until_ns)
 
     def arm(self) -> None:
         """Wakes the clock when something is due earlier than it knows."""

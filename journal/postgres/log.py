@@ -492,6 +492,11 @@ class PostgresLog(SharedLog):
             self._rotate()
         writer.send()
 
+    def hold(self, until_ns: int) -> None:
+        self._writer.hold_until_ns = until_ns
+        if not until_ns:
+            self._writer.send()
+
     def _rotate(self) -> None:
         """The next segment takes over, if it is there. The commit that was added last ends this one."""
         tables, number = self._tables, self._number + 1

@@ -91,6 +91,7 @@ class Writer:
         self.full = False  # the database has no room
         self.failure: JournalFailed | None = None
         self.sent_ns = 0  # when the oldest row was sent last; 0: none is under way
+        self.hold_until_ns = 0  # until then no new row begins
         self.wants_write = False
         self.on_cut: Callable[[str], None] = _hear_nothing
         self.rewired: Callable[[], None] = _do_nothing
@@ -151,13 +152,14 @@ class Writer:
         self._loads[-1].last = True
 
     def send(self) -> None:
-        """Begins to write the next row, if nothing is under way."""
+        """Begins to write the next row, if nothing is under way, and no more commits are expected for that row."""
         if self._flights or self.cut or self.fenced:
             return
         load = self._load
         if load is None:
-            if not self._loads:
+            if not self._loads or (self.hold_until_ns and time.monotonic_ns() < self.hold_until_ns):
                 return
+            self.hold_until_ns = 0
             load = self._load = self._loads.popleft()
             self._at = 0
         entries = load.entries
@@ -264,11 +266,12 @@ class Writer:
             self.safe = flight.upto
         self.written(flight.segment, flight.seq, len(flight.packed), flight.records)
         self.sent_ns = 0
+        points = self._points
         if self._flights:
             self._transmit()
-        elif self._loads or self._load is not None:
+        elif self._load is not None or not points or points[0].upto > self.safe:
             self.send()
-        points = self._points
+        # Otherwise the next row waits for hold(): the owner of that point knows whether more commits are on their way.
         while points and points[0].upto <= self.safe:
             over = points.popleft().over
             assert over is not None
@@ -289,10 +292,11 @@ class Writer:
             self.fail(JournalFailed(f"journal: the database refuses a commit: {refused} ({state})"))
 
     def tend(self) -> None:
-        """Sends a row again that the database could not take."""
+        """Sends a row again that the database could not take, or the next one when no hold is left."""
         if self._retry_s and time.monotonic() >= self._retry_s and not self.cut and not self.fenced:
             self._retry_s = 0.0
             self._transmit()
+        self.send()
 
     def fail(self, error: JournalFailed) -> None:
         """The end: nothing more is written, and all that wait hear of it. Raises the error."""
@@ -417,10 +421,17 @@ class Writer:
             over()
         else:
             self._points.append(point)
+            self.write_on()
+
+    def write_on(self) -> None:
+        """Ends a hold."""
+        self.hold_until_ns = 0
+        self.send()
 
     def wait_until(self, upto: int, seconds: float = 60.0) -> None:
         """Waits here until so many commits are safe. Raises JournalFailed."""
         end = time.monotonic() + seconds
+        self.write_on()
         while self.safe < upto:
             if self.failure is not None:
                 raise self.failure
