@@ -19,6 +19,12 @@ from typing import Any
 
 SPARE_BYTES = 1 << 24
 """With less than this there is no memory for more: the rest is for serving what is there."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt(3)."""
+_KEPT_BYTES = 1 << 24
+"""With more than this free at its end, memory goes back to the system."""
+_MAPPED_BYTES = 1 << 22
+"""What is larger goes back to the system as soon as it is freed."""
 _NO_LIBRARY = (AttributeError, ImportError, MemoryError, OSError)
 """Why a function of the C library cannot be had: another library, a Python without ctypes, or a system that refuses
 what ctypes needs."""
@@ -80,10 +86,22 @@ def _cgroup() -> str:
 
 
 class Spare:
-    """give_back() after much was freed."""
+    """give_back() after much was freed, keep() before large bodies come and go."""
 
     def __init__(self) -> None:
         self._trim: Any = None
+        self._keeps = False
+
+    def keep(self) -> None:
+        """Has the C library keep some memory that was freed. May be called often.
+
+        Otherwise it gives the memory of a large body back, and the system clears each page anew for the next body.
+        """
+        if not self._keeps:
+            self._keeps = True
+            tune = _library("mallopt")
+            tune(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+            tune(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
     def give_back(self) -> None:
         """Takes a fifth of a millisecond for each mebibyte that the C library gives back.
@@ -98,7 +116,7 @@ class Spare:
         gc.freeze()
         gc.collect()
         if self._trim is None:
-            self._trim = _trim()
+            self._trim = _library("malloc_trim")
         self._trim(0)
 
 
@@ -133,14 +151,18 @@ class Collector:
         self.look(_MANY)
 
 
-def _trim() -> Any:
-    """glibc's malloc_trim(), or what does nothing."""
+def _library(name: str) -> Any:
+    """A function of glibc, or what does nothing."""
     try:
         import ctypes
 
-        return ctypes.CDLL(None).malloc_trim
+        return getattr(ctypes.CDLL(None), name)
     except _NO_LIBRARY:
-        return int
+        return _do_nothing
+
+
+def _do_nothing(*values: int) -> int:
+    return 0
 
 
 def _allocator() -> Any:

@@ -128,7 +128,8 @@ class Server:
         self._terms: tuple[Any, ...] = ()  # of the policies that are in use
         self._leads = False  # jobs are served, and schedules run
         self.use_settings(settings)
-        self._turn.give_memory_back = Spare().give_back
+        self._spare = Spare()
+        self._turn.give_memory_back = self._spare.give_back
         self._ahead = Ahead()
         self._unsent = Unsent(self._service)
         self._run_queue = RunQueue(self._loop, self._turn)
@@ -554,7 +555,8 @@ class Server:
         return self.shares is None or self.shares.enter(host)
 
     def _share_of(self, client: Commands) -> UploadShare | None:
-        """Returns what bounds the uploads of a client's address."""
+        """Returns what bounds the uploads of a client's address, when the first part of a large body has come."""
+        self._spare.keep()
         channel = self._turn.channels.get(client.number)
         if self.shares is None or channel is None:
             return None

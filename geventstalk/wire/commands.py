@@ -7,7 +7,6 @@ each command does. Invariant: each command is answered once, at once or when its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from io import BytesIO
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -27,6 +26,7 @@ from geventstalk.core.operate import Operate
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import Client, Tube
 from geventstalk.wire import protocol as p
+from geventstalk.wire.arriving import Arriving
 
 MOVE_SLICE: Final = 250
 """Jobs that one slice of a kick, a disconnect or of passing time moves: two or three milliseconds in pure Python."""
@@ -242,7 +242,7 @@ class Commands(Client):
         self.service = service
         self.engine = service.engine
         self.counts = service.commands
-        self._body: BytesIO | None = None  # what has come of a body that takes several reads
+        self._body: Arriving | None = None  # what has come of a body that takes several reads
         self._put_body = b""  # all of a large body that the ledger has not wholly taken yet
         self._share: UploadShare | None = None  # of the address of the client, while `_body` counts there
         self._shared_bytes = 0

@@ -7,7 +7,6 @@ Invariant: while a reserve waits, nothing further of the input is executed; repl
 
 from __future__ import annotations
 
-from io import BytesIO
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -16,6 +15,7 @@ from geventstalk._build import BUILD
 from geventstalk.core.job import Job
 from geventstalk.core.tube import DEADLINE_SOON, RESERVED_JOB, TIMED_OUT
 from geventstalk.wire import protocol as p
+from geventstalk.wire.arriving import Arriving
 from geventstalk.wire.commands import LARGE_PUT, SKIP_LINE, Commands
 from geventstalk.wire.commands import MOVE_SLICE as MOVE_SLICE
 from geventstalk.wire.commands import OUT_BYTES_MAX as OUT_BYTES_MAX
@@ -353,11 +353,11 @@ class Session(Commands):
                 return True
             try:
                 if self._body is None:
-                    self._body = BytesIO()
-                self._body.write(part)
+                    self._body = Arriving()
                 if self.body_left:
+                    self._body.add(part)
                     return False
-                part = self._body.getvalue()  # which copies nothing
+                part = self._body.end(part)
                 size = len(part)
                 self._body = None
                 self._end_share()

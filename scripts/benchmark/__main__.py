@@ -33,7 +33,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tails", action="store_true", help="the longest request beside large work")
     parser.add_argument("--fronts", action="store_true", help="front-end processes: processor time and rates")
     parser.add_argument("--backlog", action="store_true", help="bodies beyond --max-memory; what a backlog leaves")
-    parser.add_argument("--bodies", action="store_true", help="bodies of 1 kB to 1 MB under each policy of fsync")
+    parser.add_argument("--bodies", action="store_true", help="bodies of 64 bytes to 1 MB under each policy of fsync")
     parser.add_argument("--limits", action="store_true", help="how much of everything a machine with 4 GB carries")
     parser.add_argument("--cluster", action="store_true", help="PostgreSQL with a replica beside SQLite, and takeovers")
     parser.add_argument("--all", action="store_true", help="all parts but the cluster")

@@ -1,4 +1,4 @@
-"""Bodies of 1 kB to 1 MB under each policy of fsync: rates, processor time, and how long the slowest hundredth waits.
+"""Bodies of 64 bytes to 1 MB under each policy of fsync: rates, processor time, how long the slowest hundredth waits.
 
 Invariant: every server does the same work, in turns, and a body that comes back is compared with the one that was put.
 """
@@ -18,7 +18,15 @@ from scripts.benchmark.load import SILENCE_S, LoadError, connect, put_request, u
 from scripts.benchmark.rows import WARM_UP_S, Scale
 from scripts.benchmark.servers import Build, serving, spent
 
-SIZES = {"1 kB": (1 << 10, 50), "10 kB": (10 << 10, 50), "100 kB": (100 << 10, 50), "1 MB": (1 << 20, 4)}
+SIZES = {
+    "64 B": (64, 50),
+    "64 B, 500 connections": (64, 500),
+    "64 B, 1 connection": (64, 1),
+    "1 kB": (1 << 10, 50),
+    "10 kB": (10 << 10, 50),
+    "100 kB": (100 << 10, 50),
+    "1 MB": (1 << 20, 4),
+}
 """Bytes of a body, and connections."""
 POLICIES = {"no journal": (), "`-F`": ("-F",), "`-f50`": ("-f50",), "`-f0`": ("-f0",)}
 _LARGEST = ("-z", str(2 << 20))

@@ -307,6 +307,7 @@ ROWS = (
     _speed("never-put-100", "`-F`: put 100 deep, 50 connections", 4, 3, _OFF, connections=50, depth=100, cycle=0),
     _speed("f50", f"`-f50`: {_CYCLE}, 50 connections", 1.0, 0.8, _EVERY, connections=50),
     _speed("f50-put-100", "`-f50`: put 100 deep, 50 connections", 4, 3, _EVERY, connections=50, depth=100, cycle=0),
+    _speed("f0", f"`-f0`: {_CYCLE}, 50 connections", 5, 3, _ALWAYS, connections=50),
     _speed("f0-put", "`-f0`: put, 50 connections", 10, 7, _ALWAYS, connections=50, cycle=0),
     _speed("f0-put-500", "`-f0`: put, 500 connections", 12, 9, _ALWAYS, connections=500, cycle=0),
     _speed("f0-put-100", "`-f0`: put 100 deep, 50 connections", 45, 35, _ALWAYS, connections=50, depth=100, cycle=0),
