@@ -1,4 +1,4 @@
-"""What the two ends of a socket are called, for people and in settings.
+"""Names of the two ends of a socket, for people and in settings.
 
 This module must not know who listens nor who is served.
 """

@@ -1,4 +1,4 @@
-"""How long a job waits after a try that failed, as the tag `backoff` and the policies of tubes say.
+"""The wait of a job after a try that failed, as the tag `backoff` and the policies of tubes say.
 
 This module must not know jobs. Invariant: the delay after a try follows from the numbers of the job and of the try, so
 that a restart changes nothing.

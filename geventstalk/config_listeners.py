@@ -38,7 +38,7 @@ UNIX_USER: Final = "unix_user"
 ADDRESS: Final = "address"
 TOKEN: Final = "token"
 IDENTITIES: Final = (CERTIFICATE, UNIX_USER, ADDRESS, TOKEN)
-"""What shows whose a connection is. The first that says so counts."""
+"""The proofs of whose a connection is. The first that is there counts."""
 _UNIX: Final = "unix:"
 _ACCOUNT: Final = re.compile(r"[^\s:]+")
 

@@ -14,12 +14,12 @@ NUMBER: Final = 1
 REFERENCE: Final = 2
 """The number of something else; 0 stands for none, which is null in the API."""
 COUNT: Final = 3
-"""How often something happened to the job; kept in its tally, and in exports."""
+"""A count of what happened to the job; kept in its tally, and in exports."""
 SECONDS: Final = 4
 SINCE: Final = 5
-"""How long ago a moment was."""
+"""The time since a moment."""
 UNTIL: Final = 6
-"""How long it is until a deadline, of a job that has one."""
+"""The time until a deadline, of a job that has one."""
 
 
 class Field(NamedTuple):

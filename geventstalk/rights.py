@@ -1,4 +1,4 @@
-"""What users may do: rights on patterns of tubes, and how a connection proves which user it is.
+"""The rights of users on patterns of tubes, and how a connection proves which user it is.
 
 This module must not know files, sockets or commands. Invariant: what no pattern grants is not granted.
 """
@@ -41,8 +41,8 @@ Network = IPv4Network | IPv6Network
 
 
 class Proof(NamedTuple):
-    """What shows that a connection is a user's, each None where it does not: a name in a certificate, the hash of a
-    token, the number of a user of the host, networks."""
+    """The proofs that a connection is a user's, each None where it is not accepted: a name in a certificate, the hash
+    of a token, the number of a user of the host, networks."""
 
     certificate: str | None = None
     token: str | None = None

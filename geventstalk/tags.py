@@ -22,7 +22,7 @@ TRIED: Final = 1
 EXPIRED: Final = 2
 TOLD: Final = 3
 REASONS: Final = ("none", "tries", "ttl", "told")
-"""What each of them is called: by the name of the tag; `told` by the worker that buried the job."""
+"""The name of each: that of the tag, or `told` by the worker that buried the job."""
 _ORIGIN: Final = b"from"
 """The tag that the server adds to a job which it moves to another tube. No client can give it."""
 _REASON: Final = b"reason"

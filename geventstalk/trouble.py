@@ -1,4 +1,4 @@
-"""How much a tube needs a person, and why: one answer for the API, the console and `geventstalk top`.
+"""The urgency with which a tube needs a person, and why: one answer for the API, the console and `geventstalk top`.
 
 This module must not know where the numbers come from. The score is a level, as of sound: three more are twice the
 trouble. It is whole, so that figures that only tremble change no order; equal scores are ordered by name.
@@ -22,7 +22,7 @@ _LONG_S: Final = 600
 _ALONE: Final = 10
 """Without a consumer a wait counts so many times: it ends only when a person does something."""
 _AHEAD_S: Final = 3600
-"""What grows counts as much as what it brings within a minute, waiting for a minute; what is buried waits so long."""
+"""A growing tube counts as the jobs that come within a minute, each waiting a minute; buried jobs wait this long."""
 
 
 class Trouble(NamedTuple):

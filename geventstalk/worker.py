@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:11300"
 _LOOK_S: Final = 1
-"""How long a reserve waits, in seconds, before the worker looks whether it is to end."""
+"""Seconds that a reserve waits before the worker checks whether it is to end."""
 _TOUCH_PART: Final = 3
 """A job is touched when this part of its time to run is over."""
 _LOG: Final = logging.getLogger("geventstalk.worker")

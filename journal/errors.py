@@ -1,4 +1,4 @@
-"""What can go wrong with a journal, in seven kinds; each message is one line for the operator."""
+"""The seven kinds of failures of a journal. Each message is one line for the operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class JournalLocked(JournalError):
 
 
 class JournalDamaged(JournalError):
-    """What is on disk is not what was written, or not ours. Nothing was changed."""
+    """The data on disk is not what was written, or not a journal's. Nothing was changed."""
 
 
 class JournalNewer(JournalError):
@@ -37,7 +37,7 @@ class JournalFailed(JournalError):
     """A write or an fsync failed. Final: nothing of that batch may be acknowledged, and nothing is tried again."""
 
     unexpected: BaseException | None = None
-    """What happened, with its traceback, where it is a fault of the program and not of the disk."""
+    """The exception with its traceback, where it is a fault of the program and not of the disk."""
 
 
 def failure_of(error: BaseException) -> JournalFailed:

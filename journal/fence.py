@@ -1,4 +1,4 @@
-"""How nodes that share a log agree on which of them leads it: rows that fence, looked at and changed in round trips.
+"""The agreement of nodes on which of them leads a log: rows that fence, looked at and changed in round trips.
 
 This module must not know SQL, clocks, or when a node should lead: geventstalk/cluster decides that. A heartbeat and a
 session's lock are hints; the epoch is proof, for each write to the log names it.
@@ -33,14 +33,14 @@ class Identity(NamedTuple):
 SYNCHRONOUS: Final = "synchronous"
 ASYNCHRONOUS: Final = "asynchronous"
 NONE: Final = "none"
-"""How the database replicates: each commit waits for a replica, there are replicas and no commit waits, or there are
-none that the database knows of."""
+"""The ways in which the database replicates: each commit waits for a replica, there are replicas and no commit waits,
+or there are none that the database knows of."""
 
 
 TIMES: Final = 3
 """An answer may take so many times what answers have taken lately."""
 FADE: Final = 7 / 8
-"""What is left of the longest one with each that is quicker."""
+"""The share of the longest one that is left with each that is quicker."""
 
 
 class View(NamedTuple):
@@ -74,7 +74,7 @@ class View(NamedTuple):
 
 
 class MemberFacts(NamedTuple):
-    """What a node last told of itself. `age_s` is how long ago, by the database's clock."""
+    """The facts that a node last told of itself. `age_s`: how long ago, by the database's clock."""
 
     node: str
     address: str
@@ -85,7 +85,7 @@ class MemberFacts(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What the database knows when a node tells of itself: its own clock, in seconds since 1970, and a namesake.
+    """The database's answer to a node that tells of itself: its clock, in seconds since 1970, and a namesake.
 
     `namesake` is the address of another process that has told under the same name since this one did; "" is none.
     `older` says that this other process has begun to tell before this one did.
@@ -97,7 +97,7 @@ class Told(NamedTuple):
 
 
 class Patience:
-    """How long an answer is waited for, by how long answers have taken lately. One that did not come took its time."""
+    """The time to wait for an answer, by how long answers have taken lately. One that did not come took its time."""
 
     def __init__(self) -> None:
         self._lately_s = 0.0

@@ -1,4 +1,4 @@
-"""What a store needs of any log. A log holds keys with opaque payloads. It appends, commits, syncs, compacts, replays.
+"""The interface of a log. A log holds keys with opaque payloads. It appends, commits, syncs, compacts, replays.
 
 This module must not know files, SQL or threads. journal/sqlite/log.py is one kind of log; a networked log may be
 another. The owner of a log replays the log to its end, starts it, and from then on calls it from one thread. A method
@@ -85,7 +85,7 @@ class SyncPoint:
     """Covers everything that was committed before it was made. Several may run at once, in any thread."""
 
     error: BaseException | None = None
-    """What went wrong, once begin() has called `over`."""
+    """The failure, once begin() has called `over`."""
 
     def begin(self, over: Callable[[], None]) -> bool:
         """Begins to wait without a thread, and calls `over` in the log's own thread when it ends. Called once.
@@ -142,12 +142,12 @@ class Log:
     """The caller first exhausts batches(), then calls start(), and then append() and commit()."""
 
     safe_after_commit: bool
-    """Whether committed records survive the end of this process. A networked log says no: its commit may still be on
+    """True when committed records survive the end of this process. False in a networked log: its commit may still be on
     its way. Then replies wait for a SyncPoint under every policy."""
     high_water: int
     """The largest key that was ever appended. No key is used again."""
     appended: int
-    """How many records were appended. Two equal readings mean that nothing was appended between them."""
+    """The number of records that were appended. Two equal readings mean that nothing was appended between them."""
 
     # --- start
 

@@ -1,4 +1,4 @@
-"""What the tools need of any log: look through a log, copy it, repair it, write a new one.
+"""The interface of a log for the tools: look through a log, copy it, repair it, write a new one.
 
 This module must not know files, SQL nor what a payload means. journal/sqlite/tools.py is one kind; another may be
 networked. A log has a place: a text that an operator types, such as the path of a directory. Looking takes no lock and
@@ -37,7 +37,7 @@ class SegmentFacts(NamedTuple):
 
 
 class Mended(NamedTuple):
-    """How many keys are live after a repair, and what was set aside: its old name and its new name."""
+    """The number of live keys after a repair, and the files that were set aside: old name and new name."""
 
     keys: int
     aside: list[tuple[str, str]]
@@ -53,7 +53,7 @@ class Survey:
     segments: list[SegmentFacts]
     """Complete after the last record."""
     keys: int
-    """How many keys are live."""
+    """The number of live keys."""
     high_water: int
     """The largest key in any record, also in records of keys that are deleted."""
     lost: list[int]
@@ -106,7 +106,7 @@ class Builder:
 
 
 class LogTools:
-    """What can be done to the log at one place. Making this object looks at nothing."""
+    """The operations on the log at one place. Making this object looks at nothing."""
 
     place: str
 

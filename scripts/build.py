@@ -34,19 +34,19 @@ except ImportError:
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOW_EVERY_S = 1.0
-"""How often a terminal shows the time again."""
+"""Time between two updates of a terminal."""
 TELL_EVERY_S = 15.0
-"""How often a log gets another line about the same step: four a minute."""
+"""Time between two lines of a log about the same step: four a minute."""
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
 RETRIES = "2"
-"""How often pip asks again for what does not answer; its own default of 5 keeps an unplugged machine waiting."""
+"""The retries of pip; its own default of 5 keeps an unplugged machine waiting."""
 STEPS = {
     "Installing build dependencies": "fetching what the build needs",
     "Getting requirements to build wheel": "fetching the translator to C",
     "now: translating": "translating the core to C",
     "now: compiling": "compiling the core",
 }
-"""What pip and setup.py write while a wheel is built, and what that means."""
+"""Lines that pip and setup.py write while a wheel is built, and their meaning."""
 EXPECTED_S = {
     "making an environment": 1.0,
     "fetching what the build needs": 4.0,
@@ -56,7 +56,7 @@ EXPECTED_S = {
     "fetching what geventstalk needs": 8.0,
     "installing": 2.0,
 }
-"""How long the steps of a compiled build take on two idle cores."""
+"""Seconds that the steps of a compiled build take on two idle cores."""
 BAR = 20
 ROOM_BYTES = 1 << 20
 """With less than this an environment, which takes tens of megabytes, failed for want of room."""

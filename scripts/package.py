@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 KINDS = ("sdist", "pure", "wheel", "deb", "image")
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "geventstalk", "journal")
-"""What the wheel is built from, as in the Dockerfile."""
+"""The sources of the wheel, as in the Dockerfile."""
 SETTINGS = "/etc/geventstalk/geventstalk.yaml"
 UNIT_CHANGES = (
     (r"(?s)\A# geventstalk as.*?\n\n", ""),

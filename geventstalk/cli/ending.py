@@ -30,7 +30,7 @@ class Stopped(BaseException):
 
 
 class _Held:
-    """Whether signals wait, and the signal that waits."""
+    """The number of blocks that hold signals back, and the signal that waits."""
 
     depth = 0
     number = 0

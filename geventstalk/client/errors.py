@@ -1,4 +1,4 @@
-"""What a call of the client raises."""
+"""The exceptions that calls of the client raise."""
 
 from __future__ import annotations
 
@@ -80,4 +80,4 @@ class ConnectionLost(BeanstalkError):
 
 
 class BadReply(ConnectionLost):
-    """What the server answered is no reply to the command. The connection is closed."""
+    """The server's answer is no reply to the command. The connection is closed."""

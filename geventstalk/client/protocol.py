@@ -62,7 +62,7 @@ class Reply(NamedTuple):
 
 
 class Command(Generic[T]):
-    """What is sent, and what makes a result of the reply that begins with the word `wanted`.
+    """The bytes of a command, and the function that reads the reply that begins with the word `wanted`.
 
     `waits_s` is the time that the server may take beside the usual. A `safe` command may be sent again when it is not
     known whether the server has done it. `tube` is what a use, watch or ignore names. With `many`, the reply says how

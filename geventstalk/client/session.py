@@ -1,4 +1,4 @@
-"""What a connection remembers and does, without I/O: it yields steps, and a shell does them.
+"""The state and the steps of a connection, without I/O: it yields steps, and a shell does them.
 
 A session connects, restores what the last connection used and watched, sends commands in bounded pieces and reads their
 replies. A step returns the bytes that a Receive brought, or raises OSError.
@@ -295,7 +295,7 @@ def _parse(address: str) -> Connect:
 
 
 class Pending(Generic[T]):
-    """What a command of a pipeline will bring."""
+    """The future result of a command in a pipeline."""
 
     def __init__(self) -> None:
         self.outcome: Any = ConnectionLost("the pipeline has not sent the command", sent=False)

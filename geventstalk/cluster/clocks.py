@@ -1,4 +1,4 @@
-"""How far the wall clock of this host is from the database's. Pure.
+"""The distance between the wall clock of this host and the database's. Pure.
 
 Leases need no wall clock. What survives a takeover by the wall clock is the delays of jobs.
 """

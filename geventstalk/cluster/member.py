@@ -55,7 +55,7 @@ COMMIT: Final = (
 )
 NAME: Final = ("two processes are one node", "no other process has the name of this node any more")
 LOG: Final = ("the log in the database cannot be reached", "the log in the database can be reached again")
-"""What an operator is told when it fails, and when it succeeds again. Each by itself: looks may succeed while no
+"""Lines for an operator when a statement fails, and when it succeeds again. Each by itself: looks may succeed while no
 heartbeat does."""
 COPIES: Final = {
     "": "the database does not tell how it replicates",
@@ -68,7 +68,7 @@ REPEAT_NS: Final = 10_000 * MS_NS
 """A trouble that lasts so long is told again, and then after twice that time."""
 
 READ_NS: Final = 8 * MS_NS
-"""How often a follower reads on: much shorter than a takeover, much longer than a commit."""
+"""A follower reads on after this time: much shorter than a takeover, much longer than a commit."""
 LOOK_NS_MIN: Final = 10 * MS_NS
 LOOK_NS_MAX: Final = 250 * MS_NS
 LOOKS: Final = 50

@@ -57,7 +57,7 @@ ROWS: Final = 250
 """So many records are applied at once: a millisecond in pure Python."""
 _KNOCK_S: Final = 0.1
 _RESOLVE_S: Final = 2.0
-"""How long the look-up of a name may take: so long does a name server that is cut off delay the next host."""
+"""The look-up of a name may take this long: a name server that is cut off delays the next host by as much."""
 _OPEN_RETRY_S: Final = 0.5
 _SAY_S: Final = 5.0
 """A node that waits for its database says so this often."""
@@ -68,7 +68,7 @@ _CONNECTS: Final = 4
 _HELD: Final = b"?"
 """Stands for what a client has sent that is not in its socket any more."""
 _LEADER_RETRY_S: Final = 0.02
-"""How often a connection that waits for a node that leads looks for one."""
+"""A connection that waits for a leading node looks for one after this time."""
 _REACH_AGAIN_S: Final = 0.1
 """Where the node that leads was not reached, no connection tries again for so long, unless another one leads."""
 
@@ -83,7 +83,7 @@ def lease_clock_ns() -> int:
 
 
 class Host:
-    """What a node needs of the server around it. Each method returns soon."""
+    """The interface of the server around a node. Each method returns soon."""
 
     def waits(self, text: str) -> None:
         """The start goes on, and may take long; the text says what it waits for."""
@@ -224,7 +224,7 @@ class Node(Owner):
 
     @property
     def clock_ahead_s(self) -> float:
-        """How far the wall clock of this host is ahead of the database's."""
+        """Returns by how much the wall clock of this host is ahead of the database's."""
         return self.clocks.ahead_s
 
     @property

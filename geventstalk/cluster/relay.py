@@ -33,7 +33,7 @@ IDLE_S: Final = 20
 LOST_S: Final = 60
 """A connection whose other end has confirmed, or taken, nothing for so long is over."""
 _GREETING: Final = b"cluster-node "
-"""How the line begins with which a relay asks for a process. No command of the protocol begins like it."""
+"""The beginning of the line with which a relay asks for a process. No command of the protocol begins like it."""
 _NONCE_BYTES: Final = 16
 _PROOF_BYTES: Final = 32
 LINE_BYTES: Final = len(_GREETING) + _NONCE_BYTES + 1 + _PROOF_BYTES + 2
@@ -144,7 +144,7 @@ class _Relay:
             self._client.close()
 
     def _forth(self) -> None:
-        """What the client sends. It still gets what the node has answered when the node takes no more of it."""
+        """Passes on the client's input. The client still gets the node's answers when the node takes no more input."""
         how = socket.SHUT_WR
         takes = True
         try:

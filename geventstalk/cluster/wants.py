@@ -1,4 +1,4 @@
-"""What a member asks its owner to do, one thing at a time in each of its tasks, and what it tells its owner.
+"""The requests of a member to its owner, one at a time in each of its tasks, and the messages to its owner.
 
 This module must not know how anything is done: the server does it with greenlets, the simulation with a database of its
 own. The owner sends each answer into the task, or throws the JournalError into it that came instead.
@@ -123,7 +123,7 @@ Want = (
     | ResumeLog
     | Wait
 )
-"""What a task yields. A Wait has a flag, a moment, or both, and no sync."""
+"""The values that a task yields. A Wait has a flag, a moment, or both, and no sync."""
 
 Steps = Generator[Want, Any, None]
 """A task of a member."""

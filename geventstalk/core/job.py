@@ -36,7 +36,7 @@ CRLF_BYTES: Final = 2
 SMALL_BYTES: Final = 512 - 33
 """The C library allocates larger bodies, and gives back the pages between those that stay; Python the smaller ones."""
 TAGS_HEAD_BYTES: Final = 7
-"""What the tags of a job take in its record beside their text: the numbers of a TaggedTally, and the text's length."""
+"""Bytes that the tags of a job take in its record beside their text: a TaggedTally's numbers, and the text's length."""
 _BIAS: Final = 1 << 31
 """Subtracted from unsigned numbers of 32 bits: mypyc knows signed ones only."""
 

@@ -1,4 +1,4 @@
-"""What tags ask for: unique jobs, groups, limits of a key, tries and times; which ready jobs may be given out.
+"""The rules of tags: unique jobs, groups, limits of a key, tries and times; which ready jobs may be given out.
 
 This module must not know commands, clocks or the journal. The engine asks it only about jobs with tags.
 A ready job that may not be given out yet stands in the order `blocked` of its tube, the others in `ready`.
@@ -52,7 +52,7 @@ class _Lane:
 
 
 class _Key:
-    """What the jobs of a key share: how many are reserved, and the lanes of those that are ready."""
+    """The common state of the jobs of a key: how many are reserved, and the lanes of those that are ready."""
 
     __slots__ = ("lanes", "reserved")
 

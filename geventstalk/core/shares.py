@@ -1,4 +1,4 @@
-"""How a client that asks for it shares its reserves among the tubes that it watches.
+"""Divides the reserves of a client among the tubes that it watches, where the client asks for it.
 
 This module must not know how a job is reserved. A tube that was chosen waits for as long as its job costs, divided by
 its weight; the tube that has waited longest is the next (stride scheduling: Waldspurger and Weihl, 1995).
@@ -17,9 +17,9 @@ WEIGHTED_FAIR: Final = 2
 FIFO_FAIR: Final = 3
 MODES: Final = ("default", "weighted", "weighted-fair", "fifo-fair")
 _STRIDE: Final = 1 << 30
-"""What a choice costs a tube of weight 1, where it is no time."""
+"""The cost of a choice for a tube of weight 1, where it is no time."""
 _UNMEASURED_NS: Final = 1_000_000
-"""What the jobs of a tube cost before any job of these tubes was measured."""
+"""The cost of a tube's jobs before any job of these tubes was measured."""
 
 
 class Shares:

@@ -110,7 +110,7 @@ class NodeView(Protocol):
 
     @property
     def clock_ahead_s(self) -> float:
-        """How far the wall clock of this host is ahead of the database's."""
+        """Returns by how much the wall clock of this host is ahead of the database's."""
 
     @property
     def passed(self) -> int:

@@ -1,4 +1,4 @@
-"""What the sender of a request may look at and change: everything, or what the rights of a user on tubes grant.
+"""The limits of what a request may read and change: everything, or what the rights of a user on tubes grant.
 
 This module must not know requests or resources. Rights are looked up anew each time, so those that a reload takes away
 are gone at once, also for a long answer, a stream or a bulk change that is under way. Invariant: what may not be looked

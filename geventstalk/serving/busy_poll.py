@@ -1,4 +1,4 @@
-"""Whether to look for the next request for some microseconds before the process goes to sleep.
+"""Decides when the process looks for the next request for some microseconds before it goes to sleep.
 
 A client that waits for each reply sends its next command at once. To sleep and be woken takes longer than that, so
 looking makes a single client's commands half as fast again. This module must not know clocks or the event loop.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 LOOK_NS: Final = 50_000
-"""How long to look. A client on the same machine needs 10 to 50 µs from a reply to its next command."""
+"""The time of one look. A client on the same machine needs 10 to 50 µs from a reply to its next command."""
 _WIN: Final = 1
 _LOSS: Final = 4
 """A look that finds nothing costs as much as four that find a request: looking has to pay four of five times."""

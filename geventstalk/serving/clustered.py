@@ -386,7 +386,7 @@ class _NodeDescriptors(Descriptors):
 
 
 class _NodeHost(Host):
-    """What the node sees of the server."""
+    """The interface of the server for the node."""
 
     def __init__(self, server: ClusterServer) -> None:
         self._server = server
@@ -420,7 +420,7 @@ class _NodeHost(Host):
 
 
 class _LeasedConnection(Connection):
-    """What a client was slow to take waits for the lease, too."""
+    """Replies that a client was slow to take wait for the lease, too."""
 
     def __init__(
         self,

@@ -25,33 +25,33 @@ from geventstalk.wire.session import OUT_BYTES_MAX, Service, Session
 CHUNK_BYTES: Final = 1 << 16
 """The most that one read takes, so that no client keeps the others waiting."""
 _SHORT_BYTES: Final = SMALL_BYTES
-"""How much a read asks for when the client's last pieces were shorter than this. Memory for more is the C library's, at
-several times the cost."""
+"""Bytes that a read asks for when the client's last pieces were shorter than this. Memory for more is the C library's,
+at several times the cost."""
 _SHORT_PIECES: Final = 8
 """So many of them: a client that sends some puts and then the deletes of their jobs has pieces of all sizes."""
 _WRITE_BYTES_MAX: Final = 1 << 18
 """The most that one turn writes to a client. Without a limit, a client that reads quickly would get all of a large
 reply in one turn."""
 AHEAD_BYTES_MAX = 1 << 18
-"""How much of a client's input is read while its reserve waits. Beyond that the server looks only for a hangup."""
+"""Bytes of a client's input that are read while its reserve waits. Beyond that the server looks only for a hangup."""
 AHEAD_BYTES_MIN: Final = 1 << 12
 """The same limit, and the limit of one read, while all clients together have sent too much ahead."""
 ALL_AHEAD_BYTES_MAX: Final = 1 << 23
 """With more than this sent ahead by all clients together, AHEAD_BYTES_MIN holds for each: 32 times AHEAD_BYTES_MAX."""
 OUT_BYTES_MIN: Final = 1 << 12
-"""What OUT_BYTES_MAX is while all clients together leave too much unread."""
+"""The value of OUT_BYTES_MAX while all clients together leave too much unread."""
 ALL_UNSENT_BYTES_MAX: Final = 1 << 23
 """With more than this unread by all clients together, OUT_BYTES_MIN holds for each: 32 times OUT_BYTES_MAX."""
 _COUNTED_BYTES_MAX: Final = 1 << 17
 """No more is counted of one reply. A larger one is the body of a job, which takes memory anyway, or a long list, which
 would be made for a client that has nothing else unsent, too."""
 DEEP_BYTES_MAX: Final = 1 << 23
-"""How much of a client's input is read to find its end. Linux keeps 6 MB for a receiver and 4 MB for a sender at most,
-when no administrator has changed that."""
+"""Bytes of a client's input that are read to find its end. Linux keeps 6 MB for a receiver and 4 MB for a sender at the
+most, when no administrator has changed that."""
 ALL_DEEP_BYTES_MAX: Final = 3 << 23
 """With so much beyond the limits of all clients together, no client's end is looked for in this way."""
 _DEEP_CHUNK_BYTES: Final = 1 << 20
-"""What one read takes then. To read takes a third of a millisecond, and what was read before is copied less often."""
+"""Bytes of one read then. A read takes a third of a millisecond, and earlier input is copied less often."""
 HANGUP_CHECK_S = 1.0
 
 # What a connection waits for. A watcher that runs belongs to one of these states.
@@ -63,7 +63,7 @@ OVER: Final = 4  # for nothing: the connection is over
 
 
 class Ahead:
-    """How many bytes all clients together have sent that cannot be executed yet."""
+    """Counts the bytes that all clients together have sent and that cannot be executed yet."""
 
     def __init__(self) -> None:
         self.total_bytes = 0  # up to AHEAD_BYTES_MAX of each client: one that is read further takes nothing from others
@@ -72,7 +72,7 @@ class Ahead:
         self._deep_until_s = 0.0
 
     def change(self, before: int, now: int) -> None:
-        """What one client has sent ahead has changed."""
+        """Notes that the bytes which one client has sent ahead have changed."""
         self.total_bytes += min(now, AHEAD_BYTES_MAX) - min(before, AHEAD_BYTES_MAX)
         self.deep_bytes += max(now - AHEAD_BYTES_MAX, 0) - max(before - AHEAD_BYTES_MAX, 0)
 
@@ -95,7 +95,7 @@ class Ahead:
 
 
 class Unsent:
-    """How many bytes of replies all clients together have not taken. With too many, each client may have few only.
+    """Counts the bytes of replies that all clients together have not taken. With too many, each client may have few.
 
     A reply is always made as a whole, and kept. So what a client costs is at most what one turn makes for it, which is
     Service.out_bytes_max and one reply more: a client with unsent replies executes nothing. Where the limit is lower, a
@@ -115,7 +115,7 @@ class Unsent:
         self._limit()
 
     def turn_ends(self) -> None:
-        """What was made is sent or left. Shares fall and rise with what a turn makes, so that all get the same."""
+        """Adapts the shares: they fall and rise with what a turn makes, so that all clients get the same."""
         if self.turn_bytes >= ALL_UNSENT_BYTES_MAX:
             self._share = max(self._share // 2, OUT_BYTES_MIN)
         elif self.turn_bytes < ALL_UNSENT_BYTES_MAX // 4:

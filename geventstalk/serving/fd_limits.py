@@ -1,4 +1,4 @@
-"""How many descriptors the process may have, and who gets them: the server itself, the journal, and the clients.
+"""Divides the descriptors of the process among the server itself, the journal, and the clients.
 
 This module must know neither gevent nor the journal: the limit is raised before the sockets are opened.
 Invariant: clients never take a descriptor that the server itself or the journal may need.
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 LIMIT_MAX = 1 << 20
 """The soft limit is not raised any further; no server has more clients, and some systems allow a billion."""
 _MOMENT = 1
-"""What the server itself takes for a moment, now and then."""
+"""Descriptors that the server itself takes for a moment, now and then."""
 _LOOP = 2
-"""What the event loop opens."""
+"""Descriptors that the event loop opens."""
 _KEPT_MAX = 16
 """So many are kept back for others than clients, or an eighth where that is less."""
 
@@ -117,7 +117,7 @@ class Descriptors:
 
 
 class Share(Descriptors):
-    """What others than clients may have: `most` descriptors, or a quarter of the clients' where that is less.
+    """The share of others than clients: `most` descriptors, or a quarter of the clients' where that is less.
 
     Some of them no client ever gets; the others are the clients', too. `wanted` is called when there is hardly one
     left, and may see to it that some are given back.

@@ -35,7 +35,7 @@ CATCH_UP_S: Final = 0.02
 START_S_MAX: Final = 5.0
 """The fronts that are ready do not wait any longer for one that is not."""
 _END_S: Final = 2.0
-"""How long the end waits for the fronts; then it kills them."""
+"""The end waits this long for the fronts, and then kills them."""
 _PATH: Final = "_GEVENTSTALK_PATH"
 _CODE: Final = (
     f"import os, sys; sys.path[:] = os.environ.pop({_PATH!r}).split(os.pathsep); "
@@ -43,7 +43,7 @@ _CODE: Final = (
 )
 """Where this process finds its modules, a front does, too; and it finds them nowhere else."""
 _ENVIRONMENT: Final = ("GLIBC_", "LANG", "LC_", "LD_", "MALLOC_")
-"""What the names of variables begin with that a front gets: those of the C library. Others may hold a password."""
+"""Prefixes of the environment variables that a front gets: those of the C library. Others may hold a password."""
 _HELD_SIGNALS: Final = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -141,7 +141,7 @@ class Fronts(Owner):
         ]
 
     def finish(self) -> None:
-        """What was said reaches the clients that take it at once, and the fronts end."""
+        """Sends the replies to the clients that take them at once, and ends the fronts."""
         gevent.killall(self._keepers)
         self._catching_up.stop()
         self._catching_up.close()

@@ -34,15 +34,15 @@ from geventstalk.turn.replies import Channel
 from geventstalk.wire.session import OUT_BYTES_MAX, Session
 
 LINK_BYTES: Final = 1 << 17
-"""What one read takes from a link: what it holds are some milliseconds of work, beside which others wait."""
+"""Bytes that one read takes from a link: they hold some milliseconds of work, during which others wait."""
 LITTLE_LINK_BYTES: Final = 1 << 12
-"""What it takes while there is no memory for that."""
+"""Bytes that one read takes while there is no memory for more."""
 LITTLE_ROOM: Final = f.IN_BYTES // 2
 """A client that may send less than this is told that it may send more."""
 CLOG_BYTES: Final = 1 << 20
 """While more than this waits for a front to read it, replies stay with their clients, which are not read from then."""
 _END_S: Final = 2.0
-"""How long the end waits for a front to read what is left."""
+"""The end waits this long for a front to read what is left."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -1,5 +1,5 @@
-"""Whether there is memory for more jobs, where the address space of the process is limited (`ulimit -v`), and how what
-nothing needs any more goes back to the system; also what only holds itself.
+"""Tells when memory ends where the address space of the process is limited (`ulimit -v`), and gives freed memory back
+to the system, also that of objects that only hold each other.
 
 This module must not know what memory is for. A process that has none left cannot even switch greenlets, so whoever asks
 here stops taking more while there is still some.
@@ -24,7 +24,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 1 << 24
 """With more than this free at its end, memory goes back to the system."""
 _MAPPED_BYTES = 1 << 22
-"""What is larger goes back to the system as soon as it is freed."""
+"""A larger piece goes back to the system as soon as it is freed."""
 _NO_LIBRARY = (AttributeError, ImportError, MemoryError, OSError)
 """Why a function of the C library cannot be had: another library, a Python without ctypes, or a system that refuses
 what ctypes needs."""
@@ -35,7 +35,7 @@ _MANY = 2_000
 _LONG_S = 0.002
 """A look that takes longer is the last one at what it has found in use."""
 _LOOK_EVERY_S = 0.25
-"""How often the allocator is asked: it walks through all of its free pieces for the answer."""
+"""Time between two questions to the allocator: it walks through all of its free pieces for the answer."""
 
 
 class Memory:

@@ -35,7 +35,7 @@ _OF_NODES_MAX: Final = (1 << 16) - 256
 
 
 class NoHeader(OSError):
-    """What came is no header of a proxy that is listed."""
+    """The received bytes are no header of a proxy that is listed."""
 
 
 def client_of(sock: Socket, proxies: tuple[Network, ...]) -> str:

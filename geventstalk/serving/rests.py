@@ -75,7 +75,7 @@ class PolicyLog:
 
 
 class _Look:
-    """What the last look at a policy has found."""
+    """The findings of the last look at a policy."""
 
     def __init__(self, glob: str, policy: Policy) -> None:
         self._policy = policy

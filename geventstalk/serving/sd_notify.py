@@ -1,4 +1,4 @@
-"""What a service manager is told: that the server is ready, what the server does, that it still runs, that it stops.
+"""Messages to a service manager: that the server is ready, what the server does, that it still runs, that it stops.
 
 The protocol is systemd's sd_notify(3): lines in a datagram to the socket that NOTIFY_SOCKET names. This module must not
 know the engine. Invariant: telling never waits and never fails; without a manager nothing happens.
@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 _EXTEND_US: Final = 60_000_000
-"""How long a start may take behind the last sign of progress. A replay shows progress every few seconds."""
+"""A start may take this long behind the last sign of progress. A replay shows progress every few seconds."""
 
 
 class Manager:

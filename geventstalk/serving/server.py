@@ -76,7 +76,7 @@ NEXT_TURN_S = 1e-9
 before it looks at any socket."""
 PROGRESS_EVERY_S = 2.0
 _END_OF_WORK_S = 3.0
-"""How long a stop waits for a thread that reads: a device that does not answer does not hold up the end."""
+"""A stop waits this long for a thread that reads: a device that does not answer does not hold up the end."""
 _ACTIVE_NS = 1_000_000_000
 """A client that has sent nothing for so long has read what was said to it."""
 _COLLECT_EVERY_S = 1.0

@@ -33,7 +33,7 @@ _FILE_BYTES_MAX: Final = 1 << 20
 _KEY_FORBIDDEN: Final = stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 
 Marks = list[tuple[int, ...]]
-"""What any change of the files changes."""
+"""A value that differs after any change of the files."""
 
 
 class Found(NamedTuple):

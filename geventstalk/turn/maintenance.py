@@ -1,4 +1,4 @@
-"""What the journal and memory need beside the clients: compaction, catching up, syncs, bodies that come and go, rates.
+"""The maintenance of journal and memory beside the clients: compaction, catching up, syncs, bodies, rates.
 
 A turn derives from this. This module must not know gevent, sockets, clocks, SQLite, nor channels and their replies: its
 owner drives the tasks. Everything here runs without a pause from one yield to the next, so it needs no lock.
@@ -25,7 +25,7 @@ from geventstalk.turn.tasks import NEXT_TURN, Flag, Sync, Task, Wait
 CATCH_UP_SLICES: Final = 3
 """Slices of catching up in a turn, of a millisecond each at the most: what is no change is served in between."""
 CATCH_UP_WAIT_NS: Final = 1_000_000
-"""How long catching up rests when the journal's own work has to get on first."""
+"""Catching up rests for so long when the journal's own work has to get on first."""
 DRAINED_MIN: Final = 256
 """With so many jobs fewer it may be worth while to give memory back."""
 REPACK_PAGES: Final = 16
@@ -35,9 +35,9 @@ RATES_NS: Final = 5_000_000_000
 RATES_SLICE: Final = 100
 """Tubes whose rates are brought up to date in one turn: a millisecond in pure Python."""
 LACKING_NS: Final = 100_000_000
-"""What could not be read for a lack of descriptors, memory or room is tried again after so long."""
+"""A read that failed for a lack of descriptors, memory or room is tried again after this time."""
 HOUSEKEEPING_NS: Final = 50_000_000
-"""How long compaction at leisure stays behind the writing: garbage gathers, and a burst of writes is not disturbed."""
+"""Compaction begins this long after a write: garbage gathers, and a burst of writes is not disturbed."""
 
 
 LookAhead = Generator[Wait, None, bool]

@@ -39,9 +39,9 @@ LITTLE_WORK: Final = 16
 PASSES_MAX: Final = 8
 """So often clients that ask for much go on for SHARE_NS before the commit, or it would be a tenth of what they cost."""
 _SOON_NS: Final = 1_000_000_000
-"""What is due later need not be looked at during a sync, however slow."""
+"""Work that is due later can wait until the end of a sync, however slow."""
 _GATHERED_MAX: Final = 256
-"""What a turn costs beside its clients is next to nothing for each of so many."""
+"""With so many clients the fixed cost of a turn is next to nothing for each of them."""
 _RETURN_SHARE: Final = 2
 """The next sync waits for clients that were just answered, up to this part of the time that the last sync took."""
 _RETURN_NS_MAX: Final = 5_000_000
@@ -385,7 +385,7 @@ class Turn(Maintenance):
             self.tell("puts are accepted again: memory has room for bodies", None)
 
     def commit(self, now_ns: int) -> None:
-        """What all clients changed in this turn, in one transaction. Whatever it raises is the end."""
+        """Commits the changes of all clients in this turn, in one transaction. Any exception is the end."""
         store = self.store
         if store is not None and store.dirty:
             store.commit(now_ns)

@@ -77,7 +77,7 @@ class Hold:
 
 
 class Usage:
-    """What the connections of a user have done since the server began. `refused` counts commands without the right."""
+    """Counts what the connections of a user have done since the server began. `refused`: commands without the right."""
 
     __slots__ = ("_due_ns", "commands", "connections", "full", "paced", "puts", "refused", "turned_away", "waits")
 
@@ -113,7 +113,7 @@ class Usage:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Owner:
-    """What a session asks of its owner. `usage` is that of its user. This one has no limits and no clock."""
+    """The questions of a session to its owner. `usage` is that of its user. This one has no limits and no clock."""
 
     def __init__(self) -> None:
         self.usage = Usage()

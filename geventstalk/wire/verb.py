@@ -1,4 +1,4 @@
-"""What all verbs have in common, and those that take the name of a tube, or nothing.
+"""The parts that all verbs share, and the verbs that take the name of a tube, or nothing.
 
 This module must not know which verbs there are, nor sockets, gevent, clocks or durability.
 Invariant: a handler raises ProtocolError before it has changed or counted anything, or answers, now or in later slices.

@@ -373,7 +373,7 @@ _GUARDS: Final[dict[bytes, tuple[int, int]]] = {
     b"pause-tube": (TUBE, MANAGE),
     b"flush-tube ": (TUBE, MANAGE),
 }
-"""What each verb is about, and the right that it needs, where users have rights: see guarded.py."""
+"""The subject of each verb, and the right that it needs where users have rights: see guarded.py."""
 
 for _at, _verb in enumerate(VERBS):
     _verb.number = _at

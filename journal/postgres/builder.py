@@ -37,7 +37,7 @@ from journal.tools import Builder
 SEGMENT_BYTES: Final = 10485760
 """The size of segments that tools write: the default of a server's -s."""
 _ANSWER_S: Final = 60.0
-"""How long a statement may take: a commit of much waits for the replica."""
+"""A statement may take this long: a large commit waits for the replica."""
 _SETTINGS: Final = (
     "SET idle_in_transaction_session_timeout = 0;"
     "SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit')"

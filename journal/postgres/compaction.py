@@ -27,7 +27,7 @@ _MOVE_KEYS: Final = 256
 _PENDING_MAX: Final = 1 << 20
 """With so many bytes on their way nothing is moved: clients come first."""
 _HOLD_S: Final = 0.02
-"""How long changes wait after a commit while the segments take too much."""
+"""Changes wait this long after a commit while the segments take too much."""
 
 
 class Compaction:

@@ -1,4 +1,4 @@
-"""How records are packed into rows: a head, what is in the row, and the payloads. Pure.
+"""Packs records into rows: a head, the list of records, and the payloads. Pure.
 
 This module must not know what a payload means, nor SQL. A row is the bytes of one commit, or a piece of them:
   >B version, B flags, H nothing, I crc;  I count, Q high water;  count times (Q key, B kind, I size);  the payloads.
@@ -39,7 +39,7 @@ COUNTS: Final = Struct(">IQ")
 ENTRY: Final = Struct(">QBI")
 HEAD_BYTES: Final = FIRST.size + COUNTS.size
 _BESIDE_BYTES: Final = 24 + 4 + 16 + 4 + 20
-"""What PostgreSQL adds to a row: head, pointer, two numbers, a length, and its place in the index."""
+"""Bytes that PostgreSQL adds to a row: head, pointer, two numbers, a length, and its place in the index."""
 _TOAST_BYTES: Final = 1996
 """A larger value is cut into pieces of so many bytes (PostgreSQL's TOAST_MAX_CHUNK_SIZE), four to a page of 8192."""
 _INLINE_MAX: Final = 1900
@@ -53,7 +53,7 @@ class Damaged(ValueError):
 
 
 class Packed(NamedTuple):
-    """What a row holds."""
+    """The contents of a row."""
 
     flags: int
     high_water: int

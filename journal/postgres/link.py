@@ -27,18 +27,18 @@ from journal.postgres.place import Place
 Waiter = Callable[[int, bool, bool, float], bool]
 """(descriptor, for reading, for writing, seconds) to whether it is ready. Who serves others meanwhile parks here."""
 Need = tuple[int, bool, bool, float]
-"""What a Waiter takes. Work that waits is written as a generator: it yields needs, and is sent whether they came."""
+"""The arguments of a Waiter. Work that waits is a generator: it yields needs, and is sent whether they came."""
 Resolver = Callable[[str], list[str]]
 """A host's name to its addresses. Without one libpq looks names up, and nothing else happens meanwhile."""
 
 CONNECT_S: Final = 2.0
-"""How long a host may take to answer. When nothing is known yet, all others have so much time as well."""
+"""A host may take this long to answer. When nothing is known yet, all others have as much time."""
 _OTHERS_S: Final = 0.25
-"""How long a server as new as the one that was seen waits for another host to be newer."""
+"""A server as new as the one that was seen waits this long for another host to be newer."""
 _TIMELINE: Final = "SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _SYSTEM: Final = "SELECT system_identifier FROM pg_control_system()"
 ANSWER_S: Final = 10.0
-"""How long an answer may take where the caller does not say."""
+"""An answer may take this long where the caller does not say."""
 _ANSWER_S_MAX: Final = 120.0
 """A large answer that comes slowly, without ever pausing for its time, may take so long in all."""
 _WARNINGS_MAX: Final = 20
@@ -51,7 +51,7 @@ SETTINGS: Final = {
     "tcp_user_timeout": "5000",
     "target_session_attrs": "read-write",
 }
-"""What libpq is told unless the place says otherwise: a cut network shows after some seconds."""
+"""The options for libpq unless the place says otherwise: a cut network shows after some seconds."""
 SESSION: Final = (
     "SET client_min_messages = warning; SET statement_timeout = 0; SET lock_timeout = 0;"
     "SET idle_in_transaction_session_timeout = '60s'; SET default_transaction_isolation = 'read committed';"
@@ -61,7 +61,7 @@ SESSION: Final = (
     "SELECT set_config('client_connection_check_interval', '2s', false)"
     " WHERE current_setting('server_version_num')::int >= 140000 AND version() NOT LIKE '%Visual C%'"
 )
-"""What holds in every session, whatever an administrator has set for this user or this database.
+"""The settings of every session, whatever an administrator has set for this user or this database.
 
 No time limit of the server ends it. A backend whose client is gone does not wait for a lock for ever, where it can
 tell. Nothing is compiled: that takes a hundred times longer than any statement here.
@@ -83,7 +83,7 @@ _UNRELATED: Final = (b"varsup.c", b"multixact.c")
 """PostgreSQL's files whose warnings say nothing of the statement: that numbers of transactions run out in some weeks.
 They come with each commit until VACUUM was run."""
 LOCKED: Final = ("28", "3D000", "42501", "55000")
-"""What a connection is refused with when another try changes nothing: this user, no such database, no right to it."""
+"""Classes of refusals that another try does not change: this user, no such database, no right to it."""
 _STATE: Final = re.compile(r":  ([0-9A-Z]{5}): ")
 _SOURCE: Final = re.compile(r"\n[^\n]*:  \w+, \w+\.c:\d+")
 _VERBOSE: Final = 2
@@ -101,7 +101,7 @@ def _set_verbosity() -> Callable[[int | None, int], int]:
 
 
 _REPLICA: Final = ("session is read-only", "hot standby")
-"""What libpq says of a server that is there and takes no writes."""
+"""Parts of libpq's message about a server that is there and takes no writes."""
 
 
 class Refused(JournalError):
@@ -122,7 +122,7 @@ class Stale(JournalUnreachable):
 
 
 class Answer(NamedTuple):
-    """What a statement gives: its rows, how many rows it changed, and what the database warned of."""
+    """The answer to a statement: its rows, how many rows it changed, and the warnings of the database."""
 
     rows: list[tuple[bytes | None, ...]]
     changed: int
@@ -158,18 +158,18 @@ class Link:
         self.shown = place.shown
         self.wait = wait
         self.warnings: list[str] = []
-        """What the database warned of since this was last emptied. Each begins with its SQLSTATE."""
+        """The warnings of the database since this was last emptied. Each begins with its SQLSTATE."""
         self.pid = 0
         """Of the backend, which has the session as long as the connection is up."""
         self._resolve = resolve
         self._conn: pq.abc.PGconn | None = None
         self.words: dict[str, str] = {}
-        """What the connection that is up was made with: another link to the same server takes the same."""
+        """The options with which the present connection was made: another link to the same server takes the same."""
         self._repeated = ""  # the statement that execute_again() need not prepare
         self.timeline = self.system = 0
         """Of the newest server that this was connected to. 0 is unknown."""
         self.untold: list[str] = []
-        """What the server that is connected does not tell of itself, and why."""
+        """Facts that the connected server does not tell of itself, and why."""
         self.tells: Callable[[str], None] = _say_nothing
         """Hears lines for the operator about hosts."""
         self._known = False  # whether a connection was ever made
@@ -177,7 +177,7 @@ class Link:
         self.answer_s = ANSWER_S
         """A server that sends nothing for so long while it is asked is given up."""
         self.patient = True
-        """Whether that time begins anew with each piece of an answer. If not, it is for the whole answer."""
+        """True when that time begins anew with each piece of an answer. Otherwise it is for the whole answer."""
 
     # --- connecting
 

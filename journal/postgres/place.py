@@ -46,7 +46,7 @@ class Place:
         kept = [(name, value) for name, value in words if name != "schema"]
         self.url = text
         self.libpq = _joined(address, kept)
-        """What libpq takes. It may hold a password."""
+        """The connection string for libpq. It may hold a password."""
         scheme, _, rest = address.partition("://")
         user, at, host = rest.rpartition("@")
         if "@" in user or "/" in user:

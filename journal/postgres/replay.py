@@ -35,7 +35,7 @@ _NAMED_MAX: Final = 20
 
 
 class SegmentCount:
-    """What stands in one segment."""
+    """The contents of one segment."""
 
     __slots__ = ("bytes", "first", "number", "records")
 
@@ -132,7 +132,7 @@ class Reading:
         return self._belonging(seq, entries, count.number)
 
     def drop_unfinished(self) -> None:
-        """What is not finished stays so."""
+        """Drops records that are not finished: nothing will finish them."""
         self._unfinished = []
         self._parts = []
         self._parts_key = 0

@@ -23,11 +23,11 @@ FENCED: Final = "GV001"
 """The SQLSTATE with which a DDL of an old epoch is refused."""
 SETTINGS: Final = "SET synchronous_commit = off"
 _REST_S: Final = 0.1
-"""How long the work rests after an error that may pass, and when the database cannot be reached."""
+"""The work rests this long after an error that may pass, and when the database cannot be reached."""
 _PATIENCE_S: Final = 10.0
 """A piece of work that fails for so long is told to the operator."""
 _LOCK_MS: Final = 100
-"""How long a drop waits for nodes that read the table: meanwhile others wait behind it."""
+"""A drop waits this long for nodes that read the table: meanwhile others wait behind the drop."""
 _KEYS_MAX: Final = 16384
 """About so many records are looked through at once."""
 _AHEAD: Final = 2
@@ -106,12 +106,12 @@ class Tables:
         self.schema = schema
         self.epoch = 0
         self.words: dict[str, str] = {}
-        """How to link: to the same server as the log itself."""
+        """The options of the link: to the same server as the log itself."""
         self.made: set[int] = set()
         """Segments that are there and empty."""
         self.fenced: Callable[[], None] = lambda: None
         self.full = False
-        """Whether the database said that it has no room."""
+        """True when the database said that it has no room."""
         self._log = log
         self._jobs: deque[tuple[str, Callable[[], Job]]] = deque()
         """Each with what is to be done, for messages."""

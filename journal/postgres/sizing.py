@@ -1,4 +1,4 @@
-"""How much room a log in a database needs: all arithmetic of a budget, and nothing else. Pure.
+"""Computes the room that a log in a database needs: all arithmetic of a budget, and nothing else. Pure.
 
 Terms. Live bytes are the bytes of the records that a replay still needs, as format.record_bytes() counts them.
 Invariant: whatever was admitted can still be changed, moved and deleted in the room that is left.
@@ -17,9 +17,9 @@ _SMALL_SEGMENT_BYTES: Final = 1 << 16
 _BUDGET_SHARE: Final = 32
 """A segment takes at most this share of the budget."""
 _CHANGE_BYTES: Final = record_bytes(64)
-"""What a change of a key may take. Callers keep their changes within 64 bytes."""
+"""Bytes that a change of a key may take. Callers keep their changes within 64 bytes."""
 _KEY_BYTES: Final = 2 * (ENTRY.size + 8)
-"""What deleting a key takes, with its share of rows."""
+"""Bytes that deleting a key takes, with its share of rows."""
 
 
 def segment_limit(segment_bytes: int, budget: int | None) -> int:

@@ -148,7 +148,7 @@ class PostgresSurvey(Survey):
         self.high_water = 0
         self.lost = []
         self.reading = Reading()
-        """What is known of the rows, once all were read."""
+        """The facts about the rows, once all were read."""
         self.strange: set[int] = set()
         """Keys whose last whole record is none that its owner writes."""
         self.spoilt: set[tuple[int, int]] = set()

@@ -75,7 +75,7 @@ class CommitPoint(SyncPoint):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Writer:
-    """What a node that leads has not written yet, and how it gets to the database."""
+    """Takes commits of a leading node to the database."""
 
     def __init__(self, link: Link, schema: str) -> None:
         self.link = link
@@ -389,7 +389,7 @@ class Writer:
         self.written(flight.segment, flight.seq, len(flight.packed), flight.records)
 
     def _head_at(self, segment: int, seq: int) -> bytes | None:
-        """How a row begins; b"" when it is not there, None when its segment is gone."""
+        """Returns the beginning of a row; b"" when it is not there, None when its segment is gone."""
         try:
             answer = self.link.execute(
                 f"SELECT substr(packed, 1, {HEAD_BYTES}) FROM {self._schema}.seg_{segment} WHERE seq = $1",

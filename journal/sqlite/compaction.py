@@ -29,16 +29,16 @@ _SLICE_KEYS: Final = 256
 _MOVE_BYTES: Final = 1 << 17
 """Bytes that one slice moves, give or take a record. To write them takes half a millisecond."""
 _HOLD_S: Final = 0.004
-"""How long changes wait after a commit when the directory has outgrown its bound."""
+"""Changes wait this long after a commit when the directory has outgrown its bound."""
 _LONG_HOLD_S: Final = 0.1
-"""How long they wait when the directory is a segment or more too large. In this time compaction moves more than a usual
+"""Changes wait this long when the directory is a segment or more too large. Compaction then moves more than a usual
 turn writes."""
 _FULL_HOLD_S: Final = 5.0
-"""How long they wait on a full disk, where a change could end the process, and when the directory is at its bound. A
-device that answers has done all that the worker has to do before."""
+"""Changes wait this long on a full disk, where a change could end the process, and when the directory is at its bound.
+A device that answers has done all that the worker has to do before."""
 _STEP_S: Final = 0.002
-"""How much of this time passes between two looks at the most. What else the process did in between does not count: in
-that time compaction could not work."""
+"""The most of this time that counts between two looks. Other work of the process in between does not count: in that
+time compaction could not work."""
 
 
 class VictimScan(Scan):

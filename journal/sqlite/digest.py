@@ -62,4 +62,4 @@ def read_digest(db: sqlite3.Connection, segment: int) -> Iterator[list[Row]]:
 
 
 DIGEST_ERRORS: Final = (sqlite3.Error, *GROUP_ERRORS)
-"""What read_digest() raises."""
+"""The exceptions of read_digest()."""

@@ -1,4 +1,4 @@
-"""What a segment is made of: kinds of records, checksums, groups, parts, sizes and the schema. Knows no file.
+"""The format of a segment: kinds of records, checksums, groups, parts, sizes and the schema. Knows no file.
 
 This module must not know what a payload means, nor SQLite's module. Schema and records; docs/journal.md has more:
   record(seq, key, kind, crc, payload): seq counts 1, 2, 3 ...; kind is FULL, CHANGE or DELETE, or PART ... LAST for a
@@ -40,9 +40,9 @@ commit come before it: a loss of power that takes the payload takes the commit."
 APPLICATION_ID: Final = 0x67767374  # "gvst"
 FORMAT_VERSION: Final = 7
 FORMAT_VERSIONS: Final = (1, 2, 3, 4, 5, 6, 7)
-"""What can be read. Version 1 has neither groups nor the view. In version 2 nothing stands between PARTs. Up to version
-3 no payload has tags, up to version 4 no tag tells of a user, up to version 5 no mark keeps settings, and up to version
-6 no payload stands outside. A reader of version 7 reads all of them."""
+"""The versions that can be read. Version 1 has neither groups nor the view. In version 2 nothing stands between PARTs.
+Up to version 3 no payload has tags, up to version 4 no tag tells of a user, up to version 5 no mark keeps settings, and
+up to version 6 no payload stands outside. A reader of version 7 reads all of them."""
 FORMAT_LIMIT: Final = 99
 """Largest format version that any geventstalk will write. A larger one is damage: one bit of a number of 32 flipped."""
 PAGE_BYTES: Final = 2048
@@ -75,10 +75,10 @@ empty."""
 HEAD_ENDS: Final = [[b",%d,%d]" % (kind, size) for size in range(GROUPED_MAX + 1)] for kind in range(DELETE + 1)]
 """The end of each possible head. Turning a number into text takes 200 instructions: 4 % of a durable put in all."""
 CELL_BYTES: Final = 24
-"""What a record takes in its page beside the payload: a pointer of 2 bytes, and about 22 for the length of the row,
+"""Bytes of a record in its page beside the payload: a pointer of 2 bytes, and about 22 for the length of the row,
 `seq`, the row's header, `key`, `kind` and `crc`; SQLite stores small numbers in fewer bytes."""
 LEAF_BYTES: Final = PAGE_BYTES - 8
-"""What a page has for rows: a leaf of SQLite's tree begins with a header of 8 bytes (file format, section 1.6)."""
+"""Bytes of a page for rows: a leaf of SQLite's tree begins with a header of 8 bytes (file format, section 1.6)."""
 LOCAL_MAX: Final = PAGE_BYTES - 60
 """SQLite would give a larger payload pages of its own: a row may have PAGE_BYTES - 35 bytes in its page (section 1.6),
 and up to 25 of them are not payload."""
@@ -88,12 +88,12 @@ _SHARES: Final = tuple(-(-PAGE_BYTES // (LEAF_BYTES // (size + CELL_BYTES))) for
 _OUTSIDE_BYTES: Final = _SHARES[PLACE.size + CUT_BYTES]
 """The bytes that the row of an outside payload takes."""
 _ENTRY_BYTES: Final = 16
-"""What a record of a group takes there beside its payload, with a key of seven digits."""
+"""Bytes of a grouped record beside its payload, with a key of seven digits."""
 
 PARTS: Final = Struct("<I")
-"""What the payload of LAST begins with."""
+"""The beginning of a LAST record's payload."""
 GROUP_ERRORS: Final = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
-"""What ungroup() raises for a payload that is no group's."""
+"""The exceptions of ungroup() for a payload that is no group's."""
 _JSON: Final = json.JSONDecoder()
 SCHEMA: Final = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;

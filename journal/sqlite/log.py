@@ -49,7 +49,7 @@ _SEAL_AT_END_BYTES: Final = 1 << 24
 """A stop leaves a larger WAL to the next start. A slow device takes a second to merge and sync 16 MB, and a stop may
 not take much longer."""
 _START_WAIT_S: Final = 5.0
-"""How long a start on a full disk waits for sealing to give room back: about as long as a start may take."""
+"""A start on a full disk waits this long for sealing to give room back: about as long as a start may take."""
 _ACCEPT_SHARE: Final = 64
 """With this share of the disk or budget left for puts, the log says that puts are accepted again. A smaller share may
 be used up at once, and such lines would come again and again."""

@@ -21,7 +21,7 @@ used again. A segment of a usual size has fewer records than this."""
 
 
 class Damage:
-    """What a replay found wrong with a directory."""
+    """The damage that a replay found in a directory."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

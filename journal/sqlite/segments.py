@@ -49,10 +49,11 @@ DESCRIPTORS_MIN: Final = _OF_A_SEGMENT * 2 + _OF_THE_REST
 DESCRIPTORS_MAX: Final = _OF_A_SEGMENT * (_WAITING_MAX + 1) + _OF_THE_REST
 """More descriptors than these a journal never takes."""
 _RECORD_BYTES: Final = 128
-"""What a WAL takes for a record beside its payload, at the most, as long as the record is small."""
+"""Bytes that a WAL takes for a small record beside its payload, at the most."""
 _TRY_AGAIN_S: Final = 0.1
-"""What found no room is not tried again before this time has passed, or before a segment has given room back. On a full
-disk changes wait while the worker is at work: they would wait for ever if it tried the impossible without a pause."""
+"""Work that found no room is not tried again before this time has passed, or before a segment has given room back. On a
+full disk changes wait while the worker is at work: they would wait for ever if it tried the impossible without a
+pause."""
 _FILLED_AT_ONCE_BYTES: Final = 1 << 30
 """With more free bytes than these no other process fills the disk before the worker has let the reserve grow."""
 _UNKNOWN_RECORD_BYTES: Final = 32

@@ -1,4 +1,4 @@
-"""How much room a journal needs: all arithmetic of space, and nothing else. Pure: no files, no clock, no records.
+"""Computes the room that a journal needs: all arithmetic of space, and nothing else. Pure: no files, clock or records.
 
 Terms. Live bytes are the bytes of the records that a replay still needs, as format.row_bytes() counts them. A WAL
 holds a segment's records until the segment is sealed. Sealing copies the records to the database file, so for a moment
@@ -18,15 +18,15 @@ PIECE_BYTES: Final = INDEX_BYTES
 INDEXES_MAX: Final = 5
 """WALs that may be open at once: the current one, the next, one being sealed, and two that others look at."""
 BARE_SEGMENT_BYTES: Final = 6 * PAGE_BYTES
-"""What a sealed segment takes beside its records. The schema with its roots takes four pages. The last page of records
+"""Bytes of a sealed segment beside its records. The schema with its roots takes four pages. The last page of records
 is half empty on average. Each two hundred pages need an inner page of the tree."""
 NEW_SEGMENT_BYTES: Final = INDEX_BYTES + 8 * PAGE_BYTES
-"""What a segment takes before it has any record: four pages in the database, as many in its WAL, and the index."""
+"""Bytes of a segment without any record: four pages in the database, as many in its WAL, and the index."""
 SPARE_SEGMENTS: Final = 4
 """Segments that come and go beside the segments with live records: the current one, the next, one that is being sealed,
 and one that is being moved."""
 CHANGE_BYTES: Final = row_bytes(64)
-"""What a change of a key may add to its live bytes. Callers keep their changes within 64 bytes."""
+"""Bytes that a change of a key may add to its live bytes. Callers keep their changes within 64 bytes."""
 COMMIT_BYTES: Final = 1 << 18
 """On a full disk, a commit has no more bytes of changes than this, and no more than one change of each key. These are
 some 3,000 changes: a client makes 128 in a turn at the most."""
@@ -34,7 +34,7 @@ OVERSIZE_BYTES: Final = 1 << 20
 """One commit of puts, or a large row, makes a segment larger than full by this at the most, as far as moving it has
 room in the reserve. Jobs of more bytes are written in parts, and these are not moved while the disk is full."""
 KEY_BYTES: Final = 2 * CELL_BYTES
-"""What deleting a key takes. The reserve has this much for each live key: a record without payload takes CELL_BYTES in
+"""Bytes for deleting a key. The reserve has this much for each live key: a record without payload takes CELL_BYTES in
 its page, and CELL_BYTES once more when its segment is sealed."""
 LOOK_BYTES: Final = 1 << 17
 """Puts take at most so many bytes between two looks at the disk. These are some hundred small puts, and a look takes as
@@ -54,7 +54,7 @@ half way between GARBAGE_SHARE, where compaction begins, and the directory's bou
 BOUND_SHARE: Final = 3
 """The directory stays below so many times the live bytes, so many segments, and BOUND_BESIDE_BYTES."""
 BOUND_BESIDE_BYTES: Final = (1 << 19) + LOOK_BYTES
-"""What the directory may take beside those, however small the segments are: the indexes of WALs, what the reserve has
+"""Bytes of the directory beside those, however small the segments are: the indexes of WALs, what the reserve has
 for them, and what it has for puts that are granted."""
 AHEAD_MAX: Final = 1 << 23
 """At most so much of a WAL is filled with zeros in advance: some tens of milliseconds of writing on a usual device."""
@@ -69,7 +69,7 @@ class Held(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What stands in the segments of a journal, as far as the reserve depends on it."""
+    """The load of a journal's segments, as far as the reserve depends on it."""
 
     keys: int = 0
     least: int = 0  # the room that moving the live bytes of one segment takes, at the most

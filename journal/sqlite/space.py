@@ -1,4 +1,4 @@
-"""How much room a journal has: the disk's or its budget's, and a reserve of real blocks for when the disk is full.
+"""The room of a journal: the disk's or its budget's, and a reserve of real blocks for when the disk is full.
 
 This module must not know segments or records. The reserve is a file of allocated blocks: when another process fills the
 disk, it is given back piece by piece, each just before it is needed, so that what was accepted can still be changed
@@ -157,7 +157,7 @@ class Space:
 
 
 def _size_of_reserve(path: str) -> int:
-    """How large the reserve of an earlier process is. A reserve is a file of zeros. No other file is ever cut.
+    """Returns the size of an earlier process's reserve. A reserve is a file of zeros. No other file is ever cut.
 
     Raises JournalFailed.
     """

@@ -1,4 +1,4 @@
-"""What every room that speaks SQL needs: the table `meta`, and the meaning of errors of SQLite and of the system."""
+"""The common parts of modules that speak SQL: the table `meta`, and what errors of SQLite and the system mean."""
 
 from __future__ import annotations
 

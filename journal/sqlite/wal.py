@@ -28,7 +28,7 @@ _FRAMES_AT: Final = 16
 """Where SQLite's index of a WAL has the number of frames that belong to whole transactions (`mxFrame`, WAL-mode file
 format, section 2.1)."""
 _ZEROS: Final = bytes(1 << 16)
-"""What is written to a new WAL at a time: large enough that the number of system calls does not matter."""
+"""One write to a new WAL: large enough that the number of system calls does not matter."""
 
 
 class WalFile:

@@ -42,7 +42,7 @@ from journal.sqlite.sql import connect_to_read, failure_of, read_meta, write_met
 from journal.sqlite.wal import WalFile, bytes_behind
 
 _BUSY_MS: Final = 100
-"""How long sealing waits for others who read the file. Sealing is in a thread of its own: nothing waits for it."""
+"""Sealing waits this long for others that read the file. Sealing is in a thread of its own: nothing waits for it."""
 _INSERT: Final = "INSERT INTO record(seq, key, kind, crc, payload) VALUES(?, ?, ?, ?, ?)"
 
 

@@ -172,7 +172,7 @@ class Attackers:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one interval showed."""
+    """The figures of one interval."""
 
     rss_mib: float
     descriptors: int

@@ -17,7 +17,7 @@ from scripts.benchmark.servers import Build, Server, serving
 
 MEMORY_BYTES = 4 << 30
 USABLE = 0.9
-"""What of the memory is the server's; the rest is the system's and its buffers'."""
+"""The server's share of the memory; the rest is the system's and its buffers'."""
 TIME_S = 90.0
 BODY_BYTES_MAX = 1 << 30
 SPARE_DESCRIPTORS = 60

@@ -28,7 +28,7 @@ def median(runs: Runs, column: int = 0) -> float:
 
 
 def spread(runs: Runs) -> float:
-    """How far the runs lie from their median, as a share of it: half of the way from the least to the greatest."""
+    """Returns the spread of the runs as a share of their median: half of the way from the least to the greatest."""
     values = [run[0] for run in runs]
     middle = statistics.median(values)
     return (max(values) - min(values)) / 2 / middle if middle else 0.0
@@ -151,7 +151,7 @@ def _by_processor(row: Row, runs: Mapping[str, Runs], build: str) -> str:
 
 
 def taken(results: Results) -> str:
-    """How the figures of the table were taken, in one sentence."""
+    """Returns how the figures of the table were taken, in one sentence."""
     return (
         f"{results['machine']}; {results['versions']}; {results['runs']} runs of {results['seconds']:g} s each, "
         f"servers taking turns, medians with half the way from the least to the greatest run; {results['taken']}."

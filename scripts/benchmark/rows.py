@@ -41,7 +41,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Scale:
-    """How long and how large. `seconds` a run, `jobs` for what is asked with a million of them, `things` for 10,000."""
+    """The time and the size of runs. `seconds` a run, `jobs` where a row names a million, `things` for 10,000."""
 
     seconds: float = 3.0
     jobs: int = 1_000_000

@@ -167,7 +167,7 @@ class Mixed:
 
 @dataclass(frozen=True)
 class Process:
-    """What one process of the server has at a moment, and how busy it was."""
+    """The resources of one process of the server at a moment, and how busy it was."""
 
     pid: int
     rss_mib: float
@@ -183,7 +183,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one interval showed. The first process is the engine's, the others are fronts."""
+    """The figures of one interval. The first process is the engine's, the others are fronts."""
 
     minute: float
     commands_s: float
@@ -194,7 +194,7 @@ class Reading:
     journal_mib: float
     segments: int
     memory: dict[str, int]
-    """What `stats` says of bodies in memory, without "memory-"; empty without a bound."""
+    """The figures of `stats` about bodies in memory, without "memory-"; empty without a bound."""
 
     def __str__(self) -> str:
         memory = self.memory and (
