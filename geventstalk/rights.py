@@ -149,7 +149,7 @@ class Access:
         It takes as long for a user that does not exist. Without so much memory the token is not known.
         """
         name = token.partition(":")[0]
-        known = self._chosen.get(name, _NOBODYS)
+        known = self._chosen.get(name, _NO_SECRET)
         try:
             right = hmac.compare_digest(slow_hash_of(token, bytes.fromhex(known.split(":")[1])), known)
         except (MemoryError, ValueError):
@@ -186,7 +186,7 @@ def slow_hash_of(token: str, salt: bytes) -> str:
     return f"scrypt:{salt.hex()}:{made.hex()}"
 
 
-_NOBODYS: Final = f"scrypt:{bytes(SALT_BYTES).hex()}:{bytes(32).hex()}"
+_NO_SECRET: Final = f"scrypt:{bytes(SALT_BYTES).hex()}:{bytes(32).hex()}"
 
 
 def words_of(rights: Mapping[str, int]) -> dict[str, list[str]]:

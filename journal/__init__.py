@@ -109,11 +109,11 @@ def fence_for(
 ) -> "Fence":
     """The rows by which nodes agree which one leads. `me` is None for a process that only looks and wishes."""
     with _library():
-        from journal.postgres.fence import NOBODY, PostgresFence  # late: most servers need no such library
+        from journal.postgres.fence import OBSERVER, PostgresFence  # late: most servers need no such library
         from journal.postgres.link import poll
         from journal.postgres.place import Place
 
-    return PostgresFence(Place(place), me or NOBODY, wait or poll, resolve, tells)
+    return PostgresFence(Place(place), me or OBSERVER, wait or poll, resolve, tells)
 
 
 def tools_for(place: str) -> "LogTools":

@@ -49,7 +49,7 @@ class View(NamedTuple):
     `node` is the name of the node that claimed this epoch, `incarnation` that of its process alone. `owed_ms` is how
     long leases of earlier nodes could still run at the claim; it is 0 when this node serves, and not before. `beat` is
     the epoch of the last heartbeat, and its number: each attempt at one has its own. `released` says that the node has
-    said goodbye, and wants `successor` to follow ("" is anybody). `wish` is the node that an operator wants to
+    said goodbye, and wants `successor` to follow ("" is any node). `wish` is the node that an operator wants to
     lead: "*" stands for any other node than the one that leads, "" for no wish. `locked` says that the session of the
     node that leads is there, as far as the database knows. `timeline` and `system` tell which database this is; 0 is
     unknown. `replication` is one of the words below; "" is unknown.

@@ -125,7 +125,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def times(request: pytest.FixtureRequest) -> int:
-    """How many times as much a random test does as a change has time for: 1, and 4 with --long."""
+    """Returns how many times as much a random test does as a change has time for: 1, and 4 with --long."""
     return 4 if request.config.getoption("--long") else 1
 
 

@@ -42,7 +42,7 @@ class Ages(Bench):
         return found
 
     def searched(self, tube: bytes | None) -> tuple[Oldest, int]:
-        """What is found, and in how many slices."""
+        """Returns what is found, and in how many slices."""
         search = Search(self.engine, None if tube is None else self.engine.tubes[tube])
         slices = 1
         while (found := search.go_on()) is None:

@@ -45,7 +45,7 @@ def ids(first: int, last: int) -> bytes:
 
 
 def counted(reply: bytes) -> tuple[int, list[int]]:
-    """What a reserve-batch says how many there are, and the ids that follow."""
+    """Returns the number of jobs that a reserve-batch announces, and the ids that follow."""
     head, _, rest = reply.partition(b"\r\n")
     found = []
     while rest:

@@ -87,7 +87,7 @@ class Rig:
         return wire
 
     def tell(self, wire: Wire, data: bytes | None) -> bytes:
-        """What has come back by the end of the turn."""
+        """Returns what has come back by the end of the turn."""
         self.turn.step(wire, data)
         self.turn.end()
         self.go_on()
@@ -175,7 +175,7 @@ class Rig:
         return self.tell(wire, f"put {pri} {delay} {ttr} {len(body)}\r\n".encode() + body + b"\r\n")
 
     def alter(self, id: int, tube_name: bytes, ttr_s: int = KEEP) -> int:
-        """What an operator does to a job whose body is in memory by then."""
+        """Returns what an operator does to a job whose body is in memory by then."""
         if job := self.engine.jobs.get(id):
             fetch(self.store, [job])
         return self.engine.alter(id, KEEP, KEEP, ttr_s, tube_name, self.clock.ns)

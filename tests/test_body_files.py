@@ -251,7 +251,7 @@ def test_what_a_removed_segment_left_is_tidied_up(rig: Rig) -> None:
 
 
 def events_of(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> list[str]:
-    """What is unlinked, and the syncs of the directory, in order."""
+    """Returns what is unlinked, and the syncs of the directory, in order."""
     events: list[str] = []
     unlink, fsync = os.unlink, os.fsync
 

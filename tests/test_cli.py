@@ -88,7 +88,7 @@ Checked = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Checked:
-    """What --check-config says, in this process: a process of its own takes a quarter of a second."""
+    """Returns what --check-config says, in this process: a process of its own takes a quarter of a second."""
     for name in os.environ:
         if name.startswith("GEVENTSTALK_"):
             monkeypatch.delenv(name)
@@ -102,7 +102,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @functools.cache
 def help_text() -> str:
-    """What --help prints, for which every command is imported."""
+    """Returns what --help prints, for which every command is imported."""
     code, out, err = run("--help")
     assert (code, err) == (0, "")
     return out

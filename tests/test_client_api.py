@@ -309,7 +309,7 @@ def test_tokens(tmp_path: Path, bare: Runner, monkeypatch: pytest.MonkeyPatch) -
 
 
 def ask(real: Run, *words: str) -> list[dict[str, Any]]:
-    """What a command prints with --json. It has to end well."""
+    """Returns what a command prints with --json. It has to end well."""
     ran = real(*words, "--json")
     assert ran.code == 0, ran.err
     return ran.lines

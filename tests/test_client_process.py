@@ -50,7 +50,7 @@ def process(*words: str, terminal: bool = False) -> Iterator[tuple[subprocess.Po
 
 
 def read_until(fd: int, text: bytes) -> bytes:
-    """What comes until this text has come, or the end."""
+    """Returns what comes until this text has come, or the end."""
     found = b""
     with suppress(OSError):  # the end of a terminal
         while text not in found and (data := os.read(fd, 65536)):

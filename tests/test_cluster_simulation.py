@@ -167,7 +167,7 @@ def test_who_dies_while_the_database_confirms_nothing_is_followed(leases: float,
 
 
 def shows(seed: int, name: str) -> bool:
-    """Whether a life finds a planted fault and is sound without it."""
+    """Returns whether a life finds a planted fault and is sound without it."""
     parts = CANARIES[name]
     sound = WHOLE if issubclass(parts.process, WholeProcess) else Parts()
     return live(seed, parts).failure is not None and live(seed, sound).failure is None

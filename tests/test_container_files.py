@@ -36,7 +36,7 @@ def kubernetes() -> dict[str, Any]:
 
 
 def settings_of(environment: dict[str, str], folder: Path, port: int) -> dict[str, str]:
-    """What a container is given, for a server on this host."""
+    """Returns what a container is given, for a server on this host."""
     ours = {key: value for key, value in environment.items() if key.startswith("GEVENTSTALK_")}
     assert ours and all(map(is_setting, ours)), ours
     ours["GEVENTSTALK_HTTP"] = ours["GEVENTSTALK_HTTP"].replace("0.0.0.0:8080", f"127.0.0.1:{port}")

@@ -274,7 +274,7 @@ class Campaign:
             raise Broken(f"the server complains: {self.log.read_text()[-1000:]}")
 
     def summary(self) -> str:
-        """What happened, for people."""
+        """Returns what happened, for people."""
         phases = ", ".join(f"{self.phases[phase]} at {phase}" for phase in ("start", "work", "end"))
         doubts = ", ".join(f"{count} {word}" for word, count in sorted(self.history.doubts.items())) or "none"
         shape = f" --max-memory {self.max_memory}" if self.max_memory else ""

@@ -47,7 +47,7 @@ Known = dict[int, tuple[bytes, bytes, int]]
 
 
 def body_of(id: int) -> bytes:
-    """What only this job holds, of a length that only few have."""
+    """Returns what only this job holds, of a length that only few have."""
     line = hashlib.sha256(b"%d" % id).hexdigest().encode()
     return (line * 40)[: (id * 37) % 1200] + b"\r\n"
 
@@ -229,7 +229,7 @@ class _Reading(Journal):
 
 
 def replay(folder: Path, story: Story) -> Outcome:
-    """What a start would find, but the directory stays as it is. Whatever comes back was put once."""
+    """Returns what a start would find, but the directory stays as it is. Whatever comes back was put once."""
     reading = _Reading(folder)
     try:
         store = Store(reading, None, ClockOffset(0, 0))
@@ -503,7 +503,7 @@ def launch(start_server: Callable[..., ServerProcess], tmp_path: Path) -> Iterat
 
 
 def refused(folder: Path) -> list[str]:
-    """What a server says that must not start on this directory."""
+    """Returns what a server says that must not start on this directory."""
     done = subprocess.run(
         [*GEVENTSTALK, "-l", "127.0.0.1", "-p", str(free_port()), "-b", str(folder)],
         cwd=ROOT,

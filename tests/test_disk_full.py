@@ -328,7 +328,7 @@ def test_a_budget_below_the_disks(launch: Launch, employ: Employ, tmp_path: Path
 
 
 def directory_bytes(folder: Path) -> int:
-    """What the files of a directory take; one that goes meanwhile takes nothing."""
+    """Returns what the files of a directory take; one that goes meanwhile takes nothing."""
     total = 0
     for path in folder.iterdir():
         try:

@@ -183,7 +183,7 @@ def picture(engine: Operate, offset: ClockOffset) -> dict[str, object]:
 
 
 def restarted(leader: Leader) -> tuple[Operate, Store]:
-    """What a restart makes of the log."""
+    """Returns what a restart makes of the log."""
     engine = Operate(leader.clock.ns)
     turn = Turn(engine, lambda: leader.clock.ns, leader.wall_ns, lambda: None, leader.fails)
     store = Store(MemoryLog(list(leader.log.rows)), 0, ClockOffset(WALL_NS + leader.clock.ns, leader.clock.ns))
@@ -226,7 +226,7 @@ def test_following_and_replaying_come_to_the_same(round: int, seed: int) -> None
 
 
 def calls_of(work: Callable[[], None]) -> int:
-    """How many functions it calls, also those in C: a search through all jobs makes one or more for each."""
+    """Returns how many functions it calls, also those in C: a search through all jobs makes one or more for each."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:

@@ -589,7 +589,7 @@ def nobody(*_words: Any) -> Any:
 
 
 def shared(service: Service) -> tuple[Ahead, Unsent, RunQueue]:
-    """What the clients of a server share."""
+    """Returns what the clients of a server share."""
     loop = gevent.get_hub().loop
 
     def begins() -> None:

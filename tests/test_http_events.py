@@ -60,7 +60,7 @@ class Listener:
         return piece.decode()
 
     def block(self) -> str:
-        """What stands between two empty lines."""
+        """Returns what stands between two empty lines."""
         while "\n\n" not in self._text:
             self._text += self._piece()
         found, _, self._text = self._text.partition("\n\n")
@@ -139,7 +139,7 @@ def world(quick: None, caplog: pytest.LogCaptureFixture) -> Iterator[World]:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What figures were made of, each time."""
+    """Returns what figures were made of, each time."""
     made: list[str] = []
     server, tube = views.server, views.tube
 

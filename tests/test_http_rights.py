@@ -115,7 +115,7 @@ def test_every_route_with_every_right(rights: int) -> None:
 
 
 def stand(world: World) -> list[tuple[Any, ...]]:
-    """What a change would show."""
+    """Returns what a change would show."""
     engine = world.engine
     jobs = [(j.id, engine.tube_of(j).name, j.state, j.pri, j.ttr_s) for j in engine.jobs if j.id < 6]
     return [*jobs, *[(tube.name, tube.pause_s) for tube in engine.tubes.values()]]

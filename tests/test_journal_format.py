@@ -121,7 +121,7 @@ def write_journal(scratch: Path, into: Path) -> None:
 
 
 def content(folder: Path) -> dict[str, object]:
-    """What the present code finds in a journal. May change the folder."""
+    """Returns what the present code finds in a journal. May change the folder."""
     journal = Journal(str(folder), segment_bytes=1 << 20)
     jobs = []
     for job, tube in Store(journal, None, ClockOffset(0, 0)).replay():

@@ -98,7 +98,7 @@ class Rig:
             self.store.catch_up(self.clock.ns)
 
     def say(self, session: Session, data: bytes) -> bytes:
-        """What is answered in this turn."""
+        """Returns what is answered in this turn."""
         session.receive(data, self.clock.ns)
         self.commit()
         return replies(session)

@@ -58,7 +58,7 @@ def unix(path: Path | str) -> Settings:
 
 
 def talks(listener: socket.socket, to: tuple[str, int] | None = None, family: int | None = None) -> bool:
-    """Whether a client reaches this listener, at its own address or at the given one."""
+    """Returns whether a client reaches this listener, at its own address or at the given one."""
     with socket.socket(family or listener.family) as client:
         client.settimeout(5)
         client.connect(to or listener.getsockname())
@@ -441,7 +441,7 @@ os._exit(0)
 
 
 def adopt(kinds: str, path: Path, *environ: str, plain: bool = False) -> tuple[list[str], list[str]]:
-    """What a process prints and logs that was passed such file descriptors."""
+    """Returns what a process prints and logs that was passed such file descriptors."""
     done = subprocess.run(
         [sys.executable, "-c", _ADOPT, kinds, str(path), "plain" if plain else "", *environ],
         cwd=ROOT,

@@ -117,7 +117,7 @@ class Stage(Owner):
         assert self.log_answers(True).is_a(Wait)
 
     def own(self, epoch: int, **words: Any) -> View:
-        """What a look shows of this node."""
+        """Returns what a look shows of this node."""
         return View(epoch, "a", "a:1", "a.1", LEASE_MS, 0, (epoch, 1), False, "", "", True, 1, 1)._replace(**words)
 
     # --- the owner

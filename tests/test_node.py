@@ -105,7 +105,7 @@ def ask(node: ServerProcess, *commands: bytes) -> list[bytes]:
 
 
 def finds(node: ServerProcess, id: int) -> bool:
-    """Whether a client finds the job, who may be closed while another node takes over."""
+    """Returns whether a client finds the job. Its connection may be closed while another node takes over."""
     try:
         return ask(node, b"peek %d" % id)[0].startswith(b"FOUND ")
     except (WireError, ConnectionResetError):

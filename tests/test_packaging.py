@@ -64,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sdist_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a source archive holds."""
+    """Returns what a source archive holds."""
     folder = tmp_path_factory.mktemp("sdist")
     return unpacked(build("sdist", clone(folder / "tree"), folder / "dist"), folder / "unpacked")
 

@@ -40,7 +40,7 @@ class PlacedRig(Rig):
         return super().payload_of(key)
 
     def readable(self) -> list[tuple[int, int, int]]:
-        """What can be read back now."""
+        """Returns what can be read back now."""
         return [(segment, at, key) for key, (segment, at) in self.places.items() if self.journal.reads_back(segment)]
 
     def read_back(self) -> int:

@@ -25,7 +25,7 @@ NEAR = 0.09
 
 
 def faded(events_ns: list[int], now_ns: int, span_s: int) -> float:
-    """What a rate is by its definition: each event counts for less and less."""
+    """Returns what a rate is by its definition: each event counts for less and less."""
     return sum(exp((ns - now_ns) / SECOND / span_s) / span_s for ns in events_ns)
 
 

@@ -155,7 +155,7 @@ class TestMain:
 
     @pytest.fixture(autouse=True)
     def made(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """What is made, each with what it is made from."""
+        """Returns what is made, each with what it is made from."""
         made: list[str] = []
 
         def make(kind: str) -> Callable[..., str]:
@@ -332,7 +332,7 @@ def needs(*names: str) -> None:
 def said(
     *words: str | Path, code: int = 0, cwd: Path = ROOT, timeout_s: float = 120, environment: Mapping[str, str] = {}
 ) -> str:
-    """What the command prints, also as errors."""
+    """Returns what the command prints, also as errors."""
     done = subprocess.run(
         [str(word) for word in words],
         cwd=cwd,

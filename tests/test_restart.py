@@ -59,7 +59,7 @@ def job(client: Client, id: int, keys: Iterable[str]) -> dict[str, str]:
 
 
 def expected(id: int, tube: str, state: str, body: bytes, **other: object) -> dict[str, str]:
-    """What is to survive of a job: all but times that pass and its place on disk. None: that does not count."""
+    """Returns what is to survive of a job: all but times that pass and its place on disk. None: that does not count."""
     values: dict[str, object] = {"id": id, "tube": f'"{tube}"', "state": state, "pri": 0, "delay": 0, "ttr": 60}
     counters = dict.fromkeys(("reserves", "timeouts", "releases", "buries", "kicks"), 0)
     every = values | counters | other | {"body": (body + b"\r\n").hex()}

@@ -715,7 +715,7 @@ def settings(tmp_path: Path) -> Iterator[Callable[[str, dict[str, object]], list
 
 
 def talk(sock: socket.socket, data: bytes) -> bytes:
-    """What comes back until the server says nothing for a moment, or hangs up."""
+    """Returns what comes back until the server says nothing for a moment, or hangs up."""
     sock.settimeout(5)
     sock.sendall(data + b"list-tube-used\r\n")
     got = b""
@@ -776,7 +776,7 @@ def test_users_of_sockets_and_new_files(
 
 
 def read_all(sock: socket.socket, size: int) -> bytes:
-    """What comes until there are so many bytes, or the server hangs up."""
+    """Returns what comes until there are so many bytes, or the server hangs up."""
     sock.settimeout(20)
     got = b""
     while len(got) < size and (more := sock.recv(size - len(got))):
@@ -1061,7 +1061,7 @@ def test_puts_of_a_user_wait_and_others_do_not(
 
 
 def talk_or_end(sock: socket.socket, data: bytes) -> bytes:
-    """What comes back, or what came until the server hung up."""
+    """Returns what comes back, or what came until the server hung up."""
     try:
         return talk(sock, data)
     except ConnectionError:

@@ -51,7 +51,7 @@ pytestmark = pytest.mark.timeout(2 * MAKE_LIMIT_S)
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """What a user has, and this: without what the tests' own environment says to Python."""
+    """Returns what a user has, and this: without what the tests' own environment says to Python."""
     without = ("PYTHONPATH", "GEVENTSTALK_COMPILE", "PYTHON", "CC", "CFLAGS")
     return {**{key: value for key, value in os.environ.items() if key not in without}, **more}
 
@@ -59,7 +59,7 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 def said(
     tree: Path, more: Mapping[str, str] = MappingProxyType({}), code: int = 0, waits: bool = False
 ) -> tuple[str, list[str]]:
-    """What `scripts/run -v` writes to standard output, and its lines on standard error."""
+    """Returns what `scripts/run -v` writes to standard output, and its lines on standard error."""
     done = subprocess.run(
         [tree / "scripts" / "run", *["--compiled"] * waits, "-v"],
         cwd="/",
@@ -75,12 +75,12 @@ def said(
 
 
 def marks(tree: Path) -> set[tuple[str, int]]:
-    """What changes when an environment is made or refreshed."""
+    """Returns what changes when an environment is made or refreshed."""
     return {(str(path), path.stat().st_mtime_ns) for path in tree.glob(".venv*/made*")}
 
 
 def is_ready(tree: Path) -> bool:
-    """Whether a start would take the compiled build as it is."""
+    """Returns whether a start would take the compiled build as it is."""
     program = f'root={shlex.quote(str(tree))}; . "$root/scripts/places.sh"; compiled_is_ready "$(compiled_mark)"'
     return subprocess.run(["sh", "-c", program], env=environment({}), timeout=20, check=False).returncode == 0
 

@@ -222,7 +222,7 @@ def test_as_pid_1(when: str, stop: signal.Signals, long_journal: Path) -> None:
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has installed a handler for the signal."""
+    """Returns whether the process has installed a handler for the signal."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)

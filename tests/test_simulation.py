@@ -123,7 +123,7 @@ def is_sound(seed: int) -> bool:
 
 
 def shows(seed: int, name: str) -> bool:
-    """Whether a life finds a planted fault and is sound without it."""
+    """Returns whether a life finds a planted fault and is sound without it."""
     return simulate(seed, CANARIES[name]).failure is not None and is_sound(seed)
 
 
@@ -304,7 +304,7 @@ class JournalBehaviour:
 
 
 def folded(records: list[tuple[int, int, bytes]]) -> dict[int, bytes]:
-    """What a replay means when a change adds its payload."""
+    """Returns what a replay means when a change adds its payload."""
     model: dict[int, bytes] = {}
     for key, kind, payload in records:
         if kind == DELETE:

@@ -352,7 +352,7 @@ def test_any_deadlines_and_any_steps(start: int, delays: list[int], steps: list[
 
 
 def lines_run(call: Callable[[], object]) -> int:
-    """How many lines of the wheel's source the call executes: a cost that does not depend on the machine."""
+    """Returns how many lines of the wheel's source the call executes: a cost that does not depend on the machine."""
     count = 0
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:

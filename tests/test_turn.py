@@ -323,7 +323,7 @@ def test_a_client_that_sends_on_is_one_client_at_the_gate() -> None:
     for _ in range(5):
         rig.say((one, PUT))
     assert rig.turn.gate.pieces == 6 and rig.turn.gate.clients == 1
-    assert not rig.turn.everybody_waits()
+    assert not rig.turn.all_clients_wait()
     assert sync is not None
     sync.run()
     wait = go_on(syncs)
@@ -339,11 +339,11 @@ def test_a_client_with_a_reply_at_the_gate_and_a_reserve_is_one_client() -> None
     one, _ = rig.client(), rig.client()
     rig.say((one, b"use other\r\n" + PUT + b"reserve\r\n"))
     assert (rig.turn.gate.clients, rig.engine.waiting_count) == (1, 1)
-    assert not rig.turn.everybody_waits()
+    assert not rig.turn.all_clients_wait()
     assert one.sent == b""
 
 
-def test_when_everybody_waits_the_sync_needs_no_thread() -> None:
+def test_when_all_clients_wait_the_sync_needs_no_thread() -> None:
     rig = Rig(fsync_ms=0)
     one, two = rig.client(), rig.client()
     rig.say((two, b"watch other\r\nignore default\r\n"))

@@ -1,8 +1,8 @@
 """Tells when memory ends where the address space of the process is limited (`ulimit -v`), and gives freed memory back
 to the system, also that of objects that only hold each other.
 
-This module must not know what memory is for. A process that has none left cannot even switch greenlets, so whoever asks
-here stops taking more while there is still some.
+This module must not know what memory is for. A process that has none left cannot even switch greenlets, so callers
+stop taking more while there is still some.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Turn(Maintenance):
         super().__init__(engine, clock)
         self.channels: dict[int, Channel] = {}
         self.gate = ReplyGate()
-        self.tell: Callable[[str, BaseException | None], None] = _tell_nobody
+        self.tell: Callable[[str, BaseException | None], None] = _tell_nothing
         self.move_slice = MOVE_SLICE
         self.guests = 0  # what the owner serves beside these clients: while there are some, no sync is run here
         self.pressure = 0  # for how many times SHARE_NS the turn has lasted
@@ -478,7 +478,7 @@ class Turn(Maintenance):
         """
         store = self.store
         assert store is not None
-        if not store.syncs_here or not self.everybody_waits():
+        if not store.syncs_here or not self.all_clients_wait():
             return False
         pieces = self.gate.pieces
         sync = self._sync(store)
@@ -489,11 +489,11 @@ class Turn(Maintenance):
         return True
 
     def gathers(self) -> bool:
-        """Under `-f0`: whether the owner should look for more input before it calls end(), and then ask again.
+        """Returns whether, under `-f0`, the owner should look for more input before it calls end(), and then ask again.
 
         Clients whose replies have just left send their next changes while others of this turn are still read. Without
-        another look they would wait for a sync of their own, and each sync would be that of half the clients. To look
-        does not wait for anybody. A client that is alone in a turn is not kept at all.
+        another look they would wait for a sync of their own, and each sync would be that of half the clients. A look
+        does not wait for input. A client that is alone in a turn does not wait for a look.
         """
         store = self.store
         if store is None or not store.syncs_before_replies or self.failed:
@@ -503,7 +503,7 @@ class Turn(Maintenance):
         self._gathered = came if looks else 0
         return looks
 
-    def everybody_waits(self) -> bool:
+    def all_clients_wait(self) -> bool:
         """Returns whether each client waits for a sync, or for a job, which nothing brings before. An operator may do
         more.
         """
@@ -673,7 +673,7 @@ class Turn(Maintenance):
         for two syncs. Where most of them do not come, the next syncs wait for none.
         """
         begun = self.gate.clients
-        while self.gate.clients < self._expected and not self.everybody_waits():
+        while self.gate.clients < self._expected and not self.all_clients_wait():
             left_ns = self._expect_until_ns - self._clock()
             if left_ns <= 0:
                 if (self.gate.clients - begun) * 2 < self._expected - begun:
@@ -723,5 +723,5 @@ def _cost_of_leaving(channel: Channel) -> int:
     return 1 + len(session.reserved) + len(session.watched)
 
 
-def _tell_nobody(text: str, error: BaseException | None) -> None:
+def _tell_nothing(text: str, error: BaseException | None) -> None:
     return

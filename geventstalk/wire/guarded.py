@@ -269,7 +269,7 @@ class GuardedSession(Session):
             self._owner.tell(f"user {user.name} has the jobs or bytes that it may have: its puts are refused")
         super()._refuse(outcome)
 
-    # --- a client that is nobody's yet
+    # --- a client without a user yet
 
     def _authenticate(self, line: bytes) -> None:
         access = self._access

@@ -29,7 +29,7 @@ from journal.fence import (
 from journal.postgres.link import POOLED, Answer, Link, Refused, Resolver, Stale, Waiter, poll
 from journal.postgres.place import Place
 
-NOBODY: Final = Identity("", "", "", 1000)
+OBSERVER: Final = Identity("", "", "", 1000)
 """The identity of a process that only looks and wishes."""
 LOCK_PART: Final = 4
 """A claim waits so small a part of a lease for a lock, and then sees who holds it. Where answers take long it waits
@@ -127,7 +127,7 @@ class PostgresFence(Fence):
     def __init__(
         self,
         place: Place,
-        me: Identity = NOBODY,
+        me: Identity = OBSERVER,
         wait: Waiter = poll,
         resolve: Resolver | None = None,
         tells: Callable[[str], None] = lambda text: None,

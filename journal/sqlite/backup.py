@@ -89,7 +89,7 @@ class _Copy:
     def mark(self) -> None:
         """Writes the watermark of the copy: its last record, or a later one that the original has lost.
 
-        It stays that of the original where newer segments count records that a loss of power took before anybody was
+        It stays that of the original where newer segments count records that a loss of power took before a client was
         promised them. With another watermark they would count as lost.
         """
         last = max(self.records)

@@ -1,7 +1,7 @@
 """The lock on a journal's directory: one process has it at a time. The kernel releases it when the process ends.
 
-There are two locks. The one on the file is beanstalkd's, and the one that readers look at. Whoever removes that file
-would let another server in, so the directory itself is locked, too, where its file system can do that.
+There are two locks. The one on the file is beanstalkd's, and the one that readers look at. A person who removes that
+file would let another server in, so the directory itself is locked, too, where its file system can do that.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Program:
         return environment
 
     def run(self, port: int, max_job_bytes: int) -> dict[str, str]:
-        """What became of each step: `ok`, `skip: why` or `not ok: why`."""
+        """Returns what became of each step: `ok`, `skip: why` or `not ok: why`."""
         done = subprocess.run(
             [*self.command, "127.0.0.1", str(port), str(max_job_bytes)],
             env=self.environment(),

@@ -43,14 +43,14 @@ def body_of(number: int, size: int) -> bytes:
 
 
 def resident(pid: int) -> tuple[int, int]:
-    """How much the process has now, and how much it ever had, in bytes."""
+    """Returns how much the process has now, and how much it ever had, in bytes."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     now, most = (int(fields[name].split()[0]) << 10 for name in ("VmRSS", "VmHWM"))
     return now, most
 
 
 def has_read(pid: int) -> tuple[int, int]:
-    """How many bytes the process has read, and how many of them came from a device."""
+    """Returns how many bytes the process has read, and how many of them came from a device."""
     fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(fields["rchar"]), int(fields["read_bytes"])
 

@@ -148,7 +148,7 @@ def cpu_share(pid: int, over_s: float = 1.0) -> float:
 
 
 def wakeups(pid: int) -> int:
-    """How often a thread of the process has gone to sleep so far: while it idles, how often it woke up."""
+    """Returns how often a thread of the process has gone to sleep so far: while it idles, how often it woke up."""
     count = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         for line in (task / "status").read_text().splitlines():
@@ -174,7 +174,7 @@ def fronts_of(server: ServerProcess) -> list[int]:
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process has not ended."""
+    """Returns whether a process has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -182,7 +182,7 @@ def is_there(pid: int) -> bool:
 
 
 def open_files(pid: int) -> list[str]:
-    """What the descriptors of the process refer to."""
+    """Returns what the descriptors of the process refer to."""
     names = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         with suppress(FileNotFoundError):

@@ -94,7 +94,7 @@ def put_on(wheel: Path, tree: Path) -> None:
 
 
 def has_compiler() -> bool:
-    """Whether the core can be compiled for this Python."""
+    """Returns whether the core can be compiled for this Python."""
     there = any(shutil.which(name) for name in ("cc", "gcc"))
     return there and Path(sysconfig.get_path("include"), "Python.h").exists()
 
@@ -114,7 +114,7 @@ def check_compiled(wheel: Path, pure: set[str]) -> None:
 
 
 def compiled_modules() -> set[str]:
-    """What setup.py says is compiled, as paths without a suffix; it holds all of the core and of the wire."""
+    """Returns what setup.py says is compiled, as paths without a suffix; it holds all of the core and of the wire."""
     (table,) = re.findall(r"^MODULES = (\{.*?^\})", (ROOT / "setup.py").read_text(), re.DOTALL | re.MULTILINE)
     modules = {f"{folder}/{name}" for folder, names in ast.literal_eval(table).items() for name in names}
     pure = {path for layer in ("core", "wire") for path in (ROOT / "geventstalk" / layer).glob("*.py")}

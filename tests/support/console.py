@@ -50,7 +50,7 @@ BODIES = (
 
 
 def jobs_in(state: str) -> Callable[[dict[str, Any]], int]:
-    """How many jobs of a tube are in this state."""
+    """Returns how many jobs of a tube are in this state."""
     return lambda tube: int(tube["jobs"][state])
 
 

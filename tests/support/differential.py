@@ -96,7 +96,7 @@ class Framing:
 
     @property
     def idle(self) -> bool:
-        """Whether no command has been begun."""
+        """Returns whether no command has been begun."""
         return not self.partial and not self.body_left
 
     def feed(self, data: bytes) -> list[Command]:
@@ -142,7 +142,7 @@ class Framing:
         return Command(line, kind, self.watching)
 
     def _put(self, line: bytes) -> bool:
-        """Whether a body is read after this line."""
+        """Returns whether a body is read after this line."""
         match = _NUMBERS.fullmatch(line)
         if not match or any(int(number) > U32_MAX for number in match.groups()[:4]):
             return False
@@ -213,7 +213,7 @@ class Side:
             raise Silence("a server does not read what it is sent") from None
 
     def read(self, *, wait: bool) -> bool:
-        """Whether anything came, be it the end."""
+        """Returns whether anything came, be it the end."""
         try:
             data = self.sock.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -245,17 +245,17 @@ class Twin:
 
     @property
     def waits(self) -> bool:
-        """Whether it has sent a reserve that was not answered."""
+        """Returns whether it has sent a reserve that was not answered."""
         return any(command.kind == "reserve" for command in self.commands)
 
     @property
     def loaded(self) -> bool:
-        """Whether something would run as soon as the reserve it waits in is answered."""
+        """Returns whether something would run as soon as the reserve it waits in is answered."""
         first = next((number for number, command in enumerate(self.commands) if command.kind == "reserve"), None)
         return first is not None and (first + 1 < len(self.commands) or not self.framing.idle)
 
     def due(self, side: Side) -> str:
-        """What is still to come: `sure`, `maybe` when a reserve may wait, or nothing."""
+        """Returns what is still to come: `sure`, `maybe` when a reserve may wait, or nothing."""
         if side.closed:
             return ""
         if len(side.replies) < len(self.commands):
@@ -282,7 +282,7 @@ class Rules:
         self.short_reservations: set[int] = set()
 
     def admit(self, twin: Twin, data: bytes) -> bool:
-        """Whether both servers must answer alike when this client sends `data` now."""
+        """Returns whether both servers must answer alike when this client sends `data` now."""
         after = copy.copy(twin)
         after.framing = copy.copy(twin.framing)
         try:
@@ -362,7 +362,7 @@ _FLOORED = frozenset(("age", "time-left", "pause-time-left"))
 
 
 def alike(line: bytes, reference: bytes, ours: bytes, *, journal: bool = False) -> bool:
-    """Whether two replies to a command say the same, but for what the specification lets differ."""
+    """Returns whether two replies to a command say the same, but for what the specification lets differ."""
     return reference == ours or not differences(line, reference, ours, journal=journal)
 
 
@@ -423,7 +423,7 @@ class Pair:
             control.close()
 
     def may(self, step: Step) -> bool:
-        """Whether a step makes sense now and keeps to the rules."""
+        """Returns whether a step makes sense now and keeps to the rules."""
         twin = self.twins[step.client]
         match step.verb:
             case "send":
@@ -465,7 +465,7 @@ class Pair:
 
     @property
     def late(self) -> bool:
-        """Whether time matters, and the window has been open for too long."""
+        """Returns whether time matters, and the window has been open for too long."""
         return self.rules.timed and time.monotonic() - self._opened_at > WINDOW_OPEN_S
 
     def _connect(self, number: int) -> Twin:

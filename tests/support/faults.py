@@ -103,12 +103,12 @@ def filler(key: int, size: int) -> bytes:
 
 
 def payload(key: int, version: int, size: int) -> bytes:
-    """What is written for a version of a key."""
+    """Returns what is written for a version of a key."""
     return version.to_bytes(8, "little") + filler(key, size)
 
 
 def fold(records: Iterable[Record]) -> Model:
-    """What a replay means. Fails when a record is not as it was written, or changes what is not there."""
+    """Returns what a replay means. Fails when a record is not as it was written, or changes what is not there."""
     model: Model = {}
     for key, kind, data, _ in records:
         if kind == DELETE:
@@ -451,7 +451,7 @@ def check_power_loss(before: Model, life: Life, told: Told, found: Read) -> None
 
 
 def difference(have: Model, want: Model) -> str:
-    """What is wrong with a model, in few words."""
+    """Returns what is wrong with a model, in few words."""
     lost = sorted(want.keys() - have.keys())
     extra = sorted(have.keys() - want.keys())
     other = sorted(key for key in have.keys() & want.keys() if have[key] != want[key])
@@ -547,7 +547,7 @@ class Recording:
                 yield draw.randrange(self.length)
 
     def told(self, point: int) -> Told:
-        """What had been said when line `point` was reached."""
+        """Returns what had been said when line `point` was reached."""
         told = Told()
         for line, text in self._said:
             if line <= point:
@@ -685,7 +685,7 @@ def _bytes(word: str) -> bytes:
 
 
 def _content(inode: Inode, point: int, draw: random.Random, share: float) -> bytes:
-    """What is left of a file. `share` says how much of what no fsync covers is kept, about."""
+    """Returns what is left of a file. `share` says how much of what no fsync covers is kept, about."""
     covered = max((begun for begun, ended in inode.syncs if ended <= point), default=-1)
     content = bytearray(inode.base)
     loose = [op for op in inode.ops if op.begun <= point and op.ended >= covered]

@@ -131,13 +131,13 @@ class Segment:
 
 
 def outside_bytes(transaction: Transaction) -> int:
-    """What the payloads of a transaction take that stand outside."""
+    """Returns what the payloads of a transaction take that stand outside."""
     rows = [] if isinstance(transaction, Note) else transaction
     return sum([len(payload) for _, _, payload in rows if len(payload) > INSIDE_MAX])
 
 
 def transaction_bytes(transaction: Transaction) -> int:
-    """What a transaction takes in a WAL: whole pages, one at least."""
+    """Returns what a transaction takes in a WAL: whole pages, one at least."""
     if isinstance(transaction, Note):
         return _FRAME_BYTES
     inside = sum(row_bytes(len(payload)) for _, _, payload in transaction) - outside_bytes(transaction)
@@ -189,7 +189,7 @@ class Disk:
 
     @property
     def scattered(self) -> bool:
-        """Whether something was lost while something later was not."""
+        """Returns whether something was lost while something later was not."""
         return any(number > self.lost_in and each.rows for number, each in self.segments.items())
 
     @property
@@ -214,7 +214,7 @@ class Disk:
             raise JournalFull(f"{what}: no space left on device")
 
     def lengths(self) -> dict[int, int]:
-        """How many transactions each segment has: what a sync that begins now will cover."""
+        """Returns how many transactions each segment has: what a sync that begins now will cover."""
         return {number: len(each.transactions) for number, each in self.segments.items()}
 
     def lose_process(self) -> None:
@@ -550,7 +550,7 @@ class TurnWorker(Worker):
 
     @property
     def idle(self) -> bool:
-        """Whether turn() has nothing to do."""
+        """Returns whether turn() has nothing to do."""
         return not self._work
 
     def turn(self) -> None:

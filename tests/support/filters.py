@@ -54,7 +54,7 @@ def random_filter(draw: random.Random, ids: list[int]) -> str:
 
 
 def holds(engine: Engine, job: Job, terms: tuple[Term, ...], now_ns: int) -> bool:
-    """Whether the filter holds of the job."""
+    """Returns whether the filter holds of the job."""
     body = held_body(job)[:-2]
     numbers = {
         "id": job.id,

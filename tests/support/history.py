@@ -56,7 +56,7 @@ class Command:
         return self.line.split(b" ", 1)[0].split(b"\r", 1)[0].decode()
 
     def before(self, other: Command) -> bool:
-        """Whether this was surely executed earlier."""
+        """Returns whether this was surely executed earlier."""
         if self.client == other.client:
             return self.number < other.number
         return self.ended < other.begun
@@ -91,7 +91,7 @@ class Job:
 
     @property
     def latest(self) -> State:
-        """What it will be when all that was sent has happened."""
+        """Returns what it will be when all that was sent has happened."""
         state = self.pending[-1][1] if self.pending else self.certain
         assert state is not None, "nobody acts on a job that is gone"
         return state
@@ -485,7 +485,7 @@ def _due(state: State) -> tuple[float, float]:
 
 
 def _fits(job: Job, state: State | None, seen: Found | None) -> bool:
-    """Whether what was found is what this state would have become."""
+    """Returns whether what was found is what this state would have become."""
     if state is None or seen is None:
         return state is None and seen is None
     stats = seen.stats

@@ -25,7 +25,7 @@ class Ran(NamedTuple):
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        """What --json printed."""
+        """Returns what --json printed."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 

@@ -381,7 +381,7 @@ class Model:
         return sorted(moments)
 
     def due(self, now_ns: int) -> list[Happening]:
-        """What is to happen by now."""
+        """Returns what is to happen by now."""
         found: list[Happening] = []
         for job in self.jobs:
             if job.deadline_ns <= now_ns and job.state in ("reserved", "delayed"):

@@ -15,7 +15,7 @@ from tests.support.process import ROOT
 
 
 def draw_seed(config: pytest.Config) -> int:
-    """What `--seed` says, or a new one; it is printed either way, for the output of a test that fails."""
+    """Returns what `--seed` says, or a new one; it is printed either way, for the output of a test that fails."""
     given = config.getoption("--seed")
     if given is not None:
         seed = int(given)

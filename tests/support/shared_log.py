@@ -133,7 +133,7 @@ class SharedRig(Rig):
         )
 
     def crash(self, into: Path) -> Rig:
-        """What was acknowledged is there; the process is gone."""
+        """Ends the process. Returns the rig, with a log that has everything that was acknowledged."""
         self.settle()
         self.sync()
         self.journal.abandon()

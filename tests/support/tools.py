@@ -103,7 +103,7 @@ def segments(folder: Path) -> list[Path]:
 
 
 def prints(folder: Path) -> dict[str, str]:
-    """What is in every file but SQLite's indexes of WALs, which are made anew at need."""
+    """Returns what is in every file but SQLite's indexes of WALs, which are made anew at need."""
     files = (path for path in folder.iterdir() if not path.name.endswith("-shm"))
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

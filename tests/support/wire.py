@@ -243,7 +243,7 @@ class Transcript:
 
     @property
     def slow(self) -> bool:
-        """Whether it takes longer than 0.25 s on a real clock."""
+        """Returns whether it takes longer than 0.25 s on a real clock."""
         return sum(step.ns for step in self.steps if isinstance(step, Wait)) > SLOW_NS
 
 
@@ -334,7 +334,7 @@ class Driver(Protocol):
     def send(self, name: str, data: bytes) -> None: ...
 
     def receive(self, name: str, *, wait: bool) -> bytes | None:
-        """What has arrived, None at the end of the connection. With `wait`, empty only after too long."""
+        """Returns what has arrived, None at the end of the connection. With `wait`, empty only after too long."""
 
     def settle(self) -> None:
         """Returns once the server has acted on everything sent and closed so far."""
@@ -396,7 +396,7 @@ class _Play:
                     del self.streams[connection]
 
     def _receive(self, name: str, *, wait: bool) -> bool:
-        """Whether something has arrived, be it the end."""
+        """Returns whether something has arrived, be it the end."""
         stream = self.streams[name]
         if stream.closed:
             return False
@@ -417,7 +417,7 @@ class _Play:
         stream.buffer = stream.buffer[size:]
 
     def _match(self, step: Expect, data: bytes) -> int | None:
-        """How many bytes the expectation takes from the front of `data`; None when more must arrive."""
+        """Returns how many bytes the expectation takes from the front of `data`; None when more must arrive."""
         if not step.pattern:
             expected = _literal(step.text, self.captured) + step.ending
             if data.startswith(expected):

@@ -51,7 +51,7 @@ class Operation:
 
 
 def promises(operation: Operation) -> bool:
-    """Whether it is a change that was acknowledged."""
+    """Returns whether it is a change that was acknowledged."""
     return bool(operation.ended) and operation.word in CHANGES and operation.reply not in REFUSALS
 
 
@@ -146,7 +146,7 @@ class Story:
 
 
 def _apply(state: State, operation: Operation, number: int) -> list[State]:
-    """What a client's operation makes of a state. Without an answer it has happened: it need not be applied."""
+    """Returns what a client's operation makes of a state. Without an answer it has happened: it need not be applied."""
     place = state.place
     mine = place == RESERVED and state.holder == operation.connection
     failed = operation.reply == NOT_FOUND
@@ -193,7 +193,7 @@ class Verdict:
     counts: Counter[str] = field(default_factory=Counter)
 
     def __bool__(self) -> bool:
-        """Whether all is well."""
+        """Returns whether all is well."""
         return not any(self.faults.values())
 
     def add(self, other: Verdict) -> None:

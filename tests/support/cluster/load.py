@@ -129,7 +129,7 @@ class Crew:
         self.stop()
 
     def answered(self) -> int:
-        """How many changes were acknowledged so far."""
+        """Returns how many changes were acknowledged so far."""
         return sum(map(promises, self.record.all()))
 
     def served_since(self, moment: int, but_not: str = "") -> bool:
@@ -172,7 +172,7 @@ class Crew:
         return self._over.is_set()
 
     def stays(self, number: int) -> bool:
-        """Whether this client has one address for ever."""
+        """Returns whether this client has one address for ever."""
         return number >= self._movers
 
     def connect(self, number: int, at: int) -> tuple[Link, Connection, int]:

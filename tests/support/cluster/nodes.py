@@ -74,7 +74,7 @@ class Node:
         return self.process is not None and self.process.process.poll() is None
 
     def role(self) -> str:
-        """What it says of itself: ACTIVE or STANDBY; "" while it is neither, or does not answer."""
+        """Returns what it says of itself: ACTIVE or STANDBY; "" while it is neither, or does not answer."""
         if not self.running or self.frozen:
             return ""
         connection = OverUnix(self._http, 1.0)
@@ -238,7 +238,7 @@ class Cluster:
         return node
 
     def healthy(self) -> bool:
-        """Whether one node serves, all others follow, and each commit waits for the replica."""
+        """Returns whether one node serves, all others follow, and each commit waits for the replica."""
         roles = sorted(node.role() for node in self.nodes)
         return roles == sorted([ACTIVE] + [STANDBY] * (len(self.nodes) - 1))
 

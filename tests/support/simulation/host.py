@@ -36,7 +36,7 @@ class Pause:
 
     @staticmethod
     def of(wait: Wait) -> Pause:
-        """What a task of the turn waits for."""
+        """Returns what a task of the turn waits for."""
         flag = wait.flag
         event = (lambda: False) if flag is None else (lambda: flag.is_set)
         return Pause(event, None if wait.at_ns == NEVER else wait.at_ns, wait.sync)
@@ -73,7 +73,7 @@ class World(Protocol):
         ...
 
     def sync_ns(self) -> int:
-        """How long the next sync in a thread takes."""
+        """Returns how long the next sync in a thread takes."""
         ...
 
     def begin_sync(self) -> dict[int, int]:

@@ -630,7 +630,7 @@ class Oracle:
                 self._settle_if_due(job)
 
     def _unpausing(self) -> bool:
-        """Whether a pause has ended and those who waited for that may not be served yet."""
+        """Returns whether a pause has ended and those who waited for that may not be served yet."""
         return any(until_ns <= self.wall_ns() for until_ns in self.pauses.values())
 
     def _ready_for(self, view: View) -> Iterable[tuple[int, int]]:
@@ -762,7 +762,7 @@ def _tags(job: Job) -> bytes:
 
 
 def _same(kept: Kept, found: Kept, now_ns: int) -> bool:
-    """Whether a job is as it was kept. Counters that no record holds may be there or not."""
+    """Returns whether a job is as it was kept. Counters that no record holds may be there or not."""
     if kept.state == DELAYED and kept.deadline_ns <= now_ns:
         kept = kept._replace(state=READY, deadline_ns=0)
     if any(one > other for one, other in zip(kept.counts, found.counts, strict=True)):

@@ -399,7 +399,7 @@ class Simulation:
         self._set_faults()
 
     def _promised_of_power(self) -> int:
-        """How much of the log must survive the loss of power now."""
+        """Returns how much of the log must survive the loss of power now."""
         promised = self.oracle.synced
         if self.scenario.fsync_ms:
             period_ns = (self.scenario.fsync_ms + 2 * SYNC_MS_MAX) * MS_NS + LAG_NS

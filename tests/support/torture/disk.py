@@ -215,7 +215,7 @@ class Disk:
         return {name: inode for name, inode in names.items() if not name.endswith("-shm")}
 
     def older(self, inode: Inode, moment: int, draw: random.Random) -> list[bytes]:
-        """What a file held at some earlier moments."""
+        """Returns what a file held at some earlier moments."""
         ends = [0, *(change.ended for change in inode.changes if change.ended <= moment)]
         return [inode.at(draw.choice(ends)) for _ in range(3)]
 
@@ -253,7 +253,7 @@ class _Fate:
         self._share = draw.choice([0.05, 0.3, 0.5, 0.7, 0.95])
 
     def content(self, inode: Inode, moment: int) -> bytes:
-        """What is left of a file."""
+        """Returns what is left of a file."""
         content = bytearray(inode.base)
         changes = [change for change in inode.changes if change.begun <= moment]
         settled = 0

@@ -120,7 +120,7 @@ class Keeper:
         self._todo: list[tuple[str, int]] = []
 
     def replay(self) -> Facts:
-        """What is there. Raises JournalError when that is damaged."""
+        """Returns what is there. Raises JournalError when that is damaged."""
         for job, tube in self.store.replay():
             fetch(self.store, [job])
             self.jobs[job.id] = job

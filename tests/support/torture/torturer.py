@@ -324,7 +324,7 @@ def see_again(folder: Path) -> str:
 
 
 def read(directory: Path, orders: Orders) -> tuple[Facts, int]:
-    """What a start finds there, and the highest id. Raises Violation when it would refuse."""
+    """Returns what a start finds there, and the highest id. Raises Violation when it would refuse."""
     said: list[str] = []
     keeper = Keeper(str(directory), "F", orders.segment_bytes, said=said, forgets=orders.forgets)
     try:

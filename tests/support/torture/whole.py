@@ -171,7 +171,7 @@ class ServerTorment:
                     self._start(image, there)
 
     def _safe_ns(self, calls: list[Call], moment: int) -> int:
-        """What was answered before this time is safe at that moment."""
+        """Returns what was answered before this time is safe at that moment."""
         if not self._fsync_ms:
             return 1 << 63
         return max(call.begun_ns for call in calls if call.begun <= moment) - self._grace_ns

@@ -312,7 +312,7 @@ class Server:
         return self.view()
 
     def confirm(self, incarnation: str, limit_ns: int) -> Statement:
-        """Whether a commit is safe; at once no while an earlier one of that process waits."""
+        """Returns whether a commit is safe; at once no while an earlier one of that process waits."""
         yield Linger()
         name = f"commits of {incarnation}"
         if self.holders(name):

@@ -133,7 +133,7 @@ class Life:
         return self.ids
 
     def knock(self, address: str, incarnation: str) -> str:
-        """What comes of a question for a process at an address.
+        """Returns what comes of a question for a process at an address.
 
         A gateway does not begin to refuse a process that lives when its session has just been cut as well: the two
         together are what a node takes for an end.

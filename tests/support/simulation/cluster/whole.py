@@ -343,7 +343,7 @@ class WholeProcess(Process):
             require(_told(self.engine) == _told(self._replayed()), who, "leads with other jobs than the log has")
 
     def _replayed(self) -> Engine:
-        """What a new node makes of the log."""
+        """Returns what a new node makes of the log."""
         engine = Operate(self.clock())
         store = Store(SimulatedLog(self), 0, ClockOffset(self.wall_clock(), self.clock()))
         follower = Follower(engine, store)

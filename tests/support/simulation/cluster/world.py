@@ -121,13 +121,13 @@ class World:
         self.severed -= {(one, other), (other, one)}
 
     def hop_ns(self) -> int:
-        """How long a message is on its way."""
+        """Returns how long a message is on its way."""
         if self.faulty and self.draw.random() < self.scenario.slow:
             return int(self.scenario.lease_ms * MS_NS * self.draw.choice((0.1, 0.5, 1, 2, 4)) * self.draw.random())
         return self.draw.randrange(50_000, 1_500_000)
 
     def lingers_ns(self) -> int:
-        """How long a statement stops at one point of its way through the server."""
+        """Returns how long a statement stops at one point of its way through the server."""
         if self.faulty and self.draw.random() < self.scenario.lingers:
             return int(self.scenario.lease_ms * MS_NS * self.draw.choice((0.1, 1, 3, 6)) * self.draw.random())
         return self.draw.randrange(0, 200_000)
