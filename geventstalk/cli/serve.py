@@ -143,7 +143,7 @@ def _follow_options(server: Server, settings: Settings, line: CommandLine, log: 
     if path:
         from geventstalk.serving.reload import Options
 
-        server.reload.add(Options(path, settings, load, server.use_settings, log))
+        server.reload.add(Options(path, settings, load, server.live.use, log))
 
 
 def _open(

@@ -268,9 +268,9 @@ class ClusterServer(Server):
         self._shares.each = 1
         turn = self._leased
         turn.write_to(store)
-        self._load_kept()
+        self.live.load()
         self._tasks += [gevent.spawn(self._drive, task) for task in turn.tasks_of(store)]
-        self._begin_schedules()
+        self.live.lead()
         self._loop.run_callback(self.show_role)
 
     def renew(self) -> None:

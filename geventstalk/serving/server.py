@@ -33,28 +33,25 @@ from geventstalk.config_listeners import Listener
 from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
-from geventstalk.core.trail import Trails
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.exits import EXIT_DAMAGE, EXIT_JOURNAL, EXIT_LOCKED, EXIT_OK, EXIT_UNEXPECTED, STOP_SIGNALS
 from geventstalk.front.parting import let_read, send_rest
-from geventstalk.kept import Kept
 from geventstalk.logs import Trace, make_trace
-from geventstalk.policies import Policies
 from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
 from geventstalk.serving.address_shares import AddressShares
 from geventstalk.serving.busy_poll import BusyPoll
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.fd_limits import Descriptors, Share
 from geventstalk.serving.listen import describe, full_address_of, own_end_of, peer_of
+from geventstalk.serving.live_settings import LiveSettings
 from geventstalk.serving.memory import Collector, Memory, Spare, memory_bytes
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.reload import Reload
-from geventstalk.serving.rests import PolicyLog, Rests
+from geventstalk.serving.rests import Rests
 from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.sd_notify import Manager
 from geventstalk.stream import Stream
-from geventstalk.turn.operations import SettlePauses
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.tasks import NEXT_TURN, Task, Wait
 from geventstalk.turn.turn import Turn
@@ -122,12 +119,8 @@ class Server:
         self._turn.tell = self._tell
         self._rests = Rests(self._turn)
         self._service.rest, self._service.wake = self._rests.rest, self._rests.wake
-        self._policy_log = PolicyLog(log)
-        self._schedules: Schedules | None = None
-        self._kept = Kept()
-        self._terms: tuple[Any, ...] = ()  # of the policies that are in use
-        self._leads = False  # jobs are served, and schedules run
-        self.use_settings(settings)
+        self.live = LiveSettings(self._service, self._turn, self._rests, log, self._run_schedules)
+        self.live.use(settings)
         self._spare = Spare()
         self._turn.give_memory_back = self._spare.give_back
         self._ahead = Ahead()
@@ -245,55 +238,10 @@ class Server:
         self._stopped_by = self._stopped_by or why
         self._stopped.set()
 
-    def use_settings(self, settings: Settings) -> None:
-        """Uses the settings that a reload can change, see reload.LIVE."""
-        self._kept.of_file = {"policies": settings.policies, "schedules": settings.schedules}
-        self._use_kept()
-
-    def _load_kept(self) -> None:
-        """Takes the settings that stand in the journal, for there they were made at run time."""
-        rules = self._engine.rules
-        for why in self._kept.load(b"" if rules is None else rules.settings()):
-            self._log.warning("a setting that was made at run time does not count: %s", why)
-        self._use_kept()
-
-    def _use_kept(self) -> None:
-        terms, schedules = self._kept.all("policies"), self._kept.all("schedules")
-        if terms != self._terms:
-            self._terms = terms
-            self._use_policies(Policies(terms))
-        if schedules and self._schedules is None:
-            from geventstalk.serving.schedules import Schedules  # here: most servers have none
-
-            self._schedules = Schedules(self._engine, self._service, self._turn.accept, self._log, self._unix_s)
-            if self._leads:
-                self._begin_schedules()
-        if self._schedules is not None:
-            self._schedules.use(schedules)
-
-    def _use_policies(self, policies: Policies) -> None:
-        before = self._engine.policies
-        self._engine.policies = policies if policies.all else None
-        trails = self._engine.trails or Trails()
-        self._engine.trails = trails if policies.trails else None
-        self._policy_log.use(policies.all)
-        self._rests.wake_all()  # the turns of puts were those of other policies
-        if policies.pauses or (before is not None and before.pauses):
-            if self._leads:
-                self._turn.accept(SettlePauses(self._engine))
-            else:  # no client waits yet
-                for tube in [*self._engine.tube_by_number.values()]:
-                    self._engine.settle_pause(tube, monotonic_ns())
-
-    def _unix_s(self) -> float:
-        return self._wall_clock() / 1e9
-
-    def _begin_schedules(self) -> None:
-        self._leads = True
-        if self._schedules is not None:
-            self._tasks.append(gevent.spawn(self._schedules.run, durable=self._settings.journal is not None))
+    def _run_schedules(self, schedules: Schedules) -> None:
+        self._tasks.append(gevent.spawn(schedules.run, durable=self._settings.journal is not None))
         if self._backend is not None:
-            self._backend.schedules = self._schedules
+            self._backend.schedules = schedules
 
     def drain(self, on: bool) -> None:
         """While the server drains, it refuses puts and serves every other command."""
@@ -342,7 +290,7 @@ class Server:
         if self._backend is not None:
             self._backend.replayed = True
         self._manager.ready(self._status())
-        self._begin_schedules()
+        self.live.lead()
 
     def _open_journal(self) -> None:
         directory = self._settings.journal
@@ -377,7 +325,7 @@ class Server:
                 self._manager.replaying(records)
 
         count = self._turn.open(store, progress)
-        self._load_kept()
+        self.live.load()
         if self._backend is not None:
             self._backend.replay_s = time.monotonic() - begun_s
         engine = self._engine
@@ -414,8 +362,8 @@ class Server:
         self._quiet = self._loop.idle()
         self._quiet_soon = self._loop.timer(_COLLECT_EVERY_S, _COLLECT_EVERY_S)
         self._quiet_soon.start(self._quiet.start, self._quiet_now, collector)
-        backend.kept = self._kept
-        backend.use_kept = self._load_kept
+        backend.kept = self.live.kept
+        backend.use_kept = self.live.load
         backend.look_at = self._look_at
         backend.hang_up = self._hang_up
         backend.fronts = self._fronts
