@@ -84,6 +84,7 @@ MODULES = {
         "reader",
         "repair",
         "replay",
+        "sealed",
         "segments",
         "sizing",
         "space",

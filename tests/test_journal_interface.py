@@ -11,7 +11,7 @@ from journal import Journal, Log, SyncPoint, tools_for
 from journal.fence import Fence
 from journal.log import SharedLog
 from journal.sqlite.builder import SegmentBuilder
-from journal.sqlite.segments import FileSync
+from journal.sqlite.sealed import FileSync
 from journal.sqlite.survey import SegmentSurvey
 from journal.sqlite.tools import DirectoryTools
 from journal.tools import Builder, LogTools, Survey

@@ -47,7 +47,7 @@ start = Acceptor.start
 Acceptor.start = lambda acceptor: (start(acceptor), threading.Thread(target=breaks).start())
 """
 COMMIT = "from geventstalk.durable.store import Store\nStore.commit = breaks"
-SYNC = "from journal.sqlite.segments import FileSync\nFileSync.run = breaks"
+SYNC = "from journal.sqlite.sealed import FileSync\nFileSync.run = breaks"
 COMPACTION = "from geventstalk.durable.store import Store\nStore.wants_compaction = breaks"
 
 UNEXPECTED = 'ZeroDivisionError("planted")'

@@ -19,7 +19,8 @@ from journal.errors import JournalDamaged, JournalError
 from journal.log import FULL, PayloadOf, Scan
 from journal.sqlite.files import lacks_descriptors
 from journal.sqlite.reader import SegmentReader
-from journal.sqlite.segments import Sealed, Segments
+from journal.sqlite.sealed import Sealed
+from journal.sqlite.segments import Segments
 from journal.sqlite.sizing import SPARE_SEGMENTS
 
 _SCAN_ROWS: Final = 1024

@@ -588,7 +588,7 @@ def worker_of(journal: Any) -> TurnWorker:
 
 
 def _fake_os() -> SimpleNamespace:
-    """Stands for what segments.py asks of the system. Anything else that it might ask one day is missing here."""
+    """Stands for what sealed.py asks of the system. Anything else that it might ask one day is missing here."""
     return SimpleNamespace(
         path=SimpleNamespace(
             exists=lambda path: path.endswith("-wal") and Disk.of(path).segment(path).sealed is None,
@@ -610,16 +610,23 @@ def _copy(name: str, **replaced: object) -> ModuleType:
 
 def _load() -> ModuleType:
     clock = SimpleNamespace(monotonic=count(0, 0.003).__next__)
-    segments = _copy(
-        "segments",
-        SegmentWriter=_SegmentWriter,
-        Watermark=_Watermark,
+    sealed = _copy(
+        "sealed",
         bodies_bytes=_bodies_bytes,
         disk_bytes=_disk_bytes,
-        fsync_path=_fsync_path,
         os=_fake_os(),
         remove_files=_remove_files,
         seal_left_over=_seal_left_over,
+        sync_files=_sync_files,
+    )
+    segments = _copy(
+        "segments",
+        Sealed=sealed.Sealed,
+        SegmentWriter=_SegmentWriter,
+        Watermark=_Watermark,
+        disk_bytes=_disk_bytes,
+        fsync_path=_fsync_path,
+        remove_files=_remove_files,
         sync_files=_sync_files,
         time=clock,
     )

@@ -14,7 +14,7 @@ from geventstalk.durable.store import Store
 from journal import DELETE, FULL, Journal
 from journal.sqlite import segments
 from journal.sqlite.bodies import BodyFile
-from journal.sqlite.segments import FileSync
+from journal.sqlite.sealed import FileSync
 from journal.sqlite.wal import WalFile
 from journal.sqlite.writer import SegmentWriter
 
