@@ -57,10 +57,7 @@ class PutIn(Verb):
         engine.becomes_producer(client)
         if tags is not None:
             job.tally = TaggedTally(tags)
-        client.upload = job
-        client.body_left = size + 2
-        if engine.policies is not None:
-            client.pace(now_ns)
+        client.begin_upload(job, size, now_ns)
 
 
 class FlushTube(_Added):

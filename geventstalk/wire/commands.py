@@ -265,6 +265,13 @@ class Commands(Client):
         """Returns statistics of the client's user, which stand at the end of those of the server."""
         return []
 
+    def begin_upload(self, job: Job, size: int, now_ns: int) -> None:
+        """The body of this job comes next. Policies may delay the put."""
+        self.upload = job
+        self.body_left = size + len(p.CRLF)
+        if self.engine.policies is not None:
+            self.pace(now_ns)
+
     def pace(self, now_ns: int) -> None:
         """Has a put that has begun wait for its turn, where its tube gets as many puts as its policy allows."""
         upload = self.upload

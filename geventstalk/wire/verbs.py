@@ -73,11 +73,7 @@ class Put(Verb):
         if outcome:
             client.skip(size + 2, REFUSALS[outcome])
             return
-        engine = client.engine
-        client.upload = engine.open_put(client, pri, delay_s, ttr_s or 1, now_ns)
-        client.body_left = size + 2
-        if engine.policies is not None:
-            client.pace(now_ns)
+        client.begin_upload(client.engine.open_put(client, pri, delay_s, ttr_s or 1, now_ns), size, now_ns)
 
     def _put_tagged(self, client: Commands, size: int, tagged: tuple[int, int, int, Tags] | None, now_ns: int) -> None:
         """Begins a put with tags. A body that is announced is never read as commands, whatever is wrong."""
@@ -89,10 +85,7 @@ class Put(Verb):
         pri, delay_s, ttr_s, tags = tagged
         job = client.engine.open_put(client, pri, delay_s, ttr_s or 1, now_ns)
         job.tally = TaggedTally(tags)
-        client.upload = job
-        client.body_left = size + 2
-        if client.engine.policies is not None:
-            client.pace(now_ns)
+        client.begin_upload(job, size, now_ns)
 
 
 class ReserveWithTimeout(Verb):
