@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from time import monotonic_ns, time
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from geventstalk.config import Settings
@@ -25,10 +25,16 @@ if TYPE_CHECKING:
 
 
 class LiveSettings:
-    """`runs` is called with the schedules when they begin to run."""
+    """`runs` is called with the schedules when they begin to run. `unix_s` is the wall clock."""
 
     def __init__(
-        self, service: Service, turn: Turn, rests: Rests, log: logging.Logger, runs: Callable[[Schedules], None]
+        self,
+        service: Service,
+        turn: Turn,
+        rests: Rests,
+        log: logging.Logger,
+        unix_s: Callable[[], float],
+        runs: Callable[[Schedules], None],
     ) -> None:
         self.kept = Kept()
         self._engine = turn.engine
@@ -36,6 +42,7 @@ class LiveSettings:
         self._turn = turn
         self._rests = rests
         self._log = log
+        self._unix_s = unix_s
         self._runs = runs
         self._policy_log = PolicyLog(log)
         self._schedules: Schedules | None = None
@@ -68,7 +75,7 @@ class LiveSettings:
         if schedules and self._schedules is None:
             from geventstalk.serving.schedules import Schedules  # here: most servers have none
 
-            self._schedules = Schedules(self._engine, self._service, self._turn.accept, self._log, time)
+            self._schedules = Schedules(self._engine, self._service, self._turn.accept, self._log, self._unix_s)
             if self._leads:
                 self._runs(self._schedules)
         if self._schedules is not None:

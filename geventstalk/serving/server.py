@@ -119,7 +119,7 @@ class Server:
         self._turn.tell = self._tell
         self._rests = Rests(self._turn)
         self._service.rest, self._service.wake = self._rests.rest, self._rests.wake
-        self.live = LiveSettings(self._service, self._turn, self._rests, log, self._run_schedules)
+        self.live = LiveSettings(self._service, self._turn, self._rests, log, self._unix_s, self._run_schedules)
         self.live.use(settings)
         self._spare = Spare()
         self._turn.give_memory_back = self._spare.give_back
@@ -237,6 +237,9 @@ class Server:
         """Ends run() cleanly: what was answered is safe, what was not answered is not done."""
         self._stopped_by = self._stopped_by or why
         self._stopped.set()
+
+    def _unix_s(self) -> float:
+        return self._wall_clock() / 1e9
 
     def _run_schedules(self, schedules: Schedules) -> None:
         self._tasks.append(gevent.spawn(schedules.run, durable=self._settings.journal is not None))

@@ -268,7 +268,7 @@ class Commands(Client):
     def begin_upload(self, job: Job, size: int, now_ns: int) -> None:
         """The body of this job comes next. Policies may delay the put."""
         self.upload = job
-        self.body_left = size + len(p.CRLF)
+        self.body_left = size + 2
         if self.engine.policies is not None:
             self.pace(now_ns)
 
