@@ -457,12 +457,12 @@ def test_a_sync_waits_for_clients_that_the_last_one_let_go_on() -> None:
     assert not rig.turn.gate.pieces
 
 
-def test_a_sync_waits_for_no_longer_than_half_of_the_last() -> None:
+def test_a_sync_waits_for_no_longer_than_the_last_one_took() -> None:
     rig = Rig(fsync_ms=0)
     syncs, one, _ = two_were_answered(rig)
     rig.say((one, PUT))
     wait = next(syncs)
-    assert wait.at_ns == rig.clock.ns + SYNC_NS // 2
+    assert wait.at_ns == rig.clock.ns + SYNC_NS
     rig.clock.ns = wait.at_ns
     wait = next(syncs)
     assert wait.sync is not None
@@ -504,7 +504,7 @@ def test_where_clients_do_not_come_back_at_once_no_sync_waits_for_them() -> None
         wait.sync.run()
         go_on(syncs)
         assert one.take() and two.take()
-    assert 1 <= waited <= 68 // 16 + 1
+    assert waited in (2, 3), "after the first such wait 16 syncs wait for none, and then 32"
 
 
 def test_what_comes_behind_a_change_waits_with_it() -> None:

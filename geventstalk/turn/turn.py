@@ -42,14 +42,15 @@ _SOON_NS: Final = 1_000_000_000
 """Work that is due later can wait until the end of a sync, however slow."""
 _GATHERED_MAX: Final = 256
 """With so many clients the fixed cost of a turn is next to nothing for each of them."""
-_RETURN_SHARE: Final = 2
-"""The next sync waits for clients that were just answered, up to this part of the time that the last sync took."""
 _RETURN_NS_MAX: Final = 5_000_000
-"""And no longer than this: the last sync may have been an unusual one."""
+"""A sync waits no longer than this for clients that the last one answered, nor than the last one took."""
 _AWAKE_NS: Final = 2_000_000
 """To sleep for less is not worth while: the event loop sleeps for whole milliseconds."""
+_PAYS: Final = 8
+"""A wait pays when it brings all but an eighth of the clients that it is for."""
 _ALONE_SYNCS: Final = 16
-"""So many syncs wait for no client, after most of those did not come that a sync had waited for."""
+"""After a wait that did not pay, so many syncs wait for no client; twice as many each time that it happens again."""
+_ALONE_SYNCS_MAX: Final = 256
 _TELL_FULL_NS: Final = 60_000_000_000
 """Puts that are refused for want of memory are told of no more often than this."""
 
@@ -103,6 +104,7 @@ class Turn(Maintenance):
         self._expected = 0  # how many these are
         self._expect_until_ns = 0  # no sync waits for them beyond this time
         self._alone_syncs = 0  # so many syncs wait for no client
+        self._alone_next = _ALONE_SYNCS  # and so many after the next wait that does not pay
 
     def open(self, store: Store, progress: Callable[[int], None] = lambda records: None) -> int:
         """Brings the jobs of a journal back, and has every change written there. Returns how many jobs there are.
@@ -529,7 +531,7 @@ class Turn(Maintenance):
             self._alone_syncs -= 1
         elif self.gate.clients > 1:
             self._expected = self.gate.clients
-            until_ns = self._clock() + min(self.sync_took_ns // _RETURN_SHARE, _RETURN_NS_MAX)
+            until_ns = self._clock() + min(self.sync_took_ns, _RETURN_NS_MAX)
         self._expect_until_ns = until_ns
         if self.store is not None:
             self.store.hold(until_ns)
@@ -670,17 +672,22 @@ class Turn(Maintenance):
         """Waits a moment for the clients that the last sync let go on, so that they share the next sync.
 
         Otherwise half of the clients send their changes while the sync of the other half is under way, and each waits
-        for two syncs. Where most of them do not come, the next syncs wait for none.
+        for two syncs. Where some do not come in time, the next syncs wait for none.
         """
-        begun = self.gate.clients
+        missing = self._expected - self.gate.clients
+        waited = False
         while self.gate.clients < self._expected and not self.all_clients_wait():
             left_ns = self._expect_until_ns - self._clock()
             if left_ns <= 0:
-                if (self.gate.clients - begun) * 2 < self._expected - begun:
-                    self._alone_syncs = _ALONE_SYNCS
+                if (self._expected - self.gate.clients) * _PAYS > missing:
+                    self._alone_syncs = self._alone_next
+                    self._alone_next = min(2 * self._alone_next, _ALONE_SYNCS_MAX)
                 return
+            waited = True
             self.returned.clear()
             yield Wait(self.returned, self._expect_until_ns, awake=left_ns <= _AWAKE_NS)
+        if waited:
+            self._alone_next = _ALONE_SYNCS
 
     # --- the end
 
