@@ -507,6 +507,17 @@ def test_where_clients_do_not_come_back_at_once_no_sync_waits_for_them() -> None
     assert waited in (2, 3), "after the first such wait 16 syncs wait for none, and then 32"
 
 
+def test_a_wait_that_pays_ends_the_long_rests() -> None:
+    rig = Rig(fsync_ms=0)
+    syncs, one, two = two_were_answered(rig)
+    rig.turn._alone_next = 256  # as after some waits that did not pay
+    rig.say((one, PUT))
+    assert next(syncs).awake
+    rig.say((two, PUT))
+    assert go_on(syncs).sync is not None
+    assert rig.turn._alone_next == 16
+
+
 def test_what_comes_behind_a_change_waits_with_it() -> None:
     rig = Rig(fsync_ms=0)
     one, two = rig.client(), rig.client()
