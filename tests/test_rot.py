@@ -183,8 +183,12 @@ needs_the_recorder = pytest.mark.skipif(bool(recorder_problem()), reason=recorde
 @pytest.mark.parametrize("number", for_change([1, 2, 3], 0))
 @pytest.mark.slow
 def test_rot_is_noticed_or_harmless(number: int) -> None:
-    noticed = Rotting(number, kind="plain", kills=0.7).rot(30)
-    assert set(noticed) == {"noticed", "harmless"}
+    """On a busy machine lives are short, and one rot in seven is noticed; on an idle one, one in three."""
+    rotting = Rotting(number, kind="plain", kills=0.7)
+    noticed = rotting.rot(30)
+    while noticed.keys() != {"noticed", "harmless"} and noticed.total() < 100:
+        noticed += rotting.rot(30)
+    assert noticed.keys() == {"noticed", "harmless"}
 
 
 @needs_the_recorder
