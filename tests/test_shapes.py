@@ -235,8 +235,15 @@ def test_without_a_descriptor_for_a_segment_its_client_waits(tmp_path: Path) -> 
         until(
             lambda: len(list((tmp_path / "journal").glob("*-wal"))) == 2, "all but the current and the next are sealed"
         )
-        time.sleep(0.3)  # and their files are closed
-        taken = {int(name) for name in os.listdir(f"/proc/{server.pid}/fd")}
+        looks: list[set[int]] = []
+
+        def stays() -> bool:  # and their files are closed: on a busy machine that takes its time
+            looks.append({int(name) for name in os.listdir(f"/proc/{server.pid}/fd")})
+            time.sleep(0.05)
+            return len(looks) > 20 and all(each == looks[-1] for each in looks[-20:])
+
+        until(stays, "no descriptor comes or goes for a second")
+        taken = looks[-1]
         few = next(number for number in itertools.count() if number not in taken)
         soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (few, hard))
