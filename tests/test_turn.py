@@ -18,7 +18,7 @@ from geventstalk.durable.records import ClockOffset, encode_whole
 from geventstalk.durable.store import Store
 from geventstalk.turn.maintenance import CATCH_UP_SLICES, REPACK_PAGES
 from geventstalk.turn.replies import Channel, Operation
-from geventstalk.turn.tasks import NEXT_TURN, Task, Wait
+from geventstalk.turn.tasks import NEXT_TURN, Sync, Task, Wait
 from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import MOVE_SLICE, Service, Session
 from journal.log import FULL, Log, Row, SyncPoint
@@ -485,26 +485,45 @@ def test_where_clients_do_not_come_back_at_once_no_sync_waits_for_them() -> None
     rig = Rig(fsync_ms=0)
     syncs, one, two = two_were_answered(rig)
     waited = 0
+
+    def next_sync() -> Sync:
+        nonlocal waited
+        wait = next(syncs)
+        while wait.sync is None:
+            if wait.awake:
+                waited += 1
+                rig.clock.ns = wait.at_ns
+            wait = next(syncs)
+        return wait.sync
+
     for _ in range(34):
         rig.say((one, PUT))
-        wait = next(syncs)
-        while wait.sync is None:
-            if wait.awake:
-                waited += 1
-                rig.clock.ns = wait.at_ns
-            wait = next(syncs)
+        sync = next_sync()
         rig.say((two, PUT))  # too late for this sync
-        wait.sync.run()
-        wait = next(syncs)
-        while wait.sync is None:
-            if wait.awake:
-                waited += 1
-                rig.clock.ns = wait.at_ns
-            wait = next(syncs)
-        wait.sync.run()
+        sync.run()
+        next_sync().run()
         go_on(syncs)
         assert one.take() and two.take()
     assert waited in (2, 3), "after the first such wait 16 syncs wait for none, and then 32"
+
+
+# Bug: The first sync after a pause counted as one that had waited in vain, and the next 16 waited for no client.
+def test_a_pause_does_not_count_as_a_wait_that_did_not_pay() -> None:
+    rig = Rig(fsync_ms=0)
+    syncs, one, two = two_were_answered(rig)
+    rig.clock.ns += SECOND
+    rig.say((one, PUT), (two, PUT))
+    wait = next(syncs)
+    assert wait.sync is not None
+    wait.sync.run()
+    go_on(syncs)
+    rig.clock.ns += SECOND
+    rig.say((one, PUT))
+    wait = next(syncs)
+    assert wait.sync is not None, "the time for the other client is over"
+    rig.say((two, PUT))
+    wait.sync.run()
+    assert go_on(syncs).awake, "and yet the next sync waits for the first client"
 
 
 def test_a_wait_that_pays_ends_the_long_rests() -> None:

@@ -35,7 +35,7 @@ RATES_NS: Final = 5_000_000_000
 RATES_SLICE: Final = 100
 """Tubes whose rates are brought up to date in one turn: a millisecond in pure Python."""
 LACKING_NS: Final = 100_000_000
-"""A read that failed for a lack of descriptors, memory or room is tried again after this time."""
+"""The time until a read is tried again that failed for a lack of descriptors, memory or disk space."""
 HOUSEKEEPING_NS: Final = 50_000_000
 """Compaction begins this long after a write: garbage gathers, and a burst of writes is not disturbed."""
 

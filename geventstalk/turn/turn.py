@@ -41,16 +41,17 @@ PASSES_MAX: Final = 8
 _SOON_NS: Final = 1_000_000_000
 """Work that is due later can wait until the end of a sync, however slow."""
 _GATHERED_MAX: Final = 256
-"""With so many clients the fixed cost of a turn is next to nothing for each of them."""
+"""A turn with this many clients looks for no more clients: the fixed cost of the turn is already small for each."""
 _RETURN_NS_MAX: Final = 5_000_000
 """A sync waits no longer than this for clients that the last one answered, nor than the last one took."""
 _AWAKE_NS: Final = 2_000_000
-"""To sleep for less is not worth while: the event loop sleeps for whole milliseconds."""
+"""The event loop sleeps for whole milliseconds, so a shorter wait looks at the sockets again and again instead."""
 _PAYS: Final = 8
-"""A wait pays when it brings all but an eighth of the clients that it is for."""
+"""A wait pays when all but an eighth of the clients come for which the sync waits."""
 _ALONE_SYNCS: Final = 16
-"""After a wait that did not pay, so many syncs wait for no client; twice as many each time that it happens again."""
+"""After a wait that did not pay, this many syncs wait for no client. The number doubles with each further such wait."""
 _ALONE_SYNCS_MAX: Final = 256
+"""The number does not grow beyond this."""
 _TELL_FULL_NS: Final = 60_000_000_000
 """Puts that are refused for want of memory are told of no more often than this."""
 
@@ -100,11 +101,11 @@ class Turn(Maintenance):
         self.wanted = Flag()  # operations want another slice
         self.gone = Flag()  # clients are gone and have to give back what they held
         self.awaited = Flag()  # replies wait for a sync
-        self.returned = Flag()  # as many clients wait for a sync as before the last one
-        self._expected = 0  # how many these are
-        self._expect_until_ns = 0  # no sync waits for them beyond this time
-        self._alone_syncs = 0  # so many syncs wait for no client
-        self._alone_next = _ALONE_SYNCS  # and so many after the next wait that does not pay
+        self.returned = Flag()  # `_expected` clients wait for a sync
+        self._expected = 0  # the number of clients that waited before the last sync ended
+        self._expect_until_ns = 0  # the next sync waits for them until this time
+        self._alone_syncs = 0  # the number of further syncs that wait for no client
+        self._alone_next = _ALONE_SYNCS  # what that number becomes after the next wait that does not pay
 
     def open(self, store: Store, progress: Callable[[int], None] = lambda records: None) -> int:
         """Brings the jobs of a journal back, and has every change written there. Returns how many jobs there are.
@@ -525,7 +526,7 @@ class Turn(Maintenance):
             self.gate.release(pieces)
 
     def _expect(self) -> None:
-        """Before replies leave: those clients may come back at once with their next changes."""
+        """Notes, before replies leave, how many clients may come back at once with their next changes."""
         self._expected = until_ns = 0
         if self._alone_syncs:
             self._alone_syncs -= 1
@@ -679,7 +680,7 @@ class Turn(Maintenance):
         while self.gate.clients < self._expected and not self.all_clients_wait():
             left_ns = self._expect_until_ns - self._clock()
             if left_ns <= 0:
-                if (self._expected - self.gate.clients) * _PAYS > missing:
+                if waited and (self._expected - self.gate.clients) * _PAYS > missing:
                     self._alone_syncs = self._alone_next
                     self._alone_next = min(2 * self._alone_next, _ALONE_SYNCS_MAX)
                 return

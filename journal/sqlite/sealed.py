@@ -20,8 +20,8 @@ from journal.sqlite.watermark import Watermark
 from journal.sqlite.writer import SegmentWriter, seal_left_over
 
 _UNKNOWN_RECORD_BYTES: Final = 32
-"""After a restart the bytes of a segment's records are not known. The number of records, shifted by so many bits,
-stands for them: it is larger than any file, so Sizing.merge_bytes() takes the file's size."""
+"""After a restart the bytes of a segment's records are unknown. The number of records, shifted left by this many bits,
+stands for the bytes. That value is larger than any file, so Sizing.merge_bytes() takes the size of the file."""
 
 
 class FileSync(SyncPoint):
