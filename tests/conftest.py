@@ -66,12 +66,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """What `-n auto` means: more than there are cores, because many tests wait for a process or for a moment."""
+    """Returns the workers of `-n auto`: more than cores, because many tests wait for a process or for a moment."""
     return min(2 * len(os.sched_getaffinity(0)) + 1, WORKERS_MAX)
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist carries no types
-    """Gives each test to whoever is free, but the tests of some files to one worker, in their order."""
+    """Gives each test to a free worker, but the tests of some files to one worker, in their order."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_due(item: pytest.Item) -> bool:
-    """Whether one of the files of its mark `when_changed` has changed; of tests that are named each one is due."""
+    """Returns whether a file of its mark `when_changed` has changed. Tests that are named are all due."""
     paths = [path for mark in item.iter_markers("when_changed") for path in mark.args]
     named = getattr(item.config, "workerinput", {}).get("named", are_named(item.config))
     return not paths or named or have_changed(*paths)
@@ -143,7 +143,7 @@ def no_traceback() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_open_database(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whoever opens a SQLite file closes it, on every way out: left to the collector, SQLite merges a WAL unsynced."""
+    """Each opened SQLite file is closed, on every way out: left to the collector, SQLite merges a WAL unsynced."""
     opened: list[tuple[sqlite3.Connection, str]] = []
     real = sqlite3.connect
 

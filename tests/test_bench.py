@@ -359,7 +359,7 @@ def test_a_backlog_is_measured_and_written(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_a_short_soak_ends_with_a_verdict(capsys: pytest.CaptureFixture[str], shape: list[str]) -> None:
-    """What it says about growth means nothing after seconds; what else it says does."""
+    """Its verdict on growth means nothing after seconds. Its other findings count."""
     soak.main(["--minutes", "0.08", "--seed", "1", "--build", "pure", "--jobs", "3000", *shape])
     said = capsys.readouterr().out
     assert re.search(r"journal check: \d+ segments, \d+ records, \d+ jobs, 0 findings", said)

@@ -96,7 +96,7 @@ class Rig:
         return wire.take()
 
     def go_on(self) -> None:
-        """Whoever has something left to do does it, unless it waits for a body."""
+        """Each session with something left to do does it, unless it waits for a body."""
         while ready := [
             each for each in self.turn.channels.values() if each.session.unfinished and not each.session.awaited
         ]:
@@ -124,7 +124,7 @@ class Rig:
         return self.pending is not None
 
     def end_fetch(self) -> None:
-        """What is read has come, and who waited for it goes on."""
+        """Bodies have come, and the clients that waited for them go on."""
         assert self.pending is not None
         self.fetches += 1
         self.pending.run()
@@ -141,7 +141,7 @@ class Rig:
         self.pending = wait.work
 
     def fetch(self) -> None:
-        assert self.begin_fetch(), "nobody wants a body"
+        assert self.begin_fetch(), "no body is wanted"
         self.end_fetch()
 
     def settle(self) -> None:
@@ -229,7 +229,7 @@ def test_a_reserve_waits_for_the_body_and_what_follows_waits_with_it(rig: Rig) -
     wire, other = rig.client(), rig.client()
     assert is_gone(rig, 1)
     assert rig.tell(wire, b"reserve\r\nuse x\r\n") == b""
-    assert rig.tell(other, b"use y\r\n") == b"USING y\r\n", "nobody else waits"
+    assert rig.tell(other, b"use y\r\n") == b"USING y\r\n", "the other client does not wait"
     rig.fetch()
     assert wire.take() == reserved(1) + b"USING x\r\n"
 
@@ -278,7 +278,7 @@ def test_a_peek_at_a_job_that_goes_meanwhile_finds_none(rig: Rig) -> None:
 
 @pytest.mark.parametrize("deleted", [False, True])
 def test_a_body_that_comes_within_the_turn_in_which_it_is_wanted(rig: Rig, deleted: bool) -> None:
-    """Nobody told the client to go on, for it was not among those that wait: it was never answered."""
+    """The client was not told to go on, for it was not among those that wait: it was never answered."""
     first, second, third = rig.client(), rig.client(), rig.client()
     rig.tell(first, b"reserve\r\n")
     assert rig.begin_fetch() and rig.pending is not None
@@ -600,7 +600,7 @@ def test_an_operation_goes_on_when_the_body_it_waits_for_does_not_come(rig: Rig,
 @needs_pure
 @pytest.mark.parametrize("name", ["compact", "backpressure"])
 def test_compaction_waits_for_no_device(rig: Rig, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it moves, and which keys those are, was read before, in a thread.
+    """The records that it moves, and their keys, were read before, in a thread.
 
     While changes waited, it was asked for what to read before it had heard of the segment, and read it itself.
     """

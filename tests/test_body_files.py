@@ -34,7 +34,7 @@ def bodies_of(rig: Rig, number: int = 0) -> Path:
 
 
 def lose(path: Path, at: int) -> None:
-    """What a loss of power may leave: from here on the file has its size and nothing else."""
+    """Leaves a file as a loss of power may: from here on it has its size and nothing else."""
     size = path.stat().st_size
     os.truncate(path, at)
     os.truncate(path, size)

@@ -399,7 +399,7 @@ def test_a_journal_where_every_user_may_look_is_told_of(
 def test_check_config_beside_the_server_of_this_configuration(
     start_server: Callable[..., ServerProcess], tmp_path: Path
 ) -> None:
-    """What the running server holds will be free when it is replaced: a warning, and the exit code says fine."""
+    """The files of the running server will be free when it is replaced: a warning, and the exit code says fine."""
     server = start_server("-b", str(tmp_path / "data"))
     words = ["-l", "127.0.0.1", "-p", str(server.port), "-b", f"{tmp_path}/data"]
     code, out, err = run("--check-config", *words)

@@ -197,7 +197,7 @@ ADMIN, READER = "a" * 32, "r" * 32
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    """A server that anybody of this host may steer, with an audit file."""
+    """A server that every user of this host may steer, with an audit file."""
     started = HttpServer(tmp_path_factory.mktemp("http"))
     try:
         yield started

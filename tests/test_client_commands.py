@@ -236,7 +236,7 @@ def test_kick(run: Run, green: Green, tube: str) -> None:
         run("kick", str(delayed[2]), str(delayed[0])).err
         == f"job {delayed[0]}: there is no such job, or its state does not fit\n"
     )
-    for words in ([], ["-state:ready"]):  # no delayed job fires that nobody asked for
+    for words in ([], ["-state:ready"]):  # no delayed job fires that was not asked for
         assert run("kick", "--dry-run", "--json", "--", f"tube:{tube}", *words).lines[0]["matched"] == 1
     assert run("kick", "--", f"tube:{tube}", "-state:buried").code == 1
     assert run("kick", f"tube:{tube}", "--json").lines[0]["done"] == 1

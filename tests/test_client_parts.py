@@ -1,4 +1,4 @@
-"""What the commands against a running server stand on: addresses, filters, shapes, tables, what looks tell."""
+"""The parts of the commands for a running server: addresses, filters, shapes, tables, differences of two looks."""
 
 from __future__ import annotations
 

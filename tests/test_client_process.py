@@ -137,7 +137,7 @@ def test_a_stdout_that_takes_nothing_and_a_stdin_that_gives_nothing(server: Serv
 
     read, write = os.pipe()
     os.close(read)
-    assert ends(write, "tubes") == (128 + signal.SIGPIPE, b""), "nobody reads any more"
+    assert ends(write, "tubes") == (128 + signal.SIGPIPE, b""), "the reader is gone"
     os.close(write)
     full = os.open("/dev/full", os.O_WRONLY)
     assert ends(full, "tubes") == (1, b"geventstalk: cannot write to stdout: No space left on device\n")

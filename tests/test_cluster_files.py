@@ -62,7 +62,7 @@ def test_the_compose_file_names_what_there_is(compose: Any) -> None:
 
 
 def test_no_password_stands_in_a_url(compose: Any) -> None:
-    """The program refuses those on a command line; in a file it would be read by whoever sees the unit."""
+    """The program refuses those on a command line; in a file it would be read by each user that sees the unit."""
     assert not re.search(
         r"postgresql://[^@/\s]*:[^@/\s]*@", (FOLDER / "compose.yaml").read_text() + DROP_IN.read_text()
     )
@@ -82,7 +82,7 @@ def test_systemd_takes_the_drop_in(tmp_path: Path) -> None:
 
 
 class Containers:
-    """What the image of PostgreSQL does around the two scripts, without the image."""
+    """Does without an image what the image of PostgreSQL does around the two scripts."""
 
     def __init__(self, folder: Path) -> None:
         found = programs()
@@ -207,7 +207,7 @@ PROGRAMS = ("initdb", "pg_basebackup", "pg_ctl", "psql")
 
 
 class Reader:
-    """Somebody who types the commands of the page in an empty directory, but with ports that nobody has."""
+    """A reader who types the commands of the page in an empty directory, but with free ports."""
 
     def __init__(self) -> None:
         self.folder = scratch()
@@ -256,9 +256,9 @@ class Reader:
         return output
 
     def client(self, port: str) -> Client:
-        """Waits until somebody answers there."""
+        """Waits until a node answers there."""
         address = ("127.0.0.1", int(self.ports[port]))
-        until(lambda: answers(address), f"somebody answers on {port}", 60)
+        until(lambda: answers(address), f"a node answers on {port}", 60)
         return Client(socket.create_connection(address, 30))
 
     def close(self) -> None:

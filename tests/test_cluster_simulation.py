@@ -111,7 +111,7 @@ class Outage(Life):
         self.world.at(self._end_ns, self.primary.find_replica)
         self.world.at(self._end_ns, self._watch)
         self.run()
-        assert self.before > 0, "nobody led before"
+        assert self.before > 0, "no node led before"
 
     def _begin(self) -> None:
         self.before = self.takeovers

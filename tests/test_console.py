@@ -194,7 +194,7 @@ class Browser:
         return found
 
     def check(self) -> None:
-        """What the browser has to complain about, and whom it has asked."""
+        """Fails for complaints of the browser, and for requests to other hosts."""
         log: Any = self.driver.get_log  # carries no types
         complaints = [entry["message"] for entry in log("browser") if entry["level"] == "SEVERE"]
         assert not [text for text in complaints if not any(re.search(one, text) for one in self.expected)], complaints

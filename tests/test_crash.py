@@ -367,7 +367,7 @@ def lose(client: Client, ids: list[int]) -> None:
 
 
 def invent(client: Client, ids: list[int]) -> None:
-    client.put(b"nobody put this")
+    client.put(b"put by no crew")
 
 
 def hand_back(client: Client, ids: list[int]) -> None:
@@ -396,7 +396,7 @@ def put_again(client: Client, ids: list[int]) -> None:
 def test_histories_see_what_is_not_as_it_was_promised(
     start_server: Callable[..., ServerProcess], seed: int, tamper: Callable[[Client, list[int]], None] | None
 ) -> None:
-    """Of the tool: on a server that was not even restarted, until somebody else has a hand in it."""
+    """Of the tool: on a server that was not even restarted, until another client has a hand in it."""
     server = start_server()
     history = History(seed, CLIENTS)
     for _ in range(2):

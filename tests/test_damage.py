@@ -1,6 +1,6 @@
 """Damage: whatever happens to the files of a journal, no client sees a garbled body and no operator a traceback.
 
-A torn tail is what a crash leaves of writes that nobody was told of: accepted, with a line in the log. All else is
+A torn tail is what a crash leaves of writes that were never acknowledged: accepted, with a line in the log. All else is
 refused with exit code 1 and a line for each finding, and with --accept-damage set aside, never deleted. What may happen
 to files is drawn up in tests/support/faults.py. Each test proves first that it has done damage.
 """
@@ -188,7 +188,7 @@ def unsynced(tmp_path_factory: pytest.TempPathFactory, draw: random.Random) -> S
 
 
 class Outcome(NamedTuple):
-    """What a start made of a directory: its jobs, or why it refused, and what it said."""
+    """The outcome of a start with a directory: its jobs, or why it refused, and its log."""
 
     jobs: Known
     refused: str
@@ -402,7 +402,7 @@ def test_a_torn_tail_is_said_and_then_gone(tmp_path: Path, unsynced: Story) -> N
 
 
 class Damage(NamedTuple):
-    """What is done to a directory, and what a refusal says: about which file, in which words."""
+    """A damage of a directory, and its refusal: the file that it names, and the words."""
 
     do: Callable[[Path], None]
     file: str

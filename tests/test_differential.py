@@ -131,7 +131,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_notices_a_lie(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Liar(ReplyReader):
-        """What the second of each pair of connections is read with."""
+        """Reads the second of each pair of connections."""
 
         made = 0
 

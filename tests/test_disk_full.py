@@ -1,4 +1,4 @@
-"""A server whose journal has no room: on a small disk, beside somebody who takes the rest of it, below a budget.
+"""A server whose journal has no room: on a small disk, beside a process that takes the rest of it, below a budget.
 
 Admission comes before acceptance: a put that has no room for itself and its later life is refused, and to everything
 that was accepted everything can still happen. Nothing has to be restarted for puts to work again.
@@ -208,10 +208,10 @@ def test_somebody_else_fills_the_disk(
     jobs.until_room()  # what the kill left unsealed is merged first
 
 
-def test_somebody_who_takes_each_block_that_is_given_back(
+def test_a_process_that_takes_each_block_that_is_given_back(
     launch: Launch, employ: Employ, disk: Callable[[int], Path]
 ) -> None:
-    """What the server gives back to the disk others may take before it does; what it keeps must be enough."""
+    """Others may take at once what the server gives back to the disk. The rest that it keeps must be enough."""
     folder = disk(4 * MIB)
     flags = ["-b", str(folder / "journal"), "-s", "65536"]
     server = launch(*flags)

@@ -598,7 +598,7 @@ def test_pause_of_zero_resumes(bench: Bench) -> None:
 
 @pytest.mark.parametrize("count", [1, 50, 3_000])
 def test_pause_of_zero_serves_any_number_of_clients(bench: Bench, count: int) -> None:
-    """Few at once; what is too much for one command is done in slices, and nobody is forgotten."""
+    """Few at once; what is too much for one command is done in slices, and no client is forgotten."""
     producer = bench.join("p")
     bench.engine.pause(b"default", 100, bench.clock.ns)
     for number in range(count):
@@ -875,7 +875,7 @@ def test_a_ttr_ends(bench: Bench, how: str, ns: int, over: bool) -> None:
     if over:
         assert not bench.engine.release(a, 1, 0, 0, bench.clock.ns)
         assert not bench.engine.bury(a, 1, 0, bench.clock.ns)
-        assert bench.engine.delete(a, 1, bench.clock.ns)  # as anybody may
+        assert bench.engine.delete(a, 1, bench.clock.ns)  # as any client may
 
 
 def test_w1_no_expiry_is_lost_at_the_very_deadline(bench: Bench) -> None:
@@ -1477,8 +1477,8 @@ def test_the_ledger_hears_of_every_change_that_must_last(bench: Bench) -> None:
     assert bench.take_log() == []
 
 
-def test_the_ledger_hears_before_anybody_else(bench: Bench) -> None:
-    """What a waiting client is handed was told to the ledger as a ready job before."""
+def test_the_ledger_hears_before_all_others(bench: Bench) -> None:
+    """The ledger heard of a job as a ready one before a waiting client gets the job."""
     a, w = bench.join("a"), bench.join("w")
     engine, now_ns = bench.engine, bench.clock.ns
     bench.reserve(w)

@@ -107,7 +107,7 @@ def test_w7_a_put_that_cannot_be_written_is_not_half_accepted(launch: Launch, tm
 
 @pytest.mark.slow
 def test_w7_a_put_for_which_there_is_no_memory(launch_tcp: Launch) -> None:
-    # The same without a journal: the job is refused, in no place at all, and everybody else is served.
+    # The same without a journal: the job is refused, in no place at all, and all other clients are served.
     server = launch_tcp("-z", "1000000000")
     with Client(server.connect()) as other:
         other.put(b"before")
@@ -148,7 +148,7 @@ def test_w12_ids_are_never_given_twice(launch_tcp: Launch, tmp_path: Path) -> No
 
 
 def test_w13_an_upload_is_invisible(launch: Launch) -> None:
-    # Upstream lets anybody peek at a job whose body is still to come, and shows what that memory held before: the
+    # Upstream lets any client peek at a job whose body is still to come, and shows what that memory held before: the
     # bodies of jobs that were deleted.
     secret = b"s" * 56
     server = launch()
@@ -176,7 +176,7 @@ def test_w13_an_upload_is_invisible(launch: Launch) -> None:
 @pytest.mark.long
 def test_w14_a_stall_leaves_no_phantom_reservation(launch_tcp: Launch, waits: str) -> None:
     # Upstream, stopped while a client waits with a job whose ttr ends meanwhile, reserves the job for that client again
-    # and tells it DEADLINE_SOON only: reserved by somebody who does not know.
+    # and tells it DEADLINE_SOON only: reserved by a client that does not know.
     server = launch_tcp()
     with Client(server.connect()) as owner, Client(server.connect()) as control:
         owner.put(b"x", ttr=2)

@@ -1,4 +1,4 @@
-"""Few descriptors: a start that cannot serve anybody is refused, and clients never take what the journal needs."""
+"""Few descriptors: a start that could serve no client is refused, and clients never take what the journal needs."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_nothing_is_left_to_a_client(monkeypatch: pytest.MonkeyPatch, limit: int
 def test_a_start_without_a_descriptor_for_a_client_is_refused(
     tmp_path: Path, limit: int, durable: bool, wanted: int
 ) -> None:
-    """It listened and accepted nobody; without a descriptor for the event loop, libev ended the process."""
+    """It listened and accepted no client; without a descriptor for the event loop, libev ended the process."""
     flags = ["-b", str(tmp_path / "journal")] if durable else []
     with server_with(limit, *flags, tmp_path=tmp_path) as server:
         assert server.process.wait(60) == 71

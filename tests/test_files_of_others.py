@@ -143,7 +143,7 @@ def test_a_link_that_comes_later_is_not_followed(tmp_path: Path) -> None:
 
 # Bug: An accepted segment that was put back later overwrote the segment that had been set aside.
 def test_setting_aside_overwrites_nothing(tmp_path: Path) -> None:
-    """Somebody who put an accepted segment back may still have it under its other name as well."""
+    """An operator who put an accepted segment back may still have it under its other name as well."""
     rig = Rig(tmp_path / "journal")
     rig.put(1)
     rig.journal.commit()

@@ -148,7 +148,7 @@ class Standby:
 
 
 def picture(engine: Operate, offset: ClockOffset) -> dict[str, object]:
-    """All that anybody can see of the jobs, and all that a next journal would have."""
+    """All that clients can see of the jobs, and all that a next journal would have."""
     search = Search(engine, None)
     jobs = {
         job.id: (

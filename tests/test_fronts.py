@@ -354,7 +354,7 @@ def test_the_api_shows_where_clients_come_from_and_hangs_up(start_server: Start,
 
 @pytest.mark.slow
 def test_one_who_reads_nothing_and_one_who_sends_everything_leave_the_link_to_others(launch_front: Launch) -> None:
-    """Without a window for each client, what the link holds would be theirs, and nobody else would be answered."""
+    """Without a window for each client, what the link holds would be theirs, and no other client would be answered."""
     server = launch_front("-z", "2000000")
     with Client(server.connect()) as control, contextlib.ExitStack() as stack:
         id = control.put(b"x" * 1_000_000)
@@ -464,7 +464,7 @@ class Hand:
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
-        """What happens meanwhile, the front finds at once and in this order."""
+        """The front finds all that happens meanwhile at once and in this order."""
         self.process.send_signal(signal.SIGSTOP)
         os.waitpid(self.process.pid, os.WUNTRACED)
         try:

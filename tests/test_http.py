@@ -338,7 +338,7 @@ def test_connections_are_listed_and_can_be_closed(start_server: Start, tmp_path:
     assert [each["number"] for each in by_reserved["connections"]] == [numbers[1]]
     by_waiting = web.get("/connections?sort=waiting&descending=true&limit=1")
     assert [each["number"] for each in by_waiting["connections"]] == [numbers[2]]
-    assert web.get("/connections?tube=nobody")["total"] == 0
+    assert web.get("/connections?tube=unused")["total"] == 0
     one = f"/api/v1/connections/{numbers[1]}"
     assert web.json("GET", one)["number"] == numbers[1]
     assert web.ask("DELETE", one)[0] == 204
@@ -400,7 +400,7 @@ def test_thousands_of_connections_leave_room_for_everybody_else(start_server: St
         assert len(os.listdir(f"/proc/{server.pid}/fd")) < 300
         begun_s = time.monotonic()
         assert web.status("GET", "/healthz") == 200
-        assert time.monotonic() - begun_s < wire.HEAD_S / 2, "half requests give way, and nobody waits for their end"
+        assert time.monotonic() - begun_s < wire.HEAD_S / 2, "half requests give way, and no client waits for their end"
     said = (tmp_path / "log").read_text()
     assert "Traceback" not in said and said.count("cannot accept") <= 1
 

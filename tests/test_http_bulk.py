@@ -120,7 +120,7 @@ def seen(web: Inside, job: Job) -> dict[str, object]:
 
 
 def test_jobs_that_come_or_change_meanwhile_are_left_alone(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is put after the beginning is not touched, nor what no longer matches when its turn comes."""
+    """A job that is put after the beginning is not touched, nor one that no longer matches when its turn comes."""
     for _ in range(300):
         yard.put(b"x", "mail")
     monkeypatch.setattr(bulk, "_BATCH_MAX", 10)

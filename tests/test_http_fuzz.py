@@ -38,7 +38,7 @@ LIMIT_S = 5
 """How long requests are sent. All bounds of all operations come first, then what is random."""
 
 CONFIG = """\
-# What is too long for the head of a request is refused before anybody looks at it.
+# What is too long for the head of a request is refused before it is looked at.
 [checks.negative_data_rejection]
 expected-statuses = [400, 401, 403, 404, 405, 406, 409, 413, 414, 415, 422, 428, 429, 431]
 

@@ -65,7 +65,7 @@ def watched() -> Watched:
 
 
 class Recount:
-    """What happened, and when, from which every range can be told."""
+    """The events with their times, from which every range can be counted."""
 
     def __init__(self) -> None:
         self.events: list[tuple[int, str, int]] = []  # moment, what, and for reserve and delete how long it took
@@ -280,7 +280,7 @@ TUBE_NOTHING: Point = dict.fromkeys(TUBE_SERIES)
 
 
 class Busy:
-    """What a tube did between readings, as points of its shortest step."""
+    """The history of a tube between readings, as points of its shortest step."""
 
     def __init__(self, watched: Watched) -> None:
         self.watched = watched

@@ -1,4 +1,4 @@
-"""What searches cost those who do not search: the beanstalk port answers meanwhile, and nothing is left behind."""
+"""The cost of searches for other clients: the beanstalk port answers meanwhile, and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_a_changed_file_is_noticed_and_a_bad_one_changes_nothing(tmp_path: Path)
     found = tokens.find(GOOD)
     assert found and found.role == "admin" and not tokens.holds(token)
     (tmp_path / "tokens").chmod(0o644)
-    assert tokens.has_changed(), "whoever reads it now is told"
+    assert tokens.has_changed(), "its next reader is told"
 
 
 def test_sessions_end_and_are_few(tmp_path: Path) -> None:

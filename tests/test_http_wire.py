@@ -238,7 +238,7 @@ def test_a_client_that_asks_whether_it_may_go_on(wired: Wired) -> None:
     client.sendall(BODY)
     assert statuses(read_all(client)) == [200]
     refused = wired.all_of(head.replace(b"/api/v1/server", b"/none"))
-    assert statuses(refused) == [404], "nobody asks for the body, and nobody waits for it"
+    assert statuses(refused) == [404], "the server neither asks for the body nor waits for it"
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_what_is_dropped_behind_the_last_answer_has_an_end(wired: Wired, monkeyp
 # Bug: A body in chunks of one byte, even from a client without a token, held up all clients for 270 ms.
 @pytest.mark.parametrize("path", [b"/api/v1/jobs", b"/nowhere"])
 def test_a_body_in_many_chunks_is_read_in_slices(wired: Wired, path: bytes) -> None:
-    """Also one that nobody wants, of a client who may do nothing."""
+    """Also one that is not wanted, of a client without rights."""
     breaths = 0
     breathe = wired.site.breathe
 
@@ -521,7 +521,7 @@ def test_half_a_request_gives_way_to_others(wired: Wired) -> None:
 
 # Bug: 256 clients that asked for the console's files and read nothing kept all others out of HTTP for 30 s.
 def test_who_does_not_read_gives_way_to_others(wired: Wired) -> None:
-    """Behind those without a request. Whoever may send none that costs anything must not keep the others out."""
+    """Behind those without a request. A client that may send none that costs anything must not keep the others out."""
     long = Long()
     wired.application.add_route("/long", long)
     reader, rests = wired.connect(), wired.connect()
@@ -552,7 +552,7 @@ def test_a_stop_ends_what_rests_at_once_and_what_works_soon(wired: Wired) -> Non
 
 
 class Slow:
-    """A resource that takes as long as somebody wants."""
+    """A resource that takes as long as the test wants."""
 
     public = True
     began = go_on = False

@@ -216,7 +216,7 @@ def test_repacked_jobs_are_the_same_in_another_place(seed: int) -> None:
         table.remove(3000 + slices)
     assert slices == -(-len(table._pages) // 4)
     assert {one.id: facts(one) for one in table} == left and len(table) == 300
-    assert all(table.get(one.id) is one for one in held), "somebody refers to it"
+    assert all(table.get(one.id) is one for one in held), "a reference to it is left"
     stayed = {one.id for one in table if id(one) == places[one.id]}
     assert len(stayed) < 40  # some took the places of others
     assert sorted(left) == [one.id for one in table.in_order()]

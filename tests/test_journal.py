@@ -214,7 +214,7 @@ def test_a_directory_that_cannot_be_had_is_told_in_one_line(tmp_path: Path) -> N
 
 
 def test_the_directory_belongs_to_its_owner_alone(rig: Rig) -> None:
-    """Job bodies are nobody else's business."""
+    """Other users of the host cannot read job bodies."""
     rig.put(1)
     rig.journal.commit()
     rig.rotate(1)
@@ -494,7 +494,7 @@ def counted_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_one_sync_covers_all_that_was_committed_before(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """W28: one fsync for everybody who waits."""
+    """W28: one fsync for all clients that wait."""
     rig.settle()
     names = counted_syncs(monkeypatch)
     for key in range(1, 5):
@@ -542,11 +542,11 @@ def behind(rig: Rig) -> bool:
 
 
 def somebody_waits(timeout_s: float) -> None:
-    raise AssertionError("somebody waits for the worker")
+    raise AssertionError("the caller waits for the worker")
 
 
 def test_commit_waits_for_no_worker(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the next segment does not come, changes have to wait, and nobody else."""
+    """Where the next segment does not come, changes have to wait, and nothing else."""
     rig.put(1)
     rig.journal.commit()
     rig.settle()
@@ -705,7 +705,7 @@ def test_after_a_failed_sync_nothing_is_written_synced_or_removed(rig: Rig, monk
 
 
 def test_sealed_segments_keep_no_descriptor(rig: Rig) -> None:
-    """Also where nobody ever asks for a sync, as under `-F`."""
+    """Also where a sync is never asked for, as under `-F`."""
     counts = []
     rig.put(1)
     for _ in range(3):
@@ -884,7 +884,7 @@ def test_changes_of_what_nobody_was_promised_are_no_damage(tmp_path: Path, seale
 
 # Bug: Such a change was excused as well.
 def test_changes_in_front_of_the_segment_that_lost_its_tail_are_damage(tmp_path: Path) -> None:
-    """What such a change belongs to stood in an older segment, and those are whole."""
+    """The job of such a change stood in an older segment, and those are whole."""
     lose_a_tail(tmp_path, sealed=True)
     third = SegmentWriter(str(tmp_path / "segment-00000003.db"), 3, 2)
     third.append([(3, CHANGE, b"of another record that is gone")])
@@ -928,7 +928,7 @@ def test_what_a_start_excuses_the_next_one_finds_settled(tmp_path: Path, clean: 
 # Bug: A backup of a directory in that state could not be started.
 def test_what_a_start_excuses_is_settled_before_anything_is_sealed(tmp_path: Path) -> None:
     lose_a_tail(tmp_path)
-    (tmp_path / "synced").write_bytes(b"somebody else's file, much longer than a watermark ever is, ends the start")
+    (tmp_path / "synced").write_bytes(b"another program's file, much longer than a watermark ever is, ends the start")
     journal = Journal(str(tmp_path), segment_bytes=1 << 16)
     assert [record.key for record in journal.replay()] == [1, 1]
     with pytest.raises(JournalFailed, match="is no watermark"):
@@ -968,7 +968,7 @@ def damage(path: Path, what: bytes, by: bytes) -> None:
 
 
 def test_a_missing_oldest_segment_is_found(rig: Rig, tmp_path: Path) -> None:
-    """Compaction removes from that end: what it removed must be told from what somebody else did."""
+    """Compaction removes from that end: what it removed must be told from what another program did."""
     for key in range(1, 60):
         rig.put(key, 1000)
         rig.journal.commit()

@@ -1,4 +1,4 @@
-"""How large a journal's directory may become, and how long compaction may hold up a command.
+"""Bounds of the size of a journal's directory, and of the time that compaction may hold up a command.
 
 At every sampling, the directory takes less than three times what is live and three segments: whatever the mix of
 operations, release loops on a constant set of jobs and one old buried job among millions of short ones included.

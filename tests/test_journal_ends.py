@@ -483,7 +483,7 @@ def test_a_sync_beside_one_that_fails_proves_nothing(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("ask", ["admits", "facts", "segments"])
 @pytest.mark.parametrize("what", ["gone", "another's"])
 def test_a_directory_that_goes_is_the_end_at_the_next_commit(rig: Rig, ask: str, what: str) -> None:
-    """Whoever asks the journal something is in the middle of a command: no exception may come out there."""
+    """A caller that asks the journal is in the middle of a command: no exception may come out there."""
     for key in range(1, 11):
         rig.put(key, 100)
     rig.journal.commit()

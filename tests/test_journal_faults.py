@@ -210,7 +210,7 @@ def test_w7_a_put_that_could_not_be_written_is_nowhere(launch: Launch, disk: Cal
 
 
 def test_w8_a_put_that_is_refused_for_space_leaves_nothing(launch: Launch, disk: Callable[[int], Path]) -> None:
-    # Upstream keeps a ghost: peek finds it, nobody can delete it, and its tube stays.
+    # Upstream keeps a ghost: peek finds it, no client can delete it, and its tube stays.
     server = launch("-b", str(disk(1 << 20) / "journal"))
     with Client(server.connect()) as client:
         last = max(fill(client, b"x" * 500))
@@ -230,7 +230,7 @@ def test_w8_a_put_that_is_refused_for_space_leaves_nothing(launch: Launch, disk:
 
 
 def test_w9_on_a_full_disk_jobs_are_released_and_buried(launch: Launch, disk: Callable[[int], Path]) -> None:
-    # Upstream answers OUT_OF_MEMORY and INTERNAL_ERROR, and the job is reserved by nobody until a restart.
+    # Upstream answers OUT_OF_MEMORY and INTERNAL_ERROR, and the job is reserved by no client until a restart.
     folder = disk(2 << 20)
     server = launch("-b", str(folder / "journal"))
     with Client(server.connect()) as client:
@@ -553,7 +553,7 @@ def test_nothing_of_a_batch_that_failed_is_answered(
 def test_an_error_while_segments_come_and_go_is_the_end(
     traced: Trace, launch: Launch, folder: Path, tmp_path: Path, call: str, nth: int, files: list[str]
 ) -> None:
-    """In the journal's own thread, where nobody waits for it: the server hears of it all the same."""
+    """In the journal's own thread, where no caller waits for it: the server hears of it all the same."""
     wrapper = inject(call, "error=EIO", nth, only=[folder / file for file in files])
     server = traced(wrapper, "-b", str(folder), "-s", "65536", "-f0")
     acknowledged, deleted = traffic(server)

@@ -1,4 +1,4 @@
-"""Large bodies, from the session to the journal and back: written in parts, so that nobody waits for them.
+"""Large bodies, from the session to the journal and back: written in parts, so that no other client waits for them.
 
 Sessions, engine, store and journal are the real ones. Each step stands for a turn of the server: what it appended is
 counted, because a slice is to take about a millisecond whatever the body is.
@@ -533,7 +533,7 @@ def test_a_full_disk_in_the_middle_refuses_the_put(rig: Rig, tmp_path: Path) -> 
 
 
 def test_on_a_full_disk_a_large_put_does_not_wait_for_another_large_job(rig: Rig) -> None:
-    """That other one may go on only when there is room again: until then nobody answered, again and again."""
+    """That other one may go on only when there is room again: until then no client was answered, again and again."""
     first, second = Session(rig.service), Session(rig.service)
     for client in (first, second):
         assert rig.say(client, b"put 0 0 60 %d\r\n" % len(BODY) + BODY + b"\r\n") == b""

@@ -165,7 +165,7 @@ def test_the_contracts_know_every_floor() -> None:
 
 
 def test_pywsgi_is_imported_in_one_file() -> None:
-    """What gevent's server does by itself, such as printing tracebacks, is looked after there."""
+    """That file looks after all that gevent's server does by itself, such as printing tracebacks."""
     users = {source_id(path) for path in sources() if "pywsgi" in "".join(imports(parse(path)))}
     assert users == {"geventstalk/http/wire.py"}
 
@@ -258,7 +258,7 @@ def test_a_caught_exception_of_ours_shares_its_name_with_no_other() -> None:
 
 
 def closures_for_threads(function: ast.FunctionDef) -> Iterator[str]:
-    """What a function hands to another thread although it is a closure."""
+    """Returns the closures that a function hands to another thread."""
     nested = {node.name for node in ast.walk(function) if isinstance(node, ast.FunctionDef) and node is not function}
     for call in ast.walk(function):
         if (

@@ -32,7 +32,7 @@ class Way(SyncPoint):
         return True
 
     def run(self) -> None:
-        raise AssertionError("nobody waits for a networked log in a thread, nor on the hub")
+        raise AssertionError("no thread waits for a networked log, nor does the hub")
 
     def end(self, error: BaseException | None = None) -> None:
         self.error = error
@@ -125,7 +125,7 @@ class Node:
         self.run()
 
     def go_on(self, *wires: Wire) -> None:
-        """What a connection does that was told to go on."""
+        """Does what a connection does that was told to go on."""
         self.say(*[(wire, b"") for wire in wires if wire.session.unfinished])
 
     def arrive(self, error: BaseException | None = None) -> None:
@@ -151,7 +151,7 @@ def test_a_reply_waits_for_the_commit_and_for_nobody_else() -> None:
 
 
 def test_a_job_is_shown_to_nobody_before_its_put_is_committed() -> None:
-    """A takeover would forget it, and give its number to another job: whoever knows the number would delete that."""
+    """A takeover would forget it, and give its number to another job: a client that knows it would delete that job."""
     node = Node()
     one, two, three = node.client(), node.client(), node.client()
     node.say((three, b"reserve\r\n"))
@@ -170,7 +170,7 @@ def test_a_job_is_shown_to_nobody_before_its_put_is_committed() -> None:
 
 
 def test_the_only_client_waits_without_holding_the_event_loop() -> None:
-    """Where everybody waits, a sync of files runs on the hub. That of a peer never does, however quick it was."""
+    """Where all clients wait, a sync of files runs on the hub. That of a peer never does, however quick it was."""
     node = Node()
     one = node.client()
     for id in range(1, 20):

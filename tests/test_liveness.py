@@ -81,7 +81,7 @@ def test_changes_and_deletes_of_what_is_not_live_count_for_nothing() -> None:
 
 
 def test_a_moved_key_pins_only_the_segment_it_moved_to() -> None:
-    """What compaction does: the whole record anew, the change that stood elsewhere dead with the old one."""
+    """As compaction does: the whole record anew, the change that stood elsewhere dead with the old one."""
     live = Liveness()
     live.whole(1, 1, 100)
     live.change(1, 2, 30)

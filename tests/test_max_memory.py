@@ -180,7 +180,7 @@ def test_without_a_journal_puts_are_refused_beyond_the_bound(launch: Launch) -> 
 # Bug: A stop waited for ever for a body.
 @pytest.mark.long
 def test_a_device_that_does_not_answer_does_not_hold_up_the_end(launch: Launch, tmp_path: Path) -> None:
-    """To open a pipe that nobody writes to waits for ever, as a read from a lost device does."""
+    """To open a pipe without a writer waits for ever, as a read from a lost device does."""
     server = launch("-b", str(tmp_path / "journal"), *FLAGS)
     with Client(server.connect()) as client:
         fill(client, 150)
@@ -190,6 +190,6 @@ def test_a_device_that_does_not_answer_does_not_hold_up_the_end(launch: Launch, 
             os.mkfifo(segment)
         client.send(b"reserve\r\n")
         with Client(server.connect()) as other:
-            assert other.ask(b"list-tube-used") == b"USING default\r\n", "nobody else waits"
+            assert other.ask(b"list-tube-used") == b"USING default\r\n", "no other client waits"
         server.process.terminate()
         assert server.process.wait(30) in (0, 74)

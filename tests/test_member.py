@@ -269,7 +269,7 @@ def test_a_node_that_is_silent_though_commits_are_confirmed_again_is_followed(st
 
 
 def test_looks_go_on_while_no_commit_is_confirmed(stage: Stage) -> None:
-    """Others are passed on to the node that leads, and it is told once. Whoever leads may have died meanwhile."""
+    """Others are passed on to the node that leads, and it is told once. The leader may have died meanwhile."""
     stage.answers(OTHER)
     begun_ns = stage.now_ns
     while stage.now_ns - begun_ns < 9 * LEASE_MS * MS_NS:
@@ -319,7 +319,7 @@ def test_what_was_confirmed_before_a_heartbeat_says_nothing_of_the_time_behind_i
 
 
 def test_who_is_gone_is_followed_without_a_commit_that_is_confirmed(stage: Stage) -> None:
-    """Nobody is there who needs time for a heartbeat."""
+    """No other node is there that needs time for a heartbeat."""
     stage.answers(OTHER)
     doubt(stage, OTHER)
     gone = OTHER._replace(locked=False)
@@ -426,7 +426,7 @@ def test_a_lock_that_was_lost_with_the_session_of_this_node_proves_nothing(stage
 
 
 def test_a_claim_whose_answer_was_lost_is_claimed_again(stage: Stage) -> None:
-    """What a look shows may be taken back by a failover of the database, and another node get the same epoch."""
+    """A failover of the database may take back what a look showed, and another node gets the same epoch."""
     assert stage.answers(NOBODY) == Claim(NOBODY, 1)
     assert stage.answers(FenceUnreachable("no answer")) == Look()
     mine = stage.own(1, owed_ms=1)

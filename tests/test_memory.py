@@ -195,7 +195,7 @@ print(*found, len(kept) // YOUNG_MAX > 0)
 
 
 def test_a_collector_lets_rings_go_and_never_looks_at_much() -> None:
-    """What was in use at one look is let go at the next; what is too much is frozen, and no look takes long again."""
+    """Objects in use at one look are let go at the next; too many are frozen, and no look takes long again."""
     done = subprocess.run([sys.executable, "-c", COLLECTOR], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False", "0", "100", "0", "True", "True", "0", "True", "20001", "True", "0", "True"]

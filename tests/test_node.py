@@ -190,7 +190,7 @@ def test_who_has_asked_for_nothing_stays_connected(nodes: Nodes) -> None:
 
 
 def test_a_stop_of_the_node_that_leads_is_a_handover(nodes: Nodes) -> None:
-    """Nobody waits for the lease, which is as long as the test is patient."""
+    """No node waits for the lease, which is as long as the test is patient."""
     one = nodes.begin("one", "--lease", "20")
     one.wait_ready()
     other = nodes.start("other", "--lease", "20")
@@ -382,8 +382,8 @@ def test_what_http_tells_of_a_node(nodes: Nodes) -> None:
         assert known["replication"] == "none" and 0 <= known["takeover_s"] < 600
         assert known.keys() == documented_cluster.keys()
         assert known["console"] == f"http://127.0.0.1:{web['one'].port}/"
-    status, _, body = web["other"].ask("POST", "/api/v1/cluster", {"promote": "nobody"})
-    assert status == 503 and json.loads(body)["detail"].startswith("there is no node nobody")
+    status, _, body = web["other"].ask("POST", "/api/v1/cluster", {"promote": "absent"})
+    assert status == 503 and json.loads(body)["detail"].startswith("there is no node absent")
     journal = json.loads(web["one"].ask("GET", "/api/v1/journal")[2])
     assert journal["directory"] == nodes.url and journal["disk_free_bytes"] is None
     status, _, body = web["other"].ask("POST", "/api/v1/cluster", {"promote": "other"})
@@ -470,7 +470,7 @@ def test_nodes_wait_for_their_database(postgres_alone: Postgres, tmp_path: Path)
         nodes.await_log("one", "waiting for the database of the cluster")
         with Client(one.connect()) as client:
             client.send(b"stats\r\n")
-            assert client.at_end(), "nobody leads, and nobody waits for ever"
+            assert client.at_end(), "no node leads, and no client waits for ever"
         nodes.await_log("one", "waiting for the database of the cluster", 2)
         postgres_alone.start()
         one.wait_ready()
@@ -560,7 +560,7 @@ def test_a_log_that_is_gone_is_waited_for_and_never_made(postgres_alone: Postgre
         third = nodes.begin("third", "--takeover-wait", "60")
         nodes.await_log("third", "make a new log with `geventstalk cluster init` if there never was one")
         time.sleep(6 * LEASE_S)
-        assert postgres_alone.ask("SELECT to_regnamespace('geventstalk') IS NULL") == [("t",)], "nobody made a new one"
+        assert postgres_alone.ask("SELECT to_regnamespace('geventstalk') IS NULL") == [("t",)], "no node made a new one"
         postgres_alone.ask("ALTER SCHEMA elsewhere RENAME TO geventstalk")
         for node in (*both, third):
             wait(partial(finds, node, 1), "a node leads again")

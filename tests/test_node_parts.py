@@ -63,7 +63,7 @@ class Hanging:
 
 
 def test_a_commit_that_hangs_alone_is_looked_for() -> None:
-    """Heartbeats come through over an old connection. That of the commit is dead, and nobody says so."""
+    """Heartbeats come through over an old connection. That of the commit is dead, and nothing says so."""
     cuts: list[int] = []
     node = node_of.Node.__new__(node_of.Node)
     node._doubt_of = (0, 0)
@@ -111,14 +111,14 @@ def test_a_wall_clock_that_is_off_is_told_once_and_so_is_its_end() -> None:
     said = [
         clocks.compare(database_s, before_s, after_s)
         for database_s, before_s, after_s in (
-            (1000.0, 1000.5, 1001.0),  # nobody sets clocks better than this
+            (1000.0, 1000.5, 1001.0),  # no clock is set better than this
             (1001.0, 8201.0, 8201.2),
             (1002.0, 8202.0, 8202.2),
             (1003.0, 8204.5, 8204.5),  # it drifts
             (1004.0, 1004.1, 1004.2),
             (1004.5, 8204.5, 8204.5),
             (1005.0, 995.0, 995.1),
-            (1006.0, 1000.0, 1020.0),  # the question took long: nobody knows
+            (1006.0, 1000.0, 1020.0),  # the question took long: unknown
         )
     ]
     assert [line.partition(" the database")[0] for line in said if line] == [

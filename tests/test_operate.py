@@ -1,4 +1,4 @@
-"""What an operator does to jobs, on a manual clock: the states, who is served, which timers are armed.
+"""An operator's changes of jobs, on a manual clock: the states, the clients that are served, the timers that are armed.
 
 The random conversations of test_engine_model.py compare all of it with a model; here stands what a case looks like.
 """

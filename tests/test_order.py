@@ -174,7 +174,7 @@ def test_the_neighbours_of_any_number(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("upwards", [True, False])
 def test_nothing_is_left_of_a_million_that_left(upwards: bool, many: int) -> None:
-    """Whether they leave in order or not: what comes after them does not find their places."""
+    """In order or not: entries that come after them do not find their places."""
     order = filled(*range(many + 2))
     for gone in range(1, many + 1) if upwards else range(many, 0, -1):
         order.discard(gone)
@@ -257,7 +257,7 @@ def memory(order: Order) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [1, 3, 100])
 def test_memory_is_given_back(kept: int) -> None:
-    """Whoever leaves, from the front or from everywhere: few entries have the memory of few."""
+    """Whether entries leave from the front or from everywhere: few entries have the memory of few."""
     for step in (1, 10_000 // kept):
         order = filled(*range(10_000))
         for gone in range(10_000):

@@ -1,4 +1,4 @@
-"""What is shipped and how it starts: the wheel, pure and compiled, the clone's own environment, scripts, the image."""
+"""The shipped parts and their starts: the wheel, pure and compiled, the clone's own environment, scripts, the image."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_source_archive_holds_what_compiling_needs(wheel: Path, sdist_tree: Pa
 
 @when_the_build_changed
 class TestCompileOrNot:
-    """What decides whether a wheel is compiled, and what is said about it."""
+    """The conditions under which a wheel is compiled, and the messages about that."""
 
     @pytest.fixture
     def tree(self, tmp_path: Path) -> Path:

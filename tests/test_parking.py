@@ -44,7 +44,7 @@ def sleeper() -> Sleeper:
 
 def test_who_sleeps_is_woken(sleeper: Sleeper) -> None:
     sleeper.parking.wake_soon()
-    assert sleeper.woken == 0, "not on the spot: whoever wakes it goes on first"
+    assert sleeper.woken == 0, "not on the spot: the greenlet that wakes it goes on first"
     gevent.sleep(0)
     assert sleeper.woken == 1
     sleeper.end()

@@ -54,7 +54,7 @@ class Eager:
                 self._left = self._left[self._sock.send(self._left[: 1 << 16]) :]
 
     def inserted(self) -> int:
-        """How many answers it finds now that the server has ended. It had a chance to: nothing was reset meanwhile."""
+        """Returns the number of answers that it finds after the server's end. Nothing was reset meanwhile."""
         self._sends.join(60)
         assert not self._left, "the connection was reset"
         with self._sock:

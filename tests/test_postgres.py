@@ -1,4 +1,4 @@
-"""What the tests of nodes over PostgreSQL stand on: servers that start, follow, die, freeze and fail over."""
+"""The servers under the tests of nodes over PostgreSQL: they start, follow, die, freeze and fail over."""
 
 from __future__ import annotations
 

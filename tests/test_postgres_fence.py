@@ -183,7 +183,7 @@ def test_nodes_tell_of_themselves(url: str, fences: Make) -> None:
 
 
 def test_two_processes_of_one_name_hear_of_each_other(postgres_server: Postgres, url: str, fences: Make) -> None:
-    """What a process told that has ended says nothing, and neither does a failover that takes back what was told."""
+    """The word of a process that has ended counts for nothing, and neither does a failover that takes it back."""
     facts = MemberFacts("one", "one:1", "standby", 0, 7, 0.0)
     before = fences(url, "one")
     before.tell(facts._replace(address="before:1"))
@@ -266,7 +266,7 @@ def test_a_writer_that_hangs_in_a_transaction_is_ended(postgres_server: Postgres
 
 
 def test_a_transaction_of_the_new_epoch_is_not_ended(url: str, fences: Make) -> None:
-    """Whoever claims too late finds that the epoch is another one, and leaves its writers alone."""
+    """A node that claims too late finds that the epoch is another one, and leaves its writers alone."""
     one, other, late = fences(url, "one", 400), fences(url, "other", 400), fences(url, "late", 400)
     claim(one)
     seen = late.look()
@@ -383,7 +383,7 @@ WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 @pytest.mark.slow
 def test_while_a_commit_that_confirms_hangs_looks_go_on(postgres_pair: Pair, fences: Make) -> None:
-    """The replica hangs for long. No session is left behind for each attempt, and nobody looks at the replica first."""
+    """The replica hangs for long. No attempt leaves a session behind, and no node looks at the replica first."""
     pair = postgres_pair
     one = fences(made(f"{pair.url}?schema={new_schema()}"), "one", 400)
     one.confirm()

@@ -38,7 +38,7 @@ from tests.support.shared_log import claim, compact, open_log, settle, sync, tak
 
 
 class Heard:
-    """What a log tells its owner."""
+    """Collects what a log tells its owner."""
 
     def __init__(self, log: PostgresLog) -> None:
         self.cuts: list[str] = []
@@ -175,7 +175,7 @@ def test_a_large_commit_is_several_rows_and_counts_as_a_whole(postgres_url: str)
     log.append(1, DELETE, b"")
     log.commit()
     log.close()
-    assert read(postgres_url) == {}, "what nobody finished stays garbage"
+    assert read(postgres_url) == {}, "what was not finished stays garbage"
 
 
 def test_a_follower_reads_on(postgres_url: str) -> None:
@@ -237,7 +237,7 @@ def test_a_follower_whose_segment_was_dropped_begins_anew(postgres_url: str) -> 
 
 
 def test_a_schema_that_is_gone_is_waited_for_and_never_made_anew(postgres_url: str) -> None:
-    """Somebody renamed it, or the name of the host leads to another database: an empty log would be a lost one."""
+    """It was renamed, or the name of the host leads to another database: an empty log would be a lost one."""
     schema = Place(postgres_url).schema
     log = open_log(postgres_url)
     log.append(1, FULL, b"one")

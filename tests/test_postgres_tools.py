@@ -371,7 +371,7 @@ def test_what_writes_wants_no_node_to_lead(url: str, folder: Path, tmp_path: Pat
         assert not (tmp_path / "target").exists()
         for words in (["journal", "check", url], ["export", url], ["journal", "backup", url, tmp_path / "backup"]):
             assert run_tool(*words).code == 0
-    assert run_tool("copy", url, tmp_path / "target").code == 0, "a node that is gone holds nobody up for long"
+    assert run_tool("copy", url, tmp_path / "target").code == 0, "a node that is gone holds no command up for long"
 
 
 @pytest.mark.long

@@ -68,7 +68,7 @@ def test_what_was_synced_survives_the_loss_of_power(tmp_path: Path, seed: int, t
 
 
 def goes_on(directory: Path, seed: int) -> None:
-    """What was found is a journal like any other: a life in it, with its end and a clean start, loses nothing."""
+    """The journal that was found is like any other: a life in it, with its end and a clean start, loses nothing."""
     before = read_sound(directory).model
     for starts in range(3):  # what one start excuses and changes is the next one's to judge
         journal = Journal(str(directory), segment_bytes=8192)

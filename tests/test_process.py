@@ -1,4 +1,4 @@
-"""What tests start: a traceback on a server's stderr is an error, whatever the test asserts; signals and mounts.
+"""The processes of tests: a traceback on a server's stderr is an error, whatever the test asserts; signals and mounts.
 
 And which tests a run leaves out.
 """

@@ -78,7 +78,7 @@ def test_whole_job_comes_back(state: int, rank: int, tally: Tally | None) -> Non
 
 
 def test_an_encoder_writes_job_after_job_as_each_alone(seed: int) -> None:
-    """What it keeps of the last one must not stand in the next, whatever the two differ in."""
+    """The parts that it keeps of the last one must not stand in the next, whatever the two differ in."""
     draw = random.Random(seed)
     encoder = Encoder(EPOCH)
     job = job_of(READY, 0)

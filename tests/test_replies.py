@@ -1,4 +1,4 @@
-"""The gate alone: what is held leaves in its order, and whoever has something there is counted once."""
+"""The gate alone: what is held leaves in its order, and each client that has something there is counted once."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ SIZES = (
 
 
 class Plan(NamedTuple):
-    """What one life is like."""
+    """The numbers of one life."""
 
     disk: int
     segment: int

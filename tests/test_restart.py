@@ -1,4 +1,4 @@
-"""What a journal brings back: after a stop, after kill -9, again and again, under each policy, in many segments."""
+"""A journal brings all jobs back: after a stop, after kill -9, again and again, under each policy, in many segments."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_acknowledged_puts_of_many_clients_are_there(launch: Launch, journal: Pa
         count = number(client, "current-jobs-ready")
         bodies = [reply.split(b"\r\n")[1] for reply in burst(client, [b"reserve-with-timeout 0\r\n"] * count)]
         assert len(set(bodies)) == count, "a job is there twice"
-        assert sent.issuperset(bodies), "a job is there that nobody put"
+        assert sent.issuperset(bodies), "a job is there that no client put"
 
 
 class Load:

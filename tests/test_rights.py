@@ -291,7 +291,7 @@ def test_every_verb_with_every_right(rights: int) -> None:
 
 
 def test_each_verb_is_in_the_matrix() -> None:
-    """A verb without a right would be everybody's."""
+    """Every client could use a verb without a right."""
     lines = [*ID_VERBS, *TUBE_VERBS, *USED_VERBS, "use t", "watch t", "put 0", "put-in t"]
     free = [b"reserve", b"reserve-with-timeout ", b"reserve-batch ", b"quit", b"list-tube-used", b"reserve-mode "]
     of_server = [b"stats", b"stats-group ", b"list-tubes", b"list-tubes-watched", b"ignore ", b"drain", b"undrain"]
@@ -496,7 +496,7 @@ def test_a_user_has_so_many_jobs_and_bytes() -> None:
     assert own[0] == b'user: "u"' and own[-2:] == [b"user-jobs: 3", b"user-bytes: 10"]
     assert b"\nuser" not in tell(other, b"stats\r\n")
     assert owner.usage.refused == 2
-    assert tell(other, b"put 0 0 60 4\r\nfree\r\n") == b"INSERTED 6\r\n", "of nobody's quota"
+    assert tell(other, b"put 0 0 60 4\r\nfree\r\n") == b"INSERTED 6\r\n", "of no user's quota"
     assert says("put 0 0 60 3 by:v:5", "quit") == b"BAD_FORMAT\r\n", "no client says whose a job is"
     client, _ = limited(rig, jobs=3, bytes=10, ttr=30, delay=5)
     assert tell(other, b"reserve-job 2\r\nbury 2 0 broken\r\nmove 2 dead\r\n").endswith(b"BURIED\r\nMOVED\r\n")
@@ -801,7 +801,7 @@ def test_a_secret_that_cannot_be_one(secret: str) -> None:
 
 
 def test_a_chosen_token_that_was_right_is_known_after_a_reload() -> None:
-    """What never waits, such as a stream of events, asks again after each reload."""
+    """A caller that never waits, such as a stream of events, asks again after each reload."""
     token, salt = "boss:correct-horse", bytes(16)
 
     def made(secret: str) -> Access:
@@ -964,7 +964,7 @@ def test_users_of_http(start_server: Starter, tmp_path: Path, settings: Callable
     assert shown == [2, 0] and web["shop"].status("POST", "/api/v1/jobs", {"tube": "mail", "body": "x"}) == 201
     assert [web[name].status("GET", "/metrics") for name in ("watcher", "half", "shop")] == [200, 200, 403]
     assert [web[name].status("POST", "/api/v1/reload", {}) for name in ("watcher", "half", "shop")] == [403] * 3
-    assert statuses(Web(port)) == (401, 401), "nobody comes in without a token, also on this host"
+    assert statuses(Web(port)) == (401, 401), "no client comes in without a token, also on this host"
     assert web["boss"].json("GET", "/api/v1/session")["name"] == "boss"
     form = urlencode({"token": tokens["boss"], "next": "/"}).encode()
     kind = {"Content-Type": "application/x-www-form-urlencoded", "Origin": f"http://127.0.0.1:{port}"}

@@ -139,7 +139,7 @@ def test_what_a_tool_builds_counts_its_records(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tool", ["backup", "mend", "start"])
 def test_what_a_loss_of_power_took_is_no_damage_to_a_tool_either(tmp_path: Path, tool: str) -> None:
-    """Segment 2 counts four records of segment 1. The loss took the last one, which nobody was promised."""
+    """Segment 2 counts four records of segment 1. The loss took the last one, which was never acknowledged."""
     folder, target = tmp_path / "journal", tmp_path / "target"
     for path in (folder, target):
         path.mkdir()
@@ -196,7 +196,7 @@ def test_rot_is_noticed_or_harmless(number: int) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_five_hundred_rounds_of_rot(seed: int, tmp_path: Path) -> None:
-    """What is kept of a violation stays in the test's folder."""
+    """The files of a violation stay in the test's folder."""
     rounds = 0
     for number in range(12):
         rounds += Rotting(seed + number, kind="plain", kills=0.7, keep=tmp_path).rot(60).total()

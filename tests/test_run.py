@@ -149,7 +149,7 @@ class TestPure:
 @when_the_build_changed
 @pytest.mark.slow
 class TestNotCompiled:
-    """What can prevent the compiled build, when the pure one is there. These follow the tests above."""
+    """The causes that prevent the compiled build, when the pure one is there. These follow the tests above."""
 
     def test_without_a_compiler_it_is_pure_and_says_what_is_missing(self, tree: Path) -> None:
         assert (tree / ".venv" / "made-for-run").exists(), "runs after the tests of the pure build"
@@ -282,7 +282,7 @@ def running(tree: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
 @when_the_build_changed
 @pytest.mark.slow
 class TestCompiled:
-    """What the README's first command starts. These follow the tests above."""
+    """The server of the README's first command. These follow the tests above."""
 
     @pytest.fixture(autouse=True)
     def compiler(self) -> None:

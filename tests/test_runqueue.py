@@ -63,7 +63,7 @@ class CountedTurn(Turn):
 
 
 class Scene(Owner):
-    """What a server wires together, in this process."""
+    """The wiring of a server, in this process."""
 
     def __init__(self) -> None:
         self.loop: Any = gevent.get_hub().loop
@@ -394,7 +394,7 @@ def test_a_turn_lasts_for_some_passes_while_it_is_only_of_clients_that_ask_for_m
     greedy = [Runner(bench, name, heavy=True) for name in "abcdefghi"]
     little = Runner(bench, "little", heavy=False)
     turn.step(greedy[0], ASK * COMMAND_SLICE)
-    assert not queue.lasts(), "nobody is in the queue"
+    assert not queue.lasts(), "the queue is empty"
     turn.end()
     queue.add(greedy[1])
     turn.step(greedy[0], ASK * COMMAND_SLICE)

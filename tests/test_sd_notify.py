@@ -1,4 +1,4 @@
-"""What a service manager hears of a server: when it serves, that it still runs, what it does, and that it stops."""
+"""A server's messages to a service manager: when it serves, that it still runs, what it does, and that it stops."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_long_replay_asks_for_more_time(manager: FakeManager) -> None:
     }
 
 
-@pytest.mark.parametrize("address", ["", "relative", "/nowhere/to/be/found", "@nobody-listens", "x" * 200])
+@pytest.mark.parametrize("address", ["", "relative", "/nowhere/to/be/found", "@no-listener", "x" * 200])
 def test_a_manager_that_does_not_listen_is_no_reason_to_stop(
     address: str, start_server: Callable[..., ServerProcess]
 ) -> None:

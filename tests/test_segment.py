@@ -135,7 +135,7 @@ def test_a_note_is_what_the_reader_finds(path: Path) -> None:
 
 # Bug: The file was accepted.
 def test_a_sealed_segment_that_lacks_zeros_at_its_end_is_damaged(path: Path) -> None:
-    """SQLite reads what lacks of the last page as zeros. Whoever cuts a file by one byte cuts the next one by more."""
+    """SQLite reads what lacks of the last page as zeros. What cuts a file by one byte cuts the next one by more."""
     size = next(
         size
         for size in range(1, 1900, 100)
@@ -371,7 +371,7 @@ def test_the_checksum_depends_on_all_that_it_stands_for() -> None:
 )
 def test_a_changed_record_is_left_out_and_counted(path: Path, change: str) -> None:
     sealed(path)
-    if "NULL" in change:  # the schema forbids it; a file that somebody made need not have it
+    if "NULL" in change:  # the schema forbids it; a file made by hand need not have it
         alter(path, "CREATE TABLE other AS SELECT * FROM record")
         for statement in ("DROP VIEW each_record", "DROP TABLE record", "ALTER TABLE other RENAME TO record"):
             alter(path, statement)
@@ -456,7 +456,7 @@ def test_a_group_that_is_none_is_left_out_whatever_its_checksum(path: Path, payl
 
 @pytest.mark.parametrize("statement", ["UPDATE record SET payload = 'x' WHERE kind = 6", "DROP TABLE record"])
 def test_compaction_is_told_of_a_segment_that_was_damaged_meanwhile(path: Path, statement: str) -> None:
-    """In one line, as every other damage: it reads what its own server wrote, and nobody looked at since."""
+    """In one line, as every other damage: it reads what its own server wrote, and what was not looked at since."""
     write_batches(path, [SMALL[:6]]).seal()
     if "DROP" in statement:
         alter(path, "DROP VIEW each_record")
@@ -589,7 +589,7 @@ def test_a_foreign_file_is_told_in_one_line(path: Path, content: bytes) -> None:
 
 
 def test_types_that_somebody_else_put_into_the_columns_are_damage(path: Path) -> None:
-    """SQLite would store text in an integer column; nobody is to see a TypeError for that."""
+    """SQLite would store text in an integer column; no TypeError may come of that."""
     for column, value in (("key", "'x'"), ("kind", "'x'"), ("crc", "x'00'"), ("payload", "'text'"), ("payload", "7")):
         path.unlink(missing_ok=True)
         Path(f"{path}{BODIES_SUFFIX}").unlink(missing_ok=True)

@@ -48,7 +48,7 @@ from tests.support.process import GEVENTSTALK, ServerProcess
 from tests.support.wire import Client, split_randomly
 
 WORST_WORK_S = 0.05
-"""What the server may do for others before it answers somebody. A slice takes some 5 ms, it takes a few turns, and the
+"""What the server may do for others before it answers a client. A slice takes some 5 ms, it takes a few turns, and the
 machine may be a slow one; all at once would take some tenths of a second."""
 WORST_WALL_S = 5.0
 IDLE_SHARE = 0.15
@@ -203,7 +203,7 @@ def test_thousands_of_half_sent_commands(launch: Launch) -> None:
         for client in putters:
             client.send(b"put 0 0 60 10\r\n01234")
         with probing(server) as probes:
-            until(lambda: len(probes) > 20, "somebody else is served")
+            until(lambda: len(probes) > 20, "other clients are served")
         assert cpu_share(server.pid, 0.5) < IDLE_SHARE
         for client in liners:
             client.send(b"e-used\r\n")
@@ -473,7 +473,7 @@ def test_half_close_with_much_behind_a_reserve_that_waits(launch: Launch) -> Non
     with Client(server.connect()) as control, server.connect() as sock:
         sock.sendall(b"reserve\r\n")
         until(lambda: number(control, "current-waiting") == 1, "it waits")
-        # Not so much that the window closes: the end of what was sent would stay behind it, and nobody could see it.
+        # Not so much that the window closes: the end of what was sent would stay behind it, unseen.
         taken = fill(sock, b"list-tube-used\r\n" * 256, (1 << 18) + (1 << 14))
         assert taken > 1 << 18, "more than the server takes in"
         sock.shutdown(socket.SHUT_WR)

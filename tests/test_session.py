@@ -206,7 +206,7 @@ class MemoryDriver:
 
 
 def pipelined(transcript: Transcript) -> Transcript:
-    """The same conversation with each client's commands sent ahead of the replies to them, as far as nobody else acts
+    """The same conversation with each client's commands sent ahead of the replies to them, as far as none other acts
     in between and no command depends on a reply: so every command arrives with the next ones on its heels.
     """
     steps: list[Step] = []

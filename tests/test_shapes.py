@@ -123,7 +123,7 @@ def launcher_of(folder: Path) -> Iterator[Launch]:
 @needs_strace
 @pytest.mark.long
 def test_nobody_waits_for_the_bodies_of_others(tmp_path: Path) -> None:
-    """Each read of the disk takes 30 ms. Who wants a body waits, and nobody else."""
+    """Each read of the disk takes 30 ms. A client that wants a body waits, and no other does."""
     flags = ["-b", str(tmp_path / "journal"), *FLAGS]
     server = ServerProcess(GEVENTSTALK, flags).wait_ready()
     jobs: dict[int, bytes] = {}
@@ -202,7 +202,7 @@ sys.exit(main())
     ids=["a bug in a thread", "a bug", "no memory"],
 )
 def test_a_fault_while_bodies_are_read_is_the_end(tmp_path: Path, where: str, error: str) -> None:
-    """Nobody waits for ever, and nothing is lost."""
+    """No client waits for ever, and nothing is lost."""
     flags = ["-b", str(tmp_path / "journal"), *FLAGS]
     server = ServerProcess(GEVENTSTALK, flags).wait_ready()
     jobs: dict[int, bytes] = {}
@@ -225,7 +225,7 @@ def test_a_fault_while_bodies_are_read_is_the_end(tmp_path: Path, where: str, er
 
 
 def test_without_a_descriptor_for_a_segment_its_client_waits(tmp_path: Path) -> None:
-    """Somebody lowers the limit while the server runs. Others go on, and with a descriptor all bodies are there."""
+    """The limit falls while the server runs. Others go on, and with a descriptor all bodies are there."""
     flags = ["-b", str(tmp_path / "journal"), *FLAGS]
     server = ServerProcess(GEVENTSTALK, flags, stderr=tmp_path / "log").wait_ready()
     jobs: dict[int, bytes] = {}
@@ -263,7 +263,7 @@ def test_without_a_descriptor_for_a_segment_its_client_waits(tmp_path: Path) -> 
 
 
 def test_a_front_that_stands_still_holds_nobody_up_but_its_own(tmp_path: Path) -> None:
-    """What its clients hold comes back when its time is over, and what it does not take does not fill memory."""
+    """The jobs of its clients come back when their time is over, and data that it leaves does not fill memory."""
     server = ServerProcess(GEVENTSTALK, ["--io-processes", "2", "-z", "1000000"], stderr=tmp_path / "log").wait_ready()
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(server.connect())) for _ in range(10)]

@@ -148,7 +148,7 @@ def replaying(folder: Path, unix_path: str | None = None) -> ServerProcess:
 def test_during_a_long_replay(long_journal: Path, tmp_path: Path, stop: signal.Signals) -> None:
     server = replaying(long_journal, str(tmp_path / "s"))
     server.process.send_signal(signal.SIGSTOP)  # so that it is still at it, however slow this process is
-    with server.connect() as sock:  # the port is open, and nobody answers yet
+    with server.connect() as sock:  # the port is open, and no server answers yet
         sock.sendall(b"list-tube-used\r\n")
         ends(server, stop)
         with contextlib.suppress(ConnectionError):
@@ -211,7 +211,7 @@ def test_as_pid_1(when: str, stop: signal.Signals, long_journal: Path) -> None:
         elif when == "replaying":
             until(lambda: any("segment-" in name for name in open_files(child)), "it replays")
         else:
-            # Before its first line runs nobody can help it; what counts is that it may come as early as that.
+            # Before its first line runs nothing can help it; what counts is that it may come as early as that.
             until(lambda: handles(child, signal.SIGQUIT), "it has installed the last of its handlers")
         begun = time.monotonic()
         os.kill(child, stop)

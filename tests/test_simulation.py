@@ -168,7 +168,7 @@ def test_the_program_replays_a_seed_and_searches() -> None:
 
 
 class JournalBehaviour:
-    """What both journals do while nothing fails. `open_journal` opens the same directory each time."""
+    """The behaviour of both journals while nothing fails. `open_journal` opens the same directory each time."""
 
     @pytest.fixture
     def open_journal(self) -> Iterator[Callable[..., Journal]]:
@@ -437,7 +437,7 @@ def test_a_full_disk_gets_room_again(disk: Disk) -> None:
 
 
 def test_on_a_full_disk_a_note_waits_for_the_room_that_the_last_note_frees(disk: Disk) -> None:
-    """What goes is noted first. Notes without end took the last room before anything had gone."""
+    """A segment that goes is noted first. Notes without end took the last room before anything had gone."""
     journal, _ = opened(disk)
     worker = worker_of(journal)
 
@@ -512,7 +512,7 @@ def test_without_inodes_what_is_dead_goes_also_behind_a_segment_that_is_too_larg
 
 
 def test_without_room_for_its_note_what_is_dead_stays_for_now(disk: Disk) -> None:
-    """Nobody has changed anything: a server that tidies up must not end for want of room."""
+    """Nothing has changed: a server that tidies up must not end for want of room."""
     journal, _ = opened(disk)
     worker = worker_of(journal)
     last = journal.current

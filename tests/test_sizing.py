@@ -124,7 +124,7 @@ def test_merging(standing: int, written: int, merged: int) -> None:
 
 
 def database_bytes(written: int) -> int:
-    """What records take in a sealed segment, page by page: the schema, the leaves of the tree and its inner pages."""
+    """Returns the bytes of records in a sealed segment, page by page: schema, leaves of the tree and inner pages."""
     leaves = -(-written // PAGE_BYTES)
     return (4 + leaves + -(-leaves // 200)) * PAGE_BYTES
 
@@ -188,7 +188,7 @@ def test_the_reserve_is_of_whole_blocks_and_grows_with_the_keys(seed: int) -> No
 
 
 class FullDisk:
-    """A disk that somebody else has filled: only the reserve is left."""
+    """A disk that another process has filled: only the reserve is left."""
 
     def __init__(self, free: int) -> None:
         self.free = free

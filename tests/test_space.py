@@ -100,7 +100,7 @@ def written_in(space: Space, sizes: list[int]) -> threading.Thread:
 
 # Bug: A write that found no room while the worker made the reserve took that for the end.
 def test_a_reserve_that_is_being_made_is_given_back_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the allocation and the note of it: whoever finds the disk full then must not take that for the end."""
+    """Between the allocation and its note: a write that finds the disk full then must not take that for the end."""
     space = Space(str(tmp_path), None)
     sizes: list[int] = []
     writer = written_in(space, sizes)

@@ -149,7 +149,7 @@ def test_what_compaction_commits_for_a_client_is_synced_in_time_too(jobs: Jobs) 
     jobs.store.compact_slice(NOW_NS)
     if jobs.store.dirty:
         jobs.store.commit(NOW_NS)
-    assert jobs.store.sync_due_ns > 0, "a put is committed and nobody will sync it"
+    assert jobs.store.sync_due_ns > 0, "a put is committed and will never be synced"
 
 
 def test_jobs_come_back_as_they_were(place: Path | str) -> None:

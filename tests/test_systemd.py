@@ -88,7 +88,7 @@ def test_only_this_host_can_connect_until_somebody_says_otherwise() -> None:
 
 
 def test_systemd_waits_until_the_server_serves_and_sees_when_it_hangs() -> None:
-    """What the server says to systemd is in test_sd_notify.py."""
+    """The server's messages to systemd are in test_sd_notify.py."""
     assert values(SERVICE, "Type") == ["notify"]
     assert values(SERVICE, "WatchdogSec") == ["2min"]
 

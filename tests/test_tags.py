@@ -616,7 +616,7 @@ MORE = (
 
 
 class Model:
-    """What must hold, seen from the replies alone."""
+    """The rules that must hold, seen from the replies alone."""
 
     def __init__(self) -> None:
         self.tags: dict[int, dict[str, str]] = {}  # of live jobs

@@ -26,7 +26,7 @@ Key = tuple[str, str]
 
 
 class Known:
-    """What a job is, as far as replies say."""
+    """A job, as far as replies say."""
 
     def __init__(self, tube: str, text: str, token: bytes) -> None:
         self.tags = dict(word.split(":", 1) for word in text.split())

@@ -47,7 +47,7 @@ LOG = logging.getLogger("tests.tls")
 
 
 class Pki:
-    """What the tests of this file need of certificates."""
+    """The certificates of the tests in this file."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder, "authority")
@@ -549,7 +549,7 @@ def test_streams_are_as_without_tls(serve: Callable[..., Served], times: int) ->
         client.send(b"peek %d\r\n" % big)
         with Client(served.connect()) as other:
             before = number(other, "total-jobs")
-            assert before == 3001, "who does not read holds up nobody"
+            assert before == 3001, "a client that does not read holds no other up"
         assert client.reply() == b"FOUND %d %d\r\n%b\r\n" % (big, len(body), body)
     said = b"use half\r\nput 0 0 60 1\r\nh\r\nput 0 0 60 5\r\nhal"
     for id, farewell in ((before + 1, True), (before + 3, False)):  # half a put takes an id, too

@@ -75,7 +75,7 @@ def test_what_was_promised_survives_with_bodies_on_disk(seed: int, times: int, s
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_two_thousand_losses_of_power(seed: int, tmp_path: Path) -> None:
-    """What is kept of a violation stays in the test's folder."""
+    """The files of a violation stay in the test's folder."""
     cuts = 0
     for number in range(LONG_TORMENTS):
         outcome = Torment(seed + number, keep=tmp_path).run()
@@ -367,7 +367,7 @@ class Script:
 
 
 def images(disk: Disk, tmp_path: Path, count: int = 300, moment: int = 0) -> Iterator[dict[str, bytes]]:
-    """What losses at this moment leave, or at the end."""
+    """Returns what losses at this moment leave, or at the end."""
     moment = moment or disk.end
     for number in range(count):
         into = tmp_path / f"image-{moment}-{number}"

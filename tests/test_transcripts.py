@@ -62,7 +62,7 @@ class SocketDriver:
 
     @property
     def late_s(self) -> float:
-        """How much more time has passed than the transcript wants, when that may be why it failed; otherwise 0."""
+        """Returns the excess over the transcript's time, when that may be why it failed; otherwise 0."""
         late_s = time.monotonic() - self._begun - self.waited_s
         return late_s if late_s > (LATE_S if self.waited_s else SECOND_S) else 0.0
 

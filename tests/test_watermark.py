@@ -28,7 +28,7 @@ def test_it_never_goes_back(tmp_path: Path) -> None:
 
 
 def test_threads_leave_the_largest(tmp_path: Path, seed: int) -> None:
-    """Whoever asks last is not who writes last: each thread is handed its part of all positions, in any order."""
+    """The thread that asks last is not the one that writes last: each has a part of all positions, in any order."""
     draw = random.Random(seed)
     positions = [(segment, records) for segment in range(1, 40) for records in range(50)]
     draw.shuffle(positions)

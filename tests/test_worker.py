@@ -1,4 +1,4 @@
-"""The journal's thread: whatever ends a piece of work, or the thread itself, is told to whoever asks next."""
+"""The journal's thread: whatever ends a piece of work, or the thread itself, is told to the next caller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE_S = 30.0
 
 
 class _Odd(BaseException):
-    """What nobody expects."""
+    """An unexpected exception."""
 
 
 def raising(error: BaseException) -> Callable[[], None]:
@@ -37,7 +37,7 @@ def failure_of(worker: Worker) -> JournalFailed:
         except JournalFailed as error:
             return error
         time.sleep(0.001)
-    raise AssertionError("nobody hears of the failure")
+    raise AssertionError("the failure is told to no caller")
 
 
 # Bug: The journal's thread ended unnoticed on an exception that was not a JournalError.

@@ -30,7 +30,7 @@ STEPS = (
     "priority",  # smallest priority first, then oldest
     "delay",  # TIMED_OUT, peek-delayed, then a waiting reserve gets it in time
     "deadline",  # DEADLINE_SOON one second before the end of the TTR, and again after touch
-    "expiry",  # the TTR passes: somebody else gets the job, the first holder NOT_FOUND
+    "expiry",  # the TTR passes: another client gets the job, the first holder NOT_FOUND
     "release",  # with a new priority and a delay, kick-job, then without a delay
     "bury",  # oldest buried first: peek-buried, kick
     "kick-job",  # of a delayed job; kick reaches delayed jobs when nothing is buried

@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Helpers that several tests use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of a running server need beside a client: bursts, hard closes, a prober, what the process costs.
+"""Helpers for tests of a running server, beside a client: bursts, hard closes, a prober, the cost of a process.
 
 Nothing here imports geventstalk. Every wait is bounded by the timeout of its socket or by an argument.
 """
@@ -23,7 +23,7 @@ from tests.support import prober
 from tests.support.process import ServerProcess
 from tests.support.wire import Client
 
-_BURST = 500  # commands in flight: their replies fit into the buffers of a socket, so nobody waits for nobody
+_BURST = 500  # commands in flight: their replies fit into the buffers of a socket, so neither side waits
 
 
 class Launch(Protocol):
@@ -107,7 +107,7 @@ def receive_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 def fill(sock: socket.socket, piece: bytes, limit: int) -> int:
-    """Sends a piece over and over, up to `limit` bytes or until nobody takes more for 0.1 s; returns how many went."""
+    """Sends a piece again and again, to `limit` bytes or until the peer takes none for 0.1 s. Returns how many went."""
     timeout = sock.gettimeout()
     sock.setblocking(False)
     sent = 0
@@ -199,7 +199,7 @@ def main_thread_cpu_ns(pid: int) -> int:
 
 
 class Probe(NamedTuple):
-    """How long an answer took, and for how long of that the server was at work: the rest, others had the machine."""
+    """The time of an answer, and the part in which the server worked. The rest, others had the machine."""
 
     wall_s: float
     work_s: float

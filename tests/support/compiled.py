@@ -37,7 +37,7 @@ BUILD_LIMIT_S = 300
 
 
 class BuildFailed(Exception):
-    """What the build said."""
+    """A failed build, with its output."""
 
 
 def clone(folder: Path) -> Path:

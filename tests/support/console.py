@@ -55,7 +55,7 @@ def jobs_in(state: str) -> Callable[[dict[str, Any]], int]:
 
 
 class World:
-    """What there is, and what the server answers. `slow_s`, `broken` and `down` make it misbehave."""
+    """The objects behind a made-up server, and its answers. `slow_s`, `broken` and `down` make it misbehave."""
 
     def __init__(self, tubes: int = 40, jobs: int = 400, seed: int = 1) -> None:
         self.rng = random.Random(seed)
@@ -442,7 +442,7 @@ class World:
         return 202, self.shown(bulk)
 
     def step(self, bulk: dict[str, Any]) -> None:
-        """Some more of the work, each time somebody looks."""
+        """Does some more of the work at each look."""
         for number in bulk["ids"][: max(20, len(bulk["ids"]) // 5)]:
             bulk["ids"].remove(number)
             bulk["done"] += 1

@@ -83,7 +83,7 @@ U32_MAX, TIMEOUT_MAX = 2**32 - 1, 2**31 - 1
 
 
 class Framing:
-    """What a server makes of one client's input: where commands end, which may wait, and on what tubes."""
+    """A server's view of one client's input: where commands end, which may wait, and on what tubes."""
 
     def __init__(self, max_job_bytes: int) -> None:
         self.max_job_bytes = max_job_bytes
@@ -163,7 +163,7 @@ class Framing:
 
 
 class Setting(NamedTuple):
-    """What a seed draws before the first step."""
+    """The part of a run that a seed draws before the first step."""
 
     clients: int
     max_job_bytes: int
@@ -173,7 +173,7 @@ class Setting(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one client, or everybody, does next. The pieces of a `send` reach the servers one by one."""
+    """The next action of one client or of all clients. The pieces of a `send` reach the servers one by one."""
 
     verb: str
     client: int = 0
@@ -273,7 +273,7 @@ _UNPAUSE = re.compile(rb"pause-tube.*[^0-9]0+$", re.DOTALL)
 
 
 class Rules:
-    """Which input may be sent, given what everybody has sent before. Each rule is an exclusion of the list."""
+    """Which input may be sent, given what all clients have sent before. Each rule is an exclusion of the list."""
 
     def __init__(self, twins: Sequence[Twin]) -> None:
         self.twins = twins
@@ -843,7 +843,7 @@ class Generator:
 
 @dataclass
 class Outcome:
-    """What a run of one seed came to. `difference` is empty when there is none."""
+    """The outcome of a run of one seed. `difference` is empty when there is none."""
 
     seed: int
     steps: int = 0

@@ -1,4 +1,4 @@
-"""Small disks: a tmpfs of so many bytes, where one may be mounted, and somebody who fills it."""
+"""Small disks: a tmpfs of so many bytes, where one may be mounted, and a process that fills it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def small_disk(folder: Path, size: int, *, inodes: int = 0) -> Iterator[Path]:
 
 
 def unmount(folder: Path | str) -> None:
-    """Whoever stops the program may do so while a disk is being mounted."""
+    """The program may be stopped while a disk is being mounted."""
     if os.path.ismount(folder):
         subprocess.run(["umount", str(folder)], check=True)
 
@@ -81,7 +81,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def fill_up(path: Path) -> None:
-    """What another process may do: takes every block that is left, and those that a server gives back meanwhile."""
+    """Takes every block that is left, as another process may, and those that a server gives back meanwhile."""
     deadline = time.monotonic() + 30
     take_all(path)
     while free_bytes(path.parent):
@@ -90,14 +90,14 @@ def fill_up(path: Path) -> None:
 
 
 def take_inodes(folder: Path) -> None:
-    """What another process may do: makes files until there is no inode left."""
+    """Makes files until there is no inode left, as another process may."""
     with suppress(OSError):
         for number in count():
             (folder / f"file-{number}").touch(exist_ok=False)
 
 
 def take_all(path: Path) -> None:
-    """The same beside somebody who may give some back meanwhile."""
+    """The same beside a process that may give some back meanwhile."""
     with path.open("ab", buffering=0) as file:
         try:
             while True:

@@ -1,4 +1,4 @@
-"""How the tests make a journal fail, and a random life of a journal to fail in.
+"""Ways to make a journal fail, and a random life of a journal to fail in.
 
 The fault model. Process loss: SIGKILL at the entry of any system call; those before it have happened, those after it
 have not. Power loss: what a completed fsync covers is there; of the rest each write, or any part of it in sectors of
@@ -55,7 +55,7 @@ class Compacting(Protocol):
 
 
 def wants_compaction(log: Compacting) -> bool:
-    """Whether there is something to compact, now that the log has heard from its worker. What that needs is read."""
+    """Returns whether there is something to compact, now that the log has heard from its worker."""
     log.tend()
     if not log.wants_compaction():
         return False
@@ -121,7 +121,7 @@ def fold(records: Iterable[Record]) -> Model:
 
 
 class Read(NamedTuple):
-    """What stands in a directory."""
+    """The content of a directory."""
 
     model: Model
     findings: list[str]
@@ -272,7 +272,7 @@ class Rig:
 
 
 class Plan:
-    """What a life does, drawn from a seed: the same in the process that does it and in the one that checks it."""
+    """The actions of a life, drawn from a seed: the same in the process that acts and in the one that checks."""
 
     def __init__(self, seed: int, model: Model, next_key: int, version: int) -> None:
         self.model = dict(model)
@@ -321,7 +321,7 @@ class Life:
 
 @dataclass
 class Told:
-    """What a driver said before its end. `durable` counts the batches that are promised to survive loss of power."""
+    """The output of a driver until its end. `durable` counts the batches that are promised to survive loss of power."""
 
     high_water: int = -1
     committed: int = 0
@@ -567,7 +567,7 @@ class Recording:
         names: dict[str, Inode] = dict(self._start)
         covered = max((begun for begun, ended in self._syncs if ended <= point), default=-1)
         loose = [entry for entry in self._entries if entry.begun <= point and entry.ended >= covered]
-        # Most file systems keep the order of what happens to a directory, but nobody promises it.
+        # Most file systems keep the order of what happens to a directory, but none promises it.
         count = draw.choice([0, len(loose), draw.randint(0, len(loose))])
         kept = set(range(count)) if draw.random() < 0.5 else set(draw.sample(range(len(loose)), count))
         fate = {id(entry): number in kept for number, entry in enumerate(loose)}

@@ -8,7 +8,7 @@ The fault model.
 - Process loss, at any moment between two pieces of work and at each call of moment(): what was committed stays.
 - Power loss: each segment loses any number of its last transactions that no completed sync covers, each segment apart
   from the others, as files do. A segment whose name is not synced may vanish, one whose removal is not may come back.
-  The watermark, which nobody syncs, is that of any moment before.
+  The watermark, which is never synced, is that of any moment before.
 - A commit fails: an error is raised, the transaction is on the disk or it is not.
 - A sync fails: an error is raised, and what it should have covered may be gone at the next start, as Linux does.
 - The disk is full: commits, sealing and creating find no room until others give some back.
@@ -44,7 +44,7 @@ Row = tuple[int, int, bytes]
 
 
 class Note(NamedTuple):
-    """What a segment says of those before it."""
+    """A note in a segment about those before it."""
 
     high_water: int
     oldest: int
@@ -145,7 +145,7 @@ def transaction_bytes(transaction: Transaction) -> int:
 
 
 class Disk:
-    """What outlives the process. Give its `path` to a FaultyJournal as the directory.
+    """The files that outlive the process. Give its `path` to a FaultyJournal as the directory.
 
     Chances are per call, 0 until set. `moment` hears of each point at which the process may die, and may raise.
     """

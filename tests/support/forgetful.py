@@ -1,4 +1,4 @@
-"""Bodies that leave memory whenever they can, and never refuse a put: for tests of whoever needs them back."""
+"""Bodies that leave memory whenever they can, and never refuse a put: for tests of all that needs them back."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Command:
 
 @dataclass(frozen=True)
 class State:
-    """What of a job a restart must bring back. `reserves` is a lower bound. `by` is the command that made it so."""
+    """The part of a job that a restart must bring back. `reserves` is a lower bound. `by` is the last command."""
 
     place: str
     pri: int
@@ -87,13 +87,13 @@ class Job:
     pending: list[tuple[Command, State | None]] = field(default_factory=list)
     reserves: int = 0
     held: bool = False
-    actor: int = -1  # the client that may act on it; -1: whoever is handed it
+    actor: int = -1  # the client that may act on it; -1: the one that is handed it
 
     @property
     def latest(self) -> State:
         """Returns what it will be when all that was sent has happened."""
         state = self.pending[-1][1] if self.pending else self.certain
-        assert state is not None, "nobody acts on a job that is gone"
+        assert state is not None, "no client acts on a job that is gone"
         return state
 
     @property
@@ -235,7 +235,7 @@ class History:
         return command
 
     def _kick_or_peek(self, client: int, buried: list[Job]) -> Command:
-        """Of a tube that nobody else uses, in which these jobs are buried in this order."""
+        """Of a tube that no other client uses, in which these jobs are buried in this order."""
         first = buried[0]
         if self.random.random() < 0.3:
             reply = b"FOUND %d %d\r\n%b\r\n" % (first.id, len(first.body), first.body)
@@ -256,7 +256,7 @@ class History:
         command.jobs.append(job)
 
     def _let_go(self, job: Job) -> None:
-        """Once it is ready, a job of the common tube is anybody's."""
+        """Once it is ready, any client may get a job of the common tube."""
         if job.tube == COMMON and (job.latest.place == READY or self._may_mature(job)):
             job.actor = -1
 
@@ -359,7 +359,7 @@ class History:
             if id and not job.id and not job.gone:
                 self._name(job, id)
         if found:
-            raise Broken(f"there are jobs that nobody put: {found}")
+            raise Broken(f"there are jobs that no client put: {found}")
         if count != len(self._jobs):
             raise Broken(f"there are {count} jobs, {len(self._jobs)} of them known")
         self.judge_order(self._unanswered, fates)
@@ -579,4 +579,4 @@ class Traffic:
                 self._history.answered(command, client.reply())
             turn += 1
             self.turns[number] = turn
-        self._together.wait()  # nobody is handed what somebody else holds while there are replies to come
+        self._together.wait()  # no client is handed what another holds while there are replies to come

@@ -17,7 +17,7 @@ from geventstalk.cli import program
 
 
 class Ran(NamedTuple):
-    """What a command left behind."""
+    """The outcome of a command."""
 
     code: int
     out: str
@@ -75,7 +75,7 @@ def answering(*answers: bytes | None) -> Iterator[int]:
         yield listener.getsockname()[1]
     finally:
         ended.set()
-        with socket.socket() as knock:  # so that `accept` returns also where nobody came
+        with socket.socket() as knock:  # so that `accept` returns also where no client came
             knock.connect_ex(listener.getsockname())
         listener.close()
         thread.join(30)

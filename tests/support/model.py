@@ -2,7 +2,7 @@
 
 It does what SPEC.md section 3 says and is meant to be read beside it. Time comes in as integer nanoseconds. What falls
 due is a list of happenings (`due`), each of which the caller lets come to pass (`happen`): in which order those of one
-moment come is nobody's promise, so that is left to the caller, too.
+moment come is not promised, so that is left to the caller, too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ModelClient:
 
 @dataclass
 class ModelPast:
-    """What has happened to jobs. Of times every single one, in nanoseconds."""
+    """Counts of the events of jobs, and every single time in nanoseconds."""
 
     puts: int = 0
     reserves: int = 0
@@ -438,7 +438,7 @@ class Model:
         return self.jobs_in(tube.name, "ready")
 
     def _serve(self, now_ns: int) -> None:
-        """While a job can be had by somebody who waits: the best such job to who has waited longest for its tube."""
+        """Gives each job to be had, the best one first, to the client that has waited longest for its tube."""
         while True:
             wanted = [tube for client in self.waiting() for tube in client.watched]
             job = self._best(wanted)

@@ -1,7 +1,7 @@
 """PostgreSQL servers as child processes: one alone, or a primary with a synchronous replica.
 
 Each is a scratch directory below /tmp, a unix socket in it and a port of 127.0.0.1. PostgreSQL refuses to run as root:
-then it runs as the user `postgres`. Whoever starts a server stops it; kill(), freeze() and thaw() reach all of its
+then it runs as the user `postgres`. The starter of a server stops it; kill(), freeze() and thaw() reach all of its
 processes and nothing else.
 """
 
@@ -371,7 +371,7 @@ class Pair:
         return f"postgresql://{USER}@{ports}/{DATABASE}"
 
     def fail_over(self) -> None:
-        """Promotes the replica, which waits for nobody then. The old primary must not run any more, or be cut off."""
+        """Promotes the replica, which then waits for no other. The old primary must not run any more, or be cut off."""
         self.replica.reload(synchronous_standby_names="")
         self.replica.promote()
         self.primary, self.replica = self.replica, self.primary

@@ -46,10 +46,10 @@ _reserved: deque[socket.socket] = deque(maxlen=64)
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody else gets, although other tests look for one at the same time.
+    """A TCP port of 127.0.0.1 that no other test gets, although other tests look for one at the same time.
 
     A bound socket keeps it. A server may bind it all the same, because both allow that their address is used again and
-    this one does not listen. The permission comes after the bind, so that the bind finds a port that nobody has.
+    this one does not listen. The permission comes after the bind, so that the bind finds a free port.
     """
     probe = socket.socket()
     probe.bind(("127.0.0.1", 0))
@@ -61,7 +61,7 @@ def free_port() -> int:
 
 
 class TracebackFound(AssertionError):
-    """A server wrote a traceback that nobody had declared."""
+    """A server wrote a traceback that its test had not declared."""
 
 
 class Log:
@@ -86,7 +86,7 @@ class Log:
 
 
 _unread: list[ServerProcess] = []
-"""The servers whose end nobody has seen yet."""
+"""The servers whose end no test has seen yet."""
 
 
 # Bug: Clients that were reset stayed for ever, and a traceback on stderr was the only sign; no test read stderr.

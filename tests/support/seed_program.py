@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 STOPPED = 130
-"""The exit code of a program that somebody has stopped."""
+"""The exit code of a program that was stopped."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,7 +43,7 @@ def seeds_of(parser: Parser, options: argparse.Namespace) -> range:
 
 
 def run(main: Callable[[list[str]], int]) -> NoReturn:
-    """Ends the process with the exit code of `main`. Whoever stops the program sees no traceback."""
+    """Ends the process with the exit code of `main`. A stop of the program shows no traceback."""
     try:
         sys.exit(main(sys.argv[1:]))
     except (KeyboardInterrupt, BrokenPipeError):

@@ -1,4 +1,4 @@
-"""What git says to the tests. Seeds of random tests are drawn, but in CI the commit's own, so that the same code gets
+"""Facts from git for the tests. Seeds of random tests are drawn, but in CI the commit's own, so that the same code gets
 the same answer there. Tests of what seldom changes are left out where it has not changed.
 """
 

@@ -22,7 +22,7 @@ _PAGES = ("-s", "16384")
 
 
 class Shape(NamedTuple):
-    """How a server is started: the command, and its flags."""
+    """A way to start a server: the command, and its flags."""
 
     command: list[str]
     flags: tuple[str, ...] = ()

@@ -326,7 +326,7 @@ def _unescape(match: re.Match[bytes]) -> bytes:
 
 
 class Driver(Protocol):
-    """What plays a transcript: connections to a server, or sessions in memory."""
+    """Plays a transcript, over connections to a server or in sessions in memory."""
 
     def open(self, name: str) -> None:
         """Connects; the name may have belonged to a connection that is closed by now."""
@@ -348,7 +348,7 @@ class Driver(Protocol):
 
 @dataclass
 class _Stream:
-    """What one connection has received: whole replies not yet expected, and whether it is closed."""
+    """The input of one connection: whole replies not yet expected, and whether it is closed."""
 
     reader: ReplyReader = field(default_factory=ReplyReader)
     buffer: bytes = b""

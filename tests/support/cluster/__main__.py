@@ -1,4 +1,4 @@
-"""Takeovers of mixed causes: what was lost, what was invented, and how long nobody was served.
+"""Takeovers of mixed causes: what was lost, what was invented, and how long no client was served.
 
 python -m tests.support.cluster --rounds 1000 --seed S
 

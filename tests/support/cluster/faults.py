@@ -1,4 +1,4 @@
-"""What happens to a cluster: each cause strikes, is waited for until clients are served again, and is mended."""
+"""Causes of takeovers: each strikes a cluster, lasts until clients are served again, and is mended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Mend = Callable[[], None]
 class Cause(NamedTuple):
     """`strike` does it and returns what mends it. `moves` says that another node must serve afterwards.
 
-    `lasts_s` is how long it lasts when nobody takes over: then the mending ends the gap, not the cluster.
+    `lasts_s` is how long it lasts when no node takes over: then the mending ends the gap, not the cluster.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""What one job may do, as a model; and a judge of everything that clients saw of all jobs.
+"""A model of one job, and a judge of everything that clients saw of all jobs.
 
 Nothing acknowledged is lost, nothing is invented, what was deleted does not come back, nobody is handed what somebody
 else holds, no id is given twice, and two nodes never serve at the same time. The first four are one question for each
 job: is its history linearizable? One thing is allowed beyond that, and counted: a change without an answer may have
-been seen by others before it was committed, and a takeover may undo it. A put may not: nobody is shown a job before
+been seen by others before it was committed, and a takeover may undo it. A put may not: no client is shown a job before
 its put is safe, because its id may be another job's later. A hold ends with its connection: from the server's side at
 any moment after the last reply that came over it, because a node that takes over knows of no holds. Imports nothing
 of geventstalk.
@@ -69,7 +69,7 @@ class State(NamedTuple):
     """Where a job is. `since` is the number of the operation whose time runs: a delay, or a time to run.
 
     `safe` is where it was when a change of it was acknowledged last, and what a takeover may go back to: a change that
-    is not committed yet is seen by others, as by whoever reserves the job. "" is where it is.
+    is not committed yet is seen by others, such as the client that reserves the job. "" is where it is.
     """
 
     place: str
@@ -187,7 +187,7 @@ def _apply(state: State, operation: Operation, number: int) -> list[State]:
 
 @dataclass
 class Verdict:
-    """What was wrong, by kind, with a line for each; and what was counted."""
+    """The faults by kind, with a line for each, and the counts."""
 
     faults: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     counts: Counter[str] = field(default_factory=Counter)
@@ -251,7 +251,7 @@ class Judge:
         self, body: bytes, history: list[Operation], last_of: dict[int, Operation], end: int, verdict: Verdict
     ) -> None:
         if not any(operation.word == "put" for operation in history):
-            verdict.faults[INVENTED].append(f"nobody put {body[:40]!r}: {_told(history)}")
+            verdict.faults[INVENTED].append(f"no client put {body[:40]!r}: {_told(history)}")
             return
         ids = {operation.id for operation in history if operation.id}
         if len(ids) > 1:

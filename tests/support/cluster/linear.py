@@ -2,9 +2,9 @@
 
 A history is linearizable when each operation can be given one moment between its begin and its end, so that one after
 the other they do what a model of one thing allows. An operation without an answer may have happened at any moment after
-its begin, or never. So may what the server does by itself: it is an operation that nobody has to see.
+its begin, or never. So may what the server does by itself: it is an operation that no client has to see.
 Pure: it knows no sockets, no clock, and not what the operations mean. It is for histories of one thing, with some tens
-of operations: whoever has many things asks for each of them.
+of operations: a caller with many things asks for each of them.
 """
 
 from __future__ import annotations

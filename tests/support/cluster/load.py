@@ -65,14 +65,14 @@ class Link:
 
 
 class Record:
-    """What all clients of a crew noted; each client appends to a list of its own."""
+    """The notes of all clients of a crew. Each client appends to a list of its own."""
 
     def __init__(self) -> None:
         self.operations: list[list[Operation]] = []
         self.connections: dict[int, Connection] = {}
         self.buried: deque[tuple[int, bytes]] = deque(maxlen=1000)
         self.left: deque[tuple[int, bytes]] = deque(maxlen=100)
-        """Jobs that somebody held when the connection broke."""
+        """Jobs that a client held when the connection broke."""
         self.alive = 0
         """About how many jobs there are."""
         self.complaints: list[str] = []
@@ -133,7 +133,7 @@ class Crew:
         return sum(map(promises, self.record.all()))
 
     def served_since(self, moment: int, but_not: str = "") -> bool:
-        """Whether a change that was asked for after this moment was acknowledged, by another node than that one."""
+        """Returns whether another node than that one acknowledged a change that was asked for after this moment."""
         return any(begun > moment and node != but_not for begun, node in self._latest)
 
     def served(self, number: int, begun: int, node: str) -> None:
@@ -361,7 +361,7 @@ def ttr_of(name: bytes) -> int:
 
 
 def drain(connect: Callable[[], Link], record: Record) -> None:
-    """Takes every job out, and notes that in the record; behind it the server holds no job. Nobody else is at work.
+    """Takes every job out, and notes that in the record; behind it the server holds no job. No other client is at work.
 
     Raises AssertionError when the server says otherwise.
     """
@@ -405,6 +405,6 @@ def drain(connect: Callable[[], Link], record: Record) -> None:
         }
         if not any(left.values()):
             break
-        assert time.monotonic() < end, f"jobs that nobody can take out: {left}"
+        assert time.monotonic() < end, f"jobs that no client can take out: {left}"
         time.sleep(0.05)  # delays, and holds of connections that the server has not seen the end of
     link.close()

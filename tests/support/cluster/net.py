@@ -1,7 +1,7 @@
 """A network of its own for each node, so that a node can be cut off: network namespaces, for which one must be root.
 
 Each node has two interfaces, one to its clients and the other nodes, and one to the database. Each is a veth whose
-other end is a port of a bridge. A cut takes the port off its bridge: packets vanish, and nobody is told, as with a
+other end is a port of a bridge. A cut takes the port off its bridge: packets vanish, and no end is told, as with a
 switch that dies. PostgreSQL and the clients are outside and reach the bridges.
 """
 
@@ -80,7 +80,7 @@ class Place:
 
 
 class Network:
-    """The two bridges. `name` tells networks of one process apart; whoever makes one closes it."""
+    """The two bridges. `name` tells networks of one process apart; their maker closes them."""
 
     def __init__(self, name: str) -> None:
         self.name = f"gv{os.getpid() % 100_000}{name[:3]}"

@@ -186,7 +186,7 @@ class Cluster:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def keep(self) -> Path:
-        """Copies the logs to where they stay, for whoever looks into a failure."""
+        """Copies the logs to where they stay, for a look into a failure."""
         kept = Path(tempfile.mkdtemp(prefix="cluster-"))
         for node in self.nodes:
             shutil.copy(node.log, kept)
@@ -222,7 +222,7 @@ class Cluster:
         return [node.address for node in self.nodes]
 
     def active(self) -> Node | None:
-        """Who serves; None when nobody does, or cannot be asked."""
+        """Returns the node that serves; None when no node does, or none can be asked."""
         return next((node for node in self.nodes if node.role() == ACTIVE), None)
 
     def standby(self) -> Node:
@@ -232,7 +232,7 @@ class Cluster:
         return node
 
     def leader(self) -> Node:
-        """Who serves. Raises AssertionError when nobody does."""
+        """Returns the node that serves. Raises AssertionError when no node does."""
         node = self.active()
         assert node is not None, "no node serves"
         return node

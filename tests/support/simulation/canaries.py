@@ -137,7 +137,7 @@ class OperationsDoneAfterFailure(WatchedTurn):
 
 
 class ForgetsABodyThatHasCome(WatchedTurn):
-    """Within the turn in which somebody begins to wait for it."""
+    """Within the turn in which a client begins to wait for it."""
 
     def let_await(self, channel: Channel, job: Job) -> None:
         self._awaiting[channel.session.number] = channel
@@ -175,7 +175,7 @@ class TakesBodiesOfOthers(WatchedTurn):
 
 
 class ForgetsABodyThatFails(WatchedTurn):
-    """It cannot be read, and somebody waits for it."""
+    """It cannot be read, and a client waits for it."""
 
     def take_bodies(self, bodies: Bodies, reading: Reading) -> None:
         try:

@@ -28,7 +28,7 @@ HOLDERS = ("delete", "release", "bury", "touch")
 
 @dataclass
 class Habits:
-    """What all clients of a run have in common. `weights` says how much each kind of command is liked."""
+    """The habits that all clients of a run share. `weights` has the likelihood of each kind of command."""
 
     tubes: Sequence[bytes]
     weights: dict[str, float]

@@ -1,4 +1,4 @@
-"""What serving/ is to turn.py with gevent, in a world without gevent and sockets: who runs when, and for how long.
+"""The part of serving/ in a world without gevent and sockets: which task runs when, and for how long.
 
 The turn is the real one. A greenlet is a generator that yields what it waits for; a thread is a wait of some
 milliseconds. Left out: signals, slow readers (nothing is ever unsent), limits of what is read, statistics of the
@@ -53,7 +53,7 @@ class Peer(Protocol):
     """The client's end of a connection."""
 
     def deliver(self, data: bytes) -> bool:
-        """Takes what the server sends; False when nobody is there any more."""
+        """Takes what the server sends; False when the client is gone."""
         ...
 
     def disconnect(self) -> None:
@@ -62,7 +62,7 @@ class Peer(Protocol):
 
 
 class World(Protocol):
-    """What the server asks of its surroundings, and whom it tells what it did."""
+    """The surroundings of a server: its questions, and the listeners to its actions."""
 
     def now_ns(self) -> int:
         """The monotonic clock."""
@@ -99,7 +99,7 @@ class World(Protocol):
     def spawn(self, name: str, greenlet: Greenlet) -> None: ...
 
     def leaves(self, connection: Connection, done: bool) -> None:
-        """What a client held that is gone is given back from now on; done: was given back."""
+        """The jobs of a client that is gone are given back from now on; done: all were given back."""
         ...
 
     def steps(self, connection: Connection | None) -> None:

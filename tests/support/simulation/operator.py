@@ -27,7 +27,7 @@ WORDS = {
 
 @dataclass(eq=False)
 class Promise:
-    """What an operation may have looked at, and what it changed: so much of the oracle's log."""
+    """The parts of the oracle's log that an operation may have looked at, and that it changed."""
 
     what: str
     seen: int = 0

@@ -1,9 +1,9 @@
-"""What must be true of the simulated server, seen from its clients: every reply is checked when it is made and sent.
+"""Checks the simulated server, as its clients see it: every reply when it is made, and when it is sent.
 
 It keeps its own naive account of all jobs and a log of everything that must outlive the process. After a crash, what is
 found must be the state behind some entry of that log (a prefix of history), and behind all that was promised; what was
 unanswered may or may not have happened. Times are the wall clock's.
-It asks the engine in one case only: which of the things that are due have happened already is nobody's promise.
+It asks the engine in one case only: which of the things that are due have happened already is not promised.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def require(condition: object, text: str, *details: object) -> None:
 
 
 class Kept(NamedTuple):
-    """What of a job outlives the process. `order` is that of burying, `deadline_ns` the wall clock's."""
+    """The part of a job that outlives the process. `order` is that of burying, `deadline_ns` the wall clock's."""
 
     tube: bytes
     body: bytes
@@ -90,7 +90,7 @@ RESERVES, TIMEOUTS, RELEASES, BURIES, KICKS = range(5)
 
 @dataclass
 class Command:
-    """What a client sends. `line` is without its CRLF; `body` is what follows that, with whatever ends it."""
+    """A command as a client sends it. `line` is without its CRLF; `body` is all that follows, with its end."""
 
     kind: str
     line: bytes
@@ -112,7 +112,7 @@ class Command:
 
 
 class Change(NamedTuple):
-    """What an operator does to a job, whoever holds it. -1 and an empty name leave it as it is."""
+    """An operator's change of a job, whichever client holds it. -1 and an empty name leave it as it is."""
 
     kind: str
     pri: int = -1
@@ -204,7 +204,7 @@ class Oracle:
         """The session begins with a line."""
         require(view.running is None, "a command begins before the one ahead of it is answered:", line)
         require(not view.closing, "a command is executed behind quit:", line)
-        require(view.unanswered, "a line is executed that nobody sent:", line)
+        require(view.unanswered, "a line is executed that no client sent:", line)
         command = view.unanswered[0]
         require(line == command.line, "commands are executed out of order:", line, "instead of", command.line)
         view.running = command
@@ -303,7 +303,7 @@ class Oracle:
     # --- replies to each kind of command
 
     def _on_awaited(self, view: View, word: str, rest: bytes) -> None:
-        """What was decided earlier, now that the body is there. A ttr begins when the client is told.
+        """Checks a reply that was decided earlier, now that the body is there. A ttr begins when the client is told.
 
         A job that was looked at may be gone by now: it was there when the command was executed.
         """
@@ -697,7 +697,7 @@ class Oracle:
         self._go_on_from(cuts[-1], found)
 
     def _go_on_from(self, cut: int, found: dict[int, Kept]) -> None:
-        """What was found is on the device by now."""
+        """Goes on from the jobs that were found. They are on the device by now."""
         del self.log[cut:]
         self.kept = self.synced = cut
         self.jobs = {}
@@ -721,7 +721,7 @@ class Oracle:
     # --- at rest
 
     def compare(self, engine: Engine, to_wall: Callable[[int], int]) -> None:
-        """Nothing is due any more: the engine has what we have, and nobody waits for what is there."""
+        """Nothing is due any more: the engine has what we have, and no client waits for what is there."""
         check(engine)
         now_ns = self.wall_ns()
         require({job.id for job in engine.jobs} == set(self.jobs), "jobs differ")

@@ -44,7 +44,7 @@ SMALL_BYTES = 1 << 14
 BARE_BYTES = 1 << 18
 """What some small segments take beside their records."""
 FAIRNESS = 8
-"""Of so many picks, what is ready is run once; in a real loop nobody is passed over at all."""
+"""Of so many picks, what is ready is run once; a real loop passes over no greenlet at all."""
 WITHOUT_TIME_MAX = 10_000
 """Pieces of work that are done while no time passes."""
 SYNC_MS_MAX = 20
@@ -59,7 +59,7 @@ class ProcessDies(BaseException):
 
 @dataclass
 class Parts:
-    """What a simulated server is made of; a canary replaces a part by one that is broken."""
+    """The parts of a simulated server. A canary replaces a part by one that is broken."""
 
     turn: type[WatchedTurn] = WatchedTurn
     session: type[Session] = AwaitingSession
@@ -156,7 +156,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What a life came to. `digest` is the same for the same seed; `trace` holds its last lines."""
+    """The outcome of a life. `digest` is the same for the same seed; `trace` holds its last lines."""
 
     scenario: Scenario
     digest: str

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 
 def stopped(number: int, frame: object) -> NoReturn:
-    """Whoever stops the program leaves no folder with a small disk.
+    """A stop of the program leaves no folder with a small disk.
 
     A disk is busy while a life is at work on it. After a KeyboardInterrupt, `subprocess` kills a life and does not wait
     for its end; after any other exception it waits.

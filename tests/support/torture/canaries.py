@@ -130,7 +130,7 @@ def failed_sync_goes_unnoticed() -> None:
 
 
 def left_over_built_upon() -> None:
-    """What a crash left in a WAL is not synced before the journal goes on."""
+    """Does not sync what a crash left in a WAL before the journal goes on."""
     _replace(segments, "sync_files", lambda sync_files: lambda path: None)
 
 

@@ -10,7 +10,7 @@ succeeded and had ended by the moment of the loss. Of all else any of this is le
   btrfs where single files are synced) in any subset; one renaming is always whole.
 - A failed fsync: what it should have covered is clean in the page cache from then on, so that no later fsync covers it.
 - `-shm` files are memory: absent, zeros, or anything.
-Nothing meaner: an fsync that succeeded does not lie, and nothing is written where nobody wrote.
+Nothing meaner: an fsync that succeeded does not lie, and nothing is written where no process wrote.
 Kills in between change nothing here: the kernel still has what was written. So several traces follow each other.
 """
 
@@ -65,7 +65,7 @@ class Inode:
         self.open_changes.append(change)
 
     def at(self, moment: int) -> bytes:
-        """The content at this moment, for whoever reads the file then."""
+        """The content at this moment, as a reader of the file finds it."""
         content = bytearray(self.base)
         for change in self.changes:
             if change.ended <= moment:
@@ -201,7 +201,7 @@ class Disk:
             (into / name).write_bytes(inode.at(_NEVER))
 
     def killed(self, moment: int) -> dict[str, Inode]:
-        """The files that a kill at this moment leaves, without those of `-shm`, which nobody records."""
+        """The files that a kill at this moment leaves, without those of `-shm`, which are not recorded."""
         names = dict(self._base)
         for entry in self._entries:
             if entry.ended > moment:
@@ -244,7 +244,7 @@ class Disk:
 
 
 class _Fate:
-    """How mean one image is."""
+    """The meanness of one image."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw

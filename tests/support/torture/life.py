@@ -42,7 +42,7 @@ Facts = dict[int, Fact]
 
 @dataclass(frozen=True)
 class Orders:
-    """What a life is to do."""
+    """The orders for a life."""
 
     directory: str
     seed: int
@@ -54,7 +54,7 @@ class Orders:
     jobs: int = 60  # with more, deleting comes first
     batch_max: int = 12
     budget: int | None = None
-    filler: str = ""  # a file on the same disk, in which somebody else takes and gives back room
+    filler: str = ""  # a file on the same disk, in which another process takes and gives back room
     close: bool = True
     fault: str = ""  # one of canaries.py
     bound_s: float = 60.0  # on a busy machine a life takes 5 s
@@ -311,7 +311,7 @@ def live(orders: Orders) -> None:
 
 
 def fill(path: str, draw: random.Random) -> None:
-    """What others do to a small disk, between two turns."""
+    """Acts on a small disk as other processes do, between two turns."""
     if not path or draw.random() > 0.15:
         return
     if draw.random() < 0.4:

@@ -1,4 +1,4 @@
-"""What must be true after a loss: for each moment, what each job may be, by what the process had said until then.
+"""Checks what a loss left: for each moment, the states that each job may have, by the output of the process until then.
 
 A job may have any of the states that it got since the last batch that was promised, or the one it had by then. Batches
 count over all lives of a directory. What a start found is promised once it has started.

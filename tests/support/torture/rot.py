@@ -133,11 +133,11 @@ class Rotting(Torment):
         facts, high_water = read(image, self._orders)
         oracle.check(facts, high_water, moment)
         if content is None and _SEGMENT.fullmatch(name) and not self._is_spare(name, image):
-            raise Violation("nobody noticed")
+            raise Violation("it was not noticed")
         self.noticed["harmless"] += 1
 
     def _is_spare(self, name: str, image: Path) -> bool:
-        """Whether it was behind all others (the next one, or one that nothing was written to), or on its way out."""
+        """Returns whether it was behind all others (the next one, or one without a record), or on its way out."""
         oldest = 0
         for path in image.glob("segment-*.db"):
             if path.name > name:

@@ -48,7 +48,7 @@ KINDS = ("plain", "plain", "plain", "failing", "full")
 
 @dataclass
 class Outcome:
-    """What a torment came to."""
+    """The outcome of a torment."""
 
     seed: int
     cuts: int = 0
@@ -77,7 +77,7 @@ class Torment:
         kills: float = 0.4,
         keep: Path | None = None,
     ) -> None:
-        """What is not given is drawn; `kills` says how many lives end by a kill."""
+        """Draws all that is not given. `kills` is the number of lives that end by a kill."""
         self.seed = seed
         self.outcome = Outcome(seed)
         self._draw = draw = random.Random(seed)
@@ -272,7 +272,7 @@ class Torment:
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """What takes longer says on stderr where each thread is, and raises Violation. For the main thread alone."""
+    """Raises Violation when the block takes longer; stderr gets the stack of each thread. For the main thread alone."""
 
     def give_up(number: int, frame: object) -> None:
         faulthandler.dump_traceback()
@@ -289,7 +289,7 @@ def bounded(seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What lives began with, and the traces of those since."""
+    """The state that lives began with, and the traces of those since."""
 
     base: dict[str, bytes]
     traces: list[Path]

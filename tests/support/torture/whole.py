@@ -98,7 +98,7 @@ def _lines(pieces: list[Call]) -> list[tuple[bytes, bytes, Call]]:
 
 
 class Lag:
-    """A thread that knows how late a busy machine wakes somebody who sleeps for some milliseconds."""
+    """A thread that knows how late a busy machine wakes a thread that sleeps for some milliseconds."""
 
     def __init__(self) -> None:
         self.worst_ns = 0
@@ -120,7 +120,7 @@ class Lag:
 class ServerTorment:
     """A life of a server with some clients, and images of what a loss of power may leave of it.
 
-    With `fsync_ms`, what was answered is safe so much later, and with `disk`, a small one, somebody fills the disk
+    With `fsync_ms`, what was answered is safe so much later, and with `disk`, a small one, a process fills the disk
     while the server runs.
     """
 
@@ -272,7 +272,7 @@ def _read(image: Path) -> dict[int, bytes]:
 
 
 def _check(asked: list[Asked], there: dict[int, bytes], moment: int, safe_ns: int) -> None:
-    """What came later than `moment` cannot be there; what left before `safe_ns`, too, has to be."""
+    """Records later than `moment` cannot be there. Records of replies that left before `safe_ns` have to be."""
     deleted = {int(each.line.split()[1]): each for each in asked if each.reply == b"DELETED"}
     known: set[int] = set()
     for each in asked:

@@ -1,7 +1,7 @@
 """A made-up PostgreSQL with a synchronous replica: row locks, commits that hang, and states that a failover takes back.
 
 A statement is a generator: it yields what it waits for (a lock, a stop on its way, the replica). What is committed here
-but not on the replica is seen by nobody yet, or, once its backend was ended or the server has crashed, by everybody.
+but not on the replica is seen by no session yet, or, once its backend was ended or the server has crashed, by all.
 Left out: tables of segments, DDL, reads that need several statements.
 """
 
@@ -41,7 +41,7 @@ class Leader:
 
 @dataclass
 class State:
-    """What the tables hold."""
+    """The content of the tables."""
 
     leader: Leader = Leader()
     beat: tuple[int, int] = (0, 0)

@@ -1,6 +1,6 @@
 """One seed, one life of a cluster: what fails, when it heals, what clients are told; and what must be true of it.
 
-Safety: whoever replies has the highest epoch under which anybody ever replied; what was acknowledged is in the memory
+Safety: a node that replies has the highest epoch under which a node ever replied; what was acknowledged is in memory
 of every node that leads later, and nothing else; the rows of the log are in the order of their epochs, without a gap.
 Liveness: once nothing fails any more, a node serves, and a put is acknowledged.
 """
@@ -25,7 +25,7 @@ LAST_LEASES = 20
 
 @dataclass
 class Parts:
-    """What a cluster is made of. A canary replaces a part by one that is broken."""
+    """The parts of a cluster. A canary replaces a part by one that is broken."""
 
     member: type[Member] = Member
     process: type[Process] = Process
@@ -35,7 +35,7 @@ class Parts:
 
 @dataclass
 class Outcome:
-    """What a life came to. `digest` is the same for the same seed."""
+    """The outcome of a life. `digest` is the same for the same seed."""
 
     scenario: Scenario
     digest: str
@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass
 class Fact:
-    """What clients were told of a job. `open` is how many changes of it were asked for whose reply never came."""
+    """The replies of clients about a job. `open` counts the requested changes whose reply never came."""
 
     body: bytes = b""  # empty until the put was acknowledged: others may hold the job before
     buried: bool = False
@@ -65,7 +65,7 @@ class Node:
     offset_ns: int
     rate: float
     process: Process | None = None
-    door: bool = False  # whether somebody listens
+    door: bool = False  # whether the node listens
     gateway: bool = True  # whether what stands before the door lets others in: if not, it refuses them
     lives: int = 0
 
@@ -91,7 +91,7 @@ class Life:
         self.takeovers = 0
         self.ids = 0
         self.tokens = 0
-        self.top = (0, "")  # the highest epoch under which anybody has replied, and who it was
+        self.top = (0, "")  # the highest epoch under which a node has replied, and which node
         self.puts: set[int] = set()  # acknowledged
         self.deletes: set[int] = set()  # asked for
         self.gone: set[int] = set()  # acknowledged to be deleted
@@ -112,7 +112,7 @@ class Life:
         replies, puts = self.replies_sent, len(self.puts)
         world.run(world.now_ns + LAST_LEASES * self.lease_ns)
         serving = [each for each in self._processes() if each.member.lease.holds(each.clock())]
-        require(serving, "nobody serves, though nothing fails any more")
+        require(serving, "no node serves, though nothing fails any more")
         require(len(serving) == 1, "more than one node serves:", [each.me.incarnation for each in serving])
         require(self.replies_sent > replies, "no client gets a reply, though nothing fails any more")
         require(len(self.puts) > puts, "no put is acknowledged, though nothing fails any more")
@@ -156,7 +156,7 @@ class Life:
         self._judge_log()
 
     def leaves(self, process: Process) -> None:
-        """A reply leaves. Whoever has claimed a higher epoch may have replied already: then this one is late."""
+        """A reply leaves. A node that has claimed a higher epoch may have replied already: then this one is late."""
         epoch, incarnation = process.member.epoch, process.me.incarnation
         if (epoch, incarnation) != self.top:
             require(epoch > self.top[0], incarnation, "replies under epoch", epoch, "after", *self.top)
@@ -314,7 +314,7 @@ class Life:
         self.world.after(self._while_ns(), lambda: self.world.heal(one.name, other.name))
 
     def _refuse(self) -> None:
-        """What stands before a node refuses connections to it, and the node knows nothing of that."""
+        """A firewall before a node refuses connections to it, and the node does not know."""
         node = self.world.draw.choice(self.nodes)
         self.world.note(f"the gateway of {node.name} refuses")
         node.gateway = False
@@ -378,7 +378,7 @@ class Life:
         for process in self._processes():
             for link in (process.fence, process.log):
                 if link.server is server and (not self.world.faulty or self.world.draw.random() < 0.9):
-                    link.break_()  # otherwise its host is gone, too, and nobody says so
+                    link.break_()  # otherwise its host is gone, too, and nothing says so
 
     def _lose_replica(self) -> None:
         server = self.primary
@@ -393,7 +393,7 @@ class Life:
             server.find_replica()
 
     def _terminate(self) -> None:
-        """Somebody ends a backend; best one that waits for the replica."""
+        """Ends a backend; best one that waits for the replica."""
         backends = self.primary.backends
         waiting = [each for each in backends if each.commits is not None]
         if backends:
@@ -401,7 +401,7 @@ class Life:
             self.primary.terminate(self.world.draw.choice(waiting or backends))
 
     def _phantom(self) -> None:
-        """What was committed, but not on the replica, is seen by all; and then the replica takes over without it."""
+        """Shows all sessions a commit that is not on the replica; then the replica takes over without it."""
         self._lose_replica()
         self.world.after(self._while_ns() // 4, self._terminate)
         self.world.after(self._while_ns() // 2, self._fail_over)

@@ -14,7 +14,7 @@ Done = Callable[[Any, JournalError | None], None]
 
 
 class Link:
-    """One statement at a time. Whoever asks must wait for the end of what was asked before."""
+    """One statement at a time. A caller must wait for the end of what was asked before."""
 
     def __init__(
         self, world: World, host: str, servers: Callable[[], Sequence[Server]], deadline_ns: int, heeds_timeline: bool
@@ -49,7 +49,7 @@ class Link:
     def _connect(self, number: int, statement: Callable[[Server], Statement]) -> None:
         there = [each for each in self._servers() if each.up and self.world.reaches(self.host, each.name)]
         if not there:
-            self.world.after(MS_NS, lambda: self._fail(number, "nobody is there"))
+            self.world.after(MS_NS, lambda: self._fail(number, "no server is there"))
             return
         server = self.world.draw.choice(there)
         if server.timeline < self.timeline and self._heeds_timeline:

@@ -51,7 +51,7 @@ class Runner:
     def __init__(self, process: Process, steps: Steps) -> None:
         self.process = process
         self.steps = steps
-        self._waits = 0  # which wait, so that an old timer wakes nobody
+        self._waits = 0  # which wait, so that an old timer wakes no other one
 
     def step(self, answer: Any = None, error: JournalError | None = None) -> None:
         try:
@@ -109,10 +109,10 @@ class Process(Owner):
         self.cut = True
         self.batch: list[Any] = []  # records that gather meanwhile
         # the queue
-        self.jobs: dict[int, bool] = {}  # whether somebody holds it
+        self.jobs: dict[int, bool] = {}  # whether a client holds it
         self.gate: deque[tuple[int, str, int]] = deque()  # what waits: for which seq, what it is, of which job
         self.finishing = False
-        self.stops = False  # somebody wants the process to end for good
+        self.stops = False  # the process is to end for good
 
     def start(self) -> None:
         for steps in self.member.tasks():
@@ -414,7 +414,7 @@ class Process(Owner):
                 self.member.finish()
 
     def judge(self) -> None:
-        """What must be true of a process that serves."""
+        """Checks a process that serves. Raises Violation."""
         life, who = self.life, self.me.incarnation
         lost = life.puts - life.deletes - self.jobs.keys()
         require(not lost, who, "leads without the acknowledged jobs", sorted(lost))
@@ -441,7 +441,7 @@ class Process(Owner):
     # --- what the member tells
 
     def follows(self, view: View) -> None:
-        self.world.note(f"{self.me.incarnation} follows {view.incarnation or 'nobody'}, epoch {view.epoch}")
+        self.world.note(f"{self.me.incarnation} follows {view.incarnation or 'no node'}, epoch {view.epoch}")
 
     def leads(self, epoch: int) -> None:
         self.world.note(f"{self.me.incarnation} leads, epoch {epoch}")

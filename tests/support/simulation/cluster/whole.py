@@ -48,11 +48,11 @@ class Way(SyncPoint):
         return True
 
     def run(self) -> None:
-        raise AssertionError("nobody may wait for a networked log")
+        raise AssertionError("no thread may wait for a networked log")
 
 
 class SimulatedLog(Log):
-    """What a store needs of the process's log. Nothing is compacted, and there is always room."""
+    """The part of a process's log that a store needs. Nothing is compacted, and there is always room."""
 
     def __init__(self, process: WholeProcess) -> None:
         self.safe_after_commit = False  # of an instance: the compiled class has a place for it, which hides the class's
@@ -225,7 +225,7 @@ class Talk(Channel):
 
     def _reserved(self, id: int, data: bytes) -> None:
         body = data.split(b"\r\n")[1]
-        require(body in self.life.bodies, "a job that nobody has put:", data)
+        require(body in self.life.bodies, "a job that no client has put:", data)
         fact = self.life.facts.get(id)
         if fact is not None:
             require(fact.deleted is not True, "job", id, "is back after it was deleted")

@@ -103,7 +103,7 @@ class World:
         at_once = 0
         while self._heap and self._heap[0][0] <= until_ns:
             at_once = at_once + 1 if self._heap[0][0] == self.now_ns else 0
-            require(at_once < AT_ONCE_MAX, "everybody is busy, and no time passes")
+            require(at_once < AT_ONCE_MAX, "all are busy, and no time passes")
             self.now_ns, _, what = heappop(self._heap)
             self.events += 1
             what()
