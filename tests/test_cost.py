@@ -1,9 +1,9 @@
-"""What commands cost, counted in quantities that a busy machine does not change.
+"""The cost of commands, counted in quantities that a busy machine does not change.
 
 System calls: one read and one write for each connection and turn, one commit for each turn, whatever the number of
 commands. Bytecode instructions of the core: as many with one of a thing as with thousands of it. What hides in a single
 instruction, such as a search through a list, shows only in processor time, which is compared with itself, coarsely.
-`scripts/bench` measures speed; this sees to it that nobody makes a command dearer without noticing.
+`scripts/bench` measures speed; this sees to it that no change makes a command dearer unnoticed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from geventstalk.wire.session import Service, Session
 from tests.support.clock import ManualClock
 from tests.support.faults import strace_problem
 from tests.support.process import GEVENTSTALK, ServerProcess
+from tests.support.tracing import frames_traced
 from tests.support.wire import Client
 
 PUT = b"put 0 0 600 5\r\nhello\r\n"
@@ -42,7 +43,7 @@ COMMANDS = 30
 PIPELINE = 18
 """So many puts are shorter than what is asked for in one read after short pieces. What is longer takes another read."""
 LOOP = {"epoll_wait", "epoll_pwait", "getpid"}
-"""Calls of the event loop itself. It makes more of them while the server lingers, at nobody's cost."""
+"""Calls of the event loop itself. It makes more of them while the server lingers, which costs no client anything."""
 ALLOCATOR = {"brk", "madvise", "mmap", "munmap"}
 """Python's own: it takes an arena, or gives one back, at whatever command it comes to."""
 LOOP_CALLS = 2
@@ -332,12 +333,8 @@ def instructions_once(work: Callable[[], object], folder: str) -> int:
         frame.f_trace_lines = False
         return local
 
-    before = sys.gettrace()
-    sys.settrace(enter)
-    try:
+    with frames_traced(enter):
         work()
-    finally:
-        sys.settrace(before)
     return count
 
 

@@ -63,6 +63,7 @@ from tests.support.tools import (
     run_tool,
     segments,
 )
+from tests.support.tracing import frames_traced
 from tests.support.wire import Client
 
 if TYPE_CHECKING:
@@ -640,7 +641,7 @@ def content_of(folder: Path) -> dict[int, bytes]:
 
 def moving(base: type[SegmentReader], live: LiveJournal, draw: random.Random) -> type[SegmentReader]:
     """A reader of segments before and behind whose opening the journal may move on, at first."""
-    moves = 40  # then it rests, so that a snapshot can be taken: nobody tries that for ever
+    moves = 40  # then it rests, so that a snapshot can be taken: the copy does not try that for ever
 
     class Moving(base):  # type: ignore[misc, valid-type]  # it is a class
         def __init__(self, path: str) -> None:
@@ -855,7 +856,7 @@ JOB = '{"id":5,"tube":"t","ttr":60,"body":"aGk="}\n'
 
 
 def test_a_minimal_import(tmp_path: Path, tool: Callable[..., Ran]) -> None:
-    """What others write needs no more than this."""
+    """Other programs need to write no more than this."""
     assert tool("import", tmp_path / "new", stdin=HEADER + JOB).code == 0
     (job,) = exported(tool("export", tmp_path / "new")).values()
     numbers = {"pri": 0, "delay": 0, "ttr": 60, "created_ns": 0}
@@ -1041,7 +1042,7 @@ def test_a_signal_clears_an_import_away(tmp_path: Path) -> None:
 
 
 class Stop(BaseException):
-    """What a signal raises."""
+    """The exception of a signal."""
 
 
 # Bug: An import that was stopped while it made its first file, or took the lock, left files behind.
@@ -1082,14 +1083,12 @@ def test_a_signal_at_any_moment_leaves_all_of_an_import_or_nothing(
     def stopped(at: int) -> bool:
         nonlocal moments, stop_at
         moments, stop_at = 0, at
-        before = sys.gettrace()
-        sys.settrace(enter)
         try:
-            transfer.import_lines(io.BytesIO((HEADER + JOB).encode()), str(target))
+            with frames_traced(enter):
+                transfer.import_lines(io.BytesIO((HEADER + JOB).encode()), str(target))
         except Stop:
             return True
         finally:
-            sys.settrace(before)
             for connection in opened:
                 connection.close()
             opened.clear()

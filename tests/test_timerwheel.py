@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
@@ -17,6 +16,7 @@ from geventstalk._build import BUILD
 from geventstalk.core import timerwheel
 from geventstalk.core.timerwheel import NEVER, TICK_BITS, Timer, TimerWheel
 from tests.support.clock import BOOT_NS, SECOND
+from tests.support.tracing import frames_traced
 
 TICK = 1 << TICK_BITS
 
@@ -362,12 +362,8 @@ def lines_run(call: Callable[[], object]) -> int:
         count += event == "line"
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
+    with frames_traced(trace):
         call()
-    finally:
-        sys.settrace(before)
     return count
 
 
