@@ -254,7 +254,7 @@ def test_a_sync_that_fails_in_a_thread_is_the_end() -> None:
 
 
 def test_a_failure_while_a_sync_is_under_way_ends_what_waits_for_it() -> None:
-    """Nothing leaves the gate any more. Whoever waited until it is empty would keep the event loop to himself."""
+    """Nothing leaves the gate any more. A task that waited until it is empty would keep the event loop to itself."""
     rig = Rig(fsync_ms=0)
     one, other = rig.client(), rig.client()
     rig.client()
@@ -301,7 +301,7 @@ def test_a_failure_with_half_of_a_change_made(durable: bool) -> None:
 
 
 def let_sync(rig: Rig) -> None:
-    """What a thread does under `-f0`, if there is something to sync."""
+    """Does what a thread does under `-f0`, if there is something to sync."""
     store, pieces = rig.turn.store, rig.turn.gate.pieces
     assert store is not None
     if store.syncs_before_replies and (sync := rig.turn._sync(store)):
@@ -405,12 +405,12 @@ def test_nobody_is_kept_for_nothing() -> None:
     rig.turn.step(one, PUT)
     rig.turn.step(two, PUT)
     assert rig.turn.gathers()
-    assert not rig.turn.gathers(), "nobody else has come"
+    assert not rig.turn.gathers(), "no other client has come"
     rig.turn.end()
     rig = Rig(fsync_ms=0)
     for client in [rig.client(), rig.client()]:
         rig.turn.step(client, PUT)
-    assert not rig.turn.gathers(), "everybody has come"
+    assert not rig.turn.gathers(), "all clients have come"
     for fsync_ms in (None, 50):
         rig = Rig(fsync_ms)
         for client in [rig.client(), rig.client(), rig.client()][:2]:
@@ -448,7 +448,7 @@ def test_a_sync_waits_for_clients_that_the_last_one_let_go_on() -> None:
     wait = next(syncs)
     assert wait.sync is None and wait.awake
     rig.say((two, PUT))
-    assert wait.flag is rig.turn.returned and rig.turn.returned.is_set
+    assert wait.flag is rig.turn.returns.came and rig.turn.returns.came.is_set
     sync = go_on(syncs).sync
     assert sync is not None
     sync.run()
@@ -529,12 +529,12 @@ def test_a_pause_does_not_count_as_a_wait_that_did_not_pay() -> None:
 def test_a_wait_that_pays_ends_the_long_rests() -> None:
     rig = Rig(fsync_ms=0)
     syncs, one, two = two_were_answered(rig)
-    rig.turn._alone_next = 256  # as after some waits that did not pay
+    rig.turn.returns._alone_next = 256  # as after some waits that did not pay
     rig.say((one, PUT))
     assert next(syncs).awake
     rig.say((two, PUT))
     assert go_on(syncs).sync is not None
-    assert rig.turn._alone_next == 16
+    assert rig.turn.returns._alone_next == 16
 
 
 def test_what_comes_behind_a_change_waits_with_it() -> None:
@@ -598,7 +598,7 @@ def falls_behind(rig: Rig, client: Wire) -> Task:
 @pytest.mark.parametrize("fsync_ms", [None, 0])
 @pytest.mark.parametrize("name", HELD)
 def test_changes_wait_until_the_journal_has_caught_up(name: str, fsync_ms: int | None) -> None:
-    """The hub waited, for up to five seconds, and nobody was served."""
+    """The hub waited, for up to five seconds, and no client was served."""
     rig = Rig(fsync_ms)
     one, other = rig.client(), rig.client()
     task = falls_behind(rig, other)
@@ -609,10 +609,10 @@ def test_changes_wait_until_the_journal_has_caught_up(name: str, fsync_ms: int |
     assert next(task).at_ns == NEXT_TURN
     for _ in range(5):
         rig.say((other, b"stats-job 1\r\n"))
-        assert other.take().startswith(b"OK "), "everybody else is served"
+        assert other.take().startswith(b"OK "), "all other clients are served"
         next(task)
     assert one.take() == (b"USING default\r\n" if name == "behind others" else b"")
-    assert (rig.journal.appended, one.turns) == (appended, turns), "nothing changes, and nobody asks all the time"
+    assert (rig.journal.appended, one.turns) == (appended, turns), "nothing changes, and no task asks all the time"
     rig.journal.behind = False
     next(task)
     assert one.turns == turns + 1
@@ -623,7 +623,7 @@ def test_changes_wait_until_the_journal_has_caught_up(name: str, fsync_ms: int |
 
 
 def test_a_batch_under_way_waits_until_the_journal_has_caught_up() -> None:
-    """What is left of it changes as much as its first slice."""
+    """The rest of a batch changes as much as its first slice."""
     rig = Rig()
     one, other = rig.client(), rig.client()
     rig.say((one, PUT * 999))
@@ -654,7 +654,7 @@ def test_what_is_no_change_does_not_wait_for_the_journal(name: str) -> None:
 
 @pytest.mark.parametrize("where", ["tend", "compact_slice"])
 def test_changes_wait_also_when_compaction_at_leisure_left_the_journal_behind(where: str) -> None:
-    """Nobody had it catch up: a large put, which the journal takes only while it keeps pace, was never answered."""
+    """Nothing had it catch up: a large put, which the journal takes only while it keeps pace, was never answered."""
     rig = Rig()
     store = rig.turn.store
     assert store is not None
@@ -874,7 +874,7 @@ def test_the_slices_of_an_operation_run_one_a_turn() -> None:
 
 
 def test_operations_share_what_a_turn_has_room_for() -> None:
-    """Many small ones run in one turn, and one that is large waits for nobody longer than others for it."""
+    """Many small ones run in one turn, and a large one waits no longer for others than others for it."""
     rig = Rig()
     task = operations(rig)
     large = [Kicks(rig, slices=4, work=MOVE_SLICE) for _ in range(2)]
@@ -923,7 +923,7 @@ def test_operations_wait_until_the_journal_has_caught_up(begun: bool) -> None:
         go_on(task)
         rig.turn.end()
     assert (operation.ran, other.ran) == (2 if begun else 0, 0)
-    assert go_on(task).flag is rig.turn.wanted, "nobody asks all the time"
+    assert go_on(task).flag is rig.turn.wanted, "no task asks all the time"
     rig.journal.behind = False
     next(pace)
     assert begun or rig.turn.wanted.is_set

@@ -27,6 +27,7 @@ from geventstalk.durable.store import Store
 from geventstalk.turn.maintenance import Maintenance
 from geventstalk.turn.operations import Settling
 from geventstalk.turn.replies import Channel, Operation, ReplyGate
+from geventstalk.turn.returns import Returns
 from geventstalk.turn.tasks import NEXT_TURN, Flag, Task, Wait
 from geventstalk.wire.session import MOVE_SLICE
 
@@ -42,16 +43,6 @@ _SOON_NS: Final = 1_000_000_000
 """Work that is due later can wait until the end of a sync, however slow."""
 _GATHERED_MAX: Final = 256
 """A turn with this many clients looks for no more clients: the fixed cost of the turn is already small for each."""
-_RETURN_NS_MAX: Final = 5_000_000
-"""A sync waits no longer than this for clients that the last one answered, nor than the last one took."""
-_AWAKE_NS: Final = 2_000_000
-"""The event loop sleeps for whole milliseconds, so a shorter wait looks at the sockets again and again instead."""
-_PAYS: Final = 8
-"""A wait pays when all but an eighth of the clients come for which the sync waits."""
-_ALONE_SYNCS: Final = 16
-"""After a wait that did not pay, this many syncs wait for no client. The number doubles with each further such wait."""
-_ALONE_SYNCS_MAX: Final = 256
-"""The number does not grow beyond this."""
 _TELL_FULL_NS: Final = 60_000_000_000
 """Puts that are refused for want of memory are told of no more often than this."""
 
@@ -71,6 +62,7 @@ class Turn(Maintenance):
         super().__init__(engine, clock)
         self.channels: dict[int, Channel] = {}
         self.gate = ReplyGate()
+        self.returns = Returns()
         self.tell: Callable[[str, BaseException | None], None] = _tell_nothing
         self.move_slice = MOVE_SLICE
         self.guests = 0  # what the owner serves beside these clients: while there are some, no sync is run here
@@ -101,11 +93,6 @@ class Turn(Maintenance):
         self.wanted = Flag()  # operations want another slice
         self.gone = Flag()  # clients are gone and have to give back what they held
         self.awaited = Flag()  # replies wait for a sync
-        self.returned = Flag()  # `_expected` clients wait for a sync
-        self._expected = 0  # the number of clients that waited before the last sync ended
-        self._expect_until_ns = 0  # the next sync waits for them until this time
-        self._alone_syncs = 0  # the number of further syncs that wait for no client
-        self._alone_next = _ALONE_SYNCS  # what that number becomes after the next wait that does not pay
 
     def open(self, store: Store, progress: Callable[[int], None] = lambda records: None) -> int:
         """Brings the jobs of a journal back, and has every change written there. Returns how many jobs there are.
@@ -461,8 +448,8 @@ class Turn(Maintenance):
                 self._held_up[session.number] = channel
             else:
                 channel.goes_on()
-        if self.gate.clients >= self._expected:
-            self.returned.set()
+        if self.gate.clients >= self.returns.expected:
+            self.returns.came.set()
         if (self.gate.clients or self.gate.operations) and not self.awaited.is_set and not self.sync_here():
             self.awaited.set()
 
@@ -522,20 +509,10 @@ class Turn(Maintenance):
     def release(self, pieces: int) -> None:
         """So many of the replies at the gate leave: a sync that began after they came has ended."""
         if not self.failed:
-            self._expect()
+            until_ns = self.returns.expect(self.gate.clients, self._clock(), self.sync_took_ns)
+            if self.store is not None:
+                self.store.hold(until_ns)
             self.gate.release(pieces)
-
-    def _expect(self) -> None:
-        """Notes, before replies leave, how many clients may come back at once with their next changes."""
-        self._expected = until_ns = 0
-        if self._alone_syncs:
-            self._alone_syncs -= 1
-        elif self.gate.clients > 1:
-            self._expected = self.gate.clients
-            until_ns = self._clock() + min(self.sync_took_ns, _RETURN_NS_MAX)
-        self._expect_until_ns = until_ns
-        if self.store is not None:
-            self.store.hold(until_ns)
 
     def arm(self) -> None:
         """Wakes the clock when something is due earlier than it knows."""
@@ -670,25 +647,20 @@ class Turn(Maintenance):
                 self.awaited.clear()
 
     def await_returns(self) -> Task:
-        """Waits a moment for the clients that the last sync let go on, so that they share the next sync.
-
-        Otherwise half of the clients send their changes while the sync of the other half is under way, and each waits
-        for two syncs. Where some do not come in time, the next syncs wait for none.
-        """
-        missing = self._expected - self.gate.clients
+        """Waits a moment for the clients that the last sync let go on, so that they share the next sync."""
+        returns, gate = self.returns, self.gate
+        missing = returns.expected - gate.clients
         waited = False
-        while self.gate.clients < self._expected and not self.all_clients_wait():
-            left_ns = self._expect_until_ns - self._clock()
-            if left_ns <= 0:
-                if waited and (self._expected - self.gate.clients) * _PAYS > missing:
-                    self._alone_syncs = self._alone_next
-                    self._alone_next = min(2 * self._alone_next, _ALONE_SYNCS_MAX)
+        while gate.clients < returns.expected and not self.all_clients_wait():
+            wait = returns.wait(self._clock())
+            if wait is None:
+                if waited:
+                    returns.waited(missing, returns.expected - gate.clients)
                 return
             waited = True
-            self.returned.clear()
-            yield Wait(self.returned, self._expect_until_ns, awake=left_ns <= _AWAKE_NS)
+            yield wait
         if waited:
-            self._alone_next = _ALONE_SYNCS
+            returns.waited(missing, 0)
 
     # --- the end
 
