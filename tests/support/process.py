@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.prefork import Process, forker
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
@@ -100,7 +102,10 @@ def check_logs() -> None:
 
 
 class ServerProcess:
-    """A running server. `command` is the program with its leading words, `args` the flags after `-l`/`-p`."""
+    """A running server. `command` is the program with its leading words, `args` the flags after `-l`/`-p`.
+
+    `python -m` is forked, see prefork.py, unless the server is to be `fresh` or needs an environment of its own.
+    """
 
     def __init__(
         self,
@@ -113,6 +118,7 @@ class ServerProcess:
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
         stderr: Path | None = None,
+        fresh: bool = False,
     ) -> None:
         self.unix_path = unix_path
         self.host = host
@@ -121,14 +127,16 @@ class ServerProcess:
         environment = {**os.environ, **(env or {})}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
         self.log = Log(stderr)
-        self.process = subprocess.Popen(
-            [*command, *where, *args],
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=self.log.file if stderr else subprocess.DEVNULL,
-            stderr=self.log.file,
-        )
+        words = [*command, *where, *args]
+        with open(os.devnull, "r+b") as nothing:
+            files = [nothing.fileno(), (self.log.file if stderr else nothing).fileno(), self.log.file.fileno()]
+            self.process: Process
+            if fresh or env or words[:2] != GEVENTSTALK[:2]:
+                self.process = subprocess.Popen(
+                    words, cwd=cwd, env=environment, stdin=files[0], stdout=files[1], stderr=files[2]
+                )
+            else:
+                self.process = forker(str(ROOT)).start(words, str(cwd or os.getcwd()), environment, files)
         _unread.append(self)
 
     @property
@@ -173,15 +181,14 @@ class ServerProcess:
 
     def stop(self) -> int:
         """SIGTERM, and wait for the end; kill -9 when that does not come. Returns the exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait(STOP_TIMEOUT_S)
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait(STOP_TIMEOUT_S)
         self.read_log()
-        return int(self.process.returncode)
+        return code
 
     def read_log(self) -> None:
         """Reads the last of the log of a server that has ended. Raises TracebackFound."""
