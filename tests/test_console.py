@@ -1459,6 +1459,31 @@ def test_tokens_log_in_and_out(browser: Browser, real: Callable[..., Real], tmp_
     browser.find("td.c-who", "maria")
 
 
+# Bug: A look that was answered 401 while the browser logged out led the next user to the page of the last one.
+@pytest.mark.slow
+def test_a_logout_leaves_no_page_to_come_back_to(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("maria admin admin-token-0123456789\n")
+    tokens.chmod(0o600)
+    server = real("--http-tokens", str(tokens))
+    browser.expected = ["status of 401"]
+    browser.url = server.url
+    browser.driver.get(server.url + "/tubes")
+    browser.type("#token", "admin-token-0123456789")
+    browser.keys(Keys.ENTER)
+    browser.find(".logout")
+    browser.run(
+        "document.querySelector('.logout').addEventListener('submit', event => event.preventDefault());"
+        "const ask = fetch; window.refused = 0;"
+        "window.fetch = (...words) => ask(...words).then(answer => (window.refused += answer.status === 401, answer));"
+    )
+    browser.click("button", "Log out")
+    browser.driver.delete_all_cookies()
+    browser.wait(lambda: browser.run("return window.refused"), "a look that is refused")
+    browser.rest()
+    assert browser.path() == "/tubes"
+
+
 @pytest.mark.slow
 def test_ten_thousand_tubes_of_a_real_server(browser: Browser, real: Callable[..., Real]) -> None:
     server = real()

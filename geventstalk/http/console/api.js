@@ -15,7 +15,7 @@ export class Problem extends Error {
 }
 
 /** The user, and the server's name. Until the server has answered, the user has the role read. */
-export const session = { role: "read", name: "", csrf: null, mayChange: false, mayOperate: false, node: null, users: false, sees_all: true, rights: null, place: "", colour: null };
+export const session = { role: "read", name: "", csrf: null, mayChange: false, mayOperate: false, node: null, users: false, sees_all: true, rights: null, place: "", colour: null, ends: false };
 
 /** A path of the API; each value is one segment, with any characters. */
 export function path(strings, ...values) {
@@ -64,7 +64,7 @@ async function call(method, where, { params, body, signal, limitMs = LIMIT_MS } 
     throw new Problem(0, "No connection", "The server cannot be reached.");
   }
   if (answer.ok) return text ? JSON.parse(text) : null;
-  if (answer.status === 401) logIn();
+  if (answer.status === 401 && !session.ends) logIn();
   let said = {};
   try {
     said = JSON.parse(text);
@@ -98,7 +98,7 @@ export function sit(server) {
   session.mayOperate = session.role === "admin" && session.mayChange;
 }
 
-/** Leaves for the login page, which comes back here. */
+/** Leaves for the login page, which comes back here. A logout leaves for a login page that does not. */
 function logIn() {
   const here = location.pathname + location.search;
   location.assign(`/login?next=${encodeURIComponent(here)}`);

@@ -117,7 +117,7 @@ function App() {
 }
 
 function LogOut() {
-  return html`<form method="post" action="/logout" class="logout"><button type="submit" class="small quiet-button" title=${`You are ${session.name}`}>Log out</button></form>`;
+  return html`<form method="post" action="/logout" class="logout" onSubmit=${() => (session.ends = true)}><button type="submit" class="small quiet-button" title=${`You are ${session.name}`}>Log out</button></form>`;
 }
 
 let leader = -Infinity; // when `g` was pressed; never, at first and after its second key
