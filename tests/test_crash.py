@@ -287,17 +287,17 @@ class Campaign:
         )
 
 
-def test_killed_at_random_nothing_that_was_acknowledged_is_lost(tmp_path: Path, seed: int) -> None:
+def test_killed_at_random_nothing_that_was_acknowledged_is_lost(tmp_path: Path, seed: int, times: int) -> None:
     campaigns = []
     for number, policy in enumerate(POLICIES):
         (tmp_path / policy).mkdir()
         campaign = Campaign(tmp_path / policy, seed + number, policy)
         campaigns.append(campaign)
-        for _ in range(3):
+        for _ in range(2 * times):
             campaign.live()
         campaign.end()
         print(campaign.summary())
-    assert sum(campaign.kills for campaign in campaigns) >= 2  # of nine; a life may end before the signal comes
+    assert any(campaign.kills for campaign in campaigns)  # a life may end before the signal comes
 
 
 SHAPES = {"disk": (BOUND_BYTES, 0), "fronts": (0, 2), "disk and fronts": (BOUND_BYTES, 2)}
@@ -334,12 +334,18 @@ def test_killed_at_named_moments_in_another_shape(tmp_path: Path, seed: int, sha
 @pytest.mark.parametrize(
     "policy", [pytest.param(policy, marks=[] if policy == "f0" else pytest.mark.long) for policy in POLICIES]
 )
-def test_killed_at_named_moments_nothing_that_was_acknowledged_is_lost(tmp_path: Path, seed: int, policy: str) -> None:
-    """Each policy has a third of the moments, so that together they have all; what does not come ends at random."""
+def test_killed_at_named_moments_nothing_that_was_acknowledged_is_lost(
+    tmp_path: Path, seed: int, times: int, policy: str
+) -> None:
+    """Each policy has a third of the moments, so that together they have all; what does not come ends at random.
+
+    A change has half of them, which the seed chooses.
+    """
     campaign = Campaign(tmp_path, seed, policy, SEGMENT_BYTES[0])
     campaign.live()
     number = list(POLICIES).index(policy)
-    for name in list(MOMENTS)[number :: len(POLICIES)]:
+    names = list(MOMENTS)[number :: len(POLICIES)]
+    for name in names if times > 1 else names[seed % 2 :: 2]:
         campaign.live(name)
     for name, calls in STARTS.items():
         before = campaign.killed[name]

@@ -1,4 +1,4 @@
-"""The rig of DESIGN.md: the import contracts know every module and bite, and what they cannot say is checked here.
+"""The layers of DESIGN.md: the import contracts know every module and bite, and what they cannot say is checked here.
 
 `lint-imports` itself runs in scripts/test; here violations are planted in a copy to see that it would find them.
 """
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -272,7 +273,7 @@ def closures_for_threads(function: ast.FunctionDef) -> Iterator[str]:
 
 
 # Bug: A compiled server with small segments ended with exit code 74.
-def test_no_closure_of_a_compiled_room_goes_to_another_thread() -> None:
+def test_no_closure_of_a_compiled_module_goes_to_another_thread() -> None:
     """mypyc uses the memory of a closure again while another thread may still let go of what the closure held."""
     trees = [parse(ROOT / f"{name}.py") for name in sorted(compiled_modules())]
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -282,5 +283,6 @@ def test_no_closure_of_a_compiled_room_goes_to_another_thread() -> None:
     assert list(closures_for_threads(example)) == ["work", "lambda: self"]
 
 
+@cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))

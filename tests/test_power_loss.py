@@ -30,7 +30,7 @@ from tests.support.faults import (
 pytestmark = pytest.mark.skipif(bool(strace_problem()), reason=strace_problem() or "strace works")
 
 LIVES = 2
-POINTS = 40
+POINTS = 20
 
 
 @pytest.mark.parametrize("sync_share", for_change([1.0, 0.3, 0.03], 2), ids=["f0", "f-short", "f-long"])

@@ -371,7 +371,7 @@ def half_close(server: ServerProcess, commands: bytes) -> bytes:
         return receive_all(sock)
 
 
-@policies
+@pytest.mark.parametrize("policy", for_change(["memory", "-f0", "-f50"], 1))
 @pytest.mark.parametrize(
     ("commands", "replies"),
     [

@@ -196,7 +196,14 @@ def child_of(pid: int) -> int:
 
 @pytest.mark.parametrize(
     ("when", "stop"),
-    [("starting", signal.SIGTERM), ("replaying", signal.SIGTERM), *[("serving", stop) for stop in STOPS.values()]],
+    for_change(
+        [
+            pytest.param("starting", signal.SIGTERM),
+            pytest.param("replaying", signal.SIGTERM),
+            *(pytest.param("serving", stop) for stop in STOPS.values()),
+        ],
+        *(0, 1, 2),
+    ),
     ids=lambda value: value.name if isinstance(value, signal.Signals) else value,
 )
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import for_change
 from tests.support.process import GEVENTSTALK, ServerProcess
 from tests.support.wire import Client, WireError, yaml_lines
 
@@ -271,7 +272,7 @@ class Life:
         self.look()
 
 
-@pytest.fixture(params=["-f0", "-F"])
+@pytest.fixture(params=for_change(["-f0", "-F"], 0))
 def life(request: pytest.FixtureRequest, seed: int, tmp_path: Path) -> Iterator[Life]:
     made = Life(seed, tmp_path / "journal", request.param)
     yield made
