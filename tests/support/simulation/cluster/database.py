@@ -123,7 +123,7 @@ class Server:
         self.replica_there = True
         self.replicated = len(wal)
         self.backends: list[Backend] = []
-        self.session: object = None  # who holds the session's lock
+        self.sessions: dict[object, str] = {}  # the incarnations whose locks these sessions hold
         self.generation = 0  # another one after each crash
 
     def run(self, statement: Statement, reply: Callable[[Any, bool], None]) -> None:
@@ -131,6 +131,10 @@ class Server:
             backend = Backend(statement, reply)
             self.backends.append(backend)
             self._step(backend)
+
+    def leave(self, session: object) -> None:
+        """The session is over, and its lock is free."""
+        self.sessions.pop(session, None)
 
     # --- on its way
 
@@ -232,7 +236,7 @@ class Server:
         for backend in list(self.backends):
             backend.over = True
         self.backends.clear()
-        self.session = None
+        self.sessions.clear()
         self.generation += 1
         self.state = State()
         for change in self.wal:
@@ -257,7 +261,7 @@ class Server:
             leader.released,
             leader.successor,
             state.wish,
-            self.session is not None,
+            leader.incarnation in self.sessions.values(),
             self.timeline,
             1,
         )
@@ -286,8 +290,7 @@ class Server:
         if (leader.epoch, leader.incarnation) != (seen.epoch, seen.incarnation):
             return False
         yield Commit({"leader": mine}, True)
-        if self.session is None:
-            self.session = session
+        self.sessions[session] = mine.incarnation
         return True
 
     def beat(
@@ -307,8 +310,7 @@ class Server:
         if serves:
             change["leader"] = replace(leader, owed_ms=0)
         yield Commit(change, True)
-        if self.session is None:
-            self.session = session
+        self.sessions[session] = incarnation
         return self.view()
 
     def confirm(self, incarnation: str, limit_ns: int) -> Statement:

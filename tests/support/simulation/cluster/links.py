@@ -104,15 +104,10 @@ class Link:
 
     def drop(self) -> None:
         """Gives the connection up. The server notices when it hears of it."""
-        server, session, generation = self.server, self.session, self._generation
+        server, session = self.server, self.session
         self.server = None
         if server is not None:
-
-            def gone() -> None:
-                if server.session is session and server.generation == generation:
-                    server.session = None
-
-            self.world.send(self.host, server.name, gone)
+            self.world.send(self.host, server.name, lambda: server.leave(session))
 
     def break_(self) -> None:
         """Something between here and there, or the server itself, has cut the connection."""
