@@ -17,6 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from geventstalk._build import BUILD
 from geventstalk.serving.fd_limits import LIMIT_MAX
+from tests.support.browser import browser, chromium
 from tests.support.clients import Launch, launcher
 from tests.support.disk import keep_mounts_private
 from tests.support.live import Runner
@@ -31,9 +32,9 @@ from tests.support.process import (
 )
 from tests.support.seeds import draw_seed, have_changed
 
-__all__ = ["postgres_alone", "postgres_pair", "postgres_server", "postgres_url"]
+__all__ = ["browser", "chromium", "postgres_alone", "postgres_pair", "postgres_server", "postgres_url"]
 
-TOGETHER = ("tests/test_console.py", "tests/test_packaging.py", "tests/test_run.py")
+TOGETHER = ("tests/test_console.py", "tests/test_console_server.py", "tests/test_packaging.py", "tests/test_run.py")
 """Files whose tests share what takes long to make, or build on each other."""
 WORKERS_MAX = 8
 """Beyond these the servers that the tests start are more than a machine of any size lets run at once."""

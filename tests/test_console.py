@@ -1,237 +1,33 @@
-"""The console in a real browser: Debian's Chromium, driven with real clicks and keys.
+"""The pages of the console, in a real browser and a world that is made up.
 
-Most tests look at a world that is made up (`tests/support/console.py`), which shows any state in a moment; the last
-ones look at a real server. One browser serves all tests of this file. What the browser has to complain about (an
-exception, a breach of the content security policy, a request that fails) fails the test, and so does a request to
-another host.
+The world (`tests/support/console.py`) shows any state in a moment. test_console_server.py has the console of a real
+server. One browser serves all tests of this file.
 """
 
 from __future__ import annotations
 
-import gzip
-import http.client
 import json
 import re
-import shutil
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import pytest
-from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webelement import WebElement
 
-from geventstalk.http.api.console import PAGES as SERVED
-from geventstalk.http.api.console import load
-from tests.clients.programs import missing
-from tests.support.clients import burst
+from tests.support.browser import PAGES, Browser
 from tests.support.console import LONG_NAME, Server, WideWorld, World
-from tests.support.process import ROOT, ServerProcess, free_port
-from tests.support.wire import Client
+from tests.support.process import ROOT
 
-CONSOLE = ROOT / "geventstalk" / "http" / "console"
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",  # CI runs as root
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)
-PAGES = (
-    "/",
-    "/tubes",
-    "/tubes/mail",
-    "/jobs",
-    "/jobs/6",
-    "/connections",
-    "/users",
-    "/policies",
-    "/journal",
-    "/nodes",
-    "/audit",
-    "/help",
-)
-WIRE_BYTES_MAX = 150_000
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.when_changed(
+        "geventstalk/http", "tests/test_console.py", "tests/support/browser.py", "tests/support/console.py"
+    ),
+]
+
 LEADER = {"serves": True, "role": "active", "leader": "one (10.0.0.1:11300)", "epoch": 7, "lag": 0}
-QUICK = """
-const wait = setTimeout;
-window.setTimeout = (run, ms, ...rest) => wait(run, ms >= 500 && ms <= 5000 ? ms / 5 : ms, ...rest);
-"""
-"""What the console asks for every few seconds, it asks for more often: the tests would do nothing but wait for that."""
-
-
-class Browser:
-    """A browser, and what a person does with it. Whatever is looked for is waited for."""
-
-    def __init__(self, driver: webdriver.Chrome) -> None:
-        self.driver = driver
-        self.url = ""
-        self.expected: list[str] = []
-
-    def open(self, url: str, path: str = "/") -> None:
-        """Opens a page of the console, as if the address had been typed."""
-        self.url = url
-        self.driver.get(url + path)
-        self.find("header.bar")
-
-    def go(self, path: str) -> None:
-        """Another page of the console, as if a link had been followed; when all of it is there."""
-        self.run("history.pushState(null, '', arguments[0]); dispatchEvent(new PopStateEvent('popstate'))", path)
-        self.loaded()
-
-    def loaded(self) -> None:
-        self.wait(lambda: self.run("return !document.querySelector('.late, .plot-room')"), "nothing that still loads")
-
-    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
-        # Only what never comes takes this long. A busy machine takes its time for what comes.
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                found = condition()
-            except StaleElementReferenceException:
-                found = None
-            if found:
-                return found
-            assert time.monotonic() < deadline, f"not in {timeout_s} s: {what}\n{self.text('body')[:2000]}"
-            time.sleep(0.02)
-
-    def all(self, css: str) -> list[WebElement]:
-        return self.driver.find_elements(By.CSS_SELECTOR, css)
-
-    def find(self, css: str, text: str = "") -> WebElement:
-        """The first element that is shown and has this text."""
-
-        def found() -> WebElement | None:
-            return next((one for one in self.all(css) if text in one.text and one.is_displayed()), None)
-
-        element: WebElement = self.wait(found, f"{css} {text!r}")
-        return element
-
-    def text(self, css: str) -> str:
-        return " ".join(one.text for one in self.all(css))
-
-    def has(self, css: str, text: str = "") -> bool:
-        return any(text in one.text and one.is_displayed() for one in self.all(css))
-
-    def gone(self, css: str, text: str = "") -> None:
-        self.wait(lambda: not self.has(css, text), f"no {css} {text!r}")
-
-    def click(self, css: str, text: str = "") -> None:
-        def clicked() -> bool:
-            element = self.find(css, text)
-            if not element.is_enabled():
-                return False
-            element.click()
-            return True
-
-        self.wait(clicked, f"a click on {css} {text!r}")
-
-    def keys(self, *keys: str) -> None:
-        """Types, wherever the focus is."""
-        ActionChains(self.driver, duration=0).send_keys(*keys).perform()
-
-    def type(self, css: str, text: str) -> None:
-        field = self.find(css)
-        field.send_keys(Keys.CONTROL, "a")
-        field.send_keys(text)
-
-    def hover(self, element: WebElement) -> None:
-        ActionChains(self.driver, duration=0).move_to_element(element).perform()
-
-    def rest(self) -> None:
-        """Lets everything that has arrived, and what it sets off within half a second, take effect."""
-        self.driver.execute_async_script("setTimeout(arguments[0], 450)")
-
-    def point_away(self) -> None:
-        ActionChains(self.driver, duration=0).move_to_element(self.find(".brand")).perform()
-
-    def run(self, script: str, *arguments: object) -> Any:
-        return self.driver.execute_script(script, *arguments)
-
-    def resize(self, width: int, height: int = 800) -> None:
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-    @contextmanager
-    def first(self, script: str) -> Iterator[None]:
-        """Runs this script before those of each page."""
-        name = self.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})["identifier"]
-        try:
-            yield
-        finally:
-            self.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", {"identifier": name})
-
-    def processor_s(self) -> float:
-        """The processor time that the page has taken."""
-        self.driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
-        metrics = self.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
-        return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
-
-    def path(self) -> str:
-        found = urlsplit(self.driver.current_url)
-        return found.path + (f"?{found.query}" if found.query else "")
-
-    def rows(self) -> list[str]:
-        """The text of the first cell of each row that is there."""
-        found: list[str] = self.run(
-            "return [...document.querySelectorAll('table.rows tbody tr[data-key]')].map(row => row.dataset.key)"
-        )
-        return found
-
-    def check(self) -> None:
-        """Fails for complaints of the browser, and for requests to other hosts."""
-        log: Any = self.driver.get_log  # carries no types
-        complaints = [entry["message"] for entry in log("browser") if entry["level"] == "SEVERE"]
-        assert not [text for text in complaints if not any(re.search(one, text) for one in self.expected)], complaints
-        hosts = set()
-        for entry in log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                url = urlsplit(message["params"]["request"]["url"])
-                if url.scheme not in ("data", "blob", "chrome", "about"):
-                    hosts.add(url.hostname)
-        assert hosts <= {"127.0.0.1"}, hosts
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if program is None or driver is None:
-        missing("chromium and its driver are not installed")
-    options = Options()
-    options.binary_location = program
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = Browser(webdriver.Chrome(options=options, service=Service(driver)))
-    browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": QUICK})
-    yield browser
-    browser.driver.quit()
-
-
-@pytest.fixture
-def browser(chromium: Browser, serve: object) -> Iterator[Browser]:
-    """The browser as it is when one begins, wide. It has nothing to complain about before the servers stop."""
-    chromium.resize(1280)
-    chromium.expected = []
-    yield chromium
-    chromium.driver.get("about:blank")  # first: a complaint may come after what the test has seen
-    chromium.check()
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +38,7 @@ def site() -> Iterator[Server]:
     server.stop()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)  # so that the browser leaves before the world ends
 def serve(site: Server) -> Iterator[Callable[..., Server]]:
     """Makes a world and serves it."""
 
@@ -255,101 +51,9 @@ def serve(site: Server) -> Iterator[Callable[..., Server]]:
     site.world.over = True
 
 
-# Without a browser
-
-
-# Bug: The page of users, opened by its address, came with status 404.
-def test_every_page_has_an_address() -> None:
-    assert {path.split("/")[1] for path in PAGES} - {""} == set(SERVED)
-
-
-def test_the_vendored_libraries_are_what_was_fetched() -> None:
-    subprocess.run([sys.executable, str(ROOT / "scripts" / "vendor"), "--check"], check=True, timeout=20)
-
-
-def test_no_file_holds_what_the_content_security_policy_forbids() -> None:
-    for path in CONSOLE.rglob("*"):
-        if path.suffix in (".js", ".html") and "vendor" not in path.parts:
-            text = path.read_text()
-            assert not re.search(r"(inner|outer)HTML|insertAdjacentHTML|document\.write|dangerously|\beval\(", text), (
-                path
-            )
-            assert not re.search(r"https?://(?!www\.w3\.org/)", text), path
-    page = (CONSOLE / "index.html").read_text()
-    assert not re.search(r"<script>|<style|\son[a-z]+=|style=", page)
-
-
-def test_what_is_sent_is_small() -> None:
-    files = load()
-    scripts = [name for name in files.names() if name.endswith((".js", ".css", ".svg"))]
-    sent = [files.find(files.folder, name) for name in scripts]
-    assert sum(len(file.packed or file.plain) for file in sent if file) + len(files.page.packed) < WIRE_BYTES_MAX
-    assert all(gzip.decompress(file.packed) == file.plain for file in sent if file and file.packed)
-
-
-def colours() -> dict[str, tuple[str, str]]:
-    """The colours of the style sheet, for light and dark."""
-    text = (CONSOLE / "style.css").read_text()
-    pairs = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", text)
-    return {name: (light, dark) for name, light, dark in pairs}
-
-
-def luminance(colour: str) -> float:
-    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-@pytest.mark.parametrize("ground", ["bg", "raised", "sunk", "hover"])
-def test_every_colour_of_text_has_the_contrast_of_aa(ground: str) -> None:
-    found = colours()
-    for name in ("ink", "muted", "accent", "ready", "reserved", "delayed", "buried", "warn", "danger"):
-        for colour, behind in zip(found[name], found[ground], strict=True):
-            low, high = sorted((luminance(colour), luminance(behind)))
-            assert (high + 0.05) / (low + 0.05) >= 4.5, (name, colour, behind)
-
-
-def test_the_server_hands_out_the_console(start_server: Callable[..., ServerProcess]) -> None:
-    port = free_port()
-    start_server("--http", str(port), "--name", "Queue <1>", "--name-color", "blue")
-
-    def ask(path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        connection.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-        answer = connection.getresponse()
-        found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
-        connection.close()
-        return found
-
-    status, headers, page = ask("/tubes/a%2Fb?sort=name")
-    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert headers["cache-control"] == "no-cache" and "script-src 'self'" in headers["content-security-policy"]
-    assert ask("/")[2] == page and ask("/", If_None_Match=headers["etag"])[0] == 304
-    names = re.findall(r'(?:src|href)="([^"]+)"', page.decode())
-    assert len(names) > 20
-    for name in names:
-        status, headers, plain = ask(name)
-        assert (status, headers["cache-control"]) == (200, "public, max-age=31536000, immutable")
-        _, headers, packed = ask(name, Accept_Encoding="br, gzip;q=0.5")
-        assert plain == (gzip.decompress(packed) if "content-encoding" in headers else packed)
-        assert "content-encoding" not in ask(name, Accept_Encoding="gzip;q=0")[1]
-    old = re.sub("/assets/[0-9a-f]+/", "/assets/0123456789abcdef/", names[0])
-    assert ask(old)[0] == ask("/assets/../openapi.yaml")[0] == ask(names[0] + "/../../app.py")[0] == 404
-    # Bug: what is no page was JSON, or the page of another address.
-    for path in ("/no-page", "/audit/no-page", "/assets.html"):
-        assert ask(path)[1]["content-type"] == "application/problem+json"
-        status, headers, shown = ask(path, Accept="text/html,*/*;q=0.8", If_None_Match="*")
-        assert (status, shown, headers["content-type"]) == (404, page, "text/html; charset=utf-8"), path
-    assert ask("/api/v1/no-page", Accept="text/html")[1]["content-type"] == "application/problem+json"
-    told = json.loads(ask("/api/v1/server")[2])
-    assert (told["name"], told["name_color"]) == ("Queue <1>", "blue")
-    assert ask("/favicon.ico")[1]["content-type"] == "image/svg+xml"
-
-
 # In a world that is made up
 
 
-@pytest.mark.slow
 def test_the_overview_answers_the_three_questions(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.world.problems = [{"about": "work", "text": "2 tubes need attention.", "page": "tubes"}]
@@ -371,7 +75,8 @@ def test_the_overview_answers_the_three_questions(browser: Browser, serve: Calla
 
 
 # Bug: Another range removed the charts, and the focus with them.
-@pytest.mark.slow
+
+
 def test_another_range_keeps_the_charts_and_the_focus(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.open(server.url)
@@ -383,7 +88,6 @@ def test_another_range_keeps_the_charts_and_the_focus(browser: Browser, serve: C
         assert len(browser.all(".chart canvas")) == 4
 
 
-@pytest.mark.slow
 def test_a_tube_shows_a_week_of_all_its_series(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.open(server.url, "/tubes/mail")
@@ -396,7 +100,8 @@ def test_a_tube_shows_a_week_of_all_its_series(browser: Browser, serve: Callable
 
 
 # Bug: The message of one page stayed on other pages of its kind.
-@pytest.mark.slow
+
+
 def test_a_fault_of_one_page_does_not_stay_on_another(
     browser: Browser, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,7 +116,6 @@ def test_a_fault_of_one_page_does_not_stay_on_another(
     browser.find("h1", "thumbs")
 
 
-@pytest.mark.slow
 def test_what_comes_late_changes_nothing(browser: Browser, serve: Callable[..., Server]) -> None:
     """Words that are typed as one leaves, an answer to an earlier question, one that comes during a pause."""
     server = serve()
@@ -474,7 +178,6 @@ def test_ten_thousand_tubes_are_smooth(browser: Browser, serve: Callable[..., Se
     browser.find("th[aria-sort=descending]", "ready")
 
 
-@pytest.mark.slow
 def test_rows_keep_their_places_while_the_pointer_is_among_them(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.open(server.url, "/tubes?sort=ready&desc=1")
@@ -494,7 +197,8 @@ def test_rows_keep_their_places_while_the_pointer_is_among_them(browser: Browser
 
 # Bug: The overview was wider than the window between a resize and the next drawing of its charts.
 # Bug: On a phone the bar of a cluster's node lost its last entry, and its nodes page cut off the button.
-@pytest.mark.slow
+
+
 def test_each_page_fits_into_every_width_at_every_moment(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.show(WideWorld())
@@ -530,7 +234,8 @@ def test_each_page_fits_into_every_width_at_every_moment(browser: Browser, serve
 
 
 # Bug: Long names, paths and filters, menus and suggestions were cut off or widened the page.
-@pytest.mark.slow
+
+
 def test_what_lies_over_a_page_fits_into_it(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.show(WideWorld())
@@ -564,7 +269,6 @@ def test_what_lies_over_a_page_fits_into_it(browser: Browser, serve: Callable[..
         fits(".suggestions")
 
 
-@pytest.mark.slow
 def test_the_choice_of_a_theme_is_kept(browser: Browser, serve: Callable[..., Server]) -> None:
     browser.open(serve().url, "/help")
     dark, light = "rgb(19, 22, 24)", "rgb(252, 252, 251)"
@@ -580,7 +284,8 @@ def test_the_choice_of_a_theme_is_kept(browser: Browser, serve: Callable[..., Se
 
 # Bug: j and k worked only after a click on a row, Shift+x did nothing, and in a row `g j` went to the next row.
 # Bug: in the first 1.5 s of a page, a `j` without a `g` went to the jobs.
-@pytest.mark.slow
+
+
 def test_everything_goes_by_keyboard(browser: Browser, serve: Callable[..., Server]) -> None:
     browser.open(serve().url)
     browser.keys("g", "t")
@@ -627,7 +332,8 @@ def test_everything_goes_by_keyboard(browser: Browser, serve: Callable[..., Serv
 
 # Bug: The focus was lost: while a dialog is open, nothing beside it can take the focus. The next key after one that
 # opens a menu went to the page.
-@pytest.mark.slow
+
+
 def test_the_focus_comes_back(browser: Browser, serve: Callable[..., Server]) -> None:
     browser.open(serve().url, "/tubes/mail")
     focus = "const one = document.activeElement; return [one.textContent, one.ariaExpanded]"
@@ -651,7 +357,6 @@ def test_the_focus_comes_back(browser: Browser, serve: Callable[..., Server]) ->
     assert browser.run(focus) == ["More ▾", "false"]
 
 
-@pytest.mark.slow
 def test_a_reader_sees_no_controls(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.world.role = "read"
@@ -672,7 +377,8 @@ def test_a_reader_sees_no_controls(browser: Browser, serve: Callable[..., Server
 
 
 # Bug: Three tests counted on being quicker than the page. Answers now wait until the test lets them go (World.held).
-@pytest.mark.slow
+
+
 def test_a_user_with_rights_on_tubes_sees_the_pages_of_tubes(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.world.role, server.world.rights = "user", {"mail": ["put", "look", "manage"]}
@@ -689,7 +395,6 @@ def test_a_user_with_rights_on_tubes_sees_the_pages_of_tubes(browser: Browser, s
     assert not browser.has("main button", "Put a job…")
 
 
-@pytest.mark.slow
 def test_policies_are_set_changed_and_removed(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     kept = server.world.kept
@@ -724,7 +429,6 @@ def test_policies_are_set_changed_and_removed(browser: Browser, serve: Callable[
     browser.find("tr[data-key='often']", "* * * * *")
 
 
-@pytest.mark.slow
 def test_what_has_happened_to_jobs(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     world = server.world
@@ -750,7 +454,6 @@ def test_what_has_happened_to_jobs(browser: Browser, serve: Callable[..., Server
     assert not browser.has("main button", "Resume")
 
 
-@pytest.mark.slow
 def test_each_state_is_designed(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.expected = ["Failed to load resource", "net::ERR"]
@@ -783,7 +486,6 @@ def test_each_state_is_designed(browser: Browser, serve: Callable[..., Server]) 
     browser.find(".line code", "put 0 0 60 5")
 
 
-@pytest.mark.slow
 def test_a_lost_connection_says_so_and_comes_back(browser: Browser, serve: Callable[..., Server]) -> None:
     browser.expected = ["Failed to load resource", "net::ERR"]
     server = Server(World(40, 400))
@@ -806,7 +508,8 @@ def test_a_lost_connection_says_so_and_comes_back(browser: Browser, serve: Calla
 
 
 # Bug: The page said "All is well." beneath "The server cannot be reached".
-@pytest.mark.slow
+
+
 def test_a_server_that_stands_still_is_not_live(browser: Browser, serve: Callable[..., Server]) -> None:
     """It was called live for half a minute, and well for ever. Nothing is said of what is not known."""
     server = serve()
@@ -826,7 +529,8 @@ def test_a_server_that_stands_still_is_not_live(browser: Browser, serve: Callabl
 
 
 # Bug: The page said that the standby took puts and had no journal, and its buttons were refused.
-@pytest.mark.slow
+
+
 def test_a_standby_says_what_it_is_and_where_the_work_is(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     leader = "one (10.0.0.1:11300)"
@@ -855,7 +559,6 @@ def test_a_standby_says_what_it_is_and_where_the_work_is(browser: Browser, serve
     browser.find("main button", "Put a job…")
 
 
-@pytest.mark.slow
 def test_without_events_the_console_asks(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.world.with_events = False
@@ -866,7 +569,6 @@ def test_without_events_the_console_asks(browser: Browser, serve: Callable[..., 
     browser.wait(lambda: server.world.requests.count(("GET", "/api/v1/server")) > asked, "it asks again")
 
 
-@pytest.mark.slow
 def test_without_events_a_silent_server_is_told_as_soon_as_with_them(
     browser: Browser, serve: Callable[..., Server]
 ) -> None:
@@ -901,7 +603,6 @@ def test_without_events_a_silent_server_is_told_as_soon_as_with_them(
     browser.gone(".lost")
 
 
-@pytest.mark.slow
 def test_the_terms_of_filters_are_the_servers(browser: Browser, serve: Callable[..., Server]) -> None:
     cases = json.loads((ROOT / "tests" / "data" / "filters.json").read_text())["cases"]
     wanted = {
@@ -923,7 +624,6 @@ def test_the_terms_of_filters_are_the_servers(browser: Browser, serve: Callable[
     assert dict(zip(wanted, read, strict=True)) == wanted
 
 
-@pytest.mark.slow
 def test_numbers_and_times_are_written_as_people_read_them(browser: Browser, serve: Callable[..., Server]) -> None:
     wanted = {
         "age(11534)": "3 h 12 min",
@@ -978,7 +678,8 @@ def has_half_a_character(text: str) -> bool:
 
 # Bug: Suggestions for the word before stood there until new ones came, and Enter took one of them; behind a comma there
 # were none.
-@pytest.mark.slow
+
+
 def test_the_filter_line_suggests_and_says_what_is_wrong(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.expected = ["filter=age%3Ex.* status of 400"]
@@ -1014,7 +715,6 @@ def test_the_filter_line_suggests_and_says_what_is_wrong(browser: Browser, serve
     browser.find("main", "The server does not understand this filter.")
 
 
-@pytest.mark.slow
 def test_states_are_facets_with_their_counts(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.open(server.url, "/jobs")
@@ -1048,7 +748,6 @@ def test_states_are_facets_with_their_counts(browser: Browser, serve: Callable[.
     ]
 
 
-@pytest.mark.slow
 def test_age_and_size_stay_on_a_phone(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.open(server.url, "/jobs")
@@ -1064,7 +763,6 @@ def test_age_and_size_stay_on_a_phone(browser: Browser, serve: Callable[..., Ser
     browser.resize(1280)
 
 
-@pytest.mark.slow
 def test_a_tube_offers_first_what_it_needs(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     tube = server.world.tubes["mail"]
@@ -1081,7 +779,6 @@ def test_a_tube_offers_first_what_it_needs(browser: Browser, serve: Callable[...
     assert not browser.has("[role=menuitem]", "Put a job…"), "it stands beside the menu"
 
 
-@pytest.mark.slow
 def test_many_tubes_are_grouped(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.open(server.url, "/tubes")
@@ -1099,7 +796,6 @@ def test_many_tubes_are_grouped(browser: Browser, serve: Callable[..., Server]) 
     browser.find(".groups .chip", "zz.*")
 
 
-@pytest.mark.slow
 def test_words_of_the_console_explain_themselves(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.world.tubes["mail"]["jobs"].update(urgent=2)
@@ -1112,7 +808,6 @@ def test_words_of_the_console_explain_themselves(browser: Browser, serve: Callab
         browser.find("th", word)
 
 
-@pytest.mark.slow
 def test_harm_is_asked_for_with_its_number_and_name(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve(4, 2000)
     world = server.world
@@ -1139,7 +834,6 @@ def test_harm_is_asked_for_with_its_number_and_name(browser: Browser, serve: Cal
     browser.find(".blank", "No job matches.")
 
 
-@pytest.mark.slow
 def test_a_question_tells_tubes_and_states(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve(4, 300)
     parts = Counter(f"{job['state']} of {job['tube']}" for job in server.world.jobs.values())
@@ -1154,7 +848,8 @@ def test_a_question_tells_tubes_and_states(browser: Browser, serve: Callable[...
 
 
 # Bug: Work on several tubes that failed for one of them was reported as done.
-@pytest.mark.slow
+
+
 def test_what_failed_is_said(browser: Browser, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve()
     browser.expected = ["status of 500"]
@@ -1178,7 +873,8 @@ def test_what_failed_is_said(browser: Browser, serve: Callable[..., Server], mon
 
 
 # Bug: The action "bury" promised a question for a reserved job and asked none.
-@pytest.mark.slow
+
+
 def test_a_worker_loses_its_job_only_after_a_question(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.expected = ["connections/4711 .* status of 404"]
@@ -1194,7 +890,6 @@ def test_a_worker_loses_its_job_only_after_a_question(browser: Browser, serve: C
     browser.find(".blank", "There is no connection 4711.")
 
 
-@pytest.mark.slow
 def test_long_work_can_be_stopped(
     browser: Browser, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1217,7 +912,8 @@ def test_long_work_can_be_stopped(
 
 
 # Bug: a character that turns the direction of the text made a body look like another one.
-@pytest.mark.slow
+
+
 def test_bodies_and_names_are_text(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     browser.expected = ["status of 404"]
@@ -1250,7 +946,6 @@ def test_bodies_and_names_are_text(browser: Browser, serve: Callable[..., Server
     assert browser.find(".bar .place-blue").text == "queue \\u202e2"
 
 
-@pytest.mark.slow
 def test_a_body_is_shown_as_what_it_is(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     server.world.jobs[6]["body"] = {"encoding": "text", "data": '{"to": "a", "n": [1, 2]}', "whole": True}
@@ -1265,7 +960,6 @@ def test_a_body_is_shown_as_what_it_is(browser: Browser, serve: Callable[..., Se
     browser.find("pre.body", "00000000")
 
 
-@pytest.mark.slow
 def test_what_can_be_undone_offers_it(browser: Browser, serve: Callable[..., Server]) -> None:
     server = serve()
     tube = server.world.tubes["mail"]
@@ -1292,231 +986,3 @@ def test_what_can_be_undone_offers_it(browser: Browser, serve: Callable[..., Ser
     browser.click("button", "Kick")
     browser.click(".note button", "Undo")
     browser.wait(lambda: job["state"] == "buried", "buried again")
-
-
-# On a real server
-
-
-class Real:
-    """A server with HTTP, and a client of its beanstalk port."""
-
-    def __init__(self, start: Callable[..., ServerProcess], *flags: str) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self.server = start("--http", str(port), *flags)
-        self.client = Client(self.server.connect())
-
-    def put(self, tube: str, *bodies: bytes) -> list[int]:
-        commands = [b"put 9 0 60 %d\r\n%b\r\n" % (len(body), body) for body in bodies]
-        return [int(reply.split()[1]) for reply in burst(self.client, [b"use %b\r\n" % tube.encode(), *commands])[1:]]
-
-    def tube(self, name: str) -> dict[str, str]:
-        return self.client.stats(b"stats-tube " + name.encode())
-
-
-@pytest.fixture
-def real(start_server: Callable[..., ServerProcess], browser: Browser) -> Iterator[Callable[..., Real]]:
-    """Starts servers; the browser is away from them before they end."""
-    started: list[Real] = []
-
-    def start(*flags: str) -> Real:
-        started.append(Real(start_server, *flags))
-        return started[-1]
-
-    yield start
-    try:
-        browser.check()
-    finally:
-        browser.driver.get("about:blank")
-        for one in started:
-            one.client.close()
-
-
-@pytest.mark.slow
-def test_from_the_first_job_to_its_end(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
-    server = real("-b", str(tmp_path / "j"))
-    browser.expected = ["/jobs/2.* status of 404"]  # when it is gone
-    markup = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-    browser.open(server.url)
-    browser.find(".verdict.well", "The server is well.")
-    browser.find(".blank", "No job yet.")
-    server.put("a/mail;x", markup.encode())
-    browser.keys("g", "t")
-    browser.click("tr[data-key='a/mail;x'] a", "a/mail;x")
-    browser.find("h1", "a/mail;x")
-    assert browser.path() == "/tubes/a%2Fmail%3Bx"
-    browser.find(".next", markup[:20])
-    browser.click("button", "Put a job…")
-    browser.type("dialog textarea", "grüße\n" + markup)
-    browser.click("dialog button", "Put the job")
-    browser.click(".note a", "job 2")
-    browser.find("h1", "2")
-    assert browser.find("pre.body").text == "grüße\n" + markup
-    assert not browser.all("main img, main script")
-    browser.click("button", "Bury")
-    browser.find(".state", "buried")
-    assert server.tube("a/mail;x")["current-jobs-buried"] == "1"
-    browser.click(".note button", "Undo")
-    browser.find(".state", "ready")
-    browser.click("button", "More")
-    browser.click("[role=menuitem]", "Change priority")
-    browser.type("dialog input[name=pri]", "7")
-    browser.click("dialog button", "Change job 2")
-    browser.wait(lambda: server.client.stats(b"stats-job 2")["pri"] == "7", "the priority")
-    browser.click("button", "Delete…")
-    browser.find("dialog h2", "Delete job 2 of a/mail;x?")
-    browser.click("dialog button", "Delete job 2")
-    browser.find(".tag", "gone")
-    assert server.client.ask(b"stats-job 2") == b"NOT_FOUND\r\n"
-    browser.keys("g", "a")
-    browser.find("td.c-what", "delete")
-    assert [cell.text.split()[0] for cell in browser.all("td.c-what")] == ["delete", "change", "kick", "bury", "put"]
-    assert "console" in browser.text("td.c-from")
-
-
-# Bug: The tubes . and .. had no page.
-@pytest.mark.slow
-def test_a_tube_whose_name_means_something_in_a_path(browser: Browser, real: Callable[..., Real]) -> None:
-    server = real()
-    server.put("..", b"x")
-    browser.open(server.url, "/tubes")
-    browser.click("tr[data-key='..'] a", "..")
-    browser.find("h1", "..")
-    browser.driver.refresh()
-    browser.find("h1", "..")
-    browser.find(".next", "x")
-    browser.click("button", "Pause…")
-    browser.click("dialog button", "Pause")
-    browser.wait(lambda: server.tube("..")["pause"] != "0", "the pause")
-
-
-@pytest.mark.slow
-def test_a_tube_is_paused_kicked_and_emptied(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
-    server = real("-b", str(tmp_path / "j"))
-    ids = server.put("mail", *(b"job %d" % n for n in range(150)))
-    browser.open(server.url, "/jobs?filter=" + quote("tube:mail body:/[05]$/"))
-    browser.find(".tool-line", "30 jobs")
-    browser.click("button", "All that match")
-    browser.click("[role=menuitem]", "Bury all")
-    browser.find("dialog h2", "Bury 30 jobs of mail that match body:/[05]$/?")
-    browser.click("dialog button", "Bury 30 jobs")
-    browser.find(".note", "Buried 30 jobs in ")
-    browser.wait(lambda: set(browser.text("td.c-state").split()) == {"buried"}, "the rows")
-    browser.open(server.url, "/tubes/mail")
-    browser.click("button", "Kick…")
-    browser.type("dialog input", "10")
-    browser.click("dialog button", "Kick 10 jobs")
-    browser.find(".note", "Kicked 10 jobs in ")
-    assert server.tube("mail")["current-jobs-buried"] == "20"
-    browser.click("button", "Pause…")
-    browser.click("dialog button", "Pause the tube")
-    browser.find(".tag.warn", "paused")
-    assert server.tube("mail")["pause"] == "3600"
-    browser.click("button", "Resume")
-    browser.wait(lambda: server.tube("mail")["pause"] == "0", "no pause")
-    browser.click("button", "More")
-    browser.click("[role=menuitem]", "Delete 130 ready jobs")
-    browser.find("dialog h2", "Delete 130 ready jobs of mail?")
-    browser.type("dialog input[name=typed]", "mail")
-    browser.click("dialog button", "Delete 130 jobs")
-    browser.find(".note", "Deleted 130 jobs in ")
-    stats = server.tube("mail")
-    assert (stats["current-jobs-ready"], stats["current-jobs-buried"]) == ("0", "20")
-    assert len(ids) == 150
-
-
-@pytest.mark.slow
-def test_tokens_log_in_and_out(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("board read read-token-0123456789\nmaria admin admin-token-0123456789\n")
-    tokens.chmod(0o600)
-    server = real("--http-tokens", str(tokens))
-    server.put("mail", b"hello")
-    browser.expected = ["status of 401", "status of 403"]
-    browser.url = server.url
-    browser.driver.get(server.url + "/tubes/mail?a=b")
-    browser.type("#token", "read-token-0123456789")
-    browser.keys(Keys.ENTER)
-    browser.find(".role", "read only")
-    assert browser.path() == "/tubes/mail?a=b"
-    browser.find(".block", "ready")
-    assert not browser.has("main button:not(.charts button)")
-    browser.click("button", "Log out")
-    browser.type("#token", "no-token-no-token")
-    browser.keys(Keys.ENTER)
-    browser.find(".problem", "This token is not known.")
-    browser.type("#token", "admin-token-0123456789")
-    browser.keys(Keys.ENTER)
-    browser.find(".health")
-    browser.keys("g", "t")
-    browser.find("tr[data-key='mail']")
-    browser.click("button", "Put a job…")
-    browser.type("dialog input[name=tube]", "mail")
-    browser.type("dialog textarea", "by maria")
-    browser.click("dialog button", "Put the job")
-    browser.find(".note", "job 2")
-    browser.keys("g", "a")
-    browser.find("td.c-who", "maria")
-
-
-# Bug: A look that was answered 401 while the browser logged out led the next user to the page of the last one.
-@pytest.mark.slow
-def test_a_logout_leaves_no_page_to_come_back_to(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("maria admin admin-token-0123456789\n")
-    tokens.chmod(0o600)
-    server = real("--http-tokens", str(tokens))
-    browser.expected = ["status of 401"]
-    browser.url = server.url
-    browser.driver.get(server.url + "/tubes")
-    browser.type("#token", "admin-token-0123456789")
-    browser.keys(Keys.ENTER)
-    browser.find(".logout")
-    browser.run(
-        "document.querySelector('.logout').addEventListener('submit', event => event.preventDefault());"
-        "const ask = fetch; window.refused = 0;"
-        "window.fetch = (...words) => ask(...words).then(answer => (window.refused += answer.status === 401, answer));"
-    )
-    browser.click("button", "Log out")
-    browser.driver.delete_all_cookies()
-    browser.wait(lambda: browser.run("return window.refused"), "a look that is refused")
-    browser.rest()
-    assert browser.path() == "/tubes"
-
-
-@pytest.mark.slow
-def test_ten_thousand_tubes_of_a_real_server(browser: Browser, real: Callable[..., Real]) -> None:
-    server = real()
-    put = [b"use tube.%05d\r\nput 9 0 60 1\r\nx\r\n" % n for n in range(10_000)]
-    server.client.send(b"".join(put[:5000]))
-    for _ in range(10_000):
-        server.client.reply()
-    server.client.send(b"".join(put[5000:]))
-    for _ in range(10_000):
-        server.client.reply()
-    browser.open(server.url, "/tubes?sort=name&desc=1")
-    browser.find(".page-head", "10,001 tubes")
-    browser.find("tr[data-key='tube.09999']")
-    browser.run("scrollTo(0, document.documentElement.scrollHeight)")
-    browser.find("tr[data-key='default']")
-    browser.type("#search", "0123")
-    browser.wait(lambda: len(browser.rows()) == 11 or "11 of 10,001" in browser.text(".page-head"), "those that match")
-    browser.find("tr[data-key='tube.01234']")
-
-
-@pytest.mark.slow
-def test_connections_are_shown_and_closed(browser: Browser, real: Callable[..., Real]) -> None:
-    server = real()
-    worker = Client(server.server.connect())
-    worker.ask(b"watch mail")
-    server.put("mail", b"held")
-    assert worker.ask(b"reserve").startswith(b"RESERVED")
-    browser.open(server.url, "/connections?sort=reserved&desc=1")
-    browser.find("tr[data-key] td.c-watches", "default, mail")
-    browser.click("tr[data-index='0'] button", "Close…")
-    browser.find("dialog p", "The 1 job that it holds becomes ready again.")
-    browser.click("dialog button.danger", "Close connection")
-    browser.find(".note", "Closed connection")
-    browser.wait(lambda: len(browser.rows()) == 1, "one is left")
-    assert server.tube("mail")["current-jobs-ready"] == "1"
-    worker.close()
