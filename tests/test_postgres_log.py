@@ -860,6 +860,24 @@ def test_while_somebody_reads_segments_come_and_the_budget_holds(
     log.close()
 
 
+# Bug: Clients deleted the last live jobs of a segment while compaction looked through it. The next look came behind the
+# drop of the segment, and the node ended.
+def test_a_segment_that_goes_is_not_looked_through_any_more(postgres_url: str) -> None:
+    log = open_log(postgres_url)
+    log.append(1, FULL, b"one")
+    log.commit()
+    sync(log)
+    dropped: list[int] = []
+    tables = log._tables
+    tables.look_through(1)
+    tables.drop(1, 1, lambda: dropped.append(1))
+    settle(log, lambda: bool(dropped) and not tables.busy)
+    found = tables.take_keys()
+    settle(log, lambda: not tables.busy)
+    assert found is None
+    log.abandon()
+
+
 # Bug: A full database had no room for a new segment, and the old one that would have made room waited behind it.
 def test_where_there_is_no_room_for_a_new_segment_an_old_one_goes(postgres_server: Postgres, postgres_url: str) -> None:
     log = open_log(postgres_url)

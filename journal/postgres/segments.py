@@ -142,7 +142,11 @@ class Tables:
             self._jobs.append((f"made: segment {number}", lambda: self._make(number)))
 
     def drop(self, number: int, next_first: int, done: Callable[[], None]) -> None:
-        """Has the oldest segment dropped, and calls `done`."""
+        """Has the oldest segment dropped, and calls `done`. The segment is not looked through any more."""
+        if number == self._victim:
+            self._victim = 0
+            self._ended = True
+            self._keys.clear()
         self._jobs.append((f"dropped: segment {number}", lambda: self._drop(number, next_first, done)))
 
     def look_through(self, victim: int) -> None:
@@ -274,6 +278,10 @@ class Tables:
         done()
 
     def _look(self, victim: int) -> Job:
+        if victim != self._victim:  # which has been dropped, perhaps
+            self._looks -= 1
+            self._look_ahead()
+            return
         answer: Answer
         try:
             answer = yield from self.link.asking(looking(self.schema, victim), (str(self._seen).encode(),), binary=True)
