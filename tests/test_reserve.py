@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from geventstalk._build import BUILD
 from journal import Journal
 from journal.log import CHANGE, DELETE, FULL, GROWN_BYTES
+from journal.sqlite.segments import _Refill
 from tests.support import for_change
 from tests.support.disk import fill_up, free_bytes, small_disk
 from tests.support.faults import filler, wants_compaction
@@ -159,6 +162,43 @@ def test_what_was_accepted_has_room_on_a_disk_that_another_process_filled(seed: 
 @pytest.mark.timeout(1800)
 def test_what_was_accepted_has_room_in_many_lives(seed: int, tmp_path: Path) -> None:
     assert lives(seed, LONG_LIVES, tmp_path) > LONG_LIVES // 2
+
+
+# Bug: The worker filled the reserve to the size of before the last puts, and so made it smaller again. When another
+# process filled the disk then, the server ended with exit code 74.
+@pytest.mark.skipif(BUILD == "compiled", reason="a method of a compiled module cannot be replaced")
+def test_a_reserve_that_grew_for_puts_is_not_made_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    left: list[int] = []
+    work = _Refill.work
+
+    def late(refill: _Refill) -> None:
+        goes_on.wait(20)
+        work(refill)
+        left.append(refill._segments.space.reserved)
+
+    monkeypatch.setattr(_Refill, "work", late)
+    with small_disk(tmp_path / "disk", 8 * MIB) as disk:
+        grown = grow_beside_the_worker(disk, goes_on)
+        gc.collect()
+    assert left[0] >= grown
+
+
+def grow_beside_the_worker(folder: Path, goes_on: threading.Event) -> int:
+    """Returns the reserve that puts have made, while the worker, which began before, has not gone on."""
+    jobs = Jobs(folder, 1_000_000)
+    segments = jobs.journal._segments
+    segments._refill()
+    before = segments.space.reserved
+    while segments.space.reserved < before + MIB // 4:
+        assert jobs.put(400)
+    grown = segments.space.reserved
+    goes_on.set()
+    while segments._refilling:
+        wants_compaction(jobs.journal)
+    jobs.commit()
+    jobs.journal.close()
+    return grown
 
 
 # Bug: The reserve lacked the files of small segments, the size of a segment that one commit made larger than full, and

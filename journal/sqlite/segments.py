@@ -101,7 +101,6 @@ class Segments:
         self._refill_after_s = 0.0
         self._retire_after_s = 0.0
         self._said_tight = False
-        self._reserve_bytes = 0  # how large the reserve should be, by the last look
 
     # --- from the start to the end
 
@@ -145,8 +144,7 @@ class Segments:
             writer.discard()
             raise
         fsync_path(self.directory)
-        self._reserve_bytes = self.sizing.reserve(self.load)
-        self.space.refill(self._reserve_bytes, self.sizing.margin)
+        self.space.refill(self.sizing.reserve(self.load), self.sizing.margin)
         self._say_tight()
         self.prepare()
         for sealed in self.sealed:
@@ -355,12 +353,13 @@ class Segments:
         """Returns what is left with this load.
 
         Before that, the reserve grows for the puts so far, where another process could fill the disk before the worker
-        lets the reserve grow: puts may come faster than the worker gets on.
+        lets the reserve grow: puts may come faster than the worker gets on. What the worker is about to do with an
+        older target must not make the reserve smaller again.
         """
         space = self.space
-        target = self.sizing.reserve(load)
-        if space.reserved < target and space.free() < target + _FILLED_AT_ONCE_BYTES:
-            space.refill(target, self.sizing.margin)
+        target = space.target = self.sizing.reserve(load)
+        if (space.reserved < target or self._refilling) and space.free() < target + _FILLED_AT_ONCE_BYTES:
+            space.refill_to_target(self.sizing.margin)
             if space.tight:
                 return 0
         capacity = space.capacity(self.disk_bytes)
@@ -421,7 +420,7 @@ class Segments:
         """Lets the reserve grow and shrink with the live keys, and fills it again when a full disk has room."""
         self._say_tight()
         space, sizing = self.space, self.sizing
-        target = self._reserve_bytes = sizing.reserve(self.load)
+        target = space.target = sizing.reserve(self.load)
         if self._refilling or time.monotonic() < self._refill_after_s:
             return
         if not space.tight:
@@ -435,13 +434,13 @@ class Segments:
 
     def _refill(self) -> None:
         self._refilling = True
-        refill = _Refill(self, self.sizing.reserve(self.load), self.sizing.margin)
+        refill = _Refill(self, self.sizing.margin)
         self.worker.submit(refill.work, refill.done)
 
     def hold_room(self) -> None:
         """On a full disk, the reserve takes what a segment has just given back, in the worker, before others do."""
         if self.space.tight:
-            self.space.hold(self._reserve_bytes)
+            self.space.hold(self.space.target)
 
     def refilled(self, worked: bool) -> None:
         """The worker has filled the reserve as far as there is room. What had to wait for room is sealed now.
@@ -662,14 +661,13 @@ class _Retire:
 class _Refill:
     """Fills the reserve."""
 
-    def __init__(self, segments: Segments, target: int, margin: int) -> None:
+    def __init__(self, segments: Segments, margin: int) -> None:
         self._segments = segments
-        self._target = target
         self._margin = margin
         self._worked = False
 
     def work(self) -> None:
-        self._worked = self._segments.space.refill(self._target, self._margin)
+        self._worked = self._segments.space.refill_to_target(self._margin)
 
     def done(self) -> None:
         self._segments.refilled(self._worked)

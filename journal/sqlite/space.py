@@ -37,6 +37,7 @@ class Space:
         self._lock = Lock()
         self._wanted = False  # whether a thread needs room at once
         self.reserved = _size_of_reserve(self._path)
+        self.target = 0  # how large the reserve is to be, as the thread that writes last said
         self.tight = False
         self.lacks_files = False  # whether it is tight because there were no inodes
 
@@ -95,14 +96,19 @@ class Space:
                 return done
 
     def refill(self, size: int, margin: int) -> bool:
-        """Makes the reserve this large, or as large as a full disk allows. Returns whether the disk kept its word.
+        """Makes `size` the target of the reserve, and does what refill_to_target() does."""
+        self.target = size
+        return self.refill_to_target(margin)
 
-        The space is `tight` when the reserve is smaller than this. It stops being `tight` when the reserve is complete,
+    def refill_to_target(self, margin: int) -> bool:
+        """Makes the reserve as large as its target, or as a full disk allows. Returns whether the disk kept its word.
+
+        The space is `tight` when the reserve is smaller than that. It stops being `tight` when the reserve is complete,
         `margin` bytes are free beside it, and the disk takes files. A thread that needs room ends this early.
         """
         while True:
             with self._lock:  # until it is decided: another thread may give room back, and be the last to say `tight`
-                free = self.free()
+                free, size = self.free(), self.target
                 possible = min(size, self.reserved + free - free % BLOCK_BYTES)
                 resized = self._resize(min(possible, self.reserved + _STEP_BYTES))
                 goes_on = resized and self.reserved < possible and not self._wanted

@@ -519,6 +519,7 @@ class _Space(Space):
         self._lock = Lock()
         self._wanted = False
         self.reserved = self._disk.reserved_bytes
+        self.target = 0
         self.tight = self.lacks_files = False
 
     def free(self) -> int:
