@@ -150,6 +150,7 @@ def test_moving_takes_room_for_what_is_moved_and_what_is_sealed() -> None:
     assert sizing.least(Held(6 * MIB, 6 * MIB, 1000)) == fixed + sizing.moved_bytes(6 * MIB) + 2 * MIB + 1000
     assert sizing.least(Held(8 * MIB, 2 * MIB, 0)) == fixed + sizing.moved_bytes(4 * MIB) + 2 * MIB, "pages half empty"
     assert sizing.least(Held(3 * MIB, 2 * MIB, 0)) == fixed + sizing.moved_bytes(3 * MIB) + 2 * MIB
+    assert sizing.barely(Held(3 * MIB, 2 * MIB, 0)) == fixed + sizing.moved_bytes(2 * MIB) + 2 * MIB
     most = sizing.least(Held(6 * MIB + OVERSIZE_BYTES, 6 * MIB + OVERSIZE_BYTES, OVERSIZE_BYTES))
     assert sizing.least(Held(GIB, GIB, GIB)) == most
 
@@ -184,6 +185,7 @@ def test_the_reserve_is_of_whole_blocks_and_grows_with_the_keys(seed: int) -> No
     for chance, sizing, _ in sizings(seed):
         keys = chance.choice([0, 1, 85, 86, chance.randrange(10**8)])
         assert sizing.reserve(Load(keys)) % BLOCK_BYTES == 0
+        assert sizing.reserve(Load(keys, merging=MIB)) == sizing.reserve(Load(keys)) + MIB
         assert sizing.reserve(Load(keys)) <= sizing.reserve(Load(keys + 1)) <= sizing.reserve(Load(keys)) + BLOCK_BYTES
 
 

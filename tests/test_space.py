@@ -83,6 +83,23 @@ def fail(error: Exception) -> None:
     raise error
 
 
+# Bug: It gave back pieces that double, and another process took what the write did not need.
+def test_a_write_that_knows_its_need_gets_no_more_of_the_reserve(disk: Callable[[int], Path]) -> None:
+    folder = disk(1024 * KIB)
+    space = Space(str(folder), None)
+    space.refill(512 * KIB, 0)
+    fill_up(folder / "filler")
+    left: list[int] = []
+
+    def write() -> None:
+        left.append(space.reserved)
+        if len(left) == 1:
+            raise JournalFull("no space")
+
+    space.within(write, 200 * KIB)
+    assert left == [512 * KIB, 312 * KIB]
+
+
 def written_in(space: Space, sizes: list[int]) -> threading.Thread:
     """A thread that writes; the first time it finds no room."""
 

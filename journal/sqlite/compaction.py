@@ -117,7 +117,7 @@ class Compaction:
         sizing, live = segments.sizing, segments.live
         left = segments.space.free() + segments.space.reserved
         victim = segments.staying[0]
-        if left <= sizing.least(segments.held(victim)):
+        if left <= sizing.barely(segments.held(victim)):
             return False
         load = segments.load
         if worth or left > sizing.enough(load):

@@ -405,7 +405,8 @@ class Journal(Log):
         if not self.behind:
             return False
         self.tend()
-        moves = self.wants_compaction() and not (self._space.tight and self._worker.busy)
+        wanted = self.wants_compaction()
+        moves = wanted and not (self._space.tight and self._worker.busy)
         if moves:
             self.compact_slice(payload_of)
         try:
@@ -413,7 +414,7 @@ class Journal(Log):
             self._compaction.judge()
         except BaseException as error:
             self._fail(error)
-        if not moves and not self._worker.busy:
+        if not wanted and not self._worker.busy:  # what is wanted goes on as soon as the worker rests
             self._compaction.let_go()
         return moves
 

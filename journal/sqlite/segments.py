@@ -258,13 +258,15 @@ class Segments:
         if writer is not None:
             alive = live.bytes_in(writer.number)
             standing = max(writer.bytes + writer.bodies.bytes, alive)  # what this turn has appended is not written yet
-            held.append(Held(standing + BARE_SEGMENT_BYTES, alive, writer.row_max))
+            unmerged = standing - writer.bodies.bytes
+            held.append(Held(standing + BARE_SEGMENT_BYTES, alive, writer.row_max, unmerged))
         return self.sizing.load(live.keys, held, self._sealed_load)
 
     def held(self, sealed: Sealed) -> Held:
         """Returns what a sealed segment takes, and what of it is live."""
-        standing = sealed.bytes if sealed.merged else sealed.merge_bytes + sealed.body_bytes
-        return Held(standing, self.live.bytes_in(sealed.number), sealed.row_max)
+        unmerged = 0 if sealed.merged else sealed.merge_bytes
+        standing = sealed.bytes if sealed.merged else unmerged + sealed.body_bytes
+        return Held(standing, self.live.bytes_in(sealed.number), sealed.row_max, unmerged)
 
     @property
     def full_at(self) -> int:

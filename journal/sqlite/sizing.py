@@ -61,11 +61,15 @@ AHEAD_MAX: Final = 1 << 23
 
 
 class Held(NamedTuple):
-    """A segment: what it takes when it is sealed, how many of these bytes are live, and its largest row."""
+    """A segment: what it takes when it is sealed, how many of these bytes are live, and its largest row.
+
+    `unmerged` is what its WAL takes once more when that is merged.
+    """
 
     standing: int
     alive: int
     row: int
+    unmerged: int = 0
 
 
 class Load(NamedTuple):
@@ -75,6 +79,7 @@ class Load(NamedTuple):
     least: int = 0  # the room that moving the live bytes of one segment takes, at the most
     lacking: int = 0  # what segments take more once their live records have been moved, added up
     surplus: int = 0  # what others take less then
+    merging: int = 0  # what WALs that are larger than full take while they are merged
 
 
 class Sizing:
@@ -84,13 +89,15 @@ class Sizing:
     whatever was admitted can still be changed, moved and deleted in the room that is left. On a full disk that is so as
     long as
 
-        reserve >= least + lacking + 2 commit + 2 small segments + small segment + what is deleted and granted
+        reserve >= least + lacking + 2 commit + 2 small segments + small segment + merging
+                   + what is deleted and granted
 
     least           moving the live bytes of the segment that has most of them, before that segment goes
     lacking         what all segments take more once all their live records stand in small segments: each has its
                     own schema and indexes, and a record that was changed may be longer, so that fewer lie in a page
     2 commit        the largest commit stands in the WAL and, when that is sealed, in the database
     small segments  garbage that is not worth moving for yet, and that of the segment that is being written
+    merging         a commit of puts that is larger than a segment: what its merge gives back, another process may take
     """
 
     def __init__(self, segment_bytes: int) -> None:
@@ -144,13 +151,14 @@ class Sizing:
         A segment with live records may have been filled by less than is counted here for a small one, so up to what it
         takes beside its records is no surplus: otherwise moving would begin again and again, and free nothing.
         """
-        _, least, lacking, surplus = others or Load()
+        _, least, lacking, surplus, merging = others or Load()
         for held in segments:
             least = max(least, self.least(held))
             moved = self.moved_bytes(held.alive)
             lacking += max(0, moved - held.standing)
             surplus += max(0, held.standing - moved - (BARE_SEGMENT_BYTES if held.alive else 0))
-        return Load(keys, least, lacking, surplus)
+            merging += max(0, held.unmerged - self.segment_limit)
+        return Load(keys, least, lacking, surplus, merging)
 
     def least(self, held: Held) -> int:
         """The room that moving the live bytes of a segment to small segments takes before it goes.
@@ -160,8 +168,19 @@ class Sizing:
         but no more than stood there. What a large commit or large rows take beyond a segment is reserved up to
         OVERSIZE_BYTES.
         """
-        alive = min(max(held.alive, min(2 * held.alive, held.standing)), self.segment_limit + OVERSIZE_BYTES)
-        sealing = min(alive, 2 * self.small_segment + min(held.row, OVERSIZE_BYTES))
+        return self._moving(max(held.alive, min(2 * held.alive, held.standing)), held.row)
+
+    def barely(self, held: Held) -> int:
+        """As least(), where the records fill their pages as well as they do now.
+
+        Another process may have taken what a merge gave back to a full disk. With less room than least(), moving is
+        still better than to wait: each change takes more of the reserve, and nothing but moving makes room.
+        """
+        return self._moving(held.alive, held.row)
+
+    def _moving(self, alive: int, row: int) -> int:
+        alive = min(alive, self.segment_limit + OVERSIZE_BYTES)
+        sealing = min(alive, 2 * self.small_segment + min(row, OVERSIZE_BYTES))
         return self.moved_bytes(alive) + sealing + BARE_SEGMENT_BYTES + NEW_SEGMENT_BYTES + INDEX_BYTES
 
     def enough(self, load: Load) -> int:
@@ -176,7 +195,7 @@ class Sizing:
 
     def reserve(self, load: Load) -> int:
         """The room that is kept for the time when another process fills the disk: the inequality above."""
-        size = self.enough(load) + 2 * self.small_segment + KEY_BYTES * load.keys + self._look_bytes
+        size = self.enough(load) + 2 * self.small_segment + KEY_BYTES * load.keys + self._look_bytes + load.merging
         return size - size % BLOCK_BYTES
 
     # --- puts

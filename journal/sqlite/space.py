@@ -65,10 +65,11 @@ class Space:
     def within(self, write: Callable[[], _T], need: int = 0, *, files: bool = False) -> _T:
         """Does a write. While the write finds no room, gives back more of the reserve and does the write again.
 
-        It gives back one piece first, and twice as much each time. Afterwards it takes back what is left of them. From
-        then on the space is `tight`, until refill() finds room. A write that finds no room must leave nothing behind.
-        Raises JournalFull when no reserve is left, or at once when there is less room than `need`, or when the write
-        makes `files` and the disk takes none.
+        It gives back one piece first, or what `need` lacks, and twice a piece, four pieces, ... each further time.
+        Afterwards it takes back what is left of them, as far as another process has not taken it. From then on the
+        space is `tight`, until refill() finds room. A write that finds no room must leave nothing behind. Raises
+        JournalFull when no reserve is left, or at once when there is less room than `need`, or when the write makes
+        `files` and the disk takes none.
         """
         piece, given = PIECE_BYTES, 0
         if files:
@@ -84,10 +85,11 @@ class Space:
                 with self._lock:
                     self._wanted = False
                     self.tight = True
-                    if not self._give_back(piece):
+                    size = piece if given else max(piece, need - self.free())
+                    if not self._give_back(size):
                         self._grow(self.reserved + given)
                         raise
-                given += piece
+                given += size
                 piece *= 2
             else:
                 if given:
