@@ -18,7 +18,6 @@ from geventstalk._build import BUILD
 from journal import Journal
 from journal.log import CHANGE, DELETE, FULL, GROWN_BYTES
 from journal.sqlite.segments import _Refill
-from journal.sqlite.worker import Worker
 from tests.support import for_change
 from tests.support.disk import fill_up, free_bytes, small_disk
 from tests.support.faults import filler, wants_compaction
@@ -214,27 +213,6 @@ def test_the_reserve_has_what_merging_a_large_commit_takes(tmp_path: Path) -> No
         wants_compaction(jobs.journal)
     assert any(sealed.merged for sealed in segments.sealed)
     jobs.journal.close()
-
-
-# Bug: The worker came to rest between two looks at it, and changes went on although compaction had more to do. With
-# `-s 32768` they used the reserve up, and the server ended with exit code 74.
-@pytest.mark.skipif(BUILD == "compiled", reason="a method of a compiled module cannot be replaced")
-def test_changes_wait_while_compaction_has_something_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = Jobs(tmp_path, 1_000_000)
-    journal = jobs.journal
-    compaction = journal._compaction
-    monkeypatch.setattr(Journal, "wants_compaction", lambda _: True)
-    monkeypatch.setattr(Journal, "tend", lambda _: None)
-    monkeypatch.setattr(type(compaction), "judge", lambda _: None)
-    looks = iter([True, True, False])
-    monkeypatch.setattr(Worker, "busy", property(lambda _: next(looks, False)))
-    journal._space.tight = compaction._behind = True
-    compaction._hold_s = 60.0
-    assert not journal.catch_up(jobs.payload_of)
-    assert journal.behind
-    monkeypatch.undo()
-    journal._space.tight = False
-    journal.close()
 
 
 # Bug: The reserve lacked the files of small segments, the size of a segment that one commit made larger than full, and

@@ -405,8 +405,7 @@ class Journal(Log):
         if not self.behind:
             return False
         self.tend()
-        wanted = self.wants_compaction()
-        moves = wanted and not (self._space.tight and self._worker.busy)
+        moves = self.wants_compaction() and not (self._space.tight and self._worker.busy)
         if moves:
             self.compact_slice(payload_of)
         try:
@@ -414,7 +413,7 @@ class Journal(Log):
             self._compaction.judge()
         except BaseException as error:
             self._fail(error)
-        if not wanted and not self._worker.busy:  # what is wanted goes on as soon as the worker rests
+        if not moves and not self._worker.busy:
             self._compaction.let_go()
         return moves
 
