@@ -200,21 +200,10 @@ class LeasedTurn(Turn):
         if self.speaks():
             super().release(pieces)
 
-    def sync_for_replies(self, store: Store) -> Task:
-        """Does what Turn.sync_for_replies() does. Replies without a change still wait for the lease."""
-        while True:
-            yield Wait(self.awaited)
-            yield from self.await_returns()
-            pieces = self.gate.pieces
-            yield from self.await_sync(store)
-            while not self.failed and not self.speaks():
-                self._spoken.clear()
-                yield Wait(self._spoken)
-            if self.failed:
-                return
-            self.release(pieces)
-            if not self.gate.pieces:
-                self.awaited.clear()
+    def await_lease(self) -> Task:
+        while not self.failed and not self.speaks():
+            self._spoken.clear()
+            yield Wait(self._spoken)
 
 
 def _tell_nothing(text: str) -> None:

@@ -640,11 +640,16 @@ class Turn(Maintenance):
             if not self.sync_here():
                 pieces = self.gate.pieces  # they stay there: the server may stop while the sync is under way
                 yield from self.await_sync(store)
+                yield from self.await_lease()
                 if self.failed:
                     return  # the gate stays as it is: to look at it again and again would keep the process from its end
                 self.release(pieces)
             if not self.gate.pieces:
                 self.awaited.clear()
+
+    def await_lease(self) -> Task:
+        """Waits until replies may leave, also those without a change. Here they may at once."""
+        return iter(())
 
     def await_returns(self) -> Task:
         """Waits a moment for the clients that the last sync let go on, so that they share the next sync."""
