@@ -24,9 +24,6 @@ class Line:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __contains__(self, client: int) -> bool:
-        return client in self.entries
-
     def add(self, client: int, wait: int) -> None:
         """Adds a client that has no entry, with its wait."""
         self._order.push(wait, client)
