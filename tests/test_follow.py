@@ -305,7 +305,7 @@ def test_a_stray_that_is_written_with_another_age_is_found_by_it() -> None:
     assert writer.oldest_s() == 45
 
 
-@pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled room cannot be replaced")
+@pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled module cannot be replaced")
 def test_a_clock_far_ahead_makes_few_strays(monkeypatch: pytest.MonkeyPatch) -> None:
     from geventstalk.core import mirror
 

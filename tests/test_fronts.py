@@ -553,7 +553,7 @@ def test_who_waits_at_a_front_without_room_is_accepted_by_another(start_server: 
 
 
 # Bug: A front ended after four billion clients.
-@pytest.mark.skipif(BUILD == "compiled", reason="takes what nobody else may have")
+@pytest.mark.skipif(BUILD == "compiled", reason="takes what no other process may have")
 def test_numbers_of_clients_come_again_after_all_others() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -564,7 +564,7 @@ def test_numbers_of_clients_come_again_after_all_others() -> None:
 
 
 # Bug: A client for which epoll had no memory ended its front.
-@pytest.mark.skipif(BUILD == "compiled", reason="takes what nobody else may have")
+@pytest.mark.skipif(BUILD == "compiled", reason="takes what no other process may have")
 def test_a_client_for_whom_the_system_has_no_memory_is_lost_alone(tmp_path: Path) -> None:
     class Full:
         def register(self, fd: int, mask: int) -> None:
@@ -608,7 +608,7 @@ def make_fronts(count: int, fails: Callable[[str], None]) -> Fronts:
     return Fronts(count, [], link, logging.getLogger("tests.fronts"), fails)
 
 
-@pytest.mark.skipif(BUILD == "compiled", reason="takes what nobody else may have")
+@pytest.mark.skipif(BUILD == "compiled", reason="takes what no other process may have")
 def test_a_front_that_is_far_ahead_waits_for_the_others() -> None:
     said: list[tuple[int, int]] = []
     fronts = make_fronts(2, nobody)

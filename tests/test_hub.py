@@ -29,7 +29,7 @@ What the kernel says of the process is on no device."""
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BUILD == "compiled", reason="calls out of a compiled room cannot be noted")
+@pytest.mark.skipif(BUILD == "compiled", reason="calls out of a compiled module cannot be noted")
 def test_the_hub_waits_for_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under compaction, with bodies on disk, bulk moves, searches, exports, and everything that is only looked at."""
     monkeypatch.setenv("HUB_NOTES", str(tmp_path / "notes"))

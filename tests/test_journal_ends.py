@@ -106,7 +106,7 @@ def append_without_memory(tmp_path: Path, kind: int, size: int) -> None:
 
 
 # Bug: Only a JournalError ended a commit. A MemoryError dropped the batch, and the next turn acknowledged it.
-@pytest.mark.skipif(BUILD == "compiled", reason="a method of a compiled room cannot be replaced")
+@pytest.mark.skipif(BUILD == "compiled", reason="a method of a compiled module cannot be replaced")
 @pytest.mark.parametrize(
     "error", [MemoryError(), OverflowError("int too large"), RuntimeError("a bug"), OSError(5, "x")]
 )

@@ -183,7 +183,7 @@ def test_a_committed_journal_is_read_as_ever(committed: Path, version: int) -> N
     assert jobs[1]["created_ns"] == WALL + SECOND and [jobs[3]["rank"], jobs[7]["rank"]] == [7, 8]
 
 
-@pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled room cannot be replaced")
+@pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled module cannot be replaced")
 def test_the_present_code_writes_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of the format that forgot to raise its version is found here: the records differ byte by byte."""
     monkeypatch.setattr("geventstalk.durable.store.PART_BYTES", PART)

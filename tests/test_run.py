@@ -45,7 +45,7 @@ COMPILED_LAYERS = [
     *(f"tests/test_{name}.py" for name in ("signals", "timerwheel")),
     "tests/test_offline.py::test_reading_changes_nothing",
 ]
-"""What takes seconds in all, and reaches every compiled room."""
+"""What takes seconds in all, and reaches every compiled module."""
 
 pytestmark = pytest.mark.timeout(2 * MAKE_LIMIT_S)
 

@@ -313,7 +313,7 @@ def test_a_group_takes_hardly_more_than_its_records_would_alone(path: Path, size
 # Payloads that are larger than a row
 
 
-@pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled room cannot be replaced")
+@pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled module cannot be replaced")
 @pytest.mark.parametrize("size", [9, 10, 11, 20, 21, 95])
 def test_a_large_payload_is_split_and_joined(path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(format_room, "PART_BYTES", 10)
@@ -327,7 +327,7 @@ def test_a_large_payload_is_split_and_joined(path: Path, monkeypatch: pytest.Mon
     reader.close()
 
 
-@pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled room cannot be replaced")
+@pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled module cannot be replaced")
 @pytest.mark.parametrize("gone", [1, 2, 3, 4])
 def test_a_split_payload_that_misses_a_part_is_no_payload(
     path: Path, monkeypatch: pytest.MonkeyPatch, gone: int
@@ -633,7 +633,7 @@ def test_a_reader_delays_the_merge_and_loses_nothing(path: Path) -> None:
     assert rows == [*ROWS, (8, FULL, b"late")] and found.sealed
 
 
-@pytest.mark.skipif(BUILD == "compiled", reason="a function of a compiled room cannot be replaced")
+@pytest.mark.skipif(BUILD == "compiled", reason="a function of a compiled module cannot be replaced")
 def test_a_reader_that_goes_at_the_wrong_moment_costs_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It kept the WAL from being merged, and is gone when the writer closes, which then merges it."""
     writer = write(path)

@@ -164,7 +164,7 @@ def test_a_thread_that_needs_room_waits_for_one_step_of_the_reserve(
 
 
 # Bug: Another thread's report of a tight disk was forgotten, and puts were accepted without a reserve.
-@pytest.mark.skipif(BUILD == "compiled", reason="a method of a compiled room cannot be replaced")
+@pytest.mark.skipif(BUILD == "compiled", reason="a method of a compiled module cannot be replaced")
 def test_who_gives_back_while_the_reserve_is_judged_is_believed(tmp_path: Path) -> None:
     """Otherwise puts are accepted while the reserve is not what it should be."""
     sizes: list[int] = []
