@@ -584,8 +584,8 @@ def test_a_client_for_whom_the_system_has_no_memory_is_lost_alone(tmp_path: Path
 # Starting them
 
 
-def nobody(*_words: Any) -> Any:
-    raise AssertionError("nobody comes")
+def unused(*_words: Any) -> Any:
+    raise AssertionError("no client comes")
 
 
 def shared(service: Service) -> tuple[Ahead, Unsent, RunQueue]:
@@ -595,7 +595,7 @@ def shared(service: Service) -> tuple[Ahead, Unsent, RunQueue]:
     def begins() -> None:
         loop.run_callback(turn.end)
 
-    turn = Turn(service.engine, time.monotonic_ns, time.time_ns, begins, nobody)
+    turn = Turn(service.engine, time.monotonic_ns, time.time_ns, begins, unused)
     return Ahead(), Unsent(service), RunQueue(loop, turn)
 
 
@@ -603,7 +603,7 @@ def make_fronts(count: int, fails: Callable[[str], None]) -> Fronts:
     loop = gevent.get_hub().loop
 
     def link(sock: socket.socket, fronts: Fronts) -> Link:
-        return Link(sock, loop, nobody, nobody, nobody, *shared(Service(Operate(0), 100, dict)), nobody, fronts)
+        return Link(sock, loop, unused, unused, unused, *shared(Service(Operate(0), 100, dict)), unused, fronts)
 
     return Fronts(count, [], link, logging.getLogger("tests.fronts"), fails)
 
@@ -611,7 +611,7 @@ def make_fronts(count: int, fails: Callable[[str], None]) -> Fronts:
 @pytest.mark.skipif(BUILD == "compiled", reason="takes what no other process may have")
 def test_a_front_that_is_far_ahead_waits_for_the_others() -> None:
     said: list[tuple[int, int]] = []
-    fronts = make_fronts(2, nobody)
+    fronts = make_fronts(2, unused)
 
     class Told:
         def __init__(self, number: int) -> None:
@@ -665,9 +665,9 @@ def test_a_front_that_talks_nonsense_loses_its_link_and_nothing_else() -> None:
     def go(client: FrontClient) -> None:
         gone.append(client.number)
 
-    fronts = make_fronts(2, nobody)
+    fronts = make_fronts(2, unused)
     loop = gevent.get_hub().loop
-    link = Link(ours, loop, come, go, nobody, *shared(service), nobody, fronts)
+    link = Link(ours, loop, come, go, unused, *shared(service), unused, fronts)
     with theirs, gevent.Timeout(20):
         theirs.sendall(frame(7, OPEN, b"peer\nend") + frame(8, OPEN, b"peer\nend") + frame(8, TAKEN, b"abc"))
         link.over.wait()

@@ -85,16 +85,16 @@ def test_stats_say_where_http_is(start_server: Start, tmp_path: Path) -> None:
 def test_tokens_have_roles(start_server: Start, tokens: Path) -> None:
     port = free_port()
     start_server("--http", f"0.0.0.0:{port}", "--http-insecure", "--http-tokens", str(tokens))
-    nobody, reader, admin, liar = (Web(port, token) for token in (None, READ, ADMIN, READ[:-1] + "x"))
-    assert nobody.status("GET", "/api/v1/server") == 401
+    stranger, reader, admin, liar = (Web(port, token) for token in (None, READ, ADMIN, READ[:-1] + "x"))
+    assert stranger.status("GET", "/api/v1/server") == 401
     assert liar.status("GET", "/api/v1/server") == 401
     told = {"role": "read", "name": "grafana", "csrf": None, "users": False, "sees_all": True, "rights": None}
     assert reader.json("GET", "/api/v1/session") == told
     assert admin.json("GET", "/api/v1/session")["role"] == "admin"
     assert reader.status("PATCH", "/api/v1/server", {"draining": True}) == 403
     assert admin.status("PATCH", "/api/v1/server", {"draining": True}) == 200
-    assert nobody.status("GET", "/readyz") == 503
-    assert nobody.status("GET", "/healthz") == 200
+    assert stranger.status("GET", "/readyz") == 503
+    assert stranger.status("GET", "/healthz") == 200
 
 
 def test_without_tokens_only_this_host_is_served(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def memory(order: Order) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [1, 3, 100])
 def test_memory_is_given_back(kept: int) -> None:
-    """Whether entries leave from the front or from everywhere: few entries have the memory of few."""
+    """Entries leave from the front or from everywhere: few entries have the memory of few."""
     for step in (1, 10_000 // kept):
         order = filled(*range(10_000))
         for gone in range(10_000):
