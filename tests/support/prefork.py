@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Protocol
 
@@ -56,14 +57,15 @@ class Fork:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            end = os.pidfd_open(self.pid)
-            try:
-                if not select.select([end], [], [], timeout)[0]:
-                    assert timeout is not None
-                    raise subprocess.TimeoutExpired(list(self.args), timeout)
-            finally:
-                os.close(end)
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # another thread has just polled
+                end = os.pidfd_open(self.pid)
+                try:
+                    if not select.select([end], [], [], timeout)[0]:
+                        assert timeout is not None
+                        raise subprocess.TimeoutExpired(list(self.args), timeout)
+                finally:
+                    os.close(end)
             self.poll()
         assert self.returncode is not None
         return self.returncode
