@@ -18,7 +18,15 @@ import pytest
 
 from tests.conftest import is_due
 from tests.support.disk import small_disk
-from tests.support.process import ROOT, ServerProcess, TracebackFound, check_logs, hand_down_no_ignored_signal
+from tests.support.prefork import forker
+from tests.support.process import (
+    GEVENTSTALK,
+    ROOT,
+    ServerProcess,
+    TracebackFound,
+    check_logs,
+    hand_down_no_ignored_signal,
+)
 from tests.support.seeds import have_changed
 
 
@@ -108,3 +116,24 @@ def test_tests_of_what_seldom_changes_are_due_when_it_has_changed(
         assert is_due(item) == due
     finally:
         have_changed.cache_clear()
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--no-such-flag"]])
+def test_a_fork_does_what_an_interpreter_does(tmp_path: Path, words: list[str]) -> None:
+    args = [*GEVENTSTALK, *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    fresh = subprocess.run(args, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=60)
+    with (tmp_path / "out").open("w+b") as out, (tmp_path / "err").open("w+b") as err:
+        files = [out.fileno(), out.fileno(), err.fileno()]
+        code = forker(str(ROOT)).start(args, str(tmp_path), environment, files).wait(60)
+        said = tuple(os.pread(file.fileno(), 1 << 16, 0) for file in (out, err))
+    assert (code, *said) == (fresh.returncode, fresh.stdout, fresh.stderr)
+
+
+def test_a_fork_is_waited_for_and_killed() -> None:
+    process = ServerProcess(GEVENTSTALK).wait_ready().process
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    assert process.poll() is None
+    process.kill()
+    assert process.wait(20) == process.poll() == -signal.SIGKILL
