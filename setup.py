@@ -57,7 +57,17 @@ MODULES = {
     ],
     "geventstalk/durable": ["follow", "large", "reading", "records", "store"],
     "geventstalk/front": ["frames", "front"],
-    "geventstalk/serving": ["busy_poll", "clustered", "connection", "fronts", "link", "parking", "runqueue", "server"],
+    "geventstalk/serving": [
+        "busy_poll",
+        "clustered",
+        "connection",
+        "driver",
+        "fronts",
+        "link",
+        "parking",
+        "runqueue",
+        "server",
+    ],
     "geventstalk/turn": ["leader", "maintenance", "operations", "replies", "returns", "tasks", "turn"],
     "geventstalk/wire": [
         "added",

@@ -7,8 +7,8 @@ from time import monotonic_ns
 import gevent
 import pytest
 
+from geventstalk.serving import driver
 from geventstalk.serving.parking import Parking
-from geventstalk.serving.server import _sleep
 from geventstalk.turn.tasks import NEXT_TURN, Flag, Wait
 
 
@@ -96,7 +96,7 @@ def test_a_task_sleeps_with_and_without_a_flag(flagged: bool, moment: str) -> No
 
     def sleep() -> bool:
         parking = Parking()
-        _sleep(Wait(Flag() if flagged else None, at_ns), parking)
+        driver.sleep(Wait(Flag() if flagged else None, at_ns), parking)
         parking.close()
         return True
 

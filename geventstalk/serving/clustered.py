@@ -269,7 +269,7 @@ class ClusterServer(Server):
         turn = self._leased
         turn.write_to(store)
         self.live.load()
-        self._tasks += [gevent.spawn(self._drive, task) for task in turn.tasks_of(store)]
+        self._tasks.drive(turn.tasks_of(store))
         self.live.lead()
         self._loop.run_callback(self.show_role)
 
@@ -283,7 +283,7 @@ class ClusterServer(Server):
         """Takes nothing more from clients, and sends what is safe."""
         for acceptor in self._acceptors:
             acceptor.stop_accepting()
-        gevent.killall(self._tasks)
+        self._tasks.stop()
         turn = self._leased
         turn.take_no_more()
         self._await_sync()

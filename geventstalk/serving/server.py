@@ -1,4 +1,4 @@
-"""The wiring with gevent: listeners, a greenlet for each connection and each task of the turn, signals, the end.
+"""The wiring with gevent: listeners, a greenlet for each connection, signals, the end.
 
 turn.py decides what is done, and in which order. This module decides which greenlet is woken, and when. The first step
 of a connection begins a turn. Every other readable connection has its step. Then _end_turn() commits, and the replies
@@ -31,7 +31,6 @@ from geventstalk.addresses import host_of
 from geventstalk.config import Settings
 from geventstalk.config_listeners import Listener
 from geventstalk.core.bodies import Bodies
-from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
@@ -42,6 +41,7 @@ from geventstalk.serving.acceptor import CANNOT_ACCEPT, TELL_SELDOM_S, Acceptor
 from geventstalk.serving.address_shares import AddressShares
 from geventstalk.serving.busy_poll import BusyPoll
 from geventstalk.serving.connection import Ahead, Connection, Unsent
+from geventstalk.serving.driver import NEXT_TURN_S, Driver
 from geventstalk.serving.fd_limits import Descriptors, Share
 from geventstalk.serving.listen import describe, full_address_of, own_end_of, peer_of
 from geventstalk.serving.live_settings import LiveSettings
@@ -53,7 +53,6 @@ from geventstalk.serving.runqueue import RunQueue
 from geventstalk.serving.sd_notify import Manager
 from geventstalk.stream import Stream
 from geventstalk.turn.replies import Channel
-from geventstalk.turn.tasks import NEXT_TURN, Task, Wait
 from geventstalk.turn.turn import Turn
 from geventstalk.wire.commands import Commands, UploadShare
 from geventstalk.wire.session import Service, Session
@@ -68,12 +67,7 @@ if TYPE_CHECKING:
     from geventstalk.serving.link import FrontClient, Link
     from geventstalk.serving.schedules import Schedules
 
-NEXT_TURN_S = 1e-9
-"""A sleep of this length lets every socket have its turn. After sleep(0) gevent runs the greenlet up to 50 times more
-before it looks at any socket."""
 PROGRESS_EVERY_S = 2.0
-_END_OF_WORK_S = 3.0
-"""A stop waits this long for a thread that reads: a device that does not answer does not hold up the end."""
 _ACTIVE_NS = 1_000_000_000
 """A client that has sent nothing for so long has read what was said to it."""
 _COLLECT_EVERY_S = 1.0
@@ -138,9 +132,7 @@ class Server:
         self._quiet: Any = None
         self._quiet_soon: Any = None
         self._busy_poll = BusyPoll()
-        self._sync_thread: Any = None  # the last sync in a thread
-        self._work_threads: list[Any] = []  # other work in threads
-        self._tasks: list[Any] = []  # greenlets of the turn
+        self._tasks = Driver(self._turn.fail)
         self._acceptors: list[Acceptor] = []
         self._stopped = Event()
         self._stopped_by = ""
@@ -188,7 +180,7 @@ class Server:
         self._handle_signals()
         if drains():
             self.drain(True)
-        self._tasks += [gevent.spawn(self._drive, task) for task in self._turn.tasks()]
+        self._tasks.drive(self._turn.tasks())
         if self._fronts is not None:
             self._fronts.accept()
         else:
@@ -216,7 +208,7 @@ class Server:
             self._fronts.rest()
         if self._site is not None and not self._turn.failed:
             self._site.stop()
-        gevent.killall(self._tasks)
+        self._tasks.stop()
         return self._finish()
 
     @property
@@ -242,7 +234,7 @@ class Server:
         return self._wall_clock() / 1e9
 
     def _run_schedules(self, schedules: Schedules) -> None:
-        self._tasks.append(gevent.spawn(schedules.run, durable=self._settings.journal is not None))
+        self._tasks.run(partial(schedules.run, durable=self._settings.journal is not None))
         if self._backend is not None:
             self._backend.schedules = schedules
 
@@ -429,10 +421,7 @@ class Server:
             self._guests.give_back()
 
     def _finish(self) -> int:
-        if self._sync_thread is not None:
-            self._sync_thread.get()  # replies at the gate may wait for this sync
-        for thread in self._work_threads:
-            thread.wait(_END_OF_WORK_S)  # it may have a segment open
+        self._tasks.await_threads()
         self._turn.finish()
         self._send_rest(lambda: True)
         self._part()
@@ -637,24 +626,6 @@ class Server:
         if self._busy_poll.over(monotonic_ns()):
             self._idle.stop()
 
-    def _drive(self, task: Task) -> None:
-        """Runs a task of the turn. Each task has a greenlet of its own."""
-        parking = Parking()
-        try:
-            for wait in task:
-                if wait.sync is not None:
-                    self._sync_thread = gevent.get_hub().threadpool.spawn(wait.sync.run)
-                    self._sync_thread.get()
-                elif wait.work is not None:
-                    thread: Any = gevent.get_hub().threadpool.spawn(wait.work.run)
-                    self._work_threads.append(thread)
-                    thread.get()
-                    self._work_threads.remove(thread)
-                else:
-                    _sleep(wait, parking)
-        except Exception as error:
-            self._turn.fail(error)
-
     # --- failures
 
     def _tell(self, text: str, error: BaseException | None) -> None:
@@ -740,54 +711,6 @@ def _client_of_front(channel: Channel) -> FrontClient:
 
     assert isinstance(channel, FrontClient)
     return channel
-
-
-def _sleep(wait: Wait, parking: Parking) -> None:
-    """Sleeps until the flag is set or the moment has come. NEXT_TURN means until the event loop went around once."""
-    flag = wait.flag
-    if flag is None:
-        while not _sleep_some(wait.at_ns, parking):
-            pass
-        return
-    flag.raised = parking.wake_soon
-    try:
-        while not flag.is_set and not (_look_once if wait.awake else _sleep_some)(wait.at_ns, parking):
-            pass
-    finally:
-        flag.raised = None
-
-
-def _sleep_some(at_ns: int, parking: Parking) -> bool:
-    """Sleeps until the moment has come or the greenlet is woken. Returns whether the moment has come."""
-    if at_ns == NEVER:
-        parking.park()
-        return False
-    if at_ns == NEXT_TURN:
-        _nap(NEXT_TURN_S, parking)
-        return True
-    left_ns = at_ns - monotonic_ns()
-    if left_ns <= 0:
-        return True
-    _nap(left_ns / 1e9, parking)
-    return False
-
-
-def _look_once(at_ns: int, parking: Parking) -> bool:
-    """Lets clients of this processor and every socket have their turn. Returns whether the moment has come."""
-    os.sched_yield()
-    _nap(NEXT_TURN_S, parking)
-    return monotonic_ns() >= at_ns
-
-
-def _nap(seconds: float, parking: Parking) -> None:
-    """Sleeps for this long, or until the greenlet is woken."""
-    timer = parking.loop.timer(seconds)
-    timer.start(parking.wake)
-    try:
-        parking.park()
-    finally:
-        timer.stop()
-        timer.close()
 
 
 class _WireTrace:
