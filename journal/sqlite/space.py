@@ -86,6 +86,7 @@ class Space:
                     self._wanted = False
                     self.tight = True
                     size = piece if given else max(piece, need - self.free())
+                    size += -size % BLOCK_BYTES
                     if not self._give_back(size):
                         self._grow(self.reserved + given)
                         raise
