@@ -1,8 +1,8 @@
 """The wiring with gevent: listeners, a greenlet for each connection, signals, the end.
 
-turn.py decides what is done, and in which order. This module decides which greenlet is woken, and when. The first step
-of a connection begins a turn. Every other readable connection has its step. Then _end_turn() commits, and the replies
-leave.
+turn.py decides what is done, and in which order; driver.py runs the tasks of the turn. This module decides which
+greenlet is woken, and when. The first step of a connection begins a turn. Every other readable connection has its step.
+Then _end_turn() commits, and the replies leave.
 Invariant: code that touches the engine or the journal never waits in the middle of its work, so it needs no lock.
 Nothing fails in silence: an exception out of a greenlet, a callback or a thread is logged and ends the process.
 """

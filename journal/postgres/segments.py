@@ -278,7 +278,7 @@ class Tables:
         done()
 
     def _look(self, victim: int) -> Job:
-        if victim != self._victim:  # which has been dropped, perhaps
+        if victim != self._victim:  # the segment is gone, or compaction is at another one
             self._looks -= 1
             self._look_ahead()
             return

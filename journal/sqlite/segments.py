@@ -355,8 +355,8 @@ class Segments:
         """Returns what is left with this load.
 
         Before that, the reserve grows for the puts so far, where another process could fill the disk before the worker
-        lets the reserve grow: puts may come faster than the worker gets on. What the worker is about to do with an
-        older target must not make the reserve smaller again.
+        lets the reserve grow: puts may come faster than the worker gets on. The worker reads the target when it works,
+        so work that was asked for before these puts does not make the reserve smaller again.
         """
         space = self.space
         target = space.target = self.sizing.reserve(load)

@@ -97,7 +97,8 @@ class Sizing:
                     own schema and indexes, and a record that was changed may be longer, so that fewer lie in a page
     2 commit        the largest commit stands in the WAL and, when that is sealed, in the database
     small segments  garbage that is not worth moving for yet, and that of the segment that is being written
-    merging         a commit of puts that is larger than a segment: what its merge gives back, another process may take
+    merging         the merge of a commit of puts that is larger than a segment: another process may take the blocks
+                    that the merge frees
     """
 
     def __init__(self, segment_bytes: int) -> None:
@@ -171,10 +172,10 @@ class Sizing:
         return self._moving(max(held.alive, min(2 * held.alive, held.standing)), held.row)
 
     def barely(self, held: Held) -> int:
-        """As least(), where the records fill their pages as well as they do now.
+        """Returns the least room in which a move can succeed: the records fill their new pages as well as the old ones.
 
-        Another process may have taken what a merge gave back to a full disk. With less room than least(), moving is
-        still better than to wait: each change takes more of the reserve, and nothing but moving makes room.
+        On a full disk another process may have taken the blocks that a merge freed, and less room is left than least().
+        Compaction moves all the same: each change uses more of the reserve, and only a move frees room.
         """
         return self._moving(held.alive, held.row)
 

@@ -65,10 +65,10 @@ class Space:
     def within(self, write: Callable[[], _T], need: int = 0, *, files: bool = False) -> _T:
         """Does a write. While the write finds no room, gives back more of the reserve and does the write again.
 
-        It gives back one piece first, or what `need` lacks, and twice a piece, four pieces, ... each further time.
-        Afterwards it takes back what is left of them, as far as another process has not taken it. From then on the
-        space is `tight`, until refill() finds room. A write that finds no room must leave nothing behind. Raises
-        JournalFull when no reserve is left, or at once when there is less room than `need`, or when the write makes
+        The first time the reserve gives back the bytes that the disk lacks for `need`, and one piece at the least; then
+        two pieces, four pieces, and so on. After the write the reserve takes back the bytes that are still free. From
+        then on the space is `tight`, until refill() finds room. A write that fails must leave no file and no bytes.
+        Raises JournalFull when the reserve is used up, when there is less room than `need`, or when the write makes
         `files` and the disk takes none.
         """
         piece, given = PIECE_BYTES, 0

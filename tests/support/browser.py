@@ -56,7 +56,7 @@ QUICK = """
 const wait = setTimeout;
 window.setTimeout = (run, ms, ...rest) => wait(run, ms >= 500 && ms <= 5000 ? ms / 5 : ms, ...rest);
 """
-"""What the console asks for every few seconds, it asks for more often: the tests would do nothing but wait for that."""
+"""The console polls five times as often as for users, so that tests wait less."""
 
 
 class Browser:

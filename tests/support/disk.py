@@ -1,4 +1,4 @@
-"""Small disks: a tmpfs of so many bytes, where one may be mounted, and a process that fills it."""
+"""Small disks of a given size, on a tmpfs where a test may mount one; and a process that fills such a disk."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ SMALL_BYTES = 1 << 14
 BARE_BYTES = 1 << 18
 """What some small segments take beside their records."""
 FAIRNESS = 8
-"""Of so many picks, what is ready is run once; a real loop passes over no greenlet at all."""
+"""A task that is ready runs within this many picks. A real event loop passes over no greenlet at all."""
 WITHOUT_TIME_MAX = 10_000
 """Pieces of work that are done while no time passes."""
 SYNC_MS_MAX = 20

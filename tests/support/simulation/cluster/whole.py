@@ -52,7 +52,7 @@ class Way(SyncPoint):
 
 
 class SimulatedLog(Log):
-    """The part of a process's log that a store needs. Nothing is compacted, and there is always room."""
+    """The part of a process's log that a store needs. The log is never compacted, and always takes puts."""
 
     def __init__(self, process: WholeProcess) -> None:
         self.safe_after_commit = False  # of an instance: the compiled class has a place for it, which hides the class's
