@@ -139,7 +139,10 @@ class Scan:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Log:
-    """The caller first exhausts batches(), then calls start(), and then append() and commit()."""
+    """The caller first exhausts batches(), then calls start(), and then append() and commit().
+
+    A kind of log implements all methods of the first part, and those of the second part that it has something for.
+    """
 
     safe_after_commit: bool
     """True when committed records survive the end of this process. False in a networked log: its commit may still be on
@@ -149,13 +152,7 @@ class Log:
     appended: int
     """The number of records that were appended. Two equal readings mean that nothing was appended between them."""
 
-    # --- start
-
-    def leave_payloads(self) -> None:
-        """Before batches(): the owner makes do with HEAD rows, and has payloads read back when it needs them.
-
-        batches() then gives FULL records, or HEAD where it can, and only in segments of which reads_back() is true.
-        """
+    # --- what every log does
 
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
         """Every record that still counts, oldest first: each time a segment's number and some of its rows.
@@ -168,22 +165,6 @@ class Log:
     def start(self) -> None:
         """Makes the log ready for append(). May wait. Raises a JournalError."""
         raise NotImplementedError
-
-    def heal(self, payload_of: PayloadOf) -> int:
-        """Repairs the damage that the replay found, if the log was told to accept damage.
-
-        Returns how many keys were written anew. May wait. Raises a JournalError.
-        """
-        raise NotImplementedError
-
-    # --- every turn
-
-    def hold(self, until_ns: int) -> None:
-        """Says at the end of each SyncPoint whether more commits are expected soon, which may share a write.
-
-        A log that writes commits before a SyncPoint asks for that waits until this time of the monotonic clock, or
-        until the next SyncPoint begins. 0: none are expected.
-        """
 
     @property
     def current(self) -> int:
@@ -218,11 +199,6 @@ class Log:
         """Returns whether a payload may be appended in parts now: one key at a time, never on a full disk."""
         raise NotImplementedError
 
-    @property
-    def short_of_room(self) -> bool:
-        """Returns whether the disk is full. Then the caller must drop the parts that it has appended."""
-        raise NotImplementedError
-
     def append_part(self, key: int, part: bytes) -> None:
         """Adds a part of a large payload to the batch. It counts only after append_last(). Raises as append() does."""
         raise NotImplementedError
@@ -254,15 +230,32 @@ class Log:
         """
         raise NotImplementedError
 
-    # --- reading back
-
-    @property
-    def tail(self) -> int:
-        """The place of the record that was appended last, in the segment `current`. 0: this log gives no payload back.
-
-        Another append() or a commit() makes the place another record's.
-        """
+    def facts(self) -> Facts:
+        """The log's numbers."""
         raise NotImplementedError
+
+    def close(self) -> None:
+        """Commits and syncs everything, and gives the log back. Waits. Raises JournalFailed."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Gives the log up after a failure. Writes nothing more, and waits some seconds for the log's current work."""
+        raise NotImplementedError
+
+    # --- what a log may offer: without it the default holds
+
+    def heal(self, payload_of: PayloadOf) -> int:
+        """Repairs the damage that the replay found, if the log was told to accept damage.
+
+        Returns how many keys were written anew. May wait. Raises a JournalError.
+        """
+        return 0
+
+    def leave_payloads(self) -> None:
+        """Before batches(): the owner makes do with HEAD rows, and has payloads read back when it needs them.
+
+        batches() then gives FULL records, or HEAD where it can, and only in segments of which reads_back() is true.
+        """
 
     def reads_back(self, segment: int) -> bool:
         """Returns whether payloads() can read the FULL records of a segment: it is sealed, and all of it is on the
@@ -271,7 +264,15 @@ class Log:
         While a replay is under way, this says it of a segment whose rows were just given. Once it is true it stays so
         as long as the segment has live records.
         """
-        raise NotImplementedError
+        return False
+
+    @property
+    def tail(self) -> int:
+        """The place of the record that was appended last, in the segment `current`. 0: this log gives no payload back.
+
+        Another append() or a commit() makes the place another record's.
+        """
+        return 0
 
     def seal_early(self, size: int) -> bool:
         """Has the segment `current` sealed although it is not full, if it has about so many bytes of records.
@@ -285,7 +286,10 @@ class Log:
         """To read so many records back. Each was appended whole or in parts, with PAYLOAD_MIN to PAYLOAD_MAX bytes."""
         raise NotImplementedError
 
-    # --- keeping pace
+    @property
+    def short_of_room(self) -> bool:
+        """Returns whether the disk is full. Then the caller must drop the parts that it has appended."""
+        return False
 
     @property
     def behind(self) -> bool:
@@ -294,32 +298,36 @@ class Log:
         The caller then calls catch_up() again and again, and appends no changes meanwhile. It may still append the last
         parts of a large payload.
         """
-        raise NotImplementedError
+        return False
 
     def catch_up(self, payload_of: PayloadOf) -> bool:
         """Helps a log that is `behind`, for about a millisecond. Raises JournalFailed.
 
         Returns whether to call again at once. If not, the log's own work has to go on first, for some milliseconds.
         """
-        raise NotImplementedError
+        return False
 
-    # --- compaction
+    def hold(self, until_ns: int) -> None:
+        """Says at the end of each SyncPoint whether more commits are expected soon, which may share a write.
+
+        A log that writes commits before a SyncPoint asks for that waits until this time of the monotonic clock, or
+        until the next SyncPoint begins. 0: none are expected.
+        """
 
     @property
     def settling(self) -> bool:
         """Returns whether the log's own work is not finished, so that wants_compaction() may change by itself."""
-        raise NotImplementedError
+        return False
 
     def tend(self) -> None:
         """Takes in the results of the log's own work, and begins its next work. The caller calls this now and then.
 
         Raises JournalFailed, also for a failure in another thread.
         """
-        raise NotImplementedError
 
     def wants_compaction(self) -> bool:
         """Returns whether compact_slice() has something worth doing. Changes nothing."""
-        raise NotImplementedError
+        return False
 
     def scan(self) -> Scan | None:
         """Returns what the next compact_slice() has to have read before; None when it has all that it needs.
@@ -337,7 +345,7 @@ class Log:
 
         The caller may call this while wants_compaction() is true, to have their payloads ready.
         """
-        raise NotImplementedError
+        return []
 
     def compact_slice(self, payload_of: PayloadOf) -> None:
         """Commits, and appends some live keys of the oldest segment again. Takes about a millisecond.
@@ -347,23 +355,9 @@ class Log:
         """
         raise NotImplementedError
 
-    # --- numbers and end
-
-    def facts(self) -> Facts:
-        """The log's numbers."""
-        raise NotImplementedError
-
     def segments(self, most: int) -> list[SegmentState]:
         """The newest segments, so many at the most, in order of their numbers."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Commits and syncs everything, and gives the log back. Waits. Raises JournalFailed."""
-        raise NotImplementedError
-
-    def abandon(self) -> None:
-        """Gives the log up after a failure. Writes nothing more, and waits some seconds for the log's current work."""
-        raise NotImplementedError
+        return []
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

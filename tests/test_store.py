@@ -14,8 +14,8 @@ from geventstalk.core.job import BURIED, DELAYED, READY, RESERVED, Job, Tally
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import MS_NS, Store
 from journal import CHANGE, FULL, Journal, JournalDamaged
-from journal.log import Log, Row
 from tests.support.faults import wants_compaction
+from tests.support.minimal_log import Kept, MinimalLog
 
 NOW_NS = 5_000_000_000
 PATIENCE_S = 60.0
@@ -185,44 +185,9 @@ def test_jobs_come_back_as_they_were(place: Path | str) -> None:
     again.close()
 
 
-class Rows(Log):
-    """A log that is a list of records, of which the test takes some away."""
-
-    current = 1
-    behind = short_of_room = False
-    takes_parts = True
-
-    def __init__(self, records: list[tuple[int, int, bytes]]) -> None:
-        self.records = records
-        self.parts = b""
-        self.high_water = 9
-
-    def admits(self, size: int) -> bool:
-        return True
-
-    def append(self, key: int, kind: int, payload: bytes) -> None:
-        self.records.append((key, kind, payload))
-
-    def append_part(self, key: int, part: bytes) -> None:
-        self.parts += part
-
-    def append_last(self, key: int, last: bytes, *, moved: bool) -> None:
-        self.append(key, FULL, self.parts + last)
-        self.parts = b""
-
-    def batches(self) -> Iterator[tuple[int, list[Row]]]:
-        yield 1, [(seq, key, kind, 0, payload) for seq, (key, kind, payload) in enumerate(self.records)]
-
-    def start(self) -> None:
-        return
-
-    def heal(self, payload_of: object) -> int:
-        return 0
-
-
-def found_in(records: list[tuple[int, int, bytes]]) -> tuple[dict[int, tuple[bytes, int, int]], Rows]:
+def found_in(records: list[Kept]) -> tuple[dict[int, tuple[bytes, int, int]], MinimalLog]:
     """Tube, ttr and priority of each job that a start finds, and the log after that start."""
-    log = Rows(list(records))
+    log = MinimalLog(records)
     store = Store(log, None, ClockOffset(WALL_NS, NOW_NS))
     jobs = {job.id: (job, name) for job, name in store.replay()}
     store.start(jobs.get)
@@ -234,7 +199,7 @@ def found_in(records: list[tuple[int, int, bytes]]) -> tuple[dict[int, tuple[byt
 def test_a_job_is_never_a_mixture_of_what_it_was_and_what_it_became(large: bool) -> None:
     """A loss of power takes the job's record with another tube and ttr, and leaves a change in the next segment."""
     names: dict[int, tuple[Job, bytes]] = {}
-    log = Rows([])
+    log = MinimalLog()
     store = Store(log, None, ClockOffset(WALL_NS, NOW_NS))
     list(store.replay())
     store.start(names.get)

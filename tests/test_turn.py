@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from geventstalk._build import BUILD
+from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import NEVER
 from geventstalk.core.job import READY, Job
 from geventstalk.core.jobtable import JobTable
@@ -23,6 +24,7 @@ from geventstalk.turn.turn import Turn
 from geventstalk.wire.session import MOVE_SLICE, Service, Session
 from journal.log import FULL, Log, Row, SyncPoint
 from tests.support.clock import SECOND, ManualClock
+from tests.support.minimal_log import MinimalLog
 
 PUT = b"put 0 0 60 1\r\nx\r\n"
 WALL_NS = 1_700_000_000 * SECOND
@@ -112,9 +114,6 @@ class FakeJournal(Log):
     def start(self) -> None:
         return
 
-    def heal(self, payload_of: object) -> int:
-        return 0
-
     def tend(self) -> None:
         self.behind |= self.falls_behind_in == "tend"
 
@@ -170,19 +169,43 @@ def go_on(task: Task) -> Wait:
 
 
 def test_ages_that_contradict_ids_are_sorted_out_before_clients_come() -> None:
-    class Restored(FakeJournal):
-        def batches(self) -> Iterator[tuple[int, list[Row]]]:
-            jobs = [Job(1, 0, 0, 0, 1), Job(2, 0, 0, 0, 1), Job(3, 0, 0, 0, 1)]
-            for job, age_s in zip(jobs, (1, 9, 5), strict=True):
-                job.state, job.body, job.created_ns = READY, b"x\r\n", rig.clock.ns - age_s * SECOND
-            rows = [(job.id, job.id, FULL, 0, encode_whole(job, b"default", epoch)) for job in jobs]
-            return iter([(1, rows)])
-
     rig = Rig(durable=False)
-    rig.journal = Restored()
     epoch = ClockOffset(rig.wall_ns(), rig.clock.ns)
-    assert rig.turn.open(Store(rig.journal, None, epoch)) == 3
+    records = []
+    for id, age_s in enumerate((1, 9, 5), start=1):
+        job = Job(id, 0, 0, 0, 1)
+        job.state, job.body, job.created_ns = READY, b"x\r\n", rig.clock.ns - age_s * SECOND
+        records.append((id, FULL, encode_whole(job, b"default", epoch)))
+    assert rig.turn.open(Store(MinimalLog(records), None, epoch)) == 3
     assert not rig.engine.unsorted and rig.engine.strays == [1]
+
+
+@pytest.mark.parametrize("bodies_max", [None, 1000])
+def test_a_log_that_offers_nothing_more_than_it_must_serves_clients(bodies_max: int | None) -> None:
+    """Jobs are put whole and in parts, and a start brings back those that are left."""
+    rig = Rig(durable=False)
+    log = MinimalLog()
+    store = Store(log, 50, ClockOffset(rig.wall_ns(), rig.clock.ns))
+    store.large_bytes, store.part_bytes = 8, 4
+    rig.engine.bodies = None if bodies_max is None else Bodies(bodies_max)
+    rig.turn.open(store)
+    tasks = rig.turn.tasks()
+    one, two = rig.client(), rig.client()
+    large = b"put 5 0 60 10\r\n0123456789\r\n"
+    rig.say((one, PUT), (two, b"reserve\r\n"))
+    for at in range(10):
+        rig.say((one, b"" if at else large))
+        for task in tasks:
+            go_on(task)
+    assert (one.take(), two.take()) == (b"INSERTED 1\r\nINSERTED 2\r\n", b"RESERVED 1 1\r\nx\r\n")
+    rig.say((one, PUT), (two, b"bury 1 7\r\nreserve\r\ndelete 3\r\n"))
+    assert (one.take(), two.take()) == (b"INSERTED 3\r\n", b"BURIED\r\nRESERVED 3 1\r\nx\r\nDELETED\r\n")
+    again = Rig(durable=False)
+    store = Store(MinimalLog(log.records), None, ClockOffset(again.wall_ns(), again.clock.ns))
+    assert again.turn.open(store) == 2 and again.engine.next_id == 4
+    three = again.client()
+    again.say((three, b"peek-ready\r\npeek-buried\r\n"))
+    assert three.take() == b"FOUND 2 10\r\n0123456789\r\nFOUND 1 1\r\nx\r\n"
 
 
 def test_a_reply_leaves_at_the_end_of_the_turn() -> None:

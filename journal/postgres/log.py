@@ -25,13 +25,11 @@ from journal.log import (
     FULL,
     Facts,
     PayloadOf,
-    Payloads,
     Record,
     Row,
     SegmentState,
     SharedLog,
     SyncPoint,
-    Wanted,
 )
 from journal.postgres import schema as tables_of
 from journal.postgres import sizing
@@ -592,18 +590,6 @@ class PostgresLog(SharedLog):
             f"{self._budget} bytes, and what is left is kept for changes, deletes and compaction"
         )
 
-    # --- reading back
-
-    @property
-    def tail(self) -> int:
-        return 0
-
-    def reads_back(self, segment: int) -> bool:
-        return False
-
-    def payloads(self, wanted: list[Wanted]) -> Payloads:
-        raise AssertionError("no segment of this log can be read back")
-
     # --- keeping pace
 
     @property
@@ -652,9 +638,6 @@ class PostgresLog(SharedLog):
             self._compaction.move_some(payload_of, self.append, self._commit)
         except BaseException as error:
             self._fail(error)
-
-    def moves_next(self) -> list[int]:
-        return []
 
     # --- numbers and end
 

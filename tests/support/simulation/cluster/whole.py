@@ -19,7 +19,7 @@ from geventstalk.durable.store import Store
 from geventstalk.turn.leader import LeasedTurn
 from geventstalk.turn.replies import Channel
 from geventstalk.wire.session import Service, Session
-from journal.log import Log, PayloadOf, SyncPoint
+from journal.log import Log, SyncPoint
 from journal.log import Row as JournalRow
 from tests.support.check import check
 from tests.support.simulation.cluster.database import Row
@@ -70,9 +70,6 @@ class SimulatedLog(Log):
     def start(self) -> None:
         return
 
-    def heal(self, payload_of: PayloadOf) -> int:
-        return 0
-
     @property
     def current(self) -> int:
         return SEGMENT
@@ -93,10 +90,6 @@ class SimulatedLog(Log):
     def takes_parts(self) -> bool:
         return True
 
-    @property
-    def short_of_room(self) -> bool:
-        return False
-
     def commit(self) -> None:
         process = self.process
         process.batch += self._batch
@@ -113,23 +106,6 @@ class SimulatedLog(Log):
     def end_ways(self) -> None:
         while self.ways and self.ways[0].seq <= self.process.last[0]:
             self.ways.popleft().over()
-
-    @property
-    def behind(self) -> bool:
-        return False
-
-    def catch_up(self, payload_of: PayloadOf) -> bool:
-        return False
-
-    @property
-    def settling(self) -> bool:
-        return False
-
-    def tend(self) -> None:
-        return
-
-    def wants_compaction(self) -> bool:
-        return False
 
 
 class Talk(Channel):
