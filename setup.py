@@ -68,7 +68,7 @@ MODULES = {
         "runqueue",
         "server",
     ],
-    "geventstalk/turn": ["leader", "maintenance", "operations", "replies", "returns", "tasks", "turn"],
+    "geventstalk/turn": ["leader", "maintenance", "operations", "replies", "returns", "syncs", "tasks", "turn"],
     "geventstalk/wire": [
         "added",
         "arriving",

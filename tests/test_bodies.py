@@ -78,7 +78,7 @@ class Rig:
                 self.journal.abandon()
                 raise
             if bodies is not None:
-                self.task = self.turn.keep_bodies(self.store, bodies)
+                self.task = self.turn.maintenance.keep_bodies(self.store, bodies)
                 next(self.task)
 
     def client(self) -> Wire:
@@ -112,13 +112,13 @@ class Rig:
             wants_compaction(self.store)
             if not self.store.catch_up(self.clock.ns):
                 time.sleep(0.0005)
-            self.turn.keep_bound(self.store)
+            self.turn.maintenance.keep_bound(self.store)
             assert time.monotonic() < end_s
         self.turn.let_changes_go_on()
 
     def begin_fetch(self) -> bool:
         """Lets the task go on until it has something read. Returns whether it has."""
-        if self.pending is None and self.turn.missing.is_set:
+        if self.pending is None and self.turn.maintenance.missing.is_set:
             wait = next(self.task)
             self.pending = wait.work
         return self.pending is not None
@@ -161,9 +161,9 @@ class Rig:
         while True:
             if wants_compaction(self.store):
                 self.store.compact_slice(self.clock.ns)
-                self.turn.keep_bound(self.store)
+                self.turn.maintenance.keep_bound(self.store)
             elif not self.store.settling:
-                self.turn.keep_bound(self.store)
+                self.turn.maintenance.keep_bound(self.store)
                 return
             else:
                 time.sleep(0.001)  # for the journal's worker
@@ -621,7 +621,8 @@ def test_compaction_waits_for_no_device(rig: Rig, name: str, monkeypatch: pytest
         monkeypatch.setattr(room, "connect_to_read", connected)
     monkeypatch.setattr(Journal, "behind", property(lambda journal: journal.wants_compaction()))
     moved = rig.journal.records_moved
-    task = getattr(rig.turn, name)(rig.store)
+    owner = rig.turn.maintenance if name == "compact" else rig.turn
+    task = getattr(owner, name)(rig.store)
     end_s = time.monotonic() + PATIENCE_S
     for wait in task:
         rig.turn.end()

@@ -339,8 +339,8 @@ def test_compaction_at_leisure_looks_again_after_the_turn(tmp_path: Path) -> Non
     life.store.commit(0)
     assert wants_compaction(life.store)
     turn = Turn(Operate(0), time.monotonic_ns, time.time_ns, lambda: None, lambda error: None)
-    keeper = turn.compact(life.store)
-    turn.grown.set()
+    keeper = turn.maintenance.compact(life.store)
+    turn.maintenance.grown.set()
     wait = next(keeper)
     while wait.at_ns in (NEVER, NEXT_TURN):
         wait = next(keeper)

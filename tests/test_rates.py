@@ -187,7 +187,7 @@ class Rig:
         self.engine = Operate(self.clock.ns)
         self.turn = Turn(self.engine, lambda: self.clock.ns, lambda: self.clock.ns, lambda: None, self.fails)
         self.service = Service(self.engine, 100, dict)
-        self.task = self.turn.keep_rates()
+        self.task = self.turn.maintenance.keep_rates()
 
     def fails(self, error: BaseException) -> None:
         raise error
@@ -201,7 +201,7 @@ class Rig:
 def test_an_idle_server_sleeps() -> None:
     rig = Rig()
     wait = next(rig.task)
-    assert wait.flag is rig.turn.busy and wait.at_ns < 0
+    assert wait.flag is rig.turn.maintenance.busy and wait.at_ns < 0
     rig.turn.end()
     assert not wait.flag.is_set
 
@@ -210,7 +210,7 @@ def test_a_busy_server_settles_every_five_seconds() -> None:
     rig = Rig()
     next(rig.task)
     rig.happens(b"a")
-    assert rig.turn.busy.is_set
+    assert rig.turn.maintenance.busy.is_set
     wait = next(rig.task)
     assert wait.flag is None and wait.at_ns == rig.clock.ns + EVERY_NS
     rig.clock.to(wait.at_ns)
@@ -235,7 +235,7 @@ def test_many_tubes_are_settled_in_slices() -> None:
         rig.happens(b"late")  # which wakes one more tube, for the next time
         check(rig.engine)
     assert turns == count // RATES_SLICE - 1
-    assert wait.flag is rig.turn.busy and [tube.name for tube in rig.engine.active] == [b"late"]
+    assert wait.flag is rig.turn.maintenance.busy and [tube.name for tube in rig.engine.active] == [b"late"]
 
 
 def test_a_timeout_without_a_turn_is_settled_too() -> None:
@@ -248,4 +248,4 @@ def test_a_timeout_without_a_turn_is_settled_too() -> None:
     wait = next(rig.task)
     assert wait.flag is not None and not wait.flag.is_set
     rig.turn.advance()
-    assert rig.engine.total_timeouts == 1 and rig.turn.busy.is_set
+    assert rig.engine.total_timeouts == 1 and rig.turn.maintenance.busy.is_set

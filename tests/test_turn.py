@@ -327,9 +327,8 @@ def let_sync(rig: Rig) -> None:
     """Does what a thread does under `-f0`, if there is something to sync."""
     store, pieces = rig.turn.store, rig.turn.gate.pieces
     assert store is not None
-    if store.syncs_before_replies and (sync := rig.turn._sync(store)):
-        sync.run()
-        rig.turn._synced(store, sync)
+    if store.syncs_before_replies:
+        rig.turn.syncs.run(store)
     rig.turn.release(pieces)
     rig.turn.awaited.clear()
 
@@ -681,13 +680,13 @@ def test_changes_wait_also_when_compaction_at_leisure_left_the_journal_behind(wh
     rig = Rig()
     store = rig.turn.store
     assert store is not None
-    keeper, pace = rig.turn.compact(store), rig.turn.backpressure(store)
+    keeper, pace = rig.turn.maintenance.compact(store), rig.turn.backpressure(store)
     next(pace)
     while next(keeper).at_ns == NEVER:
         pass
     rig.journal.falls_behind_in = where
     next(keeper)
-    assert rig.journal.behind and rig.engine.held and rig.turn.late.is_set
+    assert rig.journal.behind and rig.engine.held and rig.turn.maintenance.late.is_set
     rig.journal.falls_behind_in, rig.journal.behind = "", False
     next(pace)
     assert not rig.engine.held
@@ -739,9 +738,9 @@ def test_a_sync_comes_in_time_while_changes_wait() -> None:
     sync.run()
     next(syncs)
     assert not rig.journal.unsynced and rig.engine.held
-    rig.turn.written.clear()
+    rig.turn.syncs.written.clear()
     next(task)
-    assert rig.turn.written.is_set, "what compaction moved is synced in time, too"
+    assert rig.turn.syncs.written.is_set, "what compaction moved is synced in time, too"
 
 
 def test_catching_up_rests_while_the_journal_itself_is_at_work() -> None:
@@ -756,7 +755,7 @@ def test_catching_up_rests_while_the_journal_itself_is_at_work() -> None:
     assert rig.journal.slices == 1 + CATCH_UP_SLICES
     rig.journal.behind = False
     wait = next(task)
-    assert wait.flag is rig.turn.late and not wait.flag.is_set
+    assert wait.flag is rig.turn.maintenance.late and not wait.flag.is_set
     rig.say((other, PUT))
     assert not rig.engine.held
 
@@ -1130,23 +1129,23 @@ def test_when_jobs_are_gone_their_memory_is_given_back(left: int, moves: bool | 
     """Looked at with the rates. Those that are left are moved where they are few, in slices."""
     rig = Rig(durable=False)
     given: list[int] = []
-    rig.turn.give_memory_back = lambda: given.append(rig.engine.jobs.count)
+    rig.turn.maintenance.give_memory_back = lambda: given.append(rig.engine.jobs.count)
     rates, lean = rig.turn.tasks()[3:5]
     next(rates)
-    assert next(lean).flag is rig.turn.drained
+    assert next(lean).flag is rig.turn.maintenance.drained
     one = rig.client()
     for _ in range(2100):
         rig.say((one, PUT))
     go_on(rates)
     rig.clock.pass_s(5)
     go_on(rates)
-    assert not rig.turn.drained.is_set and rig.engine.jobs.most > 2000
+    assert not rig.turn.maintenance.drained.is_set and rig.engine.jobs.most > 2000
     for number in range(1, 2101 - left):
         rig.say((one, b"delete %d\r\n" % number))
     go_on(rates)
     rig.clock.pass_s(5)
     go_on(rates)
-    assert rig.turn.drained.is_set == (moves is not None)
+    assert rig.turn.maintenance.drained.is_set == (moves is not None)
     if moves is None:
         return
     places = {job.id: id(job) for job in rig.engine.jobs}
@@ -1158,7 +1157,7 @@ def test_when_jobs_are_gone_their_memory_is_given_back(left: int, moves: bool | 
     assert given == [left] and rig.engine.jobs.most == left
     stayed = [job.id for job in rig.engine.jobs if places[job.id] == id(job)]
     assert len(stayed) < left if moves and left else len(stayed) == left
-    assert not rig.turn.drained.is_set
+    assert not rig.turn.maintenance.drained.is_set
 
 
 @pytest.mark.skipif(BUILD == "compiled", reason="methods of compiled classes cannot be replaced")
@@ -1170,8 +1169,8 @@ def test_without_memory_to_move_jobs_nothing_ends(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(JobTable, "repack", repack)
     lean = rig.turn.tasks()[4]
-    rig.turn.drained.set()
-    assert go_on(lean).flag is rig.turn.drained
+    rig.turn.maintenance.drained.set()
+    assert go_on(lean).flag is rig.turn.maintenance.drained
 
 
 def test_without_memory_to_give_memory_back_nothing_ends() -> None:
@@ -1180,8 +1179,8 @@ def test_without_memory_to_give_memory_back_nothing_ends() -> None:
     def give_back() -> None:
         raise MemoryError
 
-    rig.turn.give_memory_back = give_back
+    rig.turn.maintenance.give_memory_back = give_back
     lean = rig.turn.tasks()[4]
-    rig.turn.drained.set()
+    rig.turn.maintenance.drained.set()
     assert go_on(lean).at_ns == NEXT_TURN
-    assert go_on(lean).flag is rig.turn.drained
+    assert go_on(lean).flag is rig.turn.maintenance.drained

@@ -287,7 +287,7 @@ class ClusterServer(Server):
         turn = self._leased
         turn.take_no_more()
         self._await_sync()
-        if turn.sync is None or turn.sync.over:
+        if not turn.syncs.is_under_way:
             turn.finish()
         turn.step_down()
         self._over = True
@@ -298,7 +298,7 @@ class ClusterServer(Server):
         """Waits for a commit that is under way, but not for ever: no client was told of it."""
         turn = self._leased
         end_ns = monotonic_ns() + round(_END_S * 1e9)
-        while turn.sync is not None and not turn.sync.over and not turn.failed and monotonic_ns() < end_ns:
+        while turn.syncs.is_under_way and not turn.failed and monotonic_ns() < end_ns:
             gevent.sleep(0.001)
 
     def end(self, why: str) -> None:

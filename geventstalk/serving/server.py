@@ -116,7 +116,7 @@ class Server:
         self.live = LiveSettings(self._service, self._turn, self._rests, log, self._unix_s, self._run_schedules)
         self.live.use(settings)
         self._spare = Spare()
-        self._turn.give_memory_back = self._spare.give_back
+        self._turn.maintenance.give_memory_back = self._spare.give_back
         self._ahead = Ahead()
         self._unsent = Unsent(self._service)
         self._run_queue = RunQueue(self._loop, self._turn)

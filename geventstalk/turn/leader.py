@@ -66,7 +66,7 @@ class LeasedTurn(Turn):
     def step_down(self) -> None:
         """Stops all replies, since another node leads, or will. That is no failure."""
         if not self.failed:
-            self.failed = True
+            self.failed = self.maintenance.stopped = True
             self._give_up_operations()
 
     # --- silence
@@ -81,17 +81,17 @@ class LeasedTurn(Turn):
             self._silent_since_ns = now_ns
             self._service.silent = True
             self.engine.held = True
-            self.late.set()
+            self.maintenance.late.set()
         return False
 
     def backpressure(self, store: Store) -> Task:
         """Does what Turn.backpressure() does, and ends the silence."""
         while True:
-            yield Wait(self.late)
-            self.late.clear()
+            yield Wait(self.maintenance.late)
+            self.maintenance.late.clear()
             while self.silent or store.behind:
                 if not self.silent:
-                    yield from self.catch_up(store)
+                    yield from self.maintenance.catch_up(store)
                     continue
                 self.renewed.clear()
                 if self._holds(self._clock()):
@@ -126,8 +126,8 @@ class LeasedTurn(Turn):
         """Returns since when replies wait; 0 when they do not."""
         if self.silent:
             return self._silent_since_ns
-        sync = self.sync
-        return 0 if sync is None or sync.over else sync.begun_ns
+        sync = self.syncs.under_way
+        return sync.begun_ns if sync is not None and not sync.over else 0
 
     def _let_puts_be_refused(self) -> None:
         """Wakes clients that wait. All but puts find that they are still held."""
@@ -184,13 +184,9 @@ class LeasedTurn(Turn):
 
         A takeover undoes what is not committed, and the id of a job that was shown is then another job's.
         """
-        sync = self.sync
-        unsafe = self.gate.pieces or (sync is not None and not sync.over)
-        if not unsafe:
-            for channel in touched:
-                if channel.changed:
-                    unsafe = True
-                    break
+        unsafe = self.gate.pieces > 0 or self.syncs.is_under_way
+        for channel in touched:
+            unsafe = unsafe or channel.changed
         if unsafe:
             for channel in touched:
                 if not channel.changed and channel.session.shows_job:

@@ -1,7 +1,7 @@
-"""The maintenance of journal and memory beside the clients: compaction, catching up, syncs, bodies, rates.
+"""The maintenance of journal and memory beside the clients: compaction, catching up, bodies, rates.
 
-A turn derives from this. This module must not know gevent, sockets, clocks, SQLite, nor channels and their replies: its
-owner drives the tasks. Everything here runs without a pause from one yield to the next, so it needs no lock.
+A turn has one. This module must not know gevent, sockets, clocks, SQLite, nor channels and their replies: the owner of
+the turn drives the tasks. Everything here runs without a pause from one yield to the next, so it needs no lock.
 Invariant: a task does at most some milliseconds of work between two turns, reads and syncs in a thread only, and what
 fails in one is the end.
 """
@@ -20,7 +20,7 @@ from geventstalk.core.operate import Operate
 from geventstalk.core.order import EMPTY
 from geventstalk.durable.reading import Reading
 from geventstalk.durable.store import Store
-from geventstalk.turn.tasks import NEXT_TURN, Flag, Sync, Task, Wait
+from geventstalk.turn.tasks import NEXT_TURN, Flag, Task, Wait
 
 CATCH_UP_SLICES: Final = 3
 """Slices of catching up in a turn, of a millisecond each at the most: what is no change is served in between."""
@@ -45,33 +45,32 @@ LookAhead = Generator[Wait, None, bool]
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Maintenance:
-    """The tasks, and what they are woken by."""
+    """The tasks, and what they are woken by.
 
-    def __init__(self, engine: Operate, clock: Callable[[], int]) -> None:
-        self.engine = engine
-        self.store: Store | None = None
-        self.failed = False
+    `begins` is called before bodies change, and a commit and replies follow. `bodies_came` is called when some bodies
+    have come, or will not come. `written` is set when there is something to sync.
+    """
+
+    def __init__(
+        self,
+        engine: Operate,
+        clock: Callable[[], int],
+        begins: Callable[[], None],
+        bodies_came: Callable[[], None],
+        written: Flag,
+    ) -> None:
+        self.stopped = False  # after a failure, no task changes anything
         self.give_memory_back: Callable[[], None] = _nothing_to_give
-        self.sync: Sync | None = None  # the one that is under way in a thread
-        self.sync_took_ns = 0  # how long the last one took
-        self._clock = clock
         self.busy = Flag()  # something happened to jobs that the rates do not know
         self.drained = Flag()  # there are far fewer jobs than there were
-        self.written = Flag()  # there is something to sync
         self.grown = Flag(True)  # there may be something to compact
-        self.arrived = Flag()  # a sync that was begun without a thread is over
         self.late = Flag()  # the journal does not keep pace
         self.missing = Flag()  # there are bodies to fetch
-
-    # --- what a turn does about it
-
-    def begin(self) -> None:
-        """Something happens that a commit and replies must follow."""
-        raise NotImplementedError
-
-    def let_awaiting_go_on(self) -> None:
-        """Those go on whose body is there, or will not come."""
-        raise NotImplementedError
+        self._engine = engine
+        self._clock = clock
+        self._begins = begins
+        self._bodies_came = bodies_came
+        self._written = written
 
     # --- figures and memory
 
@@ -81,11 +80,11 @@ class Maintenance:
             yield Wait(self.busy)
             yield Wait(at_ns=self._clock() + RATES_NS)
             self.busy.clear()
-            while not self.engine.settle_rates(self._clock(), RATES_SLICE):
+            while not self._engine.settle_rates(self._clock(), RATES_SLICE):
                 yield Wait(at_ns=NEXT_TURN)
-            if self.engine.active:
+            if self._engine.active:
                 self.busy.set()
-            jobs = self.engine.jobs
+            jobs = self._engine.jobs
             if jobs.most - jobs.count >= max(DRAINED_MIN, jobs.most >> 3):
                 self.drained.set()
 
@@ -94,7 +93,7 @@ class Maintenance:
         while True:
             yield Wait(self.drained)
             self.drained.clear()
-            jobs = self.engine.jobs
+            jobs = self._engine.jobs
             scattered = 2 * jobs.count <= jobs.most
             jobs.most = jobs.count
             at = 0 if scattered else EMPTY
@@ -109,18 +108,18 @@ class Maintenance:
         while True:
             yield Wait(self.missing)
             self.missing.clear()
-            while jobs := bodies.next_fetch(self.engine):
+            while jobs := bodies.next_fetch(self._engine):
                 reading = store.reading(jobs)
                 yield Wait(work=reading)
-                if self.failed:
+                if self.stopped:
                     return
                 self.take_bodies(bodies, reading)
                 yield Wait(at_ns=self._clock() + LACKING_NS if reading.lacking else NEXT_TURN)
-            self.let_awaiting_go_on()
+            self._bodies_came()
 
     def take_bodies(self, bodies: Bodies, reading: Reading) -> None:
         """Bodies have come. Raises JournalDamaged or JournalFailed for one that cannot be had although it is there."""
-        self.begin()
+        self._begins()
         bodies.fetch_ended()
         for job in reading.jobs:
             body = reading.body_of(job)
@@ -128,8 +127,8 @@ class Maintenance:
                 bodies.take(job, body)
             elif job.state != DELETED:
                 bodies.want(job)
-        bodies.keep_bound(self.engine)
-        self.let_awaiting_go_on()
+        bodies.keep_bound(self._engine)
+        self._bodies_came()
 
     # --- compaction
 
@@ -143,10 +142,10 @@ class Maintenance:
             while self.wants_compaction(store):
                 if (yield from self.look_ahead(store)):
                     yield Wait(at_ns=self._clock() + LACKING_NS)
-                if self.failed or not self.wants_compaction(store):
+                if self.stopped or not self.wants_compaction(store):
                     break
                 store.compact_slice(self._clock())
-                self.written.set()
+                self._written.set()
                 self.heed(store)
                 yield Wait(at_ns=NEXT_TURN)
                 self.keep_bound(store)
@@ -160,7 +159,7 @@ class Maintenance:
         scan = store.scan()
         if scan is not None:
             yield Wait(work=scan)
-            if self.failed:
+            if self.stopped:
                 return False
             store.scanned(scan)
         lacking = scan is not None and scan.lacking
@@ -168,7 +167,7 @@ class Maintenance:
         if jobs and store.bodies is not None:
             reading = store.reading(jobs)
             yield Wait(work=reading)
-            if self.failed:
+            if self.stopped:
                 return False
             for job in reading.jobs:
                 body = reading.body_of(job)
@@ -180,7 +179,7 @@ class Maintenance:
     def keep_bound(self, store: Store) -> None:
         """Segments may have been sealed: what was put, or moved, can leave memory."""
         if store.bodies is not None:
-            store.bodies.keep_bound(self.engine)
+            store.bodies.keep_bound(self._engine)
 
     def wants_compaction(self, store: Store) -> bool:
         """Returns whether there is something to compact, now that the journal's own work was looked at."""
@@ -191,7 +190,7 @@ class Maintenance:
     def heed(self, store: Store) -> None:
         """Holds changes back when the journal does not keep pace, whatever it was that filled it."""
         if store.behind:
-            self.engine.held = True
+            self._engine.held = True
             self.late.set()
 
     def catch_up(self, store: Store) -> Task:
@@ -201,56 +200,17 @@ class Maintenance:
             store.tend()
             if store.wants_compaction():
                 lacking = yield from self.look_ahead(store)
-                if self.failed:
+                if self.stopped:
                     return
             progress = store.catch_up(self._clock())
             if progress:
-                self.written.set()
+                self._written.set()
             if lacking or not progress:
                 yield Wait(at_ns=self._clock() + CATCH_UP_WAIT_NS)
             self.keep_bound(store)
             if not progress or not store.behind:
                 return
         yield Wait(at_ns=NEXT_TURN)
-
-    # --- syncs
-
-    def sync_when_due(self, store: Store) -> Task:
-        """Under `-fMS`: a sync in a thread, MS after the first commit that it covers."""
-        while True:
-            yield Wait(self.written)
-            self.written.clear()
-            if store.sync_due_ns:
-                yield Wait(at_ns=store.sync_due_ns)
-                yield from self.await_sync(store)
-
-    def _sync(self, store: Store) -> Sync | None:
-        """Covers all that is committed by now; None when nothing has to be synced."""
-        point = store.sync_point()
-        return None if point is None else Sync(point, self._clock)
-
-    def await_sync(self, store: Store) -> Task:
-        """Syncs all that is committed by now, in a thread, or without one where the log can do that."""
-        sync = self._sync(store)
-        if sync is None:
-            return
-        self.sync = sync
-        if sync.begin(self.arrived.set):
-            while not sync.over:
-                yield Wait(self.arrived)
-                self.arrived.clear()
-        else:
-            yield Wait(sync=sync)
-        self._synced(store, sync)
-
-    def _synced(self, store: Store, sync: Sync) -> None:
-        """A sync is over. Raises what failed in it: then nothing that waits for it is safe."""
-        self.sync = None
-        if sync.error is not None:
-            raise sync.error
-        self.sync_took_ns = sync.took_ns
-        store.sync_took(sync.took_ns)
-        store.synced_ns = self._clock()
 
 
 def _nothing_to_give() -> None:

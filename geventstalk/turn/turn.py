@@ -28,6 +28,7 @@ from geventstalk.turn.maintenance import Maintenance
 from geventstalk.turn.operations import Settling
 from geventstalk.turn.replies import Channel, Operation, ReplyGate
 from geventstalk.turn.returns import Returns
+from geventstalk.turn.syncs import Syncs
 from geventstalk.turn.tasks import NEXT_TURN, Flag, Task, Wait
 from geventstalk.wire.session import MOVE_SLICE
 
@@ -48,7 +49,7 @@ _TELL_FULL_NS: Final = 60_000_000_000
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Turn(Maintenance):
+class Turn:
     """`begins` is called when a turn begins: end() has to follow soon. `fails` is called once, with what failed."""
 
     def __init__(
@@ -59,7 +60,11 @@ class Turn(Maintenance):
         begins: Callable[[], None],
         fails: Callable[[BaseException], None],
     ) -> None:
-        super().__init__(engine, clock)
+        self.engine = engine
+        self.store: Store | None = None
+        self.failed = False
+        self.syncs = Syncs(clock)
+        self.maintenance = Maintenance(engine, clock, self.begin, self.let_awaiting_go_on, self.syncs.written)
         self.channels: dict[int, Channel] = {}
         self.gate = ReplyGate()
         self.returns = Returns()
@@ -70,6 +75,7 @@ class Turn(Maintenance):
         self._press_ns = 0  # when it has lasted once more; 0 before its first step
         self._has_light = False  # whether a client had a step that asks for little
         self._passes = 0  # how often lasts() said yes in this turn
+        self._clock = clock
         self._wall_clock = wall_clock
         self._begins = begins
         self._fails = fails
@@ -134,19 +140,20 @@ class Turn(Maintenance):
 
     def tasks(self) -> list[Task]:
         """All that has to run beside the clients, from the start on."""
-        tasks = [self.keep_time(), self.let_go(), self.run_operations(), self.keep_rates(), self.trim_memory()]
+        keeps = self.maintenance
+        tasks = [self.keep_time(), self.let_go(), self.run_operations(), keeps.keep_rates(), keeps.trim_memory()]
         store = self.store
         return tasks if store is None else tasks + self.tasks_of(store)
 
     def tasks_of(self, store: Store) -> list[Task]:
         """Those of them that keep the journal."""
-        tasks = [self.compact(store), self.backpressure(store)]
+        tasks = [self.maintenance.compact(store), self.backpressure(store)]
         if store.syncs_before_replies:
             tasks.append(self.sync_for_replies(store))
         elif store.syncs_when_due:
-            tasks.append(self.sync_when_due(store))
+            tasks.append(self.syncs.when_due(store))
         if store.bodies is not None:
-            tasks.append(self.keep_bodies(store, store.bodies))
+            tasks.append(self.maintenance.keep_bodies(store, store.bodies))
         return tasks
 
     # --- clients
@@ -345,7 +352,7 @@ class Turn(Maintenance):
             self.collect_served()
             self.commit(now_ns)
             if self.engine.active:
-                self.busy.set()
+                self.maintenance.busy.set()
             if self._ran:
                 self.settle_operations()
             if self.engine.rules is not None and self.engine.rules.due:
@@ -362,10 +369,10 @@ class Turn(Maintenance):
         """Has bodies fetched that are wanted, makes room for others, and tells the operator when there is none."""
         seal_at = bodies.seal_at()
         if seal_at and self.store is not None and self.store.seal_early(seal_at):
-            self.grown.set()
+            self.maintenance.grown.set()
         refused = bodies.refused_text()
         if bodies.turn_ends():
-            self.missing.set()
+            self.maintenance.missing.set()
         if refused and not self._told_full and now_ns >= self._tell_full_ns:
             self._told_full = True
             self._tell_full_ns = now_ns + _TELL_FULL_NS
@@ -379,9 +386,9 @@ class Turn(Maintenance):
         store = self.store
         if store is not None and store.dirty:
             store.commit(now_ns)
-            self.written.set()
-            self.grown.set()
-            self.heed(store)
+            self.syncs.written.set()
+            self.maintenance.grown.set()
+            self.maintenance.heed(store)
 
     def collect_served(self) -> None:
         """Clients whose wait ended in this turn have replies, too."""
@@ -471,10 +478,7 @@ class Turn(Maintenance):
         if not store.syncs_here or not self.all_clients_wait():
             return False
         pieces = self.gate.pieces
-        sync = self._sync(store)
-        if sync is not None:
-            sync.run()
-            self._synced(store, sync)
+        self.syncs.run(store)
         self.release(pieces)
         return True
 
@@ -509,7 +513,7 @@ class Turn(Maintenance):
     def release(self, pieces: int) -> None:
         """So many of the replies at the gate leave: a sync that began after they came has ended."""
         if not self.failed:
-            until_ns = self.returns.expect(self.gate.clients, self._clock(), self.sync_took_ns)
+            until_ns = self.returns.expect(self.gate.clients, self._clock(), self.syncs.took_ns)
             if self.store is not None:
                 self.store.hold(until_ns)
             self.gate.release(pieces)
@@ -541,7 +545,7 @@ class Turn(Maintenance):
         engine = self.engine
         done = engine.advance(self._clock(), self.move_slice)
         if engine.active:
-            self.busy.set()
+            self.maintenance.busy.set()
         if engine.rules is not None and engine.rules.due:
             self._settle()
         return done
@@ -601,10 +605,10 @@ class Turn(Maintenance):
     def backpressure(self, store: Store) -> Task:
         """While the journal is behind: catches up, a few slices a turn, and then wakes whose changes had to wait."""
         while True:
-            yield Wait(self.late)
-            self.late.clear()
+            yield Wait(self.maintenance.late)
+            self.maintenance.late.clear()
             while store.behind:
-                yield from self.catch_up(store)
+                yield from self.maintenance.catch_up(store)
             self.let_changes_go_on()
 
     def let_changes_go_on(self) -> None:
@@ -639,7 +643,7 @@ class Turn(Maintenance):
             yield from self.await_returns()
             if not self.sync_here():
                 pieces = self.gate.pieces  # they stay there: the server may stop while the sync is under way
-                yield from self.await_sync(store)
+                yield from self.syncs.wait(store)
                 yield from self.await_lease()
                 if self.failed:
                     return  # the gate stays as it is: to look at it again and again would keep the process from its end
@@ -672,7 +676,7 @@ class Turn(Maintenance):
     def fail(self, error: BaseException) -> None:
         """Nothing is certain any more: from now on no reply leaves. The first failure counts."""
         if not self.failed:
-            self.failed = True
+            self.failed = self.maintenance.stopped = True
             self._fails(error)
             self._give_up_operations()
 
@@ -683,18 +687,14 @@ class Turn(Maintenance):
         """
         store = self.store
         try:
-            if not self.failed and self.sync is not None and store is not None:
-                assert self.sync.over
-                self._synced(store, self.sync)
+            if not self.failed and store is not None:
+                self.syncs.take_last(store)
             self.end()
             self._over = True
             if self.failed:
                 return
             if store is not None:
-                sync = self._sync(store)
-                if sync is not None:
-                    sync.run()
-                    self._synced(store, sync)
+                self.syncs.run(store)
                 self.release(self.gate.pieces)
                 store.close()
             self._give_up_operations()

@@ -10,8 +10,9 @@ from geventstalk.core.tube import RESERVED_JOB
 from geventstalk.durable.reading import Reading
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
+from geventstalk.turn.maintenance import Maintenance
 from geventstalk.turn.replies import Channel
-from geventstalk.turn.tasks import Task, Wait
+from geventstalk.turn.tasks import Task
 from geventstalk.wire.commands import _FOR_PEEK
 from journal import FULL, Journal, JournalError, SyncPoint
 from tests.support.faulty_journal import FaultyJournal
@@ -53,8 +54,10 @@ class RepliesOutOfOrder(WatchedTurn):
 class NeverSyncsWhenDue(WatchedTurn):
     """Under -fMS."""
 
-    def sync_when_due(self, store: Store) -> Task:
-        yield Wait()
+    def tasks_of(self, store: Store) -> list[Task]:
+        if store.syncs_when_due:
+            return [self.maintenance.compact(store), self.backpressure(store)]
+        return super().tasks_of(store)
 
 
 class ForgetsToWakeTheClock(WatchedTurn):
@@ -90,7 +93,7 @@ class LosesRepliesWhenItStops(WatchedTurn):
     """Those that wait for a sync in the thread."""
 
     def finish(self) -> None:
-        if self.sync is not None:
+        if self.syncs.under_way is not None:
             del self.gate._held[:1]
         super().finish()
 
@@ -143,17 +146,21 @@ class ForgetsABodyThatHasCome(WatchedTurn):
         self._awaiting[channel.session.number] = channel
 
 
-class ForgetsABodyThatDoesNotCome(WatchedTurn):
-    """Because its record has moved, or its job is gone."""
-
+class _TakesBodiesThatCame(Maintenance):
     def take_bodies(self, bodies: Bodies, reading: Reading) -> None:
-        self.begin()
+        self._begins()
         bodies.fetch_ended()
         for job in reading.jobs:
             body = reading.body_of(job)
             if body is not None:
                 bodies.take(job, body)
-                self.let_awaiting_go_on()
+                self._bodies_came()
+
+
+class ForgetsABodyThatDoesNotCome(WatchedTurn):
+    """Because its record has moved, or its job is gone."""
+
+    kind = _TakesBodiesThatCame
 
     def let_awaiting_go_on(self) -> None:
         for number, channel in list(self._awaiting.items()):
@@ -163,7 +170,7 @@ class ForgetsABodyThatDoesNotCome(WatchedTurn):
                 channel.goes_on()
 
 
-class TakesBodiesOfOthers(WatchedTurn):
+class _TakesBodiesOfOthers(Maintenance):
     """All that a fetch brings is given to other jobs of the same fetch."""
 
     def take_bodies(self, bodies: Bodies, reading: Reading) -> None:
@@ -174,7 +181,11 @@ class TakesBodiesOfOthers(WatchedTurn):
         super().take_bodies(bodies, reading)
 
 
-class ForgetsABodyThatFails(WatchedTurn):
+class TakesBodiesOfOthers(WatchedTurn):
+    kind = _TakesBodiesOfOthers
+
+
+class _ForgetsABodyThatFails(Maintenance):
     """It cannot be read, and a client waits for it."""
 
     def take_bodies(self, bodies: Bodies, reading: Reading) -> None:
@@ -182,6 +193,10 @@ class ForgetsABodyThatFails(WatchedTurn):
             super().take_bodies(bodies, reading)
         except JournalError:
             bodies.fetch_ended()
+
+
+class ForgetsABodyThatFails(WatchedTurn):
+    kind = _ForgetsABodyThatFails
 
 
 class _TellsOfAReservationThatEnded(AwaitingSession):

@@ -17,6 +17,7 @@ from geventstalk.core.bodies import Bodies
 from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
 from geventstalk.durable.store import Store
+from geventstalk.turn.maintenance import Maintenance
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.tasks import Sync, Wait
 from geventstalk.turn.turn import Turn
@@ -147,10 +148,13 @@ class Connection(Channel):
 
 
 class WatchedTurn(Turn):
-    """The turn, which tells the world what it does."""
+    """The turn, which tells the world what it does. Its maintenance is of this `kind`."""
+
+    kind = Maintenance
 
     def __init__(self, engine: Operate, world: World, host: Host) -> None:
         super().__init__(engine, world.now_ns, world.wall_ns, host.turn_begins, host.turn_fails)
+        self.maintenance = self.kind(engine, world.now_ns, self.begin, self.let_awaiting_go_on, self.syncs.written)
         self.world = world
 
     def step(self, channel: Channel, data: bytes | None) -> None:

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from geventstalk.core.job import held_body
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
+from geventstalk.turn.syncs import Syncs
 from geventstalk.turn.tasks import Task, Wait
-from geventstalk.turn.turn import Turn
 from journal import Journal, JournalError
 from tests.support.disk import fill_up
 from tests.support.process import GEVENTSTALK, ServerProcess
@@ -293,7 +293,7 @@ def _check(asked: list[Asked], there: dict[int, bytes], moment: int, safe_ns: in
         raise Violation(f"jobs {sorted(unknown)[:5]} had not come at {moment}")
 
 
-def _no_sync_when_due(turn: Turn, store: Store) -> Task:
+def _no_sync_when_due(syncs: Syncs, store: Store) -> Task:
     yield Wait()
 
 
@@ -302,7 +302,7 @@ if __name__ == "__main__":
 
     fault = sys.argv.pop(1)
     if fault == NO_SYNC_WHEN_DUE:
-        Turn.sync_when_due = _no_sync_when_due  # type: ignore[assignment, method-assign]  # the planted fault
+        Syncs.when_due = _no_sync_when_due  # type: ignore[assignment, method-assign]  # the planted fault
     else:
         plant(fault)
     runpy.run_module("geventstalk", run_name="__main__")
