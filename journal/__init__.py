@@ -107,7 +107,7 @@ def fence_for(
     resolve: "Callable[[str], list[str]] | None" = None,
     tells: "Callable[[str], None]" = lambda text: None,
 ) -> "Fence":
-    """The rows by which nodes agree which one leads. `me` is None for a process that only looks and wishes."""
+    """The rows by which nodes agree which one leads. `me` is None for a process that only looks and requests."""
     with _library():
         from journal.postgres.fence import OBSERVER, PostgresFence  # late: most servers need no such library
         from journal.postgres.link import poll

@@ -49,10 +49,10 @@ class View(NamedTuple):
     `node` is the name of the node that claimed this epoch, `incarnation` that of its process alone. `owed_ms` is how
     long leases of earlier nodes could still run at the claim; it is 0 when this node serves, and not before. `beat` is
     the epoch of the last heartbeat, and its number: each attempt at one has its own. `released` says that the node has
-    said goodbye, and wants `successor` to follow ("" is any node). `wish` is the node that an operator wants to
-    lead: "*" stands for any other node than the one that leads, "" for no wish. `locked` says that the session of the
-    node that leads is there, as far as the database knows. `timeline` and `system` tell which database this is; 0 is
-    unknown. `replication` is one of the words below; "" is unknown.
+    said goodbye, and wants `successor` to follow ("" is any node). `transfer_to` is the node that an operator asks to
+    lead: "*" is any other node than the one that leads, "" says that there is no such request. `locked` says that the
+    session of the node that leads is there, as far as the database knows. `timeline` and `system` tell which database
+    this is; 0 is unknown. `replication` is one of the words below; "" is unknown.
     `session` is another number whenever this process had to connect anew.
     """
 
@@ -65,7 +65,7 @@ class View(NamedTuple):
     beat: tuple[int, int]
     released: bool
     successor: str
-    wish: str
+    transfer_to: str
     locked: bool
     timeline: int
     system: int
@@ -155,16 +155,16 @@ class Fence:
     def release(self, epoch: int, successor: str) -> bool:
         """Says goodbye: nothing of this epoch is written or answered any more. False when the epoch is another one.
 
-        It also takes the wish away.
+        It also withdraws the request for a transfer.
         """
         raise NotImplementedError
 
-    def wish(self, node: str) -> None:
+    def request_transfer(self, node: str) -> None:
         """Asks the node that leads to hand over to this node, or with "*" to any other."""
         raise NotImplementedError
 
-    def unwish(self, node: str) -> None:
-        """The wish is fulfilled, or not to be fulfilled."""
+    def withdraw_transfer(self, node: str) -> None:
+        """Withdraws the request: it is fulfilled, or cannot be fulfilled."""
         raise NotImplementedError
 
     def tell(self, facts: MemberFacts) -> Told:

@@ -244,7 +244,7 @@ class Log:
 
     # --- what a log may offer: without it the default holds
 
-    def heal(self, payload_of: PayloadOf) -> int:
+    def repair(self, payload_of: PayloadOf) -> int:
         """Repairs the damage that the replay found, if the log was told to accept damage.
 
         Returns how many keys were written anew. May wait. Raises a JournalError.
@@ -367,7 +367,7 @@ class SharedLog(Log):
     open(), then batches() to its end, then more() again and again while another node leads. To lead, the owner claims
     an epoch, calls more() until it gives nothing, lead(), and start(); from then on it is a Log as any other.
     These methods wait by way of a Waiter that the owner gives; while they do, the owner goes on with other work. The
-    methods of Log never wait, but for start(), heal() and close().
+    methods of Log never wait, but for start(), repair() and close().
     Invariant: nothing is appended under an epoch that is not the last one, and a SyncPoint never ends before all that
     it covers is safe on the other end.
     """

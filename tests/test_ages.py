@@ -128,7 +128,7 @@ def test_random_traffic_in_large_tubes(bench: Ages, seed: int) -> None:
 
 
 @pytest.mark.parametrize("watchers", [0, 5, 300])
-def test_reserved_jobs_whoever_holds_them(bench: Ages, watchers: int) -> None:
+def test_reserved_jobs_of_all_clients(bench: Ages, watchers: int) -> None:
     """Clients that watch the tube and others, one with many jobs, and one that is gone and gives back in slices."""
     engine, clock = bench.engine, bench.clock
     for _ in range(watchers):

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-import journal.sqlite.payloads as payloads_room
-import journal.sqlite.reader as reader_room
+import journal.sqlite.payloads as payloads_module
+import journal.sqlite.reader as reader_module
 from geventstalk._build import BUILD
 from geventstalk.core.bodies import AHEAD_BYTES_MAX, BODY_BYTES, Bodies
 from geventstalk.core.engine import INSERTED, OUT_OF_MEMORY, UNFINISHED
@@ -549,7 +549,7 @@ class Moves(Changes):
         raise AssertionError
 
 
-def test_an_operation_waits_for_bodies_and_nobody_waits_for_the_operation(rig: Rig) -> None:
+def test_an_operation_waits_for_bodies_and_delays_no_client(rig: Rig) -> None:
     """It read them where all clients are served. They stay in memory until they are moved, however little may."""
     assert rig.bodies is not None
     ids = [job.id for job in rig.engine.jobs if job.body is None][:100]
@@ -617,8 +617,8 @@ def test_compaction_waits_for_no_device(rig: Rig, name: str, monkeypatch: pytest
         in_thread.append(wait.work is not None)
         return connect_to_read(path, mode)
 
-    for room in (payloads_room, reader_room):
-        monkeypatch.setattr(room, "connect_to_read", connected)
+    for module in (payloads_module, reader_module):
+        monkeypatch.setattr(module, "connect_to_read", connected)
     monkeypatch.setattr(Journal, "behind", property(lambda journal: journal.wants_compaction()))
     moved = rig.journal.records_moved
     owner = rig.turn.maintenance if name == "compact" else rig.turn
@@ -823,23 +823,23 @@ class Pair:
 
     def __init__(self, draw: random.Random, tmp_path: Path) -> None:
         self.draw = draw
-        self.houses = [
+        self.rigs = [
             Rig(tmp_path / "whole", None),
             Rig(tmp_path / "least", Forgetful(draw.choice([0, 3000, 50_000])), prompt=True),
         ]
-        self.wires = [[rig.client() for rig in self.houses] for _ in range(3)]
+        self.wires = [[rig.client() for rig in self.rigs] for _ in range(3)]
 
     def tell(self, client: int, data: bytes | None) -> bytes:
         whole, least = (
             [rig.tell(wire, data), *[each[at].take() for each in self.wires]]
-            for at, (rig, wire) in enumerate(zip(self.houses, self.wires[client], strict=True))
+            for at, (rig, wire) in enumerate(zip(self.rigs, self.wires[client], strict=True))
         )
         assert [short(each) for each in whole] == [short(each) for each in least], short(data or b"")
         return whole[0]
 
     def step(self) -> None:
         draw = self.draw
-        ids = [job.id for job in self.houses[0].engine.jobs]
+        ids = [job.id for job in self.rigs[0].engine.jobs]
         id = draw.choice(ids) if ids and draw.random() < 0.95 else 10**6
         size = draw.choice([5, 150, 300, 300, 2000, 9000])
         body = body_of(draw.randrange(10**9), size)
@@ -860,40 +860,40 @@ class Pair:
         if free:
             self.tell(draw.choice(free), data)
         if draw.random() < 0.1:
-            for rig in self.houses:
+            for rig in self.rigs:
                 rig.clock.ns += SECOND
                 rig.turn.advance()
                 rig.turn.end()
         if draw.random() < 0.1:
-            for rig in self.houses:
+            for rig in self.rigs:
                 rig.settle()
         if draw.random() < 0.05:
-            for rig in self.houses:
+            for rig in self.rigs:
                 rig.compact()
         if ids and draw.random() < 0.05:
             alter = draw.choice(ids), draw.choice([b"", b"a"]), draw.choice([KEEP, 7])
-            said = [rig.alter(*alter) for rig in self.houses]
+            said = [rig.alter(*alter) for rig in self.rigs]
             assert said[0] == said[1]
-            for rig in self.houses:
+            for rig in self.rigs:
                 rig.turn.begin()
                 rig.turn.end()
-        check(self.houses[1].engine)
+        check(self.rigs[1].engine)
 
 
 @pytest.mark.parametrize("number", for_change(range(20), 0))
-def test_nobody_sees_where_the_bodies_are(tmp_path: Path, seed: int, number: int) -> None:
+def test_clients_cannot_tell_where_bodies_are(tmp_path: Path, seed: int, number: int) -> None:
     draw = random.Random(seed + number)
     pair = Pair(draw, tmp_path)
     for _ in range(400):
         pair.step()
-    least = pair.houses[1]
+    least = pair.rigs[1]
     assert isinstance(least.bodies, Forgetful)
     assert least.bodies.let_gone > 20 and least.bodies.fetched > 5
-    for rig in pair.houses:
+    for rig in pair.rigs:
         rig.settle()
         rig.close()
     read = [Rig(tmp_path / name, bodies, prompt=True) for name, bodies in (("whole", None), ("least", Forgetful(0)))]
-    pair.houses = read
+    pair.rigs = read
     pair.wires = [[rig.client() for rig in read]]
     for job in list(read[0].engine.jobs):
         pair.tell(0, b"peek %d\r\n" % job.id)
@@ -968,7 +968,7 @@ def test_after_a_failure_only_uploads_that_go_on_count() -> None:
     assert bodies.claimed_bytes == 0
 
 
-def test_a_reply_that_nobody_takes_counts() -> None:
+def test_a_reply_that_is_not_read_counts() -> None:
     rig = Rig(None, bodies := Bodies(100_000))
     unsent = Unsent(rig.service)
     unsent.leave(b"x" * 5000)

@@ -483,7 +483,7 @@ def test_the_servers_exit_code_is_the_programs_and_its_socket_is_removed(
     assert os.listdir(tmp_path) == []
 
 
-def test_what_nobody_expected_is_one_line(stand_in: Callable[..., StandIn], tmp_path: Path) -> None:
+def test_an_unexpected_fault_is_one_line(stand_in: Callable[..., StandIn], tmp_path: Path) -> None:
     code, out, err = stand_in("fail to start", "-l", f"unix:{tmp_path}/s").end()
     assert (code, out, err) == (70, "", "geventstalk: unexpected error: RuntimeError: two\\nlines; -VV shows where\n")
     assert os.listdir(tmp_path) == []

@@ -49,7 +49,7 @@ def test_jobs_come_page_by_page(fake: FakeApi, run: Run) -> None:
     assert fake.asked[-1][2]["body"] == "10"
 
 
-def test_a_job_with_who_holds_it(fake: FakeApi, run: Run) -> None:
+def test_a_job_and_the_connection_that_holds_it(fake: FakeApi, run: Run) -> None:
     fake.add(1, state="reserved")
     fake.jobs[1] |= {"since_s": 61.5, "holder": 12, "delay_s": 0, "ttr_s": 60, "time_left_s": 3.2}
     ran = run("job", "1", "2")

@@ -27,7 +27,7 @@ STEP_S = 0.001
 def view(epoch: int, node: str, **more: Any) -> View:
     values = {
         "address": f"{node}:11300", "incarnation": f"{node}-1", "lease_ms": 1000, "owed_ms": 0, "beat": (epoch, 1),
-        "released": False, "successor": "", "wish": "", "locked": True, "timeline": 1, "system": 7,
+        "released": False, "successor": "", "transfer_to": "", "locked": True, "timeline": 1, "system": 7,
     }  # fmt: skip
     return View(epoch, node, **{**values, **more})
 
@@ -41,7 +41,7 @@ class Rows(Fence):
         self.now = 100.0
         self.at: list[tuple[float, Callable[[], None]]] = []
         self.beats = True
-        self.wishes: list[str] = []
+        self.requests: list[str] = []
         self.obeys: Callable[[str], None] = lambda node: None
         self.down_until = 0.0
         self.taken_s: float | None = None
@@ -92,17 +92,17 @@ class Rows(Fence):
         self._trip()
         return self.taken_s
 
-    def wish(self, node: str) -> None:
+    def request_transfer(self, node: str) -> None:
         self._trip()
-        self.wishes.append(node)
-        self.change(wish=node)
+        self.requests.append(node)
+        self.change(transfer_to=node)
         self.obeys(node)
 
-    def unwish(self, node: str) -> None:
+    def withdraw_transfer(self, node: str) -> None:
         self._trip()
-        self.wishes.append(f"not {node}")
-        if self.view.wish == node:
-            self.change(wish="")
+        self.requests.append(f"not {node}")
+        if self.view.transfer_to == node:
+            self.change(transfer_to="")
 
     def close(self) -> None:
         self.closed = True
@@ -122,7 +122,7 @@ def seen(rows: Rows) -> Watch:
 
 def hand_over(rows: Rows, to: str, *, after: float = 0.1, gap: float = 0.08, epoch: int = 8) -> None:
     """The node that leads says goodbye after so long, and another one serves after the gap."""
-    rows.after(after, lambda: rows.change(released=True, successor=to, wish=""))
+    rows.after(after, lambda: rows.change(released=True, successor=to, transfer_to=""))
     rows.after(after + gap / 2, lambda: rows.lead(epoch, to, owed_ms=1))
     rows.after(after + gap, lambda: rows.change(owed_ms=0))
 
@@ -176,7 +176,7 @@ def test_status_says_since_when_a_node_leads(run: Callable[..., Ran]) -> None:
 
 def test_status_for_scripts(run: Callable[..., Ran]) -> None:
     rows = two()
-    rows.change(wish="b", replication="asynchronous")
+    rows.change(transfer_to="b", replication="asynchronous")
     rows.taken_s = 7500.0
     ran = run(rows, "status", "--json")
     a, b = (
@@ -263,7 +263,7 @@ def test_promote(run: Callable[..., Ran]) -> None:
     ran = run(rows, "promote", "b")
     assert ran.code == 0 and ran.err == ""
     assert ran.out.startswith("b leads, epoch 8; a has handed over, and for ") and ran.out.endswith(" ms none led\n")
-    assert rows.wishes == ["b"], "the node that leads takes the wish away"
+    assert rows.requests == ["b"], "the node that leads withdraws the request"
 
 
 def test_the_gap_is_from_the_last_look_at_the_one_to_the_first_at_the_other(run: Callable[..., Ran]) -> None:
@@ -281,25 +281,25 @@ def test_demote(words: list[str], run: Callable[..., Ran]) -> None:
     rows.obeys = lambda node: hand_over(rows, "b")
     facts = json.loads(run(rows, *words, "--json").out)
     assert (facts["before"], facts["leader"], facts["changed"]) == ("a", "b", True)
-    assert rows.wishes == ["*"]
+    assert rows.requests == ["*"]
 
 
 def test_what_is_so_already_is_fine(run: Callable[..., Ran]) -> None:
     rows = two()
     assert run(rows, "promote", "a") == (0, "a leads already, epoch 7\n", "")
-    assert not rows.wishes
+    assert not rows.requests
     rows = two()
     assert run(rows, "demote", "b") == (0, "b does not lead; a does, epoch 7\n", "")
     rows = two()
     facts = json.loads(run(rows, "promote", "a", "--json").out)
     assert facts == {"action": "promote", "before": "a", "leader": "a", "epoch": 7, "changed": False, "gap_ms": 0.0}
-    assert not rows.wishes
+    assert not rows.requests
 
 
 def test_what_cannot_be_is_not_asked_for(run: Callable[..., Ran]) -> None:
     def refused(rows: Rows, *words: str) -> str:
         ran = run(rows, *words)
-        assert ran.code == 1 and ran.out == "" and ran.err.count("\n") == 1 and not rows.wishes
+        assert ran.code == 1 and ran.out == "" and ran.err.count("\n") == 1 and not rows.requests
         return ran.err.removeprefix("geventstalk: ").rstrip("\n")
 
     others = (told("c", STARTING), told("d", ENDED), told("e", STANDBY, age_s=7.25))
@@ -316,19 +316,19 @@ def test_what_cannot_be_is_not_asked_for(run: Callable[..., Ran]) -> None:
     assert refused(Rows(view(0, "")), "demote") == "no node leads: there is no node to hand over"
 
 
-def test_a_wish_that_is_not_fulfilled_in_time_is_taken_back(run: Callable[..., Ran]) -> None:
+def test_a_request_that_is_not_fulfilled_in_time_is_taken_back(run: Callable[..., Ran]) -> None:
     rows = two()
     ran = run(rows, "promote", "b", "--timeout", "3")
-    assert ran == (1, "", "geventstalk: b does not lead after 3 s; the wish is withdrawn\n")
-    assert rows.wishes == ["b", "not b"] and not rows.view.wish and 3 <= rows.now - 100 < 4.5
+    assert ran == (1, "", "geventstalk: b does not lead after 3 s; the request is withdrawn\n")
+    assert rows.requests == ["b", "not b"] and not rows.view.transfer_to and 3 <= rows.now - 100 < 4.5
     rows = two()
     ran = run(rows, "demote", "--timeout", "3")
-    assert ran.err == "geventstalk: no other node leads after 3 s; the wish is withdrawn\n" and ran.code == 1
+    assert ran.err == "geventstalk: no other node leads after 3 s; the request is withdrawn\n" and ran.code == 1
 
 
 def test_a_node_that_leads_may_refuse(run: Callable[..., Ran]) -> None:
     rows = two()
-    rows.obeys = lambda node: rows.after(0.2, lambda: rows.change(wish=""))
+    rows.obeys = lambda node: rows.after(0.2, lambda: rows.change(transfer_to=""))
     ran = run(rows, "promote", "b")
     assert (
         ran.code == 1 and ran.err == "geventstalk: a leads on: it found no standby to hand over to, which should be b\n"
@@ -381,7 +381,7 @@ def test_a_database_that_fails_over_meanwhile_is_asked_again(run: Callable[..., 
     assert rows.now - 100 < 3
 
 
-def test_a_signal_takes_the_wish_back() -> None:
+def test_a_signal_withdraws_the_request() -> None:
     rows = two()
 
     def stop() -> None:
@@ -390,7 +390,7 @@ def test_a_signal_takes_the_wish_back() -> None:
     rows.obeys = lambda node: rows.after(0.2, stop)
     with pytest.raises(KeyboardInterrupt):
         seen(rows).promote("b", 10)
-    assert rows.wishes == ["b", "not b"]
+    assert rows.requests == ["b", "not b"]
 
 
 # --- words

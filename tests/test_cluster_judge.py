@@ -298,7 +298,7 @@ def test_a_buried_job_is_not_handed_out(told: Told) -> None:
     assert told(3, "reserve", "RESERVED")(3, "delete", "DELETED").faults == {WRONG}
 
 
-def test_a_job_that_nobody_put_is_invented(told: Told) -> None:
+def test_a_job_without_a_put_is_invented(told: Told) -> None:
     assert told(2, "reserve", "RESERVED")(2, "delete", "DELETED").faults == {INVENTED}
 
 

@@ -610,7 +610,7 @@ def test_settings_cannot_be_changed() -> None:
         Settings().port = "1"  # type: ignore[misc]  # mypy sees the mistake, too
 
 
-# The room beside it: log lines and the trace.
+# Log lines and the trace.
 
 
 def test_log_lines_have_time_and_level_and_stay_one_line(capsys: pytest.CaptureFixture[str]) -> None:

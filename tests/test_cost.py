@@ -409,7 +409,7 @@ def test_rights_cost_little(limits: Limits) -> None:
 
 
 @pytest.mark.slow
-def test_a_handover_costs_the_same_among_thousands_who_wait_for_it() -> None:
+def test_a_handover_costs_the_same_among_thousands_of_waiting_clients() -> None:
     """The job goes to the first of the line, who stands at its end again afterwards."""
 
     def cost(count: int) -> tuple[int, int]:

@@ -183,7 +183,7 @@ def test_the_room_that_is_kept_back_is_in_proportion(
 # Bug: With more than four segments of live records, compaction waited for more garbage than the reserve has room for,
 # and the server ended.
 @pytest.mark.parametrize(("size", "segment", "body"), for_change(SHAPES, 1, 2))
-def test_somebody_else_fills_the_disk(
+def test_another_process_fills_the_disk(
     launch: Launch, employ: Employ, disk: Callable[[int], Path], size: int, segment: int, body: int
 ) -> None:
     folder = disk(size)

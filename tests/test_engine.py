@@ -226,7 +226,7 @@ def test_lines_do_not_grow_with_what_has_been(bench: Bench) -> None:
     assert bench.answers() == [("a", "RESERVED", 1)]
 
 
-def test_pruning_a_line_keeps_everybody_and_their_order(bench: Bench) -> None:
+def test_pruning_a_line_keeps_all_clients_and_their_order(bench: Bench) -> None:
     stay = [bench.join(f"s{number}", b"t") for number in range(30)]
     for number in range(500):
         passing = bench.join("x", b"t")
@@ -313,7 +313,7 @@ def test_w14_a_stall_does_not_reserve_behind_the_clients_back(bench: Bench) -> N
     assert not a.waiting
 
 
-def test_w14_a_stall_with_somebody_else_in_line(bench: Bench) -> None:
+def test_w14_a_stall_with_another_client_in_line(bench: Bench) -> None:
     a, b = bench.join("a"), bench.join("b")
     bench.put(a, ttr_s=2)
     assert bench.reserve(a) == 1

@@ -319,7 +319,7 @@ def test_w35_a_half_closed_client_that_does_not_read_costs_nothing(launch: Launc
         until(lambda: number(other, "current-connections") == 1, "then it is over")
 
 
-def test_w37_who_waits_longest_is_served_first(launch: Launch) -> None:
+def test_w37_the_client_that_waits_longest_is_served_first(launch: Launch) -> None:
     # Upstream serves 7 clients in some other order, and of two that always wait one may get several jobs in a row.
     server = launch()
     with contextlib.ExitStack() as stack:

@@ -99,7 +99,7 @@ def test_what_a_crash_left_half_made_or_half_removed_goes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["segment-00000005.db", "segment-00000005.db.new"])
-def test_a_new_segment_takes_nobodys_place(tmp_path: Path, name: str) -> None:
+def test_a_new_segment_replaces_no_foreign_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"precious")
     with pytest.raises(JournalFailed):
         SegmentWriter(segment_path(str(tmp_path), 5), 5, 0)
@@ -156,6 +156,6 @@ def test_setting_aside_overwrites_nothing(tmp_path: Path) -> None:
     list(journal.replay())
     journal.start()
     with pytest.raises(JournalFailed, match="exists"):
-        journal.heal(lambda key: None)
+        journal.repair(lambda key: None)
     journal.abandon()
     assert (aside.read_bytes(), path.read_bytes()) == (b"precious", b"damaged")

@@ -169,7 +169,7 @@ def test_clients_are_shared_out(start_server: Start, tmp_path: Path, kind: str) 
 
 
 @pytest.mark.slow
-def test_a_front_that_dies_takes_its_clients_and_nobody_else(start_server: Start, tmp_path: Path) -> None:
+def test_a_front_that_dies_takes_only_its_own_clients(start_server: Start, tmp_path: Path) -> None:
     server = start_server("--io-processes", "2", stderr=tmp_path / "log")
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(Client(server.connect())) for _ in range(20)]
@@ -353,7 +353,7 @@ def test_the_api_shows_where_clients_come_from_and_hangs_up(start_server: Start,
 
 
 @pytest.mark.slow
-def test_one_who_reads_nothing_and_one_who_sends_everything_leave_the_link_to_others(launch_front: Launch) -> None:
+def test_a_client_that_never_reads_and_one_that_always_sends_leave_the_link_to_others(launch_front: Launch) -> None:
     """Without a window for each client, what the link holds would be theirs, and no other client would be answered."""
     server = launch_front("-z", "2000000")
     with Client(server.connect()) as control, contextlib.ExitStack() as stack:
@@ -511,7 +511,7 @@ def test_an_engine_that_does_not_read_holds_clients_back(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_front_says_once_why_it_cannot_accept_and_only_when_somebody_waits(tmp_path: Path) -> None:
+def test_a_front_says_once_why_it_cannot_accept_and_only_while_a_client_waits(tmp_path: Path) -> None:
     with Hand(tmp_path, "alone") as hand, contextlib.ExitStack() as stack:
         pid = hand.process.pid
         own = len(open_files(pid)) + 4

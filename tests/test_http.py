@@ -385,15 +385,15 @@ def test_without_a_journal_there_is_none(web: Web) -> None:
     assert web.json("GET", "/api/v1/server")["journal"] is None
 
 
-def test_thousands_of_connections_leave_room_for_everybody_else(start_server: Start, tmp_path: Path) -> None:
+def test_thousands_of_connections_leave_room_for_other_clients(start_server: Start, tmp_path: Path) -> None:
     port = free_port()
     server = start_server("--http", str(port), stderr=tmp_path / "log")
     web = Web(port)
     with contextlib.ExitStack() as stack:
         for number in range(2000):
-            guest = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
             if number % 3 == 0:
-                guest.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"[: 10 + number % 50])
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"[: 10 + number % 50])
             if number % 500 == 499:
                 with Client(server.connect()) as client:
                     assert client.ask(b"list-tube-used") == b"USING default\r\n"
@@ -451,8 +451,8 @@ def test_a_stop_is_clean_while_http_is_busy(start_server: Start, tmp_path: Path)
     server = start_server("--http", str(port), "--http", f"unix:{path}", stderr=tmp_path / "log")
     with contextlib.ExitStack() as stack:
         for _ in range(50):
-            guest = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
-            guest.sendall(b"GET /api/v1/server HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            connection.sendall(b"GET /api/v1/server HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20)
         begun_s = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - begun_s < 10

@@ -127,7 +127,7 @@ def test_words_are_found_in_time_that_does_not_explode(text: str) -> None:
     assert words("a**b *")(b"xaxbx")
 
 
-def test_one_tube_with_those_who_use_and_watch_it(inside: Inside) -> None:
+def test_one_tube_with_the_clients_that_use_and_watch_it(inside: Inside) -> None:
     producer = inside.session(b"use a/b\r\nput 7 0 60 3\r\nx\xff\n\r\nput 8 50 60 1\r\ny\r\nput 0 0 60 1\r\nz\r\n")
     worker = inside.session(b"watch a/b\r\nreserve-job 3\r\nbury 3 0\r\n")
     other = inside.session(b"watch c\r\nignore default\r\nreserve\r\n")

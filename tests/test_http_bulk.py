@@ -23,7 +23,7 @@ from tests.support.filters import holds, random_filter
 from tests.support.process import ServerProcess, free_port
 from tests.support.web import Inside, Web, validate
 from tests.support.wire import Client
-from tests.test_http_search import Yard
+from tests.test_http_search import Stock
 
 Start = Callable[..., ServerProcess]
 FITS = {
@@ -37,8 +37,8 @@ FITS = {
 
 
 @pytest.fixture
-def yard(seed: int) -> Yard:
-    return Yard(random.Random(seed))
+def stock(seed: int) -> Stock:
+    return Stock(random.Random(seed))
 
 
 def begin(web: Web, text: str, action: str, **others: object) -> Any:
@@ -60,33 +60,33 @@ def end_of(web: Web, work: Any, state: str = "done") -> Any:
 
 
 # Bug: A dry run also counted jobs whose state the action does not fit.
-def test_every_action_does_what_the_model_does(yard: Yard) -> None:
+def test_every_action_does_what_the_model_does(stock: Stock) -> None:
     """To the jobs that match, and to no others; a job that it does not fit is left alone and counted, also before."""
     for number in range(30):
-        while len(yard.engine.jobs) < 60:
-            yard.put()
+        while len(stock.engine.jobs) < 60:
+            stock.put()
         for _ in range(40):
-            yard.change()
-        text = random_filter(yard.draw, yard.ids)
+            stock.change()
+        text = random_filter(stock.draw, stock.ids)
         if "age" in text or "since" in text:
             continue
-        action = yard.draw.choice([*FITS])
+        action = stock.draw.choice([*FITS])
         others: dict[str, Any] = {"tube": "target"} if action == "move" else {"pri": 77} if action == "change" else {}
-        if action == "change" and yard.draw.random() < 0.3:
+        if action == "change" and stock.draw.random() < 0.3:
             others = {"ttr_s": 77}
-        limit = yard.draw.choice((None, None, 3))
+        limit = stock.draw.choice((None, None, 3))
         if limit is not None:
             others["limit"] = limit
-        terms, now_ns = parse(text), yard.backend.now_ns()
-        matching = sorted(job.id for job in yard.engine.jobs if holds(yard.engine, job, terms, now_ns))
-        before = {job.id: seen(yard, job) for job in yard.engine.jobs}
+        terms, now_ns = parse(text), stock.backend.now_ns()
+        matching = sorted(job.id for job in stock.engine.jobs if holds(stock.engine, job, terms, now_ns))
+        before = {job.id: seen(stock, job) for job in stock.engine.jobs}
         fits = STATE_NAMES if "ttr_s" in others else FITS[action]
         fitting = [id for id in matching if before[id]["state"] in fits]
         if limit is not None and len(fitting) >= limit:
             fitting = fitting[:limit]
             matching = [id for id in matching if id <= fitting[-1]]
         numbers = (len(matching), len(matching) - len(fitting))
-        counted = begin(yard, text, action, dry_run=True, **others)
+        counted = begin(stock, text, action, dry_run=True, **others)
         assert (counted["matched"], counted["failed"]) == numbers, (text, action)
         assert (counted["state"], counted["number"], counted["done"]) == ("dry-run", 0, 0)
         parts = Counter((str(before[id]["tube"]), str(before[id]["state"])) for id in fitting)
@@ -95,11 +95,11 @@ def test_every_action_does_what_the_model_does(yard: Yard) -> None:
         assert {part: parts[part] for part in shown} == shown and len(shown) == min(len(parts), 20)
         assert not left or max(left.values()) <= min(shown.values()), "the largest ones are shown"
         assert counted["parts_total"] == len(parts)
-        assert {job.id: seen(yard, job) for job in yard.engine.jobs} == before
-        work = end_of(yard, begin(yard, text, action, **others))
+        assert {job.id: seen(stock, job) for job in stock.engine.jobs} == before
+        work = end_of(stock, begin(stock, text, action, **others))
         assert (work["matched"], work["failed"], work["done"]) == (*numbers, len(fitting)), (text, action)
-        assert work["jobs_before"] == len(before) and work["searched"] <= len(before)
-        after = {job.id: seen(yard, job) for job in yard.engine.jobs}
+        assert work["jobs_before"] == len(before) and work["stock"] <= len(before)
+        after = {job.id: seen(stock, job) for job in stock.engine.jobs}
         for id, was in before.items():
             if id not in fitting:
                 assert after[id] == was
@@ -119,77 +119,77 @@ def seen(web: Inside, job: Job) -> dict[str, object]:
     return {"state": STATE_NAMES[job.state], "pri": job.pri, "ttr_s": job.ttr_s, "tube": tube}
 
 
-def test_jobs_that_come_or_change_meanwhile_are_left_alone(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_come_or_change_meanwhile_are_left_alone(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is put after the beginning is not touched, nor one that no longer matches when its turn comes."""
     for _ in range(300):
-        yard.put(b"x", "mail")
+        stock.put(b"x", "mail")
     monkeypatch.setattr(bulk, "_BATCH_MAX", 10)
-    real = yard.backend.carry_out
+    real = stock.backend.carry_out
     moved: list[int] = []
 
     def change(operation: Any) -> None:
-        yard.put(b"x", "mail")
+        stock.put(b"x", "mail")
         later = operation._ids[-1]
-        if yard.job(later).state == READY:
-            yard.say(yard.workers[0], b"reserve-job %d" % later)
+        if stock.job(later).state == READY:
+            stock.say(stock.workers[0], b"reserve-job %d" % later)
             moved.append(later)
         real(operation)
 
-    monkeypatch.setattr(yard.backend, "carry_out", change)
-    work = end_of(yard, begin(yard, "tube:mail state:ready x", "delete"))
+    monkeypatch.setattr(stock.backend, "carry_out", change)
+    work = end_of(stock, begin(stock, "tube:mail state:ready x", "delete"))
     assert moved and work["done"] == work["matched"] - len(moved) and work["failed"] == len(moved)
-    left = {job.id for job in yard.engine.jobs}
-    assert set(moved) <= left and {id for id in left if id > 300} == set(range(301, yard.engine.next_id))
-    assert all(yard.job(id).state == DELAYED for id in left if id <= 300 and id not in moved)
+    left = {job.id for job in stock.engine.jobs}
+    assert set(moved) <= left and {id for id in left if id > 300} == set(range(301, stock.engine.next_id))
+    assert all(stock.job(id).state == DELAYED for id in left if id <= 300 and id not in moved)
 
 
-def test_a_work_that_is_over_keeps_no_job(yard: Yard) -> None:
+def test_a_work_that_is_over_keeps_no_job(stock: Stock) -> None:
     """A hundred works are kept, and each could keep a page of large jobs that are deleted."""
-    bodies = [yard.job(yard.put(b"%d" % number, "mail")).body for number in range(20)]
-    work = end_of(yard, begin(yard, "tube:mail", "delete", limit=3))
-    assert (work["done"], work["searched"]) == (3, 20)
-    yard.say(yard.workers[0], b"".join(b"delete %d\r\n" % job.id for job in list(yard.engine.jobs)))
-    assert not len(yard.engine.jobs)
+    bodies = [stock.job(stock.put(b"%d" % number, "mail")).body for number in range(20)]
+    work = end_of(stock, begin(stock, "tube:mail", "delete", limit=3))
+    assert (work["done"], work["stock"]) == (3, 20)
+    stock.say(stock.workers[0], b"".join(b"delete %d\r\n" % job.id for job in list(stock.engine.jobs)))
+    assert not len(stock.engine.jobs)
     bodies.append(bytes(bytearray(b"of no job")))
     assert len({sys.getrefcount(body) for body in bodies}) == 1
 
 
-def test_cancelling(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelling(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(200):
-        yard.put(b"x", "mail")
+        stock.put(b"x", "mail")
     monkeypatch.setattr(bulk, "_BATCH_MAX", 1)
-    work = begin(yard, "", "delete")
-    while yard.get(f"/bulk/{work['number']}", "/bulk/{number}")["done"] < 66:
+    work = begin(stock, "", "delete")
+    while stock.get(f"/bulk/{work['number']}", "/bulk/{number}")["done"] < 66:
         gevent.sleep(0)
-    answer = yard.json("DELETE", f"/api/v1/bulk/{work['number']}")
+    answer = stock.json("DELETE", f"/api/v1/bulk/{work['number']}")
     validate(answer, "/bulk/{number}", "delete", 200)
     assert answer["state"] == "cancelled" and 66 <= answer["done"] < 200
-    assert len(yard.engine.jobs) == 200 - answer["done"] and answer["error"] is None
-    again = yard.json("DELETE", f"/api/v1/bulk/{work['number']}")
+    assert len(stock.engine.jobs) == 200 - answer["done"] and answer["error"] is None
+    again = stock.json("DELETE", f"/api/v1/bulk/{work['number']}")
     assert again == answer
-    assert end_of(yard, begin(yard, "", "delete"))["done"] == 200 - answer["done"]
+    assert end_of(stock, begin(stock, "", "delete"))["done"] == 200 - answer["done"]
 
 
-def test_only_some_are_under_way_and_only_some_are_kept(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_are_under_way_and_only_some_are_kept(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(200):
-        yard.put(b"x", "mail")
+        stock.put(b"x", "mail")
     monkeypatch.setattr(bulk, "_BATCH_MAX", 1)
     monkeypatch.setattr(bulk, "KEPT_MAX", 6)
-    under_way = [begin(yard, "", "bury") for _ in range(4)]
-    status, _, content = yard.ask("POST", "/api/v1/bulk", {"filter": "", "action": "bury"})
+    under_way = [begin(stock, "", "bury") for _ in range(4)]
+    status, _, content = stock.ask("POST", "/api/v1/bulk", {"filter": "", "action": "bury"})
     assert status == 409 and json.loads(content)["detail"].startswith("4 works on many jobs are under way.")
     for work in under_way:
-        end_of(yard, work)
-    last = [end_of(yard, begin(yard, "nothing", "kick"))["number"] for _ in range(4)]
-    kept = yard.get("/bulk")["bulk"]
+        end_of(stock, work)
+    last = [end_of(stock, begin(stock, "nothing", "kick"))["number"] for _ in range(4)]
+    kept = stock.get("/bulk")["bulk"]
     assert [work["number"] for work in kept] == [*last[::-1], 4, 3]
     for path, status in (("/bulk/1", 404), ("/bulk/0", 400), ("/bulk/x", 400)):
-        assert yard.status("GET", "/api/v1" + path) == yard.status("DELETE", "/api/v1" + path) == status
+        assert stock.status("GET", "/api/v1" + path) == stock.status("DELETE", "/api/v1" + path) == status
 
 
-def test_a_work_stops_where_there_is_no_room(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_work_stops_where_there_is_no_room(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(50):
-        yard.put(b"x", "mail")
+        stock.put(b"x", "mail")
     real = changes.change_of
 
     def change_of(*what: Any) -> Callable[[int, int], int]:
@@ -197,26 +197,26 @@ def test_a_work_stops_where_there_is_no_room(yard: Yard, monkeypatch: pytest.Mon
         return lambda id, now_ns: OUT_OF_MEMORY if id == 31 else do(id, now_ns)
 
     monkeypatch.setattr(bulk, "change_of", change_of)
-    work = end_of(yard, begin(yard, "", "move", tube="other"), "failed")
+    work = end_of(stock, begin(stock, "", "move", tube="other"), "failed")
     assert work["error"] == "There is no room for it: memory or the journal is full."
     assert (work["done"], work["failed"], work["tube"]) == (30, 1, "other")
 
 
-def test_listeners_and_the_audit_hear_of_it(yard: Yard) -> None:
+def test_listeners_and_the_audit_hear_of_it(stock: Stock) -> None:
     heard: list[dict[str, Any]] = []
-    yard.backend.bulk_listeners.append(heard.append)
+    stock.backend.bulk_listeners.append(heard.append)
     for _ in range(30):
-        yard.put(b"x", "mail")
-    end_of(yard, begin(yard, "tube:mail", "change", pri=5, ttr_s=9))
+        stock.put(b"x", "mail")
+    end_of(stock, begin(stock, "tube:mail", "change", pri=5, ttr_s=9))
     gevent.sleep(0)
     assert heard[-1]["state"] == "done" and heard[-1]["done"] == 30
-    last, first = list(yard.backend.audit.latest_first())
+    last, first = list(stock.backend.audit.latest_first())
     assert (first["action"], first["filter"], first["count"]) == ("begin bulk change", "tube:mail", 0)
     assert (last["action"], last["filter"], last["count"]) == ("bulk change", "tube:mail", 30)
     assert last["detail"] == "work 1: done; pri 5, ttr 9" and last["who"] == "local"
 
 
-def test_what_is_wrong_is_a_problem(yard: Yard) -> None:
+def test_what_is_wrong_is_a_problem(stock: Stock) -> None:
     for body in (
         {},
         {"filter": ""},
@@ -234,16 +234,16 @@ def test_what_is_wrong_is_a_problem(yard: Yard) -> None:
         {"filter": 5, "action": "delete"},
         {"filter": "\ud800", "action": "delete"},
     ):
-        status, headers, _ = yard.ask("POST", "/api/v1/bulk", body)
+        status, headers, _ = stock.ask("POST", "/api/v1/bulk", body)
         assert (status, headers["content-type"]) == (400, "application/problem+json"), body
-    assert yard.get("/bulk") == {"bulk": []}
+    assert stock.get("/bulk") == {"bulk": []}
 
 
-def test_a_fault_ends_the_work_and_not_the_server(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    yard.put(b"x", "mail")
-    work = begin(yard, "", "delete")
+def test_a_fault_ends_the_work_and_not_the_server(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock.put(b"x", "mail")
+    work = begin(stock, "", "delete")
     monkeypatch.setattr("geventstalk.http.search.Search.pages", lambda search: iter([[None]]))
-    assert end_of(yard, work, "failed")["error"] == "The server has a fault; its log says which."
+    assert end_of(stock, work, "failed")["error"] == "The server has a fault; its log says which."
 
 
 @pytest.mark.slow

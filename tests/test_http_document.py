@@ -50,7 +50,7 @@ def state(inside: Inside) -> object:
 
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
-def test_every_operation_asks_who_sends_it(guarded: Inside, path: str, method: str) -> None:
+def test_every_operation_authenticates_its_client(guarded: Inside, path: str, method: str) -> None:
     before = state(guarded)
     body = UNSAFE_BODIES.get(path) if method in ("post", "patch", "put") else None
 
@@ -80,6 +80,6 @@ def test_other_methods_are_not_allowed(guarded: Inside, path: str) -> None:
             assert {word.strip().lower() for word in headers["allow"].split(",")} >= {m for m in item if m in METHODS}
 
 
-def test_the_document_is_handed_out_to_everybody(guarded: Inside) -> None:
+def test_the_document_is_handed_out_without_a_token(guarded: Inside) -> None:
     guarded.token = None
     assert guarded.json("GET", "/api/v1/openapi.json") == DOCUMENT

@@ -183,7 +183,7 @@ def test_the_documents_schemas_hold(world: World) -> None:
     hold("AuditEntry", listener.told("audit")[1])
 
 
-def test_figures_are_made_once_for_all_and_not_for_nobody(world: World, made: list[str]) -> None:
+def test_figures_are_made_once_for_all_pages_and_not_without_one(world: World, made: list[str]) -> None:
     world.session(puts(["a", "b", "c"]))
     listeners = [world.listen(query) for query in ("?tubes=a", "?tubes=a,b", "?tubes=a,b", "", "")]
     times = [[listener.told()[1]["server"]["now"] for listener in listeners] for _ in range(5)]
@@ -228,7 +228,7 @@ def test_work_on_many_jobs_is_told(world: World) -> None:
     assert listener.told()[1]["server"]["jobs"]["ready"] == 1
 
 
-def test_who_does_not_read_is_dropped_and_nobody_waits(
+def test_a_page_that_does_not_read_is_dropped_and_delays_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch, made: list[str]
 ) -> None:
     names = [f"t{number}" for number in range(200)]

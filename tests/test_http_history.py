@@ -426,7 +426,7 @@ def test_the_reader_begins_when_the_journal_is_replayed_and_ends_with_the_server
     assert greenlet.dead
 
 
-def test_a_fault_of_the_reader_is_told_once_and_harms_nobody(
+def test_a_fault_of_the_reader_is_told_once_and_harms_no_other(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside = Inside()

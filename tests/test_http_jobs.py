@@ -18,7 +18,7 @@ from geventstalk.http.api import export, jobs
 from geventstalk.offline.transfer import import_lines
 from tests.support.filters import holds, random_filter
 from tests.support.web import Inside, validate
-from tests.test_http_search import Yard
+from tests.test_http_search import Stock
 
 MARKUP = b'<script>alert(1)</script>\x00"\\\xe2\x80\xa8</'
 
@@ -29,8 +29,8 @@ def web() -> Inside:
 
 
 @pytest.fixture
-def yard(seed: int) -> Yard:
-    return Yard(random.Random(seed))
+def stock(seed: int) -> Stock:
+    return Stock(random.Random(seed))
 
 
 def pages(web: Inside, text: str, **others: object) -> list[dict[str, Any]]:
@@ -58,30 +58,32 @@ def detail(web: Inside, method: str, path: str, body: object = None) -> tuple[in
     return status, json.loads(content)["detail"]
 
 
-def test_pages_hold_what_the_model_says(yard: Yard) -> None:
+def test_pages_hold_what_the_model_says(stock: Stock) -> None:
     """Random jobs in random states and random filters: the same ids, whatever the pages' size."""
     for _ in range(100):
-        yard.put()
+        stock.put()
     for _ in range(300):
-        yard.change()
+        stock.change()
     for _ in range(25):
-        text = random_filter(yard.draw, yard.ids)
+        text = random_filter(stock.draw, stock.ids)
         if "age" in text or "since" in text:
             continue
-        descending = yard.draw.random() < 0.5
-        found = pages(yard, text, limit=yard.draw.choice((9, 40, 1000)), descending=descending)
+        descending = stock.draw.random() < 0.5
+        found = pages(stock, text, limit=stock.draw.choice((9, 40, 1000)), descending=descending)
         terms = parse(text)
-        expected = sorted(job.id for job in yard.engine.jobs if holds(yard.engine, job, terms, yard.backend.now_ns()))
+        expected = sorted(
+            job.id for job in stock.engine.jobs if holds(stock.engine, job, terms, stock.backend.now_ns())
+        )
         assert [job["id"] for job in found] == (expected[::-1] if descending else expected), text
 
 
-def test_a_page_ends_when_the_search_was_long_enough(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_ends_when_the_search_was_long_enough(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(300):
-        yard.put(b"x", "mail")
+        stock.put(b"x", "mail")
     monkeypatch.setattr("geventstalk.http.search._WORK_NS", 0)
-    first = yard.get("/jobs?filter=nothing", "/jobs")
-    assert first["jobs"] == [] and first["next"] is not None and first["searched"] < 300
-    assert len(pages(yard, "x", limit=1000)) == 300
+    first = stock.get("/jobs?filter=nothing", "/jobs")
+    assert first["jobs"] == [] and first["next"] is not None and first["stock"] < 300
+    assert len(pages(stock, "x", limit=1000)) == 300
 
 
 def test_a_page_holds_no_more_than_a_mebibyte_of_bodies(web: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,30 +312,30 @@ def lines_of(web: Inside, text: str = "") -> list[dict[str, Any]]:
     return [json.loads(line) for line in content.splitlines()]
 
 
-def test_an_export_is_what_import_reads(yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_is_what_import_reads(stock: Stock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs in all states, a reserved one as a restart finds it, and one whose body is written in pieces."""
     for _ in range(80):
-        yard.put()
+        stock.put()
     for _ in range(300):
-        yard.change()
-    yard.put(random.Random(2).randbytes(50_000), "mail")
+        stock.change()
+    stock.put(random.Random(2).randbytes(50_000), "mail")
     monkeypatch.setattr(export, "_ENCODED_BYTES", 3 << 8)
     monkeypatch.setattr(export, "_PIECE_BYTES", 1000)
-    header, *lines = lines_of(yard)
-    assert header == {"format": "geventstalk-jobs", "version": 1, "highest_id": yard.engine.next_id - 1}
-    stream = io.BytesIO(yard.ask("GET", "/api/v1/export")[2])
+    header, *lines = lines_of(stock)
+    assert header == {"format": "geventstalk-jobs", "version": 1, "highest_id": stock.engine.next_id - 1}
+    stream = io.BytesIO(stock.ask("GET", "/api/v1/export")[2])
     directory = str(tmp_path / "journal")
     assert import_lines(stream, directory).jobs == len(lines)
     again = {line["id"]: line for line in exported(directory)[1:]}
     for line in lines:
-        job = yard.job(line["id"])
+        job = stock.job(line["id"])
         assert base64.b64decode(line["body"]) == held_body(job)[:-2]
         assert {key: value for key, value in again[line["id"]].items() if not key.endswith("_ns")} == {
             key: value for key, value in line.items() if not key.endswith("_ns")
         }
         for key, ns in (("created_ns", job.created_ns), ("deadline_ns", job.rank)):
             if key in line:
-                assert abs(line[key] - yard.backend.unix_s(ns) * SECOND_NS) < SECOND_NS
+                assert abs(line[key] - stock.backend.unix_s(ns) * SECOND_NS) < SECOND_NS
                 assert abs(again[line["id"]][key] - line[key]) < SECOND_NS
 
 
@@ -343,25 +345,25 @@ def exported(directory: str) -> list[dict[str, Any]]:
     return [dict(line) for line in export_journal(directory, lambda findings: None)]
 
 
-def test_an_export_of_a_filter_holds_no_job_that_came_later(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_of_a_filter_holds_no_job_that_came_later(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(200):
-        yard.put()
+        stock.put()
     monkeypatch.setattr("geventstalk.http.search.SLICE_NS", 0)
 
     def breathe() -> None:
-        yard.put()
-        yard.change()
+        stock.put()
+        stock.change()
 
-    monkeypatch.setattr(yard.backend, "breathe", breathe)
-    _, *lines = lines_of(yard, "tube:mail")
+    monkeypatch.setattr(stock.backend, "breathe", breathe)
+    _, *lines = lines_of(stock, "tube:mail")
     ids = [line["id"] for line in lines]
-    assert ids == sorted(set(ids)) and ids and max(ids) <= 200 < yard.engine.next_id
+    assert ids == sorted(set(ids)) and ids and max(ids) <= 200 < stock.engine.next_id
 
 
-def test_an_export_that_fails_late_has_no_end(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_fails_late_has_no_end(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(100):
-        yard.put(b"x" * 500, "mail")
-    yard.put(b"x" * 5000, "mail")
+        stock.put(b"x" * 500, "mail")
+    stock.put(b"x" * 5000, "mail")
     monkeypatch.setattr("geventstalk.http.search._COST_MAX", 20_000)
     with pytest.raises(ConnectionAbortedError, match="too many for this regular expression"):
-        yard.ask("GET", "/api/v1/export?filter=body:/x/")
+        stock.ask("GET", "/api/v1/export?filter=body:/x/")

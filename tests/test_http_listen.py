@@ -79,7 +79,7 @@ def test_certificates_that_make_no_sense(settings: dict[str, Any], words: str) -
         require_fitting(Settings(**settings))
 
 
-def test_a_unix_socket_that_everybody_may_use_needs_tokens(tmp_path: Path) -> None:
+def test_a_unix_socket_open_to_all_users_needs_tokens(tmp_path: Path) -> None:
     path = f"unix:{tmp_path}/s"
     before = os.umask(0o000)
     try:

@@ -256,7 +256,7 @@ def test_thousands_of_tubes_are_written_in_short_stretches(monkeypatch: pytest.M
     assert sorted(stretches_ns)[-3] < 10_000_000  # a collection of garbage may fall into one
 
 
-def test_those_who_ask_together_get_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_scrapes_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = Inside()
     first = inside.ask("GET", "/metrics")
     inside.session(b"put 0 0 60 1\r\nx\r\n")

@@ -281,7 +281,7 @@ def figures(piece: bytes) -> Any:
     return json.loads(piece.rpartition(b"data: ")[2])
 
 
-def test_one_who_may_look_at_every_tube_sees_the_whole_server() -> None:
+def test_a_user_that_may_look_at_every_tube_sees_the_whole_server() -> None:
     world = World({"*": LOOK, "own": ALL})
     assert world.get("/server")["jobs"]["ready"] == 2
     assert world.status("GET", "/metrics") == 200 and world.status("GET", "/api/v1/journal") == 200

@@ -23,7 +23,7 @@ from tests.support.filters import TUBES, body_of, holds, random_filter
 from tests.support.web import Inside
 
 
-class Yard(Inside):
+class Stock(Inside):
     """An engine that random traffic fills and changes."""
 
     def __init__(self, draw: random.Random) -> None:
@@ -79,8 +79,8 @@ class Yard(Inside):
 
 
 @pytest.fixture
-def yard(seed: int) -> Yard:
-    return Yard(random.Random(seed))
+def stock(seed: int) -> Stock:
+    return Stock(random.Random(seed))
 
 
 def found(search: Search) -> list[int]:
@@ -88,11 +88,13 @@ def found(search: Search) -> list[int]:
 
 
 # Bug: A search had the bodies of 64 jobs in memory at once.
-def test_bodies_that_are_not_in_memory_are_matched_some_at_a_time(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    bodies = yard.engine.bodies = Bodies(1 << 30)
+def test_bodies_that_are_not_in_memory_are_matched_some_at_a_time(
+    stock: Stock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = stock.engine.bodies = Bodies(1 << 30)
     stash: dict[int, bytes] = {}
     for number in range(40):
-        job = yard.job(yard.put(b"%d." % (number % 2) * 500))
+        job = stock.job(stock.put(b"%d." % (number % 2) * 500))
         stash[job.id] = held_body(job)
         bodies.left(job)
         bodies.stands(job.id, 1, len(stash[job.id]))
@@ -105,29 +107,29 @@ def test_bodies_that_are_not_in_memory_are_matched_some_at_a_time(yard: Yard, mo
         return [(job, stash[job.id]) for job in jobs]
 
     monkeypatch.setattr(search_module, "_READ_BYTES_MAX", 10_000)
-    monkeypatch.setattr(yard.backend, "with_bodies", with_bodies)
-    assert found(yard.search("body:1.1")) == yard.ids[1::2]
+    monkeypatch.setattr(stock.backend, "with_bodies", with_bodies)
+    assert found(stock.search("body:1.1")) == stock.ids[1::2]
     assert max(sizes) <= 10_000 and len(sizes) < 10
 
 
-def test_a_search_finds_what_a_look_at_each_job_finds(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_finds_what_a_look_at_each_job_finds(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     """On each way: through the table, through lists, on the hub and in a thread."""
     for _ in range(300):
-        yard.put()
+        stock.put()
     for _ in range(1000):
-        yard.change()
+        stock.change()
     matched = 0
     now_ns = monotonic_ns()
-    monkeypatch.setattr(yard.backend, "now_ns", lambda: now_ns)
+    monkeypatch.setattr(stock.backend, "now_ns", lambda: now_ns)
     for number in range(150):
         monkeypatch.setattr(search_module, "_WORTH", 1 if number % 2 else 10**9)
-        monkeypatch.setattr(search_module, "_LISTED_MAX", yard.draw.choice((0, 50, 8000)))
-        monkeypatch.setattr(search_module, "_HUB_COST_MAX", yard.draw.choice((0, 500, 100_000)))
-        monkeypatch.setattr(search_module, "_BATCH_COST_MAX", yard.draw.choice((0, 1000, 100_000)))
-        monkeypatch.setattr(search_module, "_WINDOW_BYTES", yard.draw.choice((1, 3, 1 << 16)))
-        text = random_filter(yard.draw, yard.ids)
-        expected = yard.naive(text, now_ns)
-        up, down = yard.search(text), yard.search(text, True)
+        monkeypatch.setattr(search_module, "_LISTED_MAX", stock.draw.choice((0, 50, 8000)))
+        monkeypatch.setattr(search_module, "_HUB_COST_MAX", stock.draw.choice((0, 500, 100_000)))
+        monkeypatch.setattr(search_module, "_BATCH_COST_MAX", stock.draw.choice((0, 1000, 100_000)))
+        monkeypatch.setattr(search_module, "_WINDOW_BYTES", stock.draw.choice((1, 3, 1 << 16)))
+        text = random_filter(stock.draw, stock.ids)
+        expected = stock.naive(text, now_ns)
+        up, down = stock.search(text), stock.search(text, True)
         assert found(up) == expected, text
         assert found(down) == expected[::-1], text
         assert up.exhausted and down.exhausted
@@ -135,46 +137,46 @@ def test_a_search_finds_what_a_look_at_each_job_finds(yard: Yard, monkeypatch: p
     assert matched > 30
 
 
-def test_a_search_goes_on_where_another_one_stopped(yard: Yard) -> None:
+def test_a_search_goes_on_where_another_one_stopped(stock: Stock) -> None:
     for _ in range(300):
-        yard.put()
+        stock.put()
     for _ in range(500):
-        yard.change()
+        stock.change()
     now_ns = monotonic_ns()
     for _ in range(30):
-        text = random_filter(yard.draw, yard.ids)
+        text = random_filter(stock.draw, stock.ids)
         if "age" in text or "since" in text:
             continue
         for descending in (False, True):
             at: int | None = None
             ids: list[int] = []
             while True:
-                search = yard.search(text, descending, at)
+                search = stock.search(text, descending, at)
                 pages = search.pages()
-                for _ in range(yard.draw.randrange(1, 3)):
+                for _ in range(stock.draw.randrange(1, 3)):
                     ids += [job.id for job in next(pages, [])]
                 if search.exhausted:
                     break
                 at = search.position
-            assert ids == (yard.naive(text, now_ns)[::-1] if descending else yard.naive(text, now_ns)), text
+            assert ids == (stock.naive(text, now_ns)[::-1] if descending else stock.naive(text, now_ns)), text
 
 
-def test_jobs_that_stay_are_seen_once_whatever_others_do(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_stay_are_seen_once_whatever_others_do(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two looks others put, reserve, bury, move between states and delete."""
     for _ in range(250):
-        yard.put()
-    staying = {job.id for job in yard.engine.jobs if job.id % 3 == 0}
-    yard.ids = [id for id in yard.ids if id not in staying]
+        stock.put()
+    staying = {job.id for job in stock.engine.jobs if job.id % 3 == 0}
+    stock.ids = [id for id in stock.ids if id not in staying]
 
     def breathe() -> None:
         for _ in range(2):
-            yard.change()
-        yard.put()
-        id = yard.draw.choice([*staying])
-        yard.say(yard.workers[0], yard.draw.choice((b"kick-job %d", b"reserve-job %d", b"bury %d 1")) % id)
+            stock.change()
+        stock.put()
+        id = stock.draw.choice([*staying])
+        stock.say(stock.workers[0], stock.draw.choice((b"kick-job %d", b"reserve-job %d", b"bury %d 1")) % id)
 
     monkeypatch.setattr(search_module, "SLICE_NS", 0)
-    monkeypatch.setattr(yard.backend, "breathe", breathe)
+    monkeypatch.setattr(stock.backend, "breathe", breathe)
     for text in (
         "",
         "tube:mail",
@@ -186,42 +188,42 @@ def test_jobs_that_stay_are_seen_once_whatever_others_do(yard: Yard, monkeypatch
         for descending in (False, True):
             terms, ids = parse(text), list[int]()
             always = (
-                {id for id in staying if holds(yard.engine, yard.job(id), terms, 0)} if "state" not in text else set()
+                {id for id in staying if holds(stock.engine, stock.job(id), terms, 0)} if "state" not in text else set()
             )
-            search = Search(yard.backend, terms, descending, last=yard.engine.next_id + 20)
+            search = Search(stock.backend, terms, descending, last=stock.engine.next_id + 20)
             for jobs in search.pages():
                 for job in jobs:
-                    assert holds(yard.engine, job, terms, monotonic_ns()) and yard.engine.jobs.get(job.id) is job
+                    assert holds(stock.engine, job, terms, monotonic_ns()) and stock.engine.jobs.get(job.id) is job
                     ids.append(job.id)
             assert ids == sorted(set(ids), reverse=descending)
             assert always <= set(ids), text
 
 
-def test_a_job_that_is_gone_does_not_match_any_more(yard: Yard) -> None:
-    yard.put(b"hello", "mail")
-    search = yard.search("tube:mail")
+def test_a_job_that_is_gone_does_not_match_any_more(stock: Stock) -> None:
+    stock.put(b"hello", "mail")
+    search = stock.search("tube:mail")
     (job,) = next(search.pages())
     assert search.still(job)
-    yard.say(yard.workers[0], b"delete %d" % job.id)
+    stock.say(stock.workers[0], b"delete %d" % job.id)
     assert not search.still(job)
 
 
-def test_what_was_searched_is_counted(yard: Yard) -> None:
+def test_what_was_searched_is_counted(stock: Stock) -> None:
     for _ in range(200):
-        yard.put(b"x", "mail")
-    search = yard.search("size:1")
+        stock.put(b"x", "mail")
+    search = stock.search("size:1")
     counts = [search.searched for jobs in search.pages() if jobs]
     assert counts == sorted(counts) and search.searched == 200
-    search = yard.search("id>100", descending=True)
+    search = stock.search("id>100", descending=True)
     assert len(found(search)) == 100 == search.searched
 
 
-def test_few_jobs_among_many_are_found_without_a_look_at_the_others(yard: Yard) -> None:
+def test_few_jobs_among_many_are_found_without_a_look_at_the_others(stock: Stock) -> None:
     for _ in range(2000):
-        yard.put(b"x", "sms")
-    yard.put(b"x", "mail")
+        stock.put(b"x", "sms")
+    stock.put(b"x", "mail")
     for id in (5, 1000):
-        yard.say(yard.workers[0], b"reserve-job %d" % id)
+        stock.say(stock.workers[0], b"reserve-job %d" % id)
     for text, count in (
         ("tube:mail", 1),
         ("tube:mail,none", 1),
@@ -229,20 +231,20 @@ def test_few_jobs_among_many_are_found_without_a_look_at_the_others(yard: Yard) 
         ("id:5,1700", 2),
         ("id:3..9", 7),
     ):
-        search = yard.search(text)
+        search = stock.search(text)
         assert len(found(search)) == count and search.searched == count
-    yard.say(yard.workers[0], b"bury 5 0")
+    stock.say(stock.workers[0], b"bury 5 0")
     for text, searched in (("state:buried", 1), ("state:buried,reserved tube:s*", 2), ("-state:ready,delayed", 2)):
-        search = yard.search(text)
+        search = stock.search(text)
         assert found(search) and search.searched == searched, text
-    search = yard.search("tube:m*")
+    search = stock.search("tube:m*")
     assert len(found(search)) == 1 and search.searched == 2001
 
 
-def test_no_filter_holds_up_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_filter_holds_up_others(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever bodies and filters: between two breaths pass little more than a millisecond of this process's time."""
     for number in range(3000):
-        yard.put(b"ab" * yard.draw.choice((1, 50, 500)) if number % 500 else b"ab" * 60_000, "mail")
+        stock.put(b"ab" * stock.draw.choice((1, 50, 500)) if number % 500 else b"ab" * 60_000, "mail")
     last = [time.thread_time_ns()]
     slices: list[int] = []
 
@@ -260,7 +262,7 @@ def test_no_filter_holds_up_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) 
         return verdicts
 
     monkeypatch.setattr(Search, "_match_in_thread", match)
-    monkeypatch.setattr(yard.backend, "breathe", breathe)
+    monkeypatch.setattr(stock.backend, "breathe", breathe)
     breaths = 0
     for text in (
         "",
@@ -274,7 +276,7 @@ def test_no_filter_holds_up_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) 
         for _ in range(3):  # what the filter takes, it takes in each run; what the machine takes, it takes in one
             slices.clear()
             last[0] = time.thread_time_ns()
-            found(yard.search(text))
+            found(stock.search(text))
             breaths += len(slices)
             slices.append(time.thread_time_ns() - last[0])
             runs.append(sorted([0, *slices]))
@@ -284,15 +286,15 @@ def test_no_filter_holds_up_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_large_body_is_matched_in_a_thread_and_one_too_large_is_refused(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
+    stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    id = yard.put(b"a" * 60_000 + b"b", "mail")
-    assert found(yard.search("body:/a{10}b$/")) == [id]
-    assert found(yard.search("body:/b$/ -body:/^b/ " + "a" * 100)) == [id]
+    id = stock.put(b"a" * 60_000 + b"b", "mail")
+    assert found(stock.search("body:/a{10}b$/")) == [id]
+    assert found(stock.search("body:/b$/ -body:/^b/ " + "a" * 100)) == [id]
     monkeypatch.setattr(search_module, "_COST_MAX", 100_000)
-    assert found(yard.search("tube:sms body:/b/")) == []
+    assert found(stock.search("tube:sms body:/b/")) == []
     with pytest.raises(SearchFailed, match=rf"Job {id} has 60001 bytes, too many .* size<=\d+ to the filter"):
-        found(yard.search("body:/b/"))
+        found(stock.search("body:/b/"))
 
 
 # Bug: The package regex was tried before RE2: its time limit does not hold inside its inner loops, and nested counts
@@ -320,15 +322,15 @@ def test_patterns_that_are_refused(pattern: str, why: str) -> None:
     assert time.thread_time() - begun < 0.05
 
 
-def test_a_refused_pattern_says_where(yard: Yard) -> None:
+def test_a_refused_pattern_says_where(stock: Stock) -> None:
     with pytest.raises(FilterError) as caught:
-        yard.search("tube:x -body:/(/")
+        stock.search("tube:x -body:/(/")
     assert caught.value.at == 7 and str(caught.value) == "The regular expression cannot be used: missing ): (."
 
 
-def test_patterns_see_utf8_and_nothing_behind_the_body(yard: Yard) -> None:
+def test_patterns_see_utf8_and_nothing_behind_the_body(stock: Stock) -> None:
     texts = [b"na\xc3\xafve", b"NA\xc3\x8fVE", b"x", b"line\nnext", b"\xff", b""]
-    ids = [yard.put(text, "mail") for text in texts]
+    ids = [stock.put(text, "mail") for text in texts]
     for pattern, expected in {
         "^na.ve$": [0],
         "na\u00efve/i": [0, 1],
@@ -342,7 +344,7 @@ def test_patterns_see_utf8_and_nothing_behind_the_body(yard: Yard) -> None:
         "^\\C$": [2, 4],
     }.items():
         pattern, _, flag = pattern.partition("/")
-        assert found(yard.search(f"body:/{pattern}/{flag}")) == [ids[n] for n in expected], pattern
+        assert found(stock.search(f"body:/{pattern}/{flag}")) == [ids[n] for n in expected], pattern
 
 
 def test_patterns_are_matched_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,10 +374,10 @@ def test_without_the_package_there_are_no_patterns(monkeypatch: pytest.MonkeyPat
 
 
 # Bug: An operation on many jobs failed at the first tube that was made after the undo.
-def test_a_search_goes_on_after_an_undo(yard: Yard) -> None:
+def test_a_search_goes_on_after_an_undo(stock: Stock) -> None:
     """Which makes the tables of tubes anew."""
-    yard.put(b"x", "mail")
-    search = yard.search("tube:m*")
-    yard.engine.undo()
-    yard.put(b"x", "more")
+    stock.put(b"x", "mail")
+    search = stock.search("tube:m*")
+    stock.engine.undo()
+    stock.put(b"x", "more")
     assert len(found(search)) == 2

@@ -77,7 +77,7 @@ def watching(port: int, count: int) -> Iterator[Counter[str]]:
     ("count", "watchers"),
     [pytest.param(50_000, 2, marks=pytest.mark.slow), pytest.param(1_000_000, 20, marks=pytest.mark.long)],
 )
-def test_a_search_with_a_regular_expression_holds_up_nobody(
+def test_a_search_with_a_regular_expression_delays_no_client(
     start_server: Start, tmp_path: Path, count: int, watchers: int
 ) -> None:
     """Several at once, through bodies small and large, some of them with a pattern that is bad for other engines.

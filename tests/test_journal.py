@@ -873,7 +873,7 @@ def lose_a_tail(directory: Path, sealed: bool = False) -> None:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_changes_of_what_nobody_was_promised_are_no_damage(tmp_path: Path, sealed: bool) -> None:
+def test_changes_of_unacknowledged_records_are_no_damage(tmp_path: Path, sealed: bool) -> None:
     lose_a_tail(tmp_path, sealed)
     replay = Replay(str(tmp_path))
     assert [record.key for record in replay.records()] == [1, 1]
@@ -949,7 +949,7 @@ def test_what_was_settled_stays_so_when_the_segment_that_says_it_is_set_aside(tm
         journal.start()
         journal.append(4, FULL, b"this is to be damaged" * 100)
         journal.append(4, DELETE, b"")
-        journal.heal(lambda key: b"one")
+        journal.repair(lambda key: b"one")
         journal.close()
         third = tmp_path / "segment-00000003.db"
         if third.exists():
@@ -1001,7 +1001,7 @@ def test_a_missing_oldest_segment_is_found_also_beside_one_that_was_only_prepare
     assert "segment-00000001.db is missing" in rig.said[0]
 
 
-def test_nobody_says_which_segment_is_the_oldest_and_only_a_prepared_one_is_left(rig: Rig, tmp_path: Path) -> None:
+def test_only_a_prepared_segment_is_left_and_no_record_names_the_oldest(rig: Rig, tmp_path: Path) -> None:
     rig.put(1)
     rig.sync()
     rig.crash(tmp_path / "killed")
@@ -1079,7 +1079,7 @@ def test_a_new_segment_without_room_that_cannot_be_removed_fails_the_start(
 
 
 @pytest.mark.parametrize("content", [b"my notes", b"my notes " * 512, b"SQLite format 3\0" + b"\xff" * 4080])
-def test_a_short_file_of_somebody_else_is_not_replaced(rig: Rig, content: bytes) -> None:
+def test_a_short_file_of_another_program_is_not_replaced(rig: Rig, content: bytes) -> None:
     rig.put(1)
     rig.sync()
     rig.close()
@@ -1437,7 +1437,7 @@ def test_without_its_lock_file_a_directory_is_still_locked(tmp_path: Path) -> No
     DirectoryLock(str(tmp_path)).close()
 
 
-def test_whoever_locks_the_directory_for_a_moment_stops_no_start(tmp_path: Path) -> None:
+def test_a_short_lock_on_the_directory_stops_no_start(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     timer = threading.Timer(0.05, os.close, [folder])

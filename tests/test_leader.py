@@ -134,7 +134,7 @@ class Node:
         self.run()
 
 
-def test_a_reply_waits_for_the_commit_and_for_nobody_else() -> None:
+def test_a_reply_waits_for_the_commit_and_for_no_other_client() -> None:
     node = Node()
     one, two = node.client(), node.client()
     node.say((one, PUT))
@@ -150,7 +150,7 @@ def test_a_reply_waits_for_the_commit_and_for_nobody_else() -> None:
     assert not node.turn.gate.pieces and not node.journal.ways
 
 
-def test_a_job_is_shown_to_nobody_before_its_put_is_committed() -> None:
+def test_a_job_is_shown_to_no_client_before_its_put_is_committed() -> None:
     """A takeover would forget it, and give its number to another job: a client that knows it would delete that job."""
     node = Node()
     one, two, three = node.client(), node.client(), node.client()

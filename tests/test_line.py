@@ -7,7 +7,7 @@ import random
 from geventstalk.core.line import Line
 
 
-def test_nobody_waits() -> None:
+def test_a_line_without_waiters() -> None:
     line = Line()
     assert not line.entries and len(line) == 0
     line.remove(7)

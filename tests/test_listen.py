@@ -306,7 +306,7 @@ def test_a_live_server_with_a_full_backlog_is_alive(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_a_datagram_socket_is_somebodys(tmp_path: Path) -> None:
+def test_a_datagram_socket_of_another_program_stays(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(path))

@@ -17,17 +17,17 @@ from geventstalk.cluster.wants import (
     Beat,
     Claim,
     Confirm,
-    Knock,
     LeadLog,
     Look,
     Members,
     Owner,
+    Probe,
     ReadOn,
     Release,
     ResumeLog,
     Serve,
     Tell,
-    Unwish,
+    WithdrawTransfer,
 )
 from geventstalk.turn.tasks import Wait
 from journal.errors import JournalError, JournalForked, JournalLocked, JournalUnreachable
@@ -168,18 +168,18 @@ def leader() -> Stage:
 
 
 def follow(stage: Stage, view: View, ms: int) -> Asked:
-    """Looks show the same for so long. Gives what is asked then; knocks find the door open, commits are confirmed."""
+    """Looks show the same for so long. Gives what is asked then; probes find the port open, commits are confirmed."""
     end_ns = stage.now_ns + ms * MS_NS
     asked = stage.asked
-    while stage.now_ns < end_ns and asked.is_a(Look, Knock, Confirm):
-        asked = stage.answers(view if asked.is_a(Look) else OPEN if asked.is_a(Knock) else None)
+    while stage.now_ns < end_ns and asked.is_a(Look, Probe, Confirm):
+        asked = stage.answers(view if asked.is_a(Look) else OPEN if asked.is_a(Probe) else None)
     return asked
 
 
 def doubt(stage: Stage, view: View) -> None:
     """Looks show the same until the node asks whether commits are confirmed."""
     while stage.asked != Confirm():
-        assert stage.asked.is_a(Look, Knock), stage.asked
+        assert stage.asked.is_a(Look, Probe), stage.asked
         stage.answers(view if stage.asked.is_a(Look) else OPEN)
 
 
@@ -235,7 +235,7 @@ def test_a_heartbeat_just_before_the_claim_is_waited_out(stage: Stage) -> None:
 def test_a_look_that_took_long_is_no_silence_of_the_other(stage: Stage) -> None:
     stage.answers(OTHER)
     asked = stage.asks()
-    if asked.is_a(Knock):
+    if asked.is_a(Probe):
         asked = stage.answers(OPEN)
     assert asked == Look()
     stage.later(3 * LEASE_MS)  # the answer is on its way for so long
@@ -253,9 +253,9 @@ def test_while_no_commit_is_confirmed_a_heartbeat_that_stands_still_proves_nothi
     assert BEATS_MS <= (stage.now_ns - begun_ns) // MS_NS <= BEATS_MS + LOOK_MS
     stage.later(LEASE_MS * 8 // 10)  # the answer comes when the replica is back
     stage.answers(None)
-    assert follow(stage, OTHER, BEATS_MS - 2 * LOOK_MS).is_a(Look, Knock)
+    assert follow(stage, OTHER, BEATS_MS - 2 * LOOK_MS).is_a(Look, Probe)
     for beat in range(8, 12):
-        assert follow(stage, OTHER._replace(beat=(4, beat)), LEASE_MS // 2).is_a(Look, Knock)
+        assert follow(stage, OTHER._replace(beat=(4, beat)), LEASE_MS // 2).is_a(Look, Probe)
 
 
 def test_a_node_that_is_silent_though_commits_are_confirmed_again_is_followed(stage: Stage) -> None:
@@ -326,7 +326,7 @@ def test_who_is_gone_is_followed_without_a_commit_that_is_confirmed(stage: Stage
     asked = stage.answers(FenceUnreachable("commits wait for the replica"))
     while not asked.is_a(Claim):
         asked = stage.answers(
-            gone if asked.is_a(Look) else REFUSED if asked.is_a(Knock) else FenceUnreachable("commits wait")
+            gone if asked.is_a(Look) else REFUSED if asked.is_a(Probe) else FenceUnreachable("commits wait")
         )
     assert asked == Claim(gone, 1)
 
@@ -357,8 +357,8 @@ def test_what_a_node_that_never_served_owed_is_owed_by_the_next(stage: Stage) ->
     never_served = OTHER._replace(owed_ms=LEASE_MS)
     asked = stage.answers(never_served)
     begun_ns = stage.now_ns
-    assert asked == Knock("b:1", "b.1") and stage.answers(OPEN) == Look()
-    assert stage.answers(never_served._replace(locked=False)) == Knock("b:1", "b.1")
+    assert asked == Probe("b:1", "b.1") and stage.answers(OPEN) == Look()
+    assert stage.answers(never_served._replace(locked=False)) == Probe("b:1", "b.1")
     assert stage.answers(REFUSED) == Claim(never_served._replace(locked=False), LEASE_MS)
     assert stage.answers(True) == Beat(5)
     stage.lead_log(5)
@@ -370,9 +370,9 @@ def test_what_a_node_that_never_served_owed_is_owed_by_the_next(stage: Stage) ->
 
 def test_a_node_that_is_gone_is_waited_for_no_longer(stage: Stage) -> None:
     asked = stage.answers(OTHER)
-    assert asked == Knock("b:1", "b.1") and stage.answers(OPEN) == Look()
+    assert asked == Probe("b:1", "b.1") and stage.answers(OPEN) == Look()
     gone = OTHER._replace(locked=False)
-    assert stage.answers(gone) == Knock("b:1", "b.1")
+    assert stage.answers(gone) == Probe("b:1", "b.1")
     begun_ns = stage.now_ns
     assert stage.answers(REFUSED) == Claim(gone, 1)
     assert stage.answers(True) == Beat(5)
@@ -383,7 +383,7 @@ def test_a_node_that_is_gone_is_waited_for_no_longer(stage: Stage) -> None:
 
 def test_a_door_that_was_never_open_proves_nothing(stage: Stage) -> None:
     unlocked = OTHER._replace(locked=False)
-    assert stage.answers(unlocked) == Knock("b:1", "b.1")
+    assert stage.answers(unlocked) == Probe("b:1", "b.1")
     asked = stage.answers(REFUSED)
     begun_ns = stage.now_ns
     while not asked.is_a(Claim):
@@ -391,21 +391,21 @@ def test_a_door_that_was_never_open_proves_nothing(stage: Stage) -> None:
     assert asked == Claim(unlocked, LEASE_MS) and stage.now_ns - begun_ns >= LEASE_MS * MS_NS * 9 // 10
 
 
-def knocks_until_it_claims(stage: Stage, *views: View | FenceUnreachable) -> Asked:
+def probes_until_it_claims(stage: Stage, *views: View | FenceUnreachable) -> Asked:
     """Looks find these, and the last of them from then on. The port was open, and refuses now."""
-    assert stage.answers(OTHER) == Knock("b:1", "b.1") and stage.answers(OPEN) == Look()
+    assert stage.answers(OTHER) == Probe("b:1", "b.1") and stage.answers(OPEN) == Look()
     found = list(views)
     asked = stage.asked
     while not asked.is_a(Claim):
         answer = found.pop(0) if len(found) > 1 and asked.is_a(Look) else found[0]
-        asked = stage.answers(answer if asked.is_a(Look) else REFUSED if asked.is_a(Knock) else None)
+        asked = stage.answers(answer if asked.is_a(Look) else REFUSED if asked.is_a(Probe) else None)
     return asked
 
 
 def test_a_port_that_refuses_proves_nothing_while_the_session_is_there(stage: Stage) -> None:
     """Behind a gateway, or where a service has no address, a node that lives is refused. It answered for a lease."""
     begun_ns = stage.now_ns
-    assert knocks_until_it_claims(stage, OTHER) == Claim(OTHER, LEASE_MS)
+    assert probes_until_it_claims(stage, OTHER) == Claim(OTHER, LEASE_MS)
     assert stage.now_ns - begun_ns >= LEASE_MS * MS_NS
 
 
@@ -413,7 +413,7 @@ def test_a_lock_that_was_lost_with_all_others_proves_nothing(stage: Stage) -> No
     """The database was away for this node, too: it may have lost each session."""
     begun_ns = stage.now_ns
     unlocked = OTHER._replace(locked=False)
-    asked = knocks_until_it_claims(stage, FenceUnreachable("the database starts"), unlocked)
+    asked = probes_until_it_claims(stage, FenceUnreachable("the database starts"), unlocked)
     assert asked == Claim(unlocked, LEASE_MS) and stage.now_ns - begun_ns >= LEASE_MS * MS_NS
 
 
@@ -421,7 +421,7 @@ def test_a_lock_that_was_lost_with_the_session_of_this_node_proves_nothing(stage
     """No look has failed: the database crashed while something else was asked, or nothing was."""
     begun_ns = stage.now_ns
     unlocked = OTHER._replace(locked=False, session=2)
-    assert knocks_until_it_claims(stage, unlocked) == Claim(unlocked, LEASE_MS)
+    assert probes_until_it_claims(stage, unlocked) == Claim(unlocked, LEASE_MS)
     assert stage.now_ns - begun_ns >= LEASE_MS * MS_NS
 
 
@@ -441,7 +441,7 @@ def test_a_released_epoch_belongs_to_its_successor_for_a_lease(stage: Stage) -> 
     assert stage.now_ns - begun_ns >= LEASE_MS * MS_NS
 
 
-def test_whoever_has_not_read_the_log_claims_nothing() -> None:
+def test_a_node_that_has_not_read_the_log_claims_nothing() -> None:
     stage = Stage()
     for _ in range(200):
         assert stage.answers(NOBODY) == Look()
@@ -459,7 +459,7 @@ def test_a_lower_epoch_means_that_the_database_has_lost_something(stage: Stage) 
 # --- to lead
 
 
-def test_nobody_leads_on_an_answer_that_took_longer_than_the_lease(stage: Stage) -> None:
+def test_no_node_leads_on_an_answer_slower_than_the_lease(stage: Stage) -> None:
     stage.answers(NOBODY)
     stage.answers(True)
     stage.lead_log(1)
@@ -643,8 +643,8 @@ def facts(node: str, place: int, role: str = STANDBY, age_s: float = 0.5) -> Mem
     return MemberFacts(node, f"{node}:1", role, 1, place, age_s)
 
 
-def test_a_wish_for_any_is_for_the_standby_that_has_read_most(leader: Stage) -> None:
-    assert leader.answers(leader.own(1, wish="*")) == Members()
+def test_a_request_for_any_is_for_the_standby_that_has_read_most(leader: Stage) -> None:
+    assert leader.answers(leader.own(1, transfer_to="*")) == Members()
     there = [facts("a", 99, ACTIVE), facts("b", 7), facts("c", 9), facts("d", 90, age_s=60), facts("e", 80, ENDED)]
     leader.answers(there)
     assert leader.events == ["hands over"]
@@ -657,26 +657,26 @@ def test_a_wish_for_any_is_for_the_standby_that_has_read_most(leader: Stage) -> 
     assert leader.events == ["hands over", "steps down: handed over"]
 
 
-@pytest.mark.parametrize("wish", ["gone", "*"])
-def test_a_wish_for_a_node_that_is_not_there_is_taken_back(leader: Stage, wish: str) -> None:
-    assert leader.answers(leader.own(1, wish=wish)) == Members()
-    assert leader.answers([facts("a", 9, ACTIVE), facts("gone", 9, age_s=60)]) == Unwish(wish)
+@pytest.mark.parametrize("node", ["gone", "*"])
+def test_a_request_for_a_node_that_is_not_there_is_taken_back(leader: Stage, node: str) -> None:
+    assert leader.answers(leader.own(1, transfer_to=node)) == Members()
+    assert leader.answers([facts("a", 9, ACTIVE), facts("gone", 9, age_s=60)]) == WithdrawTransfer(node)
     assert leader.answers(None) == Beat(1)
     assert leader.member.role == ACTIVE
 
 
-def test_a_wish_for_the_node_that_leads_is_fulfilled(leader: Stage) -> None:
-    assert leader.answers(leader.own(1, wish="a")) == Unwish("a")
+def test_a_request_for_the_node_that_leads_is_fulfilled(leader: Stage) -> None:
+    assert leader.answers(leader.own(1, transfer_to="a")) == WithdrawTransfer("a")
 
 
-def test_a_wish_for_another_is_fulfilled_by_whoever_has_taken_over(stage: Stage) -> None:
+def test_a_request_for_another_node_is_fulfilled_by_a_takeover(stage: Stage) -> None:
     """The node before has died of it. To hand over once more would make it a circle."""
     stage.answers(NOBODY)
     stage.answers(True)
     stage.lead_log(1)
-    stage.answers(stage.own(1, wish="*"))
-    assert stage.answers(stage.own(1, wish="*")) == Beat(1)
-    assert stage.answers(stage.own(1, wish="*")) == Unwish("*")
+    stage.answers(stage.own(1, transfer_to="*"))
+    assert stage.answers(stage.own(1, transfer_to="*")) == Beat(1)
+    assert stage.answers(stage.own(1, transfer_to="*")) == WithdrawTransfer("*")
 
 
 def test_a_goodbye_is_tried_for_a_lease(leader: Stage) -> None:

@@ -125,10 +125,10 @@ def leader_by(node: ServerProcess) -> str:
         return ""
 
 
-def wish(fence: Fence, node: str) -> None:
+def request_transfer(fence: Fence, node: str) -> None:
     """Once it is known as a standby; each node tells of itself once a lease."""
     wait(lambda: {each.node: each.role for each in fence.members()}.get(node) == "standby", f"{node} is known")
-    fence.wish(node)
+    fence.request_transfer(node)
 
 
 @pytest.fixture
@@ -293,7 +293,7 @@ def test_a_second_process_of_a_name_ends_and_a_restart_does_not(nodes: Nodes) ->
     assert again.process.poll() is None and stats(again)["cluster-epoch"] == "2"
 
 
-def test_a_standby_ends_at_once_and_nobody_notices(nodes: Nodes) -> None:
+def test_a_standby_ends_at_once_and_no_client_notices(nodes: Nodes) -> None:
     one = nodes.start("one")
     other = nodes.start("other")
     assert other.stop() == 0
@@ -312,7 +312,7 @@ def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(
     refused = 0
     pid = one.pid
     inode = path.stat().st_ino
-    wish(fence, "other")
+    request_transfer(fence, "other")
     end = time.monotonic() + PATIENCE_S
     while leader_by(one) != "other":
         assert time.monotonic() < end
@@ -330,7 +330,7 @@ def test_who_is_asked_to_lead_leads_and_the_other_stands_by_in_the_same_process(
         client.settimeout(PATIENCE_S)
         assert client.recv(100).startswith(b"FOUND 1 ")
     assert path.stat().st_ino == inode
-    wish(fence, "one")
+    request_transfer(fence, "one")
     wait(lambda: leader_by(other) == "one", "and back")
     floor = f"SELECT value FROM {Place(nodes.url).schema}.meta WHERE name = 'floor'"
     wait(lambda: postgres_server.ask(floor) == [("1",)], "the node that began anew has told which ids it knows")
@@ -646,7 +646,7 @@ def test_what_the_manager_hears(nodes: Nodes, manager: FakeManager) -> None:
     hears("STATUS", "Serving: ")
     fence = fence_for(nodes.url)
     nodes.start("third", *CALM)
-    wish(fence, "third")
+    request_transfer(fence, "third")
     hears("RELOADING", "1")
     assert heard[-1]["MONOTONIC_USEC"].isdecimal()
     hears("READY", "1")

@@ -540,7 +540,7 @@ def test_only_a_node_is_believed(cluster: Cluster, pki: Pki) -> None:
 
 @pytest.mark.slow
 @needs_psycopg
-def test_a_node_that_is_not_named_passes_nobody_on(cluster: Cluster) -> None:
+def test_a_node_that_is_not_named_relays_no_client(cluster: Cluster) -> None:
     cluster.start("a", nodes=("node-a",))
     cluster.start("b", waits=False)
     until(lambda: "listening on" in cluster.log("b"), "b has begun")

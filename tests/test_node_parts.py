@@ -89,11 +89,11 @@ def test_a_commit_that_hangs_alone_is_looked_for() -> None:
 def test_an_address_that_is_none_is_not_reached(address: str) -> None:
     with pytest.raises(OSError):
         relay.connect(address, 0.5)
-    assert node_of._knock(address, "b.1") == SILENT
+    assert node_of._probe(address, "b.1") == SILENT
 
 
 # Bug: It held up the probe of the leader, the takeover, and a connection to the database, without a limit.
-def test_a_name_server_that_is_cut_off_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_server_that_is_cut_off_delays_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gevent.socket.getaddrinfo", hang)
     monkeypatch.setattr("gevent._socketcommon.getaddrinfo", hang)
     monkeypatch.setattr(node_of, "_RESOLVE_S", 0.05)
@@ -102,7 +102,7 @@ def test_a_name_server_that_is_cut_off_holds_nobody_up(monkeypatch: pytest.Monke
         relay.connect("somewhere:11300", 0.05)
     with pytest.raises(TimeoutError):
         node_of.resolve("somewhere")
-    assert node_of._knock("somewhere:11300", "b.1") == SILENT
+    assert node_of._probe("somewhere:11300", "b.1") == SILENT
     assert time.monotonic() - begun_s < 30
 
 

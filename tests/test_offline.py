@@ -1265,7 +1265,7 @@ def test_a_group_without_a_command_shows_its_help(tool: Callable[..., Ran]) -> N
     assert tool("journal") == tool("journal", "--help")
 
 
-def test_what_nobody_expected_is_one_line(
+def test_an_unexpected_fault_is_one_line(
     folder: Path, tool: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_directory: str) -> None:

@@ -138,7 +138,7 @@ def test_a_job_is_taken_from_a_client_that_is_being_forgotten() -> None:
     assert rig.job(held).state == BURIED
 
 
-def test_released_by_force_a_job_goes_to_who_waits() -> None:
+def test_a_job_released_by_force_goes_to_a_waiting_client() -> None:
     rig = Rig()
     rig.engine.pause(b"default", 9, rig.clock.ns)
     other = Session(rig.service)
@@ -149,7 +149,7 @@ def test_released_by_force_a_job_goes_to_who_waits() -> None:
     assert other.take_out() == b"RESERVED 2 1\r\nb\r\n"
 
 
-def test_a_moved_job_goes_to_who_waits_and_its_old_tube_ends() -> None:
+def test_a_moved_job_goes_to_a_waiting_client_and_its_old_tube_ends() -> None:
     rig = Rig()
     rig.say(rig.worker, b"use old\r\nput 7 0 60 1\r\ne\r\nuse default\r\n")
     other = rig.waiter(b"t")

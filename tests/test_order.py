@@ -275,7 +275,7 @@ def test_memory_is_given_back(kept: int) -> None:
         assert memory(order) <= 64
 
 
-def test_what_comes_back_to_the_front_moves_nobody(kind: type) -> None:
+def test_an_entry_back_at_the_front_moves_no_other(kind: type) -> None:
     """A release after a reserve: there is room in front. Otherwise it moves all of a run."""
     if kind is plain.Order:
         pytest.skip("the C library moves them")

@@ -79,7 +79,7 @@ def test_who_still_sends_reads_what_was_said() -> None:
     assert 10 < len(pauses) <= parting.QUIET + 20, "it ends once nothing comes any more"
 
 
-def test_who_closes_is_waited_for_no_longer_and_who_goes_on_not_for_ever() -> None:
+def test_a_closed_client_is_waited_for_no_longer_and_a_busy_one_not_for_ever() -> None:
     server, client = pair()
     pauses: list[float] = []
     with server:

@@ -62,9 +62,9 @@ def claim(fence: PostgresFence, owed_ms: int = 0) -> View:
     return fence.look()
 
 
-def test_nobody_has_led_a_new_log(url: str, fences: Make) -> None:
+def test_no_node_has_led_a_new_log(url: str, fences: Make) -> None:
     view = fences(url).look()
-    assert (view.epoch, view.node, view.incarnation, view.owed_ms, view.wish) == (0, "", "", 0, "")
+    assert (view.epoch, view.node, view.incarnation, view.owed_ms, view.transfer_to) == (0, "", "", 0, "")
     assert view.timeline == 1 and view.system > 0
 
 
@@ -126,7 +126,7 @@ def test_a_heartbeat_under_another_epoch_is_none(url: str, fences: Make) -> None
     assert one.look() == before
 
 
-def test_whoever_serves_owes_nothing(url: str, fences: Make) -> None:
+def test_a_node_that_serves_owes_nothing(url: str, fences: Make) -> None:
     one = fences(url, "one")
     assert claim(one, 500).owed_ms == 500
     beaten, served = one.beat(1), one.serve(1)
@@ -135,26 +135,26 @@ def test_whoever_serves_owes_nothing(url: str, fences: Make) -> None:
     assert served.beat != beaten.beat and one.look().owed_ms == 0
 
 
-def test_a_goodbye_names_the_next_and_takes_the_wish_away(url: str, fences: Make) -> None:
+def test_a_goodbye_names_the_next_and_withdraws_the_request(url: str, fences: Make) -> None:
     one, other, operator = fences(url, "one"), fences(url, "other"), fences(url)
     claim(one)
-    operator.wish("other")
+    operator.request_transfer("other")
     view = one.beat(1)
-    assert view is not None and view.wish == "other" and not view.released
+    assert view is not None and view.transfer_to == "other" and not view.released
     assert one.release(1, "other")
     view = other.look()
-    assert view.released and view.successor == "other" and view.wish == ""
+    assert view.released and view.successor == "other" and view.transfer_to == ""
     view = claim(other)
     assert not view.released and view.successor == ""
 
 
-def test_a_wish_is_taken_back_by_its_name(url: str, fences: Make) -> None:
+def test_a_request_is_taken_back_by_its_name(url: str, fences: Make) -> None:
     one, operator = fences(url, "one"), fences(url)
-    operator.wish("*")
-    one.unwish("two")
-    assert one.look().wish == "*"
-    one.unwish("*")
-    assert one.look().wish == ""
+    operator.request_transfer("*")
+    one.withdraw_transfer("two")
+    assert one.look().transfer_to == "*"
+    one.withdraw_transfer("*")
+    assert one.look().transfer_to == ""
 
 
 def test_a_commit_that_only_confirms_changes_nothing_that_others_see(url: str, fences: Make) -> None:
@@ -309,7 +309,7 @@ def test_a_schema_that_is_not_there_is_no_row(postgres_url: str, fences: Make) -
 
 
 # Bug: A deleted row, or PGCLIENTENCODING, ended nodes with exit code 70.
-def test_a_row_that_somebody_deleted_is_no_fault_of_the_program(url: str, fences: Make) -> None:
+def test_a_deleted_row_is_no_fault_of_the_program(url: str, fences: Make) -> None:
     one = fences(url, "one")
     one.look()
     link = Link(Place(url))

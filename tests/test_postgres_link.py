@@ -88,7 +88,7 @@ def test_a_backend_that_is_ended_is_unreachable(postgres_server: Postgres, postg
     link.close()
 
 
-def test_nobody_listens_and_no_such_database(postgres_server: Postgres) -> None:
+def test_no_server_listens_and_no_such_database(postgres_server: Postgres) -> None:
     with pytest.raises(JournalUnreachable, match="refused"):
         Link(Place(f"postgresql://x@127.0.0.1:{free_port()}/d")).connect()
     with pytest.raises(JournalLocked, match="no_such"):
@@ -318,7 +318,7 @@ def test_warnings_that_are_not_about_the_commit(postgres_url: str) -> None:
 
 
 # Bug: A user that owned the schema could not start a node, though the message advised exactly that.
-def test_a_schema_that_somebody_made_for_a_user_who_may_not(postgres_server: Postgres) -> None:
+def test_a_schema_made_for_a_user_without_the_right(postgres_server: Postgres) -> None:
     name = new_schema()
     postgres_server.ask(f"CREATE ROLE {name} LOGIN")
     postgres_server.ask(f"CREATE SCHEMA {name} AUTHORIZATION {name}")

@@ -634,7 +634,7 @@ def test_a_rotten_row_is_found_and_accepted(postgres_url: str) -> None:
     assert any("row 3 of segment 1 is damaged" in line and "keys 2" in line for line in said)
     assert any("known by their changes only: 2" in line for line in said)
     assert log.live.keys == 2 and log.high_water > 1 << 20
-    log.heal(lambda key: b"")
+    log.repair(lambda key: b"")
     log.append(log.high_water + 1, FULL, b"new")
     log.commit()
     log.close()
@@ -654,7 +654,7 @@ def test_rows_that_are_missing_are_damage(postgres_url: str) -> None:
     with pytest.raises(JournalDamaged):
         read(postgres_url)
     log = open_log(postgres_url, accept_damage=True)
-    log.heal(lambda key: b"")
+    log.repair(lambda key: b"")
     log.close()
     assert sorted(read(postgres_url)) == [1, 4, 5]
 
@@ -768,7 +768,7 @@ def test_a_database_that_takes_no_writes_for_a_while(postgres_url: str) -> None:
 
 
 # Bug: A statement that was cancelled during the start ended the node.
-def test_a_start_that_somebody_cancels_may_begin_again(postgres_server: Postgres, postgres_url: str) -> None:
+def test_a_start_that_is_cancelled_may_begin_again(postgres_server: Postgres, postgres_url: str) -> None:
     open_log(postgres_url).close()
     name = table(postgres_url, 1)
     holder = postgres_server.connect()
@@ -824,7 +824,7 @@ def test_sessions_do_not_grow_with_segments(postgres_url: str) -> None:
 
 
 # Bug: A segment that could not be dropped held up every new one: one segment grew without end.
-def test_while_somebody_reads_segments_come_and_the_budget_holds(
+def test_while_another_session_reads_segments_come_and_the_budget_holds(
     postgres_server: Postgres, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As pg_dump does, for hours."""

@@ -83,12 +83,12 @@ def listening(listener: socket.socket) -> Iterator[Listening]:
         each.close()
 
 
-def test_a_knock(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_of, "_KNOCK_S", 10.0)
+def test_a_probe(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_of, "_PROBE_S", 10.0)
     there = listening(proves("b.1"))
-    assert node_of._knock(there.address, "b.1") == OPEN
-    assert node_of._knock(there.address, "b.2") == SILENT, "a process listens there, and it is another one"
-    assert node_of._knock(f"127.0.0.1:{free_port()}", "b.1") == REFUSED
+    assert node_of._probe(there.address, "b.1") == OPEN
+    assert node_of._probe(there.address, "b.2") == SILENT, "a process listens there, and it is another one"
+    assert node_of._probe(f"127.0.0.1:{free_port()}", "b.1") == REFUSED
 
 
 # Bug: With a wrong --advertise a standby passed clients on to itself, or to another beanstalk server, which answered.
@@ -187,8 +187,8 @@ def test_answers_that_were_sent_reach_a_client_that_goes_on_sending(listener: so
     left = b"x" * (1 << 20)
 
     def serve() -> None:
-        with green_of(listener) as door:
-            node, _ = door.accept()
+        with green_of(listener) as accepting:
+            node, _ = accepting.accept()
         node.sendall(proves("b.1")(node.recv(100)[:-2]))
         node.recv(100)
         node.sendall(left)
@@ -222,8 +222,8 @@ def test_answers_that_are_on_their_way_reach_a_client_when_another_node_leads(li
     """The node has handed over behind its last answer, which comes a moment later than that another one leads."""
 
     def serve() -> None:
-        with green_of(listener) as door:
-            node, _ = door.accept()
+        with green_of(listener) as accepting:
+            node, _ = accepting.accept()
         node.sendall(proves("b.1")(node.recv(100)[:-2]))
         assert node.recv(100) == b"stats\r\n" and node.recv(100) == b""
         node.sendall(b"late")

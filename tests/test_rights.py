@@ -911,7 +911,7 @@ def test_a_forbidden_job_takes_as_long_as_a_missing_one(
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["the user", "the right"])
-def test_what_one_gives_back_is_not_handed_to_another_who_loses_the_right(
+def test_a_job_given_back_is_not_handed_to_a_client_that_loses_the_right(
     start_server: Starter, tmp_path: Path, settings: Callable[..., list[str]], gone: bool
 ) -> None:
     """The job of the first client went to the second one, whose turn to lose the right came later."""

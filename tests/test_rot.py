@@ -103,7 +103,7 @@ def test_an_older_copy_of_the_newest_segment_is_noticed_after_a_clean_end(tmp_pa
     assert any("ends after record 0, but 3 were on the device" in finding for finding in read(rig.directory).findings)
 
 
-def test_a_start_counts_each_segment_that_nobody_counts(tmp_path: Path) -> None:
+def test_a_start_counts_each_uncounted_segment(tmp_path: Path) -> None:
     """A kill in an end: the segment is sealed, and the next one, which counts nothing, is not removed yet."""
     rig = Rig(tmp_path / "journal")
     segment = rig.directory / "segment-00000001.db"
@@ -171,7 +171,7 @@ def test_what_a_loss_of_power_took_is_no_damage_to_a_tool_either(tmp_path: Path,
         journal = Journal(str(folder), segment_bytes=1 << 16, accept_damage=True)
         assert fold(journal.replay()) == model
         journal.start()
-        journal.heal(lambda key: None)
+        journal.repair(lambda key: None)
         journal.abandon()
     assert read_sound(folder).model == model
 

@@ -109,7 +109,7 @@ def test_a_manager_that_does_not_listen_is_no_reason_to_stop(
     assert server.stop() == 0
 
 
-def test_a_manager_that_does_not_read_keeps_nobody_waiting(manager: FakeManager) -> None:
+def test_a_manager_that_does_not_read_delays_no_client(manager: FakeManager) -> None:
     teller = Manager(manager.address)
     begun = time.monotonic()
     for _ in range(10_000):

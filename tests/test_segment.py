@@ -16,8 +16,8 @@ import pytest
 
 from geventstalk._build import BUILD
 from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalError, JournalFailed, JournalFull, JournalNewer
-from journal.sqlite import format as format_room
-from journal.sqlite import writer as writer_room
+from journal.sqlite import format as format_module
+from journal.sqlite import writer as writer_module
 from journal.sqlite.files import BODIES_SUFFIX, NEW_SUFFIX, disk_bytes, sync_files, takes_files
 from journal.sqlite.format import (
     EMPTY_BYTES,
@@ -291,7 +291,7 @@ def test_only_small_records_of_one_commit_share_a_row(path: Path) -> None:
     kinds = ask(path, "SELECT seq, key, kind FROM record")
     assert kinds == [(1, 100, FULL), (2, 101, FULL), (3, 1, FULL), (5, 2, GROUP), (6, 1, FULL), (8, 2, GROUP)]
     (payload,) = ask(path, "SELECT payload FROM record WHERE seq = 8")[0]
-    assert payload == b"[[104,1,60],[105,1,60]]\n" + SMALL[4][2] + SMALL[5][2], "as the head of the room says"
+    assert payload == b"[[104,1,60],[105,1,60]]\n" + SMALL[4][2] + SMALL[5][2], "as the header of format.py says"
 
 
 @pytest.mark.parametrize("size", [0, 21, 60, 100, 130, 170, 200])
@@ -316,7 +316,7 @@ def test_a_group_takes_hardly_more_than_its_records_would_alone(path: Path, size
 @pytest.mark.skipif(BUILD == "compiled", reason="a constant of a compiled module cannot be replaced")
 @pytest.mark.parametrize("size", [9, 10, 11, 20, 21, 95])
 def test_a_large_payload_is_split_and_joined(path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(format_room, "PART_BYTES", 10)
+    monkeypatch.setattr(format_module, "PART_BYTES", 10)
     payload = bytes(range(size))
     rows = split(5, payload)
     assert [kind for _, kind, _ in rows] == [PART] * (len(rows) - 1) + [LAST]
@@ -332,7 +332,7 @@ def test_a_large_payload_is_split_and_joined(path: Path, monkeypatch: pytest.Mon
 def test_a_split_payload_that_misses_a_part_is_no_payload(
     path: Path, monkeypatch: pytest.MonkeyPatch, gone: int
 ) -> None:
-    monkeypatch.setattr(format_room, "PART_BYTES", 10)
+    monkeypatch.setattr(format_module, "PART_BYTES", 10)
     rows = split(5, bytes(35))
     assert len(rows) == 4
     alter(sealed(path, [*rows, (6, FULL, b"behind")]), "DELETE FROM record WHERE seq = ?", gone)
@@ -588,7 +588,7 @@ def test_a_foreign_file_is_told_in_one_line(path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_types_that_somebody_else_put_into_the_columns_are_damage(path: Path) -> None:
+def test_other_types_in_the_columns_are_damage(path: Path) -> None:
     """SQLite would store text in an integer column; no TypeError may come of that."""
     for column, value in (("key", "'x'"), ("kind", "'x'"), ("crc", "x'00'"), ("payload", "'text'"), ("payload", "7")):
         path.unlink(missing_ok=True)
@@ -660,7 +660,7 @@ def test_a_reader_that_goes_at_the_wrong_moment_costs_nothing(path: Path, monkey
         synced.append(path)
         sync_files(path)
 
-    monkeypatch.setattr(writer_room, "sync_files", sync_then)
+    monkeypatch.setattr(writer_module, "sync_files", sync_then)
     writer.seal()
     assert synced == [str(path)]
     rows, _ = read(path)

@@ -555,7 +555,7 @@ def report(probes: list[Probe], what: str) -> None:
 
 @some_policies
 @pytest.mark.slow
-def test_a_client_that_puts_without_end_starves_nobody(launch: Launch, policy: str, tmp_path: Path) -> None:
+def test_a_client_that_puts_without_end_starves_no_other(launch: Launch, policy: str, tmp_path: Path) -> None:
     server = launch(*journal_flags(tmp_path, policy))
     piece = b"put 0 0 60 10\r\n0123456789\r\n" * 4000
     received = 0
@@ -585,7 +585,7 @@ def test_a_client_that_puts_without_end_starves_nobody(launch: Launch, policy: s
 
 
 @pytest.mark.long
-def test_kicking_200_000_jobs_stops_nobody(launch_tcp: Launch) -> None:
+def test_kicking_200_000_jobs_stops_no_other_client(launch_tcp: Launch) -> None:
     count = 200_000
     server = launch_tcp()
     with Client(server.connect(20)) as client:
@@ -597,7 +597,7 @@ def test_kicking_200_000_jobs_stops_nobody(launch_tcp: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_a_disconnect_with_20_000_reservations_stops_nobody(launch_tcp: Launch) -> None:
+def test_a_disconnect_with_20_000_reservations_stops_no_other_client(launch_tcp: Launch) -> None:
     count = 20_000
     server = launch_tcp()
     with Client(server.connect(20)) as control:
@@ -612,7 +612,7 @@ def test_a_disconnect_with_20_000_reservations_stops_nobody(launch_tcp: Launch) 
 
 
 @pytest.mark.slow
-def test_50_000_delays_that_end_together_stop_nobody(launch_tcp: Launch) -> None:
+def test_50_000_delays_that_end_together_stop_no_client(launch_tcp: Launch) -> None:
     count = 50_000
     server = launch_tcp()
     with Client(server.connect(20)) as control:
@@ -768,7 +768,7 @@ def test_the_trace_of_vv(start_server: Callable[..., ServerProcess], tmp_path: P
 
 @pytest.mark.parametrize("close", [CLOSERS["close"], CLOSERS["reset"]], ids=["close", "reset"])
 @pytest.mark.slow
-def test_clients_that_go_with_replies_unread_leave_nobody_behind(
+def test_clients_that_go_with_replies_unread_leave_no_channel_behind(
     launch_tcp: Launch, close: Callable[[socket.socket], None]
 ) -> None:
     """Hundreds stayed for ever, and each swallowed a job. It took a write that fails while the client is read."""
@@ -882,9 +882,7 @@ def test_what_was_sent_behind_a_waiting_reserve_is_executed_after_the_end_of_the
 
 
 @pytest.mark.slow
-def test_replies_that_nobody_reads_take_little_memory(
-    start_server: Callable[..., ServerProcess], tmp_path: Path
-) -> None:
+def test_unread_replies_take_little_memory(start_server: Callable[..., ServerProcess], tmp_path: Path) -> None:
     """Each client may leave 256 KB unread, and a turn makes half of that; for all of them together it was 130 MB."""
     count, peeks = 400, 1500
     want_descriptors(count + 100)

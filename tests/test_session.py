@@ -924,7 +924,7 @@ def test_a_long_list_is_written_as_it_is_read_and_names_the_tubes_of_one_moment(
     check(rig.engine)
 
 
-def test_those_who_list_all_tubes_share_the_names(rig: Rig) -> None:
+def test_clients_that_list_all_tubes_share_the_names(rig: Rig) -> None:
     for number in range(LIST_SLICE):
         rig.engine.watch(rig.connect(), b"tube-%d" % number)
     names = rig.engine.tube_names()

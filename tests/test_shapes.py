@@ -122,7 +122,7 @@ def launcher_of(folder: Path) -> Iterator[Launch]:
 
 @needs_strace
 @pytest.mark.long
-def test_nobody_waits_for_the_bodies_of_others(tmp_path: Path) -> None:
+def test_no_client_waits_for_the_bodies_of_others(tmp_path: Path) -> None:
     """Each read of the disk takes 30 ms. A client that wants a body waits, and no other does."""
     flags = ["-b", str(tmp_path / "journal"), *FLAGS]
     server = ServerProcess(GEVENTSTALK, flags).wait_ready()
@@ -265,7 +265,7 @@ def test_without_a_descriptor_for_a_segment_its_client_waits(tmp_path: Path) -> 
 # Fronts
 
 
-def test_a_front_that_stands_still_holds_nobody_up_but_its_own(tmp_path: Path) -> None:
+def test_a_front_that_stands_still_delays_only_its_own_clients(tmp_path: Path) -> None:
     """The jobs of its clients come back when their time is over, and data that it leaves does not fill memory."""
     server = ServerProcess(GEVENTSTALK, ["--io-processes", "2", "-z", "1000000"], stderr=tmp_path / "log").wait_ready()
     with contextlib.ExitStack() as stack:

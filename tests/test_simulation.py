@@ -182,7 +182,7 @@ class JournalBehaviour:
         """Replays and starts; returns what there was."""
         records = [(key, kind, payload) for key, kind, payload, _ in journal.replay()]
         journal.start()
-        journal.heal(lambda key: None)
+        journal.repair(lambda key: None)
         return records
 
     def settle(self, journal: Journal, model: dict[int, bytes]) -> None:

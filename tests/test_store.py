@@ -226,15 +226,15 @@ def test_a_job_is_never_a_mixture_of_what_it_was_and_what_it_became(large: bool)
     store.change(first)
     other.pri = 50
     store.change(other)
-    assert all(len(payload) <= 64 for _, kind, payload in log.records if kind == CHANGE), "see Room.CHANGE_BYTES"
+    assert all(len(payload) <= 64 for _, kind, payload in log.records if kind == CHANGE), "see sizing.CHANGE_BYTES"
     assert found_in(log.records)[0] == {1: (b"new", 7, 40), 2: (b"old", 60, 50)}
     lost = log.records[:before] + log.records[behind:]
-    found, healed = found_in(lost)
+    found, repaired = found_in(lost)
     assert found == {1: (b"old", 60, 20), 2: (b"old", 60, 50)}
     # Compaction keeps the last change alone: that has to be one that counts.
-    last = [record for record in healed.records if record[:2] == (1, CHANGE)][-1]
-    kept = [record for record in healed.records if record[:2] != (1, CHANGE)] + [last]
-    assert found_in(kept)[0] == found and len(found_in(healed.records)[1].records) == len(healed.records)
+    last = [record for record in repaired.records if record[:2] == (1, CHANGE)][-1]
+    kept = [record for record in repaired.records if record[:2] != (1, CHANGE)] + [last]
+    assert found_in(kept)[0] == found and len(found_in(repaired.records)[1].records) == len(repaired.records)
     store.delete(first)
     assert not store._rewritten
     assert found_in([*lost, log.records[-1]])[0] == {2: (b"old", 60, 50)}

@@ -79,7 +79,7 @@ def test_the_settings_in_the_unit_are_ours(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_only_this_host_can_connect_until_somebody_says_otherwise() -> None:
+def test_only_this_host_can_connect_by_default() -> None:
     assert values(SOCKET, "ListenStream") == ["127.0.0.1:11300"]
     assert "GEVENTSTALK_LISTEN=127.0.0.1" in values(SERVICE, "Environment")
     # Settings of the administrator come behind, and systemd takes the last one.

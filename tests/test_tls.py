@@ -657,7 +657,7 @@ def test_openssl_finds_its_way_in_and_has_no_other(serve: Callable[..., Served],
 
 
 @pytest.mark.slow
-def test_many_that_say_nothing_keep_nobody_out(serve: Callable[..., Served]) -> None:
+def test_many_silent_connections_keep_no_client_out(serve: Callable[..., Served]) -> None:
     """300 are enough for a change; the bound of 1,024 has its own test above."""
     served = serve("--io-processes", "1")
     with ExitStack() as opened:

@@ -140,7 +140,7 @@ def test_what_takes_too_long_says_where_it_is(capfd: pytest.CaptureFixture[str])
 # Bug: After a KeyboardInterrupt subprocess kills its child and does not wait, so the disk was still busy.
 @pytest.mark.skipif(bool(mount_problem()), reason=mount_problem() or "a small disk can be mounted")
 @pytest.mark.slow
-def test_whoever_stops_the_torturer_leaves_no_disk_mounted(tmp_path: Path) -> None:
+def test_a_stopped_torturer_leaves_no_disk_mounted(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.support.torture", "1", "--kind", "full"]
     with (tmp_path / "said").open("wb") as said:
         program = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)

@@ -417,7 +417,7 @@ def test_clients_that_come_while_others_are_read_share_their_sync() -> None:
     assert rig.turn.gate.clients == 11, "for one sync"
 
 
-def test_nobody_is_kept_for_nothing() -> None:
+def test_a_turn_looks_for_more_clients_only_while_some_come() -> None:
     rig = Rig(fsync_ms=0)
     one, two, _ = rig.client(), rig.client(), rig.client()
     rig.turn.step(one, PUT)
@@ -787,7 +787,7 @@ def test_who_leaves_gives_back_what_it_held_in_slices() -> None:
     assert two.session.number in rig.turn.channels
 
 
-def test_many_who_hold_little_leave_at_once() -> None:
+def test_many_clients_that_hold_little_leave_at_once() -> None:
     rig = Rig()
     wires = [rig.client() for _ in range(100)]
     for wire in wires:
@@ -1001,7 +1001,7 @@ def test_a_slow_sync_for_an_operation_is_in_a_thread() -> None:
 def test_a_sync_is_in_a_thread_while_there_are_guests() -> None:
     rig = Rig(fsync_ms=0)
     one = rig.client()
-    rig.turn.guests = 1
+    rig.turn.others = 1
     rig.say((one, PUT))
     assert not one.take() and rig.turn.awaited.is_set
 

@@ -102,7 +102,7 @@ def test_the_first_of_many_failures_stays() -> None:
 
 
 # Bug: Giving the journal up raised a second error over the first one.
-def test_a_thread_that_cannot_be_started_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_cannot_be_started_delays_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
     monkeypatch.setattr(threading.Thread, "start", lambda thread: raising(RuntimeError("can't start new thread"))())
     with pytest.raises(RuntimeError, match="new thread"):

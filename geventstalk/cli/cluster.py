@@ -127,8 +127,8 @@ def _headline(status: Status) -> str:
         text = "no node has ever led"
     if status.replication:
         text += f"; replication: {status.replication}"
-    if status.wish:
-        text += f"; {'another node' if status.wish == '*' else status.wish} is asked to lead"
+    if status.transfer_to:
+        text += f"; {'another node' if status.transfer_to == '*' else status.transfer_to} is asked to lead"
     return text
 
 
@@ -155,7 +155,7 @@ def facts_of(status: Status) -> dict[str, Any]:
         "claims": status.claims or None,
         "epoch": status.epoch,
         "lease_s": status.lease_s,
-        "wish": status.wish or None,
+        "wish": status.transfer_to or None,
         "replication": status.replication or None,
         "takeover_s": None if status.takeover_s is None else round(status.takeover_s, 3),
         "nodes": nodes,
@@ -168,7 +168,7 @@ def _timeout(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="SECONDS",
         type=Number(0.01, 86400),
         default=_TIMEOUT_S,
-        help=f"Take the wish back when it takes longer. Default: {_TIMEOUT_S:g}.",
+        help=f"Withdraw the request when it takes longer. Default: {_TIMEOUT_S:g}.",
     )(function)
 
 

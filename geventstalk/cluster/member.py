@@ -19,19 +19,19 @@ from geventstalk.cluster.wants import (
     Beat,
     Claim,
     Confirm,
-    Knock,
     LeadLog,
     Look,
     Members,
     Owner,
+    Probe,
     ReadOn,
     Release,
     ResumeLog,
     Serve,
     Steps,
     Tell,
-    Unwish,
     Want,
+    WithdrawTransfer,
 )
 from geventstalk.turn.tasks import Flag, Wait
 from journal.errors import JournalForked, JournalLocked, JournalUnreachable
@@ -122,14 +122,14 @@ class Member:
         self._released_ns = 0  # since when it has said goodbye
         self._door_open = False  # whether the process that leads was seen to listen at its address
         self._lock_seen = False  # whether its session was seen in the database, and no look has failed since
-        self._knock_ns = 0  # when to knock there again
-        self._knock_rest_ns = self._look_ns
+        self._probe_ns = 0  # when to probe that node again
+        self._probe_rest_ns = self._look_ns
         self._tell_ns = 0  # when to tell of this node again
         self._tells = self._namesakes = 0  # how often it has told, and has found that a namesake told since
         self._troubles: dict[tuple[str, str], tuple[int, int]] = {}  # when to tell of it again, and then
         self._serve_ns = 0  # when the leases of earlier nodes have run out, once this node has claimed
         self._silent = False  # whether the owner was told that the lease has run out
-        self._old_wish = False  # whether the wish was there before this node led
+        self._old_request = False  # whether the request was there before this node led
         # between the tasks
         self._stirred = Flag()  # for keep_role(): something below has changed
         self._log_flag = Flag()  # for keep_log(): there is an epoch, or the end
@@ -214,7 +214,7 @@ class Member:
                     silent = view.released or not view.epoch or view.incarnation == self.me.incarnation
                 else:
                     if self._doubts(view, sent_ns):
-                        yield from self._confirm()  # first, for a knock takes time
+                        yield from self._confirm()  # first, for a probe takes time
                     if not self._caught_up or not (yield from self._is_gone(view)):
                         yield from self._tell_now_and_then()
                         yield Wait(self._stirred, self._clock() + self._look_ns)
@@ -255,8 +255,8 @@ class Member:
             self._troubles.pop(CLAIM, None)  # there is nothing to claim any more
             if seen is None or seen.incarnation != view.incarnation or seen.address != view.address:
                 self._door_open = self._lock_seen = False
-                self._knock_ns = 0
-                self._knock_rest_ns = self._look_ns
+                self._probe_ns = 0
+                self._probe_rest_ns = self._look_ns
         elif seen.beat != view.beat:
             self._changes(now_ns)
         news = seen is None or (seen.epoch, seen.incarnation, seen.released) != (
@@ -320,19 +320,19 @@ class Member:
         if view.released or view.address in ("", self.me.address):
             return False
         if self._door_open and view.locked:
-            self._knock_rest_ns = self._look_ns
-            self._knock_ns = 0
+            self._probe_rest_ns = self._look_ns
+            self._probe_ns = 0
             return False
-        if now_ns < self._knock_ns:
+        if now_ns < self._probe_ns:
             return False
-        found: str = yield Knock(view.address, view.incarnation)
-        self._knock_ns = self._clock() + self._knock_rest_ns
-        self._knock_rest_ns = min(2 * self._knock_rest_ns, self._lease_ns // 2)
+        found: str = yield Probe(view.address, view.incarnation)
+        self._probe_ns = self._clock() + self._probe_rest_ns
+        self._probe_rest_ns = min(2 * self._probe_rest_ns, self._lease_ns // 2)
         if self._door_open:
             return found == REFUSED and self._lock_seen
         self._door_open = found == OPEN
         if self._door_open:
-            self._knock_ns = 0
+            self._probe_ns = 0
         return False
 
     def _claim(self, seen: View, silent: bool) -> Answer:
@@ -417,7 +417,7 @@ class Member:
 
     def _begin(self) -> bool:
         self.role = ACTIVE
-        self._old_wish = self.view is not None and self.view.wish == "*"
+        self._old_request = self.view is not None and self.view.transfer_to == "*"
         self._owner.leads(self.epoch)
         self._watch_flag.set()
         return True
@@ -462,7 +462,7 @@ class Member:
     # --- leading
 
     def _lead(self) -> Steps:
-        """Keeps the lease, obeys wishes, and gives the log a newer epoch when its link was cut."""
+        """Keeps the lease, obeys requests, and gives the log a newer epoch when its link was cut."""
         beat_ns = self._clock() + self._beat_ns
         while not self._finished:
             self._stirred.clear()
@@ -476,7 +476,7 @@ class Member:
                 reached = yield from self._beat(Beat(self.epoch))
                 beat_ns = now_ns + self._beat_ns if reached else self._clock() + self._retry_ns
                 if reached:
-                    yield from self._heed_wish()
+                    yield from self._heed_request()
                     yield from self._tell_now_and_then()
             elif self._wants_epoch:
                 if not (yield from self._claim_anew()) and not self.has_ended():
@@ -506,29 +506,29 @@ class Member:
             self._log_flag.set()
         return claimed
 
-    def _heed_wish(self) -> Steps:
+    def _heed_request(self) -> Steps:
         """An operator wants another node to lead: the one that is named, or the one that has read most."""
         view, me = self.view, self.me
-        if view is None or not view.wish or self._successor is not None:
-            self._old_wish = False
+        if view is None or not view.transfer_to or self._successor is not None:
+            self._old_request = False
             return
         try:
             successor = ""
-            if view.wish != me.node and not (self._old_wish and view.wish == "*"):
+            if view.transfer_to != me.node and not (self._old_request and view.transfer_to == "*"):
                 members: list[MemberFacts] = yield Members()
                 there = [
                     each
                     for each in members
-                    if each.role == STANDBY and each.node != me.node and view.wish in ("*", each.node)
+                    if each.role == STANDBY and each.node != me.node and view.transfer_to in ("*", each.node)
                     if each.age_s * 1000 < FRESH * me.lease_ms
                 ]
                 successor = max(there, key=lambda each: (each.place, each.node)).node if there else ""
                 if not there:
-                    self._owner.tells(f"asked to hand over to {view.wish}, which is no standby that is there")
+                    self._owner.tells(f"asked to hand over to {view.transfer_to}, which is no standby that is there")
             if successor:
                 self._hand_over(successor)
             else:
-                yield Unwish(view.wish)
+                yield WithdrawTransfer(view.transfer_to)
         except JournalUnreachable as error:
             self._fails(LOOK, error)
 

@@ -28,9 +28,9 @@ from geventstalk.cluster.wants import (
     REFUSED,
     SILENT,
     Beat,
-    Knock,
     LeadLog,
     Owner,
+    Probe,
     ReadOn,
     ResumeLog,
     Steps,
@@ -55,7 +55,7 @@ NEXT_TURN_S: Final = 1e-9
 """A sleep of this length lets every socket have its turn."""
 ROWS: Final = 250
 """So many records are applied at once: a millisecond in pure Python."""
-_KNOCK_S: Final = 0.1
+_PROBE_S: Final = 0.1
 _RESOLVE_S: Final = 2.0
 """The look-up of a name may take this long: a name server that is cut off delays the next host by as much."""
 _OPEN_RETRY_S: Final = 0.5
@@ -113,7 +113,7 @@ class Host:
         """The node cannot go on."""
 
 
-class Guest(NamedTuple):
+class RelayedClient(NamedTuple):
     """A client that may be passed on: what its node is told of it, and what makes of its socket what waits."""
 
     header: Callable[[], bytes] = bytes
@@ -250,15 +250,15 @@ class Node(Owner):
         shared = self.shared
         return "" if shared is None else shared.waits_for
 
-    def pass_on(self, client: socket.socket, guest: Guest | None = None) -> bool:
+    def pass_on(self, client: socket.socket, relayed: RelayedClient | None = None) -> bool:
         """Passes a client through to the node that leads once it has sent something, and waits for a node if need be.
 
         Returns whether this node leads by then, and the client is to be served here. Otherwise it is closed.
         """
-        guest = Guest() if guest is None else guest
+        relayed = RelayedClient() if relayed is None else relayed
         end_s = 0.0
         while not self.serves:
-            word = _HELD if guest.holds_input else self.relays.await_word(client)
+            word = _HELD if relayed.holds_input else self.relays.await_word(client)
             if word is None:
                 continue
             end_s = end_s or time.monotonic() + self._takeover_wait_s
@@ -268,7 +268,7 @@ class Node(Owner):
                     break
                 end_s = 0.0
                 continue
-            if not greeting and self._reaches(client, guest, end_s - time.monotonic()):
+            if not greeting and self._reaches(client, relayed, end_s - time.monotonic()):
                 return False
             left_s = end_s - time.monotonic()
             if not word or left_s <= 0 or has_gone(client):
@@ -287,18 +287,18 @@ class Node(Owner):
             self._changed.wait(min(end_s - time.monotonic(), _LEADER_RETRY_S))
         return self.serves
 
-    def _reaches(self, client: socket.socket, guest: Guest, seconds: float) -> bool:
+    def _reaches(self, client: socket.socket, relayed: RelayedClient, seconds: float) -> bool:
         """Passes a client through until it is closed. Returns False when the node that leads was not reached."""
         address, leader = self.member.whom(lease_clock_ns()), self._leader
         if address is None or seconds <= 0 or time.monotonic() < self._again_s:
             return False
         try:
-            header = b"" if self._link is None else guest.header()
+            header = b"" if self._link is None else relayed.header()
             node = _connect(address, self.me.lease_ms / 1000 / _CONNECTS, self._link)
             if self.serves or leader != self._leader:
                 node.close()  # meanwhile another node leads
                 return False
-            self.relays.run(client, node, leader, seconds, header, guest.open)
+            self.relays.run(client, node, leader, seconds, header, relayed.open)
         except OSError as error:
             if leader == self._leader:
                 self._again_s = time.monotonic() + _REACH_AGAIN_S
@@ -355,8 +355,8 @@ class Node(Owner):
             return _sleep(want)
         if isinstance(want, ReadOn):
             return self._read_on()
-        if isinstance(want, Knock):
-            return _knock(want.address, want.incarnation, self._link)
+        if isinstance(want, Probe):
+            return _probe(want.address, want.incarnation, self._link)
         if isinstance(want, LeadLog | ResumeLog):
             shared = self.shared
             assert shared is not None
@@ -570,10 +570,10 @@ def _connect(address: str, seconds: float, link: Link | None) -> Any:
     return node if link is None else link(node, seconds)
 
 
-def _knock(address: str, incarnation: str, link: Link | None = None) -> str:
+def _probe(address: str, incarnation: str, link: Link | None = None) -> str:
     try:
-        with closing(_connect(address, _KNOCK_S, link)) as node:
-            greet(node, incarnation, _KNOCK_S)
+        with closing(_connect(address, _PROBE_S, link)) as node:
+            greet(node, incarnation, _PROBE_S)
     except ConnectionRefusedError:
         return REFUSED
     except OSError:

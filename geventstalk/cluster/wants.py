@@ -17,7 +17,7 @@ from journal.fence import Fence, MemberFacts, View
 REFUSED: Final = "refused"
 OPEN: Final = "open"
 SILENT: Final = "silent"
-"""Results of a knock at a node's port: no process listens there; the process is there; neither is known."""
+"""Results of a probe of a node's port: no process listens there; the process is there; neither is known."""
 
 
 class Look(NamedTuple):
@@ -54,8 +54,8 @@ class Release(NamedTuple):
     successor: str
 
 
-class Unwish(NamedTuple):
-    """Fence.unwish(). No answer."""
+class WithdrawTransfer(NamedTuple):
+    """Fence.withdraw_transfer(). No answer."""
 
     node: str
 
@@ -70,7 +70,7 @@ class Members(NamedTuple):
     """Fence.members(). The answer is a list of MemberFacts."""
 
 
-class Knock(NamedTuple):
+class Probe(NamedTuple):
     """Asks at the address of a node's port for one process of it, for two tenths of a second at the most.
 
     The answer is REFUSED only if the address itself answers that no process listens, and OPEN only if that very process
@@ -114,10 +114,10 @@ Want = (
     | Beat
     | Serve
     | Release
-    | Unwish
+    | WithdrawTransfer
     | Tell
     | Members
-    | Knock
+    | Probe
     | ReadOn
     | LeadLog
     | ResumeLog
@@ -170,7 +170,7 @@ def drive(steps: Steps, do: Callable[[Want], Any]) -> None:
 
 
 def ask(fence: Fence, want: Want) -> Any:
-    """Does what only needs the fence. The other wants are Knock, ReadOn, LeadLog, ResumeLog and Wait."""
+    """Does what only needs the fence. The other wants are Probe, ReadOn, LeadLog, ResumeLog and Wait."""
     match want:
         case Look():
             return fence.look()
@@ -184,8 +184,8 @@ def ask(fence: Fence, want: Want) -> Any:
             return fence.serve(epoch)
         case Release(epoch, successor):
             return fence.release(epoch, successor)
-        case Unwish(node):
-            return fence.unwish(node)
+        case WithdrawTransfer(node):
+            return fence.withdraw_transfer(node)
         case Tell(facts):
             return fence.tell(facts)
         case Members():

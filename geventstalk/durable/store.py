@@ -337,7 +337,7 @@ class Store(Ledger):
         """Makes the log ready. `find` gives a job and its tube's name by id. Returns the first unused id."""
         self._find = find
         self._log.start()
-        self._log.heal(self._whole_of)
+        self._log.repair(self._whole_of)
         for id in sorted(self.unfit):
             found = find(id)
             if found is not None:  # otherwise compaction would take this change for the one that counts

@@ -134,7 +134,7 @@ class Metrics:
         yield _counter("geventstalk_job_events", "What happened to jobs.", _events(totals(engine)._asdict()))
         yield _histogram(_QUEUED, "Time from ready to reserved.", _buckets({}, engine.queued, range(len(BOUNDS_NS))))
         yield _histogram(_WORKED, "Time from reserved to its end.", _buckets({}, engine.worked, range(len(BOUNDS_NS))))
-        yield _value("geventstalk_http_connections", "Connections of HTTP.", backend.turn.guests)
+        yield _value("geventstalk_http_connections", "Connections of HTTP.", backend.turn.others)
         refused = backend.audit.refused_tokens
         yield _count("geventstalk_http_tokens_refused", "Requests with a token that is not known.", refused)
         yield _count("geventstalk_audit_missing", "Changes that the audit file misses.", backend.audit.missing)

@@ -101,13 +101,13 @@ class Service:
 
     def serve(self, sock: Any, peer: str, *, secure: bool = False) -> None:
         handler = wire.Handler(sock, peer, self, secure=secure)
-        self._backend.turn.guests += 1
+        self._backend.turn.others += 1
         try:
             handler.handle()
         except Exception as error:
             self.tell_fault("a connection", error)
         finally:
-            self._backend.turn.guests -= 1
+            self._backend.turn.others -= 1
             self._forget(handler)
             sock.close()
 

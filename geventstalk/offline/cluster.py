@@ -54,7 +54,7 @@ class Status(NamedTuple):
     claims: str
     epoch: int
     lease_s: float
-    wish: str
+    transfer_to: str
     replication: str
     takeover_s: float | None
     nodes: list[Node]
@@ -102,7 +102,7 @@ class Watch:
         last = view.node if view.address else ""
         taken_s = self._fence.takeover_age_s()
         return Status(
-            leader, last, claims, view.epoch, view.lease_ms / 1000, view.wish, view.replication, taken_s, order
+            leader, last, claims, view.epoch, view.lease_ms / 1000, view.transfer_to, view.replication, taken_s, order
         )
 
     def _look_closely(self) -> tuple[View, bool]:
@@ -146,21 +146,21 @@ class Watch:
             raise NotDone(f"no node leads{now}: there is no node to hand over")
         return status
 
-    def _hand_over(self, wished: str, timeout_s: float) -> Handover:
+    def _hand_over(self, successor: str, timeout_s: float) -> Handover:
         end = self._clock() + timeout_s
         before = self._fence.look()
-        self._fence.wish(wished)
+        self._fence.request_transfer(successor)
         done = False
         try:
-            found = self._await_leader(before, wished, end, timeout_s)
+            found = self._await_leader(before, successor, end, timeout_s)
             done = True
         finally:
             if not done:
                 with contextlib.suppress(JournalUnreachable):
-                    self._fence.unwish(wished)
+                    self._fence.withdraw_transfer(successor)
         return found
 
-    def _await_leader(self, before: View, wished: str, end: float, timeout_s: float) -> Handover:
+    def _await_leader(self, before: View, successor: str, end: float, timeout_s: float) -> Handover:
         """Waits until the request is fulfilled. Raises NotDone when it is refused, or not fulfilled in time."""
         led_until = self._clock()
         for view in self._looks(end):
@@ -168,17 +168,17 @@ class Watch:
             if view.incarnation == before.incarnation:
                 if view.released:
                     continue
-                if not view.wish:
-                    raise NotDone(f"{view.node} leads on: it found no standby to hand over to{_named(wished)}")
+                if not view.transfer_to:
+                    raise NotDone(f"{view.node} leads on: it found no standby to hand over to{_named(successor)}")
                 led_until = now
             elif not view.owed_ms and not view.released:
-                if wished not in (ANY, view.node):
-                    raise NotDone(f"{view.node} leads now, and not {wished}")
+                if successor not in (ANY, view.node):
+                    raise NotDone(f"{view.node} leads now, and not {successor}")
                 if view.node == before.node:
                     raise NotDone(f"{view.node} leads again: it was started anew")
                 return Handover(before.node, view.node, view.epoch, max(0.0, now - led_until))
-        what = "no other node leads" if wished == ANY else f"{wished} does not lead"
-        raise NotDone(f"{what} after {timeout_s:g} s; the wish is withdrawn")
+        what = "no other node leads" if successor == ANY else f"{successor} does not lead"
+        raise NotDone(f"{what} after {timeout_s:g} s; the request is withdrawn")
 
     def _looks(self, end: float) -> Iterator[View]:
         """Yields the rows until the end of the time. Asks a database that fails over meanwhile again."""
@@ -255,5 +255,5 @@ def _why_not(found: Node) -> str:
     return f"it is {found.role}"
 
 
-def _named(wished: str) -> str:
-    return "" if wished == ANY else f", which should be {wished}"
+def _named(successor: str) -> str:
+    return "" if successor == ANY else f", which should be {successor}"

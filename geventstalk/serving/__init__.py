@@ -1,4 +1,4 @@
 """Sockets and gevent: listeners, connections, and the greenlets of the server.
 
-The other floors know neither. This file stays empty, so that `listen` can be imported before gevent is.
+The other layers know neither. This file stays empty, so that `listen` can be imported before gevent is.
 """

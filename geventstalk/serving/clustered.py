@@ -19,7 +19,7 @@ import gevent
 
 from geventstalk.addresses import peer_of
 from geventstalk.cluster.member import STANDBY
-from geventstalk.cluster.node import Guest, Host, Node, lease_clock_ns, resolve, wait_for
+from geventstalk.cluster.node import Host, Node, RelayedClient, lease_clock_ns, resolve, wait_for
 from geventstalk.cluster.relay import answer_to
 from geventstalk.config import ConfigError, Settings
 from geventstalk.config_listeners import Listener
@@ -177,19 +177,19 @@ class ClusterServer(Server):
         """Serves a connection while this node leads, and passes it on otherwise."""
         if listener is not None and is_node(stream, listener.nodes):
             self._serve_for_node(stream)
-        elif self._node.serves or self._node.pass_on(stream.socket, self._guest(stream, listener)):
+        elif self._node.serves or self._node.pass_on(stream.socket, self._relayed(stream, listener)):
             super()._serve(stream, listener)
         else:
             self._descriptors.give_back()
 
     # --- other nodes, where they connect with TLS
 
-    def _guest(self, stream: Stream, listener: Listener | None) -> Guest | None:
+    def _relayed(self, stream: Stream, listener: Listener | None) -> RelayedClient | None:
         """Returns how a client is passed on: as it comes, or with TLS behind what it has shown here."""
         if self._settings.node_listener is None:
             return None
         has_input = isinstance(stream, TlsStream) and stream.has_input
-        return Guest(lambda: header_for(stream, listener), lambda _: StreamSocket(stream), has_input)
+        return RelayedClient(lambda: header_for(stream, listener), lambda _: StreamSocket(stream), has_input)
 
     def _link(self, sock: Any, seconds: float) -> StreamSocket:
         """Returns a connection to another node with TLS. Raises OSError."""

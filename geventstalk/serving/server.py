@@ -125,7 +125,7 @@ class Server:
         most = memory_bytes() // 4 if settings.max_memory is None else settings.max_memory // 2
         self.shares = None if settings.shared else AddressShares(self._connections_max, most, log)
         self._service.share_of = self._share_of
-        self._guests: Share
+        self._http_share: Share
         self._fronts: Fronts | None = None  # where they have the clients' sockets
         self._idle: Any = self._loop.idle()
         self._look: Any = self._loop.timer(0)
@@ -167,7 +167,7 @@ class Server:
             self.reload.add(self._guard)
             if self._site is not None:
                 self._site.admit_users(self._guard.users)
-        guests = self._open_site(collector)
+        acceptors = self._open_site(collector)
         if self._reloads:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # during the replay; all files have just been read
         try:
@@ -202,7 +202,7 @@ class Server:
         alive.stop()
         alive.close()
         self._manager.stopping(self._stopped_by or "a failure")
-        for acceptor in self._acceptors + guests:
+        for acceptor in self._acceptors + acceptors:
             self._stop_accepting(acceptor)
         if self._fronts is not None:
             self._fronts.rest()
@@ -379,7 +379,7 @@ class Server:
         for listener in site.listeners:
             secure = listener.family != socket.AF_UNIX and self._settings.http_tls is not None
             self._log.info("%s on %s", "HTTPS" if secure else "HTTP", describe(listener))
-        self._guests = share
+        self._http_share = share
         return acceptors
 
     def _quiet_now(self, collector: Collector) -> None:
@@ -418,7 +418,7 @@ class Server:
             context = self._handshakes.context_of(files)
             self._site.serve(TlsSocket(sock, context, self._handshakes, self._backend.breathe), peer, secure=True)
         finally:
-            self._guests.give_back()
+            self._http_share.give_back()
 
     def _finish(self) -> int:
         self._tasks.await_threads()

@@ -70,7 +70,7 @@ class Turn:
         self.returns = Returns()
         self.tell: Callable[[str, BaseException | None], None] = _tell_nothing
         self.move_slice = MOVE_SLICE
-        self.guests = 0  # what the owner serves beside these clients: while there are some, no sync is run here
+        self.others = 0  # what the owner serves beside these clients: while there are some, no sync is run here
         self.pressure = 0  # for how many times SHARE_NS the turn has lasted
         self._press_ns = 0  # when it has lasted once more; 0 before its first step
         self._has_light = False  # whether a client had a step that asks for little
@@ -502,7 +502,7 @@ class Turn:
         more.
         """
         gate, waiting = self.gate, self.engine.waiting_count
-        if gate.operations or self.guests:
+        if gate.operations or self.others:
             return False
         if waiting and NEVER != self.engine.next_deadline_ns() <= self._clock() + _SOON_NS:
             return False

@@ -30,7 +30,7 @@ from journal.postgres.link import POOLED, Answer, Link, Refused, Resolver, Stale
 from journal.postgres.place import Place
 
 OBSERVER: Final = Identity("", "", "", 1000)
-"""The identity of a process that only looks and wishes."""
+"""The identity of a process that only looks and requests."""
 LOCK_PART: Final = 4
 """A claim waits so small a part of a lease for a lock, and then sees who holds it. Where answers take long it waits
 longer, up to all but that part."""
@@ -213,10 +213,10 @@ class PostgresFence(Fence):
     def release(self, epoch: int, successor: str) -> bool:
         return self._ask(self._sql(_RELEASE), _texts(epoch, self._me.incarnation, successor)).changed == 1
 
-    def wish(self, node: str) -> None:
+    def request_transfer(self, node: str) -> None:
         self._ask(self._sql("UPDATE {schema}.wish SET node = $1, n = n + 1"), _texts(node))
 
-    def unwish(self, node: str) -> None:
+    def withdraw_transfer(self, node: str) -> None:
         self._ask(self._sql("UPDATE {schema}.wish SET node = '' WHERE node = $1"), _texts(node))
 
     def tell(self, facts: MemberFacts) -> Told:
@@ -243,13 +243,13 @@ class PostgresFence(Fence):
 
     def _view(self, row: Sequence[bytes | None]) -> View:
         epoch, node, address, incarnation, lease_ms, owed_ms, released, successor, *others = row
-        beat_epoch, beat, wish, locked, replication, pid = others
+        beat_epoch, beat, transfer_to, locked, replication, pid = others
         if _int(pid) != self._link.pid:
             self._link.close()
             raise FenceUnreachable(f"{self._link.shown}: {POOLED}")
         return View(
             *(_int(epoch), _str(node), _str(address), _str(incarnation), _int(lease_ms), _int(owed_ms)),
-            *((_int(beat_epoch), _int(beat)), released == b"t", _str(successor), _str(wish), locked == b"t"),
+            *((_int(beat_epoch), _int(beat)), released == b"t", _str(successor), _str(transfer_to), locked == b"t"),
             *(self._link.timeline, self._link.system, _str(replication), self.linked_ns),
         )
 

@@ -67,8 +67,8 @@ _CLOSE_S: Final = 10.0
 class PostgresLog(SharedLog):
     """open(), exhaust batches(), more() while another node leads; then lead(), start(), append and commit.
 
-    `budget` is the largest size of all segments in bytes. With `accept_damage` what is damaged is left out, and heal()
-    notes that. With `synchronous` off a commit does not wait for the database's device.
+    `budget` is the largest size of all segments in bytes. With `accept_damage` what is damaged is left out, and
+    repair() notes that. With `synchronous` off a commit does not wait for the database's device.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class PostgresLog(SharedLog):
                 f"records of jobs, which are larger than their bodies; the rest is for changes, deletes and compaction"
             )
 
-    def heal(self, payload_of: PayloadOf) -> int:
+    def repair(self, payload_of: PayloadOf) -> int:
         reading = self._reading
         if not reading.damaged and not reading.orphans:
             return 0

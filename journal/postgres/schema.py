@@ -1,10 +1,10 @@
 """The tables of one log, its version, and how they are made. What they mean is the business of log.py and fence.py.
 
-`leader` has one row: the epoch that fences every write. `beat` and `wish` are apart from it, for a change of the
-leader's row would wait for the commit that holds it. `segment` says which tables of rows there are. A table seg_N holds
-rows: `seq` counts 1, 2, 3 ... over all of them, `epoch` is the writer's, `packed` is as format.py says. `meta` has the
-version, what tells this log from all others, and for each node a row that it changes to see whether the database
-confirms commits.
+`leader` has one row: the epoch that fences every write. `beat` and `wish` (the node that an operator asks to lead) are
+apart from it, for a change of the leader's row would wait for the commit that holds it. `segment` says which tables of
+rows there are. A table seg_N holds rows: `seq` counts 1, 2, 3 ... over all of them, `epoch` is the writer's, `packed`
+is as format.py says. `meta` has the version, what tells this log from all others, and for each node a row that it
+changes to see whether the database confirms commits.
 Invariant: a schema of another version is not changed.
 """
 

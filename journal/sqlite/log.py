@@ -60,7 +60,7 @@ class Journal(Log):
     """Opens and locks a directory. First exhaust replay(), then start(), then append and commit.
 
     `budget` is the largest size of the directory in bytes; None stands for as much as the disk gives. With
-    `accept_damage` a damaged segment does not stop the start: its readable records are used, and heal() sets its file
+    `accept_damage` a damaged segment does not stop the start: its readable records are used, and repair() sets its file
     aside. `descriptors` is how many descriptors the journal may take, at least DESCRIPTORS_MIN.
     """
 
@@ -172,7 +172,7 @@ class Journal(Log):
                 self._worker.wait(left_s)  # before others take what sealing gives back
                 self._worker.check()
 
-    def heal(self, payload_of: PayloadOf) -> int:
+    def repair(self, payload_of: PayloadOf) -> int:
         keys = self._damage.rewrite(self.live, payload_of, self.append)
         self.commit()
         self._damage.set_aside(self._guard, self._log)
@@ -378,7 +378,7 @@ class Journal(Log):
     def reads_back(self, segment: int) -> bool:
         replay = self._replay
         if replay is not None:
-            return not self._accept_damage and replay.is_sealed(segment)  # heal() may need what is damaged
+            return not self._accept_damage and replay.is_sealed(segment)  # repair() may need what is damaged
         return self._segments.is_merged(segment)
 
     def seal_early(self, size: int) -> bool:

@@ -1,4 +1,4 @@
-"""Heals a journal for --accept-damage: writes the intact records of damaged segments anew, then sets these aside.
+"""Repairs a journal for --accept-damage: writes the intact records of damaged segments anew, then sets these aside.
 
 This module must not know what a payload means. Invariant: nothing is deleted and nothing is overwritten.
 """

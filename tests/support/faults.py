@@ -164,7 +164,7 @@ class Rig:
         """Opens, replays and starts the journal; fails when it does not hold what the dict holds."""
         self.journal = self.replayed(accept_damage=accept_damage)
         self.journal.start()
-        self.journal.heal(self.payload_of)
+        self.journal.repair(self.payload_of)
         return self.journal
 
     def made(self, *, accept_damage: bool) -> Any:

@@ -75,8 +75,8 @@ def answering(*answers: bytes | None) -> Iterator[int]:
         yield listener.getsockname()[1]
     finally:
         ended.set()
-        with socket.socket() as knock:  # so that `accept` returns also where no client came
-            knock.connect_ex(listener.getsockname())
+        with socket.socket() as probe:  # so that `accept` returns also where no client came
+            probe.connect_ex(listener.getsockname())
         listener.close()
         thread.join(30)
 

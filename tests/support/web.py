@@ -176,7 +176,7 @@ class Wired(Inside):
     def check(self) -> None:
         """All connections have ended, without an exception."""
         gevent.joinall(self.greenlets, timeout=10, raise_error=True)
-        assert self.turn.guests == 0
+        assert self.turn.others == 0
 
 
 def read_all(client: Any) -> bytes:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count as count_from
 from math import inf
 
-import geventstalk.durable.store as store_room
+import geventstalk.durable.store as store_module
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import SECOND_NS
 from geventstalk.durable.large import LARGE_BYTES
@@ -201,7 +201,7 @@ class Simulation:
     def run(self) -> None:
         try:
             if self.scenario.memory is not None:
-                vars(store_room).update(PAYLOAD_MIN=1)  # small bodies leave memory, too: this journal groups none
+                vars(store_module).update(PAYLOAD_MIN=1)  # small bodies leave memory, too: this journal groups none
             self.note(repr(self.scenario))
             with self._dying():
                 self._start()
@@ -210,7 +210,7 @@ class Simulation:
                 self._guarded(self._step)
             self._end()
         finally:
-            vars(store_room).update(PAYLOAD_MIN=PAYLOAD_MIN)
+            vars(store_module).update(PAYLOAD_MIN=PAYLOAD_MIN)
             self.disk.unmount()
 
     # --- the world of the server

@@ -45,7 +45,7 @@ class State:
 
     leader: Leader = Leader()
     beat: tuple[int, int] = (0, 0)
-    wish: str = ""
+    transfer_to: str = ""
     members: dict[str, tuple[MemberFacts, int, int]] = field(default_factory=dict)
     rows: dict[int, Row] = field(default_factory=dict)
     last: int = 0
@@ -260,7 +260,7 @@ class Server:
             state.beat,
             leader.released,
             leader.successor,
-            state.wish,
+            state.transfer_to,
             leader.incarnation in self.sessions.values(),
             self.timeline,
             1,
@@ -333,17 +333,17 @@ class Server:
         leader = self.state.leader
         if (leader.epoch, leader.incarnation) != (epoch, incarnation):
             return False
-        yield Commit({"leader": replace(leader, released=True, successor=successor), "wish": ""}, True)
+        yield Commit({"leader": replace(leader, released=True, successor=successor), "transfer_to": ""}, True)
         return True
 
-    def wish(self, node: str) -> Statement:
-        yield Commit({"wish": node}, True)
+    def request_transfer(self, node: str) -> Statement:
+        yield Commit({"transfer_to": node}, True)
         return None
 
-    def unwish(self, node: str) -> Statement:
+    def withdraw_transfer(self, node: str) -> Statement:
         yield Linger()
-        if self.state.wish == node:
-            yield Commit({"wish": ""}, True)
+        if self.state.transfer_to == node:
+            yield Commit({"transfer_to": ""}, True)
         return None
 
     def tell(self, facts: MemberFacts, mark: int, since_ns: int) -> Statement:

@@ -132,7 +132,7 @@ class Life:
         self.ids += 1
         return self.ids
 
-    def knock(self, address: str, incarnation: str) -> str:
+    def probe(self, address: str, incarnation: str) -> str:
         """Returns what comes of a question for a process at an address.
 
         A gateway does not begin to refuse a process that lives when its session has just been cut as well: the two
@@ -284,7 +284,7 @@ class Life:
     def _promote(self) -> None:
         node = self.world.draw.choice([*(each.name for each in self.nodes), "*", "nobody"])
         self.world.note(f"an operator wants {node} to lead")
-        self.primary.run(self.primary.wish(node), lambda result, done: None)
+        self.primary.run(self.primary.request_transfer(node), lambda result, done: None)
 
     def _cut_link(self) -> None:
         process = self._some_process()

@@ -16,19 +16,19 @@ from geventstalk.cluster.wants import (
     Beat,
     Claim,
     Confirm,
-    Knock,
     LeadLog,
     Look,
     Members,
     Owner,
+    Probe,
     ReadOn,
     Release,
     ResumeLog,
     Serve,
     Steps,
     Tell,
-    Unwish,
     Want,
+    WithdrawTransfer,
 )
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.turn.tasks import Flag, Wait
@@ -160,8 +160,8 @@ class Process(Owner):
 
     def do(self, want: Want, done: Callable[..., None]) -> None:
         match want:
-            case Knock(address, incarnation):
-                self._knock(address, incarnation, done)
+            case Probe(address, incarnation):
+                self._probe(address, incarnation, done)
             case ReadOn():
                 self._read_on(done)
             case LeadLog(epoch):
@@ -193,8 +193,8 @@ class Process(Owner):
                 return server.beat(epoch, me.incarnation, self._attempts, True, limit_ns, session)
             case Release(epoch, successor):
                 return server.release(epoch, me.incarnation, successor, limit_ns)
-            case Unwish(node):
-                return server.unwish(node)
+            case WithdrawTransfer(node):
+                return server.withdraw_transfer(node)
             case Tell(facts):
                 return server.tell(facts, *self._told)
             case Members():
@@ -226,9 +226,9 @@ class Process(Owner):
         limit_ns = self.me.lease_ms * MS_NS // 4
         self.fence.ask(lambda server: server.confirm(self.me.incarnation, limit_ns), confirmed)
 
-    def _knock(self, address: str, incarnation: str, done: Callable[..., None]) -> None:
+    def _probe(self, address: str, incarnation: str, done: Callable[..., None]) -> None:
         node = address.partition(":")[0]
-        found = self.life.knock(address, incarnation) if self.world.reaches(self.node, node) else SILENT
+        found = self.life.probe(address, incarnation) if self.world.reaches(self.node, node) else SILENT
         after_ns = self.me.lease_ms * MS_NS // 10 if found == SILENT else 2 * self.world.hop_ns()
         self.world.after(after_ns, partial(done, found))
 
