@@ -98,7 +98,7 @@ def test_every_action_does_what_the_model_does(stock: Stock) -> None:
         assert {job.id: seen(stock, job) for job in stock.engine.jobs} == before
         work = end_of(stock, begin(stock, text, action, **others))
         assert (work["matched"], work["failed"], work["done"]) == (*numbers, len(fitting)), (text, action)
-        assert work["jobs_before"] == len(before) and work["stock"] <= len(before)
+        assert work["jobs_before"] == len(before) and work["searched"] <= len(before)
         after = {job.id: seen(stock, job) for job in stock.engine.jobs}
         for id, was in before.items():
             if id not in fitting:
@@ -147,7 +147,7 @@ def test_a_work_that_is_over_keeps_no_job(stock: Stock) -> None:
     """A hundred works are kept, and each could keep a page of large jobs that are deleted."""
     bodies = [stock.job(stock.put(b"%d" % number, "mail")).body for number in range(20)]
     work = end_of(stock, begin(stock, "tube:mail", "delete", limit=3))
-    assert (work["done"], work["stock"]) == (3, 20)
+    assert (work["done"], work["searched"]) == (3, 20)
     stock.say(stock.workers[0], b"".join(b"delete %d\r\n" % job.id for job in list(stock.engine.jobs)))
     assert not len(stock.engine.jobs)
     bodies.append(bytes(bytearray(b"of no job")))

@@ -82,7 +82,7 @@ def test_a_page_ends_when_the_search_was_long_enough(stock: Stock, monkeypatch: 
         stock.put(b"x", "mail")
     monkeypatch.setattr("geventstalk.http.search._WORK_NS", 0)
     first = stock.get("/jobs?filter=nothing", "/jobs")
-    assert first["jobs"] == [] and first["next"] is not None and first["stock"] < 300
+    assert first["jobs"] == [] and first["next"] is not None and first["searched"] < 300
     assert len(pages(stock, "x", limit=1000)) == 300
 
 

@@ -63,6 +63,12 @@ class PutIn(Verb):
 class FlushTube(_Added):
     """Deletes the jobs of a tube, of one state or of all, whichever clients hold them."""
 
+    def tube_name(self, arguments: bytes) -> bytes:
+        return p.flush_arguments(arguments)[0]
+
+    def refusal(self, arguments: bytes) -> bytes:
+        return p.flushed(0)
+
     def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
         name, word = p.flush_arguments(arguments)
         states = [_state(word)] if word else [*_STATES.values()]
@@ -80,6 +86,9 @@ class PeekReserved(Bare):
 
 
 class ListJobs(_Added):
+    def tube_name(self, arguments: bytes) -> bytes:
+        return p.list_arguments(arguments)[0]
+
     def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
         name, word, count, after = p.list_arguments(arguments)
         state = _state(word)
@@ -111,6 +120,9 @@ class Reprioritize(_Added):
 
 class Drain(Bare):
     """Has the server refuse puts, or take them again."""
+
+    def refusal(self, arguments: bytes) -> bytes:
+        return p.R_FORBIDDEN
 
     def __init__(self, words: bytes, statistic: str, on: bool) -> None:
         super().__init__(words, statistic)

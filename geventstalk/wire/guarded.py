@@ -23,7 +23,6 @@ from geventstalk.wire.session import COMMAND_SLICE, Session
 from geventstalk.wire.verb import JOB, JOBS, RESERVE, SERVER, TUBE, USED, Verb
 from geventstalk.wire.verbs import begin_list, begin_some_stats, find
 
-R_FORBIDDEN: Final = b"FORBIDDEN\r\n"
 R_UNAUTHORIZED: Final = b"UNAUTHORIZED\r\n"
 R_AUTHENTICATED: Final = b"AUTHENTICATED\r\n"
 AUTH: Final = b"auth "
@@ -434,11 +433,7 @@ class GuardedSession(Session):
         allowed = not self._astray and user.on(self.used_tube().name) & verb.right != 0
         if verb.words == b"put ":
             return self._put(user, verb, arguments, allowed)
-        if allowed:
-            return None
-        if verb.words == b"kick ":
-            p.kick_argument(arguments)
-        return self._refuse_it(verb, p.kicked(0) if verb.words == b"kick " else p.R_NOT_FOUND)
+        return None if allowed else self._refuse_it(verb, verb.refusal(arguments))
 
     def _refuse_it(self, verb: Verb, reply: bytes) -> bytes:
         """Answers a command that the user has no right to."""
@@ -469,7 +464,7 @@ class GuardedSession(Session):
             return None
         self._owner.usage.refused += 1
         self.counts[verb.number] += 1
-        self.skip(size + 2, p.R_JOB_TOO_BIG if allowed else R_FORBIDDEN)
+        self.skip(size + 2, p.R_JOB_TOO_BIG if allowed else p.R_FORBIDDEN)
         return b""
 
     def _tube(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
@@ -483,28 +478,16 @@ class GuardedSession(Session):
             return self._watch(user, verb, arguments)
         if words == b"ignore ":
             return self._ignore(verb, arguments)
-        if words == b"pause-tube":
-            name = p.pause_arguments(arguments)[0]
-        elif words == b"list-jobs ":
-            name = p.list_arguments(arguments)[0]
-        elif words == b"flush-tube ":
-            name = p.flush_arguments(arguments)[0]
-        else:
-            name = p.name_argument(arguments)
-        granted = user.on(name) & verb.right != 0
+        granted = user.on(verb.tube_name(arguments)) & verb.right != 0
         if words == b"use ":
             self._astray = not granted
-        if granted:
-            return None
-        if words == b"use ":
-            return self._refuse_it(verb, R_FORBIDDEN)
-        return self._refuse_it(verb, p.flushed(0) if words == b"flush-tube " else p.R_NOT_FOUND)
+        return None if granted else self._refuse_it(verb, verb.refusal(arguments))
 
     def _watch(self, user: User, verb: Verb, arguments: bytes) -> bytes | None:
         name = p.watch_arguments(arguments)[0] if b" " in arguments else p.name_argument(arguments)
         granted = user.on(name)
         if not granted & ALL:
-            return self._refuse_it(verb, R_FORBIDDEN)
+            return self._refuse_it(verb, p.R_FORBIDDEN)
         if len(self.watched) + len(self._blind) >= user.limits.watched and not self._watches(name):
             return self._refuse_it(verb, p.R_OUT_OF_MEMORY)
         if granted & WORK and not self._blind:
@@ -549,7 +532,7 @@ class GuardedSession(Session):
     def _server(self, user: User, verb: Verb, arguments: bytes, now_ns: int) -> bytes | None:
         words = verb.words
         if verb.right == OPERATE:
-            return None if user.operates else self._refuse_it(verb, R_FORBIDDEN)
+            return None if user.operates else self._refuse_it(verb, verb.refusal(arguments))
         if words == b"list-tubes-watched":
             if not self._blind:
                 return None

@@ -79,6 +79,7 @@ R_DEADLINE_SOON: Final = b"DEADLINE_SOON\r\n"
 R_NOT_DRAINING: Final = b"NOT_DRAINING\r\n"
 R_MOVED: Final = b"MOVED\r\n"
 R_CHANGED: Final = b"CHANGED\r\n"
+R_FORBIDDEN: Final = b"FORBIDDEN\r\n"
 
 
 class ProtocolError(Exception):

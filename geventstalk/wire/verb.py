@@ -40,14 +40,27 @@ class Verb:
         self.statistic = statistic
         self.changes = changes
         self.number: i64 = 0  # of its count in Service.commands
-        self.subject = NOTHING  # what its right is about, where users have rights: see guarded.py
+        self.subject = NOTHING
         self.right = 0
         self.deletes = words in (b"delete ", b"delete-batch ")  # which takes another right for what is not reserved
         self.line_bytes_max = p.LINE_BYTES_MAX
 
+    def needs(self, right: int, subject: int) -> Verb:
+        """Sets the right that users need, where they have rights, and what the right is about: see guarded.py."""
+        self.subject, self.right = subject, right
+        return self
+
     def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
         """Handles a command with these arguments, and counts it if they are right."""
         raise NotImplementedError
+
+    def tube_name(self, arguments: bytes) -> bytes:
+        """Returns the tube that the arguments of a verb with the subject TUBE name. Raises ProtocolError."""
+        return p.name_argument(arguments)
+
+    def refusal(self, arguments: bytes) -> bytes:
+        """Returns the reply to a user without the right. Raises ProtocolError for arguments that are wrong."""
+        return p.R_NOT_FOUND
 
 
 class OfTube(Verb):

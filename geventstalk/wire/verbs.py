@@ -34,7 +34,7 @@ from geventstalk.wire.added import (
 from geventstalk.wire.batches import BuryBatch, DeleteBatch, ReleaseBatch, ReserveBatch, TouchBatch
 from geventstalk.wire.commands import FOR_EVER, MOVE_SLICE, REFUSALS, VERBS_MAX, Commands, Going
 from geventstalk.wire.stats import group_stats, job_stats, server_stats, tube_stats
-from geventstalk.wire.verb import JOB, JOBS, NOTHING, RESERVE, SERVER, TUBE, USED, Bare, OfTube, Verb
+from geventstalk.wire.verb import JOB, JOBS, RESERVE, SERVER, TUBE, USED, Bare, OfTube, Verb
 
 _NATIVE: Final = BUILD == "compiled"
 
@@ -159,6 +159,10 @@ class StatsJob(Verb):
 
 
 class Kick(Verb):
+    def refusal(self, arguments: bytes) -> bytes:
+        p.kick_argument(arguments)
+        return p.kicked(0)
+
     def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
         bound = p.kick_argument(arguments)
         client.counts[self.number] += 1
@@ -174,6 +178,9 @@ class Quit(Verb):
 
 
 class PauseTube(Verb):
+    def tube_name(self, arguments: bytes) -> bytes:
+        return p.pause_arguments(arguments)[0]
+
     def run(self, client: Commands, arguments: bytes, now_ns: int) -> None:
         name, delay_s = p.pause_arguments(arguments)
         client.counts[self.number] += 1
@@ -183,6 +190,9 @@ class PauseTube(Verb):
 
 
 class Use(OfTube):
+    def refusal(self, arguments: bytes) -> bytes:
+        return p.R_FORBIDDEN
+
     def do(self, client: Commands, name: bytes, now_ns: int) -> None:
         engine = client.engine
         if engine.bodies is not None and name not in engine.tubes and not engine.takes_tubes():
@@ -272,105 +282,65 @@ class ListTubesWatched(Bare):
         begin_list(client, [tube.name for tube in client.watched.values()])
 
 
-_PUT: Final = Put(b"put ", "cmd-put")
-_DELETE: Final = Delete(b"delete ", "cmd-delete", changes=True)
-_RESERVE_WITH_TIMEOUT: Final = ReserveWithTimeout(b"reserve-with-timeout ", "cmd-reserve-with-timeout")
+_PUT: Final = Put(b"put ", "cmd-put").needs(PUT, USED)
+_DELETE: Final = Delete(b"delete ", "cmd-delete", changes=True).needs(WORK, JOB)
+_RESERVE_WITH_TIMEOUT: Final = ReserveWithTimeout(b"reserve-with-timeout ", "cmd-reserve-with-timeout").needs(
+    WORK, RESERVE
+)
 
 _UPSTREAM: Final[tuple[Verb, ...]] = (
     _PUT,
-    Peek(b"peek ", "cmd-peek"),
-    PeekFirst(b"peek-ready", "cmd-peek-ready", READY),
-    PeekFirst(b"peek-delayed", "cmd-peek-delayed", DELAYED),
-    PeekFirst(b"peek-buried", "cmd-peek-buried", BURIED),
-    Reserve(b"reserve", "cmd-reserve"),
+    Peek(b"peek ", "cmd-peek").needs(LOOK, JOB),
+    PeekFirst(b"peek-ready", "cmd-peek-ready", READY).needs(LOOK, USED),
+    PeekFirst(b"peek-delayed", "cmd-peek-delayed", DELAYED).needs(LOOK, USED),
+    PeekFirst(b"peek-buried", "cmd-peek-buried", BURIED).needs(LOOK, USED),
+    Reserve(b"reserve", "cmd-reserve").needs(WORK, RESERVE),
     _RESERVE_WITH_TIMEOUT,
     _DELETE,
-    Release(b"release ", "cmd-release", changes=True),
-    Use(b"use ", "cmd-use"),
-    Watch(b"watch ", "cmd-watch"),
-    Ignore(b"ignore ", "cmd-ignore"),
-    Bury(b"bury ", "cmd-bury", changes=True),
-    Kick(b"kick ", "cmd-kick", changes=True),
-    Touch(b"touch ", "cmd-touch"),
-    Stats(b"stats", "cmd-stats"),
-    StatsJob(b"stats-job ", "cmd-stats-job"),
-    StatsTube(b"stats-tube ", "cmd-stats-tube"),
-    ListTubes(b"list-tubes", "cmd-list-tubes"),
+    Release(b"release ", "cmd-release", changes=True).needs(WORK, JOB),
+    Use(b"use ", "cmd-use").needs(ALL, TUBE),  # any of these rights, and so do the next two
+    Watch(b"watch ", "cmd-watch").needs(ALL, TUBE),
+    Ignore(b"ignore ", "cmd-ignore").needs(ALL, TUBE),
+    Bury(b"bury ", "cmd-bury", changes=True).needs(WORK, JOB),
+    Kick(b"kick ", "cmd-kick", changes=True).needs(MANAGE, USED),
+    Touch(b"touch ", "cmd-touch").needs(WORK, JOB),
+    Stats(b"stats", "cmd-stats").needs(LOOK, SERVER),
+    StatsJob(b"stats-job ", "cmd-stats-job").needs(LOOK, JOB),
+    StatsTube(b"stats-tube ", "cmd-stats-tube").needs(LOOK, TUBE),
+    ListTubes(b"list-tubes", "cmd-list-tubes").needs(LOOK, SERVER),
     ListTubeUsed(b"list-tube-used", "cmd-list-tube-used"),
-    ListTubesWatched(b"list-tubes-watched", "cmd-list-tubes-watched"),
-    PauseTube(b"pause-tube", "cmd-pause-tube"),  # which needs no space behind it
+    ListTubesWatched(b"list-tubes-watched", "cmd-list-tubes-watched").needs(LOOK, SERVER),
+    PauseTube(b"pause-tube", "cmd-pause-tube").needs(MANAGE, TUBE),  # which needs no space behind it
     # Upstream does not count these.
-    ReserveJob(b"reserve-job ", changes=True),
-    KickJob(b"kick-job ", changes=True),
+    ReserveJob(b"reserve-job ", changes=True).needs(WORK, JOB),
+    KickJob(b"kick-job ", changes=True).needs(MANAGE, JOB),
     Quit(b"quit"),
 )
 """The verbs of upstream. Their statistics stand in upstream's order, in which stats tells them."""
 
 ADDED: Final[tuple[Verb, ...]] = (
-    ReserveBatch(b"reserve-batch ", "cmd-reserve-batch"),
-    DeleteBatch(b"delete-batch ", "cmd-delete-batch", b"DELETED"),
-    ReleaseBatch(b"release-batch ", "cmd-release-batch", b"RELEASED", numbers=2),
-    BuryBatch(b"bury-batch ", "cmd-bury-batch", b"BURIED", numbers=1),
-    TouchBatch(b"touch-batch ", "cmd-touch-batch", b"TOUCHED", changes=False),
-    StatsGroup(b"stats-group ", "cmd-stats-group"),
-    PutIn(b"put-in ", "cmd-put-in"),
-    PeekReserved(b"peek-reserved", "cmd-peek-reserved"),
-    ListJobs(b"list-jobs ", "cmd-list-jobs"),
-    FlushTube(b"flush-tube ", "cmd-flush-tube", changes=True),
-    Move(b"move ", "cmd-move", changes=True),
-    Reprioritize(b"reprioritize ", "cmd-reprioritize", changes=True),
+    ReserveBatch(b"reserve-batch ", "cmd-reserve-batch").needs(WORK, RESERVE),
+    DeleteBatch(b"delete-batch ", "cmd-delete-batch", b"DELETED").needs(WORK, JOBS),
+    ReleaseBatch(b"release-batch ", "cmd-release-batch", b"RELEASED", numbers=2).needs(WORK, JOBS),
+    BuryBatch(b"bury-batch ", "cmd-bury-batch", b"BURIED", numbers=1).needs(WORK, JOBS),
+    TouchBatch(b"touch-batch ", "cmd-touch-batch", b"TOUCHED", changes=False).needs(WORK, JOBS),
+    StatsGroup(b"stats-group ", "cmd-stats-group").needs(LOOK, SERVER),
+    PutIn(b"put-in ", "cmd-put-in").needs(PUT, TUBE),
+    PeekReserved(b"peek-reserved", "cmd-peek-reserved").needs(LOOK, USED),
+    ListJobs(b"list-jobs ", "cmd-list-jobs").needs(LOOK, TUBE),
+    FlushTube(b"flush-tube ", "cmd-flush-tube", changes=True).needs(MANAGE, TUBE),
+    Move(b"move ", "cmd-move", changes=True).needs(MANAGE, JOB),
+    Reprioritize(b"reprioritize ", "cmd-reprioritize", changes=True).needs(MANAGE, JOB),
     ReserveMode(b"reserve-mode ", "cmd-reserve-mode"),
-    Drain(b"drain", "cmd-drain", on=True),
-    Drain(b"undrain", "cmd-undrain", on=False),
+    Drain(b"drain", "cmd-drain", on=True).needs(OPERATE, SERVER),
+    Drain(b"undrain", "cmd-undrain", on=False).needs(OPERATE, SERVER),
 )
 """The verbs that upstream does not have. A line that only begins with their words is answered as upstream does."""
 
 VERBS: Final = (*_UPSTREAM, *ADDED)
 
-_GUARDS: Final[dict[bytes, tuple[int, int]]] = {
-    b"put ": (USED, PUT),
-    b"put-in ": (TUBE, PUT),
-    b"use ": (TUBE, ALL),  # any of these
-    b"watch ": (TUBE, ALL),
-    b"ignore ": (TUBE, ALL),
-    b"reserve": (RESERVE, WORK),
-    b"reserve-with-timeout ": (RESERVE, WORK),
-    b"reserve-batch ": (RESERVE, WORK),
-    b"reserve-job ": (JOB, WORK),
-    b"delete ": (JOB, WORK),
-    b"release ": (JOB, WORK),
-    b"bury ": (JOB, WORK),
-    b"touch ": (JOB, WORK),
-    b"delete-batch ": (JOBS, WORK),
-    b"release-batch ": (JOBS, WORK),
-    b"bury-batch ": (JOBS, WORK),
-    b"touch-batch ": (JOBS, WORK),
-    b"peek ": (JOB, LOOK),
-    b"stats-job ": (JOB, LOOK),
-    b"peek-ready": (USED, LOOK),
-    b"peek-delayed": (USED, LOOK),
-    b"peek-buried": (USED, LOOK),
-    b"peek-reserved": (USED, LOOK),
-    b"stats-tube ": (TUBE, LOOK),
-    b"list-jobs ": (TUBE, LOOK),
-    b"stats": (SERVER, LOOK),
-    b"stats-group ": (SERVER, LOOK),
-    b"list-tubes": (SERVER, LOOK),
-    b"list-tubes-watched": (SERVER, LOOK),
-    b"drain": (SERVER, OPERATE),
-    b"undrain": (SERVER, OPERATE),
-    b"kick ": (USED, MANAGE),
-    b"kick-job ": (JOB, MANAGE),
-    b"move ": (JOB, MANAGE),
-    b"reprioritize ": (JOB, MANAGE),
-    b"pause-tube": (TUBE, MANAGE),
-    b"flush-tube ": (TUBE, MANAGE),
-}
-"""The subject of each verb, and the right that it needs where users have rights: see guarded.py."""
-
 for _at, _verb in enumerate(VERBS):
     _verb.number = _at
-    _verb.subject, _verb.right = _GUARDS.get(_verb.words, (NOTHING, 0))
 assert len(VERBS) <= VERBS_MAX
 COUNTED: Final = [(verb.statistic, int(verb.number)) for verb in VERBS if verb.statistic]
 """The keys of the statistics of verbs, and where Service.commands counts them."""
