@@ -29,10 +29,10 @@ LINK_BYTES: Final = 1 << 18
 ACCEPTS_MAX: Final = 32
 """Connections that a front accepts at once when it is the only one."""
 ACCEPT_RETRY_S: Final = 0.1
-CLOG_BYTES: Final = 1 << 20
-"""While more bytes than this wait for the engine, no client is read from."""
+CLOG_BYTES: Final = 1 << 18
+"""While more bytes than this wait for the engine, no client is read from: what comes next would wait behind them."""
 _EVENTS_MAX: Final = 256
-"""Sockets of one turn, which takes 16 MB from them at most."""
+"""Sockets of one turn."""
 _TELL_HALF: Final = f.OUT_BYTES_MAX // 2
 _SPARE_DESCRIPTORS: Final = 4
 _NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -76,9 +76,12 @@ class Front:
         self._listeners = {listener.fileno(): listener for listener in listeners}
         self._alone = alone
         self._epoll = select.epoll()
+        self._link_poll = select.poll()
+        self._link_poll.register(self._link_fd, _IN | _OUT)
         self._cutter = f.Cutter()
         self._out: list[bytes] = []  # frames for the engine
         self._out_bytes = 0
+        self._begin = 0  # at which of those that send much the next turn begins
         self._by_fd: dict[int, Client] = {}
         self._by_number: dict[int, Client] = {}
         self._last_number = 0
@@ -97,23 +100,8 @@ class Front:
         self._epoll.register(self._link_fd, _IN)
         self._say(f.frame(0, f.HELLO))
         self._flush()
-        epoll, by_fd = self._epoll, self._by_fd
-        asked: list[int] = []
         while not self._over:
-            for fd, event in epoll.poll(self._timeout_s(), _EVENTS_MAX):
-                client = by_fd.get(fd)
-                if client is not None:
-                    self._attend(client, event)
-                elif fd == self._link_fd:
-                    self._attend_link(event)
-                elif fd in self._listeners:  # and not of a client that is gone
-                    asked.append(fd)
-            for (
-                fd
-            ) in asked:  # after all others: a descriptor that was closed meanwhile may have an event of its old client
-                if self._looks:
-                    self._accept(fd)
-            asked.clear()
+            self._attend_all(self._epoll.poll(self._timeout_s(), _EVENTS_MAX))
             if self._resume_s and monotonic() >= self._resume_s:
                 self._resume_s = 0.0
                 self._look()
@@ -158,10 +146,8 @@ class Front:
 
     def _wait_for_engine(self) -> None:
         """Attends to the link alone while the engine does not keep pace with the clients."""
-        poll = select.poll()
-        poll.register(self._link_fd, _IN | _OUT)
         while self._link.unsent and self._held_bytes() >= CLOG_BYTES and not self._over:
-            for _, event in poll.poll():
+            for _, event in self._link_poll.poll():
                 self._attend_link(event)
 
     def _held_bytes(self) -> int:
@@ -228,6 +214,40 @@ class Front:
             self._look()
 
     # --- clients
+
+    def _attend_all(self, events: list[tuple[int, int]]) -> None:
+        by_fd = self._by_fd
+        heavy: list[tuple[Client, int]] = []
+        asked: list[int] = []
+        for fd, event in events:
+            client = by_fd.get(fd)
+            if client is not None:
+                if client.ask_bytes == SHORT_BYTES:
+                    self._attend(client, event)
+                else:
+                    heavy.append((client, event))
+            elif fd == self._link_fd:
+                self._attend_link(event)
+            elif fd in self._listeners:  # and not of a client that is gone
+                asked.append(fd)
+        if heavy:
+            self._attend_heavy(heavy)
+        for fd in asked:  # after all others: a descriptor that was closed meanwhile may have an event of its old client
+            if self._looks:
+                self._accept(fd)
+
+    def _attend_heavy(self, heavy: list[tuple[Client, int]]) -> None:
+        """Attends to clients that send much, behind all others and in turns, until enough waits for the engine."""
+        count = len(heavy)
+        begin = self._begin % count
+        for at in range(begin, begin + count):
+            if self._held_bytes() >= CLOG_BYTES:
+                count = at - begin
+                break
+            client, event = heavy[at % len(heavy)]
+            if self._by_number.get(client.number) is client:
+                self._attend(client, event)
+        self._begin = begin + count
 
     def _attend(self, client: Client, event: int) -> None:
         if event & _ERR:

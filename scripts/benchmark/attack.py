@@ -11,8 +11,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import json
 import random
 import socket
+import ssl
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +31,7 @@ from scripts.benchmark.soak import MIB, check, pick
 
 BEANSTALK_CLIENTS = 300
 HTTP_CLIENTS = 100
+TLS_CLIENTS = 50
 TUBES = 9
 MEMORY_MAX_MIB = 32
 MEMORY_BESIDE_MIB = 64
@@ -37,7 +41,28 @@ HEALTH_S = 2.0
 INTERVALS_MIN = 9
 TOKEN = "the-token-of-an-operator"
 FLAGS = ("-b", "{dir}/journal", "-s", "1000000", "--max-memory", f"{MEMORY_MAX_MIB}m", "--http-tokens", "{dir}/tokens")
-PATHS = (b"/", b"/metrics", b"/healthz", b"/api/tubes", b"/api/jobs?q=body:x", b"/api/export", b"/api/events", b"/no")
+PATHS = (
+    b"/",
+    b"/metrics",
+    b"/healthz",
+    b"/no",
+    b"/api/v1/tubes?limit=1000",
+    b"/api/v1/tube-groups",
+    b"/api/v1/jobs?limit=1000&body=65536",
+    b"/api/v1/jobs?filter=body:%2F(y%2By%2B)%2Bx%2F&limit=1000",
+    b"/api/v1/jobs?filter=body:z+age%3E0s+-state:buried&descending=true",
+    b"/api/v1/jobs?filter=" + b"(" * 2_001,
+    b"/api/v1/jobs/1/body",
+    b"/api/v1/connections?limit=1000&sort=reserved",
+    b"/api/v1/history?range=1w",
+    b"/api/v1/audit?limit=1000",
+    b"/api/v1/journal",
+    b"/api/v1/export",
+    b"/api/v1/events?tubes=attack-1,attack-2",
+)
+FILTERS = ("state:ready", "state:ready body:/(y+y+)+x/", "state:delayed", "state:buried", "state:ready age>1s")
+ACTIONS = ({"action": "kick"}, {"action": "bury"}, {"action": "delete"}, {"action": "move", "tube": "attack-0"})
+"""Filters and actions of bulk work. None of the filters selects a job that the sane client holds."""
 
 Draw = random.Random
 
@@ -87,6 +112,42 @@ def requests(draw: Draw) -> bytes:
     return (b"GET %b HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % (draw.choice(PATHS), token.encode())) * 30
 
 
+def changes(draw: Draw) -> bytes:
+    """Returns keep-alive requests of the operator that put jobs and begin work on many jobs, some of them malformed."""
+    pieces = []
+    for _ in range(20):
+        path, body = draw.choice(
+            (
+                ("jobs", {"tube": f"attack-{draw.randrange(TUBES)}", "body": "y" * draw.choice((0, 300, 70_000))}),
+                (
+                    "bulk",
+                    {
+                        "filter": f"tube:attack-* {draw.choice(FILTERS)}",
+                        **draw.choice(ACTIONS),
+                        "dry_run": draw.random() < 0.5,
+                    },
+                ),
+            )
+        )
+        content = json.dumps(body).encode()
+        content = draw.choice((content, content, content, content[:-1], b"[" * 20_000, b'{"tube":"\\ud800"}'))
+        head = f"POST /api/v1/{path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+        kind = "Content-Type: application/json\r\n"
+        pieces.append(f"{head}{kind}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return b"".join(pieces)
+
+
+def half_handshake(draw: Draw) -> bytes:
+    """Returns the first bytes of TLS connections that never go on, all of the first message or less."""
+    sent = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(
+            ssl.MemoryBIO(), sent, server_hostname="localhost"
+        ).do_handshake()
+    hello = sent.read()
+    return hello[: draw.choice((1, 5, 100, len(hello)))] + draw.choice((b"", b"", draw.randbytes(2_000)))
+
+
 def bad_head(draw: Draw) -> bytes:
     size = draw.choice((10, 1_000, 15_000))
     line = draw.choice(
@@ -112,7 +173,8 @@ def bad_body(draw: Draw) -> bytes:
 
 
 BEANSTALK = (half_put, oversized_put, many_tubes, unread_replies, traffic, waiting, garbage, hang_up)
-HTTP = (requests, bad_head, bad_body, garbage, hang_up)
+HTTP = (requests, changes, bad_head, bad_body, garbage, hang_up)
+TLS = (half_handshake, garbage, hang_up)
 
 
 @dataclass
@@ -190,21 +252,22 @@ class Reading:
 class Attack:
     """Drives the attacks against a server and takes readings."""
 
-    def __init__(self, server: Server, http_port: int, seed: int) -> None:
+    def __init__(self, server: Server, http_port: int, tls_port: int, seed: int) -> None:
         draw = Draw(seed)
         self._server, self._http_port = server, http_port
         self._groups = (
             Attackers(server.port, BEANSTALK, BEANSTALK_CLIENTS, draw),
             Attackers(http_port, HTTP, HTTP_CLIENTS, draw),
+            Attackers(tls_port, TLS, TLS_CLIENTS, draw),
         )
 
     def run(self, seconds: float) -> tuple[Waits, Waits, list[Reading]]:
         """Returns the waits without and with the attacks, and the readings. Raises LoadError."""
         intervals = max(INTERVALS_MIN, round(seconds / 60))
-        with probing(self._server.port, self._server.pid) as calm:
+        with probing(self._server.port, *self._server.pids()) as calm:
             time.sleep(min(20.0, seconds / 5))
         readings = []
-        with probing(self._server.port, self._server.pid) as attacked, Client(self._server.port) as sane:
+        with probing(self._server.port, *self._server.pids()) as attacked, Client(self._server.port) as sane:
             sane.burst([b"watch attack-%d\r\n" % number for number in range(TUBES)], b"WATCHING")
             for _ in range(intervals):
                 readings.append(self._interval(sane, seconds / intervals))
@@ -275,11 +338,11 @@ def faults(calm: Waits, attacked: Waits, readings: Sequence[Reading], memory_mib
     return found
 
 
-def attack(server: Server, http_port: int, seed: int, seconds: float) -> list[str]:
+def attack(server: Server, http_port: int, tls_port: int, seed: int, seconds: float) -> list[str]:
     """Attacks a server that answers. Returns the faults that it shows."""
     bound_mib = server.rss_bytes() / MIB + MEMORY_MAX_MIB + MEMORY_BESIDE_MIB
     try:
-        calm, attacked, readings = Attack(server, http_port, seed).run(seconds)
+        calm, attacked, readings = Attack(server, http_port, tls_port, seed).run(seconds)
     except (LoadError, OSError) as error:
         return [str(error)]
     for name, waits in (("without", calm), ("with", attacked)):
@@ -290,6 +353,12 @@ def attack(server: Server, http_port: int, seed: int, seconds: float) -> list[st
     return faults(calm, attacked, readings, bound_mib)
 
 
+def make_certificate(cert: Path, key: Path) -> None:
+    """Makes a certificate that signs itself. Needs openssl."""
+    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    subprocess.run([*request, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/attack", description="Hostile clients, and what a sane one notices.")
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="how long (default 10)")
@@ -298,8 +367,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--io-processes", metavar="N", help="front-end processes, as the server's option")
     options = parser.parse_args(argv)
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
-    http_port = servers.free_port()
-    flags: tuple[str, ...] = (*FLAGS, "--http", f"127.0.0.1:{http_port}")
+    http_port, tls_port = servers.free_port(), servers.free_port()
+    flags: tuple[str, ...] = (*FLAGS, "--http", f"127.0.0.1:{http_port}", "--tls-listen", f"127.0.0.1:{tls_port}")
+    flags += ("--tls-cert", "{dir}/cert", "--tls-key", "{dir}/key")
     if options.io_processes is not None:
         flags += ("--io-processes", options.io_processes)
     build = pick(options.build)
@@ -310,11 +380,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         (directory / "journal").mkdir()
         (directory / "tokens").write_text(f"operator admin {TOKEN}\n")
         (directory / "tokens").chmod(0o600)
+        make_certificate(directory / "cert", directory / "key")
         server = Server(build, flags, core=core, directory=directory)
         found = []
         try:
             server.wait_ready()
-            found = attack(server, http_port, seed, options.minutes * 60)
+            found = attack(server, http_port, tls_port, seed, options.minutes * 60)
         except (LoadError, KeyboardInterrupt) as error:
             found.append(str(error) or "interrupted")
         finally:

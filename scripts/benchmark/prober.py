@@ -1,4 +1,4 @@
-"""A client that asks for next to nothing all the time: python -m scripts.benchmark.prober PORT PID
+"""A client that asks for next to nothing all the time: python -m scripts.benchmark.prober PORT PID...
 
 Prints one line of JSON when its input ends: how many requests it made, and how long they waited. It is a process of its
 own, with a higher priority than the load on its core where the system allows that, so that it measures the server.
@@ -36,9 +36,9 @@ class Waits:
 
 
 @contextlib.contextmanager
-def probing(port: int, pid: int) -> Iterator[Waits]:
-    """Probes a server while the block runs; the waits are known after it."""
-    command = [sys.executable, "-m", "scripts.benchmark.prober", str(port), str(pid)]
+def probing(port: int, *pids: int) -> Iterator[Waits]:
+    """Probes a server of these processes while the block runs; the waits are known after it."""
+    command = [sys.executable, "-m", "scripts.benchmark.prober", str(port), *map(str, pids)]
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -66,7 +66,7 @@ def _kept_waiting(files: Sequence[int]) -> int:
 def main() -> int:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
-    files = [os.open(f"/proc/{process}/schedstat", os.O_RDONLY) for process in (sys.argv[2], "self")]
+    files = [os.open(f"/proc/{process}/schedstat", os.O_RDONLY) for process in (*sys.argv[2:], "self")]
     waits: list[float] = []
     net: list[float] = []
     clock = time.perf_counter
