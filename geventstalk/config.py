@@ -248,7 +248,7 @@ class Settings:
     )
     http_insecure: bool = _option(
         False, "--http-insecure", "", values.switch,
-        "Serve other hosts over HTTP without TLS: whoever is on the way reads tokens and jobs.",
+        "Serve other hosts over HTTP without TLS: eavesdroppers on the way read tokens and jobs.",
         kind="switch",
         negative=("--http-secure", "false", "With --http-secure, the default, they need --http-cert and --http-key."),
     )

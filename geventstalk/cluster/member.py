@@ -556,7 +556,7 @@ class Member:
         self._end(why)
 
     def _lose(self, view: View) -> bool:
-        return self._end(f"{view.node or 'nobody'} leads, epoch {view.epoch}")
+        return self._end(f"{view.node or 'no node'} leads, epoch {view.epoch}")
 
     def _end(self, why: str) -> bool:
         """Returns False."""

@@ -321,7 +321,7 @@ class ClusterServer(Server):
         expected = {JournalLocked: EXIT_LOCKED, JournalDamaged: EXIT_DAMAGE, JournalNewer: EXIT_DAMAGE}
         code = next((code for kind, code in expected.items() if isinstance(error, kind)), None)
         if code is None:
-            self._end_with(EXIT_JOURNAL, error, "this node served nobody")
+            self._end_with(EXIT_JOURNAL, error, "this node served no client")
             return
         self._log.error("%s", error)
         self._exit_code = code

@@ -333,18 +333,18 @@ def _http_plans(settings: Settings) -> list[_Plan]:
     for address in settings.http:
         plan = _plan_of(address, settings)
         if isinstance(plan, _UnixPlan):
-            guarded = not _everybody_may_connect(plan.mode)
+            guarded = not _all_users_may_connect(plan.mode)
         else:
             guarded = all(_is_loopback(address_info[4][0]) for address_info in plan)
         if not guarded and settings.http_tokens is None and settings.access is None:
             raise ConfigError(
-                f"everybody who can reach {address} could read and delete every job (--http); "
+                f"every client that can reach {address} could read and delete every job (--http); "
                 "say with --http-tokens who may, or give an address of this host alone"
             )
         is_local = isinstance(plan, _UnixPlan) or guarded
         if not is_local and settings.http_tls is None and not settings.http_insecure:
             raise ConfigError(
-                f"whoever is on the way to {address} could read tokens and jobs (--http); give --http-cert and "
+                f"eavesdroppers on the way to {address} could read tokens and jobs (--http); give --http-cert and "
                 "--http-key, or say --http-insecure, such as where a proxy that has TLS stands in front of it"
             )
         plans.append(plan)
@@ -355,7 +355,7 @@ def _is_loopback(address: str) -> bool:
     return address == "::1" or address.startswith("127.")
 
 
-def _everybody_may_connect(mode: int | None) -> bool:
+def _all_users_may_connect(mode: int | None) -> bool:
     """Returns whether every user of this host can connect to a unix socket of this mode, or of the one that the umask
     gives.
     """

@@ -107,7 +107,7 @@ class Sealed:
         elif self._left_over is not None:
             torn = seal_left_over(self.path, self._left_over)
             if torn:
-                log(f"journal: {self.path} ended in a torn write of {torn} bytes, which nobody was told of")
+                log(f"journal: {self.path} ended in a torn write of {torn} bytes, which was not acknowledged")
         self._writer = None
         self._left_over = None
 
