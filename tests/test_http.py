@@ -103,7 +103,7 @@ def test_without_tokens_only_this_host_is_served(tmp_path: Path) -> None:
         assert server.process.wait(20) == 5
         server.read_log()
     said = (tmp_path / "log").read_text()
-    assert said.count("who can reach") == 2 and said.count("--http-tokens") == 2
+    assert said.count("that can reach") == 2 and said.count("--http-tokens") == 2
 
 
 def test_a_name_that_is_not_ours_is_refused(start_server: Start) -> None:

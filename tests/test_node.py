@@ -402,6 +402,7 @@ def test_a_tick_has_one_job_over_a_takeover(nodes: Nodes, tmp_path: Path) -> Non
     nodes.await_log("other", "one leads")
     nodes.await_log("one", "schedule monthly: put job 1")
     assert ask(started["other"], b"watch t", b"reserve")[1].endswith(b"x\r\n")
+    wait(lambda: web["other"].status("GET", "/api/v1/schedules") == 200, "the other has read the log")
     assert web["other"].get("/schedules")["schedules"] == []
     told = web["other"].json("POST", "/api/v1/reload", {})
     assert told["files"] == [str(tmp_path / "settings.yaml")], "a standby reads its own files"

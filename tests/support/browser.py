@@ -120,6 +120,8 @@ class Browser:
             element = self.find(css, text)
             if not element.is_enabled():
                 return False
+            if css.startswith("tr"):
+                self.hover(element)  # rows keep their places while the pointer is over them
             element.click()
             return True
 
