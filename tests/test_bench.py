@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http.client
 import itertools
 import os
+import random
 import re
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from scripts.benchmark.load import Client, Load, LoadError, fill
 from scripts.benchmark.prober import Waits, probing
 from scripts.benchmark.rows import BY_NAME, ROWS, Scale, journals, throughput
 from tests.support.postgres import require_postgres
-from tests.support.process import beanstalkd_path
+from tests.support.process import ServerProcess, beanstalkd_path, free_port
 
 TINY = Scale(seconds=0.2, jobs=2000, things=50)
 PURE = servers.pure(sys.executable)
@@ -423,6 +425,30 @@ def test_a_short_attack_ends_with_a_verdict(capsys: pytest.CaptureFixture[str]) 
     assert re.search(r"with attacks: [\d,]+ requests of a sane client", said)
     assert "verdict: " in said
     assert not re.search("FAULT: (?!a sane client waited|/healthz took|memory grew|threads grew)", said)
+
+
+# Bug: Most requests of the attack named paths of an API that had another prefix by then, and were answered 404.
+def test_the_attack_requests_what_there_is(start_server: Callable[..., ServerProcess]) -> None:
+    port = free_port()
+    server = start_server("--http", f"127.0.0.1:{port}")
+    with Client(server.port) as client:
+        client.ask(b"put 0 0 60 1\r\nx\r\n", b"INSERTED")
+    found = {}
+    for path in attack.PATHS:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+            connection.request("GET", path.decode())
+            found[path] = connection.getresponse().status
+    wrong = {path: status for path, status in found.items() if status != 200}
+    assert [*wrong.values()] == [404, 400] and b"/no" in wrong, wrong
+    data = attack.changes(random.Random(1))
+    for statuses, path in (({200, 202}, b" /api/v1/bulk "), ({201}, b" /api/v1/jobs ")):
+        piece = next(
+            each for each in data.split(b"POST") if each.startswith(path) and each[-1:] == b"}" and len(each) < 999
+        )
+        head, _, body = piece.partition(b"\r\n\r\n")
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+            connection.request("POST", head.split()[0].decode(), body, {"Content-Type": "application/json"})
+            assert connection.getresponse().status in statuses
 
 
 @pytest.mark.parametrize(
