@@ -41,6 +41,7 @@ from geventstalk.front.frames import (
     FRAME_BYTES_MAX,
     GONE,
     HELLO,
+    IN_BYTES,
     MORE,
     OPEN,
     REFUSED,
@@ -600,6 +601,23 @@ def test_numbers_of_clients_come_again_after_all_others() -> None:
         front._by_number = dict.fromkeys((CLIENTS_MAX, 1, 2), None)  # type: ignore[assignment]  # as good as clients here
         front._last_number = CLIENTS_MAX - 2
         assert [front._next_number() for _ in range(3)] == [CLIENTS_MAX - 1, 3, 4]
+
+
+def test_however_much_short_commands_there_are_clients_that_send_much_have_their_turns() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours, theirs = socket.socketpair()
+    with listener, ours, theirs, contextlib.ExitStack() as stack:
+        front = Front(theirs, [listener], True)
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(listener.getsockname())).sendall(b"x" * 100)
+            assert front._accept_one(listener, False)
+        clients = [(client, select.EPOLLIN) for client in front._by_fd.values()]
+        front._out_bytes = CLOG_BYTES
+        for turn in range(1, 4):
+            front._attend_heavy(clients)
+            assert sum(client.room < IN_BYTES for client, _ in clients) == turn
+        for client, _ in clients:
+            front._drop(client)
 
 
 # Bug: A client for which epoll had no memory ended its front.

@@ -237,11 +237,14 @@ class Front:
                 self._accept(fd)
 
     def _attend_heavy(self, heavy: list[tuple[Client, int]]) -> None:
-        """Attends to clients that send much, behind all others and in turns, until enough waits for the engine."""
+        """Attends to clients that send much, behind all others and in turns, until enough waits for the engine.
+
+        At least one of them has its turn, however much the others have sent.
+        """
         count = len(heavy)
         begin = self._begin % count
         for at in range(begin, begin + count):
-            if self._held_bytes() >= CLOG_BYTES:
+            if at > begin and self._held_bytes() >= CLOG_BYTES:
                 count = at - begin
                 break
             client, event = heavy[at % len(heavy)]
