@@ -620,6 +620,27 @@ def test_however_much_short_commands_there_are_clients_that_send_much_have_their
             front._drop(client)
 
 
+# Bug: What had gathered while the engine did not read stayed in the front until something else happened there.
+def test_what_gathers_while_the_engine_does_not_read_follows_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(10)
+        theirs.setblocking(False)
+        front = Front(theirs, [], True)
+        front._epoll.register(front._link_fd, select.EPOLLIN)
+        for size in (1 << 20, CLOG_BYTES):
+            front._say(bytes(size))
+            if not front._link.unsent:
+                front._flush()
+        waiter = threading.Thread(target=front._wait_for_engine)
+        waiter.start()
+        left = (1 << 20) + CLOG_BYTES
+        while left:
+            left -= len(ours.recv(1 << 16))
+        waiter.join(10)
+        assert not waiter.is_alive() and not front._out
+
+
 # Bug: A client for which epoll had no memory ended its front.
 @pytest.mark.skipif(BUILD == "compiled", reason="takes what no other process may have")
 def test_a_client_for_whom_the_system_has_no_memory_is_lost_alone(tmp_path: Path) -> None:

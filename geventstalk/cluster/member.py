@@ -120,7 +120,7 @@ class Member:
         self._changed_ns = 0  # since when the epoch and its heartbeat are what they are
         self._confirmed_ns: int | None = None  # when a commit was confirmed that was asked for while they stood still
         self._released_ns = 0  # since when it has said goodbye
-        self._door_open = False  # whether the process that leads was seen to listen at its address
+        self._port_open = False  # whether the process that leads was seen to listen at its address
         self._lock_seen = False  # whether its session was seen in the database, and no look has failed since
         self._probe_ns = 0  # when to probe that node again
         self._probe_rest_ns = self._look_ns
@@ -254,7 +254,7 @@ class Member:
             self._changes(now_ns)
             self._troubles.pop(CLAIM, None)  # there is nothing to claim any more
             if seen is None or seen.incarnation != view.incarnation or seen.address != view.address:
-                self._door_open = self._lock_seen = False
+                self._port_open = self._lock_seen = False
                 self._probe_ns = 0
                 self._probe_rest_ns = self._look_ns
         elif seen.beat != view.beat:
@@ -319,7 +319,7 @@ class Member:
         now_ns = self._clock()
         if view.released or view.address in ("", self.me.address):
             return False
-        if self._door_open and view.locked:
+        if self._port_open and view.locked:
             self._probe_rest_ns = self._look_ns
             self._probe_ns = 0
             return False
@@ -328,10 +328,10 @@ class Member:
         found: str = yield Probe(view.address, view.incarnation)
         self._probe_ns = self._clock() + self._probe_rest_ns
         self._probe_rest_ns = min(2 * self._probe_rest_ns, self._lease_ns // 2)
-        if self._door_open:
+        if self._port_open:
             return found == REFUSED and self._lock_seen
-        self._door_open = found == OPEN
-        if self._door_open:
+        self._port_open = found == OPEN
+        if self._port_open:
             self._probe_ns = 0
         return False
 

@@ -163,6 +163,8 @@ class Front:
             return
         if not self._link.unsent:
             self._epoll.modify(self._link_fd, _IN)
+            if self._out:
+                self._flush()
 
     def _attend_link(self, event: int) -> None:
         if event & _OUT:

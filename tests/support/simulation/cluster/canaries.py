@@ -32,7 +32,7 @@ class TrustsAnyDoor(Member):
 
     def _note(self, view: View, sent_ns: int) -> None:
         super()._note(view, sent_ns)
-        self._door_open = True
+        self._port_open = True
 
 
 class TakesARefusalForAnEnd(Member):
