@@ -68,7 +68,17 @@ MODULES = {
         "runqueue",
         "server",
     ],
-    "geventstalk/turn": ["leader", "maintenance", "operations", "replies", "returns", "syncs", "tasks", "turn"],
+    "geventstalk/turn": [
+        "leader",
+        "maintenance",
+        "operations",
+        "queue",
+        "replies",
+        "returns",
+        "syncs",
+        "tasks",
+        "turn",
+    ],
     "geventstalk/wire": [
         "added",
         "arriving",

@@ -561,13 +561,13 @@ def test_an_operation_waits_for_bodies_and_delays_no_client(rig: Rig) -> None:
     while not moves.is_done:
         if rig.engine.held:
             rig.backpressure()
-        assert moves.awaited is not None and not rig.turn.run_some_operations(), "it is not run for nothing"
+        assert moves.awaited is not None and not rig.turn.operations.run_some(), "it is not run for nothing"
         assert rig.tell(other, b"stats-job 1\r\n").startswith(b"OK "), "others are served"
         assert rig.begin_fetch()
         rig.end_fetch()
         rig.forget()
-        assert rig.turn.wanted.is_set
-        while rig.turn.run_some_operations():
+        assert rig.turn.operations.wanted.is_set
+        while rig.turn.operations.run_some():
             rig.turn.end()
         rig.turn.end()
     assert moves.counts == {DONE: 100, NOT_FOUND: 1}
@@ -591,7 +591,7 @@ def test_an_operation_goes_on_when_the_body_it_waits_for_does_not_come(rig: Rig,
     else:
         moves.cancelled = True
     rig.end_fetch()
-    rig.turn.run_some_operations()
+    rig.turn.operations.run_some()
     rig.turn.end()
     assert moves.is_done and moves.counts == ({NOT_FOUND: 1, DONE: 1} if gone else {})
     assert not rig.bodies._pins

@@ -204,7 +204,7 @@ def test_changes_that_do_not_get_on_leave_room_for_looking(inside: Inside, monke
     assert inside.status("GET", "/api/v1/tubes") == 200
     assert not any(each.ready() for each in waiting)
     inside.engine.held = False
-    inside.turn.run_some_operations()
+    inside.turn.operations.run_some()
     assert [each.get(timeout=5) for each in waiting] == [201] * 3
     assert inside.status(*ask) == 201
 

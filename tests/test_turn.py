@@ -882,7 +882,7 @@ def test_the_slices_of_an_operation_run_one_a_turn() -> None:
     task = operations(rig)
     operation = Kicks(rig, slices=3)
     rig.turn.accept(operation)
-    assert rig.turn.wanted.is_set
+    assert rig.turn.operations.wanted.is_set
     rig.turn.end()
     for ran in (2, 3):
         assert not operation.heard
@@ -890,7 +890,7 @@ def test_the_slices_of_an_operation_run_one_a_turn() -> None:
         assert operation.ran == ran
         rig.turn.end()
     assert operation.heard == ["done"]
-    assert go_on(task).flag is rig.turn.wanted
+    assert go_on(task).flag is rig.turn.operations.wanted
     rig.turn.end()
     assert operation.ran == 3
 
@@ -945,10 +945,10 @@ def test_operations_wait_until_the_journal_has_caught_up(begun: bool) -> None:
         go_on(task)
         rig.turn.end()
     assert (operation.ran, other.ran) == (2 if begun else 0, 0)
-    assert go_on(task).flag is rig.turn.wanted, "no task asks all the time"
+    assert go_on(task).flag is rig.turn.operations.wanted, "no task asks all the time"
     rig.journal.behind = False
     next(pace)
-    assert begun or rig.turn.wanted.is_set
+    assert begun or rig.turn.operations.wanted.is_set
     go_on(task)
     rig.turn.end()
     go_on(task)

@@ -42,7 +42,7 @@ from geventstalk.serving.address_shares import AddressShares
 from geventstalk.serving.busy_poll import BusyPoll
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.driver import NEXT_TURN_S, Driver
-from geventstalk.serving.fd_limits import Descriptors, Share
+from geventstalk.serving.fd_limits import Descriptors
 from geventstalk.serving.listen import describe, full_address_of, own_end_of, peer_of
 from geventstalk.serving.live_settings import LiveSettings
 from geventstalk.serving.memory import Collector, Memory, Spare, memory_bytes
@@ -70,9 +70,6 @@ if TYPE_CHECKING:
 PROGRESS_EVERY_S = 2.0
 _ACTIVE_NS = 1_000_000_000
 """A client that has sent nothing for so long has read what was said to it."""
-_COLLECT_EVERY_S = 1.0
-_GUESTS_AT_ONCE = 2
-"""So many connections of HTTP are accepted before clients have their turn, and those that give way to them are gone."""
 
 
 class Server:
@@ -125,12 +122,9 @@ class Server:
         most = memory_bytes() // 4 if settings.max_memory is None else settings.max_memory // 2
         self.shares = None if settings.shared else AddressShares(self._connections_max, most, log)
         self._service.share_of = self._share_of
-        self._http_share: Share
         self._fronts: Fronts | None = None  # where they have the clients' sockets
         self._idle: Any = self._loop.idle()
         self._look: Any = self._loop.timer(0)
-        self._quiet: Any = None
-        self._quiet_soon: Any = None
         self._busy_poll = BusyPoll()
         self._tasks = Driver(self._turn.fail)
         self._acceptors: list[Acceptor] = []
@@ -167,7 +161,7 @@ class Server:
             self.reload.add(self._guard)
             if self._site is not None:
                 self._site.admit_users(self._guard.users)
-        acceptors = self._open_site(collector)
+        acceptors = [] if self._site is None else self._open_site(self._site, collector)
         if self._reloads:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # during the replay; all files have just been read
         try:
@@ -333,15 +327,12 @@ class Server:
             engine.buried_count,
         )
 
-    def _open_site(self, collector: Collector) -> list[Acceptor]:
-        """Serves HTTP, already while the journal is replayed; then only to say so. Returns who accepts there."""
-        site = self._site
-        if site is None:
-            return []
+    def _open_site(self, site: Site, collector: Collector) -> list[Acceptor]:
+        """Serves HTTP, already while the journal is replayed; then only to say so. Returns what accepts there."""
         from geventstalk.http.backend import Backend
-        from geventstalk.http.site import CONNECTIONS_MAX
+        from geventstalk.serving.web import Web
 
-        backend = Backend(
+        backend = self._backend = Backend(
             self._engine,
             self._service,
             self._turn,
@@ -353,10 +344,6 @@ class Server:
             self.drain,
         )
         backend.commands = self._service.commands
-        backend.tidy_up = collector.look_at_many
-        self._quiet = self._loop.idle()
-        self._quiet_soon = self._loop.timer(_COLLECT_EVERY_S, _COLLECT_EVERY_S)
-        self._quiet_soon.start(self._quiet.start, self._quiet_now, collector)
         backend.kept = self.live.kept
         backend.use_kept = self.live.load
         backend.look_at = self._look_at
@@ -367,25 +354,9 @@ class Server:
         backend.guard = self._guard
         backend.reload = self.reload
         backend.listen = [full_address_of(each) for each in self._listeners]
-        backend.http = [_web_address_of(each, self._settings) for each in site.listeners]
-        self._backend = backend
-        site.open(backend)
-        share = Share(self._descriptors, CONNECTIONS_MAX, site.give_up_some)
-        acceptors = [Acceptor(each, self._serve_guest, share, self._log) for each in site.listeners]
-        for acceptor in acceptors:
-            acceptor.max_accept = _GUESTS_AT_ONCE
-            acceptor.tell_every_s = TELL_SELDOM_S
-            acceptor.start()
-        for listener in site.listeners:
-            secure = listener.family != socket.AF_UNIX and self._settings.http_tls is not None
-            self._log.info("%s on %s", "HTTPS" if secure else "HTTP", describe(listener))
-        self._http_share = share
-        return acceptors
-
-    def _quiet_now(self, collector: Collector) -> None:
-        """The event loop has nothing else to do."""
-        self._quiet.stop()
-        collector.look()
+        web = Web(site, backend, self._descriptors, self._handshakes, self._settings, self._log)
+        web.collect(self._loop, collector)
+        return web.acceptors
 
     def _look_at(self, channel: Channel) -> tuple[str, str, int, int]:
         """A client's address, where it came in, replies that it has not taken, and input that its session has not."""
@@ -400,25 +371,6 @@ class Server:
             channel.hang_up()
         else:
             _client_of_front(channel).hang_up()
-
-    def _serve_guest(self, sock: socket.socket) -> None:
-        """Serves one connection of HTTP until its end. Runs in the greenlet of the connection."""
-        from gevent import socket as gevent_socket  # here: only HTTP needs it
-
-        assert self._site is not None
-        try:
-            peer, files = peer_of(sock), self._settings.http_tls
-            if files is None or sock.family == socket.AF_UNIX:
-                own = gevent_socket.socket(sock.family, sock.type, sock.proto, fileno=sock.detach())
-                self._site.serve(own, peer)
-                return
-            from geventstalk.serving.tls_socket import TlsSocket  # here: most servers have none
-
-            assert self._handshakes is not None and self._backend is not None
-            context = self._handshakes.context_of(files)
-            self._site.serve(TlsSocket(sock, context, self._handshakes, self._backend.breathe), peer, secure=True)
-        finally:
-            self._http_share.give_back()
 
     def _finish(self) -> int:
         self._tasks.await_threads()
@@ -698,12 +650,6 @@ class Server:
             "binlog-records-written": 0,
             "binlog-max-size": self._settings.segment_bytes,
         }
-
-
-def _web_address_of(listener: socket.socket, settings: Settings) -> str:
-    """Returns where HTTP is served, for commands and people."""
-    address = full_address_of(listener)
-    return address if listener.family == socket.AF_UNIX or settings.http_tls is None else f"https://{address}"
 
 
 def _client_of_front(channel: Channel) -> FrontClient:

@@ -44,6 +44,7 @@ class LeasedTurn(Turn):
         put_wait_ns: int,
     ) -> None:
         super().__init__(engine, clock, wall_clock, begins, fails)
+        self.operations.settles = False
         self.renewed = Flag()  # the lease may hold again
         self.silent = False  # the lease did not hold at the last look, and nothing has gone on since
         self.waits: Callable[[str], None] = _tell_nothing
@@ -56,8 +57,9 @@ class LeasedTurn(Turn):
     def tasks_of(self, store: Store) -> list[Task]:
         return [*super().tasks_of(store), self.keep_patience()]
 
-    def may_settle(self) -> bool:
-        return self.store is not None
+    def write_to(self, store: Store) -> None:
+        super().write_to(store)
+        self.operations.settles = True
 
     def take_no_more(self) -> None:
         """Executes no more commands; called before finish(), and after the end of all tasks."""
@@ -67,7 +69,7 @@ class LeasedTurn(Turn):
         """Stops all replies, since another node leads, or will. That is no failure."""
         if not self.failed:
             self.failed = self.maintenance.stopped = True
-            self._give_up_operations()
+            self.operations.give_up()
 
     # --- silence
 
@@ -151,7 +153,7 @@ class LeasedTurn(Turn):
 
     def settle_operations(self) -> None:
         if not self.speaks():
-            for operation in self._finished:
+            for operation in self.operations.finished:
                 operation.changed = True  # it waits with the replies, as if it had made a change
         super().settle_operations()
 

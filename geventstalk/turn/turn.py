@@ -1,6 +1,6 @@
 """One turn: sessions execute what their clients sent, one commit covers all of it, and then the replies leave.
 
-Changes of an operator go the same way: accept() takes them as operations. This module must not know gevent, sockets,
+Changes of an operator go the same way, as operations: see queue.py. This module must not know gevent, sockets,
 clocks or SQLite: its owner hands in the clocks, calls end() when every client that is ready had its step, and drives
 the tasks. Everything here runs without a pause from one yield to the next, so it needs no lock. Invariants: no reply
 leaves and no operation is done before the commit that covers it, and under `-f0` not before the sync that covers it;
@@ -25,12 +25,12 @@ from geventstalk.core.operate import Operate
 from geventstalk.durable.records import make_plausible
 from geventstalk.durable.store import Store
 from geventstalk.turn.maintenance import Maintenance
-from geventstalk.turn.operations import Settling
+from geventstalk.turn.queue import OperationQueue
 from geventstalk.turn.replies import Channel, Operation, ReplyGate
 from geventstalk.turn.returns import Returns
 from geventstalk.turn.syncs import Syncs
 from geventstalk.turn.tasks import NEXT_TURN, Flag, Task, Wait
-from geventstalk.wire.session import MOVE_SLICE
+from geventstalk.wire.session import MOVE_SLICE, Session
 
 _LOOK_PAYS: Final = 8
 """A look for more clients has to find an eighth as many as there are. It takes much less than the rest of a turn."""
@@ -67,6 +67,7 @@ class Turn:
         self.maintenance = Maintenance(engine, clock, self.begin, self.let_awaiting_go_on, self.syncs.written)
         self.channels: dict[int, Channel] = {}
         self.gate = ReplyGate()
+        self.operations = OperationQueue(engine, clock, self.gate, self.begin, self._undo, self._say)
         self.returns = Returns()
         self.tell: Callable[[str, BaseException | None], None] = _tell_nothing
         self.move_slice = MOVE_SLICE
@@ -86,17 +87,11 @@ class Turn:
         self._held_up: dict[int, Channel] = {}  # whose next command is a change, while Engine.held
         self._awaiting: dict[int, Channel] = {}  # whose reply has to show a body that is not in memory
         self._leave_budget = MOVE_SLICE  # what clients that go may still give back within this turn
-        self._operations: deque[Operation] = deque()  # those that are to have another slice
-        self._finished: deque[Operation] = deque()  # those whose last slice is not committed yet
-        self._operation_budget = MOVE_SLICE  # what operations may still do within this turn
-        self._ran = False  # whether an operation had a slice in this turn
         self._over = False  # whether finish() has ended the last turn
         self._told_full = False  # whether the operator knows that memory has no room for bodies
         self._tell_full_ns = 0  # before this time the operator does not hear of it again
         self._armed_ns = NEVER  # when the task of the clock wakes by itself
-        self._settling: Settling | None = None  # the operation that does what tags want
         self.earlier = Flag()  # something is due earlier than that
-        self.wanted = Flag()  # operations want another slice
         self.gone = Flag()  # clients are gone and have to give back what they held
         self.awaited = Flag()  # replies wait for a sync
 
@@ -127,7 +122,7 @@ class Turn:
         engine = self.engine
         engine.next_id = max(engine.next_id, store.start(self._find))
         engine.ledger = store
-        self.store = store
+        self.store = self.operations.store = store
         if engine.rules is not None:
             engine.rules.find_due()
 
@@ -141,7 +136,7 @@ class Turn:
     def tasks(self) -> list[Task]:
         """All that has to run beside the clients, from the start on."""
         keeps = self.maintenance
-        tasks = [self.keep_time(), self.let_go(), self.run_operations(), keeps.keep_rates(), keeps.trim_memory()]
+        tasks = [self.keep_time(), self.let_go(), self.operations.run_all(), keeps.keep_rates(), keeps.trim_memory()]
         store = self.store
         return tasks if store is None else tasks + self.tasks_of(store)
 
@@ -209,7 +204,7 @@ class Turn:
         No other client waits for the end of this turn. Input is read in between, and may be that of one that does.
         """
         self._passes += 1
-        if self._has_light or self._ran or self.failed or self.engine.served or self._passes > PASSES_MAX:
+        if self._has_light or self.operations.ran or self.failed or self.engine.served or self._passes > PASSES_MAX:
             return False
         self.pressure = self._press_ns = 0
         return True
@@ -220,18 +215,30 @@ class Turn:
         self._press_ns = now_ns + SHARE_NS
 
     def _change_failed(self, channel: Channel, error: Exception) -> None:
-        """A change may be half made. A journal may have half of it; without one it is undone, and its client goes."""
+        """Closes the connection of a client whose change failed, where the change can be undone."""
+        if self._undo(error, channel.session):
+            self.tell("a change failed and is undone, its connection is closed", error)
+
+    def _undo(self, error: Exception, session: Session | None = None) -> bool:
+        """Undoes a change that may be half made. Returns whether it could: a journal may have half of it.
+
+        With a session, its client goes.
+        """
         if self.store is not None:
             self.fail(error)
-            return
+            return False
         try:
             self.engine.undo()
-            channel.session.give_up()
+            if session is not None:
+                session.give_up()
         except Exception as second:
             second.__context__ = error
             self.fail(second)
-        else:
-            self.tell("a change failed and is undone, its connection is closed", error)
+            return False
+        return True
+
+    def _say(self, text: str, error: BaseException | None) -> None:
+        self.tell(text, error)
 
     def leave(self, channel: Channel) -> None:
         """A client is gone, and its channel takes nothing more. What it held is given back, now or by let_go()."""
@@ -259,75 +266,8 @@ class Turn:
         """
         if self.failed or self._over:
             operation.failed()
-        elif self.engine.held or self._operation_budget <= 0:
-            self._put_off(operation)
         else:
-            self._run(operation)
-
-    def _put_off(self, operation: Operation) -> None:
-        self._operations.append(operation)
-        self.wanted.set()
-
-    def _run(self, operation: Operation) -> None:
-        """One slice of an operation."""
-        self.begin()
-        self._ran = True
-        engine, store = self.engine, self.store
-        before = 0 if store is None else store.appended
-        engine.work = 0
-        engine.changing = False
-        try:
-            finished = operation.run(self._clock())
-        except Exception as error:
-            self._operation_failed(operation, error)
-            return
-        self._operation_budget -= 1 + engine.work
-        if store is not None and store.appended != before:
-            operation.changed = True
-        if finished:
-            self._finished.append(operation)
-        else:
-            self._put_off(operation)
-
-    def _operation_failed(self, operation: Operation, error: Exception) -> None:
-        """As _change_failed(), where a change may be half made."""
-        if not self.engine.changing and not operation.begun:
-            self.tell("a change of an operator's failed before it changed anything", error)
-            operation.failed()
-            return
-        self._finished.append(operation)  # to hear of it with the others, if all fail
-        if self.store is not None:
-            self.fail(error)
-            return
-        try:
-            self.engine.undo()
-        except Exception as second:
-            second.__context__ = error
-            self.fail(second)
-        else:
-            self._finished.pop()
-            self.tell("a change of an operator's failed and is undone", error)
-            operation.failed()
-
-    def may_settle(self) -> bool:
-        """Returns whether this server is the one that changes jobs by itself."""
-        return True
-
-    def _settle(self) -> None:
-        """Begins an operation for the jobs whose tags want something now, unless one is under way."""
-        settling = self._settling
-        if (settling is None or settling.over) and self.may_settle():
-            self._settling = Settling(self.engine)
-            self._put_off(self._settling)
-
-    def _give_up_operations(self) -> None:
-        """Those that are not done never will be."""
-        operations = [*self.gate.operations, *self._finished, *self._operations]
-        self.gate.operations.clear()
-        self._finished.clear()
-        self._operations.clear()
-        for operation in operations:
-            operation.failed()
+            self.operations.accept(operation)
 
     # --- from the beginning of a turn to its end
 
@@ -353,10 +293,10 @@ class Turn:
             self.commit(now_ns)
             if self.engine.active:
                 self.maintenance.busy.set()
-            if self._ran:
+            if self.operations.ran:
                 self.settle_operations()
             if self.engine.rules is not None and self.engine.rules.due:
-                self._settle()
+                self.operations.do_what_tags_want()
             touched, self._in_turn = self._in_turn, []
             self.flush(touched)
             self.arm()
@@ -406,16 +346,7 @@ class Turn:
 
     def settle_operations(self) -> None:
         """The operations that were finished in this turn are done, or wait at the gate."""
-        self._ran = False
-        self._operation_budget = MOVE_SLICE
-        store = self.store
-        durably = store is not None and store.syncs_before_replies
-        for _ in range(len(self._finished)):  # done() may bring the next operation, which is not committed
-            operation = self._finished.popleft()
-            if durably and operation.changed:
-                self.gate.hold_operation(operation)
-            else:
-                operation.done()
+        self.operations.settle(self.store is not None and self.store.syncs_before_replies)
 
     def flush(self, touched: list[Channel]) -> None:
         """The replies of these clients leave, or wait at the gate."""
@@ -547,7 +478,7 @@ class Turn:
         if engine.active:
             self.maintenance.busy.set()
         if engine.rules is not None and engine.rules.due:
-            self._settle()
+            self.operations.do_what_tags_want()
         return done
 
     def let_go(self) -> Task:
@@ -573,35 +504,6 @@ class Turn:
             del self.channels[channel.session.number]
         return done
 
-    def run_operations(self) -> Task:
-        """Runs the further slices of operations: as many a turn as it has room for, each operation in its turn."""
-        while True:
-            yield Wait(self.wanted)
-            self.wanted.clear()
-            while self.run_some_operations():
-                yield Wait(at_ns=NEXT_TURN)
-
-    def run_some_operations(self) -> bool:
-        """One slice of each operation, as long as the turn has room. Returns whether to call again in the next turn.
-
-        If not, accept(), a body that has come, or the end of the hold sets the flag.
-        """
-        ran = False
-        for _ in range(len(self._operations)):
-            if self._operation_budget <= 0:
-                return True
-            operation = self._operations.popleft()
-            job = operation.awaited
-            awaits = job is not None and job.body is None and job.state != DELETED
-            if awaits or (self.engine.held and not operation.begun):
-                self._operations.append(operation)
-                continue
-            self._run(operation)
-            ran = True
-            if self.failed:
-                return False
-        return ran
-
     def backpressure(self, store: Store) -> Task:
         """While the journal is behind: catches up, a few slices a turn, and then wakes whose changes had to wait."""
         while True:
@@ -614,8 +516,7 @@ class Turn:
     def let_changes_go_on(self) -> None:
         """The hold has ended: clients that wait for that go on."""
         self.engine.held = False
-        if self._operations:
-            self.wanted.set()
+        self.operations.wake()
         for channel in self._in_turn:  # flush() lets these go on
             channel.session.held_up = False
         held_up, self._held_up = self._held_up, {}
@@ -625,8 +526,7 @@ class Turn:
 
     def let_awaiting_go_on(self) -> None:
         """Those go on whose body is there, or will not come."""
-        if self._operations:
-            self.wanted.set()
+        self.operations.wake()
         for number, channel in list(self._awaiting.items()):
             job = channel.session.awaited
             if job is None or job.body is not None or job.state == DELETED:
@@ -678,7 +578,7 @@ class Turn:
         if not self.failed:
             self.failed = self.maintenance.stopped = True
             self._fails(error)
-            self._give_up_operations()
+            self.operations.give_up()
 
     def finish(self) -> None:
         """The clean end: commits, syncs, and sends everything that is true by then. No task may run any more.
@@ -697,7 +597,7 @@ class Turn:
                 self.syncs.run(store)
                 self.release(self.gate.pieces)
                 store.close()
-            self._give_up_operations()
+            self.operations.give_up()
         except Exception as error:
             self.fail(error)
 

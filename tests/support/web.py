@@ -126,13 +126,13 @@ class Inside(Web):
     def _end(self) -> None:
         """The end of a turn, and then what the task of operations does: further slices of theirs, in the next turn."""
         self.turn.end()
-        if self.turn.wanted.is_set:
-            self.turn.wanted.clear()
+        if self.turn.operations.wanted.is_set:
+            self.turn.operations.wanted.clear()
             self._loop.run_callback(self._go_on)
 
     def _go_on(self) -> None:
-        if self.turn.run_some_operations():
-            self.turn.wanted.set()
+        if self.turn.operations.run_some():
+            self.turn.operations.wanted.set()
 
     def session(self, *lines: bytes) -> Session:
         """A new client of the beanstalk port that has said these lines."""

@@ -11,6 +11,7 @@ from geventstalk.durable.reading import Reading
 from geventstalk.durable.records import ClockOffset
 from geventstalk.durable.store import Store
 from geventstalk.turn.maintenance import Maintenance
+from geventstalk.turn.queue import OperationQueue
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.tasks import Task
 from geventstalk.wire.commands import _FOR_PEEK
@@ -112,31 +113,45 @@ class OperationsDoneBeforeCommit(WatchedTurn):
         super().end()
 
 
-class OperationsDoneBeforeSync(WatchedTurn):
+class _OperationsDoneBeforeSync(OperationQueue):
     """Under -f0."""
 
-    def settle_operations(self) -> None:
-        for operation in self._finished:
-            operation.changed = False
-        super().settle_operations()
+    def settle(self, durably: bool) -> None:
+        super().settle(False)
 
 
-class ForgetsOperations(WatchedTurn):
+class OperationsDoneBeforeSync(WatchedTurn):
+    queue = _OperationsDoneBeforeSync
+
+
+class _ForgetsOperations(OperationQueue):
     """Those that have to wait, or need another slice."""
 
-    def run_some_operations(self) -> bool:
+    def run_some(self) -> bool:
         return False
 
 
-class LosesOperationsWhenItStops(WatchedTurn):
-    def _give_up_operations(self) -> None:
+class ForgetsOperations(WatchedTurn):
+    queue = _ForgetsOperations
+
+
+class _LosesOperationsWhenItStops(OperationQueue):
+    def give_up(self) -> None:
         return
 
 
-class OperationsDoneAfterFailure(WatchedTurn):
-    def _give_up_operations(self) -> None:
-        for operation in [*self.gate.operations, *self._finished]:
+class LosesOperationsWhenItStops(WatchedTurn):
+    queue = _LosesOperationsWhenItStops
+
+
+class _OperationsDoneAfterFailure(OperationQueue):
+    def give_up(self) -> None:
+        for operation in [*self._gate.operations, *self.finished]:
             operation.done()
+
+
+class OperationsDoneAfterFailure(WatchedTurn):
+    queue = _OperationsDoneAfterFailure
 
 
 class ForgetsABodyThatHasCome(WatchedTurn):

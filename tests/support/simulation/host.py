@@ -18,6 +18,7 @@ from geventstalk.core.engine import NEVER
 from geventstalk.core.operate import Operate
 from geventstalk.durable.store import Store
 from geventstalk.turn.maintenance import Maintenance
+from geventstalk.turn.queue import OperationQueue
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.tasks import Sync, Wait
 from geventstalk.turn.turn import Turn
@@ -148,13 +149,15 @@ class Connection(Channel):
 
 
 class WatchedTurn(Turn):
-    """The turn, which tells the world what it does. Its maintenance is of this `kind`."""
+    """The turn, which tells the world what it does. Its maintenance and its `queue` are of these kinds."""
 
     kind = Maintenance
+    queue = OperationQueue
 
     def __init__(self, engine: Operate, world: World, host: Host) -> None:
         super().__init__(engine, world.now_ns, world.wall_ns, host.turn_begins, host.turn_fails)
         self.maintenance = self.kind(engine, world.now_ns, self.begin, self.let_awaiting_go_on, self.syncs.written)
+        self.operations = self.queue(engine, world.now_ns, self.gate, self.begin, self._undo, self._say)
         self.world = world
 
     def step(self, channel: Channel, data: bytes | None) -> None:
