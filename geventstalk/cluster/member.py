@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from geventstalk.cluster.lease import MARGIN, MS_NS, Lease
+from geventstalk.cluster.troubles import BEAT, CLAIM, COMMIT, COPIES, LOG, LOOK, NAME, Troubles
 from geventstalk.cluster.wants import (
     OPEN,
     REFUSED,
@@ -35,7 +36,7 @@ from geventstalk.cluster.wants import (
 )
 from geventstalk.turn.tasks import Flag, Wait
 from journal.errors import JournalForked, JournalLocked, JournalUnreachable
-from journal.fence import ASYNCHRONOUS, NONE, SYNCHRONOUS, Identity, MemberFacts, Told, View
+from journal.fence import Identity, MemberFacts, Told, View
 
 STARTING: Final = "starting"
 STANDBY: Final = "standby"
@@ -45,27 +46,6 @@ SILENT: Final = "silent"
 LEAVING: Final = "handing over"
 ENDED: Final = "ended"
 """The roles, as an operator reads them."""
-
-LOOK: Final = ("the database of the cluster cannot be reached", "the database of the cluster can be reached again")
-BEAT: Final = ("the database of the cluster takes no heartbeat", "the database of the cluster takes heartbeats again")
-CLAIM: Final = ("the database of the cluster takes no claim", "the database of the cluster takes claims again")
-COMMIT: Final = (
-    "the database of the cluster confirms no commit",
-    "the database of the cluster confirms commits again",
-)
-NAME: Final = ("two processes are one node", "no other process has the name of this node any more")
-LOG: Final = ("the log in the database cannot be reached", "the log in the database can be reached again")
-"""Lines for an operator when a statement fails, and when it succeeds again. Each by itself: looks may succeed while no
-heartbeat does."""
-COPIES: Final = {
-    "": "the database does not tell how it replicates",
-    SYNCHRONOUS: "each commit of the log waits for a replica",
-    ASYNCHRONOUS: "no commit of the log waits for a replica: a failover of the database may lose what was acknowledged",
-    NONE: "the database has no replica: the log is where its one server keeps it",
-}
-"""The sentence for the operator, by the way in which the log is replicated."""
-REPEAT_NS: Final = 10_000 * MS_NS
-"""A trouble that lasts so long is told again, and then after twice that time."""
 
 READ_NS: Final = 8 * MS_NS
 """A follower reads on after this time: much shorter than a takeover, much longer than a commit."""
@@ -126,7 +106,7 @@ class Member:
         self._probe_rest_ns = self._look_ns
         self._tell_ns = 0  # when to tell of this node again
         self._tells = self._namesakes = 0  # how often it has told, and has found that a namesake told since
-        self._troubles: dict[tuple[str, str], tuple[int, int]] = {}  # when to tell of it again, and then
+        self._troubles = Troubles(clock, owner.tells)
         self._serve_ns = 0  # when the leases of earlier nodes have run out, once this node has claimed
         self._silent = False  # whether the owner was told that the lease has run out
         self._old_request = False  # whether the request was there before this node led
@@ -231,11 +211,11 @@ class Member:
         try:
             view: View = yield Look()
         except JournalUnreachable as error:
-            self._fails(LOOK, error)
+            self._troubles.begin(LOOK, error)
             self._confirmed_ns = None
             self._lock_seen = False  # where the database has lost this session, it may have lost all
             return None
-        self._succeeds(LOOK)
+        self._troubles.end(LOOK)
         self._note(view, sent_ns)
         return None if self.has_ended() else view
 
@@ -252,7 +232,7 @@ class Member:
                 return
             self._epoch_ns = now_ns
             self._changes(now_ns)
-            self._troubles.pop(CLAIM, None)  # there is nothing to claim any more
+            self._troubles.forget(CLAIM)  # there is nothing to claim any more
             if seen is None or seen.incarnation != view.incarnation or seen.address != view.address:
                 self._port_open = self._lock_seen = False
                 self._probe_ns = 0
@@ -275,7 +255,7 @@ class Member:
         """Something of the node that leads has been committed."""
         self._changed_ns = now_ns
         self._confirmed_ns = None
-        self._succeeds(COMMIT)
+        self._troubles.end(COMMIT)
 
     def _wait_no_longer(self, view: View, sent_ns: int) -> bool:
         """Returns whether it is time for this node to claim, by what the look says that was sent then."""
@@ -302,9 +282,9 @@ class Member:
         try:
             yield Confirm()
         except JournalUnreachable as error:
-            self._fails(COMMIT, error)
+            self._troubles.begin(COMMIT, error)
             return
-        self._succeeds(COMMIT)
+        self._troubles.end(COMMIT)
         self._confirmed_ns = self._clock()
 
     def _is_gone(self, view: View) -> Answer:
@@ -345,11 +325,11 @@ class Member:
         try:
             claimed: bool = yield Claim(seen, max(owed_ms, 1))  # 0 says that this node serves
         except JournalUnreachable as error:
-            self._fails(CLAIM, error)
+            self._troubles.begin(CLAIM, error)
             self._confirmed_ns = None
             return False
         claimed_ns = self._clock()
-        self._succeeds(CLAIM)
+        self._troubles.end(CLAIM)
         if not claimed:
             return False
         self.role = CLAIMING
@@ -428,9 +408,9 @@ class Member:
         try:
             view: View | None = yield want
         except JournalUnreachable as error:
-            self._fails(BEAT, error)
+            self._troubles.begin(BEAT, error)
             return False
-        self._succeeds(BEAT)
+        self._troubles.end(BEAT)
         if view is None or view.incarnation != self.me.incarnation:
             yield from self._check_epoch()
             return False
@@ -497,9 +477,9 @@ class Member:
         try:
             claimed: bool = yield Claim(view, view.owed_ms)
         except JournalUnreachable as error:
-            self._fails(CLAIM, error)
+            self._troubles.begin(CLAIM, error)
             return False
-        self._succeeds(CLAIM)
+        self._troubles.end(CLAIM)
         if claimed:
             self.epoch = view.epoch + 1
             self._wants_epoch = False
@@ -530,7 +510,7 @@ class Member:
             else:
                 yield WithdrawTransfer(view.transfer_to)
         except JournalUnreachable as error:
-            self._fails(LOOK, error)
+            self._troubles.begin(LOOK, error)
 
     def _hand_over(self, successor: str) -> None:
         self._successor = successor
@@ -548,7 +528,7 @@ class Member:
                 yield Release(self.epoch, successor)
                 break
             except JournalUnreachable as error:
-                self._fails(BEAT, error)
+                self._troubles.begin(BEAT, error)
             if self._clock() >= until_ns:
                 break  # the lease would have run out by now
             yield Wait(at_ns=self._clock() + self._retry_ns)
@@ -630,11 +610,11 @@ class Member:
     def _lose_log(self, error: JournalUnreachable) -> None:
         if self._log_lost_ns is None:
             self._log_lost_ns = self._clock()
-        self._fails(LOG, error)
+        self._troubles.begin(LOG, error)
 
     def _find_log(self) -> None:
         self._log_lost_ns = None
-        self._succeeds(LOG)
+        self._troubles.end(LOG)
 
     def keep_watch(self) -> Steps:
         """Tells the owner when the lease has run out, also while an answer of the database is awaited."""
@@ -662,14 +642,14 @@ class Member:
         try:
             told: Told = yield Tell(MemberFacts(me.node, me.address, role, epoch, self._place(), 0.0))
         except JournalUnreachable as error:
-            self._fails(LOOK, error)
+            self._troubles.begin(LOOK, error)
             return
         self._tells += 1
         if told.namesake:
             self._meet(told, role)
         else:
             self._namesakes = 0
-            self._succeeds(NAME)
+            self._troubles.end(NAME)
 
     def _meet(self, told: Told, role: str) -> None:
         """Another process has told under the name of this node. Raises JournalLocked in the second one of a name.
@@ -685,19 +665,7 @@ class Member:
         led = self.view is not None and self.view.node == me.node
         if role in (STARTING, STANDBY) and self._tells <= SETTLED and (told.older or led):
             raise JournalLocked(other)
-        self._fails(NAME, other)
-
-    def _fails(self, what: tuple[str, str], error: JournalUnreachable | str) -> None:
-        """Says so once, and then more and more rarely."""
-        now_ns = self._clock()
-        again_ns, rest_ns = self._troubles.get(what, (now_ns, REPEAT_NS))
-        if now_ns >= again_ns:
-            self._troubles[what] = (now_ns + rest_ns, 2 * rest_ns)
-            self._owner.tells(f"{what[0]}: {error}")
-
-    def _succeeds(self, what: tuple[str, str]) -> None:
-        if self._troubles.pop(what, None) is not None:
-            self._owner.tells(what[1])
+        self._troubles.begin(NAME, other)
 
 
 def _heartbeats_ns(view: View) -> int:
