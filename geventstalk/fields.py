@@ -25,31 +25,31 @@ UNTIL: Final = 6
 class Field(NamedTuple):
     """A field. `name` is its key in stats-job, exports and filters, `api` its key in the API, in `counts` for a COUNT.
 
-    `source` is the attribute of Job, or of Tally for a COUNT.
+    `source` is the attribute of Job, or of Tally for a COUNT. `says` explains its key in filters; "": there is none.
     """
 
     name: str
     kind: int
     source: str
     api: str
+    says: str = ""
     in_stats: bool = True
-    in_filters: bool = True
 
 
 FIELDS: Final = (
-    Field("pri", NUMBER, "pri", "pri"),
-    Field("age", SINCE, "created_ns", "age_s"),
-    Field("delay", SECONDS, "delay_s", "delay_s"),
-    Field("ttr", SECONDS, "ttr_s", "ttr_s"),
-    Field("time-left", UNTIL, "rank", "time_left_s", in_filters=False),
-    Field("file", REFERENCE, "segment", "segment", in_filters=False),
-    Field("reserves", COUNT, "reserves", "reserves"),
-    Field("timeouts", COUNT, "timeouts", "timeouts"),
-    Field("releases", COUNT, "releases", "releases"),
-    Field("buries", COUNT, "buries", "buries"),
-    Field("kicks", COUNT, "kicks", "kicks"),
-    Field("since", SINCE, "since_ns", "since_s", in_stats=False),
-    Field("holder", REFERENCE, "holder", "holder", in_stats=False),
+    Field("pri", NUMBER, "pri", "pri", "priority; 0 is the most urgent"),
+    Field("age", SINCE, "created_ns", "age_s", "since the job was put"),
+    Field("delay", SECONDS, "delay_s", "delay_s", "delay of the last put or release"),
+    Field("ttr", SECONDS, "ttr_s", "ttr_s", "time to run"),
+    Field("time-left", UNTIL, "rank", "time_left_s"),
+    Field("file", REFERENCE, "segment", "segment"),
+    Field("reserves", COUNT, "reserves", "reserves", "how often it was reserved"),
+    Field("timeouts", COUNT, "timeouts", "timeouts", "how often its time ran out"),
+    Field("releases", COUNT, "releases", "releases", "how often it was released"),
+    Field("buries", COUNT, "buries", "buries", "how often it was buried"),
+    Field("kicks", COUNT, "kicks", "kicks", "how often it was kicked"),
+    Field("since", SINCE, "since_ns", "since_s", "since the job came into its state", in_stats=False),
+    Field("holder", REFERENCE, "holder", "holder", "number of the connection that holds it", in_stats=False),
 )
 """In the order of stats-job."""
 COUNTS: Final = tuple(field.name for field in FIELDS if field.kind == COUNT)

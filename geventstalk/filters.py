@@ -74,9 +74,18 @@ _COUNT: Final = Kind(_WHOLE, U32_MAX, str(U32_MAX), "is no whole number", False)
 _NUMBER_OF: Final = Kind(_WHOLE, _I64_MAX, str(_I64_MAX), "is no whole number", False)
 
 _KINDS: Final = {NUMBER: _COUNT, REFERENCE: _NUMBER_OF, COUNT: _COUNT, SECONDS: _TIME, SINCE: _TIME}
-NUMBERS: Final = {field.name: _KINDS[field.kind] for field in FIELDS if field.in_filters}
+NUMBERS: Final = {field.name: _KINDS[field.kind] for field in FIELDS if field.says}
 NUMBERS.update(id=_NUMBER_OF, size=_SIZE)
-KEYS: Final = tuple(sorted([*NUMBERS, "body", "state", "tube"]))
+SAYS: Final = {
+    "tube": "name of the tube; * stands for anything, several with commas",
+    "state": "ready, reserved, delayed, buried; several with commas",
+    "body": 'a word, "some words", or /a regular expression/',
+    "id": "number of the job, or a range",
+    "size": "bytes of the body",
+    **{field.name: field.says for field in FIELDS if field.says},
+}
+"""Each key of a filter, as the command line and the console explain it."""
+KEYS: Final = tuple(sorted(SAYS))
 
 
 class Term(NamedTuple):

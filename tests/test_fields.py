@@ -7,12 +7,11 @@ import re
 import pytest
 import yaml
 
-from geventstalk.cli.help_filters import SAYS
 from geventstalk.core.engine import Engine
 from geventstalk.core.job import Job, Tally
 from geventstalk.durable.export import fields_of
 from geventstalk.fields import COUNT, FIELDS, Field
-from geventstalk.filters import NUMBERS, parse
+from geventstalk.filters import NUMBERS, SAYS, parse
 from geventstalk.http.matcher import Matcher
 from geventstalk.wire.stats import job_stats
 from tests.support.process import ROOT
@@ -36,13 +35,13 @@ def test_a_field_is_known_wherever_jobs_are_told_of_or_chosen(field: Field) -> N
     engine, job = job_with(field, 7)
     told = dict(job_stats(engine, job, NOW_NS))
     assert (field.name in told) == field.in_stats
-    assert (field.name in NUMBERS) == field.in_filters
+    assert (field.name in NUMBERS) == bool(field.says)
     if field.kind == COUNT:
         assert told[field.name] == fields_of(job, b"t", lambda ns: ns)[field.name] == 7
     shape = yaml.safe_load((HTTP / "openapi.yaml").read_text())["components"]["schemas"]["Job"]["properties"]
     assert field.api in (shape["counts"]["properties"] if field.kind == COUNT else shape)
     keys = re.findall(r"^  (\w+): \{", FILTER_JS, re.MULTILINE)
-    assert (field.name in keys) == field.in_filters
+    assert (field.name in keys) == bool(field.says)
 
 
 def test_the_command_line_explains_filters_as_the_console_does() -> None:
@@ -50,7 +49,7 @@ def test_the_command_line_explains_filters_as_the_console_does() -> None:
     assert {key: one or other for key, one, other in said} == SAYS
 
 
-@pytest.mark.parametrize("field", [field for field in FIELDS if field.in_filters], ids=lambda field: field.name)
+@pytest.mark.parametrize("field", [field for field in FIELDS if field.says], ids=lambda field: field.name)
 def test_a_filter_reads_the_field_itself(field: Field) -> None:
     for value, fits in ((NOW_NS, False), (5, True)) if field.source.endswith("_ns") else ((5, False), (9, True)):
         engine, job = job_with(field, value)

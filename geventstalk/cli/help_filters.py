@@ -7,28 +7,8 @@ from typing import Final
 import click
 
 from geventstalk.exits import EXIT_OK
-from geventstalk.filters import KEYS
+from geventstalk.filters import SAYS
 
-SAYS: Final = {
-    "tube": "name of the tube; * stands for anything, several with commas",
-    "state": "ready, reserved, delayed, buried; several with commas",
-    "age": "since the job was put",
-    "since": "since the job came into its state",
-    "body": 'a word, "some words", or /a regular expression/',
-    "id": "number of the job, or a range",
-    "pri": "priority; 0 is the most urgent",
-    "size": "bytes of the body",
-    "ttr": "time to run",
-    "delay": "delay of the last put or release",
-    "reserves": "how often it was reserved",
-    "timeouts": "how often its time ran out",
-    "releases": "how often it was released",
-    "buries": "how often it was buried",
-    "kicks": "how often it was kicked",
-    "holder": "number of the connection that holds it",
-}
-"""Each key, as the console explains it."""
-assert set(SAYS) == set(KEYS)
 _GRAMMAR: Final = """\
 A filter is made of terms, and a job has to match all of them. A shell needs quotes around < and >.
 

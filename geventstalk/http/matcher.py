@@ -115,7 +115,7 @@ class Matcher:
         return _sieve(lambda jobs: map(value_of, jobs), ranges)
 
 
-_FIELDS: Final = {field.name: field for field in FIELDS if field.in_filters}
+_FIELDS: Final = {field.name: field for field in FIELDS if field.says}
 _ORDER: Final = sorted([*_FIELDS, "size"], key=lambda name: _FIELDS[name].kind if name in _FIELDS else SECONDS)
 """The cheapest first."""
 
