@@ -19,6 +19,8 @@ from geventstalk.tags import Tags, parse
 
 ANY: Final = (0, U32_MAX)
 NO_LIMIT: Final = 1 << 53
+LIMITS: Final = ("max_jobs", "max_job_bytes", "max_bytes", "max_rate")
+"""The terms that bound a tube, where they are given."""
 SECOND_NS: Final = 1_000_000_000
 _TUBES_MIN: Final = 4096
 """A policy keeps the next turns of so many tubes before it forgets those that are past."""
@@ -55,15 +57,15 @@ class Policy:
     __slots__ = (
         "_delay",
         "_due_ns",
+        "_max_bytes",
+        "_max_jobs",
         "_priority",
         "_step_ns",
         "_tidy_at",
         "_ttr",
         "_words",
         "delayed",
-        "max_bytes",
         "max_job_bytes",
-        "max_jobs",
         "refused",
         "tags",
         "terms",
@@ -76,9 +78,9 @@ class Policy:
         self._priority = terms.priority
         self._delay = terms.delay
         self._ttr = terms.ttr
-        self.max_jobs = terms.max_jobs
+        self._max_jobs = terms.max_jobs
         self.max_job_bytes = terms.max_job_bytes
-        self.max_bytes = terms.max_bytes
+        self._max_bytes = terms.max_bytes
         self._step_ns = 0 if terms.max_rate == NO_LIMIT else SECOND_NS // terms.max_rate
         self._due_ns: dict[bytes, int] = {}  # by tube: when the next put has its turn, if puts come evenly
         self._tidy_at = _TUBES_MIN
@@ -113,6 +115,12 @@ class Policy:
         self._due_ns[tube] = before
         self.delayed += 1
         return False
+
+    def room_for(self, size: int, jobs: int, taken: int) -> str:
+        """Returns "" when a body may come into a tube with so many jobs and bytes, otherwise what the policy allows."""
+        if jobs >= self._max_jobs:
+            return f"{self._max_jobs} jobs"
+        return f"{self._max_bytes} bytes" if taken + size > self._max_bytes else ""
 
     def priority_of(self, given: int) -> int:
         return min(max(given, self._priority[0]), self._priority[1])

@@ -11,6 +11,7 @@ from geventstalk.cli.client import EXIT_NOTHING, Context, client_command
 from geventstalk.cli.client_show import Column, echo_table
 from geventstalk.cli.params import TubeName
 from geventstalk.exits import EXIT_OK
+from geventstalk.policies import LIMITS
 from geventstalk.remote.api import field
 from geventstalk.remote.errors import Absent
 
@@ -46,8 +47,7 @@ def _told(policy: dict[str, Any]) -> str:
     for key, lowest in (("priority", 0), ("delay", 0), ("ttr", 0)):
         least, most = policy[key]["min"], policy[key]["max"]
         words += [f"{key}>={least}"] * (least > lowest) + [f"{key}<={most}"] * (most < (1 << 32) - 1)
-    limits = ("max_jobs", "max_job_bytes", "max_bytes", "max_rate")
-    words += [f"{key}={policy[key]}" for key in limits if policy.get(key) is not None]
+    words += [f"{key}={policy[key]}" for key in LIMITS if policy.get(key) is not None]
     words += [f"{policy[key]} {key.replace('_', ' ')}" for key in ("refused_puts", "delayed_puts") if policy.get(key)]
     return " ".join(words) or "-"
 

@@ -714,7 +714,7 @@ def _mark_of(job: Job, now_ns: int) -> Job | None:
 
 def _has_room(tube: Tube, policy: Policy, body_bytes: int) -> bool:
     """Returns whether the limits of a policy let another job come in. Puts that wait or are uploaded do not count."""
-    if tube.whole_jobs() < policy.max_jobs and tube.body_bytes() + body_bytes - CRLF_BYTES <= policy.max_bytes:
+    if not policy.room_for(body_bytes - CRLF_BYTES, tube.whole_jobs(), tube.body_bytes()):
         return True
     policy.refused += 1
     return False

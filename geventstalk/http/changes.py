@@ -188,14 +188,12 @@ class OnePut(Put):
             most = self._backend.service.max_job_bytes
             most = most if policy is None else min(most, policy.max_job_bytes)
             raise falcon.HTTPContentTooLarge(description=f"The body of a job has at most {most} bytes.")
-        jobs, taken = (0, 0) if tube is None else (tube.whole_jobs(), tube.body_bytes())
-        if self.outcome == OUT_OF_MEMORY and policy is not None:
-            if jobs >= policy.max_jobs:
-                raise falcon.HTTPInsufficientStorage(description=f"The tube's policy allows {policy.max_jobs} jobs.")
-            if taken + self.size > policy.max_bytes:
-                raise falcon.HTTPInsufficientStorage(description=f"The tube's policy allows {policy.max_bytes} bytes.")
         if self.outcome == OUT_OF_MEMORY:
-            raise falcon.HTTPInsufficientStorage(description=NO_ROOM)
+            taken = (0, 0) if tube is None else (tube.whole_jobs(), tube.body_bytes())
+            allowed = "" if policy is None else policy.room_for(self.size, *taken)
+            raise falcon.HTTPInsufficientStorage(
+                description=f"The tube's policy allows {allowed}." if allowed else NO_ROOM
+            )
         if self.outcome == CYCLE:
             raise falcon.HTTPConflict(description="With this job, groups of jobs would wait for each other for ever.")
         assert self.outcome in (INSERTED, DUPLICATE), self.outcome

@@ -9,9 +9,8 @@ import falcon
 from geventstalk.http.backend import Backend
 from geventstalk.http.kept import KeptResource
 from geventstalk.http.params import Parameters
-from geventstalk.policies import Policy, Terms
+from geventstalk.policies import LIMITS, Policy, Terms
 
-_LIMITS: Final = ("max_jobs", "max_job_bytes", "max_bytes", "max_rate")
 _NO_TERMS: Final = Terms()
 
 
@@ -40,7 +39,7 @@ def _shown(glob: str, policy: Policy, entry: dict[str, Any] | None) -> dict[str,
         "entry": entry,
         "tags": list(terms.tags),
         **{key: {"min": least, "max": most} for key, (least, most) in bounds.items()},
-        **{key: _limit(terms, key) for key in _LIMITS},
+        **{key: _limit(terms, key) for key in LIMITS},
         "pause": terms.pause,
         "keep": dict(zip(("jobs", "seconds"), terms.keep, strict=True)),
         "events": terms.events,
