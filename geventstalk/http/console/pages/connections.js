@@ -56,7 +56,7 @@ export function Connections() {
     { id: "number", title: "Number", sort: "number", num: true, width: "w-short", hide: "m", cell: (one) => one.number },
     { id: "address", title: "Address", sort: "address", width: "w-address", cell: (one) => html`<span title=${visible(`${one.address}, at ${one.listener}`)}><${Plain} text=${one.address} /></span>` },
     session.users && { id: "user", title: "User", width: "w-use", hide: "s", cell: (one) => (one.user ? html`<span title=${one.user}>${one.user}</span>` : html`<span class="none">–</span>`) },
-    { id: "role", title: "Is", width: "w-short", hide: "m", cell: (one) => [one.producer && "producer", one.worker && "worker"].filter(Boolean).join(", ") || html`<span class="none">–</span>` },
+    { id: "role", title: "Is", width: "w-short", hide: session.users ? "n" : "m", cell: (one) => [one.producer && "producer", one.worker && "worker"].filter(Boolean).join(", ") || html`<span class="none">–</span>` },
     { id: "uses", title: "Uses", width: "w-use", hide: "l", cell: (one) => html`<a href=${tubeHref(one.uses)} title=${one.uses}>${one.uses}</a>` },
     { id: "watches", title: "Watches", hide: "m", cell: (one) => html`<span title=${one.watches.join(", ")}>${one.watches.map((name, index) => html`${index ? ", " : ""}<a href=${tubeHref(name)}>${name}</a>`)}${one.watching > one.watches.length ? `, and ${count(one.watching - one.watches.length)} more` : ""}</span>` },
     { id: "reserved", title: "holds", word: "holds", sort: "reserved", first: "descending", num: true, width: "w-few", cell: (one) => html`<${Num} n=${one.reserved} href=${jobsHref(`holder:${one.number}`)} of="jobs that it holds" />` },
