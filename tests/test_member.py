@@ -11,27 +11,10 @@ import pytest
 
 from geventstalk.cluster.lease import MARGIN, MS_NS, Lease
 from geventstalk.cluster.member import ACTIVE, BEATS, ENDED, LOOKS, SETTLED, STANDBY, Member
-from geventstalk.cluster.wants import (
-    OPEN,
-    REFUSED,
-    Beat,
-    Claim,
-    Confirm,
-    LeadLog,
-    Look,
-    Members,
-    Owner,
-    Probe,
-    ReadOn,
-    Release,
-    ResumeLog,
-    Serve,
-    Tell,
-    WithdrawTransfer,
-)
+from geventstalk.cluster.wants import OPEN, REFUSED, Ask, LeadLog, Owner, Probe, ReadOn, ResumeLog, ask
 from geventstalk.turn.tasks import Wait
 from journal.errors import JournalError, JournalForked, JournalLocked, JournalUnreachable
-from journal.fence import FenceUnreachable, Identity, MemberFacts, Told, View
+from journal.fence import Fence, FenceUnreachable, Identity, MemberFacts, Told, View
 
 LEASE_MS = 1000
 LOOK_MS = LEASE_MS // LOOKS
@@ -52,8 +35,10 @@ class Asked:
     def __repr__(self) -> str:
         return repr(self.want)
 
-    def is_a(self, *kinds: type) -> bool:
-        return isinstance(self.want, kinds)
+    def is_a(self, *kinds: Any) -> bool:
+        """Returns whether it is of one of these types, or a call of one of these methods of the fence."""
+        want = self.want
+        return (want.method if isinstance(want, Ask) else type(want).__name__) in [kind.__name__ for kind in kinds]
 
 
 ENDS = Asked(None)
@@ -81,7 +66,7 @@ class Stage(Owner):
         return self.asks()
 
     def asks(self) -> Asked:
-        while self.asked.is_a(Wait, Tell):
+        while self.asked.is_a(Wait, Fence.tell):
             if self.asked.is_a(Wait):
                 self._wait(self.asked.want)
                 self.asked = self._send(self.role, None)
@@ -147,7 +132,7 @@ class Stage(Owner):
 @pytest.fixture
 def stage() -> Stage:
     stage = Stage()
-    assert stage.asked == Look()
+    assert stage.asked == ask(Fence.look)
     stage.catch_up()
     return stage
 
@@ -157,11 +142,11 @@ def leader() -> Stage:
     """A node that leads under epoch 1."""
     stage = Stage()
     stage.catch_up()
-    assert stage.answers(NOBODY) == Claim(NOBODY, 1)
-    assert stage.answers(True) == Beat(1)
+    assert stage.answers(NOBODY) == ask(Fence.claim, NOBODY, 1)
+    assert stage.answers(True) == ask(Fence.beat, 1)
     stage.lead_log(1)
-    assert stage.answers(stage.own(1)) == Serve(1)
-    assert stage.answers(stage.own(1)) == Beat(1)
+    assert stage.answers(stage.own(1)) == ask(Fence.serve, 1)
+    assert stage.answers(stage.own(1)) == ask(Fence.beat, 1)
     assert stage.events == ["follows 0", "leads 1"] and stage.member.role == ACTIVE
     stage.events.clear()
     return stage
@@ -171,16 +156,16 @@ def follow(stage: Stage, view: View, ms: int) -> Asked:
     """Looks show the same for so long. Gives what is asked then; probes find the port open, commits are confirmed."""
     end_ns = stage.now_ns + ms * MS_NS
     asked = stage.asked
-    while stage.now_ns < end_ns and asked.is_a(Look, Probe, Confirm):
-        asked = stage.answers(view if asked.is_a(Look) else OPEN if asked.is_a(Probe) else None)
+    while stage.now_ns < end_ns and asked.is_a(Fence.look, Probe, Fence.confirm):
+        asked = stage.answers(view if asked.is_a(Fence.look) else OPEN if asked.is_a(Probe) else None)
     return asked
 
 
 def doubt(stage: Stage, view: View) -> None:
     """Looks show the same until the node asks whether commits are confirmed."""
-    while stage.asked != Confirm():
-        assert stage.asked.is_a(Look, Probe), stage.asked
-        stage.answers(view if stage.asked.is_a(Look) else OPEN)
+    while stage.asked != ask(Fence.confirm):
+        assert stage.asked.is_a(Fence.look, Probe), stage.asked
+        stage.answers(view if stage.asked.is_a(Fence.look) else OPEN)
 
 
 # --- the lease
@@ -201,9 +186,9 @@ def test_a_lease_ends_a_margin_early_from_when_the_heartbeat_was_sent() -> None:
 
 def test_an_answer_that_comes_late_gives_no_lease(leader: Stage) -> None:
     leader.later(5000)
-    assert leader.answers(leader.own(1)) == Beat(1)
+    assert leader.answers(leader.own(1)) == ask(Fence.beat, 1)
     assert not leader.member.lease.holds(leader.now_ns - 4000)
-    assert leader.answers(leader.own(1)) == Beat(1)
+    assert leader.answers(leader.own(1)) == ask(Fence.beat, 1)
     assert leader.member.lease.holds(leader.now_ns) and leader.events == ["speaks again"]
 
 
@@ -212,24 +197,24 @@ def test_an_answer_that_comes_late_gives_no_lease(leader: Stage) -> None:
 
 def test_a_heartbeat_that_stands_still_for_a_lease_is_followed_by_a_claim(stage: Stage) -> None:
     begun_ns = stage.now_ns
-    assert follow(stage, OTHER, 2 * LEASE_MS) == Claim(OTHER, LEASE_MS)
+    assert follow(stage, OTHER, 2 * LEASE_MS) == ask(Fence.claim, OTHER, LEASE_MS)
     assert LEASE_MS * MS_NS <= stage.now_ns - begun_ns < (LEASE_MS + 2 * LOOK_MS) * MS_NS
-    assert stage.answers(True) == Look(), "the other may have had a heartbeat just before the claim"
-    assert stage.answers(stage.own(5, beat=OTHER.beat)) == Beat(5)
+    assert stage.answers(True) == ask(Fence.look), "the other may have had a heartbeat just before the claim"
+    assert stage.answers(stage.own(5, beat=OTHER.beat)) == ask(Fence.beat, 5)
     stage.lead_log(5)
-    assert stage.answers(stage.own(5)) == Serve(5)
+    assert stage.answers(stage.own(5)) == ask(Fence.serve, 5)
 
 
 def test_a_heartbeat_just_before_the_claim_is_waited_out(stage: Stage) -> None:
-    assert follow(stage, OTHER, 2 * LEASE_MS) == Claim(OTHER, LEASE_MS)
+    assert follow(stage, OTHER, 2 * LEASE_MS) == ask(Fence.claim, OTHER, LEASE_MS)
     claimed_ns = stage.now_ns
     stage.answers(True)
-    assert stage.answers(stage.own(5, beat=(4, 8))) == Beat(5)
+    assert stage.answers(stage.own(5, beat=(4, 8))) == ask(Fence.beat, 5)
     stage.lead_log(5)
     asked = stage.asked
-    while asked == Beat(5):
+    while asked == ask(Fence.beat, 5):
         asked = stage.answers(stage.own(5))
-    assert asked == Serve(5) and stage.now_ns - claimed_ns >= LEASE_MS * MS_NS
+    assert asked == ask(Fence.serve, 5) and stage.now_ns - claimed_ns >= LEASE_MS * MS_NS
 
 
 def test_a_look_that_took_long_is_no_silence_of_the_other(stage: Stage) -> None:
@@ -237,9 +222,9 @@ def test_a_look_that_took_long_is_no_silence_of_the_other(stage: Stage) -> None:
     asked = stage.asks()
     if asked.is_a(Probe):
         asked = stage.answers(OPEN)
-    assert asked == Look()
+    assert asked == ask(Fence.look)
     stage.later(3 * LEASE_MS)  # the answer is on its way for so long
-    assert stage.answers(OTHER) != Claim(OTHER, LEASE_MS)
+    assert stage.answers(OTHER) != ask(Fence.claim, OTHER, LEASE_MS)
 
 
 # --- to claim after the database confirmed nothing
@@ -253,9 +238,9 @@ def test_while_no_commit_is_confirmed_a_heartbeat_that_stands_still_proves_nothi
     assert BEATS_MS <= (stage.now_ns - begun_ns) // MS_NS <= BEATS_MS + LOOK_MS
     stage.later(LEASE_MS * 8 // 10)  # the answer comes when the replica is back
     stage.answers(None)
-    assert follow(stage, OTHER, BEATS_MS - 2 * LOOK_MS).is_a(Look, Probe)
+    assert follow(stage, OTHER, BEATS_MS - 2 * LOOK_MS).is_a(Fence.look, Probe)
     for beat in range(8, 12):
-        assert follow(stage, OTHER._replace(beat=(4, beat)), LEASE_MS // 2).is_a(Look, Probe)
+        assert follow(stage, OTHER._replace(beat=(4, beat)), LEASE_MS // 2).is_a(Fence.look, Probe)
 
 
 def test_a_node_that_is_silent_though_commits_are_confirmed_again_is_followed(stage: Stage) -> None:
@@ -264,7 +249,7 @@ def test_a_node_that_is_silent_though_commits_are_confirmed_again_is_followed(st
     stage.later(3 * LEASE_MS)
     confirmed_ns = stage.now_ns
     stage.answers(None)
-    assert follow(stage, OTHER, LEASE_MS) == Claim(OTHER, LEASE_MS)
+    assert follow(stage, OTHER, LEASE_MS) == ask(Fence.claim, OTHER, LEASE_MS)
     assert 0 <= stage.now_ns - confirmed_ns - BEATS_MS * MS_NS < 2 * LOOK_MS * MS_NS
 
 
@@ -282,7 +267,7 @@ def test_looks_go_on_while_no_commit_is_confirmed(stage: Stage) -> None:
     doubt(stage, OTHER)
     stage.answers(None)
     assert stage.events[-1] == "the database of the cluster confirms commits again"
-    assert follow(stage, OTHER, LEASE_MS) == Claim(OTHER, LEASE_MS)
+    assert follow(stage, OTHER, LEASE_MS) == ask(Fence.claim, OTHER, LEASE_MS)
 
 
 def test_a_heartbeat_says_that_commits_are_confirmed_again(stage: Stage) -> None:
@@ -293,19 +278,19 @@ def test_a_heartbeat_says_that_commits_are_confirmed_again(stage: Stage) -> None
     assert stage.events[-1] == "the database of the cluster confirms commits again"
 
 
-@pytest.mark.parametrize("fails", [Claim, Look])
+@pytest.mark.parametrize("fails", [Fence.claim, Fence.look])
 def test_what_was_confirmed_before_the_database_failed_counts_no_more(stage: Stage, fails: type) -> None:
     stage.answers(OTHER)
     doubt(stage, OTHER)
     stage.answers(None)
     while not stage.asked.is_a(fails):
-        stage.answers(OTHER if stage.asked.is_a(Look) else OPEN)
+        stage.answers(OTHER if stage.asked.is_a(Fence.look) else OPEN)
     stage.later(LEASE_MS)
     stage.answers(FenceUnreachable("no answer"))
     begun_ns = stage.now_ns
     doubt(stage, OTHER)
     stage.answers(None)
-    assert follow(stage, OTHER, LEASE_MS) == Claim(OTHER, LEASE_MS)
+    assert follow(stage, OTHER, LEASE_MS) == ask(Fence.claim, OTHER, LEASE_MS)
     assert stage.now_ns - begun_ns >= BEATS_MS * MS_NS
 
 
@@ -324,28 +309,28 @@ def test_who_is_gone_is_followed_without_a_commit_that_is_confirmed(stage: Stage
     doubt(stage, OTHER)
     gone = OTHER._replace(locked=False)
     asked = stage.answers(FenceUnreachable("commits wait for the replica"))
-    while not asked.is_a(Claim):
+    while not asked.is_a(Fence.claim):
         asked = stage.answers(
-            gone if asked.is_a(Look) else REFUSED if asked.is_a(Probe) else FenceUnreachable("commits wait")
+            gone if asked.is_a(Fence.look) else REFUSED if asked.is_a(Probe) else FenceUnreachable("commits wait")
         )
-    assert asked == Claim(gone, 1)
+    assert asked == ask(Fence.claim, gone, 1)
 
 
 def test_no_heartbeat_holds_up_the_commits_of_a_takeover(stage: Stage) -> None:
     """The claim was a commit itself. A heartbeat behind it made the log's first one wait, and with it all clients."""
-    assert stage.answers(NOBODY) == Claim(NOBODY, 1)
+    assert stage.answers(NOBODY) == ask(Fence.claim, NOBODY, 1)
     begun_ns = stage.now_ns
     stage.asked = stage._send(stage.role, True)
     assert stage.asked.is_a(Wait)
     stage.lead_log(1)
-    assert stage.asks() == Serve(1) and stage.now_ns - begun_ns < LEASE_MS * MS_NS // MARGIN
+    assert stage.asks() == ask(Fence.serve, 1) and stage.now_ns - begun_ns < LEASE_MS * MS_NS // MARGIN
 
 
 def test_a_takeover_that_takes_long_has_heartbeats(stage: Stage) -> None:
-    assert stage.answers(NOBODY) == Claim(NOBODY, 1)
+    assert stage.answers(NOBODY) == ask(Fence.claim, NOBODY, 1)
     begun_ns = stage.now_ns
     for beats in range(1, 4):
-        assert stage.answers(True if beats == 1 else stage.own(1)) == Beat(1)
+        assert stage.answers(True if beats == 1 else stage.own(1)) == ask(Fence.beat, 1)
         assert abs(stage.now_ns - begun_ns - beats * LEASE_MS * MS_NS // MARGIN) < 50 * MS_NS
 
 
@@ -357,27 +342,27 @@ def test_what_a_node_that_never_served_owed_is_owed_by_the_next(stage: Stage) ->
     never_served = OTHER._replace(owed_ms=LEASE_MS)
     asked = stage.answers(never_served)
     begun_ns = stage.now_ns
-    assert asked == Probe("b:1", "b.1") and stage.answers(OPEN) == Look()
+    assert asked == Probe("b:1", "b.1") and stage.answers(OPEN) == ask(Fence.look)
     assert stage.answers(never_served._replace(locked=False)) == Probe("b:1", "b.1")
-    assert stage.answers(REFUSED) == Claim(never_served._replace(locked=False), LEASE_MS)
-    assert stage.answers(True) == Beat(5)
+    assert stage.answers(REFUSED) == ask(Fence.claim, never_served._replace(locked=False), LEASE_MS)
+    assert stage.answers(True) == ask(Fence.beat, 5)
     stage.lead_log(5)
     asked = stage.asked
-    while asked == Beat(5):
+    while asked == ask(Fence.beat, 5):
         asked = stage.answers(stage.own(5, owed_ms=LEASE_MS))
-    assert asked == Serve(5) and stage.now_ns - begun_ns >= (LEASE_MS - 50) * MS_NS
+    assert asked == ask(Fence.serve, 5) and stage.now_ns - begun_ns >= (LEASE_MS - 50) * MS_NS
 
 
 def test_a_node_that_is_gone_is_waited_for_no_longer(stage: Stage) -> None:
     asked = stage.answers(OTHER)
-    assert asked == Probe("b:1", "b.1") and stage.answers(OPEN) == Look()
+    assert asked == Probe("b:1", "b.1") and stage.answers(OPEN) == ask(Fence.look)
     gone = OTHER._replace(locked=False)
     assert stage.answers(gone) == Probe("b:1", "b.1")
     begun_ns = stage.now_ns
-    assert stage.answers(REFUSED) == Claim(gone, 1)
-    assert stage.answers(True) == Beat(5)
+    assert stage.answers(REFUSED) == ask(Fence.claim, gone, 1)
+    assert stage.answers(True) == ask(Fence.beat, 5)
     stage.lead_log(5)
-    assert stage.answers(stage.own(5, owed_ms=1)) == Serve(5)
+    assert stage.answers(stage.own(5, owed_ms=1)) == ask(Fence.serve, 5)
     assert stage.now_ns - begun_ns < LEASE_MS * MS_NS // 2
 
 
@@ -386,26 +371,26 @@ def test_a_door_that_was_never_open_proves_nothing(stage: Stage) -> None:
     assert stage.answers(unlocked) == Probe("b:1", "b.1")
     asked = stage.answers(REFUSED)
     begun_ns = stage.now_ns
-    while not asked.is_a(Claim):
-        asked = stage.answers(unlocked if asked.is_a(Look) else REFUSED)
-    assert asked == Claim(unlocked, LEASE_MS) and stage.now_ns - begun_ns >= LEASE_MS * MS_NS * 9 // 10
+    while not asked.is_a(Fence.claim):
+        asked = stage.answers(unlocked if asked.is_a(Fence.look) else REFUSED)
+    assert asked == ask(Fence.claim, unlocked, LEASE_MS) and stage.now_ns - begun_ns >= LEASE_MS * MS_NS * 9 // 10
 
 
 def probes_until_it_claims(stage: Stage, *views: View | FenceUnreachable) -> Asked:
     """Looks find these, and the last of them from then on. The port was open, and refuses now."""
-    assert stage.answers(OTHER) == Probe("b:1", "b.1") and stage.answers(OPEN) == Look()
+    assert stage.answers(OTHER) == Probe("b:1", "b.1") and stage.answers(OPEN) == ask(Fence.look)
     found = list(views)
     asked = stage.asked
-    while not asked.is_a(Claim):
-        answer = found.pop(0) if len(found) > 1 and asked.is_a(Look) else found[0]
-        asked = stage.answers(answer if asked.is_a(Look) else REFUSED if asked.is_a(Probe) else None)
+    while not asked.is_a(Fence.claim):
+        answer = found.pop(0) if len(found) > 1 and asked.is_a(Fence.look) else found[0]
+        asked = stage.answers(answer if asked.is_a(Fence.look) else REFUSED if asked.is_a(Probe) else None)
     return asked
 
 
 def test_a_port_that_refuses_proves_nothing_while_the_session_is_there(stage: Stage) -> None:
     """Behind a gateway, or where a service has no address, a node that lives is refused. It answered for a lease."""
     begun_ns = stage.now_ns
-    assert probes_until_it_claims(stage, OTHER) == Claim(OTHER, LEASE_MS)
+    assert probes_until_it_claims(stage, OTHER) == ask(Fence.claim, OTHER, LEASE_MS)
     assert stage.now_ns - begun_ns >= LEASE_MS * MS_NS
 
 
@@ -414,39 +399,39 @@ def test_a_lock_that_was_lost_with_all_others_proves_nothing(stage: Stage) -> No
     begun_ns = stage.now_ns
     unlocked = OTHER._replace(locked=False)
     asked = probes_until_it_claims(stage, FenceUnreachable("the database starts"), unlocked)
-    assert asked == Claim(unlocked, LEASE_MS) and stage.now_ns - begun_ns >= LEASE_MS * MS_NS
+    assert asked == ask(Fence.claim, unlocked, LEASE_MS) and stage.now_ns - begun_ns >= LEASE_MS * MS_NS
 
 
 def test_a_lock_that_was_lost_with_the_session_of_this_node_proves_nothing(stage: Stage) -> None:
     """No look has failed: the database crashed while something else was asked, or nothing was."""
     begun_ns = stage.now_ns
     unlocked = OTHER._replace(locked=False, session=2)
-    assert probes_until_it_claims(stage, unlocked) == Claim(unlocked, LEASE_MS)
+    assert probes_until_it_claims(stage, unlocked) == ask(Fence.claim, unlocked, LEASE_MS)
     assert stage.now_ns - begun_ns >= LEASE_MS * MS_NS
 
 
 def test_a_claim_whose_answer_was_lost_is_claimed_again(stage: Stage) -> None:
     """A failover of the database may take back what a look showed, and another node gets the same epoch."""
-    assert stage.answers(NOBODY) == Claim(NOBODY, 1)
-    assert stage.answers(FenceUnreachable("no answer")) == Look()
+    assert stage.answers(NOBODY) == ask(Fence.claim, NOBODY, 1)
+    assert stage.answers(FenceUnreachable("no answer")) == ask(Fence.look)
     mine = stage.own(1, owed_ms=1)
-    assert stage.answers(mine) == Claim(mine, 1)
-    assert stage.answers(True) == Beat(2)
+    assert stage.answers(mine) == ask(Fence.claim, mine, 1)
+    assert stage.answers(True) == ask(Fence.beat, 2)
 
 
 def test_a_released_epoch_belongs_to_its_successor_for_a_lease(stage: Stage) -> None:
     for_another = OTHER._replace(released=True, successor="c")
     begun_ns = stage.now_ns
-    assert follow(stage, for_another, 2 * LEASE_MS) == Claim(for_another, 1)
+    assert follow(stage, for_another, 2 * LEASE_MS) == ask(Fence.claim, for_another, 1)
     assert stage.now_ns - begun_ns >= LEASE_MS * MS_NS
 
 
 def test_a_node_that_has_not_read_the_log_claims_nothing() -> None:
     stage = Stage()
     for _ in range(200):
-        assert stage.answers(NOBODY) == Look()
+        assert stage.answers(NOBODY) == ask(Fence.look)
     stage.catch_up()
-    assert stage.answers(NOBODY) == Claim(NOBODY, 1)
+    assert stage.answers(NOBODY) == ask(Fence.claim, NOBODY, 1)
 
 
 def test_a_lower_epoch_means_that_the_database_has_lost_something(stage: Stage) -> None:
@@ -463,16 +448,16 @@ def test_no_node_leads_on_an_answer_slower_than_the_lease(stage: Stage) -> None:
     stage.answers(NOBODY)
     stage.answers(True)
     stage.lead_log(1)
-    assert stage.answers(stage.own(1)) == Serve(1)
+    assert stage.answers(stage.own(1)) == ask(Fence.serve, 1)
     stage.later(LEASE_MS)
-    assert stage.answers(stage.own(1)) == Serve(1)
+    assert stage.answers(stage.own(1)) == ask(Fence.serve, 1)
     assert stage.events == ["follows 0"]
-    assert stage.answers(stage.own(1)) == Beat(1)
+    assert stage.answers(stage.own(1)) == ask(Fence.beat, 1)
     assert stage.events == ["follows 0", "leads 1"]
 
 
 def test_a_node_that_is_fenced_out_steps_down(leader: Stage) -> None:
-    assert leader.answers(None) == Look()
+    assert leader.answers(None) == ask(Fence.look)
     assert leader.answers(OTHER) is ENDS
     assert leader.events == ["steps down: b leads, epoch 4"]
     assert leader.member.role == ENDED and not leader.member.lease.holds(leader.now_ns - 10**9)
@@ -482,53 +467,53 @@ def test_a_node_that_is_fenced_out_steps_down(leader: Stage) -> None:
 def test_the_log_goes_on_under_a_newer_epoch_after_each_cut(leader: Stage) -> None:
     leader.member.log_is_cut()
     leader.answers(leader.own(1))  # the heartbeat that was under way
-    while leader.asked != Look():
+    while leader.asked != ask(Fence.look):
         leader.answers(leader.own(1))
-    assert leader.answers(leader.own(1)) == Claim(leader.own(1), 0)
+    assert leader.answers(leader.own(1)) == ask(Fence.claim, leader.own(1), 0)
     leader.answers(True)
     assert leader.member.epoch == 2
     assert leader.log_answers(None) == ResumeLog(2)
     leader.log_answers(JournalUnreachable("cut again"))
-    while leader.asked != Look():
+    while leader.asked != ask(Fence.look):
         leader.answers(leader.own(2))
-    assert leader.answers(leader.own(2)).is_a(Claim)
+    assert leader.answers(leader.own(2)).is_a(Fence.claim)
     leader.answers(True)
     assert leader.log_answers(None) == ResumeLog(3)
 
 
 def test_a_cut_while_the_log_resumes_is_not_forgotten(leader: Stage) -> None:
     leader.member.log_is_cut()
-    while leader.asked != Look():
+    while leader.asked != ask(Fence.look):
         leader.answers(leader.own(1))
     leader.answers(leader.own(1))
     leader.answers(True)
     assert leader.log_answers(None) == ResumeLog(2)
     leader.member.log_is_cut()  # the link it has just made, before the answer is heard
     leader.log_answers(True)
-    while leader.asked != Look():
+    while leader.asked != ask(Fence.look):
         leader.answers(leader.own(2))
-    assert leader.answers(leader.own(2)).is_a(Claim)
+    assert leader.answers(leader.own(2)).is_a(Fence.claim)
 
 
 # Bug: A node stepped down because a failover of the database took back a claim of its own.
 def test_a_claim_of_its_own_that_was_taken_back_is_no_reason_to_end(leader: Stage) -> None:
     leader.member.log_is_cut()
-    while leader.asked != Look():
+    while leader.asked != ask(Fence.look):
         leader.answers(leader.own(1))
     leader.answers(leader.own(1))
     leader.answers(FenceUnreachable("no answer"))
-    while leader.asked != Look():
+    while leader.asked != ask(Fence.look):
         leader.answers(FenceUnreachable("still none"))
-    assert leader.answers(leader.own(2)).is_a(Claim)  # it came through, and then the database failed over
+    assert leader.answers(leader.own(2)).is_a(Fence.claim)  # it came through, and then the database failed over
     leader.answers(FenceUnreachable("cut"))
-    while leader.asked != Look():
+    while leader.asked != ask(Fence.look):
         leader.answers(FenceUnreachable("cut"))
-    assert leader.answers(leader.own(1)) == Claim(leader.own(1), 0)
+    assert leader.answers(leader.own(1)) == ask(Fence.claim, leader.own(1), 0)
 
 
 def test_what_the_database_has_lost_ends_a_node(leader: Stage) -> None:
     leader.member.log_is_cut()
-    while leader.asked != Look():
+    while leader.asked != ask(Fence.look):
         leader.answers(leader.own(1))
     leader.answers(leader.own(1))
     leader.answers(True)
@@ -553,20 +538,20 @@ def test_what_fails_is_told_once_though_something_else_succeeds(leader: Stage) -
     leader.member.log_is_cut()
     begun_ns = leader.now_ns
     while leader.now_ns - begun_ns < 65_000 * MS_NS:
-        if leader.asked == Beat(1):
+        if leader.asked == ask(Fence.beat, 1):
             leader.later(250)
             leader.answers(FenceUnreachable("commits wait for the replica"))
-        elif leader.asked == Look():
+        elif leader.asked == ask(Fence.look):
             leader.answers(leader.own(1))
         else:
-            assert leader.asked.is_a(Claim)
+            assert leader.asked.is_a(Fence.claim)
             leader.later(250)
             leader.answers(FenceUnreachable("commits wait for the replica"))
     beats = [line for line in leader.events if "heartbeat" in line]
     claims = [line for line in leader.events if "claim" in line]
     assert len(beats) == len(claims) == 3, "at once, after 10 seconds, after 20 more"
-    while leader.asked != Beat(1):
-        leader.answers(leader.own(1) if leader.asked == Look() else FenceUnreachable("no"))
+    while leader.asked != ask(Fence.beat, 1):
+        leader.answers(leader.own(1) if leader.asked == ask(Fence.look) else FenceUnreachable("no"))
     leader.answers(leader.own(1))
     assert leader.events[-2] == "the database of the cluster takes heartbeats again"
     assert leader.events[-1] == "speaks again"
@@ -575,7 +560,7 @@ def test_what_fails_is_told_once_though_something_else_succeeds(leader: Stage) -
 def test_a_standby_that_cannot_claim_says_so_once(stage: Stage) -> None:
     follow(stage, OTHER, 2 * LEASE_MS)
     for _ in range(20):
-        assert stage.asked == Claim(OTHER, LEASE_MS)
+        assert stage.asked == ask(Fence.claim, OTHER, LEASE_MS)
         stage.answers(FenceUnreachable("commits wait for the replica"))
         follow(stage, OTHER, 2 * LEASE_MS)
     assert len([line for line in stage.events if "claim" in line]) == 1
@@ -644,14 +629,14 @@ def facts(node: str, place: int, role: str = STANDBY, age_s: float = 0.5) -> Mem
 
 
 def test_a_request_for_any_is_for_the_standby_that_has_read_most(leader: Stage) -> None:
-    assert leader.answers(leader.own(1, transfer_to="*")) == Members()
+    assert leader.answers(leader.own(1, transfer_to="*")) == ask(Fence.members)
     there = [facts("a", 99, ACTIVE), facts("b", 7), facts("c", 9), facts("d", 90, age_s=60), facts("e", 80, ENDED)]
     leader.answers(there)
     assert leader.events == ["hands over"]
     leader.member.finish()
-    while leader.asked.is_a(Beat):
+    while leader.asked.is_a(Fence.beat):
         leader.answers(leader.own(1))
-    assert leader.asked == Release(1, "c")
+    assert leader.asked == ask(Fence.release, 1, "c")
     assert not leader.member.lease.holds(leader.now_ns)
     leader.answers(True)
     assert leader.events == ["hands over", "steps down: handed over"]
@@ -659,14 +644,14 @@ def test_a_request_for_any_is_for_the_standby_that_has_read_most(leader: Stage) 
 
 @pytest.mark.parametrize("node", ["gone", "*"])
 def test_a_request_for_a_node_that_is_not_there_is_taken_back(leader: Stage, node: str) -> None:
-    assert leader.answers(leader.own(1, transfer_to=node)) == Members()
-    assert leader.answers([facts("a", 9, ACTIVE), facts("gone", 9, age_s=60)]) == WithdrawTransfer(node)
-    assert leader.answers(None) == Beat(1)
+    assert leader.answers(leader.own(1, transfer_to=node)) == ask(Fence.members)
+    assert leader.answers([facts("a", 9, ACTIVE), facts("gone", 9, age_s=60)]) == ask(Fence.withdraw_transfer, node)
+    assert leader.answers(None) == ask(Fence.beat, 1)
     assert leader.member.role == ACTIVE
 
 
 def test_a_request_for_the_node_that_leads_is_fulfilled(leader: Stage) -> None:
-    assert leader.answers(leader.own(1, transfer_to="a")) == WithdrawTransfer("a")
+    assert leader.answers(leader.own(1, transfer_to="a")) == ask(Fence.withdraw_transfer, "a")
 
 
 def test_a_request_for_another_node_is_fulfilled_by_a_takeover(stage: Stage) -> None:
@@ -675,8 +660,8 @@ def test_a_request_for_another_node_is_fulfilled_by_a_takeover(stage: Stage) -> 
     stage.answers(True)
     stage.lead_log(1)
     stage.answers(stage.own(1, transfer_to="*"))
-    assert stage.answers(stage.own(1, transfer_to="*")) == Beat(1)
-    assert stage.answers(stage.own(1, transfer_to="*")) == WithdrawTransfer("*")
+    assert stage.answers(stage.own(1, transfer_to="*")) == ask(Fence.beat, 1)
+    assert stage.answers(stage.own(1, transfer_to="*")) == ask(Fence.withdraw_transfer, "*")
 
 
 def test_a_goodbye_is_tried_for_a_lease(leader: Stage) -> None:
@@ -684,10 +669,10 @@ def test_a_goodbye_is_tried_for_a_lease(leader: Stage) -> None:
     leader.answers(leader.own(1))
     assert leader.events == ["hands over"]
     leader.member.finish()
-    while leader.asked.is_a(Beat):
+    while leader.asked.is_a(Fence.beat):
         leader.answers(leader.own(1))
     begun_ns = leader.now_ns
-    while leader.asked == Release(1, ""):
+    while leader.asked == ask(Fence.release, 1, ""):
         leader.answers(FenceUnreachable("no answer"))
     assert leader.asked is ENDS and leader.member.role == ENDED
     assert LEASE_MS * MS_NS <= leader.now_ns - begun_ns < 2 * LEASE_MS * MS_NS

@@ -14,29 +14,10 @@ from typing import Any, Final
 
 from geventstalk.cluster.lease import MARGIN, MS_NS, Lease
 from geventstalk.cluster.troubles import BEAT, CLAIM, COMMIT, COPIES, LOG, LOOK, NAME, Troubles
-from geventstalk.cluster.wants import (
-    OPEN,
-    REFUSED,
-    Beat,
-    Claim,
-    Confirm,
-    LeadLog,
-    Look,
-    Members,
-    Owner,
-    Probe,
-    ReadOn,
-    Release,
-    ResumeLog,
-    Serve,
-    Steps,
-    Tell,
-    Want,
-    WithdrawTransfer,
-)
+from geventstalk.cluster.wants import OPEN, REFUSED, Ask, LeadLog, Owner, Probe, ReadOn, ResumeLog, Steps, Want, ask
 from geventstalk.turn.tasks import Flag, Wait
 from journal.errors import JournalForked, JournalLocked, JournalUnreachable
-from journal.fence import Identity, MemberFacts, Told, View
+from journal.fence import Fence, Identity, MemberFacts, Told, View
 
 STARTING: Final = "starting"
 STANDBY: Final = "standby"
@@ -209,7 +190,7 @@ class Member:
         """None when the database could not be asked, or has lost what was seen: then the member has ended."""
         sent_ns = self._clock()
         try:
-            view: View = yield Look()
+            view: View = yield ask(Fence.look)
         except JournalUnreachable as error:
             self._troubles.begin(LOOK, error)
             self._confirmed_ns = None
@@ -280,7 +261,7 @@ class Member:
         A look is a read and says nothing of that. When commits hang, all nodes would claim as soon as they do no more.
         """
         try:
-            yield Confirm()
+            yield ask(Fence.confirm)
         except JournalUnreachable as error:
             self._troubles.begin(COMMIT, error)
             return
@@ -323,7 +304,7 @@ class Member:
         """
         owed_ms = seen.owed_ms if silent else max(seen.owed_ms, seen.lease_ms)
         try:
-            claimed: bool = yield Claim(seen, max(owed_ms, 1))  # 0 says that this node serves
+            claimed: bool = yield ask(Fence.claim, seen, max(owed_ms, 1))  # 0 says that this node serves
         except JournalUnreachable as error:
             self._troubles.begin(CLAIM, error)
             self._confirmed_ns = None
@@ -379,7 +360,7 @@ class Member:
                         return False
                     yield Wait(at_ns=self._clock() + self._retry_ns)
             elif ready or now_ns >= beat_ns:
-                reached = yield from self._beat(Serve(self.epoch) if ready else Beat(self.epoch))
+                reached = yield from self._beat(ask(Fence.serve, self.epoch) if ready else ask(Fence.beat, self.epoch))
                 if self.has_ended():
                     return False
                 if self.lease.holds(self._clock()):
@@ -402,7 +383,7 @@ class Member:
         self._watch_flag.set()
         return True
 
-    def _beat(self, want: Beat | Serve) -> Answer:
+    def _beat(self, want: Ask) -> Answer:
         """One heartbeat. Returns whether it succeeded; if not, ask has_ended()."""
         sent_ns = self._clock()
         try:
@@ -415,7 +396,7 @@ class Member:
             yield from self._check_epoch()
             return False
         self._note(view, sent_ns)
-        if self.serves or isinstance(want, Serve):
+        if self.serves or want.method == "serve":
             self._renew(sent_ns)
         return True
 
@@ -453,7 +434,7 @@ class Member:
                 self._fenced = False
                 yield from self._check_epoch()
             elif now_ns >= beat_ns:
-                reached = yield from self._beat(Beat(self.epoch))
+                reached = yield from self._beat(ask(Fence.beat, self.epoch))
                 beat_ns = now_ns + self._beat_ns if reached else self._clock() + self._retry_ns
                 if reached:
                     yield from self._heed_request()
@@ -475,7 +456,7 @@ class Member:
         if view.incarnation != self.me.incarnation:
             return self._lose(view)
         try:
-            claimed: bool = yield Claim(view, view.owed_ms)
+            claimed: bool = yield ask(Fence.claim, view, view.owed_ms)
         except JournalUnreachable as error:
             self._troubles.begin(CLAIM, error)
             return False
@@ -495,7 +476,7 @@ class Member:
         try:
             successor = ""
             if view.transfer_to != me.node and not (self._old_request and view.transfer_to == "*"):
-                members: list[MemberFacts] = yield Members()
+                members: list[MemberFacts] = yield ask(Fence.members)
                 there = [
                     each
                     for each in members
@@ -508,7 +489,7 @@ class Member:
             if successor:
                 self._hand_over(successor)
             else:
-                yield WithdrawTransfer(view.transfer_to)
+                yield ask(Fence.withdraw_transfer, view.transfer_to)
         except JournalUnreachable as error:
             self._troubles.begin(LOOK, error)
 
@@ -525,7 +506,7 @@ class Member:
         until_ns = self._clock() + self._lease_ns
         while True:
             try:
-                yield Release(self.epoch, successor)
+                yield ask(Fence.release, self.epoch, successor)
                 break
             except JournalUnreachable as error:
                 self._troubles.begin(BEAT, error)
@@ -640,7 +621,7 @@ class Member:
         me, view = self.me, self.view
         epoch = self.epoch or (0 if view is None else view.epoch)
         try:
-            told: Told = yield Tell(MemberFacts(me.node, me.address, role, epoch, self._place(), 0.0))
+            told: Told = yield ask(Fence.tell, MemberFacts(me.node, me.address, role, epoch, self._place(), 0.0))
         except JournalUnreachable as error:
             self._troubles.begin(LOOK, error)
             return

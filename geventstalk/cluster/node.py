@@ -27,16 +27,13 @@ from geventstalk.cluster.wants import (
     OPEN,
     REFUSED,
     SILENT,
-    Beat,
     LeadLog,
     Owner,
     Probe,
     ReadOn,
     ResumeLog,
     Steps,
-    Tell,
     Want,
-    ask,
     drive,
 )
 from geventstalk.core.engine import NEVER
@@ -364,10 +361,10 @@ class Node(Owner):
         fence = self._fence
         assert fence is not None
         asked_ns = self._wall_clock()
-        answer = ask(fence, want)
-        if isinstance(want, Beat):
+        answer = want.of(fence)
+        if want.method == "beat":
             self._doubt(fence.linked_ns)
-        elif isinstance(want, Tell) and (
+        elif want.method == "tell" and (
             off := self.clocks.compare(answer.clock_s, asked_ns / 1e9, self._wall_clock() / 1e9)
         ):
             self.tells(off)

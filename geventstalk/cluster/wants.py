@@ -8,11 +8,13 @@ Invariant: an owner may be late with any answer, by any time. It never gives an 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Final, NamedTuple
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec
 
 from geventstalk.turn.tasks import Wait
 from journal.errors import JournalError
-from journal.fence import Fence, MemberFacts, View
+from journal.fence import Fence, View
+
+Arguments = ParamSpec("Arguments")
 
 REFUSED: Final = "refused"
 OPEN: Final = "open"
@@ -20,54 +22,20 @@ SILENT: Final = "silent"
 """Results of a probe of a node's port: no process listens there; the process is there; neither is known."""
 
 
-class Look(NamedTuple):
-    """Fence.look(). The answer is a View."""
+class Ask(NamedTuple):
+    """A call of the fence: the name of the method, and its arguments. The answer is what the method returns."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+    def of(self, fence: Fence) -> Any:
+        """Makes the call."""
+        return getattr(fence, self.method)(*self.arguments)
 
 
-class Claim(NamedTuple):
-    """Fence.claim(). The answer is whether the epoch is this process's."""
-
-    seen: View
-    owed_ms: int
-
-
-class Confirm(NamedTuple):
-    """Fence.confirm(). No answer: that there is one says that the database confirms commits."""
-
-
-class Beat(NamedTuple):
-    """Fence.beat(). The answer is a View, or None when this node leads no more."""
-
-    epoch: int
-
-
-class Serve(NamedTuple):
-    """Fence.serve(). The answer is a View, or None when this node leads no more."""
-
-    epoch: int
-
-
-class Release(NamedTuple):
-    """Fence.release(). The answer is a bool."""
-
-    epoch: int
-    successor: str
-
-
-class WithdrawTransfer(NamedTuple):
-    """Fence.withdraw_transfer(). No answer."""
-
-    node: str
-
-
-class Tell(NamedTuple):
-    """Fence.tell(). The answer is a Told."""
-
-    facts: MemberFacts
-
-
-class Members(NamedTuple):
-    """Fence.members(). The answer is a list of MemberFacts."""
+def ask(method: Callable[Concatenate[Fence, Arguments], object], *given: Arguments.args, **_: Arguments.kwargs) -> Ask:
+    """Returns the request to call this method of the fence."""
+    return Ask(method.__name__, given)
 
 
 class Probe(NamedTuple):
@@ -107,22 +75,7 @@ class ResumeLog(NamedTuple):
     epoch: int
 
 
-Want = (
-    Look
-    | Claim
-    | Confirm
-    | Beat
-    | Serve
-    | Release
-    | WithdrawTransfer
-    | Tell
-    | Members
-    | Probe
-    | ReadOn
-    | LeadLog
-    | ResumeLog
-    | Wait
-)
+Want = Ask | Probe | ReadOn | LeadLog | ResumeLog | Wait
 """The values that a task yields. A Wait has a flag, a moment, or both, and no sync."""
 
 Steps = Generator[Want, Any, None]
@@ -167,28 +120,3 @@ def drive(steps: Steps, do: Callable[[Want], Any]) -> None:
                 error = failure
     except StopIteration:
         return
-
-
-def ask(fence: Fence, want: Want) -> Any:
-    """Does what only needs the fence. The other wants are Probe, ReadOn, LeadLog, ResumeLog and Wait."""
-    match want:
-        case Look():
-            return fence.look()
-        case Claim(seen, owed_ms):
-            return fence.claim(seen, owed_ms)
-        case Confirm():
-            return fence.confirm()
-        case Beat(epoch):
-            return fence.beat(epoch)
-        case Serve(epoch):
-            return fence.serve(epoch)
-        case Release(epoch, successor):
-            return fence.release(epoch, successor)
-        case WithdrawTransfer(node):
-            return fence.withdraw_transfer(node)
-        case Tell(facts):
-            return fence.tell(facts)
-        case Members():
-            return fence.members()
-        case _:
-            raise TypeError(want)

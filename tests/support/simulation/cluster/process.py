@@ -11,25 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from geventstalk.cluster.wants import (
-    SILENT,
-    Beat,
-    Claim,
-    Confirm,
-    LeadLog,
-    Look,
-    Members,
-    Owner,
-    Probe,
-    ReadOn,
-    Release,
-    ResumeLog,
-    Serve,
-    Steps,
-    Tell,
-    Want,
-    WithdrawTransfer,
-)
+from geventstalk.cluster.wants import SILENT, Ask, LeadLog, Owner, Probe, ReadOn, ResumeLog, Steps, Want
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.turn.tasks import Flag, Wait
 from journal.errors import JournalError, JournalForked, JournalUnreachable
@@ -168,42 +150,43 @@ class Process(Owner):
                 self._lead_log(epoch, done)
             case ResumeLog(epoch):
                 self._resume_log(epoch, done)
-            case Confirm():
+            case Ask("confirm"):
                 self._confirm(done)
-            case Tell():
+            case Ask("tell"):
                 self._ask_patiently(want, partial(self._has_told, done))
-            case Look():
+            case Ask("look"):
                 self._ask_patiently(want, done)
             case _:
+                assert isinstance(want, Ask)
                 self.soon(lambda: self.life.stumble(self))
                 self.fence.ask(partial(self._statement, want), done)
 
-    def _statement(self, want: Want, server: Server) -> Statement:
+    def _statement(self, want: Ask, server: Server) -> Statement:
         limit_ns = self.me.lease_ms * MS_NS // 4
         me, session = self.me, self.fence.session
         match want:
-            case Claim(seen, owed_ms):
+            case Ask("claim", (seen, owed_ms)):
                 mine = Leader(seen.epoch + 1, me.node, me.address, me.incarnation, me.lease_ms, owed_ms)
                 return server.claim(seen, mine, limit_ns, session)
-            case Beat(epoch):
+            case Ask("beat", (epoch,)):
                 self._attempts += 1
                 return server.beat(epoch, me.incarnation, self._attempts, False, limit_ns, session)
-            case Serve(epoch):
+            case Ask("serve", (epoch,)):
                 self._attempts += 1
                 return server.beat(epoch, me.incarnation, self._attempts, True, limit_ns, session)
-            case Release(epoch, successor):
+            case Ask("release", (epoch, successor)):
                 return server.release(epoch, me.incarnation, successor, limit_ns)
-            case WithdrawTransfer(node):
+            case Ask("withdraw_transfer", (node,)):
                 return server.withdraw_transfer(node)
-            case Tell(facts):
+            case Ask("tell", (facts,)):
                 return server.tell(facts, *self._told)
-            case Members():
+            case Ask("members"):
                 return server.members()
             case _:
-                assert isinstance(want, Look)
+                assert want.method == "look"
                 return server.look()
 
-    def _ask_patiently(self, want: Want, done: Callable[..., None]) -> None:
+    def _ask_patiently(self, want: Ask, done: Callable[..., None]) -> None:
         begun_ns, lease_s = self.world.now_ns, self.me.lease_ms / 1000
 
         def answered(answer: Any, error: JournalError | None = None) -> None:
