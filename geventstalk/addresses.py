@@ -28,7 +28,7 @@ def full_address_of(listener: socket.socket) -> str:
 
 
 def peer_of(sock: socket.socket) -> str:
-    """Who is at the other end: `10.0.0.7:40312`, or for a unix socket its process and user."""
+    """Returns the peer of a socket: `10.0.0.7:40312`, or the process and the user at the other end of a unix socket."""
     try:
         if sock.family == socket.AF_UNIX:
             pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

@@ -38,7 +38,7 @@ class Backoff:
         self.jitter = jitter
 
     def delay_s(self, id: int, tries: int) -> int:
-        """Returns the seconds until the next try of the job with this id, after so many of them, at least 1."""
+        """Returns the seconds until the next try of the job with this id, after this many tries, at least 1."""
         known = min(max(tries, 1), len(self.delays))
         delay_s = self.delays[known - 1]
         more = tries - known

@@ -38,7 +38,7 @@ UNIX_USER: Final = "unix_user"
 ADDRESS: Final = "address"
 TOKEN: Final = "token"
 IDENTITIES: Final = (CERTIFICATE, UNIX_USER, ADDRESS, TOKEN)
-"""The proofs of whose a connection is. The first that is there counts."""
+"""The ways in which a client proves its user. The first proof that a connection shows counts."""
 _UNIX: Final = "unix:"
 _ACCOUNT: Final = re.compile(r"[^\s:]+")
 

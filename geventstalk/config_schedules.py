@@ -32,7 +32,7 @@ _ANY_MOMENT: Final = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 class Schedule(NamedTuple):
-    """A job for each tick of a cron expression in a time zone. `missed` says what becomes of ticks without a server."""
+    """A job for each tick of a cron expression in a time zone. `missed` is about ticks while no server runs."""
 
     name: str
     cron: str

@@ -19,7 +19,7 @@ def is_glob(text: object) -> bool:
 
 
 def parts_of(glob: str) -> list[bytes]:
-    """Returns what stands between the asterisks of a pattern."""
+    """Returns the texts between the asterisks of a pattern."""
     return glob.encode().split(b"*")
 
 

@@ -33,7 +33,7 @@ class Kept:
         self.of_file: dict[str, tuple[Any, ...]] = dict.fromkeys(_PARSERS, ())
 
     def entry(self, kind: Kind, name: str) -> dict[str, Any] | None:
-        """Returns what was made at run time under this name, as it was given; None for nothing."""
+        """Returns the entry of this name as it was given at run time; None when there is none."""
         return self._entries[kind].get(name)
 
     def all(self, kind: Kind) -> tuple[Any, ...]:
@@ -42,7 +42,7 @@ class Kept:
         return (*self._parsed[kind].values(), *[each for each in self.of_file[kind] if each[0] not in entries])
 
     def text_with(self, kind: Kind, name: str, entry: object) -> bytes:
-        """Returns text() with another entry, or with None without that one. Raises ValueError or KeyError."""
+        """Returns text() with another entry, or without the entry when it is None. Raises ValueError or KeyError."""
         entries = {each: dict(found) for each, found in self._entries.items()}
         if entry is None:
             del entries[kind][name]
@@ -55,11 +55,11 @@ class Kept:
         return text
 
     def text(self) -> bytes:
-        """Returns all that was made at run time; b"" for nothing."""
+        """Returns everything that was made at run time; b"" when there is nothing."""
         return _text(self._entries)
 
     def load(self, text: bytes) -> list[str]:
-        """Takes what text() gave, here or in another version. Returns why some entries do not count."""
+        """Takes the result of text(), of this or another version. Returns the reasons why some entries do not count."""
         refused: list[str] = []
         found: Any = json.loads(text) if text else {}
         for kind, parse in _PARSERS.items():

@@ -23,7 +23,7 @@ LIMITS: Final = ("max_jobs", "max_job_bytes", "max_bytes", "max_rate")
 """The terms that bound a tube, where they are given."""
 SECOND_NS: Final = 1_000_000_000
 _TUBES_MIN: Final = 4096
-"""A policy keeps the next turns of so many tubes before it forgets those that are past."""
+"""The number of tubes whose next turns a policy keeps before it forgets those that are past."""
 
 
 class Terms(NamedTuple):
@@ -88,7 +88,7 @@ class Policy:
         self.delayed = 0
 
     def tags_with(self, given: Tags) -> Tags:
-        """Returns the tags of a put whose client gave these: all of them, and those of the policy beside them."""
+        """Returns the tags of a put with these tags of its client: all of them, and the other tags of the policy."""
         names = [word.partition(b":")[0] for word in given.text.split(b" ")]
         more = [word for word in self._words if word.partition(b":")[0] not in names]
         return parse(b" ".join([given.text, *more])) if more else given

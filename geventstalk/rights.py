@@ -16,18 +16,18 @@ from geventstalk import globs
 
 PUT: Final = 1
 WORK: Final = 2
-"""Reserve, delete, release, bury and touch what one has reserved."""
+"""Reserve jobs, and delete, release, bury and touch jobs that the user has reserved."""
 LOOK: Final = 4
 """Peek, statistics and lists."""
 MANAGE: Final = 8
-"""Kick, pause, move and flush, and delete what one has not reserved."""
+"""Kick, pause, move and flush, and delete jobs that the user has not reserved."""
 ALL: Final = PUT | WORK | LOOK | MANAGE
 OPERATE: Final = 16
 """Have the server refuse puts: not a right on a tube, so it is granted on every tube only."""
 RIGHTS: Final = {"put": PUT, "work": WORK, "look": LOOK, "manage": MANAGE, "all": ALL, "operate": OPERATE}
 EVERY_TUBE: Final = "*"
 TOKEN_BYTES: Final = 32
-"""`geventstalk token new` draws so many random bytes. A guess is hopeless, so a quick hash protects the token."""
+"""`geventstalk token new` draws this many random bytes. A guess is hopeless, so a quick hash protects the token."""
 HASH: Final = re.compile(r"sha256:[0-9a-f]{64}|scrypt:[0-9a-f]{32}:[0-9a-f]{64}")
 SALT_BYTES: Final = 16
 _SCRYPT: Final = {"n": 1 << 15, "r": 8, "p": 1, "maxmem": 1 << 26, "dklen": 32}
@@ -124,7 +124,7 @@ class Access:
         self._networks = sorted(networks, key=lambda pair: -pair[0].prefixlen)
 
     def of_certificate(self, names: Iterable[str]) -> User | None:
-        """Returns the user whom one of the names of a certificate stands for."""
+        """Returns the user that one of the names of a certificate stands for."""
         return next((self._by_certificate[name] for name in names if name in self._by_certificate), None)
 
     def of_token(self, token: str) -> User | None:

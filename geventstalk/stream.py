@@ -1,8 +1,8 @@
-"""A stream: bytes both ways without waiting, and what the receiver has not taken yet of the bytes that were sent.
+"""A stream: bytes both ways without waiting, and the bytes that were sent and that the receiver has not taken yet.
 
-This module must not know what the bytes mean, nor what waits until a socket is ready: the owner of a stream calls
-again then. A derived class has another way to the receiver in put(), and to the sender in get().
-Invariant: bytes leave in the order in which they were sent, each once, and `unsent` is the same list for ever.
+This module must not know the meaning of the bytes, nor how an owner waits until a socket is ready: the owner of a
+stream calls again then. A derived class has another way to the receiver in put(), and to the sender in get().
+Invariant: bytes leave in the order in which they were sent, each once, and `unsent` is always the same list.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Output:
         raise NotImplementedError
 
     def send(self, data: bytes, most: int = ALL) -> int:
-        """Hands over what the receiver takes now, and keeps the rest. Returns how many bytes went. Raises OSError."""
+        """Sends what the receiver takes now, and keeps the rest. Returns how many bytes went. Raises OSError."""
         unsent = self.unsent
         if unsent:
             unsent.append(memoryview(data))
@@ -51,7 +51,7 @@ class Output:
         return sent
 
     def flush(self, most: int = ALL) -> int:
-        """Hands over what is left, as far as the receiver takes it. Returns how many bytes went. Raises OSError."""
+        """Sends what the receiver takes of the bytes that are left. Returns how many went. Raises OSError."""
         unsent = self.unsent
         went = 0
         try:
@@ -70,7 +70,7 @@ class Output:
         return went
 
     def forget(self) -> None:
-        """Drops what is left."""
+        """Drops the bytes that are left."""
         unsent = self.unsent
         if self.done is not None:
             for piece in unsent:
@@ -96,7 +96,7 @@ class Stream(Output):
         self.passed_on: Any = None  # what another node says of a client that it has passed on
 
     def get(self, count: Any) -> bytes:
-        """Returns bytes that have come, some `count` at most; none are the end of the input.
+        """Returns bytes that have come, at most `count`; no bytes are the end of the input.
 
         Raises BlockingIOError when there are none now, OSError when the connection is lost, and MemoryError.
         """
@@ -106,14 +106,14 @@ class Stream(Output):
         return _write(self.fd, data)
 
     def end_output(self) -> None:
-        """Tells the other end that nothing follows. Raises OSError where that has gone."""
+        """Tells the peer that nothing follows. Raises OSError where the peer has gone."""
         self.socket.shutdown(SHUT_WR)
 
     def hang_up(self) -> None:
-        """Ends both directions. The owner finds the end of the input, behind what has come."""
+        """Ends both directions. The owner finds the end of the input, behind the bytes that have come."""
         with suppress(OSError):  # the other end was quicker
             self.socket.shutdown(SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the socket, which nothing watches any more."""
+        """Closes the socket. No watcher may use it any more."""
         self.socket.close()

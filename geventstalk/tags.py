@@ -15,7 +15,7 @@ from geventstalk import backoff
 from geventstalk.limits import TUBE_NAME_CHARACTERS, U32_MAX, is_tube_name
 
 TAGS_BYTES_MAX: Final = 1024
-"""The tags of a job, with a space between two of them, are at most so many bytes."""
+"""The most bytes of the tags of a job, with a space between two of them."""
 TAG_NAMES: Final = (b"aft", b"backoff", b"con", b"dead", b"grp", b"idp", b"note", b"tries", b"ttl")
 # Why a job's time in its tube is over.
 TRIED: Final = 1
@@ -28,7 +28,7 @@ _ORIGIN: Final = b"from"
 _REASON: Final = b"reason"
 """The same for the text of a bury. Other characters than those of names stand as % and two hexadecimal digits."""
 _OWNER: Final = b"by"
-"""The same for the user who has put the job, where the number or the bytes of the user's jobs have a limit."""
+"""The tag of the user that has put the job, where the number or the bytes of the user's jobs have a limit."""
 _SETTINGS: Final = b"set"
 """The same for settings that an operator makes at run time, in base64 and on a mark: they are kept as marks are."""
 SETTINGS_BYTES_MAX: Final = 40_000

@@ -10,17 +10,17 @@ from math import log10
 from typing import Final, NamedTuple
 
 GROWS: Final = 0.1
-"""A tube grows when so many more jobs a second come in than leave: six a minute. The console says the same."""
+"""A tube grows when this many more jobs a second come in than leave: six a minute. The console says the same."""
 _BURIES: Final = 0.005
-"""Buried jobs become more when so many a second are buried: one within the last minute, or one each three minutes."""
+"""Buried jobs increase when this many are buried a second: one within the last minute, or one each three minutes."""
 _BRIEF_S: Final = 10
 """A job that waits less is no trouble at all."""
 _SOON_S: Final = 60
-"""So long a job may wait where no connection watches, or where jobs become more, ..."""
+"""A job may wait this long where no connection watches, or where jobs increase, ..."""
 _LONG_S: Final = 600
-"""... and so long anywhere."""
+"""... and this long anywhere."""
 _ALONE: Final = 10
-"""Without a consumer a wait counts so many times: it ends only when a person does something."""
+"""Without a consumer a wait counts this many times: it ends only when a person acts."""
 _AHEAD_S: Final = 3600
 """A growing tube counts as the jobs that come within a minute, each waiting a minute; buried jobs wait this long."""
 

@@ -38,7 +38,7 @@ class Backoff(NamedTuple):
     most: float = 3600.0
 
     def after(self, tries: int) -> int:
-        """Returns the delay after so many tries."""
+        """Returns the delay after this many tries."""
         return int(min(self.most, self.first * self.factor ** min(max(0, tries - 1), 1000)))
 
 
@@ -46,11 +46,11 @@ _BACKOFF: Final = Backoff()
 
 
 class Bury(Exception):
-    """Raised by a task whose job no further try can help: the job is buried."""
+    """Raised by a task when no further try can help: the job is buried."""
 
 
 class Retry(Exception):
-    """Raised by a task whose job is to be tried again after so many seconds, as its backoff says without any."""
+    """Raised by a task when the job is to be tried again after this many seconds, or as its backoff says."""
 
     def __init__(self, delay_s: int | None = None) -> None:
         super().__init__(delay_s)
@@ -169,7 +169,7 @@ class Tasks:
         task(*args, **kwargs)
 
     def policy_of(self, attempt: Attempt) -> Policy:
-        """Returns what holds for a job: that of its task."""
+        """Returns the terms of a job: those of its task."""
         with suppress(ValueError, KeyError, TypeError):
             task = self.by_name[json.loads(attempt.job.body)["task"]]
             return Policy(task.tries, task.backoff, task.timeout_s)
@@ -253,7 +253,7 @@ class Worker:
                     self._ends.wait(_LOOK_S)
 
     def work_once(self, timeout_s: int = 0) -> bool:
-        """Takes a job and does its work. Returns whether there was one within so many seconds."""
+        """Takes a job and works on it. Returns whether there was a job within this many seconds."""
         try:
             job = self._client.reserve_with_timeout(timeout_s)
         except (TimedOut, DeadlineSoon):

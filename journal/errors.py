@@ -14,7 +14,7 @@ class JournalLocked(JournalError):
 
 
 class JournalDamaged(JournalError):
-    """The data on disk is not what was written, or not a journal's. Nothing was changed."""
+    """The data on disk is not as it was written, or is no journal's. Nothing was changed."""
 
 
 class JournalNewer(JournalError):
@@ -26,11 +26,11 @@ class JournalFull(JournalError):
 
 
 class JournalUnreachable(JournalError):
-    """The database does not answer. What was asked may have happened or not; it may be asked again."""
+    """The database does not answer. The request may have been executed or not, and may be repeated."""
 
 
 class JournalForked(JournalError):
-    """The database has lost what this process has read or written. The process must begin anew with what is there."""
+    """The database has lost records that this process has read or written. The process must begin anew."""
 
 
 class JournalFailed(JournalError):
@@ -41,7 +41,7 @@ class JournalFailed(JournalError):
 
 
 def failure_of(error: BaseException) -> JournalFailed:
-    """The end of a journal that any exception means: the failure itself, or a new one whose cause is the exception."""
+    """Returns the failure that ends a journal: the exception itself, or a new one whose cause is the exception."""
     if isinstance(error, JournalFailed):
         return error
     if isinstance(error, JournalError):

@@ -14,7 +14,7 @@ from journal.errors import JournalUnreachable
 
 
 class FenceUnreachable(JournalUnreachable):
-    """The rows cannot be reached, or did not answer in time. What was asked may have happened or not."""
+    """The rows cannot be reached, or did not answer in time. The request may have been executed or not."""
 
 
 class FenceStale(FenceUnreachable):
@@ -22,7 +22,7 @@ class FenceStale(FenceUnreachable):
 
 
 class Identity(NamedTuple):
-    """Who a process is: a node's name, where clients reach it, a word that no other process has, and its lease."""
+    """The identity of a process: its node's name, the address for clients, a unique word, and the lease."""
 
     node: str
     address: str
@@ -38,7 +38,7 @@ or there are none that the database knows of."""
 
 
 TIMES: Final = 3
-"""An answer may take so many times what answers have taken lately."""
+"""An answer may take this many times as long as answers have taken lately."""
 FADE: Final = 7 / 8
 """The share of the longest one that is left with each that is quicker."""
 
@@ -141,15 +141,15 @@ class Fence:
         raise NotImplementedError
 
     def beat(self, epoch: int) -> View | None:
-        """A heartbeat of the node that leads, and a look. None when the epoch is another one: the node leads no more.
+        """Writes a heartbeat of the node that leads, and looks. Returns None when the node leads no more.
 
-        It counts as safe in the database as the most careful commit: a primary without its synchronous replica does
-        not answer.
+        A heartbeat is as safe in the database as the most careful commit: a primary without its synchronous replica
+        does not answer.
         """
         raise NotImplementedError
 
     def serve(self, epoch: int) -> View | None:
-        """As beat(), and says that this node answers clients from now on: it owes nothing to earlier leases."""
+        """Does what beat() does, and says that this node answers clients from now on."""
         raise NotImplementedError
 
     def release(self, epoch: int, successor: str) -> bool:
@@ -172,7 +172,7 @@ class Fence:
         raise NotImplementedError
 
     def members(self) -> list[MemberFacts]:
-        """Returns what all nodes have told, also those that are gone."""
+        """Returns the facts that all nodes have told, also nodes that are gone."""
         raise NotImplementedError
 
     def takeover_age_s(self) -> float | None:

@@ -95,8 +95,8 @@ class Liveness:
             self._last = -1
 
     def has_page(self, key: int) -> bool:
-        """Returns whether there is a page for the key's numbers. The first whole() of a key makes the page before all
-        else.
+        """Returns whether there is a page for the key's numbers. The first whole() of a key makes the page before
+        anything else.
         """
         return (key >> _PAGE_BITS) in self._pages
 
@@ -110,11 +110,11 @@ class Liveness:
         return self._segment_bytes if segment == self._segment else self._others.get(segment, 0)
 
     def forget(self, segment: int) -> None:
-        """The segment is gone, and nothing was live in it."""
+        """Forgets a segment that is gone, and in which nothing was live."""
         self._others.pop(segment, None)
 
     def keys_in(self, segment: int) -> list[int]:
-        """The live keys whose whole record, or whose last change, stands in a segment. O(keys)."""
+        """Returns the live keys whose whole record, or whose last change, stands in a segment. O(keys)."""
         return [
             number << _PAGE_BITS | at
             for number, page in self._pages.items()

@@ -36,12 +36,12 @@ class Record(NamedTuple):
 
 
 PAYLOAD_MIN: Final = 201
-"""A FULL record with a payload of so many bytes, or more, can be read back. Smaller ones may share rows with others."""
+"""A FULL record with a payload of this many bytes or more can be read back. Smaller ones may share rows."""
 PAYLOAD_MAX: Final = 1 << 24
-"""A FULL record with a larger payload cannot be read back: no copy of it may take the owner's thread so long."""
+"""A FULL record with a larger payload cannot be read back: a copy of it would take the owner's thread too long."""
 
 GROWN_BYTES: Final = 20
-"""A FULL record that the log asks for anew is at most so many bytes longer than the one before it."""
+"""A FULL record that the log asks for again is at most this many bytes longer than the one before it."""
 
 HEAD: Final = 7
 """The kind of a row that stands for a FULL record, and has no more than the first HEAD_BYTES of its payload. The fourth
@@ -119,7 +119,7 @@ class Payloads:
         self.failed: dict[int, JournalError] = {}
 
     def run(self) -> None:
-        """Called once. Raises nothing but what is a bug."""
+        """Called once. Raises no expected error."""
         raise NotImplementedError
 
 
@@ -133,7 +133,7 @@ class Scan:
     lacking: bool = False
 
     def run(self) -> None:
-        """Called once. Raises nothing but what is a bug."""
+        """Called once. Raises no expected error."""
         raise NotImplementedError
 
 
@@ -224,7 +224,7 @@ class Log:
         raise NotImplementedError
 
     def sync_point(self) -> SyncPoint | None:
-        """Covers everything that was committed and that no earlier point covers. None when there is no such thing.
+        """Returns a point for the commits that no earlier point covers; None without any.
 
         The caller runs the point where it may wait. Replies leave in the order of their commits.
         """
@@ -239,7 +239,7 @@ class Log:
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Gives the log up after a failure. Writes nothing more, and waits some seconds for the log's current work."""
+        """Closes the log after a failure. Writes nothing more, and waits some seconds for the log's current work."""
         raise NotImplementedError
 
     # --- what a log may offer: without it the default holds
@@ -275,15 +275,15 @@ class Log:
         return 0
 
     def seal_early(self, size: int) -> bool:
-        """Has the segment `current` sealed although it is not full, if it has about so many bytes of records.
+        """Has the segment `current` sealed although it is not full, if it has about this many bytes of records.
 
         The owner wants reads_back() to be true of it, and calls this between a commit and the next append(). Returns
-        whether it is on its way; otherwise the owner may call again. Raises JournalFailed.
+        whether sealing is under way; otherwise the owner may call again. Raises JournalFailed.
         """
         return False
 
     def payloads(self, wanted: list[Wanted]) -> Payloads:
-        """To read so many records back. Each was appended whole or in parts, with PAYLOAD_MIN to PAYLOAD_MAX bytes."""
+        """Returns the reading of these records, which have PAYLOAD_MIN to PAYLOAD_MAX bytes."""
         raise NotImplementedError
 
     @property
@@ -293,10 +293,8 @@ class Log:
 
     @property
     def behind(self) -> bool:
-        """Returns whether the log does not keep pace, so that changes have to wait.
-
-        The caller then calls catch_up() again and again, and appends no changes meanwhile. It may still append the last
-        parts of a large payload.
+        """Returns whether the log is behind, so that changes have to wait. The caller then calls catch_up() again and
+        again, and appends no changes meanwhile. It may still append the last parts of a large payload.
         """
         return False
 
@@ -341,7 +339,7 @@ class Log:
         raise NotImplementedError
 
     def moves_next(self) -> list[int]:
-        """Some of the keys for whose payloads the next compact_slice() asks, in that order, as far as they are known.
+        """Returns some of the keys for whose payloads the next compact_slice() asks, in that order, if they are known.
 
         The caller may call this while wants_compaction() is true, to have their payloads ready.
         """
@@ -356,7 +354,7 @@ class Log:
         raise NotImplementedError
 
     def segments(self, most: int) -> list[SegmentState]:
-        """The newest segments, so many at the most, in order of their numbers."""
+        """Returns the newest segments, at most this many, in order of their numbers."""
         return []
 
 
@@ -383,7 +381,7 @@ class SharedLog(Log):
 
     @property
     def place(self) -> int:
-        """The number of the last row that was read or is safe. Two nodes differ by what one of them has not read."""
+        """The number of the last row that was read or is safe. It tells how far a node lags behind another."""
         raise NotImplementedError
 
     @property
@@ -413,7 +411,7 @@ class SharedLog(Log):
 
     @property
     def waits_for(self) -> str:
-        """Returns what that is, in words for the operator. "" when there is none."""
+        """Returns the reason of the wait, in words for the operator; "" when there is none."""
         raise NotImplementedError
 
     def open(self) -> None:
@@ -425,15 +423,15 @@ class SharedLog(Log):
         raise NotImplementedError
 
     def seen(self) -> list[int]:
-        """Returns what this process knows of the log, for the one that begins anew after it; [] for nothing."""
+        """Returns the facts about the log for the process that begins anew after this one; [] when there are none."""
         raise NotImplementedError
 
     def remember(self, seen: list[int]) -> None:
-        """Before open(): what seen() said. No key that was known is given again, though the other end has lost it."""
+        """Takes the result of seen(), before open(). No known key is used again, even if the other end has lost it."""
         raise NotImplementedError
 
     def more(self) -> list[tuple[int, list[Row]]]:
-        """The records behind what was read, in one round trip, as batches() gives them. [] when there are none. Waits.
+        """Returns the next records, in one round trip, as batches() gives them; [] when there are none. Waits.
 
         Raises JournalUnreachable: the next call links anew. Raises JournalForked, and JournalDamaged.
         """

@@ -82,7 +82,7 @@ class Survey:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Holds nothing any more. May be called again."""
+        """Releases everything it holds. May be called again."""
         raise NotImplementedError
 
 
@@ -101,7 +101,7 @@ class Builder:
         raise NotImplementedError
 
     def discard(self) -> None:
-        """Removes what was written. The log is as it was."""
+        """Removes the files that were written. The log is as it was."""
         raise NotImplementedError
 
 
@@ -157,15 +157,15 @@ class LogTools:
         raise NotImplementedError
 
     def writing(self) -> AbstractContextManager[None]:
-        """Has the log to itself. What was made for it goes again when the body fails. Raises JournalLocked."""
+        """Locks the log for this process. What is made for that is removed if the body fails. Raises JournalLocked."""
         raise NotImplementedError
 
     def builder(self, high_water: int = 0) -> Builder:
-        """Writes behind what is there. For a caller within writing(). Raises JournalFailed."""
+        """Returns a builder that writes behind the log. For a caller within writing(). Raises JournalFailed."""
         raise NotImplementedError
 
     def mend(self, examine: Examine) -> Mended:
-        """Makes damage good where it is: writes anew what needs a damaged segment, and only then sets that aside.
+        """Repairs damage in place: writes intact records of damaged segments again, and only then sets these aside.
 
         Sound segments stay as they are. For a caller within writing(). Raises a JournalError.
         """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from click._termui_impl import ProgressBar
 
 _SHOWN_AFTER_S: Final = 0.5
-"""Work that ends sooner shows nothing."""
+"""Work that ends within this time shows no progress."""
 _COUNT_EVERY_S: Final = 0.1
 
 

@@ -31,7 +31,7 @@ NO_PASSWORD = (
 
 
 class Whole(click.IntRange):
-    """A whole number within bounds, called so to a user who wrote another word."""
+    """A whole number within bounds."""
 
     name = "whole number"
 

@@ -85,7 +85,7 @@ class Client:
                 continue
 
     async def reserve_batch(self, most: int, timeout: int = 0) -> list[Job]:
-        """Takes at most so many jobs, many at once. Waits so many seconds for the first."""
+        """Takes up to this many jobs in one command. Waits up to this many seconds for the first."""
         outcomes: Outcomes = []
         await self.drive(self._session.reserve_batch(most, timeout, outcomes))
         return session.jobs_of(outcomes)

@@ -305,7 +305,7 @@ def _put(verb: bytes, body: bytes | str, numbers: tuple[int, int, int], tags: st
 
 
 def auth(token: str) -> Command[None]:
-    """Shows whose the connection is. Raises ValueError for what no token has in it."""
+    """Proves with a token whose the connection is. Raises ValueError for characters that no token has."""
     word = token.encode()
     if not word or not word.isascii() or not token.isprintable() or b" " in word:
         raise ValueError("a token is a word of printable ASCII characters")
@@ -323,7 +323,7 @@ def reserve_with_timeout(seconds: int) -> Command[Job]:
 
 
 def reserve_batch(most: int, seconds: int, *, safe: bool) -> Command[list[Job]]:
-    """Takes at most so many jobs, up to 1,000; waits for the first. There may be more that are ready."""
+    """Takes up to this many jobs, at most 1,000, and waits for the first. More jobs may be ready."""
     line = _line(b"reserve-batch", most, *([seconds] if seconds else []))
     return Command(line, b"RESERVED_BATCH", _nothing_yet, waits_s=seconds, safe=safe, many=True)
 
@@ -347,7 +347,7 @@ def release(id: int, *, priority: int = DEFAULT_PRIORITY, delay: int = 0) -> Com
 
 
 def bury(id: int, *, priority: int = DEFAULT_PRIORITY, reason: str = "") -> Command[None]:
-    """Buries a job. geventstalk's server keeps the reason, of which so much is sent as fits into its line."""
+    """Buries a job. geventstalk's server keeps the reason, cut to what fits into the command's line."""
     line = _line(b"bury", id, priority)
     if reason:
         if not reason.isprintable() or reason.isspace() or reason.isdecimal():
@@ -357,7 +357,7 @@ def bury(id: int, *, priority: int = DEFAULT_PRIORITY, reason: str = "") -> Comm
 
 
 def touch(id: int) -> Command[None]:
-    """Begins the time to run of a reserved job anew."""
+    """Starts the time to run of a reserved job again."""
     return Command(_line(b"touch", id), b"TOUCHED", _nothing)
 
 
@@ -373,7 +373,7 @@ def reserve_mode(mode: str) -> Command[str]:
 
 
 def ignore(tube: str) -> Command[int]:
-    """Reserves no more from this tube; returns the number of watched tubes."""
+    """Stops watching this tube. Returns the number of watched tubes."""
     return Command(b"ignore " + _tube(tube), b"WATCHING", _number, safe=True, tube=tube)
 
 
@@ -431,7 +431,7 @@ def undrain() -> Command[None]:
 
 
 def kick(most: int) -> Command[int]:
-    """Makes at most so many buried jobs of the used tube ready, or delayed ones if none is buried."""
+    """Makes up to this many buried jobs of the used tube ready, or delayed ones when no job is buried."""
     return Command(_line(b"kick", most), b"KICKED", _number)
 
 
@@ -469,5 +469,5 @@ def list_tubes_watched() -> Command[list[str]]:
 
 
 def pause_tube(tube: str, seconds: int) -> Command[None]:
-    """Holds the jobs of a tube back for so long."""
+    """Pauses the tube for this many seconds: no client can reserve a job of the tube."""
     return Command(_line(b"pause-tube " + _tube(tube), seconds), b"PAUSED", _nothing, safe=True)

@@ -18,7 +18,7 @@ from geventstalk.client.protocol import Command, Job, Replies, Reply
 PIECE_BYTES: Final = 32 << 10
 PORT: Final = 11300
 _IDS_MAX: Final = 700
-"""So many ids of 20 digits fit into the 16 KiB of a line."""
+"""The number of ids of 20 digits that fit into the 16 KiB of a line."""
 _DEFAULT: Final = "default"
 _BACKOFF_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
@@ -43,7 +43,7 @@ class Receive(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Raises OSError if the connection is at its end, although nothing is asked."""
+    """Raises OSError if the peer has closed the connection."""
 
 
 class Sleep(NamedTuple):
@@ -89,7 +89,7 @@ class Session:
             self._busy = False
 
     def reserve_batch(self, most: int, seconds: int, outcomes: Outcomes) -> Steps:
-        """Takes at most so many jobs: each outcome is one, or why there is none."""
+        """Takes up to this many jobs. Each outcome is a job, or the reason why there is none."""
         if not (yield from self._knows_batches()):
             yield from self.run(batch_of_reserves(most, seconds), outcomes)
             return
@@ -152,7 +152,7 @@ class Session:
             yield Sleep(_backoff_s(attempt))
 
     def _ready(self) -> Steps:
-        """Connects unless there is a connection that still stands."""
+        """Connects, unless a connection is open."""
         if self._connected:
             try:
                 yield Probe()

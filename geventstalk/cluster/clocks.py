@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 OFF_S: Final = 2.0
-"""A difference that is larger is told, and one that has changed by more is told again."""
+"""A larger difference is logged, and again when the difference has changed by more than this."""
 
 
 class Clocks:

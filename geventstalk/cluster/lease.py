@@ -1,8 +1,8 @@
-"""Until when a node may answer its clients, as far as it knows itself.
+"""The lease of a node: the time until which the node may answer its clients.
 
-This module must not know who leads, or how a heartbeat is made. Reservations write nothing, so the database cannot
-fence them: what sends replies asks the lease first, after every wake-up.
-Invariant: the lease ends before any other node takes it for ended, as long as clocks run alike within the margin.
+This module must not know which node leads, or how a heartbeat is made. Reservations write nothing, so the database
+cannot fence them: the code that sends replies checks the lease first, after every wake-up. Invariant: the lease ends
+before any other node considers it ended, as long as clocks run alike within the margin.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 MS_NS: Final = 1_000_000
 MARGIN: Final = 5
-"""A part of so many of a lease is the margin: for clocks that run unlike, and for a reply on its way out."""
+"""The margin is this part of a lease: for clocks that run at different speeds, and for a reply on its way out."""
 
 
 class Lease:
@@ -32,6 +32,6 @@ class Lease:
             self.ends_ns = max(self.ends_ns, sent_ns + self._span_ns)
 
     def revoke(self) -> None:
-        """This node answers nothing any more, for ever."""
+        """Ends the lease for good: this node never answers again."""
         self.revoked = True
         self.ends_ns = 0

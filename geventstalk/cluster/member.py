@@ -33,21 +33,21 @@ READ_NS: Final = 8 * MS_NS
 LOOK_NS_MIN: Final = 10 * MS_NS
 LOOK_NS_MAX: Final = 250 * MS_NS
 LOOKS: Final = 50
-"""A follower looks so often in a lease, within these bounds."""
+"""The number of looks of a follower in a lease, within these bounds."""
 BEATS: Final = 2
-"""When so many heartbeats are missing, it is asked why: whether the node that leads is there, and whether the database
-confirms commits. So many it could have had since then: now it is silent by itself."""
+"""The number of missing heartbeats after which a follower looks for the reason: whether the leader is there, and
+whether the database confirms commits. In the time of as many more heartbeats the leader falls silent by itself."""
 RETRIES: Final = 20
-"""So often in a lease what was not reached is tried again."""
+"""The number of retries in a lease of a statement that did not reach the database."""
 PATIENCE: Final = 10
-"""For so many leases a claim waits for a log that cannot be reached. Then it lets another node try."""
+"""The number of leases that a claim waits for a log that cannot be reached. Then another node may try."""
 FRESH: Final = 3
-"""A node that has told nothing for so many leases does not count as there."""
+"""A node counts as absent when it has told nothing for this many leases."""
 NAMESAKES: Final = 2
-"""So often in a row another process has told under the name of this node when it surely lives: of one that has ended,
-one statement at the most was still on its way."""
+"""Another process with the name of this node surely lives when it has told this many times in a row. Of a process that
+has ended, at most one statement was still on its way."""
 SETTLED: Final = 8
-"""A process that has told so often has the name of its node. Before, it leaves it to another that lives."""
+"""A process that has told this many times owns the name of its node. Before, it leaves the name to another process."""
 
 Answer = Generator[Want, Any, bool]
 """A part of a task that says yes or no."""
@@ -106,7 +106,7 @@ class Member:
         self._finished = False
 
     def tasks(self) -> list[Steps]:
-        """All that has to run, from the start on."""
+        """Returns the tasks that run from the start on."""
         return [self.keep_role(), self.keep_log(), self.keep_watch()]
 
     # --- for the owner
@@ -121,7 +121,7 @@ class Member:
         return self.role in (ACTIVE, SILENT, LEAVING)
 
     def whom(self, now_ns: int) -> str | None:
-        """The address of the node that leads, as far as a follower knows for sure enough to pass clients on."""
+        """Returns the address of the node that leads, if a follower knows it surely enough to pass clients on."""
         view = self.view
         if view is None or self.role not in (STARTING, STANDBY) or now_ns - self.view_ns > self._lease_ns:
             return None
@@ -129,17 +129,17 @@ class Member:
         return view.address if leads and view.address not in ("", self.me.address) else None  # "": a command leads
 
     def leave(self) -> None:
-        """The process is to end. A node that leads hands over first; the end comes as steps_down()."""
+        """Asks the member to end. A node that leads hands over first. The end comes as steps_down()."""
         self._asked_to_leave = True
         self._stirred.set()
 
     def finish(self) -> None:
-        """Called after hands_over(), when all that the owner has taken is committed and sent. It sends nothing more."""
+        """Called after hands_over(), when everything that was taken is committed and sent. Nothing more is sent."""
         self._finished = True
         self._stirred.set()
 
     def log_is_cut(self) -> None:
-        """The log's link is gone while it was written; what was on its way may be there or not."""
+        """The log's link has broken during a write. What was on its way may have arrived or not."""
         self._cuts += 1
         if self._ready:
             self._ready = False
@@ -187,7 +187,7 @@ class Member:
             yield Wait(self._stirred, self._clock() + self._retry_ns)
 
     def _look(self) -> Generator[Want, Any, View | None]:
-        """None when the database could not be asked, or has lost what was seen: then the member has ended."""
+        """Returns None when the database does not answer, or has lost an epoch: then the member has ended."""
         sent_ns = self._clock()
         try:
             view: View = yield ask(Fence.look)
@@ -239,7 +239,7 @@ class Member:
         self._troubles.end(COMMIT)
 
     def _wait_no_longer(self, view: View, sent_ns: int) -> bool:
-        """Returns whether it is time for this node to claim, by what the look says that was sent then."""
+        """Returns whether it is time for this node to claim, by the view of a look that was sent at this moment."""
         if not view.epoch or view.incarnation == self.me.incarnation:
             return True  # no node has led; or a claim of this node has come through whose answer was lost
         if view.released:
@@ -250,15 +250,16 @@ class Member:
         return sent_ns - self._changed_ns >= view.lease_ms * MS_NS
 
     def _doubts(self, view: View, sent_ns: int) -> bool:
-        """Returns whether the heartbeat has stood still for so long that it is time to see who is to blame."""
+        """Returns whether the heartbeat has stood still for so long that the node looks for the reason."""
         if view.released or self._confirmed_ns is not None:
             return False
         return sent_ns - self._changed_ns >= _heartbeats_ns(view)
 
     def _confirm(self) -> Steps:
-        """Asks the database to confirm a commit of this node. Without that, no heartbeat can come through either.
+        """Asks the database to confirm a commit of this node. Otherwise no heartbeat can come through either.
 
-        A look is a read and says nothing of that. When commits hang, all nodes would claim as soon as they do no more.
+        A look is a read and says nothing of commits. When commits hang, all nodes would claim as soon as commits work
+        again.
         """
         try:
             yield ask(Fence.confirm)
@@ -272,10 +273,10 @@ class Member:
         """Returns whether the process that leads has surely ended: its port was open, and refuses now that its lock is
         free.
 
-        Neither is enough. A port refuses as well behind a gateway, or where a service has no address for a moment. A
-        session ends as well when only the connection does, or the database. A port at which another process answers,
-        or none, proves nothing. No commit need be confirmed before: no process is there that needs time for a
-        heartbeat, and the claim is a commit itself.
+        Neither sign is enough alone. A port also refuses behind a gateway, or where a service has no address for a
+        moment. A session also ends when only the connection breaks, or the database ends. A port at which another
+        process answers, or none, proves nothing. No commit has to be confirmed before: there is no process that needs
+        time for a heartbeat, and the claim is a commit itself.
         """
         now_ns = self._clock()
         if view.released or view.address in ("", self.me.address):
@@ -297,10 +298,10 @@ class Member:
         return False
 
     def _claim(self, seen: View, silent: bool) -> Answer:
-        """Claims. `silent` says that the process of the epoch that was seen never answers again.
+        """Claims the next epoch. `silent` says that the process of the epoch that was seen never answers again.
 
         When the answer is lost, the next look shows whether the claim came through. Then this node claims once more,
-        for only an answer says that the epoch survives a failover of the database.
+        because only an answer says that the epoch survives a failover of the database.
         """
         owed_ms = seen.owed_ms if silent else max(seen.owed_ms, seen.lease_ms)
         try:
@@ -411,7 +412,7 @@ class Member:
         self._watch_flag.set()
 
     def _check_epoch(self) -> Answer:
-        """Something has found another epoch than this node's. Returns whether it is this node's after all.
+        """Another part has found an epoch that is not this node's. Returns whether the epoch is this node's after all.
 
         Then a claim whose answer was lost came through late, and one more claim makes the epoch certain.
         """
@@ -449,7 +450,7 @@ class Member:
         yield from self._say_goodbye(self._successor or "", "handed over")
 
     def _claim_anew(self) -> Answer:
-        """A newer epoch of one's own, so that nothing which is still on its way to the log can come late."""
+        """Claims a newer epoch of this node, so that no statement that is on its way to the log can come late."""
         view = yield from self._look()
         if view is None:
             return False
@@ -501,7 +502,7 @@ class Member:
     # --- the end
 
     def _say_goodbye(self, successor: str, why: str) -> Steps:
-        """Answers nothing any more, and tells the others, who need not wait for the lease then."""
+        """Ends the lease, and tells the other nodes, which need not wait for its end then."""
         self.lease.revoke()
         until_ns = self._clock() + self._lease_ns
         while True:

@@ -51,7 +51,7 @@ from journal.log import Row, SharedLog
 NEXT_TURN_S: Final = 1e-9
 """A sleep of this length lets every socket have its turn."""
 ROWS: Final = 250
-"""So many records are applied at once: a millisecond in pure Python."""
+"""The number of records that are applied at once: a millisecond in pure Python."""
 _PROBE_S: Final = 0.1
 _RESOLVE_S: Final = 2.0
 """The look-up of a name may take this long: a name server that is cut off delays the next host by as much."""
@@ -59,15 +59,15 @@ _OPEN_RETRY_S: Final = 0.5
 _SAY_S: Final = 5.0
 """A node that waits for its database says so this often."""
 _HANGS_NS: Final = 30 * 10**9
-"""A commit without an answer for so long, while heartbeats come through, is looked for over another connection."""
+"""A commit without an answer for this long, while heartbeats come through, is looked for over another connection."""
 _CONNECTS: Final = 4
-"""So often in a lease it is tried to reach the node that leads: meanwhile this one may have taken over."""
+"""The number of attempts in a lease to reach the node that leads. This node may take over meanwhile."""
 _HELD: Final = b"?"
-"""Stands for what a client has sent that is not in its socket any more."""
+"""Stands for input of a client that is not in the client's socket any more."""
 _LEADER_RETRY_S: Final = 0.02
 """A connection that waits for a leading node looks for one after this time."""
 _REACH_AGAIN_S: Final = 0.1
-"""Where the node that leads was not reached, no connection tries again for so long, unless another one leads."""
+"""After a failed attempt to reach the leader, no connection tries again for this long, unless another node leads."""
 
 
 Link = Callable[[Any, float], Any]
@@ -75,7 +75,7 @@ _LEASES: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def lease_clock_ns() -> int:
-    """The clock of leases. It goes on while this machine is suspended, for the other machines go on, too."""
+    """Returns the time of the clock of leases, which runs on while this machine is suspended."""
     return clock_gettime_ns(_LEASES)
 
 
@@ -83,10 +83,10 @@ class Host:
     """The interface of the server around a node. Each method returns soon."""
 
     def waits(self, text: str) -> None:
-        """The start goes on, and may take long; the text says what it waits for."""
+        """The start goes on, and may take long. The text says what the node waits for."""
 
     def loads(self, records: int) -> None:
-        """The jobs are being read; so many records so far."""
+        """The jobs are being read. `records` is the number of records so far."""
 
     def loaded(self, jobs: int, seconds: float) -> None:
         """The engine has all jobs."""
@@ -111,7 +111,9 @@ class Host:
 
 
 class RelayedClient(NamedTuple):
-    """A client that may be passed on: what its node is told of it, and what makes of its socket what waits."""
+    """A client that may be passed on: its header for the node, and a function that makes a waiting stream of its
+    socket.
+    """
 
     header: Callable[[], bytes] = bytes
     open: Callable[[socket.socket], Any] | None = None
@@ -187,7 +189,7 @@ class Node(Owner):
             self.member.leave()
 
     def finish(self) -> None:
-        """After Host.hands_over(): nothing more leaves this process."""
+        """The owner calls this after Host.hands_over(): nothing more leaves this process."""
         self.member.finish()
 
     def stop(self) -> None:
@@ -226,7 +228,7 @@ class Node(Owner):
 
     @property
     def seen(self) -> list[int]:
-        """Returns what the next program of this process has to know of the log."""
+        """Returns the facts about the log for the program that follows in this process."""
         return self._seen if self.shared is None else self.shared.seen()
 
     @property
@@ -236,14 +238,14 @@ class Node(Owner):
 
     @property
     def leader(self) -> str:
-        """The name and the address of the node that leads; empty when there is none that this node knows of."""
+        """Returns the name and the address of the node that leads; an empty text when this node knows of none."""
         if self.serves:
             return f"{self.me.node} ({self.me.address})"
         view = self.member.view
         return "" if view is None or not view.epoch or view.released else f"{view.node} ({view.address})"
 
     def waits_for(self) -> str:
-        """Returns what commits wait for, in words for the operator."""
+        """Returns the reason why commits wait, in words for the operator."""
         shared = self.shared
         return "" if shared is None else shared.waits_for
 
@@ -371,10 +373,12 @@ class Node(Owner):
         return answer
 
     def _doubt(self, linked_ns: int) -> None:
-        """A heartbeat has come through. A commit that hangs since before its connection was made hangs for ever.
+        """A heartbeat has come through. A commit that hangs since before the connection of the heartbeat hangs for
+        ever.
 
-        The server that has the commit may be frozen, while another one has taken its place. A commit that is only slow
-        is left alone, for then no client had to connect anew; but not for ever, for its connection alone may be dead.
+        The database server that has the commit may be frozen, while another one has taken its place. A commit that is
+        only slow is left alone, because no connection had to be made anew then; but not without limit, because the
+        connection of the commit may be dead.
         """
         shared = self.shared
         if shared is None or shared.cut or shared.fenced:
@@ -530,7 +534,7 @@ def wait_for(descriptor: int, reading: bool, writing: bool, seconds: float) -> b
 
 
 def resolve(host: str) -> list[str]:
-    """The addresses of a host, looked up where nothing else has to wait for it. Raises OSError."""
+    """Looks up the addresses of a host without holding up others. Raises OSError."""
     timeout = gevent.Timeout.start_new(_RESOLVE_S)
     try:
         found = green.getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -23,15 +23,15 @@ from gevent.event import Event
 
 CHUNK_BYTES: Final = 1 << 16
 LINGER_S: Final = 1.0
-"""So long the input of a client is taken and thrown away whose node has ended: to close at once could take replies
-away from it that it has not read."""
+"""The input of a client whose node has ended is read and discarded for this long: an immediate close could discard
+replies that the client has not read."""
 LAST_S: Final = 0.05
-"""So long after the end of its input what a node has sent may still come, which has ended or leads no more."""
+"""After the end of a client's input, replies of a node that has ended or leads no more may still come for this long."""
 _LOOK_S: Final = 0.005
 IDLE_S: Final = 20
-"""A connection to the node that is idle for so long is asked whether it is there, again each quarter of that."""
+"""A connection to the node that is idle for this long is probed, and again each quarter of this time."""
 LOST_S: Final = 60
-"""A connection whose other end has confirmed, or taken, nothing for so long is over."""
+"""A connection is over when its peer has confirmed or taken nothing for this long."""
 _GREETING: Final = b"cluster-node "
 """The beginning of the line with which a relay asks for a process. No command of the protocol begins like it."""
 _NONCE_BYTES: Final = 16
@@ -47,7 +47,7 @@ class Stranger(OSError):
 
 
 class Relays:
-    """All connections that are passed through, each to the same process, and all clients that have sent nothing yet."""
+    """The connections that are passed through, each to the same process, and the clients that have sent nothing yet."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Relay] = {}
@@ -77,7 +77,7 @@ class Relays:
             del self._quiet[number]
 
     def wake(self) -> None:
-        """Has those look up who wait for a client's first bytes."""
+        """Wakes the greenlets that wait for a client's first bytes."""
         for event in list(self._quiet.values()):
             event.set()
 
@@ -90,11 +90,12 @@ class Relays:
         header: bytes = b"",
         open: Callable[[socket.socket], Any] | None = None,
     ) -> None:
-        """Passes on between these two, until one of them ends, in this greenlet and another. Closes both.
+        """Passes bytes on between a client and a node, until one of them ends, in this greenlet and another. Closes
+        both.
 
-        With a `header` the node is first told whose client it is. `open` makes of the client what waits in a greenlet.
-        Raises OSError when this process of a node does not answer in time, Stranger when another one does. Then it has
-        closed the node alone, and nothing was passed on: another node can serve this client.
+        With a `header` the node is first told whose client it is. `open` makes a waiting stream of the client. Raises
+        OSError when this process of a node does not answer in time, Stranger when another process answers. Then only
+        the node is closed, and nothing was passed on: another node can serve this client.
         """
         self._number += 1
         number = self._number
@@ -109,13 +110,13 @@ class Relays:
             del self._open[number]
 
     def close(self, last_s: float = LAST_S) -> None:
-        """Ends all of them, as a restart of the server would. What their node has answered by then is passed on."""
+        """Ends all connections, as a restart of the server would. What their node has answered by then is passed on."""
         for relay in list(self._open.values()):
             relay.end(socket.SHUT_WR)
             gevent.spawn_later(last_s, relay.end)
 
     def part(self) -> None:
-        """As close(), and waits for the end of them: their node executes what it was sent, and answers."""
+        """Does what close() does, and waits for the end: the node executes what it was sent, and answers."""
         self.close(LINGER_S)
         end_s = monotonic() + 2 * LINGER_S
         while self._open and monotonic() < end_s:
@@ -192,7 +193,7 @@ def greeting_bytes(word: bytes) -> int:
 
 
 def answer_to(line: bytes, incarnation: str) -> bytes | None:
-    """Returns what this process answers to a line: None unless that is a greeting for it, which proves to know it."""
+    """Returns the answer of this process to a line: None unless the line is a greeting that proves to know it."""
     nonce = line[len(_GREETING) : len(_GREETING) + _NONCE_BYTES]
     if not secrets.compare_digest(line, _greeting(incarnation, nonce)):
         return None

@@ -1,6 +1,6 @@
-"""What a node tells its operator when a statement of the cluster fails, and when it succeeds again.
+"""The troubles of a node, for its operator: a statement of the cluster that fails, and that succeeds again.
 
-Invariant: a trouble that lasts is told more and more rarely, and its end is told once.
+Invariant: a trouble that lasts is logged more and more rarely, and its end is logged once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COPIES: Final = {
 }
 """The line for the operator, by the way in which the log is replicated."""
 _REPEAT_NS: Final = 10_000 * MS_NS
-"""A trouble that lasts so long is told again, and then after twice that time."""
+"""A trouble that lasts this long is logged again, and then after twice that time."""
 
 
 class Troubles:

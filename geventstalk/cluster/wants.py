@@ -1,8 +1,8 @@
 """The requests of a member to its owner, one at a time in each of its tasks, and the messages to its owner.
 
 This module must not know how anything is done: the server does it with greenlets, the simulation with a database of its
-own. The owner sends each answer into the task, or throws the JournalError into it that came instead.
-Invariant: an owner may be late with any answer, by any time. It never gives an answer of before the question.
+own. The owner sends each answer into the task, or throws the JournalError that came instead of the answer. Invariant:
+an answer may be late, by any time. An answer is never older than its request.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Probe(NamedTuple):
 
 
 class ReadOn(NamedTuple):
-    """Reads what other nodes have written since, and applies it: about a millisecond of it.
+    """Reads what other nodes have written since the last time, and applies it: about a millisecond of it.
 
-    The answer is whether there was anything. None was there at the moment of the question when it says no.
+    The answer is whether there was anything. False says that there was nothing at the moment of the request.
     """
 
 
@@ -67,9 +67,9 @@ class LeadLog(NamedTuple):
 
 
 class ResumeLog(NamedTuple):
-    """Goes on writing under this epoch: what was on its way when the link was cut is there, or is written again.
+    """Goes on writing under this epoch: what was on its way when the link broke is there, or is written again.
 
-    Asked again after JournalUnreachable, each time with a newer epoch. Answers and raises as LeadLog does.
+    Requested again after JournalUnreachable, each time with a newer epoch. Answers and raises as LeadLog does.
     """
 
     epoch: int
@@ -95,7 +95,7 @@ class Owner:
         """The lease has run out. The owner need not act: the lease itself holds all replies back."""
 
     def speaks_again(self) -> None:
-        """The lease holds again: what was held back may leave. Also after a lapse so short that nothing told of it."""
+        """The lease holds again: replies may leave. Also called after a lapse too short for falls_silent()."""
 
     def hands_over(self) -> None:
         """Take nothing more from clients, commit, and send what is safe. Then call Member.finish()."""

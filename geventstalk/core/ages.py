@@ -30,9 +30,8 @@ _STRAYS: Final = 4096
 
 
 class Oldest(NamedTuple):
-    """When the oldest job of each state was put, in monotonic nanoseconds, which are negative before this boot.
-
-    None where there is no job.
+    """The time at which the oldest job of each state was put, in monotonic nanoseconds, which are negative before this
+    boot. None stands for a state without jobs.
     """
 
     ready: int | None
@@ -62,7 +61,7 @@ class Search:
             find_strays(engine)
 
     def go_on(self) -> Oldest | None:
-        """Searches for a millisecond at most. Returns None when there is more to do."""
+        """Searches for up to a millisecond. Returns None when there is more to search."""
         engine, tube = self._engine, self._tube
         if tube is not None and not tube.jobs:
             return NO_JOBS

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from geventstalk.core.state import EngineState
 
 BODY_BYTES: Final = 48
-"""Memory of a body beside its bytes: Python's header, and what the allocator rounds up to."""
+"""Memory that a body takes beside its bytes: Python's header, and what the allocator rounds up."""
 AHEAD_MAX: Final = 64
 """Bodies of a tube with reserving workers that are fetched at once, before they are needed."""
 AHEAD_BYTES_MAX: Final = 1 << 20
 """Their bytes, if that is less than an eighth of the bound."""
 FETCH_MAX: Final = 128
-"""Bodies of one fetch, which takes no more bytes than AHEAD_BYTES_MAX and one body."""
+"""The most bodies of one fetch. A fetch also takes at most AHEAD_BYTES_MAX bytes and one body."""
 _NEAR: Final = 4 * AHEAD_MAX
 """A ready job whose id is this close behind its tube's first job is about to be reserved."""
 _PAGE_BITS: Final = 6
@@ -210,7 +210,7 @@ class Bodies:
             del self._pages[number]
 
     def recount(self, jobs: JobTable, uploads: Iterable[Job] = ()) -> None:
-        """Computes all numbers anew, with these uploads under way: O(jobs)."""
+        """Counts everything again, with these uploads under way: O(jobs)."""
         under_way = {job.id for job in uploads}
         for id in [id for id in self._claims if id not in under_way]:
             self.unclaim(id)
@@ -234,7 +234,7 @@ class Bodies:
                 self._tidy()
 
     def _tidy(self) -> None:
-        """Forgets pages that hold nothing any more, which are at least half of all."""
+        """Forgets pages without jobs. At least half of all pages are such."""
         self._ring = deque([number for number in self._ring if self._holds(number)])
         self._ringed = set(self._ring)
 
@@ -367,9 +367,9 @@ class Bodies:
                 self._ahead[tube] = None
 
     def next_fetch(self, engine: EngineState) -> list[Job]:
-        """Returns the jobs whose bodies are to be fetched now, in one go. fetch_ended() follows.
+        """Returns the jobs whose bodies are to be fetched now, in one fetch. fetch_ended() follows.
 
-        Those that are wanted come first. A tube that does not fit waits for the next call.
+        Jobs that clients wait for come first. A tube that does not fit waits for the next call.
         """
         wanted = self.wanted
         left = AHEAD_BYTES_MAX

@@ -20,7 +20,7 @@ from geventstalk.core.timerwheel import NEVER
 from geventstalk.core.tube import DEADLINE_MARGIN_NS, RESERVED_JOB, Client, Tube
 
 _LOOKS: Final = 256
-"""Outdated entries of a line that a search for a waiting client drops. Then the tube's timer goes on."""
+"""The most outdated entries that a search for a waiting client drops. Then the tube's timer continues the search."""
 _LINES: Final = 512
 """Lines that wait() enters. The client's timer enters the others later."""
 _SCAN_MAX: Final = 64
@@ -68,8 +68,8 @@ class Dispatch(EngineState):
     def _best_candidate(self, client: Client) -> Tube | None:
         """Does what _best_tube() does, for a client that has looked at all tubes since a job last became ready.
 
-        So a tube's first job can only have been replaced by a later one. A heap of the first jobs of then shows which
-        tube to look at again.
+        So a tube's first job can only have been replaced by a later one. A heap of the first jobs of that time shows
+        which tube to look at again.
         """
         heap, stocked = client.candidates, self.stocked
         if not heap:

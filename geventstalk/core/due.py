@@ -133,7 +133,7 @@ class Due(Dispatch):
             self._make_ready(job, tube, now_ns)
 
     def _set_back(self, job: Job, tube: Tube, delay_s: int, now_ns: int) -> None:
-        """Delays a job that has left its worker, and tells the ledger. Does all or nothing."""
+        """Delays a job that has left its worker, and writes the change to the ledger. Does all or nothing."""
         rank, before = now_ns + delay_s * SECOND_NS, (job.rank, job.delay_s, job.holder, job.since_ns)
         self._place_delayed(tube, rank, job.id)
         job.state = DELAYED

@@ -184,7 +184,7 @@ class Engine(Due):
         return served
 
     def settle_pause(self, tube: Tube, now_ns: int) -> None:
-        """Begins or ends the pause of a tube whose policy may be another one now."""
+        """Begins or ends the pause of a tube whose policy may have changed."""
         if not self.keep_pause(tube) and tube.kept_paused:
             self.changing = True
             tube.kept_paused = False
@@ -510,9 +510,9 @@ class Engine(Due):
         return True
 
     def _leave_for_good(self, job: Job, rules: Rules, now_ns: int) -> Tube:
-        """Tells the ledger that a job ends, and takes it out of its place. Returns its tube.
+        """Writes to the ledger that a job ends, and takes the job out of its place. Returns its tube.
 
-        A mark stays of a job whose key has to be unique for a while longer.
+        A job whose key has to be unique for a while longer leaves a mark.
         """
         tube = self.tube_by_number[job.tube]
         mark = _mark_of(job, now_ns)
@@ -563,7 +563,7 @@ class Engine(Due):
         return True
 
     def touch(self, client: Client, id: int, now_ns: int) -> bool:
-        """Starts the job's ttr anew. Returns whether the client held it."""
+        """Starts the job's time to run again. Returns whether the client held the job."""
         job = client.reserved.get(id)
         if job is None:
             return False
@@ -612,7 +612,7 @@ class Engine(Due):
     def _record(
         self, job: Job, tube: Tube, state: int, rank: int, pri: int, delay_s: int, what: int, now_ns: int
     ) -> None:
-        """Sets the new fields of a job that has left its worker, tells the ledger, counts. Does all or nothing."""
+        """Sets the new fields of a job that has left its worker, tells the ledger, and counts. Does all or nothing."""
         tally = job.tally
         if tally is None:
             tally = job.counts()
@@ -686,7 +686,7 @@ class Engine(Due):
     def undo(self) -> None:
         """Undoes what is half done after an exception out of any call here. O(everything).
 
-        A job that was handed over or given back before the exception stays so.
+        A job that was handed out or given back before the exception stays so.
         """
         rebuild(self)
         if self.bodies is not None:

@@ -31,7 +31,7 @@ class Listing:
         self._next = after + 1 if engine.stray_ids else max(after + 1, _low(tube, state))
 
     def forget(self) -> None:
-        """Forgets what was found: the caller has done with that."""
+        """Forgets the jobs that were found: the caller needs them no more."""
         self._count -= len(self.found)
         self.found = []
 

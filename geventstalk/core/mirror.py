@@ -39,7 +39,7 @@ class Mirror:
         self._look_at_all()
 
     def set(self, job: Job, tube_name: bytes, now_ns: int) -> None:
-        """Takes in all of a job, new or anew, or of the mark of one."""
+        """Takes in a whole job, new or changed, or the mark of a job."""
         before = self.engine.jobs.get(job.id)
         if job.state == DELETED:
             self.mark(job, tube_name, now_ns)

@@ -24,7 +24,7 @@ _SPARSE_MIN: Final = 32
 
 @mypyc_attr(acyclic=True)
 class _Run:
-    """From `begin` up to `end` rank and id stand by turns in `items`. What lies before and behind means nothing."""
+    """From `begin` up to `end` rank and id alternate in `items`. The rest of `items` has no meaning."""
 
     __slots__ = ("begin", "end", "items")
 
@@ -173,7 +173,7 @@ class Order:
         return items[place - 1] if place > run.begin else _EMPTY  # no run but the first begins above
 
     def check(self) -> None:
-        """Asserts what is always true. O(n): for tests."""
+        """Asserts the invariants. O(n): for tests."""
         runs = self._runs
         if runs is None:
             assert self._head is self._tail
@@ -343,7 +343,7 @@ def _used(run: _Run) -> i64:
 
 
 def _join(run: _Run, after: _Run) -> None:
-    """The entries of the next run come into this one."""
+    """Moves the entries of the next run into this one."""
     used, more = run.end - run.begin, after.end - after.begin
     if run.end + more > len(run.items):
         _resize(run, used + more)

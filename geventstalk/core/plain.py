@@ -135,7 +135,7 @@ class Order:
         return ([self._head], 0) if runs is None else (runs, bisect_right(self._starts, entry) - 1)
 
     def check(self) -> None:
-        """Asserts what is always true. O(n): for tests."""
+        """Asserts the invariants. O(n): for tests."""
         runs = self._runs
         if runs is None:
             assert self._head is self._tail and len(self._head) <= _RUN_MAX

@@ -297,7 +297,7 @@ class Rules(Timer):
         return True
 
     def _end(self, id: int, tube: Tube, pri: int, why: int) -> None:
-        """Keeps a job whose time in its tube is over from being given out, until it is settled."""
+        """Keeps a job whose time in its tube is over from being handed out, until the job is settled."""
         self._over[id] = why
         tube.block(pri, id)
         self.due.append(id)
@@ -383,7 +383,7 @@ class Rules(Timer):
     # --- reservations
 
     def backoff_s(self, job: Job, tube: Tube) -> int:
-        """Returns for how long a reserved job waits whose delivery ends without a delete, 0 for not at all."""
+        """Returns the delay of a reserved job whose delivery ends without a delete; 0 for no delay."""
         tally = job.tally
         if not isinstance(tally, TaggedTally):
             return 0
@@ -560,7 +560,7 @@ class Rules(Timer):
             self._take_key(key, job_id)
 
     def settings(self) -> bytes:
-        """Returns the text of Operate.keep_settings(), b"" when there is none."""
+        """Returns the text that Operate.keep_settings() has kept; b"" when there is none."""
         mark = self.marks.get(self.settings_id)
         tags = None if mark is None else tags_of(mark)
         return b"" if tags is None else tags.settings
@@ -610,7 +610,7 @@ class Rules(Timer):
             self._engine._arm(self, self._times.first_rank())
 
     def find_due(self) -> None:
-        """Finds anew what settle() has to do, for a node that is to lead. It did nothing before."""
+        """Searches for the jobs that settle() has to change, for a node that is to lead. Nothing was due before."""
         self.due.clear()
         self.due.extend(self._over)
         for id, mark in self.marks.items():

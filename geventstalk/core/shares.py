@@ -35,7 +35,7 @@ class Shares:
         self._reached = 0  # of the last tube that was chosen: one that had no jobs goes on from here
 
     def set_mode(self, mode: int) -> None:
-        """Begins anew in this mode."""
+        """Starts again in this mode."""
         self.mode = mode
         self._passes.clear()
         self._reached = 0
@@ -46,7 +46,7 @@ class Shares:
         self._passes.pop(number, None)
 
     def choose(self, tubes: list[Tube]) -> Tube:
-        """Returns the tube whose turn it is, of some that have ready jobs, in the order in which they were watched."""
+        """Returns the tube whose turn it is, among tubes with ready jobs in the order in which they were watched."""
         passes, reached = self._passes, self._reached
         best = tubes[0]
         least = max(passes.get(best.number, 0), reached)

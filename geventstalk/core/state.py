@@ -140,7 +140,7 @@ class EngineState:
         return tube
 
     def _take_first(self, tube: Tube) -> Job:
-        """Takes the first ready job, which there is, out of its place."""
+        """Takes the first ready job out of its place. There is one."""
         job = self.jobs.get(tube.ready.pop())
         assert job is not None
         self._left_ready(tube, job.pri)
@@ -301,9 +301,9 @@ class EngineState:
     # --- timers
 
     def _arm(self, timer: Timer, deadline_ns: int) -> None:
-        """Makes the timer fire at this deadline or earlier. A timer that fires too early is armed anew.
+        """Makes the timer fire at this deadline or earlier.
 
-        So the timer of a worker is armed once a ttr, not once a job.
+        A timer that fires too early is armed again. So a worker's timer is armed once a time to run, not once a job.
         """
         if timer.slot < 0 or deadline_ns < timer.deadline_ns:
             self.wheel.add(timer, deadline_ns)
@@ -332,13 +332,13 @@ class EngineState:
         return tube.policy
 
     def note(self, tube: Tube, job: Job, what: int, client: int, now_ns: int) -> None:
-        """Notes what happens to a job, where the policy of its tube wants that. `trails` are there."""
+        """Records what happens to a job, where the policy of its tube says so. `trails` are there."""
         trails = self.trails
         assert trails is not None
         trails.note(self.policy_of(tube), job.id, what, client, now_ns)
 
     def keep_pause(self, tube: Tube) -> bool:
-        """Pauses a tube whose policy says so. Returns whether it is paused so."""
+        """Pauses a tube whose policy says so. Returns whether the policy pauses it."""
         policy = self.policy_of(tube)
         if policy is None or not policy.terms.pause:
             return False

@@ -85,7 +85,7 @@ class TimerWheel:
         self._place(timer)
 
     def cancel(self, timer: Timer) -> None:
-        """Disarms a timer; nothing happens when it is not armed."""
+        """Disarms a timer. A timer that is not armed stays so."""
         number = timer.slot
         if number < 0:
             return

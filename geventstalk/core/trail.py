@@ -19,7 +19,7 @@ JOBS_MAX: Final = 10_000
 """Jobs with events; of more, those go first that have had events for the longest time."""
 DONE_MAX: Final = 10_000
 BODY_BYTES: Final = 200
-"""A done job keeps so many bytes of its body."""
+"""The bytes that a done job keeps of its body."""
 
 PUT: Final = 0
 RESERVED: Final = 1

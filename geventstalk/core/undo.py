@@ -150,7 +150,7 @@ def _place_jobs(engine: Engine) -> None:
 
 
 def _arm_tube(engine: Engine, tube: Tube) -> None:
-    """Arms a tube for its first delay, the end of its pause, and for clients that wait although there is a job."""
+    """Arms a tube for its first delay, the end of its pause, and for clients that wait beside a ready job."""
     moments = [tube.paused_until_ns] if tube.paused_until_ns else []
     if tube.delayed.first() >= 0:
         moments.append(tube.delayed.first_rank())

@@ -14,7 +14,7 @@ from geventstalk.durable.records import ClockOffset, encode_head
 LARGE_BYTES: Final = 1 << 20
 """A job with a larger body is written in parts. To write it at once would take several milliseconds."""
 PART_BYTES: Final = 1 << 18
-"""Bytes that one slice writes. Checksum, copy and SQLite take a millisecond for them."""
+"""The bytes that one slice writes: checksum, copy and SQLite take a millisecond for them."""
 
 
 PUT: Final = 0

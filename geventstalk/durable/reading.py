@@ -56,5 +56,5 @@ class Reading:
 
 
 def wanted_of(jobs: list[Job], bodies: Bodies) -> list[Wanted]:
-    """Returns where the records of those jobs stand whose bodies are not in memory."""
+    """Returns the places of the records of jobs whose bodies are not in memory."""
     return [(job.segment, bodies.place_of(job), job.id) for job in jobs if job.body is None]

@@ -53,7 +53,7 @@ STEP_NS: Final = 10_000_000
 _READINGS: Final = 5
 _FIRST_NS: Final = -(1 << 62)
 _LAST_NS: Final = (1 << 63) - 1
-"""The longest delay is 136 years. make_plausible() corrects what is later."""
+"""The longest delay is 136 years. make_plausible() corrects a later deadline."""
 
 
 class ClockOffset:

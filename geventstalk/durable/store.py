@@ -185,7 +185,7 @@ class Store(Ledger):
         return large
 
     def _end(self, large: LargeRecord) -> None:
-        """Ends a large record: no other part is to be written."""
+        """Ends a large record: no further part is to be written."""
         self._large = None
         if self.bodies is not None and large.purpose != PUT:
             self.bodies.let_be(large.job)
@@ -206,7 +206,7 @@ class Store(Ledger):
         return large.is_last
 
     def _finish_large(self, large: LargeRecord) -> None:
-        """Writes the last part, and what has changed since the first one."""
+        """Writes the last part, and the changes of the job since the first part."""
         job = large.job
         self._log.append_last(job.id, large.part(), moved=large.purpose == MOVE)
         self._end(large)
@@ -419,7 +419,7 @@ class Store(Ledger):
         return self._sync_due_ns
 
     def sync_point(self) -> SyncPoint | None:
-        """Returns the sync that is needed now, for the caller to run; None when there is nothing to sync."""
+        """Returns the sync that is needed now, for the caller to run; None when everything is synced."""
         point = self._log.sync_point()
         self._sync_due_ns = 0
         return point
@@ -504,9 +504,9 @@ class Store(Ledger):
     # --- bodies that only the log has
 
     def seal_early(self, size: int) -> bool:
-        """Seals the newest segment if it has so many bytes, so that its bodies can leave memory.
+        """Seals the newest segment if it has this many bytes, so that its bodies can leave memory.
 
-        Called between a commit and the next change. Returns whether it is under way. Raises JournalFailed.
+        Called between a commit and the next change. Returns whether sealing is under way. Raises JournalFailed.
         """
         return self._log.seal_early(size)
 
@@ -565,7 +565,7 @@ class Store(Ledger):
         self._log.close()
 
     def abandon(self) -> None:
-        """Gives up after a failure, writing nothing more."""
+        """Closes the log after a failure, and writes nothing more."""
         self._log.abandon()
 
 

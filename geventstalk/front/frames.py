@@ -37,7 +37,7 @@ CLOSE: Final = 13  # close the client's connection once all replies have gone in
 SHUT: Final = 14  # shut the connection down, as if the client had hung up
 
 ACCEPTS: Final = 4
-"""Clients that one of several fronts may accept at first; each that has come allows another one."""
+"""The clients that one of several fronts may accept at first. Each client that has come allows one more."""
 IN_BYTES: Final = 1 << 14
 """Bytes that a client may have under way to the engine at first."""
 IN_BYTES_MAX: Final = 1 << 16
@@ -51,7 +51,7 @@ class FrameError(Exception):
 
 
 def head(client: i64, kind: i64, count: i64) -> bytes:
-    """Returns the head of so many bytes. `kind` is less than 128: compiled, the head is a signed integer."""
+    """Returns the head of a frame of this size. `kind` is less than 128: compiled, the head is a signed integer."""
     whole: int = kind << 56 | count << 32 | client
     return whole.to_bytes(HEAD_BYTES, "little")
 

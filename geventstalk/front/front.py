@@ -115,7 +115,7 @@ class Front:
         return -1.0 if not self._resume_s else max(0.0, self._resume_s - monotonic())
 
     def _end(self) -> None:
-        """Sends what clients take at once of their last replies. The engine is gone."""
+        """Sends the part of the last replies that clients take at once. The engine is gone."""
         for listener in self._listeners.values():
             listener.close()  # first: another server may want the address
         clients = list(self._by_fd.values())
@@ -145,7 +145,7 @@ class Front:
             self._epoll.modify(self._link_fd, _IN | _OUT)
 
     def _wait_for_engine(self) -> None:
-        """Attends to the link alone while the engine does not keep pace with the clients."""
+        """Attends to the link alone while the engine is slower than the clients."""
         while self._link.unsent and self._held_bytes() >= CLOG_BYTES and not self._over:
             for _, event in self._link_poll.poll():
                 self._attend_link(event)
@@ -276,7 +276,7 @@ class Front:
             self._look_for(client)
 
     def _look_for(self, client: Client) -> None:
-        """Registers the client's socket for what matters now."""
+        """Registers the client's socket for the events that matter now."""
         if client.out:
             mask = _OUT
         elif client.ended or client.closing:
@@ -335,7 +335,7 @@ class Front:
             self._look_for(client)
 
     def _write(self, client: Client) -> None:
-        """Writes what the socket takes of the replies that wait."""
+        """Writes as much of the waiting replies as the socket takes."""
         try:
             sent = client.stream.flush()
         except OSError:
@@ -370,7 +370,7 @@ class Front:
     # --- listeners
 
     def _look(self) -> None:
-        """Registers or unregisters the listeners, as it is to be now."""
+        """Registers or unregisters the listeners, as the state demands."""
         looks = self._accepts and not self._resume_s and (self._alone or self._may_accept > 0)
         if looks == self._looks:
             return

@@ -17,7 +17,7 @@ from geventstalk.stream import Stream
 
 LOOK_S: Final = 0.002
 QUIET: Final = 100
-"""When no client has taken or sent anything for so many looks, the others have nothing on their way either."""
+"""After this many looks in which no client has taken or sent anything, nothing is on its way to the others either."""
 LINGER: Final = 500
 _CHUNK_BYTES: Final = 1 << 16
 
@@ -36,7 +36,7 @@ def send_rest(flush: Callable[[], int], may: Callable[[], bool], pause: Callable
 
 
 def let_read(streams: Sequence[Stream], pause: Callable[[float], None]) -> None:
-    """Tells these clients the end of what they get, and waits until they have closed, too. The streams stay open."""
+    """Shuts the sending side of these streams down, and waits until their clients have closed. They stay open."""
     looks = select.poll()
     left: dict[int, Stream] = {}
     for each in streams:
@@ -57,7 +57,7 @@ def let_read(streams: Sequence[Stream], pause: Callable[[float], None]) -> None:
 
 
 def _throw_away(stream: Stream) -> bool:
-    """Reads what has come. Returns False at the end of it."""
+    """Reads the input that is there. Returns False at the end of the input."""
     try:
         return bool(stream.get(_CHUNK_BYTES))
     except BlockingIOError:

@@ -216,7 +216,7 @@ class Access:
     # --- tokens
 
     def _follow_file(self, now_ns: int) -> None:
-        """Reads the file of tokens again soon after it was changed. A faulty file changes nothing."""
+        """Reads the file of tokens again soon after it was changed. A file with a fault changes nothing."""
         tokens = self._file
         if tokens is None or now_ns - self._looked_ns < _LOOK_EVERY_NS:
             return

@@ -171,7 +171,7 @@ def _refuse(req: falcon.Request, resp: falcon.Response, refused: Refused, params
 
 
 class _Fault:
-    """Answers for an unexpected exception: the log has it, the client does not, and the server goes on.
+    """Answers an unexpected exception: the log gets the exception, the client does not, and the server goes on.
 
     No handler changes jobs itself. Operations of the turn do, and the turn handles their failures.
     """

@@ -199,7 +199,7 @@ def _fits(entry: Entry) -> bool:
 
 
 def check(path: str) -> None:
-    """Raises ConfigError for what would keep a start from opening the file. Makes no file."""
+    """Raises ConfigError for a reason that would keep a start from opening the file. Creates no file."""
     folder = os.path.dirname(os.path.abspath(path))
     found = path if os.path.exists(path) else folder
     try:

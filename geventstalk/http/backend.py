@@ -51,7 +51,7 @@ NEXT_TURN_S: Final = 1e-9
 
 
 class Failed(Exception):
-    """A change was given up: how far it came is unknown."""
+    """A change was given up. It is unknown how much of the change was made."""
 
 
 class Busy(Exception):
@@ -255,7 +255,7 @@ class Backend:
         return (self._wall_clock() - self.now_ns() + ns) / 1e9
 
     def change(self, operation: Operation) -> None:
-        """As carry_out(), for a request. Raises Busy, too."""
+        """Does what carry_out() does, for a request. Raises Busy, too."""
         if self._waiting >= WAITING_MAX:
             raise Busy
         self._waiting += 1

@@ -329,7 +329,7 @@ class _Teller:
 
 
 def _supervised(change: BulkChange, tell: Callable[[], None], log: logging.Logger) -> None:
-    """A fault ends this bulk change only: the turn itself looks after what changes jobs."""
+    """A fault ends this bulk change only. The turn handles the failures of its operations."""
     try:
         change.run(tell)
     except Exception as error:

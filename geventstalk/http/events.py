@@ -31,9 +31,8 @@ USER_STREAMS_MAX: Final = 8
 PERIOD_NS: Final = SECOND_NS
 _PERIOD_MAX_NS: Final = 2 * SECOND_NS
 _SHARE: Final = 5
-"""Making figures takes at most one part in so many of the time. Otherwise they come less often, down to one in two
-seconds: a page takes three seconds of silence for a server that does not answer.
-"""
+"""Making figures takes at most one part in this many of the time. Otherwise figures come less often, down to one in two
+seconds: after three seconds of silence a page says that the server does not answer."""
 HEARTBEAT_S: Final = 15.0
 SLOW_NS: Final = 10 * SECOND_NS
 """The most time a client may take for one piece."""
@@ -121,7 +120,7 @@ class Stream:
         self._wake.set()
 
     def close(self) -> None:
-        """The connection writes nothing more of this stream."""
+        """The connection writes no more of this stream."""
         self.end()
         self._events.leave(self)
 

@@ -26,7 +26,7 @@ Ranges = list[tuple[int, int]]
 
 _INFINITE: Final = 2**64
 _GLOBS_A_SLICE: Final = 1024
-"""Comparing a name with so many globs takes less than a millisecond or two."""
+"""The number of globs that are compared with a name in one or two milliseconds."""
 
 
 class Matcher:

@@ -18,7 +18,7 @@ except ImportError:  # there are no wheels of it for musl
 MEMORY_BYTES_MAX: Final = 1 << 20
 """RE2's memory for one pattern: its program, and its cache."""
 _COST_MAX: Final = 3000
-"""The most instructions of a pattern, about. Compiling so many takes up to 5 ms."""
+"""The most instructions of a pattern, about. Compiling this many takes up to 5 ms."""
 _CLASS_COST: Final = 12
 """A dot, a class or a letter beyond ASCII: bodies are UTF-8, so each is several instructions."""
 _PROPERTY_COST: Final = 1200

@@ -24,7 +24,7 @@ TUBES_MAX: Final = 2000
 BUSY_MAX: Final = 500
 """The most tubes with charts, the busiest of late, in 16 kB each: 8 MB."""
 _IDLE_JOBS: Final = 1_000_000
-"""So many jobs that lie in a tube count as much as one event in a second."""
+"""The number of jobs in a tube that count as much as one event in a second."""
 _LOOK_EVERY_S: Final = 0.2
 """The interval between checks that the journal is replayed."""
 

@@ -27,7 +27,7 @@ from geventstalk.http.sight import EVERYTHING, Sight
 _WORK_NS: Final = 200_000_000
 """The most time that a search works for one answer."""
 _WAIT_NS: Final = 1_000_000_000
-"""The most time that one answer takes, other work included."""
+"""The most time that one answer takes, with other work in between."""
 _HUB_COST_MAX: Final = 100_000
 """The most that a pattern's cost times the bytes of a body may be on the hub: about a millisecond."""
 _BATCH_COST_MAX: Final = 30_000_000
@@ -41,7 +41,7 @@ _WINDOW_BYTES: Final = 1 << 16
 _LISTED_MAX: Final = 8000
 """The most ids, tubes and clients that are listed in one slice."""
 _WORTH: Final = 8
-"""A list of ids is better than the table when it has so many times fewer jobs."""
+"""A list of ids is better than the table when the table has more than this many times as many jobs."""
 
 _GONE: Final = b"\r\n"
 """The body of a job that is gone; its verdict is ignored."""
@@ -89,7 +89,7 @@ class Search:
 
     @property
     def searched(self) -> int:
-        """The number of jobs that were looked at; of jobs that match, where others must not be told of."""
+        """The number of jobs that were looked at, or of those that match where the sender may not know of others."""
         at = self.position
         return self._searched + sum((job.id > at) if self._descending else (job.id < at) for job in self._seen)
 

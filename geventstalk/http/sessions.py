@@ -13,7 +13,7 @@ from geventstalk.http.tokens import Token
 
 SESSIONS_MAX: Final = 1000
 IDLE_NS: Final = 12 * 3600 * 1_000_000_000
-"""A session ends when it is not used for so long."""
+"""A session ends when it is not used for this long."""
 LIFE_NS: Final = 7 * 24 * 3600 * 1_000_000_000
 """The longest life of a session."""
 

@@ -21,7 +21,7 @@ class Sight:
 
     @property
     def sees_all(self) -> bool:
-        """Returns whether every tube, and what is about all of them, may be looked at."""
+        """Returns whether every tube, and the figures of all tubes together, may be looked at."""
         if self._user is None:
             return True
         user = self._user()

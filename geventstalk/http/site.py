@@ -132,7 +132,7 @@ class Service:
         self._working.discard(handler)
 
     def give_up(self, count: int) -> None:
-        """Ends so many connections that wait for their clients: those without a request first."""
+        """Ends this many connections that wait for their clients: those without a request first."""
         for handler in [*self._resting, *self._sending][:count]:
             self._forget(handler)
             handler.hang_up()

@@ -42,7 +42,7 @@ class Token:
 
 
 class Source(Protocol):
-    """Where tokens come from."""
+    """A source of tokens."""
 
     def find(self, text: str) -> Token | None:
         """Returns the token with this text. Takes as long for a token that is nearly right as for any other."""

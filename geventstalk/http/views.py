@@ -158,7 +158,7 @@ def server(backend: Backend, found: Oldest, needy: str) -> Json:
 
 
 def limited(backend: Backend) -> Json:
-    """Returns the server for those who may not look at every tube: nothing tells of jobs, clients or memory."""
+    """Returns the server for a user who may not look at every tube: no figure tells of jobs, clients or memory."""
     found = server(backend, Oldest(None, None, None, None), "")
     blank = ("jobs", "ages", "rates", "totals", "tubes", "connections")
     return {
@@ -382,7 +382,7 @@ def connection(backend: Backend, channel: Channel, now_ns: int) -> Json:
 
 
 def journal(backend: Backend) -> Json:
-    """Returns the journal without its segments; of a server without one, that there is none."""
+    """Returns the journal without its segments. For a server without a journal, the answer says so."""
     settings, store = backend.settings, backend.turn.store
     found: Json = {
         "directory": settings.journal_shown

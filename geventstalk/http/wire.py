@@ -42,7 +42,7 @@ LINGER_BYTES: Final = 1 << 26
 LINGER_IDLE_S: Final = 2.0
 """The longest pause of the client meanwhile."""
 _READS_A_SLICE: Final = 256
-"""Chunks of a body are read byte by byte. So many reads take less than a millisecond."""
+"""Chunks of a body are read byte by byte. This many reads take less than a millisecond."""
 
 _DROPPED: Final = bytearray(1 << 16)
 """The buffer for dropped bytes."""
@@ -153,7 +153,7 @@ class Input:
     # --- for pywsgi, which reads bodies and their chunks
 
     def read(self, size: int) -> bytes:
-        """Returns so many bytes, less only at the end. Breathes now and then."""
+        """Returns this many bytes, or less at the end. Lets other greenlets run now and then."""
         self._reads += 1
         if not self._reads % _READS_A_SLICE:
             self._breathe()
@@ -378,7 +378,7 @@ class Handler(pywsgi.WSGIHandler):
                 sock.shutdown(2)
 
     def keep_unsent(self, size: int) -> None:
-        """Has the kernel keep about so many bytes that the client has not read, so that this greenlet waits less."""
+        """Has the kernel keep about this many bytes that the client has not read, so that this greenlet waits less."""
         this: Any = self
         this.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 

@@ -216,7 +216,7 @@ def names(place: str) -> list[str]:
 
 
 def _node(told: MemberFacts, view: View, alive: bool, place: int) -> Node:
-    """Returns the present state of a node. `place` is that of the leader, as far as it is known."""
+    """Returns the present state of a node. `place` is that of the leader, if it is known."""
     if alive and told.node == view.node and not view.released:
         role, epoch = _role_of_leader(told.role, view), view.epoch
     else:

@@ -37,7 +37,7 @@ def open_survey(directory: str) -> Survey:
 
 
 def survey_all(directory: str) -> Survey:
-    """Returns a survey that has read everything and holds nothing open."""
+    """Returns a survey that has read everything and has closed all files."""
     survey = open_survey(directory)
     try:
         for _ in survey.read():

@@ -166,7 +166,7 @@ def _bury(server: Beanstalk, id: int) -> None:
 
 
 def _move(server: Beanstalk, id: int, target: Beanstalk) -> None:
-    """Puts the job anew and deletes the old one. A job that cannot be put stays where and as it was."""
+    """Puts the job again and deletes the old one. A job that cannot be put stays as it was."""
     facts = _facts(server, id)
     if facts.get("state") not in PEEKS:
         raise Absent("a worker has reserved the job")

@@ -142,7 +142,7 @@ class Beanstalk:
         self._do(protocol.bury(id, priority=pri))
 
     def kick(self, most: int) -> int:
-        """Kicks at most so many jobs of the used tube: buried ones, or if there are none, delayed ones."""
+        """Kicks up to this many jobs of the used tube: buried jobs, or delayed jobs when no job is buried."""
         return self._do(protocol.kick(most))
 
     def kick_job(self, id: int) -> None:
@@ -177,7 +177,7 @@ class Beanstalk:
     # Errors
 
     def _told(self, error: client.BeanstalkError) -> ClientError:
-        """Returns the error of errors.py that tells the user of this one."""
+        """Returns the error of errors.py that explains this error to the user."""
         if isinstance(error, client.NotFound):
             return Absent("there is no such job, or its state does not fit")
         if isinstance(error, client.ServerError):

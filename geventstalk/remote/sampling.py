@@ -17,7 +17,7 @@ from geventstalk.remote.shapes import Shape
 from geventstalk.trouble import Trouble, trouble
 
 _REST: Final = 4
-"""The pause after an answer is at least so many times as long as the answer took."""
+"""The pause after an answer is at least this many times the time that the answer took."""
 _UNTOLD_S: Final = 60
 _SERVER_RATES: Final = ("put", "reserve", "delete", "timeout")
 _TUBE_RATES: Final = ("put", "delete", "bury")

@@ -18,7 +18,7 @@ _ID_MAX: Final = (1 << 63) - 1
 
 
 class BadSelection(Exception):
-    """The words select nothing that can be understood. The text is for the user."""
+    """The words are no valid selection. The text is for the user."""
 
 
 @dataclass(frozen=True)

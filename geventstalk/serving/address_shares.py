@@ -85,7 +85,7 @@ class AddressShares:
                 del self._hosts[name]
 
     def of(self, host: str) -> UploadShare | None:
-        """Returns what bounds the uploads of a host that has a connection; None for this host."""
+        """Returns the share that bounds the uploads of a host with a connection; None for this host."""
         return self._hosts.get(network_of(host))
 
     def refuses_upload(self, host: str, size: int) -> None:
@@ -104,7 +104,7 @@ class AddressShares:
 
 
 def network_of(host: str) -> str:
-    """Returns what stands for the hosts that share with this one; "" for this host, and for what is no address."""
+    """Returns the key of the hosts that share with this one; "" for this host, and for a text that is no address."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from geventstalk.http.site import Site
 
 _DESCRIPTORS: Final = 10
-"""Connections to the database, and what they take while all hosts are asked at once."""
+"""Connections to the database, and descriptors that are needed while all hosts are asked at once."""
 _MUTE_S: Final = 0.05
 _ANSWER_S_MIN: Final = 1.0
-"""A database may be silent for so long also where leases are short."""
+"""A database may be silent for at least this long, also where leases are short."""
 _END_S: Final = 10.0
-"""So long the end waits for a commit that is under way."""
+"""The end waits at most this long for a commit that is under way."""
 
 
 class ClusterServer(Server):
-    """As Server. The journal of the settings is a shared one. `seen` is as a Node says."""
+    """A Server whose journal is a shared one. `seen` is as a Node says."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class ClusterServer(Server):
         acceptor.stop_accepting()  # the next program of this process may need the socket
 
     def _accepts(self) -> None:
-        """The manager hears of it when this node stands by or leads."""
+        """The manager is told later: when this node stands by or leads."""
         self._manager.starting("Looking for the database")
 
     def _connect(self, stream: Stream, session: Session) -> Connection:
@@ -185,7 +185,7 @@ class ClusterServer(Server):
     # --- other nodes, where they connect with TLS
 
     def _relayed(self, stream: Stream, listener: Listener | None) -> RelayedClient | None:
-        """Returns how a client is passed on: as it comes, or with TLS behind what it has shown here."""
+        """Returns how a client is passed on: as it comes, or with TLS behind the proofs that it has shown here."""
         if self._settings.node_listener is None:
             return None
         has_input = isinstance(stream, TlsStream) and stream.has_input
@@ -280,7 +280,7 @@ class ClusterServer(Server):
         gevent.spawn(self._hand_over)
 
     def _hand_over(self) -> None:
-        """Takes nothing more from clients, and sends what is safe."""
+        """Takes nothing more from clients, and sends the replies that are safe."""
         for acceptor in self._acceptors:
             acceptor.stop_accepting()
         self._tasks.stop()
@@ -295,14 +295,14 @@ class ClusterServer(Server):
         self._node.finish()
 
     def _await_sync(self) -> None:
-        """Waits for a commit that is under way, but not for ever: no client was told of it."""
+        """Waits for a commit that is under way, within a bound: no client was told of the commit."""
         turn = self._leased
         end_ns = monotonic_ns() + round(_END_S * 1e9)
         while turn.syncs.is_under_way and not turn.failed and monotonic_ns() < end_ns:
             gevent.sleep(0.001)
 
     def end(self, why: str) -> None:
-        """This process answers nothing any more."""
+        """Ends the answers of this process."""
         if self._stopped.is_set():
             return
         self._leased.step_down()
@@ -359,7 +359,7 @@ class ClusterServer(Server):
 
     @property
     def seen(self) -> list[int]:
-        """Returns what the program that follows in this process has to know of the log."""
+        """Returns the facts about the log for the program that follows in this process."""
         return self._node.seen
 
     @property
@@ -367,7 +367,7 @@ class ClusterServer(Server):
         return self._engine.draining
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Returns what the same command is to run with that follows in this process. Its manager hears of that."""
+        """Returns the environment for the same command, which follows in this process. The manager is told of that."""
         if self._ready:
             self._manager.reloading("Stands by from now on", monotonic_ns())
         made = dict(environment)

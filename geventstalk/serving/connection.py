@@ -28,7 +28,7 @@ _SHORT_BYTES: Final = SMALL_BYTES
 """Bytes that a read asks for when the client's last pieces were shorter than this. Memory for more is the C library's,
 at several times the cost."""
 _SHORT_PIECES: Final = 8
-"""So many of them: a client that sends some puts and then the deletes of their jobs has pieces of all sizes."""
+"""The last pieces that count: a client that sends puts and then the deletes of their jobs has pieces of all sizes."""
 _WRITE_BYTES_MAX: Final = 1 << 18
 """The most that one turn writes to a client. Without a limit, a client that reads quickly would get all of a large
 reply in one turn."""
@@ -43,13 +43,13 @@ OUT_BYTES_MIN: Final = 1 << 12
 ALL_UNSENT_BYTES_MAX: Final = 1 << 23
 """With more than this unread by all clients together, OUT_BYTES_MIN holds for each: 32 times OUT_BYTES_MAX."""
 _COUNTED_BYTES_MAX: Final = 1 << 17
-"""No more is counted of one reply. A larger one is the body of a job, which takes memory anyway, or a long list, which
-would be made for a client that has nothing else unsent, too."""
+"""The most bytes that are counted of one reply. A larger reply is the body of a job, which takes memory anyway, or a
+long list, which is made only for a client without other unsent replies."""
 DEEP_BYTES_MAX: Final = 1 << 23
 """Bytes of a client's input that are read to find its end. Linux keeps 6 MB for a receiver and 4 MB for a sender at the
 most, when no administrator has changed that."""
 ALL_DEEP_BYTES_MAX: Final = 3 << 23
-"""With so much beyond the limits of all clients together, no client's end is looked for in this way."""
+"""With this much beyond the limits of all clients together, no client's end is looked for in this way."""
 _DEEP_CHUNK_BYTES: Final = 1 << 20
 """Bytes of one read then. A read takes a third of a millisecond, and earlier input is copied less often."""
 HANGUP_CHECK_S = 1.0
@@ -110,7 +110,7 @@ class Unsent:
         self._share = OUT_BYTES_MAX
 
     def made(self, count: int) -> None:
-        """So many bytes stand for a client that are to be sent at the end of the turn."""
+        """Adds this many bytes for a client, which are to be sent at the end of the turn."""
         self.turn_bytes += count
         self._limit()
 
@@ -124,7 +124,7 @@ class Unsent:
         self._limit()
 
     def leave(self, data: bytes) -> None:
-        """A reply has to wait until its client reads."""
+        """Holds a reply until its client reads."""
         self._left_bytes += min(len(data), _COUNTED_BYTES_MAX)
         if self._bodies is not None:
             self._bodies.claimed_bytes += len(data)
@@ -249,15 +249,15 @@ class Connection(Runnable):
 
     @property
     def output_bytes(self) -> int:
-        """Replies that the client has not taken, as far as they have not left."""
+        """The bytes of replies that the client has not taken, if they have not left."""
         return self.held_bytes + self.session.out_bytes + self.stream.unsent_bytes
 
     def hang_up(self) -> None:
-        """As if the client had hung up: what it has sent is executed, and the connection ends."""
+        """Ends the connection as if the client had hung up: what the client has sent is executed."""
         self.stream.hang_up()
 
     def rest(self) -> None:
-        """Reads and executes nothing any more. What its client has not taken leaves by flush()."""
+        """Reads and executes nothing more. flush() sends the replies that the client has not taken."""
         self._become(OVER)
         self._rests = True
 
@@ -284,7 +284,7 @@ class Connection(Runnable):
     # --- states
 
     def _next_state(self) -> int:
-        """Returns what the connection has to wait for now."""
+        """Returns the events that the connection waits for now."""
         session = self.session
         if self._state == OVER:
             return OVER
@@ -368,7 +368,7 @@ class Connection(Runnable):
         self._step(data or None)
 
     def _ask_for_less(self, ask_bytes: int) -> None:
-        """There is no memory for what was asked for. In small pieces, commands are still executed or refused."""
+        """There was no memory for a read. In small pieces, commands are still executed or refused."""
         if ask_bytes > _SHORT_BYTES:
             self._ask_bytes = _SHORT_BYTES
         else:

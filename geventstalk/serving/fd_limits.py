@@ -24,7 +24,7 @@ _MOMENT = 1
 _LOOP = 2
 """Descriptors that the event loop opens."""
 _KEPT_MAX = 16
-"""So many are kept back for others than clients, or an eighth where that is less."""
+"""The number of descriptors that are kept for other uses than clients, or an eighth of all where that is less."""
 
 
 class TooFewError(Exception):
@@ -54,7 +54,7 @@ def raise_limit(log: logging.Logger) -> None:
 
 
 def require_some(listeners: int) -> None:
-    """Raises TooFewError when the event loop, a client, and so many listeners that are to be opened do not fit.
+    """Raises TooFewError when the event loop, a client, and this many listeners do not fit.
 
     The event loop ends the process when it finds no descriptor.
     """
@@ -94,7 +94,7 @@ class Descriptors:
             )
 
     def take(self) -> bool:
-        """For a client. Returns whether there is one; the limit may have changed since the start."""
+        """Takes a descriptor for a client. Returns whether there is one; the limit may have changed since the start."""
         if self._clients >= self.for_clients:
             return False
         self._clients += 1

@@ -25,13 +25,13 @@ from geventstalk.serving.link import Link, Owner
 
 RESTART_S: Final = 0.1
 RESTART_S_MAX: Final = 5.0
-"""A front that ends again and again is started again after so long at most."""
+"""The longest pause before a front that ends again and again is started again."""
 LIVED_S: Final = 10.0
-"""A front that has lived for so long is started again at once."""
+"""A front that has lived for this long is started again at once."""
 CLIENTS_AHEAD_MAX: Final = 4
 """A front that has more clients more than another one lets the other one accept first."""
 CATCH_UP_S: Final = 0.02
-"""So long, for the other one may stand still."""
+"""The time to wait for another front, which may stand still."""
 START_S_MAX: Final = 5.0
 """The fronts that are ready do not wait any longer for one that is not."""
 _END_S: Final = 2.0
@@ -96,13 +96,13 @@ class Fronts(Owner):
             self._open()
 
     def came(self, link: Link) -> None:
-        """A client has come to this front, which may accept another one, unless it has many more than other fronts."""
+        """Counts a client. The front may accept another one, unless it has many more clients than other fronts."""
         if self._count > 1:
             link.to_accept += 1
             self._let_accept(CLIENTS_AHEAD_MAX)
 
     def refused(self, link: Link) -> None:
-        """The system tells one front of who waits, and this one has no room: the others look whether they have."""
+        """The system wakes one front for a connection, and this one has no room: the others look whether they have."""
         if self._opened:
             for each in self._links:
                 if each is not None and each is not link:
@@ -132,7 +132,7 @@ class Fronts(Owner):
         self._say(f.frame(0, f.REST))
 
     def seen(self) -> list[tuple[int, int, int]]:
-        """Of each process that there is: its place, from 1 on, its pid, and how many clients it has."""
+        """Returns of each front process its place, from 1 on, its pid, and the number of its clients."""
         pairs = enumerate(zip(self._processes, self._links, strict=True), 1)
         return [
             (place, process.pid, 0 if link is None else len(link.clients))
@@ -227,7 +227,7 @@ class Fronts(Owner):
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> int:
-    """The exit code of a process whose link has ended. One that does not end by itself is killed."""
+    """Returns the exit code of a process whose link has ended. A process that does not end by itself is killed."""
     end_s = monotonic() + _END_S
     while process.poll() is None:
         if monotonic() > end_s:

@@ -113,7 +113,7 @@ class Guard:
         return self._access
 
     def usage_of(self, name: str) -> Usage:
-        """Returns what a user has done since the server began."""
+        """Returns the counts of a user since the server began."""
         usage = self._usages.get(name)
         if usage is None:
             usage = self._usages[name] = Usage()
@@ -189,7 +189,7 @@ class Guard:
         return (self._path,)
 
     def read(self) -> Callable[[], None]:
-        """Reads the file, and returns what puts it into use. Runs in a thread. Raises ConfigError."""
+        """Reads the file, and returns a function that puts it into use. Runs in a thread. Raises ConfigError."""
         return partial(self._use, read_access(self._path))
 
     def _use(self, found: Access) -> None:

@@ -124,7 +124,7 @@ class Handshakes:
         return [path for files in self._certificates for path in files.files.values()]
 
     def read(self) -> Callable[[], None]:
-        """Reads all files, and returns what puts them into use. Runs in a thread. Raises ConfigError."""
+        """Reads all files, and returns a function that puts them into use. Runs in a thread. Raises ConfigError."""
         return partial(self._use, [(files, each.read()) for files, each in self._certificates.items()])
 
     def _use(self, found: Iterable[tuple[Tls, Found]]) -> None:
@@ -134,7 +134,7 @@ class Handshakes:
 
 
 def _read_changed(certificate: Certificate) -> Any:
-    """Returns what is found, or why that cannot be used; None when the files are as they were. Runs in a thread."""
+    """Returns the new certificate, or the reason why it cannot be used; None without a change. Runs in a thread."""
     try:
         return certificate.read_changed()
     except ConfigError as error:  # gevent takes an exception out of a thread for a fault

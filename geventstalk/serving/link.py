@@ -47,7 +47,7 @@ _END_S: Final = 2.0
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Owner:
-    """Who has a link, and hears what its front tells of itself."""
+    """The owner of a link, which hears what the front says about itself."""
 
     def greeted(self, link: Link) -> None:
         """The front is ready."""
@@ -131,13 +131,13 @@ class FrontClient(Runnable):
             self._go_on()
 
     def hangs_up(self) -> None:
-        """The client sends nothing more, but the front may not send all of it yet."""
+        """The client sends nothing more, but the front may not have sent all of its input yet."""
         self._hung_up = self.heavy = True
         if not self.in_turn and not self._run_queue.postpones(self):
             self._go_on()
 
     def taken(self, count: int) -> None:
-        """So many more bytes went into the client's socket."""
+        """Counts this many bytes that have gone into the client's socket."""
         self._window.room += count
         if not self._unsent or self._link.is_clogged(self):
             return
@@ -170,7 +170,7 @@ class FrontClient(Runnable):
 
     @property
     def output_bytes(self) -> int:
-        """Replies that have not left for the front, as far as they have not."""
+        """The bytes of replies that have not left for the front."""
         return self.held_bytes + self.session.out_bytes + self._window.unsent_bytes
 
     def hang_up(self) -> None:
@@ -178,7 +178,7 @@ class FrontClient(Runnable):
         self._link.say(f.frame(self.number, f.SHUT))
 
     def close(self) -> None:
-        """The channel takes nothing more. Says nothing to the front."""
+        """Takes nothing more for the channel, and says nothing to the front."""
         self.over = True
         self._window.forget()
         self._queue.clear()
@@ -190,7 +190,7 @@ class FrontClient(Runnable):
     # --- in between
 
     def run(self) -> None:
-        """A turn later: what was left goes on, one piece."""
+        """Goes on a turn later with one piece of the work that was left."""
         if self._gone:
             self._leave()
         else:
@@ -253,7 +253,7 @@ class FrontClient(Runnable):
             self._ahead_bytes = ahead_bytes
 
     def give_room(self) -> bool:
-        """Lets the front send more, as far as there may be more. Returns whether it may send enough now."""
+        """Lets the front send more, if more may come. Returns whether it may send enough now."""
         crowded = self._all_ahead.total_bytes >= ALL_AHEAD_BYTES_MAX
         if self.session.waiting:
             most = AHEAD_BYTES_MIN if crowded else AHEAD_BYTES_MAX
@@ -272,7 +272,7 @@ class FrontClient(Runnable):
         return False
 
     def look_deeper(self) -> None:
-        """Its end may stand behind more than it may send: the system tells of an end only where there is room."""
+        """The end of input may stand behind more than the client may send: an end shows only where there is room."""
         if self._ahead_bytes < DEEP_BYTES_MAX and self.session.waiting and not self._hung_up:
             self._all_ahead.go_deep(self)
 
@@ -402,7 +402,7 @@ class Link:
         self._out_bytes += len(data)
 
     def is_clogged(self, client: FrontClient) -> bool:
-        """Returns whether so much waits for the front that no reply may join it. The client hears when that ends."""
+        """Returns whether so much waits for the front that no reply may join. The client hears when that ends."""
         if self._out_bytes < CLOG_BYTES:
             return False
         self._clogged[client.number] = client
@@ -441,7 +441,7 @@ class Link:
             self.flush()
 
     def finish(self) -> None:
-        """Sends all that was said, and nothing more. Waits until the front has it, but not for ever."""
+        """Sends all frames that wait, and nothing more. Waits until the front has them, within a bound."""
         if self._closed:
             return
         sock = self._stream.socket
@@ -457,7 +457,7 @@ class Link:
     # --- later
 
     def full(self, client: FrontClient) -> None:
-        """The client has sent so much ahead that it may send nothing more for now."""
+        """Notes that the client has sent so much ahead that it may send nothing more for now."""
         if not self._checker.active:
             self._checker.start(self._check)
         self._full[client.number] = client

@@ -192,7 +192,7 @@ def advertised(settings: Settings, listeners: Iterable[socket.socket]) -> str:
 
 
 def _own_address(place: str) -> str:
-    """The address from which this host reaches the first host of a URL. Sends nothing."""
+    """Returns the address from which this host reaches the first host of a URL. Sends nothing."""
     from urllib.parse import unquote, urlsplit
 
     host = urlsplit(place).netloc.rpartition("@")[2].partition(",")[0]

@@ -18,7 +18,7 @@ from time import monotonic, thread_time
 from typing import Any
 
 SPARE_BYTES = 1 << 24
-"""With less than this there is no memory for more: the rest is for serving what is there."""
+"""With less than this there is no memory for new work: the rest is for the clients that are there."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 _KEPT_BYTES = 1 << 24
@@ -26,14 +26,14 @@ _KEPT_BYTES = 1 << 24
 _MAPPED_BYTES = 1 << 22
 """A larger piece goes back to the system as soon as it is freed."""
 _NO_LIBRARY = (AttributeError, ImportError, MemoryError, OSError)
-"""Why a function of the C library cannot be had: another library, a Python without ctypes, or a system that refuses
-what ctypes needs."""
+"""The errors by which a function of the C library is unavailable: another library, a Python without ctypes, or a system
+that refuses what ctypes needs."""
 YOUNG_MAX = 20_000
-"""To look at so many objects takes half a millisecond, and to let go of them all some milliseconds."""
+"""Looking at this many objects takes half a millisecond, and freeing all of them some milliseconds."""
 _MANY = 2_000
-"""So many are looked at in a tenth of a millisecond, and are 300 kB."""
+"""Looking at this many objects takes a tenth of a millisecond; they take 300 kB."""
 _LONG_S = 0.002
-"""A look that takes longer is the last one at what it has found in use."""
+"""A look that takes longer is the last one at the objects that it has found in use."""
 _LOOK_EVERY_S = 0.25
 """Time between two questions to the allocator: it walks through all of its free pieces for the answer."""
 
@@ -104,11 +104,11 @@ class Spare:
             tune(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
     def give_back(self) -> None:
-        """Takes a fifth of a millisecond for each mebibyte that the C library gives back.
+        """Gives free memory back: the C library takes a fifth of a millisecond for each mebibyte.
 
-        Python keeps a mebibyte while anything lies in it. Things lie there for ever that are of no use: names in the
-        cache of types, to which gevent adds another copy whenever it asks a watcher for a method, and empty lists and
-        the like that wait to be used again. A collection lets the latter go; it looks at nothing else here.
+        Python keeps a mebibyte while any object lies in it. Useless objects stay there: names in the cache of types, to
+        which gevent adds another copy whenever it asks a watcher for a method, and empty lists and the like that wait
+        to be used again. A collection frees the latter; it looks at nothing else here.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it has another name one day
@@ -121,20 +121,21 @@ class Spare:
 
 
 class Collector:
-    """Lets go of what only a cycle holds, of libraries' making. The server's own objects have none.
+    """Frees objects that only a cycle holds. Libraries make them; the server's own objects have no cycles.
 
-    It looks at what was made since it last looked at everything or froze, and never for long: a look at a million jobs
-    stops the server for 200 ms. What is too much, jobs of the pure build above all, is frozen: not looked at any more.
+    A collector looks at the objects that were made since it last looked at everything or froze, and never for long: a
+    look at a million jobs stops the server for 200 ms. When there are too many, jobs of the pure build above all, they
+    are frozen: not looked at any more.
     """
 
     def begin(self) -> None:
-        """From now on Python collects nothing by itself, and what is there now stays."""
+        """Stops Python's own collections, and freezes the objects that are there."""
         gc.collect()
         gc.disable()
         gc.freeze()
 
     def look(self, least: int = 1) -> None:
-        """Collects when there are so many objects more than at the last look. Nothing else may be under way."""
+        """Collects when there are this many more objects than at the last look. No other code may run meanwhile."""
         young = gc.get_count()[0]
         if young < least:
             return
@@ -147,12 +148,12 @@ class Collector:
             gc.freeze()  # of what is frozen, nothing takes time again
 
     def look_at_many(self) -> None:
-        """While there is much to do."""
+        """Does what look() does when there are many objects."""
         self.look(_MANY)
 
 
 def _library(name: str) -> Any:
-    """A function of glibc, or what does nothing."""
+    """Returns a function of glibc, or one that does nothing."""
     try:
         import ctypes
 
@@ -166,7 +167,7 @@ def _do_nothing(*values: int) -> int:
 
 
 def _allocator() -> Any:
-    """glibc's mallinfo2(); None where there is none."""
+    """Returns glibc's mallinfo2(); None where there is none."""
     try:
         import ctypes  # here, because nothing else needs it
     except _NO_LIBRARY:

@@ -25,9 +25,9 @@ from geventstalk.serving.users import account_of
 from geventstalk.stream import Stream
 
 PATIENCE_S: Final = 10.0
-"""A node that says nothing for so long before its client's bytes is hung up on."""
+"""A node that sends nothing for this long before its client's bytes is hung up on."""
 _OWN_BYTES_MAX: Final = 1 << 20
-"""A peer for which TLS itself has so much to say that it does not read is hung up on."""
+"""A peer is hung up on when TLS itself has more than this to send to it and the peer does not read."""
 
 
 class PassedOn(NamedTuple):
@@ -154,7 +154,7 @@ def take_client(link: StreamSocket, answer: Callable[[bytes], bytes | None]) -> 
 
 
 def passed_on(told: bytes) -> PassedOn:
-    """Parses what a node tells of a client. Raises NoHeader."""
+    """Parses a node's description of a client. Raises NoHeader."""
     try:
         found = json.loads(told)
         identity, names = tuple(found["identity"]), tuple(found["names"])

@@ -1,9 +1,9 @@
-"""Where a greenlet sleeps, and the only way in which the server's own greenlets are woken.
+"""The sleep of a greenlet, and the only way in which the server's own greenlets are woken.
 
 A watcher or a callback that switches into a greenlet resumes the greenlet wherever it is, also while it waits for
 something else. wake() resumes the greenlet only while the greenlet sleeps in park() of this parking; otherwise wake()
-does nothing. So a wake-up that comes too late, or twice, does no harm.
-Invariant: park() may return without a reason. The greenlet then looks at its state, and may park again.
+does nothing. So a wake-up that comes too late, or twice, does no harm. Invariant: park() may return without a reason.
+The greenlet then looks at its state, and may park again.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Source(Protocol):
     def files(self) -> Sequence[str]: ...
 
     def read(self) -> Callable[[], None]:
-        """Reads the files, and returns what puts them into use. Runs in a thread. Raises ConfigError."""
+        """Reads the files, and returns a function that puts them into use. Runs in a thread. Raises ConfigError."""
 
 
 class Reload:
@@ -54,7 +54,7 @@ class Reload:
 
     @property
     def at_restart(self) -> list[str]:
-        """Returns the settings whose new values count after a restart only."""
+        """Returns the settings whose new values take effect only after a restart."""
         return [] if self.options is None else list(self.options.changed)
 
     def run_and_log(self) -> None:
@@ -63,7 +63,7 @@ class Reload:
             self.run()
 
     def run(self) -> None:
-        """Reads everything again, and uses it from then on. Raises ConfigError, and then nothing has changed."""
+        """Reads all files again, and uses them from then on. Raises ConfigError, and then nothing has changed."""
         with self._one_at_a_time:
             found: Any = gevent.get_hub().threadpool.apply(_read, (self._sources,))
             self.refused = isinstance(found, ConfigError)
@@ -77,7 +77,7 @@ class Reload:
 
 
 def _read(sources: Sequence[Source]) -> Any:
-    """Returns what puts the files into use, or why they cannot be used. Runs in a thread."""
+    """Returns a function that puts the files into use, or the reason why they cannot be used. Runs in a thread."""
     try:
         return [source.read() for source in sources]
     except ConfigError as error:  # gevent takes an exception out of a thread for a fault

@@ -30,7 +30,7 @@ class Runnable(Channel):
         self.queued = False
 
     def run(self) -> None:
-        """The time of this client has come. It looks at its state: there may be nothing to do any more."""
+        """The turn of this client has come. It looks at its state: there may be nothing to do any more."""
         raise NotImplementedError
 
 
@@ -53,7 +53,7 @@ class RunQueue:
             self._next_pass.start(self._run)
 
     def end(self, client: Runnable) -> None:
-        """The client is gone. What that takes is done in a later pass."""
+        """The client is gone. The work of its end is done in a later pass."""
         client.heavy = True
         self.add(client)
         self._turn.begin()

@@ -28,16 +28,16 @@ from geventstalk.wire.commands import Service
 LATE_S: Final = 60.0
 """A tick that is later than this was missed."""
 _LOOK_EVERY_S: Final = 15.0
-"""So long a step of the wall clock goes unnoticed."""
+"""A step of the wall clock goes unnoticed for this long."""
 _AGAIN_S: Final = 1.0
 _NEVER_S: Final = 1 << 40
 _MARGIN_S: Final = 3600
-"""The key of a job is taken for so long after the next tick: clocks of nodes differ, and a clock may be set back."""
+"""The key of a job stays taken this long after the next tick: clocks of nodes differ, and may be set back."""
 _REFUSALS: Final = {DRAINING: "the server drains", TOO_BIG: "its body is too large", CYCLE: "its groups go in a circle"}
 
 
 class Plan:
-    """A schedule, its next tick, and what became of the last one."""
+    """A schedule, its next tick, and the outcome of the last one."""
 
     def __init__(self, schedule: Schedule, now_s: float) -> None:
         self.schedule: Final = schedule
@@ -91,7 +91,7 @@ class Schedules:
         self._changed.set()
 
     def run(self, *, durable: bool) -> None:
-        """Puts jobs for ever. `durable` says that jobs outlive the process, so that missed ticks can be told."""
+        """Puts jobs without an end. `durable` says that jobs outlive the process, so that missed ticks are known."""
         self._durable = durable
         while True:
             self._changed.clear()
@@ -103,7 +103,7 @@ class Schedules:
             self._changed.wait(min(max(wait_s, 0.0), _LOOK_EVERY_S) if self.plans else None)
 
     def _take_up(self) -> None:
-        """Follows what is wanted: schedules as they were go on, and new ones begin now."""
+        """Follows new settings: schedules that have not changed go on, and new ones begin now."""
         if [plan.schedule for plan in self.plans] == list(self._wanted):
             return
         known = {plan.schedule: plan for plan in self.plans}

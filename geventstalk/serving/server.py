@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 PROGRESS_EVERY_S = 2.0
 _ACTIVE_NS = 1_000_000_000
-"""A client that has sent nothing for so long has read what was said to it."""
+"""A client that has sent nothing for this long has read what was sent to it."""
 
 
 class Server:
@@ -220,7 +220,7 @@ class Server:
         gevent.signal_handler(signal.SIGUSR2, self.drain, False)
 
     def stop(self, why: str = "stopped") -> None:
-        """Ends run() cleanly: what was answered is safe, what was not answered is not done."""
+        """Ends run() cleanly: every change that was answered is safe, and no other change is made."""
         self._stopped_by = self._stopped_by or why
         self._stopped.set()
 
@@ -266,7 +266,7 @@ class Server:
         return self._descriptors.for_clients * max(1, self._settings.io_processes)
 
     def _acceptor_of(self, sock: socket.socket, listener: Listener | None = None) -> Acceptor:
-        """Returns what accepts there. Behind a proxy the address of a connection is not yet that of the client."""
+        """Returns the acceptor of a socket. Behind a proxy the address of a connection is not that of the client."""
         serve = self.serve if listener is None else partial(self._let_in, listener)
         shares = None if listener is not None and listener.proxy else self.shares
         return Acceptor(sock, serve, self._descriptors, self._log, shares)
@@ -328,7 +328,7 @@ class Server:
         )
 
     def _open_site(self, site: Site, collector: Collector) -> list[Acceptor]:
-        """Serves HTTP, already while the journal is replayed; then only to say so. Returns what accepts there."""
+        """Serves HTTP, already while the journal is replayed; then only to say so. Returns the acceptors."""
         from geventstalk.http.backend import Backend
         from geventstalk.serving.web import Web
 
@@ -384,14 +384,14 @@ class Server:
         return self._exit_code
 
     def _send_rest(self, may: Callable[[], bool]) -> None:
-        """Sends what clients have not taken yet, while it may be sent and they take some of it."""
+        """Sends the replies that clients have not taken, while they may be sent and clients take some of them."""
         connections = [each for each in self._turn.channels.values() if isinstance(each, Connection)]
         for each in connections:
             each.rest()
         send_rest(lambda: sum([each.flush() for each in connections]), may, gevent.sleep)
 
     def _part(self) -> None:
-        """Closes all clients, behind what was said to them. One that was silent for long has nothing on its way."""
+        """Closes all clients behind their last replies. A client that was silent for long has nothing on its way."""
         active_ns = monotonic_ns() - _ACTIVE_NS
         channels = list(self._turn.channels.values())
         let_read(
@@ -447,7 +447,7 @@ class Server:
         return self.shares is None or self.shares.enter(host)
 
     def _share_of(self, client: Commands) -> UploadShare | None:
-        """Returns what bounds the uploads of a client's address, when the first part of a large body has come."""
+        """Returns the share that bounds the uploads of a client's address. Called for the first part of a body."""
         self._spare.keep()
         channel = self._turn.channels.get(client.number)
         if self.shares is None or channel is None:
@@ -461,7 +461,7 @@ class Server:
             self.shares.leave(host)
 
     def _client_behind(self, listener: Listener, sock: socket.socket) -> str | None:
-        """Returns the address of a client that a proxy tells, None where the connection is to be closed."""
+        """Returns the address of the client, as a proxy tells it; None where the connection is to be closed."""
         from geventstalk.serving.proxied import NoHeader, client_of  # here: most servers have no proxy
 
         try:
@@ -585,7 +585,7 @@ class Server:
         self._log.error("%s", text, exc_info=error)
 
     def _turn_failed(self, error: BaseException) -> None:
-        """No reply leaves any more. With a journal, the next start replays what was promised."""
+        """Ends the process: no reply leaves any more. A journal brings acknowledged changes back at the next start."""
         if self._settings.journal is not None:
             self._end_with(EXIT_JOURNAL, error, "nothing since the last commit was acknowledged")
         else:
@@ -680,7 +680,7 @@ class _WireTrace:
 
 
 def _warn_of_binlog(directory: str, log: logging.Logger) -> None:
-    """An operator who replaced beanstalkd must hear at once that the files of beanstalkd are not read."""
+    """Warns an operator who has replaced beanstalkd that the files of beanstalkd are not read."""
     names = [name for name in os.listdir(directory) if name.startswith("binlog.")]
     if names:
         log.warning("%s holds %d binlog files of beanstalkd, which are not read", directory, len(names))

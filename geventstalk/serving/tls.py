@@ -56,7 +56,7 @@ class Certificate:
         self.use(self.read())
 
     def use(self, found: Found) -> None:
-        """Gives what was read to new connections."""
+        """Uses the certificate and the authorities that were read, for new connections."""
         self._seen, self.context, self.outgoing = found
 
     def read_changed(self) -> Found | None:
@@ -97,7 +97,7 @@ class Certificate:
         return context
 
     def _marks(self) -> Marks:
-        """Returns what any change of a file changes."""
+        """Returns a value that differs after any change of a file."""
         marks: Marks = []
         for path in self._paths:
             try:
@@ -109,7 +109,7 @@ class Certificate:
 
 
 def _require_readable(path: str, *, is_key: bool) -> None:
-    """Raises ConfigError for what is no small file, and for a key that others can read or replace."""
+    """Raises ConfigError for anything but a small file, and for a key that others can read or replace."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -272,7 +272,7 @@ class TlsStream(Stream):
                 self.unsent.append(memoryview(b""))
 
     def _say_farewell(self) -> None:
-        """Tells the client that nothing follows, unless it has not got all that was said before."""
+        """Tells the client that nothing follows, unless earlier bytes still wait for it."""
         with suppress(OSError):
             if not self._cut and not self.unsent and self._push():
                 with suppress(ssl.SSLError):  # it does not wait for the client's farewell

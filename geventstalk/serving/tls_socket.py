@@ -37,7 +37,7 @@ class TlsSocket:
         self._sock.setsockopt(level, name, value)
 
     def recv(self, size: int) -> bytes:
-        """Returns bytes that have come, as many as there are; none are the end. Raises OSError."""
+        """Returns the bytes that have come, up to this many; no bytes are the end of the input. Raises OSError."""
         if not self._shaken:
             self._shake_hands()
         while True:
@@ -93,7 +93,7 @@ class TlsSocket:
         return self._stream.shake_hands()
 
     def _send_own(self) -> None:
-        """Sends what TLS itself has to say, before more is read."""
+        """Sends the messages of TLS itself, before more is read."""
         while self._stream.unsent:
             self._stream.flush()
             if self._stream.unsent:

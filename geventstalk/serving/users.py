@@ -50,7 +50,7 @@ def read_access(path: str) -> Access:
 
 
 def user_of(listener: Listener, stream: Stream, access: Access) -> User | None:
-    """Returns whose a new connection is: what the first identity says that says something. None without any."""
+    """Returns the user of a new connection, by the first identity that the connection shows. None without any."""
     for identity in listener.identity:
         user: User | None = None
         if identity == CERTIFICATE:

@@ -56,7 +56,7 @@ class Web:
             log.info("%s on %s", "HTTPS" if self._is_secure(listener) else "HTTP", describe(listener))
 
     def collect(self, loop: Any, collector: Collector) -> None:
-        """Has the garbage of the libraries collected each second, when the event loop has nothing else to do."""
+        """Collects the garbage of the libraries each second, when the event loop has nothing else to do."""
         idle: Any = loop.idle()
 
         def look() -> None:

@@ -30,7 +30,7 @@ _LOOK_NS: Final = 100_000_000
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LeasedTurn(Turn):
-    """A turn that leads from write_to() on. `waits` gets what replies wait for, if that takes long; in the end ""."""
+    """A turn that leads from write_to() on. `waits` gets the reason when replies wait for long, and then ""."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class LeasedTurn(Turn):
         self.operations.settles = True
 
     def take_no_more(self) -> None:
-        """Executes no more commands; called before finish(), and after the end of all tasks."""
+        """Executes no more commands. Called before finish(), and after the end of all tasks."""
         self._service.silent = self.engine.held = True
 
     def step_down(self) -> None:

@@ -23,15 +23,15 @@ from geventstalk.durable.store import Store
 from geventstalk.turn.tasks import NEXT_TURN, Flag, Task, Wait
 
 CATCH_UP_SLICES: Final = 3
-"""Slices of catching up in a turn, of a millisecond each at the most: what is no change is served in between."""
+"""Slices of catching up in a turn, of up to a millisecond each: commands that only read are served in between."""
 CATCH_UP_WAIT_NS: Final = 1_000_000
-"""Catching up rests for so long when the journal's own work has to get on first."""
+"""Catching up rests for this long when the journal's own work has to get on first."""
 DRAINED_MIN: Final = 256
-"""With so many jobs fewer it may be worth while to give memory back."""
+"""With this many jobs fewer it may be worth while to give memory back."""
 REPACK_PAGES: Final = 16
-"""So many pages of jobs are moved in a slice: a millisecond, a few in the pure build."""
+"""The pages of jobs that are moved in a slice: a millisecond, a few in the pure build."""
 RATES_NS: Final = 5_000_000_000
-"""So often the rates are brought up to date, as load averages are."""
+"""The rates are brought up to date this often, as load averages are."""
 RATES_SLICE: Final = 100
 """Tubes whose rates are brought up to date in one turn: a millisecond in pure Python."""
 LACKING_NS: Final = 100_000_000
@@ -75,7 +75,7 @@ class Maintenance:
     # --- figures and memory
 
     def keep_rates(self) -> Task:
-        """Brings the rates up to date while something happens, in slices. Sleeps while nothing does."""
+        """Brings the rates up to date in slices while there are events. Sleeps while there are none."""
         while True:
             yield Wait(self.busy)
             yield Wait(at_ns=self._clock() + RATES_NS)
@@ -154,7 +154,7 @@ class Maintenance:
     def look_ahead(self, store: Store) -> LookAhead:
         """Has a thread read what the next slice of compaction needs. Returns whether the system lacked something.
 
-        The slice follows at once, before what has come can leave memory again.
+        The slice follows at once, before what was read can leave memory again.
         """
         scan = store.scan()
         if scan is not None:
@@ -188,7 +188,7 @@ class Maintenance:
         return store.wants_compaction()
 
     def heed(self, store: Store) -> None:
-        """Holds changes back when the journal does not keep pace, whatever it was that filled it."""
+        """Holds changes back when the journal is behind, whatever has filled it."""
         if store.behind:
             self._engine.held = True
             self.late.set()

@@ -159,7 +159,7 @@ class KeepSettings(Operation):
 
 
 class SettlePauses(Operation):
-    """Pauses all tubes whose policies say so, and no others: the policies are other ones now."""
+    """Pauses the tubes whose policies say so, and no others, after a change of the policies."""
 
     def __init__(self, engine: Operate) -> None:
         self._engine = engine
@@ -187,7 +187,7 @@ SETTLE_MAX: Final = 1000
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Settling(Changes):
-    """Does what the tags of some jobs want, where their time has come: see Operate.settle(). `over` in the end."""
+    """Changes some jobs whose tags want something now: see Operate.settle(). `over` in the end."""
 
     def __init__(self, engine: Operate) -> None:
         assert engine.rules is not None

@@ -33,7 +33,7 @@ class Channel:
         raise NotImplementedError
 
     def goes_on(self) -> None:
-        """Hears that the turn is over for this client; what did not fit may go on in the next one."""
+        """The turn is over for this client. Work that did not fit may go on in the next turn."""
         raise NotImplementedError
 
 
@@ -60,7 +60,7 @@ class Operation:
         raise NotImplementedError
 
     def failed(self) -> None:
-        """Hears that it is given up, after an unknown part of its last slice."""
+        """The operation is given up, after an unknown part of its last slice."""
         raise NotImplementedError
 
 
@@ -89,7 +89,7 @@ class ReplyGate:
         self._held.append((None, b""))
 
     def release(self, pieces: int) -> None:
-        """Lets so many of them leave, the oldest first."""
+        """Lets this many of them leave, the oldest first."""
         leaving, self._held = self._held[:pieces], self._held[pieces:]
         for channel, data in leaving:
             if channel is None:

@@ -1,9 +1,9 @@
-"""The clients that a sync lets go on, and how long the next sync waits for them to come back.
+"""The clients that a sync lets go on, and the time that the next sync waits for them to come back.
 
 Under `-f0` a client sends its next change when the sync of the last one has ended. Without a wait, half of the clients
-send their changes while the sync of the other half is under way, and each change waits for two syncs.
-This module must not know what a sync is, nor the replies that wait for one.
-Invariant: a sync waits no longer than the last one took. Where waits do not pay, ever fewer syncs wait.
+send their changes while the sync of the other half is under way, and each change waits for two syncs. This module must
+not know what a sync is, nor the replies that wait for one. Invariant: a sync waits no longer than the last one took.
+Where waits do not pay, ever fewer syncs wait.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Returns:
         self._alone_next = _ALONE_SYNCS  # what that number becomes after the next wait that does not pay
 
     def expect(self, clients: int, now_ns: int, took_ns: int) -> int:
-        """Notes, before a sync that took so long lets these clients go on, that they may come back. Returns `until_ns`.
+        """Notes that these clients may come back, before a sync that took this long lets them go on.
 
-        `until_ns` is 0 when the next sync waits for none.
+        Returns `until_ns`, which is 0 when the next sync waits for no client.
         """
         self.expected = self.until_ns = 0
         if self._alone:
@@ -47,7 +47,7 @@ class Returns:
         return self.until_ns
 
     def wait(self, now_ns: int) -> Wait | None:
-        """Returns what the sync waits for now; None when the time is over."""
+        """Returns the wait of the sync that is about to begin; None when the time is over."""
         left_ns = self.until_ns - now_ns
         if left_ns <= 0:
             return None

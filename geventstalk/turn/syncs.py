@@ -37,7 +37,7 @@ class Syncs:
                 yield from self.wait(store)
 
     def wait(self, store: Store) -> Task:
-        """Syncs all that is committed by now. Raises what fails in the sync."""
+        """Syncs everything that is committed by now. Raises the failure of the sync."""
         sync = self._sync(store)
         if sync is None:
             return
@@ -51,21 +51,21 @@ class Syncs:
         self._ended(store, sync)
 
     def run(self, store: Store) -> None:
-        """Syncs all that is committed by now, and holds the caller meanwhile. Raises what fails in the sync."""
+        """Syncs everything that is committed by now, and holds the caller meanwhile. Raises the failure of the sync."""
         sync = self._sync(store)
         if sync is not None:
             sync.run()
             self._ended(store, sync)
 
     def take_last(self, store: Store) -> None:
-        """Takes the sync that was under way when its task ended. It is over. Raises what failed in it."""
+        """Takes the sync that was under way when its task ended. It is over. Raises the failure of the sync."""
         sync = self.under_way
         if sync is not None:
             assert sync.over
             self._ended(store, sync)
 
     def _sync(self, store: Store) -> Sync | None:
-        """Covers all that is committed by now; None when nothing has to be synced."""
+        """Returns a sync of everything that is committed by now; None when nothing has to be synced."""
         point = store.sync_point()
         return None if point is None else Sync(point, self._clock)
 

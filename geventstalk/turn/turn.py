@@ -33,19 +33,19 @@ from geventstalk.turn.tasks import NEXT_TURN, Flag, Task, Wait
 from geventstalk.wire.session import MOVE_SLICE, Session
 
 _LOOK_PAYS: Final = 8
-"""A look for more clients has to find an eighth as many as there are. It takes much less than the rest of a turn."""
+"""A look for more clients has to find an eighth as many as there are: it takes much less than the rest of a turn."""
 SHARE_NS: Final = 1_000_000
-"""When a turn lasts longer, those who ask for much have to wait for a later one."""
+"""When a turn lasts longer, clients that ask for much have to wait for a later turn."""
 LITTLE_WORK: Final = 16
 """A client whose last step took more commands, or other units of work, asks for much."""
 PASSES_MAX: Final = 8
-"""So often clients that ask for much go on for SHARE_NS before the commit, or it would be a tenth of what they cost."""
+"""Clients that ask for much go on for SHARE_NS up to this many times, or a tenth of their cost would be the commit."""
 _SOON_NS: Final = 1_000_000_000
 """Work that is due later can wait until the end of a sync, however slow."""
 _GATHERED_MAX: Final = 256
 """A turn with this many clients looks for no more clients: the fixed cost of the turn is already small for each."""
 _TELL_FULL_NS: Final = 60_000_000_000
-"""Puts that are refused for want of memory are told of no more often than this."""
+"""Refused puts for want of memory are logged no more often than this."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -96,9 +96,8 @@ class Turn:
         self.awaited = Flag()  # replies wait for a sync
 
     def open(self, store: Store, progress: Callable[[int], None] = lambda records: None) -> int:
-        """Brings the jobs of a journal back, and has every change written there. Returns how many jobs there are.
-
-        Raises JournalError.
+        """Brings the jobs of a journal back, and has every change written there. Returns the number of jobs. Raises
+        JournalError.
         """
         engine = self.engine
         now_ns = self._clock()
@@ -134,7 +133,7 @@ class Turn:
         return None if engine.rules is None else engine.rules.mark_of(id)
 
     def tasks(self) -> list[Task]:
-        """All that has to run beside the clients, from the start on."""
+        """Returns the tasks that run beside the clients, from the start on."""
         keeps = self.maintenance
         tasks = [self.keep_time(), self.let_go(), self.operations.run_all(), keeps.keep_rates(), keeps.trim_memory()]
         store = self.store
@@ -159,7 +158,7 @@ class Turn:
         self.channels[channel.session.number] = channel
 
     def step(self, channel: Channel, data: bytes | None) -> None:
-        """Gives bytes to a session; none (b"") lets it go on, None is the end of what the client sends."""
+        """Gives bytes to a session. b"" lets the session go on, and None is the end of the client's input."""
         if not self._under_way:
             self.begin()
         session = channel.session
@@ -191,17 +190,17 @@ class Turn:
             self._in_turn.append(channel)
 
     def is_pressed(self) -> bool:
-        """Returns whether the turn lasts for so long that those who ask for much have to wait."""
+        """Returns whether the turn lasts for so long that clients that ask for much have to wait."""
         now_ns = self._clock()
         if now_ns >= self._press_ns:
             self._press(now_ns)
         return self.pressure > 0
 
     def lasts(self) -> bool:
-        """Returns whether the owner should let more of those who ask for much go on before it calls end(), and then ask
+        """Returns whether the owner should let more clients that ask for much go on before it calls end(), and then ask
         again.
 
-        No other client waits for the end of this turn. Input is read in between, and may be that of one that does.
+        No other client waits for the end of this turn. Input is read in between, and may be that of a client that does.
         """
         self._passes += 1
         if self._has_light or self.operations.ran or self.failed or self.engine.served or self._passes > PASSES_MAX:
@@ -241,7 +240,7 @@ class Turn:
         self.tell(text, error)
 
     def leave(self, channel: Channel) -> None:
-        """A client is gone, and its channel takes nothing more. What it held is given back, now or by let_go()."""
+        """A client is gone, and its channel takes nothing more. Its jobs are given back, now or by let_go()."""
         cost = _cost_of_leaving(channel)
         self._held_up.pop(channel.session.number, None)
         self._awaiting.pop(channel.session.number, None)
@@ -280,7 +279,7 @@ class Turn:
             self._begins()
 
     def end(self) -> None:
-        """Commits what changed, and lets the replies go that need not wait any longer."""
+        """Commits the changes, and sends the replies that need not wait any longer."""
         self._under_way = False
         self.pressure = self._press_ns = self._passes = 0
         self._has_light = False
@@ -306,7 +305,7 @@ class Turn:
             self.fail(error)
 
     def look_at_memory(self, bodies: Bodies, now_ns: int) -> None:
-        """Has bodies fetched that are wanted, makes room for others, and tells the operator when there is none."""
+        """Has wanted bodies fetched, makes room for others, and tells the operator when there is no room."""
         seal_at = bodies.seal_at()
         if seal_at and self.store is not None and self.store.seal_early(seal_at):
             self.maintenance.grown.set()
@@ -368,7 +367,7 @@ class Turn:
                 channel.goes_on()
 
     def flush_durably(self, touched: list[Channel]) -> None:
-        """Under `-f0`: replies to changes wait for a sync, and so does what comes behind them."""
+        """Holds replies to changes until a sync, under `-f0`, and the replies behind them."""
         held = self.engine.held
         for channel in touched:
             channel.in_turn = False
@@ -392,17 +391,18 @@ class Turn:
             self.awaited.set()
 
     def let_await(self, channel: Channel, job: Job) -> None:
-        """The client goes on when the body of this job is there. A fetch may have brought it within this turn."""
+        """Lets the client go on when the body of this job is there. A fetch may have brought it within this turn."""
         if job.body is not None or job.state == DELETED:
             channel.goes_on()
         else:
             self._awaiting[channel.session.number] = channel
 
     def sync_here(self) -> bool:
-        """Syncs without a thread when every client waits for that. Returns whether it did.
+        """Syncs without a thread when every client waits for the sync. Returns whether it did.
 
-        To hand a sync to a thread and back takes as long as a quick sync. But the next sync may be a slow one, and then
-        who does not wait for it would. A networked log needs no thread, and its sync takes as long as its peer likes.
+        Handing a sync to a thread and back takes as long as a quick sync. But the next sync may be a slow one, and then
+        clients would wait that have no change to be synced. A networked log needs no thread, and its sync takes as long
+        as its peer likes.
         """
         store = self.store
         assert store is not None
@@ -429,7 +429,7 @@ class Turn:
         return looks
 
     def all_clients_wait(self) -> bool:
-        """Returns whether each client waits for a sync, or for a job, which nothing brings before. An operator may do
+        """Returns whether each client waits for a sync, or for a job that nothing brings before. An operator may do
         more.
         """
         gate, waiting = self.gate, self.engine.waiting_count
@@ -442,7 +442,7 @@ class Turn:
         return gate.clients + waiting - gate.clients_that_also_wait() >= len(self.channels)
 
     def release(self, pieces: int) -> None:
-        """So many of the replies at the gate leave: a sync that began after they came has ended."""
+        """Lets this many of the replies at the gate leave: a sync that began after they came has ended."""
         if not self.failed:
             until_ns = self.returns.expect(self.gate.clients, self._clock(), self.syncs.took_ns)
             if self.store is not None:
@@ -458,7 +458,7 @@ class Turn:
     # --- tasks
 
     def keep_time(self) -> Task:
-        """Lets happen what is due, in slices, and sleeps until the next deadline."""
+        """Ends times that are over, in slices, and sleeps until the next deadline."""
         while True:
             done = self.advance()
             deadline_ns = self.engine.next_deadline_ns()
@@ -472,7 +472,7 @@ class Turn:
             yield Wait(self.earlier, deadline_ns)
 
     def advance(self) -> bool:
-        """One slice of what is due. Returns whether that was all."""
+        """Runs one slice of what is due. Returns whether that was all."""
         engine = self.engine
         done = engine.advance(self._clock(), self.move_slice)
         if engine.active:
@@ -497,7 +497,7 @@ class Turn:
                 yield Wait(at_ns=NEXT_TURN)
 
     def give_back(self, channel: Channel) -> bool:
-        """One slice of what a client held. Returns whether that was all; then nothing of the client is left."""
+        """Gives back a slice of what a client held. Returns whether that was all, and nothing is left of the client."""
         self.begin()
         done = channel.session.leave(self._clock())
         if done:
@@ -505,7 +505,7 @@ class Turn:
         return done
 
     def backpressure(self, store: Store) -> Task:
-        """While the journal is behind: catches up, a few slices a turn, and then wakes whose changes had to wait."""
+        """Catches up while the journal is behind, a few slices a turn, and then wakes clients that had to wait."""
         while True:
             yield Wait(self.maintenance.late)
             self.maintenance.late.clear()
@@ -525,7 +525,7 @@ class Turn:
             channel.goes_on()
 
     def let_awaiting_go_on(self) -> None:
-        """Those go on whose body is there, or will not come."""
+        """Lets clients go on whose body is there, or will not come."""
         self.operations.wake()
         for number, channel in list(self._awaiting.items()):
             job = channel.session.awaited

@@ -24,7 +24,7 @@ from geventstalk.wire.verb import Bare, Verb
 _STATES: Final = {STATE_NAMES[state].encode(): state for state in (READY, DELAYED, RESERVED, BURIED)}
 _LISTED_FIELDS: Final = [field for field in FIELDS if field.in_stats]
 _LIST_SLICE: Final = 32
-"""Jobs that one slice of a list writes down."""
+"""The jobs that one slice of a list writes."""
 _LOOK_UNITS: Final = 128
 """The work of a slice of a search through all jobs: a slice of its own."""
 
@@ -157,7 +157,7 @@ def _told(outcome: int, done: bytes) -> bytes:
 
 
 class _Flush(Going):
-    """At most as many jobs of each state as there are now, so that it ends while others put."""
+    """Flushes at most as many jobs of each state as there are now, so that it ends while others put."""
 
     def __init__(self, tube: Tube, states: list[int]) -> None:
         self.changes = True
@@ -286,7 +286,7 @@ def _line(job: Job, size: int, now_ns: int) -> bytes:
 
 
 class _Rewrite(Going):
-    """Keeps a job anew, in parts when it is large, and once its body is in memory."""
+    """Writes a job again, in parts when it is large, and once its body is in memory."""
 
     def __init__(self, id: int) -> None:
         self.changes = True

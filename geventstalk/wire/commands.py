@@ -29,7 +29,7 @@ from geventstalk.wire import protocol as p
 from geventstalk.wire.arriving import Arriving
 
 MOVE_SLICE: Final = 250
-"""Jobs that one slice of a kick, a disconnect or of passing time moves: two or three milliseconds in pure Python."""
+"""The jobs that a slice of a kick, a disconnect or of passing time moves: two or three milliseconds in pure Python."""
 
 LARGE_BODY: Final = 1 << 14
 """A body of this size or more is not copied into its reply: it stands behind the reply's first line."""
@@ -44,7 +44,7 @@ SKIP_LINE: Final = -1
 """Stands for all bytes up to the end of the line."""
 
 VERBS_MAX: Final = 64
-"""More than there are verbs."""
+"""A bound of the number of verbs."""
 
 _PUTS_UNWATCHED: Final = 32
 """Puts between two looks at the memory, where it is limited."""
@@ -73,11 +73,11 @@ class UploadShare:
     """Bytes of bodies that clients of one address have begun to send. This one has no bound."""
 
     def takes(self, before: int, more: int) -> bool:
-        """Counts more bytes of a body of which so many count already. Returns whether they may come."""
+        """Counts more bytes of a body of which this many count already. Returns whether they may come."""
         return True
 
     def gives_back(self, size: int) -> None:
-        """A body of which so many bytes count is whole, or its put has ended."""
+        """Ends the count of a body of which this many bytes count: it is whole, or its put has ended."""
 
 
 class Service:
@@ -192,11 +192,11 @@ class Going:
         raise NotImplementedError
 
     def stop(self, client: Commands) -> None:
-        """Gives up what the command keeps for its further slices; there are none."""
+        """Releases what the command keeps for its further slices; there are none."""
 
 
 class _Rest(Going):
-    """A put whose body is not read before its turn."""
+    """Holds a put whose body is not read before its turn."""
 
     def go_on(self, client: Commands, now_ns: int) -> bool:
         return not client.rests
@@ -288,7 +288,7 @@ class Commands(Client):
             self.service.rest(self, ns)
 
     def skip(self, size: int, reply: bytes) -> None:
-        """Throws away so many bytes of a refused body as they come, and then replies."""
+        """Discards this many bytes of a refused body as they come, and then replies."""
         self._skip_left = size
         self._skip_reply = reply
         if not size:

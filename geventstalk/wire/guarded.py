@@ -40,15 +40,15 @@ _SUMS: Final = (
 _BLIND_MAX: Final = 1000
 """Tubes that a client may watch in name only: no limit of memory knows them."""
 _NAMES_SLICE: Final = 500
-"""Tubes that one slice of a list looks at: a millisecond or two."""
+"""The tubes that one slice of a list looks at: a millisecond or two."""
 _MORE_SUMS: Final = ("job-timeouts", "total-jobs", "current-tubes")
 
 
 QUIET_NS: Final = 60_000_000_000
-"""A limit that begins and ends to hold all the time is told of once a minute."""
+"""A limit that begins and ends to hold all the time is logged once a minute."""
 _NO_JOB: Final = Job(0, 0, 0, 0, 0)
 _FULL_REST_NS: Final = 1_000_000_000
-"""A reserve of a connection that holds all the jobs it may hold waits for so long at most."""
+"""A reserve of a connection that holds all the jobs it may hold waits at most this long."""
 
 
 class Hold:
@@ -332,7 +332,7 @@ class GuardedSession(Session):
         return self._stop()
 
     def _tell_of_pace(self, user: User, ns: int, now_ns: int) -> None:
-        """Counts a put that waits for so long, and logs when puts begin and cease to wait."""
+        """Counts a put that waits for this long, and logs when puts begin and cease to wait."""
         usage = self._owner.usage
         usage.waits += ns > 0
         if ns <= 0:
@@ -589,7 +589,7 @@ class _Names(Going):
 
 
 def bound_put(job: Job, user: User, body_bytes: int) -> None:
-    """Gives a put that has begun what the limits of its user ask for."""
+    """Bounds a put that has begun by the limits of its user."""
     job.ttr_s = min(job.ttr_s, max(user.limits.ttr, 1))
     job.delay_s = min(job.delay_s, user.limits.delay)
     if user.quota is not None:
@@ -602,7 +602,7 @@ def tags_for(user: User, tags: Tags | None, body_bytes: int) -> Tags:
 
 
 def _rest_of_reserve(verb: Verb, arguments: bytes) -> int:
-    """Returns for how long a reserve waits that gets nothing."""
+    """Returns the time that a reserve waits which cannot get a job."""
     timeout_s = 1 if verb.words == b"reserve" else 0
     if verb.words == b"reserve-with-timeout ":
         timeout_s = p.timeout_argument(arguments)

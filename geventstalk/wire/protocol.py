@@ -132,7 +132,7 @@ def _digits(word: bytes) -> i64:
 
 
 def _number(word: bytes, bits: int) -> int:
-    """Reads an unsigned number of so many bits, behind any number of spaces."""
+    """Reads an unsigned number of this many bits, behind any number of spaces."""
     value = int(_digits(word)) if _NATIVE else -1
     if value < 0:
         if not word.isdigit():
@@ -202,7 +202,7 @@ def release_arguments(arguments: bytes) -> tuple[int, int, int]:
 
 
 def batch_arguments(arguments: bytes, count: int) -> list[int]:
-    """`<verb> <number> ... <id> ...`: so many 32-bit numbers, then 1 to 1,000 ids. Returns all of them."""
+    """Reads `<verb> <number> ... <id> ...`: this many 32-bit numbers, then 1 to 1,000 ids. Returns all of them."""
     words = arguments.split(b" ")
     if b"" in words:
         words = [word for word in words if word]
@@ -460,7 +460,7 @@ def flushed(count: int) -> bytes:
 
 
 def reserved_batch(count: int) -> bytes:
-    """As many replies of reserved() follow."""
+    """Returns the line behind which this many replies of reserved() follow."""
     return b"RESERVED_BATCH %d\r\n" % count
 
 

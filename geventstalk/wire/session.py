@@ -89,8 +89,8 @@ class Session(Commands):
     def take_out(self) -> bytes:
         """Returns the replies in `out` as one piece, which the caller has to send.
 
-        Of many bytes it is only the first ones, so that a large body is never copied: the caller calls again while
-        there is `out`.
+        Of many bytes the piece is only the first ones, so that a large body is never copied: the caller calls again
+        while there is `out`.
         """
         out = self.out
         if len(out) == 1:
@@ -130,7 +130,7 @@ class Session(Commands):
             self._say_goodbye()
 
     def leave(self, now_ns: int) -> bool:
-        """Gives back, in slices, what a connection held that is gone. Returns whether that is done."""
+        """Gives back, in slices, what the connection of a client held that is gone. Returns whether that is done."""
         if self.upload is not None:
             upload = self.upload
             self.upload = None
@@ -240,7 +240,7 @@ class Session(Commands):
         self.skip(self.body_left, p.R_OUT_OF_MEMORY)
 
     def _is_held_up(self) -> bool:
-        """While changes are held back: whether what comes next is one of them. A put that is refused ends before."""
+        """Returns whether the next command is a change that has to wait. A put that is refused ends before."""
         if self.service.refuses and self.upload is not None and not self._goes_on:
             self._refuse_body(self.upload)
         self.held_up = self._changes_next()
@@ -280,7 +280,7 @@ class Session(Commands):
     # --- input that is not a command line
 
     def _shorten_line(self) -> None:
-        """Keeps no more of input without an end of line than a line may have."""
+        """Cuts input without an end of line to the bytes that a line may have."""
         pending = self.pending_bytes
         if pending > _LINE_MAX + 1:
             begin = self._inbox[self._at : self._at + 2 * p.LINE_BYTES_MAX]
@@ -331,7 +331,7 @@ class Session(Commands):
             self._shared_bytes = 0
 
     def _take_body(self, now_ns: int) -> bool:
-        """Takes what has come of a put's body; returns whether that was all of it."""
+        """Takes the bytes of a put's body that have come. Returns whether that was all of the body."""
         job = self.upload
         assert job is not None
         inbox, at, left = self._inbox, self._at, self.body_left

@@ -38,7 +38,7 @@ def job_stats(engine: Engine, job: Job, now_ns: int) -> list[tuple[str, object]]
 
 
 def _events(engine: Engine, job: Job, now_ns: int) -> list[tuple[str, object]]:
-    """Returns what has happened to a job, where its tube's policy wants that: `put 9 s ago, reserved 2 s ago by 7`."""
+    """Returns the events of a job, where the policy of its tube keeps them: `put 9 s ago, reserved 2 s ago by 7`."""
     events = [] if engine.trails is None else engine.trails.events_of(job.id)
     told = []
     for each in events:
@@ -48,7 +48,7 @@ def _events(engine: Engine, job: Job, now_ns: int) -> list[tuple[str, object]]:
 
 
 def _tag_stats(job: Job) -> list[tuple[str, object]]:
-    """Returns what stats-job tells of a job with tags behind all else. A tag that is not there is empty text, or 0."""
+    """Returns the last lines of stats-job for a job with tags. A tag that is not there is empty text, or 0."""
     tally = job.tally
     if not isinstance(tally, TaggedTally):
         return []

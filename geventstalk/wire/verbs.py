@@ -39,9 +39,9 @@ from geventstalk.wire.verb import JOB, JOBS, RESERVE, SERVER, TUBE, USED, Bare, 
 _NATIVE: Final = BUILD == "compiled"
 
 LIST_SLICE: Final = 256
-"""Tubes that one slice of a list names. A longer list is written as the client reads it."""
+"""The tubes that one slice of a list names. A longer list is written as the client reads it."""
 _MEASURE_SLICE: Final = 10_000
-"""Names that one slice measures: half a millisecond."""
+"""The names that one slice measures: half a millisecond."""
 _NAMES_PER_UNIT: Final = 16
 _STATS_UNITS: Final = 16
 """The work of the server's statistics, beside the unit of each command."""
@@ -345,7 +345,7 @@ assert len(VERBS) <= VERBS_MAX
 COUNTED: Final = [(verb.statistic, int(verb.number)) for verb in VERBS if verb.statistic]
 """The keys of the statistics of verbs, and where Service.commands counts them."""
 _COUNTED_FIRST: Final = len([verb for verb in _UPSTREAM if verb.statistic])
-"""So many of them are upstream's."""
+"""The number of keys that are upstream's."""
 _FEATURES: Final = " ".join([verb.words.decode().rstrip() for verb in ADDED] + ["bury-text"])
 _TAGS: Final = b" ".join(TAG_NAMES).decode()
 _BY_WORD: Final = {verb.words.rstrip(b" "): verb for verb in VERBS if verb.words.endswith(b" ")}
@@ -355,7 +355,7 @@ _BY_LENGTH: Final = sorted(_UPSTREAM, key=lambda verb: -len(verb.words))
 
 
 def find(line: bytes) -> tuple[Verb, bytes]:
-    """The verb of a line without its CRLF, and its arguments: what stands behind the verb's words.
+    """Returns the verb of a line without its CRLF, and its arguments: the text behind the verb's words.
 
     Raises UnknownCommand, or BadFormat for a verb that must stand alone.
     """

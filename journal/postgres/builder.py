@@ -97,7 +97,7 @@ class PostgresBuilder(Builder):
             self._link.close()
 
     def set_aside(self, segment: int, first: int, last: int, sealed: bool) -> None:
-        """Puts a row in the place of damaged or missing rows that says so. What is there of them is kept elsewhere."""
+        """Puts a row that says so in place of damaged or missing rows. The rows that are there are kept elsewhere."""
         self._begun()
         lost = pack(last, LOST | (SEALED if sealed else 0), self.high_water, [])
         self._run(repairing(self.place.schema, self._exclusive.epoch, segment, first, last, lost))

@@ -25,7 +25,7 @@ HOLD_SHARE: Final = 3
 _MOVE_BYTES: Final = 1 << 17
 _MOVE_KEYS: Final = 256
 _PENDING_MAX: Final = 1 << 20
-"""With so many bytes on their way nothing is moved: clients come first."""
+"""With this many bytes on their way nothing is moved: clients come first."""
 _HOLD_S: Final = 0.02
 """Changes wait this long after a commit while the segments take too much."""
 
@@ -40,7 +40,7 @@ class Compaction:
         """Oldest first; the last one is written to."""
         self.disk_bytes = 0
         self.limit = 0
-        """A segment is full when it has so many bytes."""
+        """A segment is full when it has this many bytes."""
         self.budget: int | None = None
         self._tables = tables
         self._writer = writer
@@ -89,7 +89,7 @@ class Compaction:
     def move_some(
         self, payload_of: PayloadOf, append: Callable[[int, int, bytes], None], commit: Callable[[], None]
     ) -> None:
-        """One slice: appends some live keys of the oldest segment anew, or retires it when nothing is live in it."""
+        """Runs one slice: appends live keys of the oldest segment again, or retires a segment without live keys."""
         commit()
         victim = self.segments[0].number
         if self.live.bytes_in(victim):
@@ -164,5 +164,5 @@ class Compaction:
         self._until_s = time.monotonic() + _HOLD_S if self.too_large else 0.0
 
     def let_go(self) -> None:
-        """Compaction can do nothing more at the moment: changes go on."""
+        """Lets changes go on: compaction can do nothing more at the moment."""
         self._until_s = 0.0

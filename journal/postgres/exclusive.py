@@ -25,7 +25,7 @@ _PART: Final = 0.4
 """For so large a part of its lease a node that leads is waited for after the database has confirmed a commit: it has
 two heartbeats in that time."""
 _LOOKS: Final = 20
-"""So often in a lease it looks whether the node that leads is alive."""
+"""The looks in a lease at whether the node that leads is alive."""
 
 
 class Exclusive:

@@ -98,8 +98,8 @@ _HOLDERS: Final = (
     " AND mode IN ('RowShareLock', 'RowExclusiveLock') AND wait_event_type IS DISTINCT FROM 'Lock'"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
-"""Who has a share of the row's lock, or all of it, and does not wait for it. And whether that one waits for a replica,
-or is another user's, so that it cannot be known."""
+"""Selects the sessions that hold a share of the row's lock, or all of it, and do not wait for it. The rows also say
+whether a session waits for a replica, or belongs to another user, so that this cannot be known."""
 _TELL: Final = (
     "WITH c AS (SELECT set_config('synchronous_commit', 'off', true)), now AS (SELECT clock_timestamp() AS at),"
     " before AS (SELECT address, value, extract(epoch FROM seen) AS seen FROM {schema}.member, {schema}.meta"

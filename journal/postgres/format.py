@@ -31,9 +31,9 @@ PARTS: Final = Struct(">I")
 KEY_MAX: Final = (1 << 63) - 1
 SEGMENT_MAX: Final = (1 << 32) - 1
 ROW_BYTES: Final = 1 << 20
-"""A row ends when it has so many bytes: to pack, send and unpack them takes about a millisecond each."""
+"""A row ends when it has this many bytes: packing, sending and unpacking them takes about a millisecond each."""
 ROW_RECORDS: Final = 4096
-"""And when it has so many records."""
+"""A row also ends when it has this many records."""
 FIRST: Final = Struct(">BBHI")
 COUNTS: Final = Struct(">IQ")
 ENTRY: Final = Struct(">QBI")
@@ -41,7 +41,7 @@ HEAD_BYTES: Final = FIRST.size + COUNTS.size
 _BESIDE_BYTES: Final = 24 + 4 + 16 + 4 + 20
 """Bytes that PostgreSQL adds to a row: head, pointer, two numbers, a length, and its place in the index."""
 _TOAST_BYTES: Final = 1996
-"""A larger value is cut into pieces of so many bytes (PostgreSQL's TOAST_MAX_CHUNK_SIZE), four to a page of 8192."""
+"""A larger value is cut into pieces of this many bytes (PostgreSQL's TOAST_MAX_CHUNK_SIZE), four to a page of 8192."""
 _INLINE_MAX: Final = 1900
 
 Entry = tuple[int, int, bytes]
@@ -61,12 +61,12 @@ class Packed(NamedTuple):
 
 
 def record_bytes(size: int) -> int:
-    """Returns what a record with so many bytes of payload takes."""
+    """Returns the bytes that a record with this many bytes of payload takes."""
     return size + ENTRY.size
 
 
 def row_bytes(size: int) -> int:
-    """Returns what a row of so many packed bytes takes in its table, with indexes."""
+    """Returns the bytes that a row of this many packed bytes takes in its table, with indexes."""
     if size <= _INLINE_MAX:
         return size + _BESIDE_BYTES
     pieces = -(-size // _TOAST_BYTES)
@@ -92,7 +92,7 @@ def pack(seq: int, flags: int, high_water: int, entries: list[Entry]) -> bytes:
 
 
 def unpack(seq: int, packed: bytes) -> Packed:
-    """Returns what a row holds. Raises Damaged when it is not as pack() made it for this place."""
+    """Returns the records of a row. Raises Damaged when the row is not as pack() made it for this place."""
     if len(packed) < HEAD_BYTES:
         raise Damaged("it is too short")
     rest = packed[FIRST.size :]

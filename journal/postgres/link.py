@@ -25,7 +25,8 @@ from journal.errors import JournalError, JournalLocked, JournalUnreachable
 from journal.postgres.place import Place
 
 Waiter = Callable[[int, bool, bool, float], bool]
-"""(descriptor, for reading, for writing, seconds) to whether it is ready. Who serves others meanwhile parks here."""
+"""(descriptor, for reading, for writing, seconds) to whether the descriptor is ready. An owner that serves others
+meanwhile parks in it."""
 Need = tuple[int, bool, bool, float]
 """The arguments of a Waiter. Work that waits is a generator: it yields needs, and is sent whether they came."""
 Resolver = Callable[[str], list[str]]
@@ -40,9 +41,9 @@ _SYSTEM: Final = "SELECT system_identifier FROM pg_control_system()"
 ANSWER_S: Final = 10.0
 """An answer may take this long where the caller does not say."""
 _ANSWER_S_MAX: Final = 120.0
-"""A large answer that comes slowly, without ever pausing for its time, may take so long in all."""
+"""The most time for a large answer that comes slowly, without ever pausing for its time."""
 _WARNINGS_MAX: Final = 20
-"""So many warnings of one answer are kept."""
+"""The most warnings that are kept of one answer."""
 SETTINGS: Final = {
     "application_name": "geventstalk",
     "keepalives_idle": "2",
@@ -241,7 +242,7 @@ class Link:
     def _race(
         self, works: list[tuple[Link, Generator[Need, bool, None]]]
     ) -> Generator[tuple[Link, JournalError | None], None, None]:
-        """Does all of this at once, until it is time to stop. Gives each that ends, with what went wrong."""
+        """Runs all of these at once, until it is time to stop. Yields each that ends, with its error."""
         going: list[tuple[Link, Generator[Need, bool, None], Need, float]] = []
         ready: list[tuple[Link, Generator[Need, bool, None], bool | None]] = [(*each, None) for each in works]
         while ready or (going and time.monotonic() < self._until_s):
@@ -419,7 +420,7 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """Returns whether there is a connection, as far as this end knows."""
+        """Returns whether there is a connection, as this end knows it."""
         return self._conn is not None and self._conn.status == pq.ConnStatus.OK
 
     @property
@@ -493,7 +494,7 @@ class Link:
             raise self.broken(error) from error
 
     def answer(self, seconds: float = 0.0) -> Answer:
-        """Returns what came of send(). Raises as execute()."""
+        """Returns the result of send(). Raises as execute()."""
         return drive(self._answer(seconds or self.answer_s), self.wait)
 
     def _running(self, sql: str, seconds: float) -> Generator[Need, bool, None]:
@@ -545,7 +546,7 @@ class Link:
         return conn is self._conn
 
     def broken(self, error: object) -> JournalUnreachable:
-        """Closes the connection, and gives what to raise."""
+        """Closes the connection, and returns the error to raise."""
         self.close()
         return JournalUnreachable(f"{self.shown}: {_line(str(error))}")
 

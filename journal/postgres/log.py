@@ -58,7 +58,7 @@ from journal.postgres.segments import FENCED, Tables, making, repairing
 from journal.postgres.writer import CommitPoint, Writer
 
 PENDING_MAX: Final = 1 << 23
-"""With so many bytes on their way changes wait."""
+"""With this many bytes on their way changes wait."""
 _QUICK_KEY_MAX: Final = 2**62 - 1
 _CLOSE_S: Final = 10.0
 
@@ -300,7 +300,7 @@ class PostgresLog(SharedLog):
         self._writer.rewired()
 
     def start(self) -> None:
-        """Says what the budget is for. lead() has made the log ready."""
+        """Logs what the budget is for. lead() has made the log ready."""
         if not self._number:
             self._refuse()
         if self._budget is not None:
@@ -539,7 +539,7 @@ class PostgresLog(SharedLog):
     # --- failure
 
     def _fail(self, error: BaseException) -> NoReturn:
-        """The end of the log: what was appended is dropped, and append() and commit() raise from now on."""
+        """Ends the log: the batch is dropped, and append() and commit() raise from now on."""
         self._number = 0
         self._batch = []
         self._tables.close()

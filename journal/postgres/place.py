@@ -1,4 +1,4 @@
-"""Where a log in PostgreSQL is: a URL for libpq, and a schema of ours in it. Knows nothing of connections.
+"""The place of a log in PostgreSQL: a URL for libpq, and a schema of ours in it. Knows nothing of connections.
 
 `postgresql://user@host1,host2/database?schema=NAME`: all but `schema` is libpq's, with its environment variables,
 password file and service file. Invariant: `shown` holds no password; only `shown` goes into messages.
@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 SCHEMES: Final = ("postgresql://", "postgres://")
 DEFAULT_SCHEMA: Final = "geventstalk"
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}\Z")
-"""Names that need no quotes, and leave room for what is put behind them."""
+"""Names that need no quotes, and leave room for a suffix."""
 _SECRETS: Final = ("password", "sslpassword", "passfile")
 
 

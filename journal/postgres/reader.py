@@ -54,7 +54,7 @@ class Reader:
     # --- the start
 
     def batches(self) -> Iterator[tuple[int, list[Row]]]:
-        """As Log.batches()."""
+        """See Log.batches()."""
         reading = self.reading
         link = self.link
         if not link.up:
@@ -125,7 +125,7 @@ class Reader:
     # --- what another node writes
 
     def more(self) -> list[tuple[int, list[Row]]]:
-        """As SharedLog.more()."""
+        """See SharedLog.more()."""
         reading = self.reading
         if not self.link.up:
             self.relink()

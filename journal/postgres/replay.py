@@ -31,7 +31,7 @@ from journal.postgres.format import (
 )
 
 _NAMED_MAX: Final = 20
-"""So many keys of damaged rows are named in a line."""
+"""The most keys of damaged rows that a line names."""
 
 
 class SegmentCount:
@@ -79,7 +79,7 @@ class Reading:
 
     @property
     def segment(self) -> int:
-        """The segment in which the next row stands, as far as is known."""
+        """The segment of the next row, if it is known."""
         return self.segments[-1].number
 
     @property
@@ -88,7 +88,7 @@ class Reading:
         return self._sealed
 
     def drop_gone(self, oldest: int) -> None:
-        """Segments before this one are gone."""
+        """Forgets the segments before this one, which are gone."""
         while self.segments and self.segments[0].number < oldest:
             self.live.forget(self.segments.pop(0).number)
 
@@ -154,7 +154,7 @@ class Reading:
         self.drop_unfinished()
 
     def end(self) -> None:
-        """The log ends here: what is wrong with it as a whole is among the findings now."""
+        """Ends the log: faults of the log as a whole are among the findings now."""
         if self.orphans:
             keys = sorted(self.orphans)
             named = ", ".join(str(key) for key in keys[:_NAMED_MAX]) + (" ..." if len(keys) > _NAMED_MAX else "")

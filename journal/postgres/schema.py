@@ -95,7 +95,7 @@ def require(link: Link, schema: str) -> bool:
 
 
 def identity(link: Link, schema: str) -> int:
-    """Returns what tells this log from any other. Older versions made logs without: such a log gets one now."""
+    """Returns the word that tells this log from any other. A log of an older version gets one now."""
     name = f"SELECT value FROM {schema}.meta WHERE name = 'log'"
     if not (found := link.execute(name).rows):
         link.run(f"INSERT INTO {schema}.meta VALUES('log', {secrets.randbits(62)}) ON CONFLICT (name) DO NOTHING")

@@ -25,13 +25,13 @@ SETTINGS: Final = "SET synchronous_commit = off"
 _REST_S: Final = 0.1
 """The work rests this long after an error that may pass, and when the database cannot be reached."""
 _PATIENCE_S: Final = 10.0
-"""A piece of work that fails for so long is told to the operator."""
+"""A piece of work that fails for this long is reported to the operator."""
 _LOCK_MS: Final = 100
 """A drop waits this long for nodes that read the table: meanwhile others wait behind the drop."""
 _KEYS_MAX: Final = 16384
-"""About so many records are looked through at once."""
+"""About this many records are looked through at once."""
 _AHEAD: Final = 2
-"""So many of such answers are kept."""
+"""The most such answers that are kept."""
 
 Job = Generator[Need, bool, None]
 
@@ -114,7 +114,7 @@ class Tables:
         """True when the database said that it has no room."""
         self._log = log
         self._jobs: deque[tuple[str, Callable[[], Job]]] = deque()
-        """Each with what is to be done, for messages."""
+        """The pieces of work, each with its words for messages."""
         self._stuck = ""  # which of them fails again and again,
         self._stuck_s = 0.0  # when that is to be told,
         self._told = False  # and whether it was
@@ -303,7 +303,7 @@ class Tables:
     # --- the end
 
     def begin(self, epoch: int, words: dict[str, str]) -> None:
-        """From now on it works for this epoch, over a new link. What was asked for is done over it."""
+        """Works for this epoch from now on, over a new link. Earlier requests are done over it."""
         self.link.close()
         if self._work is not None:
             self._work.close()
@@ -313,7 +313,7 @@ class Tables:
         self._over = False
 
     def close(self) -> None:
-        """Gives up what is not done."""
+        """Drops the work that is not done."""
         self._jobs.clear()
         if self._work is not None:
             self._work.close()

@@ -23,19 +23,19 @@ _KEY_BYTES: Final = 2 * (ENTRY.size + 8)
 
 
 def segment_limit(segment_bytes: int, budget: int | None) -> int:
-    """A segment of so many bytes is full. It is small where the budget is."""
+    """Returns the bytes at which a segment is full: few where the budget is small."""
     if budget is not None:
         segment_bytes = min(segment_bytes, max(budget // _BUDGET_SHARE, _SMALL_SEGMENT_BYTES))
     return max(segment_bytes, SEGMENT_BYTES_MIN)
 
 
 def of_put(size: int) -> int:
-    """The room that a put of so many bytes needs: its record, a change, both again for moving, and its delete."""
+    """Returns the room that a put of this size needs: its record, a change, both again for moving, and its delete."""
     return 2 * (record_bytes(size) + _CHANGE_BYTES) + _KEY_BYTES
 
 
 def left_for_puts(budget: int, limit: int, live: int, keys: int) -> int:
-    """Returns how many bytes puts may take with so much that is live, each counted as in of_put().
+    """Returns how many bytes puts may take with this many live bytes and keys, each counted as in of_put().
 
     The segments stay below twice the live bytes and those that come and go, also after each key was changed. An eighth
     is for what the database adds to rows.

@@ -24,7 +24,7 @@ from journal.tools import Examine, SegmentFacts, Survey
 _CHUNK_BYTES: Final = 1 << 22
 _CHUNK_ROWS: Final = 4096
 _ATTEMPTS: Final = 100
-"""So often it tries to hold all segments at once, while a node drops and makes some."""
+"""The attempts to hold all segments at once, while a node drops and makes some."""
 _ANSWER_S: Final = 60.0
 SETTINGS: Final = "SET idle_in_transaction_session_timeout = '1h'"
 """The reader of the output may be slow. A reader that stops for good may not hold up the nodes for ever."""
@@ -112,7 +112,7 @@ class Snapshot:
                 yield last, packed or b""
 
     def take_all(self, reading: Reading) -> Iterator[tuple[int, list[Row]]]:
-        """Has all rows taken; gives each segment's number with what was given back."""
+        """Has all rows taken. Yields each segment's number with the records that count."""
         if self.segments and self.segments[0][1] > 1:
             reading.begin_at(self.segments[0][1])
         for number, _ in self.segments:

@@ -131,7 +131,7 @@ class Writer:
     # --- commits
 
     def add(self, entries: list[Entry], size: int, segment: int, high_water: int) -> None:
-        """A commit; send() has to follow."""
+        """Adds a commit; send() has to follow."""
         loads = self._loads
         load = loads[-1] if loads else None
         if load is None or load.segment != segment:
@@ -299,7 +299,7 @@ class Writer:
         self.send()
 
     def fail(self, error: JournalFailed) -> None:
-        """The end: nothing more is written, and all that wait hear of it. Raises the error."""
+        """Ends the writer: nothing more is written, and all syncs that wait get the error. Raises the error."""
         self.failure = error
         points, self._points = self._points, deque()
         for point in points:
@@ -317,7 +317,7 @@ class Writer:
             self.on_cut(why)
 
     def _leave(self) -> None:
-        """Leaves the link. What was under way may be there or not."""
+        """Leaves the link. A row that was under way may be there or not."""
         conn = self.link.give_up()
         self.wants_write = self._sent = self._preparing = False
         self._retry_s = 0.0
@@ -429,7 +429,7 @@ class Writer:
         self.send()
 
     def wait_until(self, upto: int, seconds: float = 60.0) -> None:
-        """Waits here until so many commits are safe. Raises JournalFailed."""
+        """Waits here until this many commits are safe. Raises JournalFailed."""
         end = time.monotonic() + seconds
         self.write_on()
         while self.safe < upto:

@@ -103,7 +103,7 @@ class _Copy:
         self._write_watermark(segment, records)
 
     def _copy_sealed(self) -> None:
-        """Copies what is sealed, and what was sealed meanwhile, as long as less and less is left."""
+        """Copies the sealed segments, and those that were sealed meanwhile, as long as fewer and fewer are left."""
         left = sys.maxsize
         while True:
             listed = list_segments(self._directory)
@@ -116,7 +116,7 @@ class _Copy:
                 self._copy_if_sealed(number, path)
 
     def _copy_if_sealed(self, number: int, path: str) -> None:
-        """Leaves out what cannot be read. It may just be gone; otherwise the moment finds it again."""
+        """Leaves out a segment that cannot be read. It may just be gone; otherwise the snapshot finds it again."""
         try:
             reader = SegmentReader(path)
         except JournalError:

@@ -26,7 +26,7 @@ class BodyFile:
     """The file of a segment that is written. It is closed when nothing refers to it any more."""
 
     def __init__(self, segment: str) -> None:
-        """Makes the file. Raises OSError, also when there is one."""
+        """Creates the file. Raises OSError, also when the file exists."""
         self._file = -1
         self.path = segment + BODIES_SUFFIX
         self.bytes = 0  # what the committed payloads take
@@ -69,7 +69,7 @@ class BodyFile:
             os.fdatasync(self._file)
 
     def close(self) -> None:
-        """Closes the file, which nothing needs any more."""
+        """Closes the file, which is not needed any more."""
         file = getattr(self, "_file", -1)  # a signal may come before the first line of __init__
         self._file = -1
         if file >= 0:
@@ -98,7 +98,7 @@ class BodyReader:
             raise JournalFailed(f"cannot read {self.path}: {error.strerror}") from error
 
     def payload_at(self, place: bytes) -> bytes | None:
-        """The payload whose place a row names. None when it is not as it was written. Raises JournalFailed."""
+        """Returns the payload whose place a row names; None when it is not as it was written. Raises JournalFailed."""
         if self._file < 0 or len(place) < PLACE.size:
             return None
         offset, size, crc, _ = PLACE.unpack_from(place)

@@ -35,7 +35,7 @@ SEGMENT_BYTES: Final = 10485760
 """The size of segments that tools write: the default of a server's -s."""
 _BATCH_ROWS: Final = 1000
 _BATCH_BYTES: Final = 1 << 20
-"""Rows and bytes of one transaction: so many that its fixed cost does not count, and so few that they fit in memory."""
+"""Rows and bytes of one transaction: enough that its fixed cost does not count, and so few that they fit in memory."""
 
 
 class SegmentBuilder(Builder):
@@ -104,7 +104,7 @@ class SegmentBuilder(Builder):
         self._close()
 
     def discard(self) -> None:
-        """Removes what was written. The directory is as it was."""
+        """Removes the files that were written. The directory is as it was."""
         for writer in self._writers:
             writer.discard()
         if self._making:

@@ -28,7 +28,7 @@ _SCAN_ROWS: Final = 1024
 _SLICE_KEYS: Final = 256
 """Keys that one slice looks at. Most of them may be dead."""
 _MOVE_BYTES: Final = 1 << 17
-"""Bytes that one slice moves, give or take a record. To write them takes half a millisecond."""
+"""The bytes that one slice moves, give or take a record. Writing them takes half a millisecond."""
 _HOLD_S: Final = 0.004
 """Changes wait this long after a commit when the directory has outgrown its bound."""
 _LONG_HOLD_S: Final = 0.1
@@ -133,7 +133,7 @@ class Compaction:
         commit: Callable[[], None],
         retire: Callable[[], None],
     ) -> None:
-        """One slice: appends some live keys of the oldest segment anew, or retires it when nothing is live in it."""
+        """Runs one slice: appends live keys of the oldest segment again, or retires a segment without live keys."""
         segments = self._segments
         commit()  # a dead record may be removed only after its successor is on disk
         victim = segments.sealed[segments.retiring]
@@ -176,7 +176,7 @@ class Compaction:
         self._keys.clear()
 
     def scan(self) -> Scan | None:
-        """Returns what has to be read before the next slice; None when that has something to do without."""
+        """Returns the scan that has to run before the next slice; None when the slice has something to do without."""
         segments = self._segments
         victim = segments.sealed[segments.retiring]
         self._begin(victim)
@@ -196,7 +196,7 @@ class Compaction:
         self._keys.extend([key for _, key in scan.found])
 
     def next_keys(self) -> list[int]:
-        """The live keys that the next slice looks at, as far as they are scanned."""
+        """Returns the live keys that the next slice looks at, if they are scanned."""
         live, victim = self._segments.live, self._victim
         return [key for key in islice(self._keys, _SLICE_KEYS) if live.segment_of(key) == victim]
 
@@ -223,7 +223,7 @@ class Compaction:
         self._seen_s = time.monotonic()
 
     def committed(self) -> None:
-        """A commit is over. If changes have to wait, their wait begins now, or goes on."""
+        """A commit is over. If changes have to wait, the time of their wait begins now, or goes on."""
         if self._behind:
             if self._held_s >= self._hold_s:
                 self._hold()
@@ -256,5 +256,5 @@ class Compaction:
         return segments.writer.filled >= 2 * segments.full_at
 
     def let_go(self) -> None:
-        """Compaction can do nothing more at the moment: changes go on."""
+        """Lets changes go on: compaction can do nothing more at the moment."""
         self._behind = False

@@ -72,7 +72,7 @@ def read_ahead(path: str, share: int) -> None:
 
 
 def suspect(directory: str) -> None:
-    """Has the next start read everything. Does what can be done: the server is about to end."""
+    """Has the next start read everything. Ignores errors: the server is about to end."""
     with suppress(OSError):
         os.close(
             os.open(
@@ -132,13 +132,13 @@ def _size_of(path: str) -> int:
 
 
 def write_watermark(file: int, segment: int, records: int) -> None:
-    """Notes that so many records of a segment are on the device. The note is not synced, so it is a lower bound."""
+    """Notes that this many records of a segment are on the device. The note is not synced, so it is a lower bound."""
     text = b"%b %b" % (_padded(segment, 20), _padded(records, 20))
     os.pwrite(file, b"%b %b\n" % (text, _padded(crc32(text), 10)), 0)
 
 
 def _padded(number: int, size: int) -> bytes:
-    """As `%020d`, of which only `%d` is compiled."""
+    """Returns the number as `%020d` would, of which only `%d` is compiled."""
     text = b"%d" % number
     return b"0" * (size - len(text)) + text
 

@@ -65,13 +65,13 @@ HEAD_BYTES: Final = 100
 PART_BYTES: Final = PAYLOAD_MAX
 """A larger payload is written in parts: SQLite holds at most 10**9 bytes in a value."""
 GROUPED_MAX: Final = PAYLOAD_MIN - 1
-"""Payloads of at most so many bytes share rows with others of their commit: a small one costs little beside its row."""
+"""Smaller payloads share rows with others of their commit, because a small one costs little beside its row."""
 GROUP_BYTES: Final = 655
-"""A group has at most so many: a third of LEAF_BYTES, less CELL_BYTES and one byte to spare. So a page holds three
+"""The most bytes of a group: a third of LEAF_BYTES, less CELL_BYTES and one byte to spare. So a page holds three
 groups, and that hardly takes more room than their records would take alone."""
 LARGE_BATCH: Final = 256
-"""With so many records in a commit a group fills a page: there are a third as many rows, and only the last page is half
-empty."""
+"""With this many records in a commit a group fills a page: there are a third as many rows, and only the last page is
+half empty."""
 HEAD_ENDS: Final = [[b",%d,%d]" % (kind, size) for size in range(GROUPED_MAX + 1)] for kind in range(DELETE + 1)]
 """The end of each possible head. Turning a number into text takes 200 instructions: 4 % of a durable put in all."""
 CELL_BYTES: Final = 24
@@ -130,7 +130,7 @@ def is_kind(kind: int) -> bool:
 
 
 def row_bytes(size: int) -> int:
-    """Returns what a payload of so many bytes takes on disk: of its page as much as when all records there are like it.
+    """Returns what a payload of this size takes on disk: of its page as much as when all records there are like it.
 
     A page holds whole records only, so one of 600 bytes takes a third of it, and one of 700 half. Source: SQLite's file
     format, section 1.6.
@@ -139,9 +139,9 @@ def row_bytes(size: int) -> int:
 
 
 def whole_bytes(size: int) -> int:
-    """Returns what a FULL record of so many bytes takes, and still takes when it was changed and moved.
+    """Returns what a FULL record of this size takes, and still takes when it was changed and moved.
 
-    By then it may have grown, so that four to a page come to lie three, and small ones may share rows with others.
+    By then it may have grown, so that a page holds three instead of four, and small ones may share rows.
     """
     return _WHOLES[size] if size <= INSIDE_MAX else row_bytes(size + GROWN_BYTES)
 
@@ -156,7 +156,7 @@ def _whole_bytes(size: int) -> int:
 
 
 def ungroup(seq: int, count: int, payload: bytes) -> list[Row]:
-    """The records of a group, with 0 for their checksums. Raises GROUP_ERRORS when it is none of so many."""
+    """Returns the records of a group, with 0 for checksums. Raises GROUP_ERRORS when it is no group of this many."""
     end = payload.index(b"\n") + 1
     heads: list[list[int]]
     heads, stop = _JSON.raw_decode(payload[:end].decode())  # json.loads() takes 3 % of a restart more

@@ -117,7 +117,7 @@ class Journal(Log):
     # --- start
 
     def replay(self) -> Iterator[Record]:
-        """Every record of every segment, oldest first. Changes nothing. Raises JournalDamaged after the last record."""
+        """Yields each record of each segment, oldest first. Changes nothing. Raises JournalDamaged in the end."""
         for segment, rows in self.batches():
             for _, key, kind, _, payload in rows:
                 yield Record(key, kind, payload, segment)
@@ -315,13 +315,13 @@ class Journal(Log):
         return self._segments.sync_point()
 
     def _guard(self) -> SyncPoint:
-        """A sync of all that was committed, for what must not happen before."""
+        """Returns a sync of everything that was committed, for work that must not happen before."""
         return self._segments.guard()
 
     # --- failure
 
     def _fail(self, error: BaseException) -> NoReturn:
-        """The end of the journal: what was appended is dropped, and append() and commit() raise from now on."""
+        """Ends the journal: the batch is dropped, and append() and commit() raise from now on."""
         self._number = 0
         self._batch = []
         if isinstance(error, JournalDamaged):
@@ -330,7 +330,7 @@ class Journal(Log):
         raise_failure(error)
 
     def _lose(self, error: OSError) -> None:
-        """The directory does not answer. Who asked is in the middle of something, so the failure is the commit's."""
+        """The directory does not answer. The caller is in the middle of a change, so the commit fails instead."""
         self._worker.fail(error)
         self._lost = True
 
@@ -357,7 +357,7 @@ class Journal(Log):
         return True
 
     def _say_refusing(self, refusing: bool) -> None:
-        """Says when refusing puts begins and ends, with the figures. A full disk is told of by itself."""
+        """Logs when refusing puts begins and ends, with the figures. A full disk is logged elsewhere."""
         if refusing == self._refusing:
             return
         self._refusing = refusing
@@ -518,7 +518,7 @@ class Journal(Log):
         self._give_up_files()
 
     def abandon(self) -> None:
-        """Gives the directory back without writing anything more: after a failure nothing else is safe."""
+        """Closes the directory without writing anything more: after a failure nothing else is safe."""
         if self._worker.abandon():  # else the worker may still change files, and the end of the process frees the lock
             self._give_up_files()
 

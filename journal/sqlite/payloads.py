@@ -22,9 +22,9 @@ from journal.sqlite.format import FULL, LAST, OUTSIDE, PART, PARTS, checksum
 from journal.sqlite.sql import CANNOT_OPEN, connect_to_read, unreadable
 
 READ_ROWS: Final = 64
-"""So many records are read in one step of SQLite, see _SELECT."""
+"""The records that are read in one step of SQLite, see _SELECT."""
 _TRIES: Final = 3
-"""So often it is tried to open a file. A lack of descriptors may be over when a person looks for it."""
+"""The attempts to open a file. A lack of descriptors may be over when a person looks for it."""
 _SELECT: Final = """
 SELECT group_concat(seq || ' ' || key || ' ' || kind || ' ' || crc || ' ' || length(payload), x'0a'),
   CAST(group_concat(payload, '') AS BLOB)
@@ -69,7 +69,7 @@ class SegmentPayloads(Payloads):
                 suspect(self._directory)
 
     def _rows_in_time(self, path: str, places: list[int]) -> list[Row] | None:
-        """As _rows(); None when the system lacks something, which it may have later. Does not wait for that."""
+        """Does what _rows() does. Returns None when the system lacks something now. Does not wait for that."""
         tries = 0
         while True:
             tries += 1
@@ -104,7 +104,7 @@ class SegmentPayloads(Payloads):
         return rows
 
     def _take(self, path: str, places: dict[int, int], rows: list[Row]) -> None:
-        """Keeps what is as it was written: a row that is not has another kind by now."""
+        """Keeps the payloads that are as they were written. A row that is not has another kind by now."""
         found = {row[0]: row for row in rows}
         for place, key in places.items():
             row = found.get(place)

@@ -66,7 +66,7 @@ FROM (
 """
 """All keys in one row, for the reason that payloads.py gives."""
 _GROUP_WORK: Final = 8
-"""To take a group apart costs as much as to look at so many rows of one record."""
+"""The rows of single records that cost as much to look at as taking a group apart."""
 
 
 def join(reader: SegmentReader, behind: int = 0) -> Iterator[tuple[int, int, bytes]]:

@@ -29,7 +29,7 @@ class Damage:
         self._missing: list[tuple[int, int]] = []  # first and last number of each gap
 
     def take(self, replay: Replay) -> None:
-        """Remembers what is to be made good."""
+        """Remembers the damage that is to be repaired."""
         self._segments = [found for found in replay.found if found.damaged]
         self._missing = replay.missing
 

@@ -28,7 +28,7 @@ from journal.sqlite.format import CHANGE, DELETE, FULL, Row, row_bytes, whole_by
 from journal.sqlite.reader import SegmentReader
 
 _AHEAD: Final = 16
-"""So many segments are asked of the device while one is read, where HEAD rows will do. A cold start is a third faster
+"""The segments that are asked of the device while one is read, where HEAD rows will do. A cold start is a third faster
 so, or more where the device is slow."""
 _DIGEST_SHARE: Final = 16
 """A digest is at the end of its file, and seldom larger than this part of the file. Only old segments have a digest."""
@@ -61,7 +61,7 @@ def uncounted(sound: list[Found]) -> dict[int, int]:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Source:
-    """Where a replay finds segments: those of a directory, each opened when its turn comes."""
+    """The source of a replay's segments: those of a directory, each opened when its turn comes."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -88,7 +88,7 @@ class Replay:
         self.findings: list[str] = []
         self.unfinished: list[str] = []  # segments that were never complete and hold nothing
         self.notes: list[str] = []
-        """Lines for the operator about what is no damage."""
+        """Returns lines for the operator about oddities that are no damage."""
         self.found: list[Found] = []
         self.high_water = 0
         self._directory = directory
@@ -200,7 +200,7 @@ class Replay:
         self.found.append(Found(number, path, records, damaged, deleted, counts, idle))
 
     def _judge(self, reader: SegmentReader) -> None:
-        """Notes and finds what was strange in a segment that was read."""
+        """Records the notes and findings about a segment that was read."""
         path = reader.path
         if reader.digest_error:
             self.notes.append(f"the digest of {path} is damaged ({reader.digest_error}): its records are read instead")
@@ -234,7 +234,7 @@ class Replay:
         return reader is not None and reader.number == segment and reader.alone and reader.sealed
 
     def close(self) -> None:
-        """Closes the segment at which a reading was given up. A compiled generator that is given up closes nothing."""
+        """Closes the segment at which a reading stopped early. A compiled generator closes nothing then."""
         reader = self._reader
         self._reader = None
         if reader is not None:

@@ -97,7 +97,7 @@ class Sealed:
 
     @property
     def standing(self) -> int:
-        """Returns what the segment takes once it is merged."""
+        """Returns the bytes of the segment once it is merged."""
         return self.bytes if self.ready else self.merge_bytes + self.body_bytes
 
     def merge(self, log: Callable[[str], None]) -> None:

@@ -34,7 +34,7 @@ from journal.sqlite.writer import SegmentWriter
 
 _T = TypeVar("_T")
 _WAITING_MAX: Final = 10
-"""With so many segments waiting to be sealed, no next segment is made. A device that keeps pace has a quarter of these
+"""No next segment is created while this many wait to be sealed. A device that keeps pace has a quarter of these
 waiting. Each waiting segment keeps its descriptors open, so DESCRIPTORS_MAX follows from this."""
 _OF_A_SEGMENT: Final = 5
 """Descriptors of a segment that is written, is the next one, or waits to be sealed: the database, its WAL, the index,
@@ -44,17 +44,16 @@ _OF_THE_REST: Final = 12
 two for the locks; the watermark, the reserve, a directory while it is synced, and one that SQLite may take for a
 moment."""
 DESCRIPTORS_MIN: Final = _OF_A_SEGMENT * 2 + _OF_THE_REST
-"""With so many descriptors a journal works: one segment is written, and one is either made or waits to be sealed."""
+"""A journal works with this many descriptors: one segment is written, and one is either made or waits to be sealed."""
 DESCRIPTORS_MAX: Final = _OF_A_SEGMENT * (_WAITING_MAX + 1) + _OF_THE_REST
-"""More descriptors than these a journal never takes."""
+"""A journal never uses more descriptors than this."""
 _RECORD_BYTES: Final = 128
 """Bytes that a WAL takes for a small record beside its payload, at the most."""
 _TRY_AGAIN_S: Final = 0.1
 """Work that found no room is not tried again before this time has passed, or before a segment has given room back. On a
-full disk changes wait while the worker is at work: they would wait for ever if it tried the impossible without a
-pause."""
+full disk changes wait while the worker is at work: without a pause between attempts they would never go on."""
 _FILLED_AT_ONCE_BYTES: Final = 1 << 30
-"""With more free bytes than these no other process fills the disk before the worker has let the reserve grow."""
+"""With more free bytes than this no other process fills the disk before the worker has let the reserve grow."""
 
 
 class Segments:
@@ -154,7 +153,7 @@ class Segments:
             self._refill()
 
     def _begun(self, path: str, number: int, high_water: int, dead: list[int]) -> SegmentWriter:
-        """A new segment with its note and deletes. Raises JournalFull or JournalFailed, and leaves nothing behind."""
+        """Creates a segment with its note and deletes. Raises JournalFull or JournalFailed, and leaves no file then."""
         writer = SegmentWriter(path, number, high_water, self._ahead())
         try:
             writer.before = self._uncounted
@@ -233,7 +232,7 @@ class Segments:
         return at >= first and sealed[at].number == number and sealed[at].ready and sealed[at].merged
 
     def states(self, most: int) -> list[SegmentState]:
-        """The newest segments that stay, so many at the most, and the next one. Takes a microsecond for each."""
+        """Returns the newest segments that stay, at most this many, and the next one. Takes a microsecond for each."""
         live = self.live
         found = [
             SegmentState(sealed.number, "sealed", sealed.bytes, live.bytes_in(sealed.number), sealed.records)
@@ -247,7 +246,7 @@ class Segments:
 
     @property
     def load(self) -> Load:
-        """Returns what the segments hold that stay. Takes a microsecond for each."""
+        """Returns the load of the segments that stay. Takes a microsecond for each."""
         self._sealed_load = self.sizing.load(0, [self.held(sealed) for sealed in self.staying])
         return self._load()
 
@@ -263,7 +262,7 @@ class Segments:
         return self.sizing.load(live.keys, held, self._sealed_load)
 
     def held(self, sealed: Sealed) -> Held:
-        """Returns what a sealed segment takes, and what of it is live."""
+        """Returns the bytes of a sealed segment, and how many of them are live."""
         unmerged = 0 if sealed.merged else sealed.merge_bytes
         standing = sealed.bytes if sealed.merged else unmerged + sealed.body_bytes
         return Held(standing, self.live.bytes_in(sealed.number), sealed.row_max, unmerged)
@@ -315,7 +314,7 @@ class Segments:
 
     @property
     def _unmerged(self) -> int:
-        """Returns what segments take that wait to be sealed: for a moment they take it twice."""
+        """Returns the bytes of the segments that wait to be sealed: for a moment they take them twice."""
         return sum(sealed.bytes - sealed.body_bytes for sealed in self.sealed if not sealed.ready)
 
     @property
@@ -352,11 +351,11 @@ class Segments:
         return self._left_for_puts(self.load)
 
     def _left_for_puts(self, load: Load) -> int:
-        """Returns what is left with this load.
+        """Returns the bytes that are left with this load.
 
         Before that, the reserve grows for the puts so far, where another process could fill the disk before the worker
-        lets the reserve grow: puts may come faster than the worker gets on. The worker reads the target when it works,
-        so work that was asked for before these puts does not make the reserve smaller again.
+        lets the reserve grow: puts may come faster than the worker works. The worker reads the target when it works, so
+        earlier requests do not make the reserve smaller again.
         """
         space = self.space
         target = space.target = self.sizing.reserve(load)
@@ -368,12 +367,12 @@ class Segments:
         return self.sizing.left_for_puts(capacity, self.live.total_bytes + self.open_bytes, load)
 
     def commit_took(self, records: int, payload_bytes: int) -> None:
-        """A commit had so many records. Larger ones are forgotten by an eighth with each that is smaller."""
+        """Notes the records of a commit. Larger commits are forgotten by an eighth with each smaller one."""
         took = payload_bytes + _RECORD_BYTES * records
         self._commit_bytes = max(took, self._commit_bytes - self._commit_bytes // 8)
 
     def large_record(self, size: int) -> None:
-        """The current segment takes a large record, or a part of one, of so many bytes."""
+        """Notes that the current segment takes a large record, or a part of one, of this many bytes."""
         assert self.writer is not None
         self.writer.large_bytes += row_bytes(size)
 
@@ -386,7 +385,7 @@ class Segments:
             self._unsynced.append(self.writer.wal)
 
     def sync_point(self) -> FileSync | None:
-        """A sync of all commits that no earlier sync point covers; None when there are no such commits."""
+        """Returns a sync of all commits that no earlier sync point covers; None when there are no such commits."""
         if not self._unsynced:
             return None
         point = self._sync_of(self._unsynced)
@@ -440,12 +439,12 @@ class Segments:
         self.worker.submit(refill.work, refill.done)
 
     def hold_room(self) -> None:
-        """On a full disk, the reserve takes what a segment has just given back, in the worker, before others do."""
+        """Fills the reserve, on a full disk, with the bytes that a segment has just freed. Runs in the worker."""
         if self.space.tight:
             self.space.hold(self.space.target)
 
     def refilled(self, worked: bool) -> None:
-        """The worker has filled the reserve as far as there is room. What had to wait for room is sealed now.
+        """The worker has filled the reserve as far as there is room. Segments that had to wait for room are sealed now.
 
         It may not have `worked` although the disk says that it has room: there are quotas, too.
         """
@@ -562,7 +561,7 @@ class Segments:
             self.worker.submit(retire.work, retire.done)
 
     def _idle(self) -> list[Sealed]:
-        """The oldest segments that stay, as far as they hold nothing live and the worker is done with them."""
+        """Returns the oldest segments that stay and hold nothing live, up to the first that the worker still uses."""
         idle = []
         for sealed in self.staying:
             if not sealed.ready or self.live.bytes_in(sealed.number):
@@ -578,7 +577,7 @@ class Segments:
         self._room_came()
 
     def _room_came(self) -> None:
-        """A segment has given room back: what found none may be tried again at once."""
+        """A segment has given room back: work that found none may be tried again at once."""
         self._make_after_s = self._refill_after_s = self._retire_after_s = 0.0
 
 

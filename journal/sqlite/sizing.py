@@ -37,7 +37,7 @@ KEY_BYTES: Final = 2 * CELL_BYTES
 """Bytes for deleting a key. The reserve has this much for each live key: a record without payload takes CELL_BYTES in
 its page, and CELL_BYTES once more when its segment is sealed."""
 LOOK_BYTES: Final = 1 << 17
-"""Puts take at most so many bytes between two looks at the disk. These are some hundred small puts, and a look takes as
+"""The most bytes that puts take between two looks at the disk. These are some hundred small puts, and a look takes as
 long as ten of them."""
 SEGMENT_BYTES_MIN: Final = 1 << 15
 """The smallest segment. Half of this is the limit of its WAL: just more than BARE_SEGMENT_BYTES, so a smaller segment
@@ -52,12 +52,12 @@ HOLD_SHARE: Final = 2.5
 """Changes wait for compaction when the directory takes this many times the live bytes, and three segments more. This is
 half way between GARBAGE_SHARE, where compaction begins, and the directory's bound of three times the live bytes."""
 BOUND_SHARE: Final = 3
-"""The directory stays below so many times the live bytes, so many segments, and BOUND_BESIDE_BYTES."""
+"""The directory stays below this many times the live bytes, this many segments, and BOUND_BESIDE_BYTES."""
 BOUND_BESIDE_BYTES: Final = (1 << 19) + LOOK_BYTES
 """Bytes of the directory beside those, however small the segments are: the indexes of WALs, what the reserve has
 for them, and what it has for puts that are granted."""
 AHEAD_MAX: Final = 1 << 23
-"""At most so much of a WAL is filled with zeros in advance: some tens of milliseconds of writing on a usual device."""
+"""The most of a WAL that is filled with zeros in advance: some tens of milliseconds of writing on a usual device."""
 
 
 class Held(NamedTuple):
@@ -104,8 +104,8 @@ class Sizing:
     def __init__(self, segment_bytes: int) -> None:
         self.segment_bytes = segment_bytes
         self.segment_limit = segment_bytes // 2
-        """A WAL of so many bytes is full. While a segment is sealed, its records stand in the WAL and in the database:
-        together the two files take what -s says."""
+        """The bytes at which a WAL is full. While a segment is sealed, its records stand in the WAL and in the
+        database: together the two files take what -s says."""
 
     def fit(self, capacity: int) -> None:
         """Chooses small segments for a small disk: otherwise the journal could neither rotate nor compact there."""
@@ -116,7 +116,7 @@ class Sizing:
 
     @property
     def small_segment(self) -> int:
-        """While the disk is full, a WAL of so many bytes is full.
+        """Returns the bytes at which a WAL is full while the disk is full.
 
         A sixth of the usual limit: moving the live bytes of one large segment then gives room back several times on the
         way. Not less than the reserve gives back in its first two steps.
@@ -132,18 +132,19 @@ class Sizing:
         return 2 * (self.segment_limit + NEW_SEGMENT_BYTES)
 
     def full_at(self, tight: bool) -> int:
-        """A WAL of so many bytes is full; `tight` says that the disk is full."""
+        """Returns the bytes at which a WAL is full; `tight` says that the disk is full."""
         return self.small_segment if tight else self.segment_limit
 
     def merge_bytes(self, standing: int, written: int) -> int:
-        """The most that merging a WAL takes. `standing` is what the whole segment takes, `written` its records.
+        """Returns the most that merging a WAL takes. `standing` is the size of the segment, `written` that of its
+        records.
 
         An eighth is for inner pages, and for pages that records do not fill.
         """
         return min(standing, written + written // 8 + BARE_SEGMENT_BYTES)
 
     def moved_bytes(self, alive: int) -> int:
-        """Returns what so many live bytes take once they stand in small segments, which compaction fills."""
+        """Returns what this many live bytes take once they stand in small segments, which compaction fills."""
         return alive + alive * BARE_SEGMENT_BYTES // self.small_segment
 
     def load(self, keys: int, segments: list[Held], others: Load | None = None) -> Load:
@@ -251,7 +252,7 @@ class Sizing:
     # --- compaction
 
     def excess(self, capacity: int, used: int, unmerged: int, oversize: int, live: int, load: Load) -> float:
-        """By how many bytes the directory is too large, or its disk too full. Above 0, changes wait for compaction.
+        """Returns by how many bytes the directory is too large, or its disk too full. Above 0, changes wait.
 
         `unmerged` is the size of the segments that are being sealed: for a moment they take their bytes twice.
         `oversize` is what a large record adds to segments that are being written, sealed or removed.
@@ -261,7 +262,7 @@ class Sizing:
         return max(too_large, self.margin - room)
 
     def near_bound(self, taken: int, live: int, commit: int) -> bool:
-        """Returns whether the directory, which takes so many bytes, has less left below its bound than a turn may take.
+        """Returns whether the directory, at this size, has less left below its bound than a turn may take.
 
         A turn has a slice of compaction, which writes half a WAL at the most, and a commit. A commit takes what puts
         may take between two looks at the disk, or as much as the last ones. A sealed `commit` stands in two files.

@@ -21,7 +21,7 @@ from journal.sqlite.sizing import BLOCK_BYTES, PIECE_BYTES
 
 RESERVE_NAME: Final = "reserve"
 _STEP_BYTES: Final = 1 << 20
-"""The reserve grows by so much at a time. A thread that needs room meanwhile waits for one step, and no longer."""
+"""The reserve grows by this much at a time. A thread that needs room meanwhile waits for one step, and no longer."""
 
 _T = TypeVar("_T")
 
@@ -58,7 +58,7 @@ class Space:
             raise JournalFull("no inode left on device")
 
     def capacity(self, used: int) -> int:
-        """Bytes that the journal may come to, `used` of which it takes now, the reserve not counted."""
+        """Returns the most bytes that the journal may take. It takes `used` of them now, the reserve not counted."""
         capacity = used + self.reserved + self.free()
         return capacity if self._budget is None else min(capacity, self._budget)
 
@@ -132,7 +132,7 @@ class Space:
                 grows = before < self.reserved < size
 
     def give_back(self, size: int) -> bool:
-        """Gives so many bytes of the reserve back to the disk, or all of it. Returns whether there was a reserve."""
+        """Frees this many bytes of the reserve, or all of it. Returns whether there was a reserve."""
         with self._lock:  # what another thread is about to reserve counts as well
             return self._give_back(size)
 

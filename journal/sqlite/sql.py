@@ -33,7 +33,7 @@ def read_meta(db: sqlite3.Connection) -> dict[str, int]:
 
 
 def unreadable(error: sqlite3.Error, what: str, path: str) -> JournalError:
-    """Returns what an error while reading means. A failing device or a limit of the system is no damage of the file."""
+    """Returns the JournalError for an error while reading. A failing device or a limit of the system is no damage."""
     text = " ".join(str(error).split())  # SQLite may quote a schema of many lines
     if "I/O error" in text or "unable to open" in text or "locked" in text or isinstance(error, sqlite3.InternalError):
         return JournalFull(f"{what}: no space left on device") if _is_full(path) else JournalFailed(f"{what}: {text}")
@@ -41,7 +41,7 @@ def unreadable(error: sqlite3.Error, what: str, path: str) -> JournalError:
 
 
 def failure_of(error: Exception, what: str, path: str) -> JournalError:
-    """Returns what an error while writing means. sqlite3 gives error codes only from Python 3.11 on."""
+    """Returns the JournalError for an error while writing. sqlite3 gives error codes only from Python 3.11 on."""
     text = " ".join(str(error).split())
     code = getattr(error, "sqlite_errorcode", 0)
     full = "full" in text or "No space" in text or code == _INDEX_CODE

@@ -68,7 +68,7 @@ class WalFile:
         return os.fstat(self._file).st_size
 
     def allocate(self, size: int) -> None:
-        """Fills the still empty file with so many zeros, unless the disk has no room for them.
+        """Fills the still empty file with this many zeros, unless the disk has no room for them.
 
         An fsync of what is written over them has no size and no new block to write down: it takes half as long. Blocks
         that are only allocated have to be noted as written then, which is a quarter of that time. Raises OSError.
@@ -106,9 +106,7 @@ def torn_bytes(path: str) -> int:
 
 
 def bytes_behind(wal: str, frames: int, size: int) -> int:
-    """Returns how many bytes stand behind so many frames of a WAL of this size, but for whole frames that are only
-    zeros.
-    """
+    """Returns the bytes behind this many frames of a WAL of this size, but for whole frames that are only zeros."""
     frame_bytes = _FRAME_HEAD_BYTES + PAGE_BYTES
     begin = _WAL_HEAD_BYTES + frames * frame_bytes
     last = 0

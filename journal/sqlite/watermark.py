@@ -45,7 +45,7 @@ class Watermark:
             raise _failure_of(error, "cannot write the journal's watermark") from error
 
     def advance(self, segment: int, records: int) -> None:
-        """Notes that all older segments and so many records of this segment are on the device. Never goes back."""
+        """Notes that all older segments and this many records of this segment are on the device. Never goes back."""
         with self._lock:
             if self._file < 0 or segment < self._segment or (segment == self._segment and records <= self._records):
                 return

@@ -14,7 +14,7 @@ from typing import Final
 from journal.errors import JournalFailed, failure_of
 
 _ABANDON_S: Final = 5.0
-"""After a failure, the end of the journal waits so long for the current work. No work takes longer on a device that
+"""After a failure, the end of the journal waits this long for the current work. No work takes longer on a device that
 answers."""
 
 

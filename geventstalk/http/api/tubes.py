@@ -210,7 +210,7 @@ class TubeResource:
         resp.media = views.tube(self._backend, found, self._backend.now_ns(), oldest)
 
     def _require(self, req: falcon.Request, name: bytes, right: int) -> None:
-        """Raises HTTPError where the sender has no such right on a tube, and where there is none to look at."""
+        """Raises HTTPError when the sender lacks this right on a tube, or when there is no tube to look at."""
         sight = who_sends(req).sight
         if not sight.looks(name):
             raise _no_such_tube()
