@@ -102,7 +102,7 @@ class Member:
         self._log_lost_ns: int | None = None  # since when the log cannot be reached
         self._fenced = False  # whether the log has found another epoch
         self._asked_to_leave = False
-        self._successor: str | None = None  # who is to follow, once this node hands over
+        self._successor: str | None = None  # the node that is to follow, once this node hands over
         self._finished = False
 
     def tasks(self) -> list[Steps]:
@@ -581,7 +581,7 @@ class Member:
                 self._caught_up = True
                 if self.role == STARTING:
                     self.role = STANDBY
-                    self._tell_ns = 0  # who wants to hand over to this node need not wait
+                    self._tell_ns = 0  # a node that wants to hand over to this one need not wait
                     if self.view is not None:
                         self._owner.follows(self.view)  # its manager waits for a standby, and no news may come
                 self._stirred.set()

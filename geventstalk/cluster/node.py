@@ -482,7 +482,7 @@ class Node(Owner):
         leader = view.incarnation if leads else ""
         if leader != self._leader:
             self._leader, self._again_s = leader, 0.0
-            if not view.released:  # who says goodbye has closed its ends, behind its last answers
+            if not view.released:  # a node that says goodbye has closed its connections, behind its last answers
                 self.relays.close()
             if leads:
                 self._log.info("%s leads, at %s, epoch %d", view.node, view.address, view.epoch)

@@ -26,13 +26,13 @@ DATA: Final = 3  # what a client sent
 END: Final = 4  # a client sends nothing more, and all that it sent has been handed on
 HANGUP: Final = 5  # the same, but there is more that it sent before, for which the engine gave no room yet
 GONE: Final = 6  # a client is lost, or its connection is closed
-TAKEN: Final = 7  # so many more bytes of replies went into a client's socket
+TAKEN: Final = 7  # this many more bytes of replies went into a client's socket
 REFUSED: Final = 8  # a connection that waits cannot be accepted; the reason follows when it was not told before
 # From the engine to a front.
 ACCEPT: Final = 9  # accept connections, also those that wait already
 REST: Final = 10  # accept no more
 REPLY: Final = 11  # bytes for a client
-MORE: Final = 12  # the client may send so many more bytes; without a client: so many more may be accepted
+MORE: Final = 12  # the client may send this many more bytes; without a client: this many more may be accepted
 CLOSE: Final = 13  # close the client's connection once all replies have gone into its socket
 SHUT: Final = 14  # shut the connection down, as if the client had hung up
 

@@ -284,7 +284,7 @@ class Front:
         elif client.room > 0:
             mask = _IN
         else:
-            mask = 0 if client.hung_up else _RDHUP  # a socket with both ends shut would wake us for ever
+            mask = 0 if client.hung_up else _RDHUP  # a socket with both ends shut would wake us again and again
         before = client.mask
         if mask == before:
             return

@@ -42,7 +42,7 @@ class Matcher:
         self.states = frozenset(_STATES.values())
         self.words: list[tuple[bytes, bool]] = []
         self.patterns: list[tuple[Pattern, bool]] = []
-        self.at_once = _GLOBS_A_SLICE  # so many jobs may be sifted before a yield
+        self.at_once = _GLOBS_A_SLICE  # how many jobs may be sifted before a yield
         self._engine = engine
         self._now_ns = now_ns
         self._sieves: list[Sieve] = []

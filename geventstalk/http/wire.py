@@ -78,7 +78,7 @@ class Input:
         self._socket = sock
         self._breathe = breathe
         self._buffer = b""  # empty when all of it is read
-        self._at = 0  # so much of it is read
+        self._at = 0  # how many bytes of it are read
         self._end_s = 0.0
         self._left = 0
         self._reads = 0

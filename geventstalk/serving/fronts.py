@@ -174,7 +174,7 @@ class Fronts(Owner):
             command = [sys.executable, "-I", "-S", "-c", _CODE, f"front of geventstalk {pid}", pid, *words, *alone]
             environment = {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)}
             ours.setblocking(False)
-            # They stay held back in the front, which ends with its link: who stops all processes stops it by that.
+            # They stay held back in the front, which ends with its link: a stop of all processes stops it, too.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_SIGNALS)
             try:
                 process = subprocess.Popen(

@@ -100,7 +100,9 @@ class Guard:
         self._bound(self._access)
         self._told_s = -_TELL_EVERY_S
         self._usages: dict[str, Usage] = {}  # by the name of the user
-        self._proofs: dict[str, list[GuardedSession]] = {}  # by chosen tokens that are to be looked at: who shows them
+        self._proofs: dict[
+            str, list[GuardedSession]
+        ] = {}  # sessions by the chosen tokens that they show, which are to be looked at
         self._proving: Counter[str] = Counter()  # how many of these there are, by the host of the first client
         self._one_at_a_time = BoundedSemaphore(1)
 

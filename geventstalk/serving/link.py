@@ -301,7 +301,7 @@ class Link:
         self.over: Any = Event()
         self.greeted = False
         self._closed = False
-        self.to_accept = 0  # so many more the front may accept, but was not told yet
+        self.to_accept = 0  # how many more clients the front may accept, but was not told of yet
         self._stream: Final = Stream(sock)
         self._loop = loop
         self._come = come
@@ -314,7 +314,7 @@ class Link:
         self._clogged: dict[int, FrontClient] = {}  # whose replies wait until the front reads
         self._reader: Any = loop.io(self._stream.fd, 1)
         self._writer: Any = loop.io(self._stream.fd, 2)
-        self._full: dict[int, FrontClient] = {}  # who may send nothing; looked at now and then
+        self._full: dict[int, FrontClient] = {}  # clients that may send nothing; looked at now and then
         self._checker: Any = loop.timer(HANGUP_CHECK_S, HANGUP_CHECK_S)
         self._reader.start(self._hear)
 

@@ -105,7 +105,7 @@ class Service:
         self.refuses = False  # puts, also while Engine.held; see refuse()
         self.unknown: Callable[[bytes], bytes] = _unknown  # the reply to a line that is no command
         self.drain: Callable[[bool], None] = self._drain  # refuses puts from now on, or ends that
-        # Ends the rest of a client after so many nanoseconds, or now: resets `rests`, and has run() called.
+        # Ends the rest of a client after this many nanoseconds, or now: resets `rests`, and has run() called.
         self.rest: Callable[[Commands, int], None] = _not_at_all
         self.wake: Callable[[Commands], None] = _wake
         self.share_of: Callable[[Commands], UploadShare | None] = _no_share  # None: nothing bounds it

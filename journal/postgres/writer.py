@@ -84,7 +84,7 @@ class Writer:
         self.place = 0  # the last row that is safe
         self.committed = 0
         self.pointed = 0  # up to here some SyncPoint covers them
-        self.safe = 0  # so many of the commits are
+        self.safe = 0  # how many of the commits are safe
         self.pending_bytes = 0
         self.cut = False
         self.fenced = False
@@ -100,7 +100,7 @@ class Writer:
         self._schema = schema
         self._loads: deque[Load] = deque()
         self._load: Load | None = None  # of which rows are being sent
-        self._at = 0  # so many of its records are in rows
+        self._at = 0  # how many of its records are in rows
         self._seq = 0  # the last row that was made
         self._flights: list[Flight] = []
         self._sent = False  # whether a statement is under way

@@ -130,7 +130,7 @@ class SegmentReader:
         self.records = 0  # number of the last record that rows() found
         self.skipped = 0  # how many damaged records rows() left out
         self.suspects: list[int] = []  # keys that damaged records seem to be of, until they are taken
-        self.digest_error = ""  # what is wrong with the digest, as far as it was read
+        self.digest_error = ""  # the fault of the digest, if one was found so far
 
     def _read_head(self) -> None:
         path = self.path

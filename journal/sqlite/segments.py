@@ -96,7 +96,7 @@ class Segments:
         self._made: list[SegmentWriter] = []  # the next segment, as soon as the worker has made it
         self._preparing = False
         self._refilling = False
-        self._make_after_s = 0.0  # 0: the next segment can be made, as far as is known
+        self._make_after_s = 0.0  # 0: nothing is known to keep the next segment from being made
         self._refill_after_s = 0.0
         self._retire_after_s = 0.0
         self._said_tight = False

@@ -107,7 +107,7 @@ class LoginResource:
 
     def _show(self, req: falcon.Request, resp: falcon.Response, target: str, problem: str = "") -> None:
         shown = f'<p class="problem" role="alert">{problem}</p>\n' if problem else ""
-        # The name of the host is for those who are logged in.
+        # Only users that are logged in see the name of the host.
         name = self._backend.settings.name or req.host
         resp.text = _PAGE.format(name=escape(name), problem=shown, next=escape(target))
         resp.content_type = falcon.MEDIA_HTML
