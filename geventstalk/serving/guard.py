@@ -102,7 +102,7 @@ class Guard:
         self._usages: dict[str, Usage] = {}  # by the name of the user
         self._proofs: dict[
             str, list[GuardedSession]
-        ] = {}  # sessions by the chosen tokens that they show, which are to be looked at
+        ] = {}  # sessions, by the tokens that wait for a look
         self._proving: Counter[str] = Counter()  # how many of these there are, by the host of the first client
         self._one_at_a_time = BoundedSemaphore(1)
 
