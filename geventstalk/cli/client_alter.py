@@ -18,7 +18,7 @@ _ID_MAX: Final = (1 << 63) - 1
 
 @client_command("change")
 @click.option("--pri", metavar="N", type=Whole(0, U32_MAX), help="Priority; 0 is the most urgent.")
-@click.option("--delay", metavar="TIME", type=Seconds(), help="Wait so long from now on; 0: become ready.")
+@click.option("--delay", metavar="TIME", type=Seconds(), help="Wait this long from now on; 0: become ready.")
 @click.option("--ttr", metavar="TIME", type=Seconds(), help="Time that a worker has for the job.")
 @click.option("--tube", metavar="TUBE", type=TubeName(), help="Move the job to this tube.")
 @click.argument("id", metavar="ID", type=Whole(1, _ID_MAX))

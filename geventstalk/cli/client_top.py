@@ -65,7 +65,7 @@ _COLUMNS: Final = (
     default=2.0,
     help="Seconds between two looks. Default: 2.",
 )
-@click.option("--count", "most", metavar="N", type=Whole(1), help="End after so many looks.")
+@click.option("--count", "most", metavar="N", type=Whole(1), help="End after N looks.")
 @click.option("--sort", type=click.Choice(SORTS), default=SORTS[0], help="The worst tube first, or the largest.")
 def top(context: Context, interval: float, most: int | None, sort: str) -> int:
     """Show the server and its tubes live.

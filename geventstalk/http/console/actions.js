@@ -66,7 +66,7 @@ export async function pauseTube(tube, after) {
 
 const PAUSES = [["60", "1 minute"], ["600", "10 minutes"], ["3600", "1 hour"], ["14400", "4 hours"], ["86400", "1 day"], ["604800", "1 week"]];
 
-/** Pauses for so many seconds, or ends a pause with 0; the undo is the state before. */
+/** Pauses for some seconds, or ends a pause with 0; the undo is the state before. */
 export async function setPause(tube, seconds, after, undo = true) {
   const left = Math.ceil(tube.pause_left_s || 0);
   const done = await attempt(seconds ? "The pause" : "Ending the pause", () => patch(tubePath(tube.name), { pause_s: seconds }));
@@ -78,7 +78,7 @@ export async function setPause(tube, seconds, after, undo = true) {
   after?.();
 }
 
-/** Kicks so many buried jobs. */
+/** Kicks this many buried jobs. */
 export async function kickTube(tube, after) {
   const most = tube.jobs.buried;
   const said = await ask({

@@ -213,7 +213,7 @@ export function useEvent(kind, listener) {
 }
 
 /**
- * Loads data, and again every so many milliseconds while the page is seen (0: when `key` changes, or by reload()).
+ * Loads data, and again after this many milliseconds while the page is seen (0: when `key` changes, or by reload()).
  * Old data stays while the next answer is on its way, and when it does not come.
  */
 export function usePoll(key, load, everyMs) {

@@ -174,7 +174,7 @@ export function Table(props) {
 const hidden = (column) => (column.hide ? `hide-${column.hide}` : "");
 const classes = (column) => `${column.num ? "right" : ""} ${hidden(column)} c-${column.id}`;
 
-/** A gap of the height of so many rows. */
+/** A gap of the height of this many rows. */
 function tall(rows) {
   return (cell) => {
     if (cell) cell.style.height = `calc(var(--row) * ${rows})`;
