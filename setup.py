@@ -91,7 +91,7 @@ MODULES = {
         "verb",
         "verbs",
     ],
-    "journal": ["liveness", "log", "packed", "plain"],
+    "journal": ["batched", "liveness", "log", "packed", "parts", "plain", "shared"],
     "journal/postgres": ["compaction", "format", "log", "replay", "sizing", "writer"],
     "journal/sqlite": [
         "bodies",

@@ -1,7 +1,8 @@
 """An append-only log of keyed records. It knows keys and opaque payloads, and nothing of jobs.
 
-`log` is what a store needs of any log, `tools` is what the commands need. `sqlite` is the kind of log that is a
-directory of SQLite files, `postgres` the kind that nodes share; only this package knows their classes.
+`log` is what a store needs of any log, `shared` what nodes need of theirs, `tools` what the commands need. `batched`
+and `survey` are common to the kinds of logs. `sqlite` is the kind that is a directory of SQLite files, `postgres` the
+kind that nodes share; only this package knows their classes.
 A record becomes safe in two steps. After append() and commit(), which never wait for the device, the record survives
 the end of the process (`kill -9`). A SyncPoint waits for the device; then the record survives a loss of power.
 For a replay, a key is its last FULL record with the last CHANGE behind that record. After DELETE the key is gone.
@@ -21,7 +22,8 @@ from journal.errors import (
     JournalNewer,
     JournalUnreachable,
 )
-from journal.log import CHANGE, DELETE, FULL, Log, Record, SharedLog, SyncPoint
+from journal.log import CHANGE, DELETE, FULL, Log, Record, SyncPoint
+from journal.shared import SharedLog
 from journal.sqlite.log import Journal
 from journal.sqlite.segments import DESCRIPTORS_MAX, DESCRIPTORS_MIN
 

@@ -9,7 +9,7 @@ import pytest
 from geventstalk._build import BUILD
 from journal import Journal, Log, SyncPoint, tools_for
 from journal.fence import Fence
-from journal.log import SharedLog
+from journal.shared import SharedLog
 from journal.sqlite.builder import SegmentBuilder
 from journal.sqlite.sealed import FileSync
 from journal.sqlite.survey import SegmentSurvey

@@ -37,12 +37,12 @@ from geventstalk.cli.program import ALL, CLUSTER, LIVE, OFFLINE, USERS, leaves, 
 from geventstalk.durable.records import ClockOffset, encode_whole
 from geventstalk.offline import inspect, transfer
 from journal import CHANGE, DELETE, FULL, Journal, JournalDamaged, JournalFailed
+from journal.parts import LOST_KEYS
 from journal.sqlite.backup import backup
 from journal.sqlite.builder import SegmentBuilder, set_aside
 from journal.sqlite.files import disk_bytes
 from journal.sqlite.format import Row
 from journal.sqlite.reader import SegmentReader
-from journal.sqlite.repair import LOST_KEYS
 from journal.sqlite.snapshot import Pinned
 from journal.sqlite.survey import SegmentSurvey
 from tests.support import for_change

@@ -25,6 +25,7 @@ from geventstalk.durable.records import ClockOffset, encode_change, encode_whole
 from geventstalk.offline import move
 from journal import CHANGE, DELETE, FULL, JournalDamaged, JournalUnreachable, Record, tools_for
 from journal.fence import Identity, View
+from journal.parts import LOST_KEYS
 from journal.postgres import exclusive
 from journal.postgres.builder import PostgresBuilder
 from journal.postgres.exclusive import Exclusive
@@ -32,7 +33,6 @@ from journal.postgres.fence import PostgresFence
 from journal.postgres.format import FIRST, LOST, ROW_BYTES
 from journal.postgres.log import PostgresLog
 from journal.postgres.place import Place
-from journal.postgres.reader import LOST_KEYS
 from tests.support.cluster.nodes import ACTIVE, STANDBY, Cluster, Node
 from tests.support.postgres import Pair, Postgres, new_schema, programs, require_postgres
 from tests.support.process import GEVENTSTALK, ROOT, ServerProcess

@@ -46,7 +46,8 @@ from geventstalk.turn.tasks import NEXT_TURN, Wait
 from geventstalk.wire.protocol import R_UNKNOWN_COMMAND
 from journal.errors import JournalError, JournalUnreachable
 from journal.fence import Fence, Identity, View
-from journal.log import Row, SharedLog
+from journal.log import Row
+from journal.shared import SharedLog
 
 NEXT_TURN_S: Final = 1e-9
 """A sleep of this length lets every socket have its turn."""

@@ -100,9 +100,7 @@ class Guard:
         self._bound(self._access)
         self._told_s = -_TELL_EVERY_S
         self._usages: dict[str, Usage] = {}  # by the name of the user
-        self._proofs: dict[
-            str, list[GuardedSession]
-        ] = {}  # sessions, by the tokens that wait for a look
+        self._proofs: dict[str, list[GuardedSession]] = {}  # sessions, by the tokens that wait for a look
         self._proving: Counter[str] = Counter()  # how many of these there are, by the host of the first client
         self._one_at_a_time = BoundedSemaphore(1)
 

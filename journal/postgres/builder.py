@@ -13,10 +13,10 @@ from journal.errors import JournalFailed, JournalFull, JournalLocked, JournalUnr
 from journal.log import CHANGE, DELETE, FULL
 from journal.postgres.exclusive import Exclusive
 from journal.postgres.format import (
-    ENTRY,
     HEAD_BYTES,
     LOST,
     PART,
+    PART_BYTES,
     ROW_BYTES,
     ROW_RECORDS,
     SEALED,
@@ -65,7 +65,7 @@ class PostgresBuilder(Builder):
         self._noted = -1  # the high water in the last row
 
     def append(self, key: int, payload: bytes, change: bytes | None = None) -> None:
-        if len(payload) + ENTRY.size > ROW_BYTES:
+        if len(payload) > PART_BYTES:
             for entry in split(key, payload):
                 self._add(entry)
         else:

@@ -13,6 +13,11 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from journal.log import FULL
+from journal.parts import KEY_MAX as KEY_MAX
+from journal.parts import LAST as LAST
+from journal.parts import PART as PART
+from journal.parts import Entry as Entry
+from journal.parts import split as cut
 
 VERSION: Final = 1
 SEALED: Final = 1
@@ -23,12 +28,7 @@ TAKEOVER: Final = 4
 """Another process writes from here on: parts and commits that its predecessor did not finish are garbage."""
 LOST: Final = 8
 """Marks rows that were damaged or missing, a loss that an operator has accepted."""
-PART: Final = 4
-LAST: Final = 5
-"""Kinds beside FULL, CHANGE and DELETE: a large record is PART ... LAST, as in the SQLite kind. LAST begins with the
-number of its PARTs."""
 PARTS: Final = Struct(">I")
-KEY_MAX: Final = (1 << 63) - 1
 SEGMENT_MAX: Final = (1 << 32) - 1
 ROW_BYTES: Final = 1 << 20
 """A row ends when it has this many bytes: packing, sending and unpacking them takes about a millisecond each."""
@@ -37,15 +37,14 @@ ROW_RECORDS: Final = 4096
 FIRST: Final = Struct(">BBHI")
 COUNTS: Final = Struct(">IQ")
 ENTRY: Final = Struct(">QBI")
+PART_BYTES: Final = ROW_BYTES - ENTRY.size
+"""A larger payload is written in parts."""
 HEAD_BYTES: Final = FIRST.size + COUNTS.size
 _BESIDE_BYTES: Final = 24 + 4 + 16 + 4 + 20
 """Bytes that PostgreSQL adds to a row: head, pointer, two numbers, a length, and its place in the index."""
 _TOAST_BYTES: Final = 1996
 """A larger value is cut into pieces of this many bytes (PostgreSQL's TOAST_MAX_CHUNK_SIZE), four to a page of 8192."""
 _INLINE_MAX: Final = 1900
-
-Entry = tuple[int, int, bytes]
-"""A record as it is written: key, kind, payload."""
 
 
 class Damaged(ValueError):
@@ -131,8 +130,5 @@ def whole_keys(head: bytes) -> list[int]:
 
 
 def split(key: int, payload: bytes) -> list[Entry]:
-    """A whole record that is too large for one row, in entries that a reading makes one again."""
-    parts: list[Entry] = [(key, PART, payload[at : at + ROW_BYTES]) for at in range(0, len(payload), ROW_BYTES)]
-    last = parts.pop()[2]
-    parts.append((key, LAST, PARTS.pack(len(parts)) + last))
-    return parts
+    """Returns a whole record that is too large for one row, in entries that a reading makes one again."""
+    return cut(key, payload, PART_BYTES, PARTS)

@@ -28,7 +28,6 @@ from journal.log import (
     Record,
     Row,
     SegmentState,
-    SharedLog,
     SyncPoint,
 )
 from journal.postgres import schema as tables_of
@@ -36,19 +35,14 @@ from journal.postgres import sizing
 from journal.postgres.compaction import Compaction
 from journal.postgres.format import (
     ENTRY,
-    KEY_MAX,
-    LAST,
     LOST,
-    PART,
+    PART_BYTES,
     PARTS,
-    ROW_BYTES,
     SEALED,
     TAKEOVER,
-    Entry,
     pack,
     record_bytes,
     row_bytes,
-    split,
 )
 from journal.postgres.link import ANSWER_S, Link, Refused, Resolver, Waiter, poll
 from journal.postgres.place import Place
@@ -56,10 +50,10 @@ from journal.postgres.reader import Reader
 from journal.postgres.replay import SegmentCount
 from journal.postgres.segments import FENCED, Tables, making, repairing
 from journal.postgres.writer import CommitPoint, Writer
+from journal.shared import SharedLog
 
 PENDING_MAX: Final = 1 << 23
 """With this many bytes on their way changes wait."""
-_QUICK_KEY_MAX: Final = 2**62 - 1
 _CLOSE_S: Final = 10.0
 
 
@@ -88,15 +82,11 @@ class PostgresLog(SharedLog):
         """Raises PlaceError."""
         self.place_of = Place(url)
         self.schema = self.place_of.schema
+        super().__init__(PART_BYTES, PARTS, budget, log)
         self.safe_after_commit = False
-        self.records_written = 0
-        self.appended = 0
-        self.high_water = 0
         self.epoch = 0
         self.refuse_puts = False
         self.created = False
-        self._log = log
-        self._budget = budget
         self._link = Link(self.place_of, wait, resolve)
         self._link.answer_s = answer_s
         self._writer = Writer(self._link, self.schema)
@@ -111,14 +101,8 @@ class PostgresLog(SharedLog):
         self._reading = self._reader.reading
         self.live = self._reading.live
         self._numbers: dict[int, SegmentCount] = {}
-        self._number = 0  # of the current segment; 0 before lead() and after a failure
-        self._batch: list[Entry] = []
         self._batch_bytes = 0
         self._filled = 0  # what the current segment takes, with all that is committed
-        self._parts = 0  # how many parts of a large payload stand in the log without their last
-        self._open_bytes = 0  # what they take
-        self._slack = 0
-        self._refusing = False
         self._remembered: list[int] = []
 
     # --- what the owner sees of the link
@@ -364,10 +348,6 @@ class PostgresLog(SharedLog):
     # --- every turn
 
     @property
-    def current(self) -> int:
-        return self._number
-
-    @property
     def oldest(self) -> int:
         """The number of the oldest segment."""
         segments = self._compaction.segments or self._reading.segments
@@ -384,85 +364,8 @@ class PostgresLog(SharedLog):
         return self._compaction.records_moved
 
     @property
-    def dirty(self) -> bool:
-        return bool(self._batch)
-
-    def append(self, key: int, kind: int, payload: bytes) -> None:
-        number = self._number
-        if not number:
-            self._refuse()
-        new = key > self.high_water
-        if new and key > _QUICK_KEY_MAX and key > KEY_MAX:
-            raise OverflowError(f"key {key} is larger than the integers of a database")
-        appended = self.appended + 1  # what may fail comes before the first change
-        batch = self._batch
-        before = len(batch)
-        size = len(payload) + ENTRY.size
-        total = self._batch_bytes
-        try:
-            if size > ROW_BYTES:
-                entries = split(key, payload)
-                batch += entries
-                size = sum([record_bytes(len(part)) for _, _, part in entries])
-            else:
-                batch.append((key, kind, payload))
-            live = self.live
-            if kind == FULL:
-                live.whole(key, number, size)
-            elif kind == CHANGE:
-                live.change(key, number, size)
-            else:
-                assert kind == DELETE
-                live.delete(key)
-        except BaseException as error:
-            del batch[before:]
-            if self.live.has_page(key):  # otherwise not even the first step was taken
-                self._fail(error)
-            raise
-        self.appended = appended
-        self._batch_bytes = total + size
-        if new:
-            self.high_water = key
-
-    @property
-    def takes_parts(self) -> bool:
-        return not self._parts and not self._writer.full
-
-    @property
     def short_of_room(self) -> bool:
         return self._writer.full
-
-    def append_part(self, key: int, part: bytes) -> None:
-        if not self._number:
-            self._refuse()
-        self._batch.append((key, PART, part))
-        size = record_bytes(len(part))
-        self._batch_bytes += size
-        self._open_bytes += size
-        self._parts += 1
-        self.appended += 1
-        if key > self.high_water:
-            self.high_water = key
-
-    def append_last(self, key: int, last: bytes, *, moved: bool) -> None:
-        number = self._number
-        if not number:
-            self._refuse()
-        row = PARTS.pack(self._parts) + last
-        size = record_bytes(len(row))
-        self._batch.append((key, LAST, row))
-        try:
-            self.live.whole(key, number, self._open_bytes + size)
-        except BaseException as error:
-            self._fail(error)
-        self._batch_bytes += size
-        self.appended += 1
-        self._compaction.records_moved += moved
-        self.drop_parts()
-
-    def drop_parts(self) -> None:
-        self._parts = 0
-        self._open_bytes = 0
 
     def commit(self) -> None:
         failure = self._writer.failure
@@ -580,15 +483,9 @@ class PostgresLog(SharedLog):
         assert self._budget is not None
         return sizing.left_for_puts(self._budget, self._limit, self.live.total_bytes, self.live.keys)
 
-    def _say_refusing(self, refusing: bool) -> None:
-        if refusing == self._refusing:
-            return
-        self._refusing = refusing
-        self._log(
-            f"journal: puts are {'refused: the journal is full' if refusing else 'accepted again'}; "
-            f"{self.live.total_bytes} bytes of records count, the segments take {self.disk_bytes} of "
-            f"{self._budget} bytes, and what is left is kept for changes, deletes and compaction"
-        )
+    def _capacity(self) -> int:
+        assert self._budget is not None
+        return self._budget
 
     # --- keeping pace
 
@@ -683,3 +580,28 @@ class PostgresLog(SharedLog):
         self._batch = []
         self._tables.close()
         self._writer.leave()
+
+    # --- what a batch takes
+
+    def _takes(self, size: int) -> int:
+        return record_bytes(size)
+
+    def _account(self, key: int, kind: int, size: int, segment: int) -> None:
+        takes = record_bytes(size)
+        if size > PART_BYTES:
+            takes += (size - 1) // PART_BYTES * ENTRY.size + PARTS.size
+        total = self._batch_bytes + takes
+        if kind == FULL:
+            self.live.whole(key, segment, takes)
+        elif kind == CHANGE:
+            self.live.change(key, segment, takes)
+        else:
+            assert kind == DELETE
+            self.live.delete(key)
+        self._batch_bytes = total
+
+    def _count_part(self, size: int) -> None:
+        self._batch_bytes += record_bytes(size)
+
+    def _count_moved(self) -> None:
+        self._compaction.records_moved += 1

@@ -12,12 +12,11 @@ from typing import Final
 
 from journal.errors import JournalDamaged, JournalForked, JournalUnreachable
 from journal.log import Row
-from journal.postgres.format import HEAD_BYTES, KEY_MAX
+from journal.parts import KEY_MAX, LOST_KEYS
+from journal.postgres.format import HEAD_BYTES
 from journal.postgres.link import Link, Refused
 from journal.postgres.replay import Reading
 
-LOST_KEYS: Final = 1 << 20
-"""Keys that are skipped when damage was accepted, as in the SQLite kind."""
 _CHUNK_BYTES: Final = 1 << 22
 _CHUNK_ROWS: Final = 4096
 _TRIES: Final = 10

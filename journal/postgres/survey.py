@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from typing import Final
 
 from journal.errors import JournalDamaged, JournalFailed, JournalLocked
+from journal.liveness import Liveness
 from journal.log import CHANGE, DELETE, FULL, Record, Row
 from journal.postgres import schema as tables
-from journal.postgres.format import KEY_MAX, LAST, PART, PARTS, Entry
+from journal.postgres.format import LAST, PART, PARTS, Entry
 from journal.postgres.link import Link, Refused
 from journal.postgres.place import Place
-from journal.postgres.reader import LOST_KEYS
 from journal.postgres.replay import Reading
-from journal.tools import Examine, SegmentFacts, Survey
+from journal.survey import ExaminedSurvey
+from journal.tools import Examine, SegmentFacts
 
 _CHUNK_BYTES: Final = 1 << 22
 _CHUNK_ROWS: Final = 4096
@@ -137,53 +138,24 @@ class Snapshot:
         self._link.close()
 
 
-class PostgresSurvey(Survey):
+class PostgresSurvey(ExaminedSurvey):
     """A survey of a database's log. See journal/tools.py for what each method promises."""
 
     def __init__(self, place: Place, examine: Examine) -> None:
-        self.findings = []
-        self.notes = []
-        self.segments = []
-        self.keys = 0
-        self.high_water = 0
-        self.lost = []
+        super().__init__(examine)
         self.reading = Reading()
         """The facts about the rows, once all were read."""
-        self.strange: set[int] = set()
-        """Keys whose last whole record is none that its owner writes."""
         self.spoilt: set[tuple[int, int]] = set()
         """Segments and numbers of rows with a record that is none that its owner writes."""
-        self._examine = examine
         self._seq = 0  # the row of the record that was read last
         self._snapshot = Snapshot(place)
 
     @property
-    def live_bytes(self) -> int:
-        return self.reading.live.total_bytes
+    def _live(self) -> Liveness:
+        return self.reading.live
 
-    @property
-    def used_keys(self) -> int:
-        return min(self.high_water + (LOST_KEYS if self.findings else 0), KEY_MAX)
-
-    def read(self) -> Iterator[Record]:
-        return (record for _, record in self._read())
-
-    def live_records(self) -> Iterator[tuple[Record, bytes | None]]:
-        wholes: dict[int, int] = {}
-        changes: dict[int, bytes] = {}
-        for at, record in self._read():
-            if record.kind == FULL:
-                wholes[record.key] = at
-                changes.pop(record.key, None)
-            elif record.kind == CHANGE:
-                changes[record.key] = record.payload
-            else:
-                wholes.pop(record.key, None)
-                changes.pop(record.key, None)
-        self.keys = len(wholes)
-        for at, record in enumerate(self._records(Reading())):
-            if record.kind == FULL and wholes.get(record.key) == at:
-                yield record, changes.get(record.key)
+    def _records_again(self) -> Iterator[Record]:
+        return self._records(Reading())
 
     def close(self) -> None:
         self._snapshot.close()
@@ -202,26 +174,11 @@ class PostgresSurvey(Survey):
 
     def _read(self) -> Iterator[tuple[int, Record]]:
         reading = self.reading = Reading()
-        unsound: list[str] = []
         self.spoilt = set()
-        lost: set[int] = set()
-        for at, record in enumerate(self._records(reading)):
-            try:
-                self._examine(record)
-            except ValueError as error:
-                self.spoilt.add((record.segment, self._seq))
-                unsound.append(f"segment {record.segment}: a record of job {record.key} is not a job's: {error}")
-                if record.kind == FULL:
-                    lost.add(record.key)
-                continue
-            if record.kind != CHANGE:
-                lost.discard(record.key)
-            elif record.key in lost:
-                continue
-            yield at, record
-        self.findings = reading.findings + unsound
+        yield from self._sound(self._records(reading), lambda record: self.spoilt.add((record.segment, self._seq)))
+        lost = self.strange
+        self.findings = reading.findings + self._unsound
         self.high_water = reading.high_water
-        self.strange = lost
         self.keys = reading.live.keys - len(lost)
         self.lost = sorted(reading.orphans | lost)
         damaged = {number for number, _ in self.spoilt}.union(number for number, _, _ in reading.damaged)

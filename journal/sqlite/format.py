@@ -24,9 +24,12 @@ from journal.log import FULL as FULL
 from journal.log import GROWN_BYTES, PAYLOAD_MAX, PAYLOAD_MIN
 from journal.log import HEAD_BYTES as CUT_BYTES
 from journal.log import Row as Row
+from journal.parts import KEY_MAX as KEY_MAX
+from journal.parts import LAST as LAST
+from journal.parts import PART as PART
+from journal.parts import Entry as Entry
+from journal.parts import split as cut
 
-PART: Final = 4
-LAST: Final = 5
 GROUP: Final = 6
 """Kinds of rows beside FULL, CHANGE and DELETE. A FULL record that is too large for a row becomes PART ... LAST. LAST
 begins with the number of its PARTs (u32). Other records may stand between them, but no PARTs of another key. GROUP is a
@@ -51,7 +54,6 @@ INDEX_BYTES: Final = 1 << 15
 """SQLite keeps the index of a WAL in a file of its own. The file begins with this size, and grows by this much
 (SQLite's WAL-mode file format, section 2)."""
 KEY_BITS: Final = 63
-KEY_MAX: Final = (1 << KEY_BITS) - 1
 """SQLite's integers have 64 bits with their sign, and keys are not negative."""
 SEGMENT_MAX: Final = (1 << 32) - 1
 """Liveness keeps the number of a segment in 32 bits. At a segment a second that is enough for 136 years."""
@@ -113,8 +115,6 @@ CREATE VIEW each_record(seq, key, kind, payload) AS
   ), json_each(heads) head;
 """
 
-Entry = tuple[int, int, bytes]
-"""A record as it is appended: its key, kind and payload."""
 NewRow = tuple[int, int, int, int, bytearray]
 """To sqlite3 a bytearray is a blob; of bytes it asks first, row by row, whether an adapter stands for them."""
 
@@ -222,12 +222,9 @@ def is_possible(meta: Mapping[str, int]) -> bool:
     )
 
 
-def split(key: int, payload: bytes) -> list[tuple[int, int, bytes]]:
-    """A whole record that is too large for one row, as the batch of rows that join() makes one again."""
-    parts = [(key, PART, payload[at : at + PART_BYTES]) for at in range(0, len(payload), PART_BYTES)]
-    last = parts.pop()[2]
-    parts.append((key, LAST, PARTS.pack(len(parts)) + last))
-    return parts
+def split(key: int, payload: bytes) -> list[Entry]:
+    """Returns a whole record that is too large for one row, as the rows that join() makes one again."""
+    return cut(key, payload, PART_BYTES, PARTS)
 
 
 def outside_row(seq: int, key: int, kind: int, payload: bytes, offset: int, before: int) -> NewRow:

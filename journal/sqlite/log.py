@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 from mypy_extensions import mypyc_attr
 
+from journal.batched import BatchedLog
 from journal.errors import JournalDamaged, raise_failure
 from journal.liveness import Liveness
 from journal.log import (
@@ -21,7 +22,6 @@ from journal.log import (
     DELETE,
     FULL,
     Facts,
-    Log,
     PayloadOf,
     Payloads,
     Record,
@@ -30,21 +30,20 @@ from journal.log import (
     SyncPoint,
     Wanted,
 )
+from journal.parts import LOST_KEYS
 from journal.sqlite.compaction import Compaction
 from journal.sqlite.files import acquit, aside_numbers, is_suspect, remove_files, remove_left_overs, suspect
 from journal.sqlite.format import KEY_MAX as KEY_MAX
-from journal.sqlite.format import LAST, PAGE_BYTES, PART, PART_BYTES, PARTS, Row, row_bytes, split, whole_bytes
+from journal.sqlite.format import PAGE_BYTES, PART_BYTES, PARTS, Row, row_bytes, whole_bytes
 from journal.sqlite.lock import DirectoryLock
 from journal.sqlite.payloads import SegmentPayloads
-from journal.sqlite.repair import LOST_KEYS, Damage
+from journal.sqlite.repair import Damage
 from journal.sqlite.replay import Replay
 from journal.sqlite.segments import DESCRIPTORS_MAX, Segments
 from journal.sqlite.sizing import NEW_SEGMENT_BYTES, Sizing
 from journal.sqlite.space import Space
 from journal.sqlite.worker import Worker
 
-_QUICK_KEY_MAX: Final = 2**62 - 1
-"""The compiled build compares integers up to here directly. A comparison with KEY_MAX would take a call."""
 _SEAL_AT_END_BYTES: Final = 1 << 24
 """A stop leaves a larger WAL to the next start. A slow device takes a second to merge and sync 16 MB, and a stop may
 not take much longer."""
@@ -56,7 +55,7 @@ be used up at once, and such lines would come again and again."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Journal(Log):
+class Journal(BatchedLog):
     """Opens and locks a directory. First exhaust replay(), then start(), then append and commit.
 
     `budget` is the largest size of the directory in bytes; None stands for as much as the disk gives. With
@@ -78,14 +77,10 @@ class Journal(Log):
     ) -> None:
         """Raises JournalLocked when the directory cannot be used, JournalFailed when its reserve is another's file."""
         self.directory = directory
+        super().__init__(PART_BYTES, PARTS, budget, log)
         self.safe_after_commit = True
-        self.records_written = 0
-        self.appended = 0
-        self.high_water = 0
         self.live = Liveness()
         self._accept_damage = accept_damage
-        self._budget = budget
-        self._log = log
         self._lock = DirectoryLock(directory)
         self.created = self._lock.created
         self._worker = Worker()
@@ -105,13 +100,8 @@ class Journal(Log):
         self._suspect = False  # whether the replay had to check everything because a server met damage
         self._unfinished: list[str] = []  # segments that were never complete, and hold nothing
         self._orphans: list[int] = []  # keys of which only changes are left; the start deletes them
-        self._number = 0  # of the current segment; 0 before start() and after a failure
-        self._batch: list[tuple[int, int, bytes]] = []
         self._estimate = 0  # bytes of WAL that were surely written to the current segment
         self._estimated = 0  # the same at the last commit
-        self._parts = 0  # how many parts of a large payload stand in the current segment, without their last
-        self._slack = 0  # bytes that puts may take before the next look at the disk
-        self._refusing = False
         self._lost = False  # whether the directory did not answer a question; the next commit raises
 
     # --- start
@@ -183,10 +173,6 @@ class Journal(Log):
     # --- every turn
 
     @property
-    def current(self) -> int:
-        return self._number
-
-    @property
     def oldest(self) -> int:
         """The number of the oldest segment."""
         return self._segments.oldest
@@ -205,71 +191,12 @@ class Journal(Log):
     def dirty(self) -> bool:
         return bool(self._batch) or self._lost
 
-    def append(self, key: int, kind: int, payload: bytes) -> None:
-        number = self._number
-        if not number:
-            self._refuse()
-        new = key > self.high_water
-        if new and key > _QUICK_KEY_MAX and key > KEY_MAX:
-            raise OverflowError(f"key {key} is larger than SQLite's integers")
-        appended = self.appended + 1  # what may fail comes before the first change
-        estimate = self._estimate + len(payload)
-        batch = self._batch
-        before = len(batch)
-        try:
-            if len(payload) > PART_BYTES:
-                batch += split(key, payload)
-                self._segments.large_record(len(payload))
-            else:
-                batch.append((key, kind, payload))
-            self._account(key, kind, payload, number)
-        except BaseException as error:
-            del batch[before:]
-            if self.live.has_page(key):  # otherwise not even the first step was taken
-                self._fail(error)
-            raise
-        self.appended = appended
-        self._estimate = estimate
-        if new:
-            self.high_water = key
-
-    @property
-    def takes_parts(self) -> bool:
-        return not self._parts and not self._space.tight
-
     @property
     def short_of_room(self) -> bool:
         return self._space.tight
 
-    def append_part(self, key: int, part: bytes) -> None:
-        if not self._number:
-            self._refuse()
-        self._batch.append((key, PART, part))
-        self._parts += 1
-        self._segments.open_bytes += row_bytes(len(part))
-        self._segments.large_record(len(part))
-        self._estimate += len(part)
-        self.appended += 1
-        if key > self.high_water:
-            self.high_water = key
-
-    def append_last(self, key: int, last: bytes, *, moved: bool) -> None:
-        number = self._number
-        if not number:
-            self._refuse()
-        row = PARTS.pack(self._parts) + last
-        self._batch.append((key, LAST, row))
-        try:
-            self.live.whole(key, number, self._segments.open_bytes + row_bytes(len(row)))
-        except BaseException as error:
-            self._fail(error)
-        self._estimate += len(row)
-        self.appended += 1
-        self._compaction.records_moved += moved
-        self.drop_parts()
-
     def drop_parts(self) -> None:
-        self._parts = 0
+        super().drop_parts()
         self._segments.open_bytes = 0
 
     def commit(self) -> None:
@@ -356,17 +283,8 @@ class Journal(Log):
         self._slack -= need
         return True
 
-    def _say_refusing(self, refusing: bool) -> None:
-        """Logs when refusing puts begins and ends, with the figures. A full disk is logged elsewhere."""
-        if refusing == self._refusing:
-            return
-        self._refusing = refusing
-        used = self.disk_bytes
-        self._log(
-            f"journal: puts are {'refused: the journal is full' if refusing else 'accepted again'}; "
-            f"{self.live.total_bytes} bytes of records count, the segments take {used} of "
-            f"{self._space.capacity(used)} bytes, and what is left is kept for changes, deletes and compaction"
-        )
+    def _capacity(self) -> int:
+        return self._space.capacity(self.disk_bytes)
 
     # --- reading back
 
@@ -528,11 +446,26 @@ class Journal(Log):
         self._segments.close()
         self._lock.close()
 
-    def _account(self, key: int, kind: int, payload: bytes, segment: int) -> None:
+    def _takes(self, size: int) -> int:
+        return row_bytes(size)
+
+    def _account(self, key: int, kind: int, size: int, segment: int) -> None:
+        estimate = self._estimate + size
         if kind == FULL:
-            self.live.whole(key, segment, whole_bytes(len(payload)))
+            if size > PART_BYTES:
+                self._segments.large_record(size)
+            self.live.whole(key, segment, whole_bytes(size))
         elif kind == CHANGE:
-            self.live.change(key, segment, row_bytes(len(payload)))
+            self.live.change(key, segment, row_bytes(size))
         else:
             assert kind == DELETE
             self.live.delete(key)
+        self._estimate = estimate
+
+    def _count_part(self, size: int) -> None:
+        self._segments.open_bytes = self._open_bytes
+        self._segments.large_record(size)
+        self._estimate += size
+
+    def _count_moved(self) -> None:
+        self._compaction.records_moved += 1

@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Final
 
 from journal.errors import JournalFailed
 from journal.liveness import Liveness
 from journal.log import DELETE, FULL, PayloadOf, SyncPoint
 from journal.sqlite.files import ASIDE_SUFFIX, MISSING_SUFFIX, SUFFIXES, fsync_path, segment_path
 from journal.sqlite.replay import Found, Replay
-
-LOST_KEYS: Final = 1 << 20
-"""Keys that are skipped when damage was accepted. Perhaps only lost records knew that a key was used, and no key may be
-used again. A segment of a usual size has fewer records than this."""
 
 
 class Damage:

@@ -15,13 +15,12 @@ from journal.liveness import Liveness
 from journal.log import Record
 from journal.sqlite.directory import list_segments
 from journal.sqlite.files import WATERMARK_NAME
-from journal.sqlite.format import CHANGE, FULL, KEY_MAX
 from journal.sqlite.reader import SegmentReader, join
-from journal.sqlite.repair import LOST_KEYS
 from journal.sqlite.replay import Replay, Source, uncounted
 from journal.sqlite.snapshot import SegmentSnapshot
 from journal.sqlite.wal import torn_bytes
-from journal.tools import Examine, SegmentFacts, Survey
+from journal.survey import ExaminedSurvey
+from journal.tools import Examine, SegmentFacts
 
 
 class Snapshot(Source):
@@ -49,18 +48,13 @@ class Snapshot(Source):
         self._segments.close()
 
 
-class SegmentSurvey(Survey):
+class SegmentSurvey(ExaminedSurvey):
     """A survey of a directory's segments. See journal/tools.py for what each method promises."""
 
     def __init__(self, directory: str, examine: Examine) -> None:
         """Raises JournalLocked when there is no such directory, or no journal in it."""
+        super().__init__(examine)
         self.directory = directory
-        self.findings = []
-        self.notes = []
-        self.segments = []
-        self.keys = 0
-        self.high_water = 0
-        self.lost = []
         self.damaged: dict[int, str] = {}
         """Number and path of each damaged segment."""
         self.missing: list[tuple[int, int]] = []
@@ -68,39 +62,17 @@ class SegmentSurvey(Survey):
         self.oldest = 0
         self.uncounted: dict[int, int] = {}
         """Sound segments to their records, where no sound segment says rightly how many they are."""
-        self._live = Liveness()
         self._dead: list[int] = []
         self._paths: list[str] = []
-        self._examine = examine
         self._snapshot = Snapshot(directory)
+        self._replay = Replay(directory, self._snapshot)
 
     @property
-    def live_bytes(self) -> int:
-        return self._live.total_bytes
+    def _live(self) -> Liveness:
+        return self._replay.live
 
-    @property
-    def used_keys(self) -> int:
-        return min(self.high_water + (LOST_KEYS if self.findings else 0), KEY_MAX)
-
-    def read(self) -> Iterator[Record]:
-        return (record for _, record in self._read())
-
-    def live_records(self) -> Iterator[tuple[Record, bytes | None]]:
-        wholes: dict[int, int] = {}
-        changes: dict[int, bytes] = {}
-        for place, record in self._read():
-            if record.kind == FULL:
-                wholes[record.key] = place
-                changes.pop(record.key, None)
-            elif record.kind == CHANGE:
-                changes[record.key] = record.payload
-            else:
-                wholes.pop(record.key, None)
-                changes.pop(record.key, None)
-        self.keys = len(wholes)
-        for place, record in enumerate(Replay(self.directory, self._snapshot).records()):
-            if record.kind == FULL and wholes.get(record.key) == place:
-                yield record, changes.get(record.key)
+    def _records_again(self) -> Iterator[Record]:
+        return Replay(self.directory, self._snapshot).records()
 
     def at_risk(self) -> tuple[set[int], list[int]]:
         """Keys that need a damaged segment, and keys that would come back, or be in doubt, without that segment."""
@@ -117,33 +89,18 @@ class SegmentSurvey(Survey):
         self._paths = []
 
     def _read(self) -> Iterator[tuple[int, Record]]:
-        replay = Replay(self.directory, self._snapshot)
+        replay = self._replay = Replay(self.directory, self._snapshot)
         replay.keeps_deleted = replay.checks_digests = True
-        self._live = replay.live
-        strange: set[int] = set()
-        unsound: list[str] = []
-        lost: set[int] = set()
-        for place, record in enumerate(replay.records()):
-            try:
-                self._examine(record)
-            except ValueError as error:
-                strange.add(record.segment)
-                unsound.append(f"segment {record.segment}: a record of job {record.key} is not a job's: {error}")
-                if record.kind == FULL:
-                    lost.add(record.key)
-                continue
-            if record.kind != CHANGE:
-                lost.discard(record.key)
-            elif record.key in lost:
-                continue
-            yield place, record
-        self.findings = replay.findings + unsound
+        spoilt: set[int] = set()
+        yield from self._sound(replay.records(), lambda record: spoilt.add(record.segment))
+        lost = self.strange
+        self.findings = replay.findings + self._unsound
         self.notes = replay.notes
         self.high_water = replay.high_water
         self.keys = self._live.keys - len(lost)
         self.missing = replay.missing
         self.oldest = replay.oldest
-        self.damaged = {each.number: each.path for each in replay.found if each.damaged or each.number in strange}
+        self.damaged = {each.number: each.path for each in replay.found if each.damaged or each.number in spoilt}
         self.uncounted = uncounted([found for found in replay.found if found.number not in self.damaged])
         gone = {key for key in replay.suspects if not self._live.segment_of(key)}
         self.lost = sorted(gone | (replay.orphans.keys() - replay.unpromised) | lost)
