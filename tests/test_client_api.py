@@ -16,60 +16,87 @@ import pytest
 from geventstalk.exits import EXIT_NONSENSE, EXIT_NOT_ALLOWED, EXIT_UNREACHABLE, EXIT_USAGE
 from geventstalk.remote.api import Api
 from geventstalk.remote.watching import EACH_END, OverApi, compare
-from tests.support.clients import until
-from tests.support.fake_api import FakeApi, fake_api
+from tests.support.clients import burst, until
 from tests.support.live import Ran, Runner
 from tests.support.process import GEVENTSTALK, ServerProcess, free_port
+from tests.support.proxy import Proxy, patch
 from tests.support.wire import Client
 
 Run = Callable[..., Ran]
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeApi]:
-    with fake_api() as started:
-        yield started
+class Behind:
+    """A server behind a proxy, and a client of its port."""
+
+    def __init__(self, server: ServerProcess, http_port: int) -> None:
+        self.proxy = Proxy()
+        self.proxy.target = http_port
+        self.client = Client(server.connect())
+
+    def put(self, count: int, tube: str = "mail") -> None:
+        burst(self.client, [b"use %b\r\n" % tube.encode()])
+        for number in range(1, count + 1):
+            body = b"body %d" % number
+            self.client.ask(b"put 1 0 60 %d\r\n%b" % (len(body), body))
+
+    def posted(self) -> list[Any]:
+        """The contents of the POST requests so far."""
+        return [content for method, _, content in self.proxy.asked if method == "POST"]
 
 
 @pytest.fixture
-def run(fake: FakeApi, bare: Runner) -> Run:
-    return bare.to("--api", f"127.0.0.1:{fake.port}")
+def api(start_server: Callable[..., ServerProcess]) -> Iterator[Behind]:
+    port = free_port()
+    behind = Behind(start_server("--http", str(port)), port)
+    yield behind
+    behind.client.close()
+    behind.proxy.stop()
 
 
-def test_jobs_come_page_by_page(fake: FakeApi, run: Run) -> None:
-    fake.add(8)
-    assert [job["id"] for job in run("jobs", "age>1s", "--json").lines] == list(range(1, 9))
-    assert [query.get("cursor") for _, path, query in fake.asked if path == "/jobs"] == [None, "3", "6"]
-    assert fake.asked[-1][2]["filter"] == "age>1s"
+@pytest.fixture
+def run(api: Behind, bare: Runner) -> Run:
+    return bare.to("--api", f"127.0.0.1:{api.proxy.server_port}")
+
+
+def test_jobs_come_page_by_page(api: Behind, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.put(8)
+    monkeypatch.setattr("geventstalk.remote.api.PAGE", 3)
+    assert [job["id"] for job in run("jobs", "pri<9", "--json").lines] == list(range(1, 9))
+    queries = [query for _, path, query in api.proxy.asked if path == "/jobs"]
+    assert len(queries) == 3 and {query["filter"] for query in queries} == {"pri<9"}
     assert [job["id"] for job in run("jobs", "--json", "--newest", "--limit", "4").lines] == [8, 7, 6, 5]
     assert run("jobs", "--json", "--limit", "8").err == ""
     ran = run("jobs", "--limit", "2", "--body", "10")
-    assert ran.out.splitlines()[1].split() == ["1", "mail", "ready", "1", "7", "s", "-", "0", "1", "B", "body", "1"]
+    assert ran.out.splitlines()[1].split() == ["1", "mail", "ready", "1", "0", "s", "-", "0", "6", "B", "body", "1"]
     assert ran.err == "note: there are more than 2; --limit says how many are shown\n"
-    assert fake.asked[-1][2]["body"] == "10"
+    assert api.proxy.asked[-1][2]["body"] == "10"
 
 
-def test_a_job_and_the_connection_that_holds_it(fake: FakeApi, run: Run) -> None:
-    fake.add(1, state="reserved")
-    fake.jobs[1] |= {"since_s": 61.5, "holder": 12, "delay_s": 0, "ttr_s": 60, "time_left_s": 3.2}
+def test_a_job_and_the_connection_that_holds_it(api: Behind, run: Run) -> None:
+    api.put(1)
+    api.client.ask(b"watch mail")
+    api.client.ask(b"reserve")
+    api.proxy.edits["job"] = patch(since_s=61.5, holder=12, time_left_s=3.2)
     ran = run("job", "1", "2")
     assert (ran.code, ran.err) == (1, "there is no job 2\n")
     assert "\nstate        reserved, 3 s left, since 1 min 1 s, held by connection 12\n" in ran.out
-    assert run("job", "1", "--json").lines == [fake.jobs[1]]
+    (job,) = run("job", "1", "--json").lines
+    assert (job["id"], job["holder"], job["body"]["data"]) == (1, 12, "body 1")
 
 
-def test_no_job_matches(fake: FakeApi, run: Run) -> None:
+def test_no_job_matches(run: Run) -> None:
     assert run("jobs", "age>1h") == (1, "", "geventstalk: no job matches\n")
     assert run("jobs", "age>1h", "--json") == (1, "", "")
     assert run("kick", "age>1h") == (1, "", "no job matches\n")
     assert run("delete", "age>1h") == (1, "", "no job matches\n")
 
 
-def test_changes_of_ids(fake: FakeApi, run: Run) -> None:
-    fake.add(5)
+def test_changes_of_ids(api: Behind, run: Run) -> None:
+    api.put(5)
     assert run("delete", "1") == (0, "deleted 1 job\n", "")
-    assert run("kick", "2").code == run("bury", "3", "4").code == run("move", "5", "--to", "dead").code == 0
-    assert [(fake.jobs[id]["state"], fake.jobs[id]["tube"]) for id in (2, 3, 4, 5)] == [
+    assert run("bury", "2", "3", "4").code == run("kick", "2").code == run("move", "5", "--to", "dead").code == 0
+    found = [api.client.stats(b"stats-job %d" % id) for id in (2, 3, 4, 5)]
+    assert [(job["state"], job["tube"].strip('"')) for job in found] == [
         ("ready", "mail"),
         ("buried", "mail"),
         ("buried", "mail"),
@@ -77,11 +104,10 @@ def test_changes_of_ids(fake: FakeApi, run: Run) -> None:
     ]
     ran = run("bury", "1", "2")
     assert (ran.code, ran.out) == (1, "buried 1 job; 1 was left alone\n")
-    assert ran.err == "job 1: there is no job 1\n"
-    fake.spoil["POST", "/jobs/3/kick"] = problem(409, "Conflict", "Job 3 is ready.")
-    fake.spoil["POST", "/jobs/4/kick"] = problem(409, "Conflict", "\\u001b[2J")
+    assert ran.err == "job 1: there is no such job\n"
+    assert run("kick", "5").err == "job 5: the job is ready. Only a buried or a delayed job can be kicked\n"
+    api.proxy.spoilt["POST", "/jobs/4/kick"] = problem(409, "Conflict", "\\u001b[2J")
     assert run("kick", "4").err == "job 4: \\x1b[2J\n"
-    assert run("kick", "3").err == "job 3: job 3 is ready\n"
     assert run("delete", "2", "9", "--dry-run", "--json").lines[0]["matched"] == 1
 
 
@@ -90,69 +116,66 @@ def problem(status: int, title: str, detail: str) -> bytes:
     return f"HTTP/1.1 {status} x\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
 
 
-def test_changes_by_a_filter(fake: FakeApi, run: Run) -> None:
-    fake.add(10)
-    ran = run("move", "tube:mail", "age>1h", "--to", "dead", "--limit", "7", "--json")
+def test_changes_by_a_filter(api: Behind, run: Run) -> None:
+    api.put(10)
+    ran = run("move", "tube:mail", "pri<9", "--to", "dead", "--limit", "7", "--json")
     assert ran.code == 0
     assert ran.lines == [
-        {"action": "move", "filter": "tube:mail age>1h", "tube": "dead", "matched": 7, "done": 7, "failed": 0}
+        {"action": "move", "filter": "tube:mail pri<9", "tube": "dead", "matched": 7, "done": 7, "failed": 0}
         | {"dry_run": False, "stopped": False, "problems": []}
     ]
-    order = {"filter": "tube:mail age>1h -tube:dead", "action": "move", "limit": 7, "tube": "dead"}
-    assert [content for method, _, content in fake.asked if method == "POST"] == [order]
-    assert run("delete", "age>1h", "--dry-run") == (0, "10 jobs would be deleted\n", "")
-    assert run("delete", "age>1h").code == EXIT_USAGE
-    assert run("kick", "tube:mail", "--dry-run").code == run("kick", "state:buried", "--dry-run").code == 0
-    filters = [content["filter"] for method, _, content in fake.asked if method == "POST"]
-    assert filters[-2:] == ["tube:mail state:buried", "state:buried"]
-    assert run("delete", "age>1h", "--yes") == (0, "deleted 10 jobs\n", "")
-    fake.asked.clear()
-    assert run("flush", "mail", "--yes", "--state", "reserved").code == 0
-    assert [content["filter"] for method, _, content in fake.asked if method == "POST"] == ["tube:mail state:reserved"]
+    assert api.posted() == [{"filter": "tube:mail pri<9 -tube:dead", "action": "move", "limit": 7, "tube": "dead"}]
+    assert run("delete", "pri<9", "--dry-run") == (0, "10 jobs would be deleted\n", "")
+    assert run("delete", "pri<9").code == EXIT_USAGE
+    assert run("bury", "8").code == run("kick", "tube:mail", "--dry-run").code == 0
+    assert run("kick", "state:buried", "--dry-run").code == 0
+    assert [content["filter"] for content in api.posted()[-2:]] == ["tube:mail state:buried", "state:buried"]
+    assert run("delete", "pri<9", "--yes") == (0, "deleted 10 jobs\n", "")
+    assert run("flush", "mail", "--yes", "--state", "reserved").code == 1
+    assert api.posted()[-1]["filter"] == "tube:mail state:reserved"
 
 
-def test_ctrl_c_cancels_the_servers_work(fake: FakeApi, run: Run) -> None:
-    fake.add(10)
-    fake.looks = 1 << 60
+def test_ctrl_c_cancels_the_servers_work(api: Behind, run: Run) -> None:
+    api.put(10)
+    goes_on = patch(state="running", done=1)
+    api.proxy.edits["bulk"] = lambda bulk: bulk if bulk["state"] == "dry-run" else goes_on(bulk)
+    cancelled = {"state": "cancelled", "matched": 10, "done": 1, "failed": 0, "searched": 1, "error": None}
+    api.proxy.answers["DELETE", "bulk"] = lambda _: cancelled
 
     def stop() -> None:
-        until(lambda: fake.bulk.get("done") == 1, "the work has begun")
+        until(lambda: [path for method, path, _ in api.proxy.asked if method == "GET"][-1:] == ["/bulk/1"], "a look")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=stop)
     thread.start()
-    ran = run("delete", "age>1h", "--yes")
+    ran = run("delete", "pri<9", "--yes")
     thread.join()
     assert ran == (130, "", "stopped: deleted 1 job\n")
-    assert fake.asked[-1][:2] == ("DELETE", "/bulk/1")
+    assert ("DELETE", "/bulk/1", {}) in api.proxy.asked
 
 
-def test_work_that_does_not_begin(fake: FakeApi, run: Run) -> None:
-    fake.spoil["POST", "/bulk"] = problem(400, "Bad Request", "Filter, character 1: no.")
-    assert run("kick", "body:/(/") == (
-        1,
-        "",
-        "geventstalk: filter, character 1: no\n",
-    )
-
-
-def test_work_that_ends_early(fake: FakeApi, run: Run) -> None:
-    fake.add(10)
-    text = '{"state": "failed", "error": "no room", "matched": 9, "done": 4, "failed": 1, "searched": 5}'
-    fake.spoil["GET", "/bulk/1"] = f"HTTP/1.1 200 OK\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
-    ran = run("kick", "age>1h")
+def test_work_that_does_not_begin(run: Run) -> None:
+    ran = run("kick", "body:/(/")
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err == "stopped: kicked 4 jobs; 1 was left alone\ngeventstalk: the change ended early: no room\n"
+    assert ran.err.startswith("geventstalk: filter, character 1: ") and ran.err.count("\n") == 1
 
 
-def test_a_reader_may_look_and_not_change(fake: FakeApi, run: Run) -> None:
-    fake.add(1)
-    fake.role = "read"
-    assert run("jobs", "age>1s").code == 0
-    fake.spoil["POST", "/bulk"] = problem(403, "Forbidden", "The token may only read.")
+def test_work_that_ends_early(api: Behind, run: Run) -> None:
+    api.put(10)
+    ends = patch(state="failed", error="no room", matched=9, done=4, failed=1, searched=5)
+    api.proxy.edits["bulk"] = lambda bulk: bulk if bulk["state"] == "dry-run" else ends(bulk)
+    ran = run("bury", "pri<9")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == "stopped: buried 4 jobs; 1 was left alone\ngeventstalk: the change ended early: no room\n"
+
+
+def test_a_reader_may_look_and_not_change(api: Behind, run: Run) -> None:
+    api.put(1)
+    api.proxy.edits["session"] = patch(role="read")
+    assert run("jobs", "pri<9").code == 0
     ran = run("kick", "tube:mail")
     assert (ran.code, ran.out) == (EXIT_NOT_ALLOWED, "") and "may only read" in ran.err
-    fake.spoil["GET", "/session"] = problem(401, "Unauthorized", "")
+    api.proxy.spoilt["GET", "/session"] = problem(401, "Unauthorized", "")
     ran = run("jobs")
     assert (ran.code, ran.out) == (EXIT_NOT_ALLOWED, "")
     assert ran.err.endswith("wants a token: --token-file or GEVENTSTALK_TOKEN\n")
@@ -175,13 +198,13 @@ def test_a_reader_may_look_and_not_change(fake: FakeApi, run: Run) -> None:
         (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n", EXIT_NONSENSE),
     ],
 )
-def test_an_api_that_misbehaves(fake: FakeApi, run: Run, answer: bytes | None, code: int) -> None:
-    fake.spoil["GET", "/jobs"] = answer
+def test_an_api_that_misbehaves(api: Behind, run: Run, answer: bytes | None, code: int) -> None:
+    api.proxy.spoilt["GET", "/jobs"] = answer
     ran = run("jobs", "--timeout", "0.2")
     assert (ran.code, ran.out) == (code, "") and ran.err.count("\n") == 1 and "unexpected" not in ran.err
 
 
-def test_files_that_hold_no_token(fake: FakeApi, bare: Runner, run: Run, tmp_path: Path) -> None:
+def test_files_that_hold_no_token(bare: Runner, run: Run, tmp_path: Path) -> None:
     for text in ("", "# nothing\n", "\u00e9\n"):
         with open(f"{tmp_path}/token", "w", encoding="utf-8") as file:
             file.write(text)
@@ -190,7 +213,7 @@ def test_files_that_hold_no_token(fake: FakeApi, bare: Runner, run: Run, tmp_pat
     assert bare("jobs", "--api", "ftp://x").code == EXIT_USAGE
 
 
-# The real one
+# Without a proxy
 
 ADMIN, READER = "a" * 32, "r" * 32
 

@@ -1,6 +1,6 @@
 """The pages of the console, in a real browser, of a server behind a proxy.
 
-The proxy (`tests/support/console.py`) shows what a server cannot show in a moment. test_console_server.py has whole
+The proxy (`tests/support/proxy.py`) shows what a server cannot show in a moment. test_console_server.py has whole
 flows without it. One browser and one address serve all tests of this file.
 """
 
@@ -19,13 +19,15 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.support.browser import PAGES, Browser
 from tests.support.clients import burst
-from tests.support.console import LONG_NAME, Filled, Proxy, patch, widest
+from tests.support.console import LONG_NAME, Filled, widest
 from tests.support.process import ROOT, ServerProcess, free_port
+from tests.support.proxy import Proxy, patch
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.when_changed(
-        "geventstalk/http", "tests/test_console.py", "tests/support/browser.py", "tests/support/console.py"
+        "geventstalk/http",
+        *("tests/test_console.py", "tests/support/browser.py", "tests/support/console.py", "tests/support/proxy.py"),
     ),
 ]
 
