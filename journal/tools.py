@@ -19,7 +19,7 @@ Examine = Callable[[Record], None]
 """Raises ValueError when a record is not one that its owner writes."""
 
 
-class Owner(NamedTuple):
+class ServerUser(NamedTuple):
     """The user as which a server would use a log."""
 
     uid: int
@@ -133,7 +133,7 @@ class LogTools:
 
     # --- what a server would meet
 
-    def require_usable(self, owner: Owner | None = None) -> None:
+    def require_usable(self, owner: ServerUser | None = None) -> None:
         """Raises JournalLocked, in the words of a start, when this user (by default: this process) could not use it.
 
         Changes nothing and takes no lock, not even for a moment: a server that starts meanwhile would be refused. Where

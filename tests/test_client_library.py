@@ -33,7 +33,7 @@ from geventstalk.client import (
     aio,
 )
 from geventstalk.client.protocol import Replies, Reply, delete, parse_list, parse_stats, put
-from geventstalk.client.session import PIECE_BYTES, Connect, Probe, Receive, Send, Session, parse_addresses
+from geventstalk.client.session import PIECE_BYTES, ClientSession, Connect, Probe, Receive, Send, parse_addresses
 from tests.support import for_change
 from tests.support.process import ROOT, ServerProcess
 
@@ -343,7 +343,7 @@ def test_batches_are_single_verbs_for_another_server(shell: Any) -> None:
 # Bug: later reserves of a large batch were sent again over a new connection, which does not hold the jobs of the first.
 @pytest.mark.parametrize("batches", [True, False])
 def test_a_batch_is_not_continued_over_a_new_connection(batches: bool) -> None:
-    session = Session(parse_addresses("127.0.0.1"), "default", ["default"], 5, 9, "")
+    session = ClientSession(parse_addresses("127.0.0.1"), "default", ["default"], 5, 9, "")
     steps = session.reserve_batch(3000, 0, [])
     answers = [HAS_BATCHES[1] if batches else HAS_NONE[1]]
     if batches:
@@ -561,7 +561,7 @@ def test_replies_that_are_cut_anywhere_are_the_same(seed: int) -> None:
 
 def test_what_is_sent_without_a_reply_fits_into_the_buffers_or_is_one_command() -> None:
     commands = [delete(number) for number in range(5000)] + [put(b"x" * 100_000), put(b"y" * 20_000)] * 2
-    session = Session(parse_addresses("h"), "default", ["default"], 1.0, 1, "")
+    session = ClientSession(parse_addresses("h"), "default", ["default"], 1.0, 1, "")
     outcomes: list[Any] = []
     steps = session.run(commands, outcomes)
     rounds: list[bytes] = []

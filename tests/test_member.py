@@ -11,7 +11,7 @@ import pytest
 
 from geventstalk.cluster.lease import MARGIN, MS_NS, Lease
 from geventstalk.cluster.member import ACTIVE, BEATS, ENDED, LOOKS, SETTLED, STANDBY, Member
-from geventstalk.cluster.wants import OPEN, REFUSED, Ask, LeadLog, Owner, Probe, ReadOn, ResumeLog, ask
+from geventstalk.cluster.wants import OPEN, REFUSED, Ask, LeadLog, MemberOwner, Probe, ReadOn, ResumeLog, ask
 from geventstalk.turn.tasks import Wait
 from journal.errors import JournalError, JournalForked, JournalLocked, JournalUnreachable
 from journal.fence import Fence, FenceUnreachable, Identity, MemberFacts, Told, View
@@ -44,7 +44,7 @@ class Asked:
 ENDS = Asked(None)
 
 
-class Stage(Owner):
+class Stage(MemberOwner):
     """A member whose wants are answered by hand. Those that matter little are answered by themselves."""
 
     def __init__(self) -> None:

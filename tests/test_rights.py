@@ -43,7 +43,7 @@ from geventstalk.rights import (
 )
 from geventstalk.serving.guard import TOKEN_S
 from geventstalk.serving.users import read_access
-from geventstalk.wire.guarded import QUIET_NS, GuardedSession, Owner
+from geventstalk.wire.guarded import QUIET_NS, GuardedSession, SessionOwner
 from geventstalk.wire.session import Session
 from geventstalk.wire.verb import NOTHING, RESERVE
 from geventstalk.wire.verbs import VERBS
@@ -394,7 +394,7 @@ def test_tubes_without_the_right_to_work_are_watched_in_name_only() -> None:
 # --- limits
 
 
-class Clocked(Owner):
+class Clocked(SessionOwner):
     """Says when each rest is to end."""
 
     def __init__(self) -> None:

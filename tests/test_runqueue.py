@@ -22,7 +22,7 @@ from geventstalk.front import frames as f
 from geventstalk.serving.acceptor import Acceptor
 from geventstalk.serving.connection import Ahead, Connection, Unsent
 from geventstalk.serving.fd_limits import Descriptors
-from geventstalk.serving.link import FrontClient, Link, Owner
+from geventstalk.serving.link import FrontClient, Link, LinkOwner
 from geventstalk.serving.parking import Parking
 from geventstalk.serving.runqueue import LITTLE_PRESSURE_MAX, Runnable, RunQueue
 from geventstalk.stream import Stream
@@ -62,7 +62,7 @@ class CountedTurn(Turn):
         super().end()
 
 
-class Scene(Owner):
+class Scene(LinkOwner):
     """The wiring of a server, in this process."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from geventstalk.dsn import is_shared
 from geventstalk.exits import EXIT_DAMAGE
 from geventstalk.serving import listen
 from journal import JournalError, JournalLocked, JournalUnreachable, tools_for
-from journal.tools import Owner
+from journal.tools import ServerUser
 
 
 def check(settings: Settings, log: logging.Logger, files: Mapping[str, str | None]) -> None:
@@ -29,7 +29,7 @@ def check(settings: Settings, log: logging.Logger, files: Mapping[str, str | Non
     check_access(settings)
     for warning in listen.check_listeners(settings):
         log.warning("%s", warning)
-    owner = None if settings.user is None else Owner(*listen.check_user(settings.user))
+    owner = None if settings.user is None else ServerUser(*listen.check_user(settings.user))
     if settings.user is not None:
         listen.require_readable(settings.user, files)
     if settings.journal is not None:
@@ -37,7 +37,7 @@ def check(settings: Settings, log: logging.Logger, files: Mapping[str, str | Non
         check_journal(settings.journal, owner, log)
 
 
-def check_journal(place: str, owner: Owner | None, log: logging.Logger) -> None:
+def check_journal(place: str, owner: ServerUser | None, log: logging.Logger) -> None:
     """Checks the directory, or the database and this node's role in its cluster. Raises ConfigError or Unusable."""
     try:
         log_tools = tools_for(place)

@@ -13,7 +13,7 @@ from geventstalk.client import protocol, session
 from geventstalk.client.blocking import Verbs
 from geventstalk.client.errors import BeanstalkError, ServerError, TimedOut
 from geventstalk.client.protocol import ROUND_S, Command, Job
-from geventstalk.client.session import Connect, Outcomes, Queue, Receive, Send, Session, Step, Steps
+from geventstalk.client.session import ClientSession, Connect, Outcomes, Queue, Receive, Send, Step, Steps
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Client:
         tls: ssl.SSLContext | None = None,
         token: str = "",
     ) -> None:
-        self._session: Final = Session(session.parse_addresses(addresses), use, watch, timeout, attempts, token)
+        self._session: Final = ClientSession(session.parse_addresses(addresses), use, watch, timeout, attempts, token)
         self._timeout_s: Final = timeout
         self._connect_timeout_s: Final = connect_timeout
         self._tls: Final = tls

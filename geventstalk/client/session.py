@@ -56,7 +56,7 @@ Outcomes = list[Any]
 """The result of each command, or the error in its place."""
 
 
-class Session:
+class ClientSession:
     def __init__(
         self, addresses: Sequence[Connect], use: str, watch: Sequence[str], timeout_s: float, rounds: int, token: str
     ) -> None:

@@ -14,7 +14,19 @@ from typing import Any, Final
 
 from geventstalk.cluster.lease import MARGIN, MS_NS, Lease
 from geventstalk.cluster.troubles import BEAT, CLAIM, COMMIT, COPIES, LOG, LOOK, NAME, Troubles
-from geventstalk.cluster.wants import OPEN, REFUSED, Ask, LeadLog, Owner, Probe, ReadOn, ResumeLog, Steps, Want, ask
+from geventstalk.cluster.wants import (
+    OPEN,
+    REFUSED,
+    Ask,
+    LeadLog,
+    MemberOwner,
+    Probe,
+    ReadOn,
+    ResumeLog,
+    Steps,
+    Want,
+    ask,
+)
 from geventstalk.turn.tasks import Flag, Wait
 from journal.errors import JournalForked, JournalLocked, JournalUnreachable
 from journal.fence import Fence, Identity, MemberFacts, Told, View
@@ -61,7 +73,7 @@ class Member:
     """
 
     def __init__(
-        self, me: Identity, clock: Callable[[], int], owner: Owner, place: Callable[[], int] = lambda: 0
+        self, me: Identity, clock: Callable[[], int], owner: MemberOwner, place: Callable[[], int] = lambda: 0
     ) -> None:
         self.me = me
         self.lease = Lease(me.lease_ms)

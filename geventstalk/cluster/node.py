@@ -28,7 +28,7 @@ from geventstalk.cluster.wants import (
     REFUSED,
     SILENT,
     LeadLog,
-    Owner,
+    MemberOwner,
     Probe,
     ReadOn,
     ResumeLog,
@@ -121,7 +121,7 @@ class RelayedClient(NamedTuple):
     holds_input: bool = False  # it has sent something that is not in the socket any more
 
 
-class Node(Owner):
+class Node(MemberOwner):
     """`make_log` and `make_fence` make new ones that have not connected yet.
 
     `seen` is what the last program of this process knew of the log.

@@ -82,7 +82,7 @@ Steps = Generator[Want, Any, None]
 """A task of a member."""
 
 
-class Owner:
+class MemberOwner:
     """The interface to the process around a member. Each method returns soon, and calls no method of the member."""
 
     def follows(self, view: View) -> None:

@@ -21,7 +21,7 @@ import gevent
 
 from geventstalk.exits import STOP_SIGNALS
 from geventstalk.front import frames as f
-from geventstalk.serving.link import Link, Owner
+from geventstalk.serving.link import Link, LinkOwner
 
 RESTART_S: Final = 0.1
 RESTART_S_MAX: Final = 5.0
@@ -47,7 +47,7 @@ _ENVIRONMENT: Final = ("GLIBC_", "LANG", "LC_", "LD_", "MALLOC_")
 _HELD_SIGNALS: Final = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Fronts(Owner):
+class Fronts(LinkOwner):
     """Starts the fronts, and starts again those that end."""
 
     def __init__(

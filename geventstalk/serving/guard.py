@@ -26,7 +26,7 @@ from geventstalk.serving.users import read_access, user_of
 from geventstalk.stream import Stream
 from geventstalk.turn.replies import Channel
 from geventstalk.turn.turn import Turn
-from geventstalk.wire.guarded import GuardedSession, Owner, Usage
+from geventstalk.wire.guarded import GuardedSession, SessionOwner, Usage
 from geventstalk.wire.session import Service, Session
 
 TOKEN_S: Final = 10.0
@@ -36,7 +36,7 @@ _PROVING_MAX: Final = 8
 """Different tokens of a host that wait to be looked at."""
 
 
-class _Guarded(Owner):
+class _Guarded(SessionOwner):
     """A connection of a listener with an identity: its place among those of its user, and its timer."""
 
     def __init__(self, guard: Guard, stream: Stream) -> None:

@@ -46,7 +46,7 @@ _END_S: Final = 2.0
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Owner:
+class LinkOwner:
     """The owner of a link, which hears what the front says about itself."""
 
     def greeted(self, link: Link) -> None:
@@ -291,7 +291,7 @@ class Link:
         unsent: Unsent,
         queue: RunQueue,
         tell: Callable[[str], None],
-        owner: Owner,
+        owner: LinkOwner,
     ) -> None:
         self.clients: dict[int, FrontClient] = {}
         self.give = give

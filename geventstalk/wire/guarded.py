@@ -111,7 +111,7 @@ class Usage:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Owner:
+class SessionOwner:
     """The questions of a session to its owner. `usage` is that of its user. This one has no limits and no clock."""
 
     def __init__(self) -> None:
@@ -143,12 +143,12 @@ class GuardedSession(Session):
         service: Service,
         user: User | None,
         access: Access | None,
-        owner: Owner | None = None,
+        owner: SessionOwner | None = None,
     ) -> None:
         super().__init__(service)
         self.user: User | None = None
         self._access = access
-        self._owner = Owner() if owner is None else owner
+        self._owner = SessionOwner() if owner is None else owner
         self._rested = False  # the command that comes next has waited for its turn
         self._astray = False  # a use was refused; client libraries that do not see that go on with puts
         self._blind: dict[bytes, None] = {}  # tubes that are watched in name only

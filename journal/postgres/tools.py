@@ -19,7 +19,7 @@ from journal.postgres.place import Place
 from journal.postgres.survey import PostgresSurvey, every_record, is_blank, saying
 from journal.sqlite.directory import list_segments
 from journal.sqlite.tools import DirectoryTools
-from journal.tools import Examine, LogTools, Mended, Owner, rewrite
+from journal.tools import Examine, LogTools, Mended, ServerUser, rewrite
 
 _RIGHTS = (
     "SELECT has_schema_privilege('{schema}', 'CREATE') AND has_table_privilege('{schema}.leader', 'SELECT, UPDATE')"
@@ -76,7 +76,7 @@ class PostgresTools(LogTools):
 
     # --- what a server would meet
 
-    def require_usable(self, owner: Owner | None = None) -> None:
+    def require_usable(self, owner: ServerUser | None = None) -> None:
         link = self._connect()
         try:
             with saying(self._place):

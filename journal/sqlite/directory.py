@@ -31,7 +31,7 @@ from journal.sqlite.files import (
 )
 from journal.sqlite.lock import LOCK_NAME, DirectoryLock
 from journal.sqlite.space import RESERVE_NAME
-from journal.tools import Owner
+from journal.tools import ServerUser
 
 _OURS: Final = re.compile(
     rf"{LOCK_NAME}|{WATERMARK_NAME}|{RESERVE_NAME}|{SUSPECT_NAME}|lost\+found"
@@ -111,7 +111,7 @@ def require_readable(directory: str) -> None:
             raise JournalLocked(f"cannot read {path}: {os.strerror(errno.EACCES)}")
 
 
-def require_usable(directory: str, owner: Owner | None = None) -> None:
+def require_usable(directory: str, owner: ServerUser | None = None) -> None:
     """Raises JournalLocked, in the words of a start, when a server of this user could not use a directory.
 
     Without an owner, the user is that of this process. A start makes a missing directory, so its parent has to exist.
@@ -197,7 +197,7 @@ def failing(what: str) -> Iterator[None]:
         raise JournalFailed(f"{what}: {error.strerror}") from error
 
 
-def _may_use(facts: os.stat_result, owner: Owner) -> bool:
+def _may_use(facts: os.stat_result, owner: ServerUser) -> bool:
     """Returns whether the file's mode lets the user read, write and enter a directory."""
     if owner.uid == 0:
         return True

@@ -11,7 +11,7 @@ from journal.sqlite import directory
 from journal.sqlite.backup import backup
 from journal.sqlite.builder import SegmentBuilder, mend
 from journal.sqlite.survey import SegmentSurvey, every_record
-from journal.tools import Examine, LogTools, Mended, Owner
+from journal.tools import Examine, LogTools, Mended, ServerUser
 
 
 class DirectoryTools(LogTools):
@@ -38,7 +38,7 @@ class DirectoryTools(LogTools):
 
     # --- what a server would meet
 
-    def require_usable(self, owner: Owner | None = None) -> None:
+    def require_usable(self, owner: ServerUser | None = None) -> None:
         directory.require_usable(self.place, owner)
 
     def holder(self) -> int | None:

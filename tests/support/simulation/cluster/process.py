@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from geventstalk.cluster.wants import SILENT, Ask, LeadLog, Owner, Probe, ReadOn, ResumeLog, Steps, Want
+from geventstalk.cluster.wants import SILENT, Ask, LeadLog, MemberOwner, Probe, ReadOn, ResumeLog, Steps, Want
 from geventstalk.core.timerwheel import NEVER
 from geventstalk.turn.tasks import Flag, Wait
 from journal.errors import JournalError, JournalForked, JournalUnreachable
@@ -63,7 +63,7 @@ class Runner:
             self.step()
 
 
-class Process(Owner):
+class Process(MemberOwner):
     """From its start to its death. `node` and `host` outlive it, `incarnation` does not."""
 
     def __init__(self, life: Life, node: str, address: str, incarnation: str, offset_ns: int, rate: float) -> None:
