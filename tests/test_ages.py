@@ -17,7 +17,7 @@ from tests.support.clock import SECOND
 
 STATES = (READY, DELAYED, RESERVED, BURIED)
 MANY = 600
-"""So many jobs of a state are not looked through one by one."""
+"""This many jobs of a state are not looked through one by one."""
 
 
 class Ages(Bench):

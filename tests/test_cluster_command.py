@@ -121,7 +121,7 @@ def seen(rows: Rows) -> Watch:
 
 
 def hand_over(rows: Rows, to: str, *, after: float = 0.1, gap: float = 0.08, epoch: int = 8) -> None:
-    """The node that leads says goodbye after so long, and another one serves after the gap."""
+    """The node that leads says goodbye after this long, and another one serves after the gap."""
     rows.after(after, lambda: rows.change(released=True, successor=to, transfer_to=""))
     rows.after(after + gap / 2, lambda: rows.lead(epoch, to, owed_ms=1))
     rows.after(after + gap, lambda: rows.change(owed_ms=0))

@@ -19,13 +19,13 @@ from tests.support.simulation.cluster.whole import WholeProcess
 from tests.support.simulation.cluster.world import FAULTS, Scenario, World
 
 SEEDS = 20
-"""The known lives of every run, and beside them so many drawn ones."""
+"""The known lives of every run, and beside them this many drawn ones."""
 LONG_SEEDS = 2_000
 """The same with --long."""
 CHUNK = 20
 OUTAGES = 4
 HEARTBEATS = 0.4
-"""So many leases standbys give the node that leads."""
+"""This many leases standbys give the node that leads."""
 CANARY_SEEDS = 400
 PINNED = {
     "serves on a free lock": (4, 7),
@@ -58,7 +58,7 @@ def explain(outcome: Outcome) -> str:
 
 
 def lives(first: int) -> list[Outcome]:
-    """So many lives, which must be sound."""
+    """This many lives, which must be sound."""
     outcomes = [live(seed, WHOLE if seed % 2 else None) for seed in range(first, first + CHUNK)]
     for outcome in outcomes:
         assert outcome.failure is None, explain(outcome)
@@ -103,7 +103,7 @@ class Outage(Life):
         self.before = 0
         """How many nodes had taken over when it began."""
         self.waited: float | None = None
-        """After so many leases from its end on a node serves."""
+        """After this many leases from its end on a node serves."""
         begun_ns = self.world.draw.randrange(6 * self.lease_ns, 7 * self.lease_ns)
         self._end_ns = begun_ns + int(leases * self.lease_ns)
         self.world.at(begun_ns, self._begin)

@@ -219,7 +219,7 @@ class Rig:
         return out
 
     def others(self, count: int, data: bytes) -> list[Session]:
-        """So many more clients that say something once; {n} stands for their number."""
+        """This many more clients that say something once; {n} stands for their number."""
         sessions = [Session(self.service) for _ in range(count)]
         for number, session in enumerate(sessions):
             self.tell(session, data.replace(b"{n}", b"%d" % number))
@@ -349,13 +349,13 @@ def least_time_ns(work: Callable[[], object]) -> int:
 
 
 def costs(crowd: Callable[[Rig, int], None], count: int) -> tuple[int, int]:
-    """Instructions, and nanoseconds, of a cycle and a handover with so many of a thing around them."""
+    """Instructions, and nanoseconds, of a cycle and a handover with this many of a thing around them."""
     work = life(crowd, count)
     return instructions(work), least_time_ns(work)
 
 
 def life(crowd: Callable[[Rig, int], None], count: int) -> Callable[[], None]:
-    """A cycle and a handover with so many of a thing around them."""
+    """A cycle and a handover with this many of a thing around them."""
     rig = Rig()
     crowd(rig, count)
     (worker,) = rig.others(1, b"watch handover\r\nignore default\r\n")

@@ -359,7 +359,7 @@ def test_killed_at_named_moments_nothing_that_was_acknowledged_is_lost(
 
 
 def traffic_for(history: History, server: ServerProcess, commands: int = 600) -> None:
-    """Clients that end in peace after so many commands more, on a server that goes on."""
+    """Clients that end in peace after this many commands more, on a server that goes on."""
     enough = history.counts.total() + commands
     traffic = Traffic(history, lambda: Client(server.connect(REPLY_LIMIT_S)))
     try:

@@ -38,7 +38,7 @@ from tests.support.wire import Client
 SECOND = 1_000_000_000
 FLIPS = 500
 LONG_FLIPS = 10_000
-CYCLE_EVERY = 125  # of so many flips, one is accepted with --accept-damage and started again
+CYCLE_EVERY = 125  # of this many flips, one is accepted with --accept-damage and started again
 START_TIMEOUT_S = 20.0
 PREPARED = "segment-00000004.db"  # waits for its turn while the third is written, and holds nothing
 

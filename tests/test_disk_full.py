@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts a disk of so many bytes; it goes when its servers have ended."""
+    """Mounts a disk of this many bytes; it goes when its servers have ended."""
     with ExitStack() as stack:
         yield lambda size: stack.enter_context(small_disk(tmp_path / "disk", size))
 
@@ -47,7 +47,7 @@ class Employ(Protocol):
 
 @pytest.fixture
 def employ(launch: Launch) -> Iterator[Employ]:
-    """Makes a client that puts jobs of so many bytes; it is closed at the end."""
+    """Makes a client that puts jobs of this many bytes; it is closed at the end."""
     made: list[Jobs] = []
 
     def make(server: ServerProcess, size: int) -> Jobs:
@@ -78,7 +78,7 @@ class Jobs:
         self.client = Client(server.connect(20.0))
 
     def put(self, count: int = 1) -> bool:
-        """Puts so many jobs in one packet; returns whether all were accepted. The others must have been refused."""
+        """Puts this many jobs in one packet; returns whether all were accepted. The others must have been refused."""
         bodies = [body_of(self._puts + at, self.size) for at in range(count)]
         self._puts += count
         replies = burst(self.client, [b"put 10 0 600 %d\r\n%b\r\n" % (len(body), body) for body in bodies])

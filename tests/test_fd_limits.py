@@ -25,7 +25,7 @@ LEAST, MOST = 22, 67  # of a journal; test_a_journal_stays_within_the_descriptor
 
 @contextlib.contextmanager
 def server_with(limit: int, *flags: str, tmp_path: Path, also: str = "") -> Iterator[ServerProcess]:
-    """A server with so many descriptors at most. `also` is done by the shell before."""
+    """A server with this many descriptors at most. `also` is done by the shell before."""
     few = ["bash", "-c", f'{also} ulimit -n {limit}; exec "$@"', "bash"]
     server = ServerProcess([*few, *GEVENTSTALK], flags, stderr=tmp_path / "log")
     try:
@@ -35,7 +35,7 @@ def server_with(limit: int, *flags: str, tmp_path: Path, also: str = "") -> Iter
 
 
 def serves(server: ServerProcess, clients: int) -> None:
-    """So many clients are served, those beyond wait, and come in when others leave."""
+    """This many clients are served, those beyond wait, and come in when others leave."""
     server.wait_ready()
     with contextlib.ExitStack() as stack:
         inside = [stack.enter_context(Client(server.connect())) for _ in range(clients)]

@@ -460,7 +460,7 @@ def test_a_stop_is_clean_while_http_is_busy(start_server: Start, tmp_path: Path)
 
 
 def write_jobs(folder: Path, count: int) -> None:
-    """A journal with so many jobs."""
+    """A journal with this many jobs."""
     journal = Journal(str(folder), segment_bytes=10_000_000)
     assert not list(journal.replay())
     journal.start()

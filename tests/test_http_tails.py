@@ -26,7 +26,7 @@ from tests.support.wire import Client
 Start = Callable[..., ServerProcess]
 
 WORST_WORK_S = 0.01
-"""For so long the server may be at something else before it answers, in 999 of 1000 cases."""
+"""For this long the server may be at something else before it answers, in 999 of 1000 cases."""
 
 
 @contextmanager
@@ -184,7 +184,7 @@ EXPORT = b"GET /api/v1/export HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @contextmanager
 def flooding(port: int, request: bytes, count: int, reads: bool) -> Iterator[Counter[str]]:
-    """So many clients that send their next request with each answer, or that read none; counts what they get."""
+    """This many clients that send their next request with each answer, or that read none; counts what they get."""
     seen: Counter[str] = Counter()
     over = threading.Event()
 

@@ -133,7 +133,7 @@ class Life:
         self.store.delete(self.jobs.pop(id))
 
     def turns(self, count: int) -> Iterator[int]:
-        """The numbers of so many turns, as far as there is time for them."""
+        """The numbers of this many turns, as far as there is time for them."""
         end = time.monotonic() + LIFE_S
         return itertools.takewhile(lambda _: time.monotonic() < end, range(count))
 
@@ -226,7 +226,7 @@ def test_a_device_that_does_not_keep_pace(
 ) -> None:
     """To remove a segment takes as long as many turns: changes wait for the device before the bound is reached.
 
-    Also where a turn has so many changes that its commit fills a segment.
+    Also where a turn has this many changes that its commit fills a segment.
     """
     life = Life(tmp_path / "journal", segment=segment, allocate=True)
 
@@ -374,7 +374,7 @@ class Sampler:
         self._thread.start()
 
     def rounds(self, least: int) -> Iterator[int]:
-        """Numbers for so many rounds of work, and more until there are enough samples of it."""
+        """Numbers for this many rounds of work, and more until there are enough samples of it."""
         deadline = time.monotonic() + PATIENCE_S
         for done in itertools.count():
             if done >= least and self.samples > 20:

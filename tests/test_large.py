@@ -28,7 +28,7 @@ from tests.support.clock import SECOND, ManualClock
 from tests.support.faults import wants_compaction
 
 PART_BYTES_MAX = 1 << 19
-"""So many bytes are appended within a millisecond or two."""
+"""This many bytes are appended within a millisecond or two."""
 STEPS_MAX = 10_000
 BODY = random.Random(1).randbytes(3 * LARGE_BYTES + 12345)
 

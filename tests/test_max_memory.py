@@ -32,7 +32,7 @@ def body_of(id: int) -> bytes:
 
 
 def fill(client: Client, count: int) -> dict[int, bytes]:
-    """Puts so many jobs. While what was written last is not sealed, there may be no room for some moments."""
+    """Puts this many jobs. While what was written last is not sealed, there may be no room for some moments."""
     jobs: dict[int, bytes] = {}
     refused = []
 

@@ -153,7 +153,7 @@ def leader() -> Stage:
 
 
 def follow(stage: Stage, view: View, ms: int) -> Asked:
-    """Looks show the same for so long. Gives what is asked then; probes find the port open, commits are confirmed."""
+    """Looks show the same for this long. Gives what is asked then; probes find the port open, commits are confirmed."""
     end_ns = stage.now_ns + ms * MS_NS
     asked = stage.asked
     while stage.now_ns < end_ns and asked.is_a(Fence.look, Probe, Fence.confirm):
@@ -223,7 +223,7 @@ def test_a_look_that_took_long_is_no_silence_of_the_other(stage: Stage) -> None:
     if asked.is_a(Probe):
         asked = stage.answers(OPEN)
     assert asked == ask(Fence.look)
-    stage.later(3 * LEASE_MS)  # the answer is on its way for so long
+    stage.later(3 * LEASE_MS)  # the answer is on its way for this long
     assert stage.answers(OTHER) != ask(Fence.claim, OTHER, LEASE_MS)
 
 
@@ -570,7 +570,7 @@ def test_a_standby_that_cannot_claim_says_so_once(stage: Stage) -> None:
 
 
 def moving(stage: Stage, view: View, told: Told, leases: int) -> None:
-    """The node that leads has its heartbeats for so long. Each telling is answered so."""
+    """The node that leads has its heartbeats for this long. Each telling is answered so."""
     stage.told = told
     for _ in range(MARGIN * leases):
         seen = OTHER if stage.member.view is None else stage.member.view

@@ -22,7 +22,7 @@ def measured(*times_ns: int) -> Times:
 
 
 def exact(times_ns: list[int], percent: int) -> int:
-    """The shortest of these that so many percent of them do not exceed."""
+    """The shortest of these that this many percent of them do not exceed."""
     return sorted(times_ns)[-(-len(times_ns) * percent // 100) - 1]
 
 

@@ -593,7 +593,7 @@ class LiveJournal:
         return list(self.folder.glob("segment-*.db"))
 
     def steps(self, count: int) -> None:
-        """So many changes; segments come and go as they would under a server that has time."""
+        """This many changes; segments come and go as they would under a server that has time."""
         for _ in range(count):
             content = dict(self.history[-1])
             self._change(content)

@@ -257,7 +257,7 @@ class Slow(Ledger):
         self.room = True
         self.large_bytes = 100
         self.parts: dict[int, int] = {}
-        self.waits = 0  # so often it says that it has not begun
+        self.waits = 0  # this often it says that it has not begun
         self.kept: list[tuple[str, int, bytes, tuple[int, ...]]] = []
 
     def admits(self, body_bytes: int, tube_name: bytes) -> bool:

@@ -30,7 +30,7 @@ LIVES = 3
 LONG_LIVES = 60
 COMMITS = 60
 CHANGES = 20_000
-"""A life has so many commits of changes, and so many changes, at the most."""
+"""A life has this many commits of changes, and this many changes, at the most."""
 JOBS = 2000
 CHANGE_SIZE = 41
 SIZES = (

@@ -777,7 +777,7 @@ def test_users_of_sockets_and_new_files(
 
 
 def read_all(sock: socket.socket, size: int) -> bytes:
-    """Returns what comes until there are so many bytes, or the server hangs up."""
+    """Returns what comes until there are this many bytes, or the server hangs up."""
     sock.settimeout(20)
     got = b""
     while len(got) < size and (more := sock.recv(size - len(got))):

@@ -33,7 +33,7 @@ from tests.support.clients import CLOSERS
 
 TICK_NS = SHARE_NS // 2
 STEPS_MAX = 20
-"""So many steps and ends of clients fit into one turn of such a clock, with some to spare."""
+"""This many steps and ends of clients fit into one turn of such a clock, with some to spare."""
 CROWD = 100
 ASK = b"list-tube-used\r\n"
 ANSWER = b"USING default\r\n"
@@ -285,7 +285,7 @@ class Loop:
 
 
 class Runner(Runnable):
-    """Wants to run again, so many times."""
+    """Wants to run again, this many times."""
 
     def __init__(self, bench: Bench, name: str, heavy: bool, wants: int = 0) -> None:
         super().__init__(Session(bench.service))

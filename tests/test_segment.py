@@ -162,7 +162,7 @@ def test_keys_after_looks_at_whole_records_only(path: Path) -> None:
 
 
 def test_a_batch_is_whole_or_absent_wherever_its_write_was_cut(path: Path, tmp_path: Path) -> None:
-    """W30: each length of the WAL gives so many whole batches, and never a part of one."""
+    """W30: each length of the WAL gives this many whole batches, and never a part of one."""
     writer = SegmentWriter(str(path), 7, 0)
     ends = [os.path.getsize(f"{path}-wal")]
     batches = [[(1, FULL, b"a" * 100), (2, FULL, b"b" * 5000)], [(3, FULL, b"c" * 9000)], [(1, DELETE, b"")]]

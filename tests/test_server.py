@@ -174,7 +174,7 @@ def test_a_thousand_connections_at_once(launch: Launch) -> None:
 
 
 def connect_many(stack: contextlib.ExitStack, server: ServerProcess, count: int) -> list[Client]:
-    """So many clients at once; the server's backlog, which refuses on unix sockets, is not what is tested."""
+    """This many clients at once; the server's backlog, which refuses on unix sockets, is not what is tested."""
     clients = []
     for at in range(count):
         clients.append(stack.enter_context(Client(server.connect())))
@@ -184,7 +184,7 @@ def connect_many(stack: contextlib.ExitStack, server: ServerProcess, count: int)
 
 
 def want_descriptors(count: int) -> None:
-    """Lets this process, and the servers it starts, have so many; skips the test where that is not allowed."""
+    """Lets this process, and the servers it starts, have this many; skips the test where that is not allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < count:
         pytest.skip(f"no more than {hard} descriptors are allowed here, and it takes {count}")

@@ -37,7 +37,7 @@ def body_of(number: int) -> bytes:
 
 
 def fill(client: Client, jobs: dict[int, bytes], count: int, patience_s: float = 20.0) -> bool:
-    """Puts so many jobs more. Returns whether all were taken; while a segment is sealed there may be no room."""
+    """Puts this many jobs more. Returns whether all were taken; while a segment is sealed there may be no room."""
     numbers = iter(range(len(jobs), 1 << 30))
     least = len(jobs) + count
     deadline = time.monotonic() + patience_s

@@ -30,13 +30,13 @@ from tests.support.simulation.simulation import Outcome, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = 50
-"""The known lives of every run, and beside them so many drawn ones."""
+"""The known lives of every run, and beside them this many drawn ones."""
 DRAWN_SEEDS = 50
 LONG_SEEDS = 2_000
 """The same with --long."""
 LONG_DRAWN_SEEDS = 1_000
 CHUNK = 50
-"""So many lives make a test, a few seconds long: enough of them to be shared out among the workers."""
+"""This many lives make a test, a few seconds long: enough of them to be shared out among the workers."""
 CANARY_SEEDS = 600
 PINNED = {
     "replies before commit": (3, 45, 47),
@@ -92,7 +92,7 @@ def life(number: int) -> tuple[int, int]:
 
 
 def chunks(seeds: int, long_seeds: int) -> list[Any]:
-    """The first lives of so many chunks, those beyond the first number marked long."""
+    """The first lives of this many chunks, those beyond the first number marked long."""
     more = [pytest.param(first, marks=pytest.mark.long) for first in range(seeds, long_seeds, CHUNK)]
     return [*range(0, seeds, CHUNK), *more]
 

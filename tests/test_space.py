@@ -18,7 +18,7 @@ from tests.support.disk import KIB, fill_up, free_bytes, small_disk
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts a disk of so many bytes."""
+    """Mounts a disk of this many bytes."""
     with ExitStack() as stack:
         yield lambda size: stack.enter_context(small_disk(tmp_path / "disk", size))
 

@@ -261,7 +261,7 @@ def test_jobs_with_the_same_tags_share_them(server: Server) -> None:
     assert again.engine.rules is not None and again.engine.rules.bytes == 0
 
 
-# --- at most so many at a time
+# --- at most this many at a time
 
 
 def test_no_more_jobs_of_a_key_are_reserved_than_its_limit(server: Server) -> None:

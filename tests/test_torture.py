@@ -49,7 +49,7 @@ SEEDS = (1, 4, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3)))
 CUTS = 20
 LONG_TORMENTS = 24
 TORMENTS = 20
-"""In so many, of 60 cuts each, a planted fault must show."""
+"""In this many, of 60 cuts each, a planted fault must show."""
 QUICK = ("delete unrecorded in compaction", "no sync of the directory", "sync of nothing")
 
 

@@ -836,7 +836,7 @@ class Kicks(Operation):
 
 
 def buried(rig: Rig, count: int = 1) -> Wire:
-    """A client, and so many buried jobs."""
+    """A client, and this many buried jobs."""
     one = rig.client()
     for id in range(1, count + 1):
         rig.say((one, PUT + b"reserve\r\nbury %d 0\r\n" % id))

@@ -21,9 +21,9 @@ DEPTH = 4
 TIMES_THE_CAP = 4
 SEGMENTS = 16
 STAYS = 1000
-"""One job of so many stays."""
+"""One job of this many stays."""
 GIVEN_BACK_S = 12.0
-"""After so long the memory of jobs that are gone has been given back."""
+"""After this long the memory of jobs that are gone has been given back."""
 _LOAD = 20
 _MB = 1e6
 

@@ -23,7 +23,7 @@ Surround = Callable[[Server, int], Load]
 
 @dataclass(frozen=True)
 class Curve:
-    """`surround` puts so many of a thing into a server and returns the load to measure among them."""
+    """`surround` puts this many of a thing into a server and returns the load to measure among them."""
 
     title: str
     most: int

@@ -42,7 +42,7 @@ def connect(port: int, *, blocking: bool = False) -> socket.socket:
 
 
 def put_request(body_bytes: int = 64, *, delay_s: int = 0, ttr_s: int = 600, priority: int = 1024) -> bytes:
-    """One put with a body of so many x."""
+    """One put with a body of this many x."""
     return b"put %d %d %d %d\r\n%b\r\n" % (priority, delay_s, ttr_s, body_bytes, b"x" * body_bytes)
 
 
@@ -83,7 +83,7 @@ class Load:
         self._begun = False
 
     def work(self, seconds: float, commands: int = 0) -> int:
-        """Goes on for so many seconds, or until so many commands are answered. Returns how many were."""
+        """Goes on for this many seconds, or until this many commands are answered. Returns how many were."""
         if not self._begun:
             self._begun = True
             for fd in self._phases:
@@ -201,7 +201,7 @@ class Client:
         return line
 
     def lines(self, number: int) -> list[bytes]:
-        """The next lines, so many, without their ends."""
+        """The next lines, this many, without their ends."""
         while self._rest.count(CRLF) < number:
             self._rest += self._more()
         *lines, self._rest = self._rest.split(CRLF, number)
@@ -268,7 +268,7 @@ class Client:
 
 
 def fill(port: int, jobs: int, request: bytes = b"") -> None:
-    """Puts so many jobs, many at once, from some connections; `request` is the put to send."""
+    """Puts this many jobs, many at once, from some connections; `request` is the put to send."""
     request = request or put_request()
     batch = max(1, min(BURST, READ_BYTES // len(request)))
     clients = [Client(port) for _ in range(4)]

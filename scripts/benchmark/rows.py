@@ -123,7 +123,7 @@ def throughput(build: Build, row: Row, scale: Scale, core: int) -> Sample:
 
 
 def work(load: Load, seconds: float) -> int:
-    """Commands answered in so many seconds; on a busy machine it goes on until there is something to count."""
+    """Commands answered in this many seconds; on a busy machine it goes on until there is something to count."""
     begun = time.monotonic()
     commands = load.work(seconds)
     while not commands:
@@ -148,7 +148,7 @@ def taking(build: Build, row: Row, scale: Scale, core: int) -> Sample:
 
 
 def take(worker: Client, jobs: int) -> None:
-    """Reserves and deletes so many jobs of one line each, in two round trips."""
+    """Reserves and deletes this many jobs of one line each, in two round trips."""
     if jobs == 1:
         id = worker.ask(b"reserve-with-timeout 0\r\n", b"RESERVED ").split()[1]
         worker.line()
@@ -161,7 +161,7 @@ def take(worker: Client, jobs: int) -> None:
 
 
 def fill_tubes(port: int, tubes: int, first: int = 0) -> None:
-    """So many other tubes that hold a job each, numbered from the first."""
+    """This many other tubes that hold a job each, numbered from the first."""
     with Client(port) as client:
         put = put_request()
         client.bursts(
@@ -235,7 +235,7 @@ journals = Journals()
 
 
 def replace(port: int, jobs: int) -> None:
-    """Deletes the jobs 1 to so many and puts as many others, in turns; then the server may tidy up for a moment."""
+    """Deletes the jobs 1 to this many and puts as many others, in turns; then the server may tidy up for a moment."""
     put = put_request()
     with Client(port) as client:
         turns = (b"delete %d\r\n%b" % (id, put) for id in range(1, jobs + 1))
@@ -256,7 +256,7 @@ def restart_after_churn(build: Build, row: Row, scale: Scale, core: int) -> Samp
 
 
 def start(build: Build, row: Row, directory: Path, jobs: int, core: int) -> Sample:
-    """Seconds from a start to the first answer, with this journal of so many jobs."""
+    """Seconds from a start to the first answer, with a journal of this many jobs."""
     own = time.process_time()
     server = Server(build, row.flags, core=core, directory=directory)
     try:

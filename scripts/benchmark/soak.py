@@ -210,7 +210,7 @@ class Reading:
 
 
 class Soak:
-    """Drives a server for so long and takes readings."""
+    """Drives a server for this long and takes readings."""
 
     def __init__(self, server: Server, seed: int, seconds: float, jobs: int) -> None:
         self._server = server

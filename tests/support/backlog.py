@@ -23,7 +23,7 @@ from tests.support.process import GEVENTSTALK, ServerProcess
 from tests.support.wire import Client
 
 BATCH = 32
-"""So many commands are under way at once."""
+"""This many commands are under way at once."""
 UNITS = {"k": 10, "m": 20, "g": 30}
 KEPT_BYTES = {"compiled": 260, "pure": 520}
 """The most that a job takes beside its body."""
@@ -259,7 +259,7 @@ def main() -> int:
             max_memory=given.max_memory,
             flags=given.flags,
             cold=given.cold,
-            rest_s=12,  # within so long memory goes back to the system
+            rest_s=12,  # within this long memory goes back to the system
             say=lambda line: print(line, flush=True),
         )
         try:

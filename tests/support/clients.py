@@ -98,7 +98,7 @@ def receive_all(sock: socket.socket) -> bytes:
 
 
 def receive_exactly(sock: socket.socket, count: int) -> bytes:
-    """So many bytes, or fewer when the other side ends before."""
+    """This many bytes, or fewer when the other side ends before."""
     pieces = []
     while count and (data := sock.recv(min(count, 1 << 20))):
         pieces.append(data)

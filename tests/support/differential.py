@@ -906,7 +906,7 @@ def run_seed(
     timed: bool | None = None,
     journal: bool = False,
 ) -> Outcome:
-    """Runs one seed for so many steps, then a part in which time matters when the seed or `timed` says so."""
+    """Runs one seed for this many steps, then a part in which time matters when the seed or `timed` says so."""
     rng = random.Random(seed)
     drawn = setting(rng, journal=journal)
     if timed is not None:

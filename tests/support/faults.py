@@ -734,7 +734,7 @@ def _apply_torn(content: bytearray, op: Op, draw: random.Random) -> None:
 
 
 def flips(data: bytes, draw: random.Random, count: int) -> Iterator[tuple[int, bytes]]:
-    """So many copies of the data with one bit flipped, and where that was."""
+    """This many copies of the data with one bit flipped, and where that was."""
     for _ in range(count):
         at = draw.randrange(len(data))
         yield at, data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :]

@@ -57,7 +57,7 @@ _FRAME_BYTES = PAGE_BYTES + 24
 _EMPTY_BYTES = 4 * PAGE_BYTES
 _WAL_HEAD_BYTES = 32
 _STARTS_MAX = 4
-"""A disk that stays full bears so many starts."""
+"""A disk that stays full bears this many starts."""
 
 
 class Segment:
@@ -67,7 +67,7 @@ class Segment:
         self.number = number
         self.note = self._first_note = Note(high_water, 0, {})
         self.transactions: list[Transaction] = []
-        self.synced = 0  # so many transactions are on the device
+        self.synced = 0  # this many transactions are on the device
         self.doubtful = False  # a sync failed: what it should have covered is not there for sure
         self.sealed: int | None = None  # the number of records it was sealed with
         self.name_synced = False
@@ -201,14 +201,14 @@ class Disk:
         return max(0, self.bytes_max - self.others_bytes - self.reserved_bytes - self.used_bytes)
 
     def others_take(self, size: int) -> None:
-        """Others have so much of the disk from now on."""
+        """Others have this much of the disk from now on."""
         more = size > self.others_bytes and (self.others_bytes > 0 or not self.reserved_bytes)
         self.starved = size > 0 and (self.starved or more)
         self.others_bytes = size
         self.starts = 0
 
     def take(self, size: int, what: str) -> None:
-        """Raises JournalFull when there is no room for so many bytes more."""
+        """Raises JournalFull when there is no room for this many bytes more."""
         if size > self.free_bytes:
             self.failed |= self.starved
             raise JournalFull(f"{what}: no space left on device")

@@ -1,7 +1,7 @@
 """Clients that remember: what they were promised, what they asked for in vain, and whether a killed server kept to it.
 
 A command that was answered has happened. One that was not answered may have happened or not, but of one connection's
-unanswered commands only the first so many, and each as a whole. Every job has the state that is certain and, behind
+unanswered commands only the first ones, and each as a whole. Every job has the state that is certain and, behind
 it, those that unanswered commands may have given it; after a restart it must be in one of them, and the histories go
 on from there. At any time only one client may act on a job, so a job's history is a line and not a tree; every other
 client may at most be handed the job, which proves that all before has happened. Imports nothing of geventstalk.
@@ -417,7 +417,7 @@ class History:
             job.certain = replace(job.certain, place=READY)
 
     def judge_order(self, unanswered: list[Command], fates: list[tuple[Command, bool]]) -> None:
-        """Of one connection's unanswered commands only the first so many may have happened, each as a whole."""
+        """Of one connection's unanswered commands only the first ones may have happened, each as a whole."""
         for command, happened in fates:
             if command.happened not in (None, happened):
                 raise Broken(f"half of {command.line[:80]!r} happened: {', '.join(map(str, command.jobs))}")

@@ -15,7 +15,7 @@ from journal.sqlite.format import FULL, OUTSIDE, PLACE, Row, checksum
 
 _DIGEST_KIND = 7
 _PIECE_RECORDS = 20
-"""Rows of a digest have so many records here, so that a segment has several of them."""
+"""Rows of a digest have this many records here, so that a segment has several of them."""
 
 
 def make_old(path: str) -> None:

@@ -26,7 +26,7 @@ class Authority:
         _openssl("req", "-x509", *_NEW, "-subj", f"/CN={name}", "-keyout", self._key, "-out", self.trusted)
 
     def certify(self, name: str, *, days: int = 2) -> Pair:
-        """Makes a key and its certificate, which is good for 127.0.0.1 and for so many days."""
+        """Makes a key and its certificate, which is good for 127.0.0.1 and for this many days."""
         made = Pair(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         wish = self._folder / f"{name}.csr"
         _openssl(

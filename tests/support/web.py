@@ -189,7 +189,7 @@ def read_all(client: Any) -> bytes:
 
 
 def cycles_of(run: Callable[[], object], times: int) -> dict[str, int]:
-    """Returns what only a collection of garbage would let go of, and what each of so many runs leaves of that."""
+    """Returns what only a collection of garbage would let go of, and what each run leaves of that."""
     gc.collect()
     gc.disable()
     try:

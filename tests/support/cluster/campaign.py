@@ -31,7 +31,7 @@ class Campaign:
         self._crews = 0
 
     def order(self, rounds: int) -> list[Cause]:
-        """So many causes in random order: each of them as often as any other, or once more."""
+        """This many causes in random order: each of them as often as any other, or once more."""
         causes = possible(self.cluster)
         drawn: list[Cause] = []
         while len(drawn) < rounds:

@@ -96,7 +96,7 @@ class Record:
 
 
 class Crew:
-    """Clients at work: so many that go from address to address, and one that stays for each address.
+    """Clients at work: this many that go from address to address, and one that stays for each address.
 
     `name` begins each body, so that no two crews put the same job.
     """
@@ -164,7 +164,7 @@ class Crew:
             self.record.complaints.append(f"client {number}: {type(error).__name__}: {error}")
 
     def rest(self, seconds: float) -> None:
-        """Waits so long, or until the crew ends."""
+        """Waits this long, or until the crew ends."""
         self._over.wait(seconds)
 
     @property

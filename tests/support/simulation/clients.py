@@ -34,7 +34,7 @@ class Habits:
     weights: dict[str, float]
     body_bytes: int
     max_job_bytes: int
-    pipeline: int  # at most so many commands at once
+    pipeline: int  # at most this many commands at once
     own: float  # how likely a client deals with a job that it was given itself
     wrong_bodies: float
     tagged: float

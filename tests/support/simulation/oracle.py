@@ -125,8 +125,8 @@ class Reply(NamedTuple):
     """A reply that was made: where it ends in what its client is to receive, and what it promises when it is sent."""
 
     end: int
-    seen: int  # so much of the log it may have looked at
-    changed: int  # so much of the log it stands for itself; 0 when it changed nothing
+    seen: int  # this much of the log it may have looked at
+    changed: int  # this much of the log it stands for itself; 0 when it changed nothing
 
 
 class View:
@@ -149,7 +149,7 @@ class View:
         self.answered: list[tuple[Command, bytes]] = []
         self.awaits = 0  # the job whose body the reply waits for
         self.awaited = b""  # that body
-        self.decided = 0  # so much of the log is what that command changed
+        self.decided = 0  # this much of the log is what that command changed
         self.slack_ns = 0  # a reserve that begins anew waits for whole seconds
 
     @property
@@ -166,8 +166,8 @@ class Oracle:
         self.max_job_bytes = max_job_bytes
         self.jobs: dict[int, Record] = {}
         self.log: list[tuple[int, Kept | None]] = []
-        self.kept = 0  # so much of the log must survive the process
-        self.synced = 0  # and so much the loss of power
+        self.kept = 0  # this much of the log must survive the process
+        self.synced = 0  # and this much the loss of power
         self.told: dict[int, int] = {}  # ids that were told to a client, and where in the log their puts are
         self.views: dict[int, View] = {}
         self.pauses: dict[bytes, int] = {}
@@ -659,7 +659,7 @@ class Oracle:
         self.log.append((job.id, job.kept()))
 
     def recovered(self, found: dict[int, Kept], promised: int, scattered: bool) -> None:
-        """The server is up again with these jobs; so much of the log was promised to be there.
+        """The server is up again with these jobs; this much of the log was promised to be there.
 
         With `scattered` losses each job has a moment of its own, at which it was as it is found.
         """

@@ -49,7 +49,7 @@ WITHOUT_TIME_MAX = 10_000
 """Pieces of work that are done while no time passes."""
 SYNC_MS_MAX = 20
 DEATHS_MAX = 3
-"""So often in a row it dies, or fails, before it is up; then it comes up."""
+"""This often in a row it dies, or fails, before it is up; then it comes up."""
 LAG_NS = 5 * MS_NS
 
 
@@ -97,7 +97,7 @@ class Scenario:
     operates: float
     large_bytes: int  # an operator and compaction write so large a job in parts of half the size
     operator_draw: random.Random = field(repr=False)
-    memory: int | None  # so many bytes of bodies stay in memory, where others can be read back
+    memory: int | None  # this many bytes of bodies stay in memory, where others can be read back
     read_fails: float
 
     @staticmethod
@@ -181,7 +181,7 @@ class Simulation:
         self.offset_ns = 0
         self.step_number = 0
         self.restarts = 0
-        self.promised = 0  # so much of the log must be there at the next start
+        self.promised = 0  # this much of the log must be there at the next start
         self.faults = True
         self.disk = Disk(self.draw, self.scenario.bytes_max)
         self.disk.committed = self._committed

@@ -64,7 +64,7 @@ class Rotting(Torment):
     """A directory that is lived in, and whose files rot after each life."""
 
     def rot(self, rounds: int = 50, lives: int = 3) -> Counter[str]:
-        """Lets files rot so many times; raises Violation. Returns how often what happened was noticed."""
+        """Lets files rot this many times; raises Violation. Returns how often what happened was noticed."""
         self.noticed: Counter[str] = Counter()
         with tempfile.TemporaryDirectory(dir=scratch()) as folder:
             self._folder = Path(folder)

@@ -35,9 +35,9 @@ from tests.support.torture.oracle import Oracle, Violation
 from tests.support.torture.recorder import read_trace, recording
 
 STARTS = 3
-"""So often each image is started, and read once more behind that."""
+"""This often each image is started, and read once more behind that."""
 BEYOND_S = 30.0
-"""A life that does not end by itself so long after its bound is killed."""
+"""A life that does not end by itself this long after its bound is killed."""
 SMALL_DISK_BYTES = 3 << 20
 EIO, ENOSPC = 5, 28
 POLICIES = ("f0", "fms", "F")
@@ -104,7 +104,7 @@ class Torment:
         self._orders = replace(drawn, **(orders or {}))
 
     def run(self, cuts: int = 100, lives: int = 4) -> Outcome:
-        """Cuts the power so many times. A violation is in the outcome, with what was kept."""
+        """Cuts the power this many times. A violation is in the outcome, with what was kept."""
         with tempfile.TemporaryDirectory(dir=scratch()) as name:
             self._folder = Path(name)
             try:
@@ -219,7 +219,7 @@ class Torment:
     # --- losses of power
 
     def _cut(self, disk: Disk, oracle: Oracle, count: int, kept: _Kept) -> tuple[dict[str, bytes], Facts]:
-        """Looks at so many images. Returns the files and facts of one of them."""
+        """Looks at this many images. Returns the files and facts of one of them."""
         draw = self._draw
         chosen = draw.randrange(count)
         moments = [moment for moment in disk.moments if moment >= self._first]

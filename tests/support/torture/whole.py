@@ -120,7 +120,7 @@ class Lag:
 class ServerTorment:
     """A life of a server with some clients, and images of what a loss of power may leave of it.
 
-    With `fsync_ms`, what was answered is safe so much later, and with `disk`, a small one, a process fills the disk
+    With `fsync_ms`, what was answered is safe this much later, and with `disk`, a small one, a process fills the disk
     while the server runs.
     """
 

@@ -18,9 +18,9 @@ from tests.support.simulation.cluster.process import Process
 from tests.support.simulation.cluster.world import FAULTS, MS_NS, Scenario, Violation, World, require
 
 ACTS = 40
-"""So often in a lease a client asks for something."""
+"""This often in a lease a client asks for something."""
 LAST_LEASES = 20
-"""After so many leases without a fault all must be well."""
+"""After this many leases without a fault all must be well."""
 
 
 @dataclass
