@@ -63,7 +63,7 @@ export function Chart({ title, note, series, data, format, axis = format, log = 
       {
         width: place.current.clientWidth || 300,
         height: HEIGHT,
-        padding: [8, 16, 0, 0],
+        padding: [8, 28, 0, 0],
         legend: { show: false },
         cursor: { drag: { x: false, y: false, setScale: false }, points: { size: 6 }, y: false, sync: { key: "time" } },
         scales: {

@@ -53,7 +53,7 @@ export function Connections() {
     return null;
   };
   const columns = [
-    { id: "number", title: "Number", sort: "number", num: true, width: "w-short", hide: "m", cell: (one) => one.number },
+    { id: "number", title: "Number", sort: "number", num: true, width: "w-short", hide: session.users ? "n" : "m", cell: (one) => one.number },
     { id: "address", title: "Address", sort: "address", width: "w-address", cell: (one) => html`<span title=${visible(`${one.address}, at ${one.listener}`)}><${Plain} text=${one.address} /></span>` },
     session.users && { id: "user", title: "User", width: "w-use", hide: "s", cell: (one) => (one.user ? html`<span title=${one.user}>${one.user}</span>` : html`<span class="none">–</span>`) },
     { id: "role", title: "Is", width: "w-short", hide: session.users ? "n" : "m", cell: (one) => [one.producer && "producer", one.worker && "worker"].filter(Boolean).join(", ") || html`<span class="none">–</span>` },
