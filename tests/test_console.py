@@ -193,8 +193,8 @@ def test_rows_keep_their_places_while_the_pointer_is_among_them(browser: Browser
     browser.hover(browser.find(f"tr[data-key='{shown[3]}'] td.c-ready"))
     browser.find(".tag", "order held")
     before = browser.rows()  # while they were looked for, they may have changed places
-    server.put(before[-1], b"x", count=900)
-    server.put(before[3], b"x", count=700)
+    server.put(before[-1], *[b"x"] * 900)
+    server.put(before[3], *[b"x"] * 700)
     row = f"tr[data-key='{before[3]}'] td.c-ready"
     browser.wait(lambda: browser.text(row).startswith("7"), "the figure changes in place")
     assert browser.rows() == before
@@ -492,7 +492,7 @@ def test_what_has_happened_to_jobs(browser: Browser, proxy: Proxy, serve: Serve,
     browser.go("/tubes/mail")
     browser.find("h2", "Connections")
     assert not browser.has("h2", "Done")
-    last = server.put("mail", b"<b>x</b>", pri=0)
+    (last,) = server.put("mail", b"<b>x</b>", pri=0)
     burst(server.worker, [b"reserve-job %d\r\n" % last, b"delete %d\r\n" % last])
     browser.find("h2", "Done")
     assert browser.find("section.part tbody tr").text.split()[0] == str(last)
@@ -980,7 +980,7 @@ def test_bodies_and_names_are_text(browser: Browser, proxy: Proxy, serve: Serve)
     markup = "<img src=x onerror=alert(1)><script>alert(2)</script>"
     # No server lets such a name in, but what comes is not always from a server.
     proxy.edits["tube"] = lambda tube: {**tube, "name": markup} if tube["name"] == "mail" else tube
-    last = server.put("report", markup.encode(), pri=0)
+    (last,) = server.put("report", markup.encode(), pri=0)
     browser.open(proxy.url)
     for path in (f"/jobs?filter=id:{last}", f"/jobs/{last}", "/tubes", "/tubes/mail", "/tubes/report"):
         browser.go(path)
@@ -991,7 +991,7 @@ def test_bodies_and_names_are_text(browser: Browser, proxy: Proxy, serve: Serve)
         "pay \\u202egro.lapyap\\u202c\\u001b[2J",
     )
     for body in (turned, json.dumps({turned: turned}, ensure_ascii=False)):
-        last = server.put("pay", body.encode())
+        (last,) = server.put("pay", body.encode())
         for path, place in ((f"/jobs?filter=pay id:{last}", ".c-body"), (f"/jobs/{last}", "pre.body")):
             browser.go(path)
             browser.find(place, shown)
@@ -1008,7 +1008,7 @@ def test_bodies_and_names_are_text(browser: Browser, proxy: Proxy, serve: Serve)
 
 def test_a_body_is_shown_as_what_it_is(browser: Browser, proxy: Proxy, serve: Serve) -> None:
     server = serve()
-    last = server.put("mail", b'{"to": "a", "n": [1, 2]}')
+    (last,) = server.put("mail", b'{"to": "a", "n": [1, 2]}')
     browser.open(proxy.url, f"/jobs/{last}")
     browser.find("pre.body .j-name", '"to"')
     assert browser.text("pre.body") == '{\n  "to": "a",\n  "n": [1, 2]\n}', "an array that fits stays on a line"

@@ -20,7 +20,7 @@ from selenium.webdriver.common.keys import Keys
 from geventstalk.http.api.console import PAGES as SERVED
 from geventstalk.http.api.console import load
 from tests.support.browser import PAGES, Browser
-from tests.support.clients import burst
+from tests.support.console import Filled
 from tests.support.process import ROOT, ServerProcess, free_port
 from tests.support.wire import Client
 
@@ -122,30 +122,14 @@ def test_the_server_hands_out_the_console(start_server: Callable[..., ServerProc
 # On a real server
 
 
-class Real:
-    """A server with HTTP, and a client of its beanstalk port."""
-
-    def __init__(self, start: Callable[..., ServerProcess], *flags: str) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self.server = start("--http", str(port), *flags)
-        self.client = Client(self.server.connect())
-
-    def put(self, tube: str, *bodies: bytes) -> list[int]:
-        commands = [b"put 9 0 60 %d\r\n%b\r\n" % (len(body), body) for body in bodies]
-        return [int(reply.split()[1]) for reply in burst(self.client, [b"use %b\r\n" % tube.encode(), *commands])[1:]]
-
-    def tube(self, name: str) -> dict[str, str]:
-        return self.client.stats(b"stats-tube " + name.encode())
-
-
 @pytest.fixture
-def real(start_server: Callable[..., ServerProcess], browser: Browser) -> Iterator[Callable[..., Real]]:
+def real(start_server: Callable[..., ServerProcess], browser: Browser) -> Iterator[Callable[..., Filled]]:
     """Starts servers; the browser is away from them before they end."""
-    started: list[Real] = []
+    started: list[Filled] = []
 
-    def start(*flags: str) -> Real:
-        started.append(Real(start_server, *flags))
+    def start(*flags: str) -> Filled:
+        port = free_port()
+        started.append(Filled(start_server("--http", str(port), *flags), port, tubes=0, jobs=0))
         return started[-1]
 
     yield start
@@ -154,11 +138,11 @@ def real(start_server: Callable[..., ServerProcess], browser: Browser) -> Iterat
     finally:
         browser.driver.get("about:blank")
         for one in started:
-            one.client.close()
+            one.close()
 
 
 @pytest.mark.slow
-def test_from_the_first_job_to_its_end(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
+def test_from_the_first_job_to_its_end(browser: Browser, real: Callable[..., Filled], tmp_path: Path) -> None:
     server = real("-b", str(tmp_path / "j"))
     browser.expected = ["/jobs/2.* status of 404"]  # when it is gone
     markup = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -201,7 +185,7 @@ def test_from_the_first_job_to_its_end(browser: Browser, real: Callable[..., Rea
 
 # Bug: The tubes . and .. had no page.
 @pytest.mark.slow
-def test_a_tube_whose_name_means_something_in_a_path(browser: Browser, real: Callable[..., Real]) -> None:
+def test_a_tube_whose_name_means_something_in_a_path(browser: Browser, real: Callable[..., Filled]) -> None:
     server = real()
     server.put("..", b"x")
     browser.open(server.url, "/tubes")
@@ -216,7 +200,7 @@ def test_a_tube_whose_name_means_something_in_a_path(browser: Browser, real: Cal
 
 
 @pytest.mark.slow
-def test_a_tube_is_paused_kicked_and_emptied(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
+def test_a_tube_is_paused_kicked_and_emptied(browser: Browser, real: Callable[..., Filled], tmp_path: Path) -> None:
     server = real("-b", str(tmp_path / "j"))
     ids = server.put("mail", *(b"job %d" % n for n in range(150)))
     browser.open(server.url, "/jobs?filter=" + quote("tube:mail body:/[05]$/"))
@@ -251,7 +235,7 @@ def test_a_tube_is_paused_kicked_and_emptied(browser: Browser, real: Callable[..
 
 
 @pytest.mark.slow
-def test_tokens_log_in_and_out(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
+def test_tokens_log_in_and_out(browser: Browser, real: Callable[..., Filled], tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("board read read-token-0123456789\nmaria admin admin-token-0123456789\n")
     tokens.chmod(0o600)
@@ -286,7 +270,7 @@ def test_tokens_log_in_and_out(browser: Browser, real: Callable[..., Real], tmp_
 
 # Bug: A look that was answered 401 while the browser logged out led the next user to the page of the last one.
 @pytest.mark.slow
-def test_a_logout_leaves_no_page_to_come_back_to(browser: Browser, real: Callable[..., Real], tmp_path: Path) -> None:
+def test_a_logout_leaves_no_page_to_come_back_to(browser: Browser, real: Callable[..., Filled], tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("maria admin admin-token-0123456789\n")
     tokens.chmod(0o600)
@@ -310,7 +294,7 @@ def test_a_logout_leaves_no_page_to_come_back_to(browser: Browser, real: Callabl
 
 
 @pytest.mark.slow
-def test_ten_thousand_tubes_of_a_real_server(browser: Browser, real: Callable[..., Real]) -> None:
+def test_ten_thousand_tubes_of_a_real_server(browser: Browser, real: Callable[..., Filled]) -> None:
     server = real()
     put = [b"use tube.%05d\r\nput 9 0 60 1\r\nx\r\n" % n for n in range(10_000)]
     server.client.send(b"".join(put[:5000]))
@@ -330,7 +314,7 @@ def test_ten_thousand_tubes_of_a_real_server(browser: Browser, real: Callable[..
 
 
 @pytest.mark.slow
-def test_connections_are_shown_and_closed(browser: Browser, real: Callable[..., Real]) -> None:
+def test_connections_are_shown_and_closed(browser: Browser, real: Callable[..., Filled]) -> None:
     server = real()
     worker = Client(server.server.connect())
     worker.ask(b"watch mail")

@@ -9,6 +9,7 @@ import argparse
 import random
 import time
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from tests.support.clients import burst
@@ -32,16 +33,16 @@ FATES = ("ready",) * 6 + ("reserved",) + ("delayed",) * 2 + ("buried",) * 3
 
 
 class Filled:
-    """A server with HTTP, tubes and jobs. `worker` watches every tube and holds the reserved jobs."""
+    """A server with HTTP, tubes and jobs, and its client. `worker` watches every tube and holds the reserved jobs."""
 
     def __init__(self, server: ServerProcess, http_port: int, tubes: int = 40, jobs: int = 400) -> None:
         self.server = server
+        self.url = f"http://127.0.0.1:{http_port}"
         self.web = Web(http_port)
         self.client = Client(server.connect())
-        self.worker = Client(server.connect())
         self.states: dict[int, str] = {}
         names = [WORDS[at] if at < len(WORDS) else f"{WORDS[at % len(WORDS)]}.{at:05d}" for at in range(tubes)]
-        burst(self.worker, [b"watch %b\r\n" % name.encode() for name in names])
+        self.watch(*names)
         for number in range(1, jobs + 1):
             self.states[number] = FATES[(number + number // 12) % len(FATES)]
         self.names = {number: names[number % min(tubes, 12)] for number in self.states}
@@ -50,17 +51,24 @@ class Filled:
             text = BODIES[number % len(BODIES)]
             body = rng.randbytes(90) if number % 23 == 0 else text % number if b"%d" in text else text
             self.put(self.names[number], body, pri=10 * (number % 3), delay=3600 * (state == "delayed"))
+        if not jobs:
+            return
         held = [number for number, state in self.states.items() if state in ("reserved", "buried")]
         burst(self.worker, [b"reserve-job %d\r\n" % number for number in held])
         burst(self.worker, [b"bury %d 9\r\n" % number for number in held if self.states[number] == "buried"])
 
-    def put(self, tube: str, body: bytes, *, pri: int = 9, delay: int = 0, count: int = 1) -> int:
-        """Puts equal jobs. Returns the id of the last one."""
-        put = b"put %d %d 600 %d\r\n%b\r\n" % (pri, delay, len(body), body)
-        return int(burst(self.client, [b"use %b\r\n" % tube.encode(), *[put] * count])[-1].split()[1])
+    @cached_property
+    def worker(self) -> Client:
+        return Client(self.server.connect())
+
+    def put(self, tube: str, *bodies: bytes, pri: int = 9, delay: int = 0) -> list[int]:
+        """Puts jobs. Returns their ids."""
+        puts = [b"put %d %d 600 %d\r\n%b\r\n" % (pri, delay, len(body), body) for body in bodies]
+        return [int(each.split()[1]) for each in burst(self.client, [b"use %b\r\n" % tube.encode(), *puts])[1:]]
 
     def watch(self, *tubes: str) -> None:
-        burst(self.worker, [b"watch %b\r\n" % tube.encode() for tube in tubes])
+        if tubes:
+            burst(self.worker, [b"watch %b\r\n" % tube.encode() for tube in tubes])
 
     def tube(self, name: str) -> dict[str, str]:
         return self.client.stats(b"stats-tube " + name.encode())
@@ -77,7 +85,8 @@ class Filled:
 
     def close(self) -> None:
         self.client.close()
-        self.worker.close()
+        if "worker" in vars(self):
+            self.worker.close()
 
 
 LONG_NAME = "a" * 60 + "." + "W" * 139
