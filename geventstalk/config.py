@@ -17,6 +17,7 @@ from geventstalk import config_values as values
 from geventstalk.config_listeners import Listener, Tls, listen_address, listener
 from geventstalk.config_policies import policies
 from geventstalk.config_schedules import Schedule, schedules
+from geventstalk.dsn import has_password, is_shared, without_password
 from geventstalk.exits import EXIT_USAGE
 from geventstalk.policies import Terms
 
@@ -35,8 +36,6 @@ _ENV_OF_PORTS = r"GEVENTSTALK_(\w+_)?PORT"
 _SERVICE_LINK = r"(tcp|udp|sctp)://"
 
 EVERY_IPV4 = "0.0.0.0"
-SHARED = ("postgresql://", "postgres://")
-"""The beginnings of a journal's URL when several nodes share it."""
 _FSYNC_MS: int | None = 50
 _FILE_BYTES_MAX = 1 << 20  # 100 times the example file; /dev/zero named by mistake must not fill the memory
 
@@ -315,16 +314,12 @@ class Settings:
     @property
     def shared(self) -> bool:
         """Returns whether several nodes share the journal."""
-        return self.journal is not None and self.journal.startswith(SHARED)
+        return self.journal is not None and is_shared(self.journal)
 
     @property
     def journal_shown(self) -> str | None:
         """The journal without a password, for people."""
-        if self.journal is None or not self.shared:
-            return self.journal
-        from geventstalk.dsn import without_password  # here: most runs have none
-
-        return without_password(self.journal)
+        return None if self.journal is None else without_password(self.journal)
 
 
 KEYS = tuple(Option(key=each.name, default=each.default, **each.metadata) for each in fields(Settings))
@@ -346,7 +341,7 @@ def load(
     for key, value in flags.items():
         option = _BY_KEY[key]
         given[key] = _parsed(option, value, ", ".join(option.flags))
-        if key == "journal" and str(value).startswith(SHARED):
+        if key == "journal" and is_shared(str(value)):
             _refuse_password(str(value))
     if "port" in given and not given.get("listen") and (given.get("listeners") or given.get("tls_listen")):
         given["listen"] = (EVERY_IPV4,)  # as -p alone says; without any of these three, TLS is all there is
@@ -354,7 +349,6 @@ def load(
 
 
 def _refuse_password(journal: str) -> None:
-    from geventstalk.dsn import has_password  # here: most runs have none
 
     if has_password(journal):
         raise ConfigError(

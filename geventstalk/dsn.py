@@ -5,21 +5,20 @@ This module must not know how a database is reached. Text is read as libpq reads
 
 from __future__ import annotations
 
-import re
 from typing import Final
-from urllib.parse import unquote
 
-_SHARED: Final = re.compile(r"postgres(?:ql)?://")
-_PASSWORD: Final = re.compile(r"(?<=//)([^/?#@:]*):[^?#]*(?=@)")
+SHARED: Final = ("postgresql://", "postgres://")
+"""The beginnings of the place of a log in a database."""
+_PASSWORD: Final = r"(?<=//)([^/?#@:]*):[^?#]*(?=@)"
 """The password of `//USER:PASSWORD@HOST`. An @ or / in it that is not escaped is a mistake, and a part of it."""
-_PARAMETER: Final = re.compile(r"(?<=[?&])([^=&]*)=([^&]*)")
+_PARAMETER: Final = r"(?<=[?&])([^=&]*)=([^&]*)"
 _SECRET: Final = frozenset({"password", "sslpassword"})
 _HIDDEN: Final = "***"
 
 
 def is_shared(place: str) -> bool:
     """Returns whether the log is in a database, so that several nodes may share it."""
-    return _SHARED.match(place) is not None
+    return place.startswith(SHARED)
 
 
 def has_password(place: str) -> bool:
@@ -31,8 +30,10 @@ def without_password(place: str) -> str:
     """Returns the text as it may be shown."""
     if not is_shared(place):
         return place
+    import re  # late, both: the start of a server with a directory needs neither
+    from urllib.parse import unquote
 
     def hide(found: re.Match[str]) -> str:
         return f"{found[1]}={_HIDDEN}" if unquote(found[1]) in _SECRET else found[0]
 
-    return _PARAMETER.sub(hide, _PASSWORD.sub(rf"\1:{_HIDDEN}", place))
+    return re.sub(_PARAMETER, hide, re.sub(_PASSWORD, rf"\1:{_HIDDEN}", place))

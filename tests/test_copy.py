@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from geventstalk.dsn import has_password, without_password
+from geventstalk.dsn import has_password, is_shared, without_password
 from geventstalk.offline import move
 from journal.errors import JournalUnreachable
+from journal.postgres.place import is_place
 from journal.sqlite.builder import SegmentBuilder
 from journal.sqlite.lock import DirectoryLock
 from journal.tools import Survey
@@ -245,6 +246,7 @@ def test_it_tells_how_far_it_is(folder: Path, tmp_path: Path, monkeypatch: pytes
     ],
 )  # fmt: skip
 def test_a_password_is_no_word_of_a_command(place: str, shown: str | None, tmp_path: Path) -> None:
+    assert is_shared(place) == is_place(place), "the program and the journal know the same schemes"
     assert has_password(place) == (shown is not None)
     assert without_password(place) == (shown or place)
     if shown is None:
