@@ -163,20 +163,20 @@ class Sizing:
         return Load(keys, least, lacking, surplus, merging)
 
     def least(self, held: Held) -> int:
-        """The room that moving the live bytes of a segment to small segments takes before it goes.
+        """Returns the room that moving the live bytes of a segment to small segments takes before the segment goes.
 
-        The records and their new segments, the records once more that are being sealed, the next segment, and the index
-        that reading takes. Records of different sizes fill their pages badly: moving may write twice their live bytes,
-        but no more than stood there. What a large commit or large rows take beyond a segment is reserved up to
+        These are the records and their new segments, the records once more that are being sealed, the next segment,
+        and the index for reading. Records of different sizes fill their pages badly: moving may write twice their live
+        bytes, but no more than stood there. What a large commit or large rows take beyond a segment is reserved up to
         OVERSIZE_BYTES.
         """
         return self._moving(max(held.alive, min(2 * held.alive, held.standing)), held.row)
 
     def barely(self, held: Held) -> int:
-        """Returns the least room in which a move can succeed: the records fill their new pages as well as the old ones.
+        """Returns the least room that a move can need, if the records fill their new pages as well as the old ones.
 
-        On a full disk another process may have taken the blocks that a merge freed, and less room is left than least().
-        Compaction moves all the same: each change uses more of the reserve, and only a move frees room.
+        On a full disk another process may have taken the blocks that a merge freed. Then less room is left than least()
+        says. Compaction still moves records, because each change uses more of the reserve, and only a move frees room.
         """
         return self._moving(held.alive, held.row)
 
@@ -186,10 +186,10 @@ class Sizing:
         return self.moved_bytes(alive) + sealing + BARE_SEGMENT_BYTES + NEW_SEGMENT_BYTES + INDEX_BYTES
 
     def enough(self, load: Load) -> int:
-        """With more room than this, commits go on on a full disk before compaction has to move anything.
+        """Returns the room above which commits go on, on a full disk, before compaction has to move anything.
 
-        One more commit and one small segment fit before moving everything needs least() of each segment. A segment that
-        is full is expected in any case.
+        One more commit and one small segment fit before moving everything needs least() of each segment. A full segment
+        is assumed in any case.
         """
         commit = min(load.keys * CHANGE_BYTES, COMMIT_BYTES)
         least = max(load.least, self.least(Held(self.segment_limit, self.segment_limit, 0)))
