@@ -117,7 +117,7 @@ class Policy:
         return False
 
     def room_for(self, size: int, jobs: int, taken: int) -> str:
-        """Returns "" when a body may come into a tube with so many jobs and bytes, otherwise what the policy allows."""
+        """Returns "" when a body fits into a tube with these jobs and bytes, otherwise the limit that it exceeds."""
         if jobs >= self._max_jobs:
             return f"{self._max_jobs} jobs"
         return f"{self._max_bytes} bytes" if taken + size > self._max_bytes else ""

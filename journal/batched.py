@@ -1,4 +1,4 @@
-"""What all kinds of logs do with records until a commit writes them: a batch of rows, large payloads in parts.
+"""The batch of a log: the rows that append() adds until a commit writes them, with large payloads in parts.
 
 This module must not know files or SQL: a derived class writes the batch, and counts what its rows take.
 Invariant: append() does everything, or changes nothing, or ends the log.
@@ -25,7 +25,7 @@ class BatchedLog(Log):
     """`part_bytes` is the size above which a payload is cut, `count` the format of the number in a LAST row."""
 
     live: Liveness
-    """Which records count."""
+    """The live records."""
 
     def __init__(self, part_bytes: int, count: Struct, budget: int | None, log: Callable[[str], None]) -> None:
         self.records_written = 0
@@ -39,7 +39,7 @@ class BatchedLog(Log):
         self._batch: list[Entry] = []
         self._parts = 0  # how many parts of a large payload stand in the current segment, without their last
         self._open_bytes = 0  # what they take
-        self._slack = 0  # bytes that puts may take before the next look at the room that is left
+        self._slack = 0  # bytes that puts may take before the log measures its free space again
         self._refusing = False
 
     @property
@@ -60,7 +60,7 @@ class BatchedLog(Log):
             self._refuse()
         new = key > self.high_water
         if new and key > _QUICK_KEY_MAX and key > KEY_MAX:
-            raise OverflowError(f"key {key} is larger than the integers of a log")
+            raise OverflowError(f"key {key} is larger than {KEY_MAX}")
         appended = self.appended + 1  # what may fail comes before the first change
         batch = self._batch
         before = len(batch)
@@ -85,7 +85,7 @@ class BatchedLog(Log):
         self._batch.append((key, PART, part))
         self._parts += 1
         self._open_bytes += self._takes(len(part))
-        self._count_part(len(part))
+        self._count_large(len(part))
         self.appended += 1
         if key > self.high_water:
             self.high_water = key
@@ -101,7 +101,7 @@ class BatchedLog(Log):
         except BaseException as error:
             self._fail(error)
         self.drop_parts()
-        self._count_part(len(row))
+        self._count_large(len(row))
         self.appended += 1
         if moved:
             self._count_moved()
@@ -136,7 +136,7 @@ class BatchedLog(Log):
         """Counts a record with a payload of this size as live, and for the next commit. Does all or nothing."""
         raise NotImplementedError
 
-    def _count_part(self, size: int) -> None:
+    def _count_large(self, size: int) -> None:
         """Counts a row of a large payload for the next commit."""
         raise NotImplementedError
 

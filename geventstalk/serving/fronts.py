@@ -102,7 +102,7 @@ class Fronts(LinkOwner):
             self._let_accept(CLIENTS_AHEAD_MAX)
 
     def refused(self, link: Link) -> None:
-        """The system wakes one front for a connection, and this one has no room: the others look whether they have."""
+        """Has the other fronts look for connections: the system woke one front only, and that one accepts no more."""
         if self._opened:
             for each in self._links:
                 if each is not None and each is not link:

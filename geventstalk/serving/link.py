@@ -272,7 +272,7 @@ class FrontClient(Runnable):
         return False
 
     def look_deeper(self) -> None:
-        """The end of input may stand behind more than the client may send: an end shows only where there is room."""
+        """Reads ahead further than usual: the system shows the end of a client's input only behind all of its bytes."""
         if self._ahead_bytes < DEEP_BYTES_MAX and self.session.waiting and not self._hung_up:
             self._all_ahead.go_deep(self)
 

@@ -53,7 +53,7 @@ class OperationQueue:
         self._settling: Settling | None = None  # the operation that does what tags want
 
     def accept(self, operation: Operation) -> None:
-        """Runs the first slice of an operation, or as soon as a turn has room for it and Engine.held has ended."""
+        """Runs the first slice of an operation now, or in a later turn: with budget left, and after Engine.held."""
         if self._engine.held or self._budget <= 0:
             self._put_off(operation)
         else:
@@ -65,7 +65,7 @@ class OperationQueue:
             self.wanted.set()
 
     def run_all(self) -> Task:
-        """Runs the further slices of operations: as many a turn as it has room for, each operation in its turn."""
+        """Runs the further slices of operations, one operation after the other, within the budget of each turn."""
         while True:
             yield Wait(self.wanted)
             self.wanted.clear()
@@ -73,7 +73,7 @@ class OperationQueue:
                 yield Wait(at_ns=NEXT_TURN)
 
     def run_some(self) -> bool:
-        """One slice of each operation, as long as the turn has room. Returns whether to call again in the next turn.
+        """Runs one slice of each operation within the budget. Returns whether to call again in the next turn.
 
         If not, accept() or wake() sets the flag.
         """

@@ -259,7 +259,7 @@ class Turn:
     # --- operations
 
     def accept(self, operation: Operation) -> None:
-        """Takes an operation. Its first slice runs now, or as soon as a turn has room for it and Engine.held has ended.
+        """Takes an operation. Its first slice runs now or in a later turn: see OperationQueue.accept().
 
         The further slices run one a turn.
         """
@@ -305,7 +305,7 @@ class Turn:
             self.fail(error)
 
     def look_at_memory(self, bodies: Bodies, now_ns: int) -> None:
-        """Has wanted bodies fetched, makes room for others, and tells the operator when there is no room."""
+        """Has wanted bodies fetched, frees memory for others, and tells the operator when memory is full."""
         seal_at = bodies.seal_at()
         if seal_at and self.store is not None and self.store.seal_early(seal_at):
             self.maintenance.grown.set()

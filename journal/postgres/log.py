@@ -600,7 +600,7 @@ class PostgresLog(SharedLog):
             self.live.delete(key)
         self._batch_bytes = total
 
-    def _count_part(self, size: int) -> None:
+    def _count_large(self, size: int) -> None:
         self._batch_bytes += record_bytes(size)
 
     def _count_moved(self) -> None:

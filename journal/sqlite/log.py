@@ -195,6 +195,11 @@ class Journal(BatchedLog):
     def short_of_room(self) -> bool:
         return self._space.tight
 
+    def append_part(self, key: int, part: bytes) -> None:
+        super().append_part(key, part)
+        self._segments.open_bytes = self._open_bytes
+        self._segments.large_record(len(part))
+
     def drop_parts(self) -> None:
         super().drop_parts()
         self._segments.open_bytes = 0
@@ -462,9 +467,7 @@ class Journal(BatchedLog):
             self.live.delete(key)
         self._estimate = estimate
 
-    def _count_part(self, size: int) -> None:
-        self._segments.open_bytes = self._open_bytes
-        self._segments.large_record(size)
+    def _count_large(self, size: int) -> None:
         self._estimate += size
 
     def _count_moved(self) -> None:
